@@ -1,0 +1,163 @@
+"""The records that travel through the pipeline, and the rows that a reader of the output sees.
+
+An image is an `ImageRef` while it is only known by name, an `EncodedImage` once its bytes are read, and ends as exactly one
+`DetectedImage` or one `DeadLetter`. Nothing else crosses a step. Decoded pixels never do: they live inside `DetectObjects`.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ImageRef:
+    """Names one version of one image; holds no bytes.
+
+    Attributes:
+      uri: Path or URI as the user or the message gave it.
+      generation: Object generation on Cloud Storage; size and mtime of a local file; a content hash for inline images.
+        Empty where it is not known (yet).
+      size_bytes: Size as listed, 0 where unknown.
+      event_time: Seconds since the epoch at which the image came into being for a stream; None in batch.
+      request_id: The request that asked for this image; empty in batch.
+    """
+
+    uri: str
+    generation: str = ""
+    size_bytes: int = 0
+    event_time: float | None = None
+    request_id: str = ""
+
+    @property
+    def identity(self) -> str:
+        """`uri#generation`: equal for two readings of the same version of an image, whoever asked for it."""
+        return f"{self.uri}#{self.generation}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """An image as its file holds it: JPEG, PNG, … bytes, not yet decoded.
+
+    Attributes:
+      ref: Which image.
+      content: The file's bytes.
+      read_seconds: How long reading took.
+      received_at: Seconds since the epoch when the pipeline first had the image in hand.
+    """
+
+    ref: ImageRef
+    content: bytes
+    read_seconds: float = 0.0
+    received_at: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Detections:
+    """All boxes of one image, as a struct of arrays, confidence descending.
+
+    Attributes:
+      boxes_xyxy: `(N, 4) float32`, pixels of the original upright image, half-open edges, not clipped to the image.
+      class_ids: `(N,) int32`.
+      confidences: `(N,) float32` in 0..1.
+      class_names: N names.
+    """
+
+    boxes_xyxy: np.ndarray
+    class_ids: np.ndarray
+    confidences: np.ndarray
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.class_names)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Timing:
+    """Where one image's time went, in seconds; `finished_at` in seconds since the epoch.
+
+    `predict` runs from handing the pixels to the model until its answer, so it includes the wait for a batch to fill.
+    """
+
+    read: float = 0.0
+    decode: float = 0.0
+    predict: float = 0.0
+    postprocess: float = 0.0
+    latency: float = 0.0
+    finished_at: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class DetectedImage:
+    """The result for one image; zero boxes when there is nothing to see.
+
+    Attributes:
+      ref: Which image.
+      width: Width of the upright image, pixels.
+      height: Height of the upright image, pixels.
+      model_name: Name of the model that answered.
+      model_version: Its version, as a string.
+      detections: The boxes.
+      timing: Where the time went.
+      thumbnail: A small JPEG of the upright image, for the few images that the report shows; empty for the others.
+    """
+
+    ref: ImageRef
+    width: int
+    height: int
+    model_name: str
+    model_version: str
+    detections: Detections
+    timing: Timing = Timing()
+    thumbnail: bytes = b""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """An image (or message) that cannot succeed on a retry.
+
+    Attributes:
+      ref: What is known of the image.
+      stage: `list`, `message`, `read`, `decode` or `detect`.
+      reason: A code from a short fixed list, in snake_case.
+      message: One line for a person: what was expected, what came.
+      payload: The message as it came, where it names no image that could be read again; else empty.
+    """
+
+    ref: ImageRef
+    stage: str
+    reason: str
+    message: str
+    payload: bytes = b""
+
+
+def detection_row(image: DetectedImage) -> dict[str, Any]:
+    """The JSON row of a detected image, as the output contract has it (boxes to 0.01 pixel, confidences to 1e-5)."""
+    found = image.detections
+    return {
+        "image": {"uri": image.ref.uri, "generation": image.ref.generation, "width": image.width, "height": image.height},
+        "model": {"name": image.model_name, "version": image.model_version},
+        "detections": [
+            {
+                "box_xyxy": [round(edge, 2) for edge in box],
+                "class_id": class_id,
+                "class_name": name,
+                "confidence": round(confidence, 5),
+            }
+            for box, class_id, name, confidence in zip(
+                found.boxes_xyxy.tolist(), found.class_ids.tolist(), found.class_names, found.confidences.tolist(), strict=True
+            )
+        ],
+    }
+
+
+def dead_letter_row(letter: DeadLetter) -> dict[str, Any]:
+    """The JSON row of a dead letter; a manifest of such rows can be given as input to try the images again."""
+    image = {"uri": letter.ref.uri, "generation": letter.ref.generation}
+    row = {"image": {k: v for k, v in image.items() if v}, "stage": letter.stage, "reason": letter.reason, "message": letter.message}
+    if letter.payload:
+        row["payload_base64"] = base64.b64encode(letter.payload).decode("ascii")
+    return row
