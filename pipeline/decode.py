@@ -1,0 +1,197 @@
+"""From an image file's bytes to upright 8-bit RGB pixels, or to the reason why not.
+
+The header is looked at first, so that an image is refused before its pixels take memory. OpenCV decodes, since it is the fastest and can
+decode JPEG at reduced scale; what it cannot read goes to Pillow. Only the first frame of an animation is used. Alpha is dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import threading
+import warnings
+
+os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")  # what is wrong with a bad file ends up in its dead letter instead
+os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(1 << 27))  # guards the files whose header Pillow cannot read
+
+import cv2
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+cv2.setNumThreads(1)  # images are decoded side by side already
+Image.MAX_IMAGE_PIXELS = None  # the limit below is stricter, and an error
+
+_EXIF_ORIENTATION = 0x0112
+_JPEG_FORMATS = ("JPEG", "MPO")
+_SCALED_DECODES = ((8, cv2.IMREAD_REDUCED_COLOR_8), (4, cv2.IMREAD_REDUCED_COLOR_4), (2, cv2.IMREAD_REDUCED_COLOR_2))
+_SCALED_MARGIN = 1.5  # a scaled decode keeps at least this many pixels for each one that the model sees
+_LARGE_PIXELS = 25_000_000
+_large_decode = threading.Lock()  # one large image at a time: their pixels take 75 MB and more
+
+
+class DecodeError(Exception):
+    """The bytes are no image that can be used.
+
+    Attributes:
+      reason: `empty`, `not_an_image`, `truncated`, `corrupt` or `too_large`.
+    """
+
+    def __init__(self, reason: str, message: str):
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DecodedImage:
+    """Pixels, and the size of what they show.
+
+    Attributes:
+      pixels: `(h, w, 3) uint8` RGB, upright; smaller than the image where a JPEG was decoded at reduced scale.
+      image_wh: Width and height of the upright image at full size.
+    """
+
+    pixels: np.ndarray
+    image_wh: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Header:
+    format: str
+    wh: tuple[int, int]
+    orientation: int
+    progressive: bool
+
+
+def decode_image(content: bytes, needed_wh: tuple[int, int] | None, max_pixels: float) -> DecodedImage:
+    """Decodes an image file to upright RGB.
+
+    Args:
+      content: The file's bytes.
+      needed_wh: The size at which the model sees the upright image; allows decoding at reduced scale. None: full scale.
+      max_pixels: Most pixels that decoding may produce (for progressive JPEG: that the image may have).
+
+    Raises:
+      DecodeError: The bytes are empty, no image, damaged, or too large an image.
+    """
+    if not content:
+        raise DecodeError("empty", "expected an image, got zero bytes")
+    header = _read_header(content)
+    upright_wh = header.wh[::-1] if header.orientation >= 5 else header.wh
+    factor, flag = _choose_scale(header, upright_wh, needed_wh)
+    held_pixels = header.wh[0] * header.wh[1] / (1 if header.progressive else factor**2)
+    if held_pixels > max_pixels:
+        size = f"{header.wh[0]} x {header.wh[1]} pixels"
+        raise DecodeError("too_large", f"expected at most {max_pixels / 1e6:g} megapixels, got {size}; max_megapixels sets the limit")
+    if header.format in _JPEG_FORMATS and not _has_jpeg_end(content):
+        raise DecodeError("truncated", "the JPEG ends within its pixels (no end-of-image marker)")
+    if held_pixels > _LARGE_PIXELS:
+        with _large_decode:
+            pixels = _decode_pixels(content, header, flag)
+    else:
+        pixels = _decode_pixels(content, header, flag)
+    return DecodedImage(_turn_upright(pixels, header.orientation), upright_wh)
+
+
+def _read_header(content: bytes) -> _Header:
+    """Size, format and orientation, from the header alone."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(content)) as image:
+                return _Header(image.format or "", image.size, _orientation(image), "progressive" in image.info)
+    except Exception as err:  # noqa: BLE001  Pillow's plugins raise nearly anything on a header they don't understand
+        return _read_header_by_decoding(content, err)
+
+
+def _read_header_by_decoding(content: bytes, err: Exception) -> _Header:
+    """For what Pillow cannot read but OpenCV may (some BMPs, Radiance HDR, …); OpenCV's own pixel limit guards the memory."""
+    pixels = _opencv(content, cv2.IMREAD_COLOR_RGB)
+    if pixels is not None:
+        return _Header("", (pixels.shape[1], pixels.shape[0]), 1, progressive=False)
+    if isinstance(err, UnidentifiedImageError):
+        raise DecodeError("not_an_image", f"expected an image, got {len(content)} bytes that start with {content[:12]!r}") from err
+    raise DecodeError("corrupt", f"damaged image header: {_one_line(err)}") from err
+
+
+def _has_jpeg_end(content: bytes) -> bool:
+    """Whether an end-of-image marker follows the first scan (one before it would belong to an embedded thumbnail)."""
+    if content.endswith(b"\xff\xd9"):
+        return True
+    at = 2
+    while at + 4 <= len(content) and content[at] == 0xFF and content[at + 1] != 0xDA:  # noqa: PLR2004  start of scan
+        at += 2 + int.from_bytes(content[at + 2 : at + 4], "big") if content[at + 1] != 0xFF else 1  # noqa: PLR2004  fill byte
+    return content.find(b"\xff\xd9", at) >= 0
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        value = image.getexif().get(_EXIF_ORIENTATION, 1)
+    except Exception:  # noqa: BLE001  a broken EXIF block does not make the pixels unreadable
+        return 1
+    return value if value in range(1, 9) else 1
+
+
+def _choose_scale(header: _Header, upright_wh: tuple[int, int], needed_wh: tuple[int, int] | None) -> tuple[int, int]:
+    """The largest reduction that leaves the model a margin: (factor, OpenCV's flag)."""
+    if header.format in _JPEG_FORMATS and needed_wh:
+        for factor, flag in _SCALED_DECODES:
+            if all(have // factor >= _SCALED_MARGIN * need for have, need in zip(upright_wh, needed_wh, strict=True)):
+                return factor, flag | cv2.IMREAD_COLOR_RGB
+    return 1, cv2.IMREAD_COLOR_RGB
+
+
+def _decode_pixels(content: bytes, header: _Header, flag: int) -> np.ndarray:
+    pixels = _opencv(content, flag | cv2.IMREAD_IGNORE_ORIENTATION)
+    return pixels if pixels is not None else _pillow(content)
+
+
+def _opencv(content: bytes, flag: int) -> np.ndarray | None:
+    try:
+        return cv2.imdecode(np.frombuffer(content, np.uint8), flag)
+    except cv2.error:
+        return None
+
+
+def _pillow(content: bytes) -> np.ndarray:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(content)) as image:
+                image.seek(0)
+                if image.mode.startswith(("I", "F")):  # more than 8 bits a channel: Pillow would clip, not scale
+                    image = _to_8_bit(image)
+                return np.asarray(image.convert("RGB"))
+    except Exception as err:  # noqa: BLE001  Pillow's plugins raise nearly anything on damaged pixels
+        reason = "truncated" if "truncated" in str(err).lower() else "corrupt"
+        raise DecodeError(reason, f"the pixels cannot be decoded: {_one_line(err)}") from err
+
+
+def _to_8_bit(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.float32)
+    top = 65535.0 if image.mode.startswith("I") else max(float(values.max(initial=0)), 1e-9)
+    return Image.fromarray(np.clip(values * (255.0 / top), 0, 255).astype(np.uint8))
+
+
+def _turn_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Applies an EXIF orientation (1 to 8, as in Exif 2.3, section 4.6.4) with a view or one copy."""
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    flip_rows, flip_columns = _FLIPS[orientation]
+    return np.ascontiguousarray(pixels[:: -1 if flip_rows else 1, :: -1 if flip_columns else 1])
+
+
+_FLIPS = {  # after the transposition of 5 to 8: (flip top and bottom, flip left and right)
+    1: (False, False),
+    2: (False, True),
+    3: (True, True),
+    4: (True, False),
+    5: (False, False),
+    6: (False, True),
+    7: (True, True),
+    8: (True, False),
+}
+
+
+def _one_line(err: Exception) -> str:
+    return " ".join(str(err).split())[:200] or type(err).__name__
