@@ -1,0 +1,242 @@
+"""Google's Pub/Sub emulator and a Cloud Storage emulator for tests, the demo and the benchmarks.
+
+Each runs on a free port, in a process group of its own that is ended by its own id, also when a test fails. Where one is not
+installed the tests that need it skip and say how to get it; with `CI_REQUIRE_EMULATORS=1` they fail instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_SECONDS = 60
+PUBSUB_MISSING = (
+    "Google's Pub/Sub emulator is not installed; get it with `gcloud components install pubsub-emulator` "
+    "or `apt-get install google-cloud-cli-pubsub-emulator default-jre-headless`"
+)
+GCS_MISSING = "gcp-storage-emulator is not installed; get it with `pip install gcp-storage-emulator`"
+
+
+class EmulatorMissing(Exception):
+    """An emulator is not installed here; the message says how to get it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PubSubEmulator:
+    """A running Pub/Sub emulator.
+
+    Attributes:
+      host: `host:port`, as `PUBSUB_EMULATOR_HOST` wants it.
+      project: A project id to use.
+    """
+
+    host: str
+    project: str = "test-project"
+
+    def publisher(self) -> Any:
+        """A publisher client that talks to this emulator, whatever the environment says."""
+        from google.cloud import pubsub_v1
+
+        with _environment(PUBSUB_EMULATOR_HOST=self.host):
+            return pubsub_v1.PublisherClient()
+
+    def subscriber(self) -> Any:
+        """A subscriber client that takes messages of any size."""
+        import grpc
+        from google.cloud import pubsub_v1
+        from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
+
+        channel = grpc.insecure_channel(self.host, options=[("grpc.max_receive_message_length", -1)])
+        with _environment(PUBSUB_EMULATOR_HOST=self.host):
+            return pubsub_v1.SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
+
+    def create(self, *, ack_deadline_seconds: int = 10) -> tuple[str, str]:
+        """Makes a new topic with one subscription; returns both full names."""
+        name = f"t-{uuid.uuid4().hex[:12]}"
+        topic = self.publisher().create_topic(name=f"projects/{self.project}/topics/{name}").name
+        subscription = (
+            self.subscriber()
+            .create_subscription(
+                name=f"projects/{self.project}/subscriptions/{name}", topic=topic, ack_deadline_seconds=ack_deadline_seconds
+            )
+            .name
+        )
+        return topic, subscription
+
+    def take(self, subscription: str, count: int, *, timeout_s: float = 60) -> list[Any]:
+        """Pulls and acknowledges until `count` messages came or the time is over; returns them in the order of arrival."""
+        from google.api_core import exceptions
+
+        client, taken, end = self.subscriber(), [], time.monotonic() + timeout_s
+        while len(taken) < count and time.monotonic() < end:
+            try:
+                answer = client.pull(subscription=subscription, max_messages=100, timeout=2)
+            except exceptions.DeadlineExceeded:
+                continue
+            if answer.received_messages:
+                client.acknowledge(subscription=subscription, ack_ids=[m.ack_id for m in answer.received_messages])
+                taken += [m.message for m in answer.received_messages]
+        return taken
+
+
+@contextlib.contextmanager
+def running_pubsub_emulator() -> Iterator[PubSubEmulator]:
+    """Starts the Pub/Sub emulator and ends it.
+
+    Raises:
+      EmulatorMissing: It or Java is not installed.
+    """
+    command = ["java", "-Xmx1g", "-jar", str(_pubsub_jar()), "--host=127.0.0.1"]
+    port = _free_port()
+    with _process([*command, f"--port={port}"], port):
+        yield PubSubEmulator(host=f"127.0.0.1:{port}")
+
+
+@contextlib.contextmanager
+def running_gcs_emulator() -> Iterator[str]:
+    """Starts a Cloud Storage emulator that keeps its objects in memory, and ends it; yields its URL.
+
+    Raises:
+      EmulatorMissing: It is not installed.
+    """
+    if importlib.util.find_spec("gcp_storage_emulator") is None:
+        raise EmulatorMissing(GCS_MISSING)
+    port = _free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "gcp_storage_emulator",
+        "start",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        "--in-memory",
+        "--quiet",
+    ]
+    with _process(command, port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
+def _pubsub_process() -> Iterator[PubSubEmulator]:
+    with _or_skip(running_pubsub_emulator()) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def pubsub_emulator(_pubsub_process: PubSubEmulator, monkeypatch: pytest.MonkeyPatch) -> PubSubEmulator:
+    """The Pub/Sub emulator, named in the environment for the length of one test."""
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", _pubsub_process.host)
+    return _pubsub_process
+
+
+@pytest.fixture(scope="session")
+def _gcs_process() -> Iterator[str]:
+    with _or_skip(running_gcs_emulator()) as url:
+        yield url
+
+
+@pytest.fixture
+def gcs_bucket(_gcs_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A new empty `google.cloud.storage.Bucket` on the emulator, which the environment names for the length of one test."""
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud import storage
+
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", _gcs_process)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # else the clients look for a metadata server, for seconds
+    client = storage.Client(project="test-project", credentials=AnonymousCredentials())
+    return client.create_bucket(f"bucket-{uuid.uuid4().hex[:12]}")
+
+
+@contextlib.contextmanager
+def _or_skip(emulator: contextlib.AbstractContextManager[Any]) -> Iterator[Any]:
+    with contextlib.ExitStack() as stack:
+        try:
+            started = stack.enter_context(emulator)
+        except EmulatorMissing as err:
+            if os.environ.get("CI_REQUIRE_EMULATORS") == "1":
+                pytest.fail(str(err))
+            pytest.skip(str(err))
+        yield started
+
+
+@contextlib.contextmanager
+def _process(command: list[str], port: int) -> Iterator[None]:
+    """Runs a server in a process group of its own until the block ends."""
+    server = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        _wait_for_port(server, port)
+        yield
+    finally:
+        _end_group(server)
+
+
+def _wait_for_port(server: subprocess.Popen[bytes], port: int) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise RuntimeError(f"{server.args!r} ended with exit code {server.returncode} before it answered")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"{server.args!r} did not answer on port {port} within {START_SECONDS} s")
+
+
+def _end_group(server: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=5)
+            return
+
+
+def _pubsub_jar() -> Path:
+    """The emulator's jar inside the Google Cloud CLI that is on the path, or that `CLOUDSDK_ROOT` names."""
+    if shutil.which("java") is None:
+        raise EmulatorMissing(PUBSUB_MISSING)
+    root = os.environ.get("CLOUDSDK_ROOT", "")
+    if not root and shutil.which("gcloud"):
+        asked = subprocess.run(
+            ["gcloud", "info", "--format=value(installation.sdk_root)"], capture_output=True, text=True, check=False
+        )
+        root = asked.stdout.strip()
+    jars = sorted(Path(root or "/nonexistent").glob("platform/pubsub-emulator/lib/cloud-pubsub-emulator-*-all.jar"))
+    if not jars:
+        raise EmulatorMissing(PUBSUB_MISSING)
+    return jars[-1]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
