@@ -1,0 +1,166 @@
+"""Geometry of detection: box formats, the way from an image to a model's input and back, IoU and NMS. NumPy only.
+
+Boxes are `(..., 4)` arrays. Edges are half-open and pixels have area: a box of the whole image is `0, 0, width, height`, and
+the centre of the first pixel is at 0.5, 0.5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from models.metadata import BoxFormat, Resize
+
+Floats = npt.NDArray[np.floating]
+Ints = npt.NDArray[np.integer]
+
+
+def boxes_to_xyxy(boxes: Floats, box_format: BoxFormat) -> Floats:
+    """Convert `(..., 4)` boxes in `box_format` to left, top, right, bottom; units stay as they are."""
+    a, b, c, d = np.moveaxis(boxes, -1, 0)
+    if box_format == "xyxy":
+        edges = (a, b, c, d)
+    elif box_format == "yxyx":
+        edges = (b, a, d, c)
+    elif box_format == "xywh":
+        edges = (a, b, a + c, b + d)
+    else:
+        edges = (a - c / 2, b - d / 2, a + c / 2, b + d / 2)
+    return np.stack(edges, axis=-1)
+
+
+def boxes_from_xyxy(boxes_xyxy: Floats, box_format: BoxFormat) -> Floats:
+    """Convert `(..., 4)` boxes of left, top, right, bottom to `box_format`; the inverse of `boxes_to_xyxy`."""
+    left, top, right, bottom = np.moveaxis(boxes_xyxy, -1, 0)
+    if box_format == "xyxy":
+        numbers = (left, top, right, bottom)
+    elif box_format == "yxyx":
+        numbers = (top, left, bottom, right)
+    elif box_format == "xywh":
+        numbers = (left, top, right - left, bottom - top)
+    else:
+        numbers = ((left + right) / 2, (top + bottom) / 2, right - left, bottom - top)
+    return np.stack(numbers, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InputTransform:
+    """Where the pixels of one image lie in the model's input: `x_input = x_image * scale_x + offset_x`.
+
+    Attributes:
+      scale_x: Input pixels per image pixel, horizontally.
+      scale_y: The same vertically.
+      offset_x: Input pixels of padding left of the image.
+      offset_y: Input pixels of padding above it.
+      resized_wh: Size of the image inside the input, pixels.
+    """
+
+    scale_x: float
+    scale_y: float
+    offset_x: int
+    offset_y: int
+    resized_wh: tuple[int, int]
+
+
+def resize_plan(image_wh: tuple[int, int], input_hw: tuple[int, int], resize: Resize) -> InputTransform:
+    """Plan how an image of `image_wh` pixels becomes a model's input of `input_hw` pixels.
+
+    `stretch` fills the input. `letterbox` is Darknet's `letterbox_image`: sizes and offsets are whole pixels, rounded down.
+    (Darknet maps boxes back with the offset before rounding, up to half an input pixel beside the image it drew.)
+    """
+    image_w, image_h = image_wh
+    input_h, input_w = input_hw
+    resized_w, resized_h = input_w, input_h
+    if resize == "letterbox":
+        if input_w * image_h < input_h * image_w:
+            resized_h = max(1, image_h * input_w // image_w)
+        else:
+            resized_w = max(1, image_w * input_h // image_h)
+    return InputTransform(
+        scale_x=resized_w / image_w,
+        scale_y=resized_h / image_h,
+        offset_x=(input_w - resized_w) // 2,
+        offset_y=(input_h - resized_h) // 2,
+        resized_wh=(resized_w, resized_h),
+    )
+
+
+def to_model(boxes_xyxy: Floats, transform: InputTransform) -> Floats:
+    """Map `(..., 4)` boxes from pixels of the image to pixels of the model's input."""
+    scale, offset = _scale_and_offset(transform)
+    return np.asarray(boxes_xyxy * scale + offset)
+
+
+def to_original(boxes_xyxy: Floats, transform: InputTransform) -> Floats:
+    """Map `(..., 4)` boxes from pixels of the model's input to pixels of the image; the inverse of `to_model`."""
+    scale, offset = _scale_and_offset(transform)
+    return np.asarray((boxes_xyxy - offset) / scale)
+
+
+def fit_image(
+    pixels: npt.NDArray[np.uint8], transform: InputTransform, input_hw: tuple[int, int], letterbox_value: int = 128
+) -> npt.NDArray[np.uint8]:
+    """Resize `(h, w, 3) uint8` pixels bilinearly, without antialiasing, and pad them to `input_hw`."""
+    resized: npt.NDArray[np.uint8] = cv2.resize(pixels, transform.resized_wh, interpolation=cv2.INTER_LINEAR)  # type: ignore[assignment]
+    if resized.shape[:2] == input_hw:
+        return resized
+    boxed = np.full((*input_hw, 3), letterbox_value, np.uint8)
+    (w, h), x, y = transform.resized_wh, transform.offset_x, transform.offset_y
+    boxed[y : y + h, x : x + w] = resized
+    return boxed
+
+
+def iou_matrix(a_xyxy: Floats, b_xyxy: Floats) -> Floats:
+    """IoU of each of `(N, 4)` boxes with each of `(M, 4)`: `(N, M)`, 0 where both are empty."""
+    low = np.maximum(a_xyxy[:, None, :2], b_xyxy[None, :, :2])
+    high = np.minimum(a_xyxy[:, None, 2:], b_xyxy[None, :, 2:])
+    intersection = np.prod(np.clip(high - low, 0, None), axis=-1)
+    union = _area(a_xyxy)[:, None] + _area(b_xyxy)[None, :] - intersection
+    iou: Floats = np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0)
+    return iou
+
+
+def nms(
+    boxes_xyxy: Floats,
+    scores: Floats,
+    class_ids: Ints,
+    iou_threshold: float,
+    max_detections: int,
+    *,
+    class_agnostic: bool = False,
+) -> npt.NDArray[np.intp]:
+    """Greedy non-maximum suppression: the indices to keep, confidence descending, ties in the given order.
+
+    A box goes when its IoU with a kept box of its class (of any class when `class_agnostic`) is *above* `iou_threshold`.
+
+    Args:
+      boxes_xyxy: `(N, 4)`.
+      scores: `(N,)` confidences.
+      class_ids: `(N,)`.
+      iou_threshold: 0..1.
+      max_detections: Keep at most so many, over all classes.
+      class_agnostic: Whether boxes of other classes suppress as well.
+    """
+    order = np.argsort(-scores, kind="stable")
+    kept: list[np.intp] = []
+    while order.size and len(kept) < max_detections:
+        best, rest = order[0], order[1:]
+        kept.append(best)
+        rival = iou_matrix(boxes_xyxy[best : best + 1], boxes_xyxy[rest])[0] > iou_threshold
+        if not class_agnostic:
+            rival &= class_ids[rest] == class_ids[best]
+        order = rest[~rival]
+    return np.array(kept, dtype=np.intp)
+
+
+def _scale_and_offset(t: InputTransform) -> tuple[Floats, Floats]:
+    return np.array([t.scale_x, t.scale_y] * 2), np.array([t.offset_x, t.offset_y] * 2, np.float64)
+
+
+def _area(boxes_xyxy: Floats) -> Floats:
+    size = np.clip(boxes_xyxy[:, 2:] - boxes_xyxy[:, :2], 0, None)
+    area: Floats = size[:, 0] * size[:, 1]
+    return area

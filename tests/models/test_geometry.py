@@ -1,0 +1,138 @@
+"""Box formats, the way to a model's input and back, IoU and NMS: golden numbers and properties."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.geometry import (
+    InputTransform,
+    boxes_from_xyxy,
+    boxes_to_xyxy,
+    fit_image,
+    iou_matrix,
+    nms,
+    resize_plan,
+    to_model,
+    to_original,
+)
+
+SIDES = st.integers(min_value=1, max_value=20_000)
+EDGES = st.floats(min_value=-1_000, max_value=20_000)
+FORMATS = ["xyxy", "yxyx", "xywh", "cxcywh"]
+
+
+@pytest.mark.parametrize(
+    ("box_format", "box"),
+    [("xyxy", [10, 20, 40, 100]), ("yxyx", [20, 10, 100, 40]), ("xywh", [10, 20, 30, 80]), ("cxcywh", [25, 60, 30, 80])],
+)
+def test_each_box_format_names_the_same_box(box_format, box):
+    xyxy = np.array([10.0, 20.0, 40.0, 100.0])
+    assert boxes_to_xyxy(np.array(box, float), box_format).tolist() == xyxy.tolist()
+    assert boxes_from_xyxy(xyxy, box_format).tolist() == box
+
+
+@pytest.mark.parametrize("box_format", FORMATS)
+def test_no_boxes_stay_no_boxes_in_every_format(box_format):
+    assert boxes_to_xyxy(np.zeros((2, 0, 4)), box_format).shape == (2, 0, 4)
+
+
+@given(box=st.tuples(EDGES, EDGES, EDGES, EDGES), box_format=st.sampled_from(FORMATS))
+def test_a_box_converted_there_and_back_is_the_same(box, box_format):
+    back = boxes_from_xyxy(boxes_to_xyxy(np.array(box), box_format), box_format)
+    np.testing.assert_allclose(back, box, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("image_wh", "input_hw", "expected"),
+    [
+        ((768, 576), (416, 416), InputTransform(416 / 768, 312 / 576, 0, 52, (416, 312))),
+        ((773, 512), (416, 416), InputTransform(416 / 773, 275 / 512, 0, 70, (416, 275))),
+        ((500, 1000), (608, 608), InputTransform(304 / 500, 608 / 1000, 152, 0, (304, 608))),
+        ((100, 100), (320, 640), InputTransform(3.2, 3.2, 160, 0, (320, 320))),
+        ((10_000, 1), (64, 64), InputTransform(64 / 10_000, 1.0, 0, 31, (64, 1))),
+    ],
+    ids=["wide", "odd remainder", "tall", "wide input", "hair"],
+)
+def test_letterbox_follows_darknet_to_the_pixel(image_wh, input_hw, expected):
+    assert resize_plan(image_wh, input_hw, "letterbox") == expected
+
+
+def test_stretch_fills_the_input():
+    assert resize_plan((768, 576), (416, 608), "stretch") == InputTransform(608 / 768, 416 / 576, 0, 0, (608, 416))
+
+
+@given(
+    image_wh=st.tuples(SIDES, SIDES),
+    input_hw=st.tuples(st.sampled_from([32, 320, 416, 608]), st.sampled_from([32, 320, 416, 608])),
+    resize=st.sampled_from(["stretch", "letterbox"]),
+    box=st.tuples(EDGES, EDGES, EDGES, EDGES),
+)
+def test_a_box_goes_to_the_model_and_back_unharmed(image_wh, input_hw, resize, box):
+    transform = resize_plan(image_wh, input_hw, resize)
+    there = to_model(np.array([box]), transform)
+    np.testing.assert_allclose(to_original(there, transform), [box], atol=1e-6)
+    whole = to_model(np.array([0, 0, *image_wh]), transform)
+    (w, h), x, y = transform.resized_wh, transform.offset_x, transform.offset_y
+    np.testing.assert_allclose(whole, [x, y, x + w, y + h], atol=1e-6)
+    assert 0 <= x <= input_hw[1] - w and 0 <= y <= input_hw[0] - h
+
+
+def test_a_fitted_image_lies_where_its_plan_says():
+    image = np.full((50, 100, 3), 200, np.uint8)
+    transform = resize_plan((100, 50), (64, 64), "letterbox")
+    fitted = fit_image(image, transform, (64, 64), letterbox_value=128)
+    assert fitted.shape == (64, 64, 3) and fitted.dtype == np.uint8
+    assert (fitted[16:48] == 200).all() and (fitted[:16] == 128).all() and (fitted[48:] == 128).all()
+
+
+def test_a_stretched_image_is_interpolated_between_pixel_centres():
+    image = np.repeat(np.array([[0, 100]], np.uint8)[..., None], 3, axis=-1)
+    fitted = fit_image(image, resize_plan((2, 1), (1, 4), "stretch"), (1, 4))
+    assert fitted[0, :, 0].tolist() == [0, 25, 75, 100]
+
+
+def test_iou_of_golden_pairs():
+    a = np.array([[0, 0, 2, 2], [0, 0, 0, 0]], float)
+    b = np.array([[0, 0, 2, 2], [1, 1, 3, 3], [2, 0, 4, 2], [0, 0, 1, 2], [5, 5, 5, 5]], float)
+    assert iou_matrix(a, b).tolist() == [[1.0, 1 / 7, 0.0, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
+    assert iou_matrix(np.zeros((0, 4)), b).shape == (0, 5)
+
+
+BOXES = np.array([[0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10], [0, 0, 10, 5]], float)
+SCORES = np.array([0.5, 0.9, 0.7, 0.6])
+
+
+@pytest.mark.parametrize(
+    ("class_ids", "iou_threshold", "max_detections", "class_agnostic", "kept"),
+    [
+        ([0, 0, 0, 0], 0.45, 10, False, [1, 2]),
+        ([1, 0, 0, 0], 0.45, 10, False, [1, 2, 0]),
+        ([1, 0, 0, 0], 0.45, 10, True, [1, 2]),
+        ([0, 0, 0, 0], 0.9, 10, False, [1, 2, 3, 0]),
+        ([0, 0, 0, 0], 0.45, 1, False, [1]),
+        ([0, 0, 0, 0], 0.45, 0, False, []),
+    ],
+    ids=["one class", "two classes", "class agnostic", "at the threshold stays", "limit", "none wanted"],
+)
+def test_nms_keeps_the_best_of_each_cluster(class_ids, iou_threshold, max_detections, class_agnostic, kept):
+    result = nms(BOXES, SCORES, np.array(class_ids), iou_threshold, max_detections, class_agnostic=class_agnostic)
+    assert result.tolist() == kept
+
+
+def test_nms_of_nothing_is_nothing():
+    assert nms(np.zeros((0, 4)), np.zeros(0), np.zeros(0, int), 0.5, 10).tolist() == []
+
+
+@given(st.integers(min_value=0, max_value=40), st.integers(min_value=0, max_value=2**32 - 1), st.floats(0.1, 0.9))
+def test_nms_leaves_no_rivals_and_drops_nothing_without_one(count, seed, iou_threshold):
+    rng = np.random.default_rng(seed)
+    corners = rng.uniform(0, 50, (count, 2))
+    boxes = np.concatenate([corners, corners + rng.uniform(1, 40, (count, 2))], axis=1)
+    scores, class_ids = rng.uniform(0, 1, count), rng.integers(0, 2, count)
+    kept = nms(boxes, scores, class_ids, iou_threshold, count)
+    rivals = (iou_matrix(boxes, boxes) > iou_threshold) & (class_ids[:, None] == class_ids[None, :])
+    assert rivals[np.ix_(kept, kept)].sum() == len(kept)
+    assert (np.diff(scores[kept]) <= 0).all()
+    for dropped in set(range(count)) - set(kept.tolist()):
+        assert (rivals[dropped, kept] & (scores[kept] >= scores[dropped])).any()
