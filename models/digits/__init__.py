@@ -1,0 +1,1 @@
+"""The bundled detector: a small single-shot detector of handwritten digits on cluttered pages."""

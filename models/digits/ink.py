@@ -1,0 +1,113 @@
+"""Handwritten digits as ink: scikit-learn's 8x8 images, split by sample, rendered at any size, slant and stroke width.
+
+The images of scikit-learn's digits come in the order in which people wrote them, so the three splits are contiguous ranges of
+that order: no image is in two splits, and a writer is in two of them only where a range ends in the middle of that writer's digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+Split = Literal["train", "validation", "test"]
+SPLITS: dict[Split, tuple[int, int]] = {"train": (0, 1257), "validation": (1257, 1437), "test": (1437, 1797)}
+
+# 12x12 source pixels (the 8x8 image with a margin of 2), each as 8x8 pixels: fine enough that a warp sees smooth strokes
+_MARGIN = 2
+_UPSCALE = 8
+# alpha at which a pixel counts as ink for the ground truth box: half covered
+INK_ALPHA = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class DigitImages:
+    """The digit images of one split.
+
+    Attributes:
+        images: (N, 8, 8) float32 in 0..1, 1 is ink.
+        labels: (N,) int64 in 0..9.
+    """
+
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class InkStyle:
+    """How a writer's pen draws: shared by the digits of one number, varied between numbers.
+
+    Attributes:
+        height_px: height of the 8 source rows, in pixels of the scene.
+        aspect: width over height relative to the source.
+        rotation_deg: rotation, counter-clockwise on the screen.
+        shear: horizontal slant, as a share of the height.
+        threshold: level of the source at which a stroke ends; lower is a thicker pen.
+        softness: half the width of the stroke's edge, in the same unit.
+        wobble_px: standard deviation of the elastic distortion, in source pixels.
+    """
+
+    height_px: float
+    aspect: float
+    rotation_deg: float
+    shear: float
+    threshold: float
+    softness: float
+    wobble_px: float
+
+
+@cache
+def load_digit_images(split: Split) -> DigitImages:
+    """The digits of a split; needs scikit-learn (a development dependency)."""
+    from sklearn.datasets import load_digits
+
+    first, end = SPLITS[split]
+    bunch = load_digits()
+    return DigitImages((bunch.images[first:end] / 16.0).astype(np.float32), bunch.target[first:end].astype(np.int64))
+
+
+def render_digit(source: NDArray[np.float32], style: InkStyle, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Draws one digit.
+
+    Args:
+        source: (8, 8) float32 in 0..1.
+        style: size, slant and pen.
+        rng: source of the elastic distortion.
+
+    Returns:
+        (h, w) float32 alpha in 0..1, cropped to the pixels that are at least half covered (`INK_ALPHA`), so that the array's own
+        extent is the ground truth box; at least 1x1.
+    """
+    fine = cv2.resize(np.pad(source, _MARGIN), None, fx=_UPSCALE, fy=_UPSCALE, interpolation=cv2.INTER_CUBIC)
+    warped = cv2.warpAffine(_wobble(fine, style.wobble_px, rng), *_affine(style, fine.shape[0]), flags=cv2.INTER_LINEAR)
+    ramp = np.clip((warped - style.threshold) / (2 * style.softness) + 0.5, 0.0, 1.0)
+    alpha = (ramp * ramp * (3 - 2 * ramp)).astype(np.float32)
+    rows, columns = np.flatnonzero((alpha >= INK_ALPHA).any(axis=1)), np.flatnonzero((alpha >= INK_ALPHA).any(axis=0))
+    if not len(rows):
+        return np.zeros((1, 1), np.float32)
+    return alpha[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def _wobble(fine: NDArray[np.float32], wobble_px: float, rng: np.random.Generator) -> NDArray[np.float32]:
+    """Elastic distortion: a smooth random displacement of every pixel (Simard et al., 2003)."""
+    side = fine.shape[0]
+    coarse = rng.normal(0.0, wobble_px * _UPSCALE, (4, 4, 2)).astype(np.float32)
+    shift = cv2.resize(coarse, (side, side), interpolation=cv2.INTER_CUBIC)
+    grid = np.arange(side, dtype=np.float32)
+    return cv2.remap(fine, grid[None, :] + shift[..., 0], grid[:, None] + shift[..., 1], cv2.INTER_LINEAR)
+
+
+def _affine(style: InkStyle, side: int) -> tuple[NDArray[np.float64], tuple[int, int]]:
+    """The matrix from the upscaled source (`side` pixels square) to a patch that holds it at any rotation; and the patch's size."""
+    scale = style.height_px / (8 * _UPSCALE)
+    angle = np.deg2rad(style.rotation_deg)
+    rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    slant = np.array([[style.aspect, -style.shear], [0.0, 1.0]])
+    linear = scale * rotation @ slant
+    patch = int(np.ceil(side * scale * (1.5 + abs(style.shear))))
+    offset = np.array([patch / 2, patch / 2]) - linear @ np.array([side / 2, side / 2])
+    return np.hstack([linear, offset[:, None]]), (patch, patch)
