@@ -11,6 +11,7 @@ import io
 import os
 import threading
 import warnings
+from collections.abc import Callable
 
 os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")  # what is wrong with a bad file ends up in its dead letter instead
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(1 << 27))  # guards the files whose header Pillow cannot read
@@ -21,6 +22,8 @@ from PIL import Image, UnidentifiedImageError
 
 cv2.setNumThreads(1)  # images are decoded side by side already
 Image.MAX_IMAGE_PIXELS = None  # the limit below is stricter, and an error
+
+Size = tuple[int, int]
 
 _EXIF_ORIENTATION = 0x0112
 _JPEG_FORMATS = ("JPEG", "MPO")
@@ -52,24 +55,24 @@ class DecodedImage:
     """
 
     pixels: np.ndarray
-    image_wh: tuple[int, int]
+    image_wh: Size
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Header:
     format: str
-    wh: tuple[int, int]
+    wh: Size
     orientation: int
     progressive: bool
 
 
-def decode_image(content: bytes, needed_wh: tuple[int, int] | None, max_pixels: float) -> DecodedImage:
+def decode_image(content: bytes, max_pixels: float, needed_wh: Callable[[Size], Size] | None = None) -> DecodedImage:
     """Decodes an image file to upright RGB.
 
     Args:
       content: The file's bytes.
-      needed_wh: The size at which the model sees the upright image; allows decoding at reduced scale. None: full scale.
       max_pixels: Most pixels that decoding may produce (for progressive JPEG: that the image may have).
+      needed_wh: Size of the upright image -> size at which the model sees it; allows decoding at reduced scale. None: full scale.
 
     Raises:
       DecodeError: The bytes are empty, no image, damaged, or too large an image.
@@ -78,7 +81,7 @@ def decode_image(content: bytes, needed_wh: tuple[int, int] | None, max_pixels: 
         raise DecodeError("empty", "expected an image, got zero bytes")
     header = _read_header(content)
     upright_wh = header.wh[::-1] if header.orientation >= 5 else header.wh
-    factor, flag = _choose_scale(header, upright_wh, needed_wh)
+    factor, flag = _choose_scale(header, upright_wh, needed_wh(upright_wh) if needed_wh else None)
     held_pixels = header.wh[0] * header.wh[1] / (1 if header.progressive else factor**2)
     if held_pixels > max_pixels:
         size = f"{header.wh[0]} x {header.wh[1]} pixels"
@@ -132,7 +135,7 @@ def _orientation(image: Image.Image) -> int:
     return value if value in range(1, 9) else 1
 
 
-def _choose_scale(header: _Header, upright_wh: tuple[int, int], needed_wh: tuple[int, int] | None) -> tuple[int, int]:
+def _choose_scale(header: _Header, upright_wh: Size, needed_wh: Size | None) -> tuple[int, int]:
     """The largest reduction that leaves the model a margin: (factor, OpenCV's flag)."""
     if header.format in _JPEG_FORMATS and needed_wh:
         for factor, flag in _SCALED_DECODES:

@@ -79,7 +79,15 @@ class Detections:
 class Timing:
     """Where one image's time went, in seconds; `finished_at` in seconds since the epoch.
 
-    `predict` runs from handing the pixels to the model until its answer, so it includes the wait for a batch to fill.
+    Attributes:
+      read: Fetching the bytes.
+      decode: Bytes to pixels at the model's input size.
+      predict: From handing the pixels to the model until its answer; includes the wait for a batch to form and for its turn.
+      postprocess: Boxes back to the original image.
+      latency: From first having the image in hand to its result.
+      finished_at: When the result was there.
+      led_batch: Rung of the device batch if this image was its first, else 0; so sums over images count every batch once.
+      model: Seconds that this batch ran, where `led_batch` is not 0.
     """
 
     read: float = 0.0
@@ -88,6 +96,8 @@ class Timing:
     postprocess: float = 0.0
     latency: float = 0.0
     finished_at: float = 0.0
+    led_batch: int = 0
+    model: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

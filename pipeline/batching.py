@@ -1,0 +1,161 @@
+"""One model, shared by all who call it at the same time: TensorFlow's batch scheduler merges single images into device batches.
+
+Callers hand in one image each, from many threads, and block until its answer is there. The scheduler (the one of TF Serving) forms a batch
+when enough images wait or the oldest has waited long enough, pads it to a rung of the ladder, and keeps `streams` batches in flight.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Answer(NamedTuple):
+    """What the model said of one image, and of the batch in which it travelled.
+
+    Attributes:
+      outputs: The model's outputs for this image, as NumPy arrays without the batch axis.
+      led_batch: Rung of the batch if this image was its first, else 0; summed over images this counts every batch once.
+      model_seconds: How long the batch ran if this image was its first, else 0.
+    """
+
+    outputs: dict[str, np.ndarray]
+    led_batch: int
+    model_seconds: float
+
+
+class BatchedModel:
+    """A model function behind TensorFlow's batch scheduler; thread-safe.
+
+    Out of memory: the largest rung is dropped for good, and the images of the failed batch are tried again in smaller ones. Any other
+    failure of a batch is tried again image by image, so that an image that breaks the model breaks no other.
+
+    Args:
+      predict: `uint8 (n, H, W, 3)` -> mapping of outputs, each with the batch axis first.
+      input_hw: Height and width of the input.
+      batch_sizes: The ladder, ascending.
+      streams: Batches in flight.
+      timeout_ms: Longest wait of an image for others.
+    """
+
+    def __init__(
+        self,
+        predict: Callable[[Any], Mapping[str, Any]],
+        input_hw: tuple[int, int],
+        batch_sizes: Sequence[int],
+        streams: int,
+        timeout_ms: float,
+    ):
+        self._predict = predict
+        self._input_hw = input_hw
+        self._streams = streams
+        self._timeout_ms = timeout_ms
+        self._lock = threading.Lock()
+        self._outputs: list[str] = []
+        self._set_ladder(tuple(batch_sizes))
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The ladder as it is now; shorter than at first after an out-of-memory."""
+        return self._batch_sizes
+
+    @property
+    def images_in_flight(self) -> int:
+        """How many callers keep every stream busy with the next batch already waiting."""
+        return 2 * self._streams * self._batch_sizes[-1]
+
+    def __call__(self, pixels: np.ndarray) -> Answer:
+        """Runs one image, `uint8 (H, W, 3)`, in whatever batch it ends up.
+
+        Raises:
+          tf.errors.OpError: The model fails on this image alone.
+        """
+        import tensorflow as tf
+
+        while True:
+            batch_sizes, batched = self._batch_sizes, self._batched
+            try:
+                return self._answer(batched(tf.constant(pixels[None])))
+            except tf.errors.ResourceExhaustedError:
+                if not self._drop_rung(batch_sizes):
+                    raise
+            except tf.errors.OpError:
+                if len(batch_sizes) == 1 and batch_sizes[0] != 1:  # the model takes no other batch than this
+                    raise
+                alone = self._predict(tf.constant(pixels[None]))
+                return Answer({name: value.numpy()[0] for name, value in alone.items()}, 1, 0.0)
+
+    def warm_up(self) -> None:
+        """Runs every rung once on each stream, so that no image pays for a first call."""
+        import tensorflow as tf
+
+        for size in self._batch_sizes:
+            blank = np.zeros((size, *self._input_hw, 3), np.uint8)
+            try:
+                threads = [threading.Thread(target=self._predict, args=(tf.constant(blank),)) for _ in range(self._streams - 1)]
+                for thread in threads:
+                    thread.start()
+                self._predict(tf.constant(blank))
+                for thread in threads:
+                    thread.join()
+            except tf.errors.ResourceExhaustedError:
+                if not self._drop_rung(self._batch_sizes, keep_below=size):
+                    raise
+                break
+        self(np.zeros((*self._input_hw, 3), np.uint8))
+
+    def _answer(self, results: Sequence[Any]) -> Answer:
+        *outputs, rung, leads, seconds = (result.numpy()[0] for result in results)
+        led = bool(leads)
+        return Answer(dict(zip(self._outputs, outputs, strict=True)), int(rung) if led else 0, float(seconds) if led else 0.0)
+
+    def _drop_rung(self, batch_sizes: tuple[int, ...], keep_below: int | None = None) -> bool:
+        """Shortens the ladder unless another caller has done so since `batch_sizes` was read; False when one rung is left."""
+        with self._lock:
+            if self._batch_sizes != batch_sizes:
+                return True
+            shorter = tuple(size for size in batch_sizes if size < (keep_below or batch_sizes[-1]))
+            if not shorter:
+                return False
+            self._set_ladder(shorter)
+            return True
+
+    def _set_ladder(self, batch_sizes: tuple[int, ...]) -> None:
+        import tensorflow as tf
+
+        scheduled = tf.nondifferentiable_batch_function(
+            num_batch_threads=self._streams,
+            max_batch_size=batch_sizes[-1],
+            batch_timeout_micros=int(self._timeout_ms * 1000),
+            allowed_batch_sizes=list(batch_sizes),
+            max_enqueued_batches=1 << 16,
+            autograph=False,
+        )(self._traced_predict)
+
+        @tf.function(input_signature=[tf.TensorSpec((None, *self._input_hw, 3), tf.uint8)], autograph=False)
+        def batched(images: Any) -> Any:
+            tickets = tf.random.uniform(tf.shape(images)[:1], maxval=tf.int64.max, dtype=tf.int64)
+            return scheduled(images, tickets)
+
+        self._batched = batched.get_concrete_function()
+        self._batch_sizes = batch_sizes
+
+    def _traced_predict(self, images: Any, tickets: Any) -> list[Any]:
+        """The model, plus three rows about the batch: its rung, whether this image is its first, and how long it ran.
+
+        The scheduler pads with copies of the last image, ticket included, so tickets tell the first image apart from all others.
+        """
+        import tensorflow as tf
+
+        started = tf.timestamp()
+        with tf.control_dependencies([started]):
+            outputs = self._predict(tf.identity(images))
+        self._outputs = list(outputs)
+        with tf.control_dependencies(list(outputs.values())):
+            seconds = tf.timestamp() - started
+        rung = tf.size(tickets)
+        rows = [tf.fill([rung], rung), tf.equal(tickets, tickets[0]), tf.fill([rung], seconds)]
+        return [*outputs.values(), *rows]

@@ -1,0 +1,315 @@
+"""From a SavedModel on disk to one optimised TensorFlow function over uint8 images.
+
+The model is asked what it is (`models.metadata`); what it does not say comes from the config. It is then frozen, rewritten by TensorFlow's graph
+optimiser once (fusions; bfloat16 on request), and everything that was loaded to get there is released.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from models.metadata import DetectorMetadata, read_metadata
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.errors import ModelError
+
+BUNDLED = "digits"
+_FILTERED_DETECTIONS = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedDetector:
+    """A detector as a function.
+
+    Attributes:
+      metadata: What it expects and returns.
+      version: Its version, as a string; "" where its folder has none.
+      predict: `uint8 (n, H, W, 3)` -> {"boxes": (n, M, 4), "scores": (n, M) or (n, M, C), "classes": (n, M), "count": (n,)}; the
+        last two only where the model has them.
+      fixed_batch: The only batch size that it takes; None for any.
+      warmup_requests: Inputs of TF Serving's warm-up file: encoded images, or arrays as `predict` takes them.
+    """
+
+    metadata: DetectorMetadata
+    version: str
+    predict: Any
+    fixed_batch: int | None
+    warmup_requests: tuple[Any, ...]
+
+
+def locate(path: str) -> tuple[str, str]:
+    """Finds the SavedModel that a path means: itself, or its newest version in TF Serving's layout `<path>/<integer>`.
+
+    Returns:
+      (folder of the SavedModel, version or "").
+
+    Raises:
+      ModelError: There is none.
+    """
+    from apache_beam.io.filesystems import FileSystems
+
+    if path == BUNDLED:
+        from models.digits.export import bundled_saved_model
+
+        path = bundled_saved_model()
+    path = path.rstrip("/")
+    try:
+        if FileSystems.exists(f"{path}/saved_model.pb"):
+            version = path.rsplit("/", 1)[-1]
+            return path, version if version.isdigit() else ""
+        found = FileSystems.match([f"{path}/*/saved_model.pb"])[0].metadata_list
+    except Exception as err:
+        raise ModelError(f"model {path}: cannot be reached: {_first_line(err)}") from err
+    versions = {int(m.group(1)) for entry in found if (m := re.search(r"/(\d+)/saved_model\.pb$", entry.path))}
+    if not versions:
+        raise ModelError(f"model {path}: expected a SavedModel (saved_model.pb) or version folders <integer>/saved_model.pb there, found none; check --model")
+    return f"{path}/{max(versions)}", str(max(versions))
+
+
+def load(model: ModelConfig, detect: DetectConfig) -> SavedDetector:
+    """Loads, freezes and optimises a detector.
+
+    Raises:
+      ModelError: It is missing, damaged, or has no signature that fits.
+    """
+    folder, version = locate(model.path)
+    tf = configure_tensorflow(detect)
+    with _local_copy(folder) as local:
+        try:
+            described = read_metadata(local)
+        except ValueError as err:
+            raise ModelError(f"model {folder}: {_first_line(err)}") from err
+        try:
+            loaded = tf.saved_model.load(local)
+        except Exception as err:
+            raise ModelError(f"model {folder}: TensorFlow cannot load it: {_first_line(err)}") from err
+        signature = _pick_signature(loaded.signatures, described, model, folder)
+        metadata = _describe(signature, described, model, _name_of(model, described, folder), folder)
+        requests = tuple(_warmup_requests(os.path.join(local, "assets.extra", "tf_serving_warmup_requests"), metadata))
+    fixed_batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
+    frozen = _freeze(_as_predict(signature, metadata, detect))
+    return SavedDetector(metadata, version, _optimise(frozen, detect.precision), fixed_batch, requests)
+
+
+def configure_tensorflow(detect: DetectConfig) -> Any:
+    """Imports TensorFlow with the threads, device and memory that the settings ask for; later calls in a process change nothing."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if detect.xla:
+        os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
+    if detect.cpu_affinity:
+        try:
+            os.sched_setaffinity(0, detect.cpu_affinity)
+        except OSError as err:
+            raise ModelError(f"cpu_affinity {list(detect.cpu_affinity)}: this machine has the cores 0 to {(os.cpu_count() or 1) - 1}") from err
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    kind, _, number = detect.device.partition(":")
+    if kind not in ("auto", "cpu", "gpu") or (number and not number.isdigit()):
+        raise ModelError(f"device: expected auto, cpu, gpu or gpu:<number>, got {detect.device!r}")
+    if kind == "gpu" and len(gpus) <= int(number or 0):
+        raise ModelError(f"device {detect.device}: TensorFlow sees {len(gpus)} GPUs; use --device cpu or auto")
+    used = [] if kind == "cpu" else gpus[int(number or 0) : int(number or 0) + 1]
+    try:
+        tf.config.set_visible_devices(used, "GPU")
+        for gpu in used:
+            if detect.gpu_memory_mb:
+                tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=detect.gpu_memory_mb)])
+            else:
+                tf.config.experimental.set_memory_growth(gpu, True)
+        streams = streams_of(detect, bool(used))
+        intra = detect.intra_op_threads or (0 if used else max(1, usable_cores() // streams))
+        tf.config.threading.set_intra_op_parallelism_threads(intra)
+        tf.config.threading.set_inter_op_parallelism_threads(detect.inter_op_threads or (0 if used else streams))
+    except RuntimeError:  # TensorFlow has started already: this process keeps the settings of its first model
+        pass
+    return tf
+
+
+def streams_of(detect: DetectConfig, gpu: bool) -> int:
+    """Batches in flight: as set; else two on a GPU (one computes while one is fed), one for each core up to four on CPU."""
+    return detect.streams or (2 if gpu else min(4, usable_cores()))
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _local_copy(folder: str) -> Iterator[str]:
+    """The SavedModel as a local folder; one on object storage is copied for as long as it is loaded."""
+    if "://" not in folder:
+        yield folder
+        return
+    from apache_beam.io.filesystems import FileSystems
+
+    copy = tempfile.mkdtemp(prefix="model-")
+    try:
+        for entry in FileSystems.match([f"{folder}/**"])[0].metadata_list:
+            target = os.path.join(copy, entry.path[len(folder) :].lstrip("/"))
+            if entry.path.endswith("/"):
+                continue
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with FileSystems.open(entry.path, compression_type="uncompressed") as source, open(target, "wb") as sink:
+                shutil.copyfileobj(source, sink, 1 << 22)
+        yield copy
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _name_of(model: ModelConfig, described: DetectorMetadata | None, folder: str) -> str:
+    parts = [part for part in folder.split("/") if part and not part.isdigit()]
+    return model.name or (described.name if described else parts[-1] if parts else "model")
+
+
+def _pick_signature(signatures: Mapping[str, Any], described: DetectorMetadata | None, model: ModelConfig, folder: str) -> Any:
+    name = model.signature or (described.signature if described else "serving_default")
+    if name not in signatures:
+        raise ModelError(f"model {folder}: expected a signature '{name}', it has {sorted(signatures)}; set model.signature")
+    return signatures[name]
+
+
+_OBJECT_DETECTION_API = {  # https://github.com/tensorflow/models/blob/master/research/object_detection/exporter_lib_v2.py
+    "boxes_output": "detection_boxes",
+    "scores_output": "detection_scores",
+    "classes_output": "detection_classes",
+    "count_output": "num_detections",
+    "box_format": "yxyx",
+    "class_id_offset": 1,
+    "threshold_inputs": False,
+}
+_DEFAULT_HW = (640, 640)  # for foreign models that take images of any size
+
+
+def _describe(signature: Any, described: DetectorMetadata | None, model: ModelConfig, name: str, folder: str) -> DetectorMetadata:
+    """What the model says of itself, then what its signature shows, with the config's word above both; checked against the signature."""
+    inputs = signature.structured_input_signature[1]
+    outputs = signature.structured_outputs
+    known = dataclasses.asdict(described) if described else _guess(inputs, outputs)
+    given = {field: value for field in known_fields() if (value := getattr(model, field, None)) is not None}
+    if given.get("class_names") and len(given["class_names"]) == 1 and os.path.isfile(given["class_names"][0]):
+        with open(given["class_names"][0], encoding="utf-8") as file:
+            given["class_names"] = tuple(line.strip() for line in file if line.strip())
+    metadata = DetectorMetadata(**{**known, **given, "name": name})
+    if metadata.input_name not in inputs:
+        raise ModelError(f"model {folder}: expected an input '{metadata.input_name}', the signature takes {sorted(inputs)}; set model.input_name")
+    spec = inputs[metadata.input_name]
+    hw = metadata.input_hw
+    if spec.shape.rank != 4 or spec.dtype.name != metadata.input_dtype or not spec.shape[1:].is_compatible_with((*hw, 3)):  # noqa: PLR2004
+        raise ModelError(
+            f"model {folder}: expected images {metadata.input_dtype} (N, {hw[0]}, {hw[1]}, 3) as input '{metadata.input_name}', "
+            f"the signature takes {spec.dtype.name} {tuple(spec.shape)}; set model.input_hw, model.input_dtype or model.signature"
+        )
+    wanted = [metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output]
+    missing = [output for output in wanted if output and output not in outputs]
+    if missing:
+        raise ModelError(f"model {folder}: expected outputs {missing}, the signature gives {sorted(outputs)}; set model.boxes_output and its siblings")
+    return metadata
+
+
+def known_fields() -> list[str]:
+    """Names of what a detector says of itself."""
+    return [field.name for field in dataclasses.fields(DetectorMetadata)]
+
+
+def _guess(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a foreign model's signature shows; the TF Object Detection API's outputs are recognised."""
+    name, spec = next(((n, s) for n, s in inputs.items() if s.shape.rank == 4), next(iter(inputs.items())))  # noqa: PLR2004
+    hw = tuple(spec.shape[1:3]) if spec.shape.rank == 4 else (None, None)  # noqa: PLR2004
+    dtype = "float32" if spec.dtype.name == "float32" else "uint8"
+    guess: dict[str, Any] = {
+        "input_hw": hw if None not in hw else _DEFAULT_HW,
+        "resize": "stretch",
+        "class_names": (),
+        "input_name": name,
+        "input_dtype": dtype,
+        "value_range": (0.0, 255.0) if dtype == "uint8" else (0.0, 1.0),
+        "classes_output": "classes" if "classes" in outputs else "",
+        "count_output": "num_detections" if "num_detections" in outputs else "",
+        "nms": "model",
+        "threshold_inputs": False,
+    }
+    if _OBJECT_DETECTION_API["boxes_output"] in outputs:
+        guess.update(_OBJECT_DETECTION_API, value_range=(0.0, 255.0))
+    return guess
+
+
+def _as_predict(signature: Any, metadata: DetectorMetadata, detect: DetectConfig) -> Any:
+    """The signature as a function of uint8 images alone: scaled to the model's range inside the graph, thresholds bound."""
+    import tensorflow as tf
+
+    low, high = metadata.value_range
+    batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
+    outputs = {"boxes": metadata.boxes_output, "scores": metadata.scores_output, "classes": metadata.classes_output, "count": metadata.count_output}
+
+    @tf.function(input_signature=[tf.TensorSpec((batch, *metadata.input_hw, 3), tf.uint8)], autograph=False)
+    def predict(images: Any) -> dict[str, Any]:
+        feed = {metadata.input_name: images}
+        if metadata.input_dtype == "float32":
+            feed[metadata.input_name] = tf.cast(images, tf.float32) * ((high - low) / 255.0) + low
+        if metadata.threshold_inputs:
+            feed["score_threshold"] = tf.constant(detect.score_threshold, tf.float32)
+            feed["iou_threshold"] = tf.constant(detect.iou_threshold, tf.float32)
+            # with a class filter, more than asked for: other classes must not crowd the wanted ones out
+            most = max(detect.max_detections, _FILTERED_DETECTIONS) if detect.classes else detect.max_detections
+            feed["max_detections"] = tf.constant(most, tf.int32)
+        found = signature(**feed)
+        return {role: found[name] for role, name in outputs.items() if name}
+
+    return predict.get_concrete_function()
+
+
+def _freeze(function: Any) -> Any:
+    """Variables become constants, so that the optimiser can fold them: (outputs' names, function)."""
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    return list(function.structured_outputs), frozen
+
+
+def _optimise(named_function: tuple[list[str], Any], precision: str) -> Any:
+    """Runs TensorFlow's graph optimiser once, here, so that no call and no rung pays for it again."""
+    import tensorflow as tf
+    from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+    from tensorflow.python.grappler import tf_optimizer
+    from tensorflow.python.training.saver import export_meta_graph
+
+    names, frozen = named_function
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.min_graph_nodes = -1
+    if precision == "bfloat16":
+        config.graph_options.rewrite_options.auto_mixed_precision_onednn_bfloat16 = rewriter_config_pb2.RewriterConfig.ON
+    graph = export_meta_graph(graph_def=frozen.graph.as_graph_def(), graph=frozen.graph)
+    for tensor in frozen.outputs:
+        graph.collection_def["train_op"].node_list.value.append(tensor.name)
+    optimised = tf_optimizer.OptimizeGraph(config, graph)
+    fed, fetched = frozen.inputs[0].name, [tensor.name for tensor in frozen.outputs]
+    pruned = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(optimised, name=""), []).prune(fed, fetched)
+    return lambda images: dict(zip(sorted(names), pruned(images), strict=True))
+
+
+def _warmup_requests(path: str, metadata: DetectorMetadata) -> Iterator[Any]:
+    """Images of TF Serving's warm-up file (https://www.tensorflow.org/tfx/serving/saved_model_warmup): encoded ones, or arrays."""
+    if not os.path.isfile(path):
+        return
+    import tensorflow as tf
+    from tensorflow_serving.apis import prediction_log_pb2
+
+    for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
+        for tensor in prediction_log_pb2.PredictionLog.FromString(record).predict_log.request.inputs.values():
+            value = tf.make_ndarray(tensor)
+            if tensor.dtype == tf.string.as_datatype_enum:
+                yield from (bytes(encoded) for encoded in value.ravel())
+            elif value.shape[1:] == (*metadata.input_hw, 3) and value.dtype.name == "uint8":
+                yield value
+
+
+def _first_line(err: Exception) -> str:
+    return (str(err).strip().splitlines() or [type(err).__name__])[0][:300]
