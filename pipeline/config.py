@@ -88,7 +88,7 @@ class WriteConfig:
     """What is written beside the JSON Lines, the summary and the report."""
 
     shards: int = _setting(1, "number of detections-*.jsonl files", low=1)
-    parquet: bool = _setting(False, "write detections/*.parquet too, one row a detection")
+    parquet: bool = _setting(False, "write detections/*.parquet too, one row an image")
     coco: bool = _setting(False, "write coco/results.json (and coco/images.json) too")
     coco_ground_truth: str | None = _setting(None, "COCO annotations whose image and category ids coco/results.json shall use")
     samples: int = _setting(0, "write this many annotated images under samples/", low=0)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import os
 import threading
 import warnings
 from collections.abc import Callable
-
-os.environ.setdefault("OPENCV_LOG_LEVEL", "OFF")  # what is wrong with a bad file ends up in its dead letter instead
-os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(1 << 27))  # guards the files whose header Pillow cannot read
 
 import cv2
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # what is wrong with a file ends up in its dead letter instead
 cv2.setNumThreads(1)  # images are decoded side by side already
 Image.MAX_IMAGE_PIXELS = None  # the limit below is stricter, and an error
 

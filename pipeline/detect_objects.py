@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -40,8 +41,6 @@ class DetectObjects(beam.PTransform):
     def __init__(self, model: str | ModelConfig = "digits", detect: DetectConfig | None = None, samples: int = 0, **settings: Any):
         super().__init__()
         self._model = ModelConfig(path=model) if isinstance(model, str) else model
-        import dataclasses
-
         self._detect = dataclasses.replace(detect or DetectConfig(), **settings)
         self._samples = samples
 
@@ -92,4 +91,4 @@ class DetectorHandler(ModelHandler[EncodedImage, DetectedImage | DeadLetter, Det
 
 
 def _part(result: DetectedImage | DeadLetter) -> Iterable[Any]:
-    yield beam.pvalue.TaggedOutput("dead" if isinstance(result, DeadLetter) else "detected", result)
+    yield beam.pvalue.TaggedOutput("dead", result) if isinstance(result, DeadLetter) else result

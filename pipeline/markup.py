@@ -1,7 +1,7 @@
 """HTML in which every value is text unless it was made here: the report's protection against hostile file names and messages.
 
-`tag` escapes each child and attribute that is not `Markup`, and only this module makes `Markup`. So nothing that comes from a file
-name, a class name, a message or a config can become a tag, an attribute or a script, without anyone having to remember to escape it.
+`tag` escapes each child and attribute that is not `Markup`, and only this module makes `Markup`. So nothing that comes from a
+file name, a class name, a message or a config can become a tag, an attribute or a script; nobody has to remember to escape it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 
 _VOID_TAGS = frozenset({"img", "link", "meta"})
 _JOINERS = "\u200c\u200d"  # zero-width, but part of correctly written Persian, Hindi and emoji
-MISSING = "–"  # noqa: RUF001 - an en dash reads as "none" in a table
+MISSING = "—"
 
 
 class Markup(str):
@@ -33,25 +33,26 @@ def text(value: object) -> Markup:
     return Markup(html.escape(shown))
 
 
-def tag(name: str, *children: object, **attributes: object) -> Markup:
+def tag(element: str, /, *children: object, **attributes: object) -> Markup:
     """An element; a child or attribute that is not `Markup` is shown as text.
 
     Args:
-      name: The element's name, a literal.
+      element: Its name, a literal.
       children: What stands in it; None is left out.
-      attributes: `class_` gives `class`, other underscores become hyphens; None and False leave out the attribute, True gives a bare one.
+      attributes: `class_` gives `class`, other underscores become hyphens; None and False leave an attribute out, True gives
+        a bare one.
 
     >>> tag("td", "a & b", class_="name", title='"', hidden=None)
     '<td class="name" title="&quot;">a &amp; b</td>'
     """
-    opening = name
+    opening = element
     for key, value in attributes.items():
         if value is not None and value is not False:
             attribute = key.rstrip("_").replace("_", "-")
             opening += f" {attribute}" if value is True else f' {attribute}="{text(value)}"'
-    if name in _VOID_TAGS:
+    if element in _VOID_TAGS:
         return Markup(f"<{opening}>")
-    return Markup(f"<{opening}>{join(*children)}</{name}>")
+    return Markup(f"<{opening}>{join(*children)}</{element}>")
 
 
 def join(*children: object) -> Markup:
@@ -68,7 +69,7 @@ def count(value: object, digits: int = 0) -> str:
     """A number with thousands separators, or a dash where there is none.
 
     >>> count(12345), count(39.46, 1), count(None), count(float("nan"))
-    ('12,345', '39.5', '–', '–')
+    ('12,345', '39.5', '—', '—')
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return MISSING
@@ -79,7 +80,7 @@ def duration(seconds: object) -> str:
     """Seconds in the unit that reads best, or a dash.
 
     >>> [duration(s) for s in (0, 0.0042, 0.155, 12.34, 185, 7384, None)]
-    ['0 s', '4.2 ms', '155 ms', '12.3 s', '3 min 05 s', '2 h 03 min', '–']
+    ['0 s', '4.2 ms', '155 ms', '12.3 s', '3 min 05 s', '2 h 03 min', '—']
     """
     if count(seconds) == MISSING:
         return MISSING
@@ -98,7 +99,7 @@ def moment(value: object) -> str:
     """An ISO 8601 time to the second, as it came where it is none.
 
     >>> moment("2026-03-01T12:30:05.123+00:00"), moment("soon"), moment(None)
-    ('2026-03-01 12:30:05 UTC', 'soon', '–')
+    ('2026-03-01 12:30:05 UTC', 'soon', '—')
     """
     if value is None:
         return MISSING

@@ -32,12 +32,16 @@ _TFRECORD = re.compile(r"\.tfrecords?(\b|$)|\.tfrecord-\d", re.IGNORECASE)
 _READ_AHEAD_BYTES = 64_000_000
 
 
-class ImagesAndDead(NamedTuple):
-    """The outputs of `ReadImages`: each listed image is in exactly one of them; `skipped` were listed more than once."""
+class ReadOutputs(NamedTuple):
+    """The outputs of `ReadImages`: each listed image is in exactly one of `images`, `dead` and `skipped` (listed more than once).
+
+    `listed` and `skipped` are for counting: `("read", uri)` and `("skipped", uri)`.
+    """
 
     images: beam.PCollection[EncodedImage]
     dead: beam.PCollection[DeadLetter]
-    skipped: beam.PCollection[ImageRef]
+    listed: beam.PCollection[tuple[str, str]]
+    skipped: beam.PCollection[tuple[str, str]]
 
 
 @dataclasses.dataclass
@@ -59,27 +63,29 @@ class ReadImages(beam.PTransform):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def expand(self, begin: beam.pvalue.PBegin) -> ImagesAndDead:
+    def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
         """Wires listing, dropping of doubles, and reading; TFRecord shards carry their images with them."""
         shards = [pattern for pattern in self.patterns if is_tfrecord(pattern)]
         files = [pattern for pattern in self.patterns if not is_tfrecord(pattern)]
-        listed = (
-            begin
-            | "Patterns" >> beam.Create(files)
-            | "ListImages" >> beam.FlatMap(list_images, exclude=self.exclude)
+        refs = begin | "Patterns" >> beam.Create(files) | "ListImages" >> beam.FlatMap(list_images, exclude=self.exclude)
+        distinct = (
+            refs
             | "ByUri" >> beam.Map(lambda ref: (ref.uri, ref))
             | "GatherDoubles" >> beam.GroupByKey()
             | "DropDoubles" >> beam.FlatMap(_first_of).with_outputs("skipped", main="refs")
         )
-        read = listed.refs | "ReadAhead" >> beam.ParDo(ReadAhead(self.read)).with_outputs("dead", main="images")
+        read = distinct.refs | "ReadAhead" >> beam.ParDo(ReadAhead(self.read)).with_outputs("dead", main="images")
+        listed = refs | "CountListed" >> beam.Map(lambda ref: ("read", ref.uri))
         if not shards:
-            return ImagesAndDead(read.images, read.dead, listed.skipped)
-        examples = tuple(begin | f"ReadTFRecord{n}" >> ReadTFRecord(pattern) for n, pattern in enumerate(shards))
-        parted = examples | "FlattenTFRecords" >> beam.Flatten() | "PartTFRecords" >> beam.FlatMap(_part).with_outputs("dead", main="images")
-        return ImagesAndDead(
-            (read.images, parted.images) | "AllImages" >> beam.Flatten(),
+            return ReadOutputs(read.images, read.dead, listed, distinct.skipped)
+        examples = tuple(begin | f"ReadTFRecord{n}" >> ReadTFRecord(pattern) for n, pattern in enumerate(shards)) | "FlattenTFRecords" >> beam.Flatten()
+        counted = examples | "CountExamples" >> beam.Map(lambda example: ("read", example.ref.uri))
+        parted = examples | "PartTFRecords" >> beam.FlatMap(_part).with_outputs("dead", main="images")
+        return ReadOutputs(
+            (read.images, parted.images) | "AllRead" >> beam.Flatten(),
             (read.dead, parted.dead) | "AllUnread" >> beam.Flatten(),
-            listed.skipped,
+            (listed, counted) | "AllListed" >> beam.Flatten(),
+            distinct.skipped,
         )
 
 
@@ -211,7 +217,7 @@ def _resolve(uri: str, folder: str) -> str:
 
 def _first_of(uri_and_refs: tuple[str, Iterable[ImageRef]]) -> Iterator[Any]:
     for number, ref in enumerate(uri_and_refs[1]):
-        yield ref if number == 0 else beam.pvalue.TaggedOutput("skipped", ref)
+        yield ref if number == 0 else beam.pvalue.TaggedOutput("skipped", ("skipped", ref.uri))
 
 
 class ReadAhead(beam.DoFn):

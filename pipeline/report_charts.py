@@ -6,6 +6,7 @@ The SVGs have no `viewBox`, so lengths in percent follow the page and font sizes
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -13,6 +14,7 @@ from pipeline.markup import Markup, count, duration, join, tag, text
 
 _MAX_STEPS = 120  # steps of a curve that can still be told apart on a phone
 _MAX_COLUMN_LABELS = 12
+_TIME_STEPS_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _PLOT_TOP = 24  # pixels left above a plot for its topmost label
 _PLOT_HEIGHT = 168  # pixels
 _CHART_HEIGHT = _PLOT_TOP + _PLOT_HEIGHT + 24
@@ -27,7 +29,11 @@ def bar_table(rows: Sequence[tuple[object, float, object]], headings: tuple[str,
     body = []
     for name, length, figure in rows:
         share = 100 * length / longest if longest > 0 else 0.0
-        bar = tag("svg", tag("rect", class_="mark", width=f"{share:.2f}%", height="100%"), class_="bar", aria_hidden="true") if length >= 0 else ""
+        bar = (
+            tag("svg", tag("rect", class_="mark", width=f"{share:.2f}%", height="100%"), class_="bar", aria_hidden="true")
+            if length >= 0
+            else ""
+        )
         body.append(tag("tr", tag("th", name, scope="row"), tag("td", bar, class_="bar"), tag("td", figure, class_="figure")))
     head = tag("tr", tag("th", headings[0], scope="col"), tag("td"), tag("th", headings[1], scope="col", class_="figure"))
     return tag("table", tag("caption", caption, class_="quiet"), tag("thead", head), tag("tbody", join(*body)), class_="bars")
@@ -50,14 +56,16 @@ def throughput_chart(points: Sequence[Sequence[float]], mean_per_second: float |
     Args:
       points: `[second since start, images finished in the interval that begins there]`. The interval's length is the smallest
         distance between two points, or one second; intervals that are not listed had no images.
-      mean_per_second: Drawn as a dashed line where known.
+      mean_per_second: Drawn as a dotted line where known.
       unit: `images/s` or `messages/s`.
     """
     rates, step_seconds = _rates(points)
     end = len(rates) * step_seconds
     mean = mean_per_second if mean_per_second is not None and math.isfinite(mean_per_second) else None
     top, ticks = _scale(max([*rates, mean or 0.0]))
-    line = " ".join(f"{100 * (i + side) / len(rates):.3f},{100 - 100 * rate / top:.3f}" for i, rate in enumerate(rates) for side in (0, 1))
+    line = " ".join(
+        f"{100 * (i + side) / len(rates):.3f},{100 - 100 * rate / top:.3f}" for i, rate in enumerate(rates) for side in (0, 1)
+    )
     curve = tag(
         "svg",
         tag("polygon", class_="area", points=f"0,100 {line} 100,100"),
@@ -70,8 +78,7 @@ def throughput_chart(points: Sequence[Sequence[float]], mean_per_second: float |
     mean_line = None
     if mean:
         y = f"{100 - 100 * mean / top:.2f}%"
-        mean_text = tag("text", f"mean {count(mean, 1)}", class_="strong", x="100%", y=y, dy="-6", text_anchor="end")
-        mean_line = join(tag("line", class_="mean", x1="0", x2="100%", y1=y, y2=y), mean_text)
+        mean_line = tag("line", class_="mean", x1="0", x2="100%", y1=y, y2=y)
     summary = f"{unit} over time: from {count(min(rates), 1)} to {count(max(rates), 1)} in {duration(end)}"
     return _chart(summary, join(_gridlines(top, ticks, unit), curve, mean_line), _time_axis(end))
 
@@ -115,15 +122,26 @@ def _gridlines(top: float, ticks: Sequence[float], unit: str) -> Markup:
 
 
 def _time_axis(end_seconds: float) -> Markup:
-    _, ticks = _scale(end_seconds)
+    step = next((seconds for seconds in _TIME_STEPS_SECONDS if seconds * 5 >= end_seconds), _TIME_STEPS_SECONDS[-1])
+    step *= math.ceil(end_seconds / step / 5)
     labels = []
-    for tick in [0.0, *ticks]:
+    for tick in (step * i for i in range(6)):
         share = 100 * tick / end_seconds
         if share <= 100:
             anchor = "start" if share < 4 else "end" if share > 92 else "middle"
-            label = duration(tick) if tick < 1 or tick >= 60 else f"{tick:g} s"
-            labels.append(tag("text", label, x=f"{share:.2f}%", y=_PLOT_HEIGHT, dy="18", text_anchor=anchor))
+            labels.append(tag("text", _time_label(tick), x=f"{share:.2f}%", y=_PLOT_HEIGHT, dy="18", text_anchor=anchor))
     return join(*labels)
+
+
+def _time_label(seconds: float) -> str:
+    """A round time, without the zeros that `duration` would add.
+
+    >>> [_time_label(seconds) for seconds in (0, 0.5, 10, 90, 120, 5400, 7200)]
+    ['0', '0.5 s', '10 s', '1.5 min', '2 min', '1.5 h', '2 h']
+    """
+    if seconds < 60:
+        return f"{seconds:g} s" if seconds else "0"
+    return f"{seconds / 60:g} min" if seconds < 3600 else f"{seconds / 3600:g} h"
 
 
 def _scale(largest: float) -> tuple[float, list[float]]:
@@ -139,7 +157,7 @@ def _scale(largest: float) -> tuple[float, list[float]]:
 def _rates(points: Sequence[Sequence[float]]) -> tuple[list[float], float]:
     """Images per second in equal steps that cover all points without a gap, and a step's length in seconds."""
     ordered = sorted((float(second), float(images)) for second, images in points)
-    gaps = [later[0] - earlier[0] for earlier, later in zip(ordered, ordered[1:], strict=False) if later[0] > earlier[0]]
+    gaps = [later[0] - earlier[0] for earlier, later in itertools.pairwise(ordered) if later[0] > earlier[0]]
     interval = min(gaps, default=1.0)
     first = ordered[0][0] if ordered[0][0] < 0 else 0.0
     intervals = round((ordered[-1][0] - first) / interval) + 1

@@ -81,7 +81,7 @@ def annotate(image: DetectedImage) -> bytes:
     canvas = _canvas(image)
     pen = ImageDraw.Draw(canvas)
     line = max(2, round(max(canvas.size) / 320))
-    font = ImageFont.load_default(size=max(13, round(max(canvas.size) / 42)))
+    font = ImageFont.load_default(size=max(13, round(max(canvas.size) / 36)))
     marks: list[_Mark] = []
     for mark in _marks(image, canvas.size):  # most confident first: they get the best places for their labels
         left, top, right, bottom = font.getbbox(mark.label)

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -107,7 +108,8 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
             os.sched_setaffinity(0, detect.cpu_affinity)
         except OSError as err:
             raise ModelError(f"cpu_affinity {list(detect.cpu_affinity)}: this machine has the cores 0 to {(os.cpu_count() or 1) - 1}") from err
-    import tensorflow as tf
+    with _quiet_stderr():
+        import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
     kind, _, number = detect.device.partition(":")
@@ -130,6 +132,20 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     except RuntimeError:  # TensorFlow has started already: this process keeps the settings of its first model
         pass
     return tf
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Drops what TensorFlow's libraries print while they are imported, before their log level counts."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def streams_of(detect: DetectConfig, gpu: bool) -> int:

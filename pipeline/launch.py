@@ -1,0 +1,230 @@
+"""Launches a batch job: checks every place first, loads the model, runs the graph, then writes summary and report."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from pipeline import errors, graph, progress
+from pipeline.config import Config
+from pipeline.errors import ConfigError, RunnerError, UserError
+from pipeline.read_images import check_inputs, is_manifest, is_tfrecord, list_images
+from pipeline.report import render_report
+from pipeline.samples import annotate
+from pipeline.summary import RunFacts, Tally, summarise, to_json
+from pipeline.write_rows import STAGING, check_output, remove_staging, write_file
+
+LOCAL_RUNNERS = ("DirectRunner", "PrismRunner")
+DONE, FAILED = 0, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A checked job, ready to run.
+
+    Attributes:
+      config: Its settings.
+      options: Beam's options.
+      command: The command line that made it.
+      started_at: When the command started, seconds since the epoch.
+    """
+
+    config: Config
+    options: PipelineOptions
+    command: str
+    started_at: float
+
+
+def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:
+    """Checks flags and input before anything takes time.
+
+    Raises:
+      UserError: Something is wrong; the message says what.
+    """
+    config = dataclasses.replace(config, output=config.output.rstrip("/") or "/")
+    options = beam_options(config, beam_flags)
+    check_inputs(config.input)
+    return Job(config, options, command, started_at)
+
+
+def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
+    """Beam's options: the config's, then the flags'.
+
+    Raises:
+      ConfigError: One is unknown; Beam itself would only warn.
+    """
+    given = [flag for name, value in config.beam_options.items() for flag in _as_flags(name, value)]
+    known = PipelineOptions()._visible_option_list()  # noqa: SLF001  Beam has no public list
+    for flag in [*given, *beam_flags]:
+        name = re.split("=", flag.lstrip("-"), maxsplit=1)[0].replace("-", "_")
+        if flag.startswith("--") and name not in known and name.removeprefix("no_") not in known:
+            raise ConfigError(f"unknown flag {flag.split('=')[0]}{_nearest_flag(name, known)}")
+        if not flag.startswith("-") and flag in beam_flags and not _follows_a_flag(beam_flags, flag):
+            raise ConfigError(f"unexpected argument {flag!r}; see --help")
+    return PipelineOptions([f"--runner={config.runner}", *given, *beam_flags])
+
+
+def show_plan(job: Job) -> int:
+    """Prints what a run would do, and what is wrong; writes nothing."""
+    config = job.config
+    check_output(config.output, write=False)
+    detector = _load_detector(config)
+    images = [pattern for pattern in config.input if not is_tfrecord(pattern)]
+    uris = sorted({ref.uri for pattern in images for ref in list_images(pattern, config.output)})
+    ladder = ", ".join(map(str, detector.batch_sizes))
+    print(f"input    {len(uris)} images" + "".join(f"\n         {uri}" for uri in uris[:5]) + ("\n         …" if len(uris) > 5 else ""))  # noqa: PLR2004
+    for pattern in config.input:
+        if is_tfrecord(pattern) or is_manifest(pattern):
+            print(f"         from {pattern}")
+    height, width = detector.metadata.input_hw
+    print(f"model    {detector.metadata.name} {detector.version}, {width}x{height} {detector.metadata.resize}, {len(detector.metadata.class_names)} classes")
+    print(f"batches  {ladder} at {config.detect.precision}")
+    print(f"runner   {config.runner}")
+    print(f"output   {config.output} ({', '.join(_outputs(config))})")
+    print("dry run: nothing was written")
+    return DONE
+
+
+def run(job: Job) -> int:
+    """Runs the job; returns the exit code."""
+    config, staging = job.config, f"{job.config.output}/{STAGING}{uuid.uuid4().hex[:12]}"
+    check_output(config.output)
+    local = config.runner in LOCAL_RUNNERS
+    detector = _load_detector(config) if local else None
+    ready_at = time.time()
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        with progress.ProgressDisplay():
+            pipeline = beam.Pipeline(runner=_runner(config.runner), options=job.options)
+            graph.build(pipeline, config, staging)
+            pipeline.run().wait_until_finish()
+        tally = graph.read_tally(staging)
+        facts = RunFacts(
+            job.started_at,
+            ready_at,
+            time.time(),
+            job.command,
+            config.as_dict(),
+            config.mode,
+            config.model.path,
+            detector.batch_sizes if detector else (),
+        )
+        return _finish(config, tally, facts)
+    except UserError:
+        raise
+    except Exception as err:
+        _raise_user_error_within(err)
+        logging.debug("the job failed", exc_info=err)
+        print(f"error: the job failed: {_last_line(err)}", file=sys.stderr)
+        return FAILED
+    finally:
+        remove_staging(config.output)
+
+
+def _finish(config: Config, tally: Tally, facts: RunFacts) -> int:
+    """Writes summary, report and samples, and says in a few lines how it went."""
+    summary = summarise(tally, facts)
+    images = summary["images"]
+    samples = [image for _, image in tally.samples]
+    for number, image in enumerate(samples[: config.write.samples], 1):
+        stem = re.sub(r"[^\w.-]+", "_", os.path.splitext(os.path.basename(image.ref.uri))[0])[:80]
+        write_file(f"{config.output}/samples/{number:03d}-{stem}.jpg", annotate(image))
+    examples = [row for rows in tally.dead_examples.values() for row in rows]
+    report = render_report(summary, samples[: config.write.report_samples], examples)
+    write_file(f"{config.output}/report.html", report.encode("utf-8", "backslashreplace"))
+    write_file(f"{config.output}/summary.json", to_json(summary))
+    print(
+        f"{images['read']} images read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped; "
+        f"{summary['detections']} objects; {summary['images_per_second']:.1f} images/s in {summary['wall_seconds']:.1f} s "
+        f"after {summary['startup_seconds']:.1f} s of start-up"
+    )
+    for reason, count in summary["dead_by_reason"].items():
+        print(f"  dead: {count} {reason}")
+    print(f"results in {config.output}: {', '.join(_outputs(config))}")
+    lost = images["read"] - images["detected"] - images["dead"] - images["skipped"]
+    if lost:
+        print(f"error: {lost} images have no result; this is a defect of the pipeline", file=sys.stderr)
+        return FAILED
+    if images["dead"] > config.max_dead_share * max(images["read"], 1):
+        print(
+            f"error: {images['dead']} of {images['read']} images failed, more than max_dead_share = {config.max_dead_share:g}; "
+            f"see {config.output}/dead_letters",
+            file=sys.stderr,
+        )
+        return FAILED
+    return DONE
+
+
+def _load_detector(config: Config) -> Any:
+    from pipeline.detector import shared_detector
+
+    return shared_detector(config.model, config.detect, graph.samples_kept(config))
+
+
+def _runner(name: str) -> Any:
+    """The runner by name. `DirectRunner` here is Beam's in-memory runner, chosen for its speed (BENCHMARKS.md), wherever Prism may be found."""
+    if name == "DirectRunner":
+        from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+        return FnApiRunner()
+    try:
+        from apache_beam.runners.runner import create_runner
+
+        return create_runner(name)
+    except (ValueError, ImportError, AttributeError) as err:
+        raise RunnerError(f"runner {name}: expected DirectRunner, PrismRunner, FlinkRunner, PortableRunner or DataflowRunner") from err
+
+
+def _outputs(config: Config) -> list[str]:
+    parquet, coco, samples = config.write.parquet, config.write.coco, config.write.samples
+    optional = [*(["detections/*.parquet"] if parquet else []), *(["coco/"] if coco else []), *(["samples/"] if samples else [])]
+    return ["report.html", "summary.json", "detections/*.jsonl", "dead_letters/*.jsonl", *optional]
+
+
+def _as_flags(name: str, value: Any) -> list[str]:
+    flag = "--" + name.lstrip("-")
+    if isinstance(value, bool):
+        return [flag] if value else []
+    return [f"{flag}={element}" for element in (value if isinstance(value, list) else [value])]
+
+
+def _nearest_flag(name: str, known: Sequence[str]) -> str:
+    import difflib
+
+    from pipeline.config import settings
+
+    ours = [key.rsplit(".", 1)[-1] for key, _, _ in settings()]
+    close = difflib.get_close_matches(name, [*ours, *known], n=1)
+    return f"; did you mean --{close[0].replace('_', '-') if close[0] in ours else close[0]}?" if close else "; see --help"
+
+
+def _follows_a_flag(flags: Sequence[str], value: str) -> bool:
+    at = list(flags).index(value)
+    return at > 0 and flags[at - 1].startswith("--") and "=" not in flags[at - 1]
+
+
+def _raise_user_error_within(err: Exception) -> None:
+    """Beam's runners hand an exception back as text; one of ours is raised again as itself."""
+    found = re.findall(r"^pipeline\.errors\.(\w+): (.*?)(?: \[while running .*)?$", str(err), re.MULTILINE)
+    for name, message in found[-1:]:
+        raise getattr(errors, name, UserError)(message) from err
+
+
+def _last_line(err: Exception) -> str:
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(err).__name__)[:500]
+
+
+def _stop(_signal: int, _frame: Any) -> None:
+    raise KeyboardInterrupt

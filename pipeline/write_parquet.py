@@ -1,0 +1,26 @@
+"""Rows as Parquet: the columns of the JSON contract, one row an image, detections as a list of structs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from apache_beam.io.filesystems import FileSystems
+
+_IMAGE = pa.struct([("uri", pa.string()), ("generation", pa.string()), ("width", pa.int32()), ("height", pa.int32())])
+_MODEL = pa.struct([("name", pa.string()), ("version", pa.string())])
+_DETECTION = pa.struct(
+    [("box_xyxy", pa.list_(pa.float32(), 4)), ("class_id", pa.int32()), ("class_name", pa.string()), ("confidence", pa.float32())]
+)
+SCHEMA = pa.schema([("image", _IMAGE), ("model", _MODEL), ("detections", pa.list_(_DETECTION))])
+_ROWS_AT_ONCE = 2000
+
+
+def write_parquet(lines: Sequence[bytes], path: str) -> None:
+    """Writes JSON rows of detections as a Parquet file, a few thousand rows in memory at a time."""
+    with FileSystems.create(path, compression_type="uncompressed") as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+        for start in range(0, len(lines), _ROWS_AT_ONCE):
+            rows = [json.loads(line) for line in lines[start : start + _ROWS_AT_ONCE]]
+            writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
