@@ -75,10 +75,8 @@ def resize_plan(image_wh: tuple[int, int], input_hw: tuple[int, int], resize: Re
     input_h, input_w = input_hw
     resized_w, resized_h = input_w, input_h
     if resize == "letterbox":
-        if input_w * image_h < input_h * image_w:
-            resized_h = max(1, image_h * input_w // image_w)
-        else:
-            resized_w = max(1, image_w * input_h // image_h)
+        resized_w = min(input_w, max(1, image_w * input_h // image_h))
+        resized_h = min(input_h, max(1, image_h * input_w // image_w))
     return InputTransform(
         scale_x=resized_w / image_w,
         scale_y=resized_h / image_h,

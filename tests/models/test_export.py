@@ -1,0 +1,251 @@
+"""An exported detector answers as the NumPy reference does, through each of its signatures, wherever it is loaded."""
+
+import subprocess
+import sys
+import textwrap
+
+import cv2
+import numpy as np
+import pytest
+
+from models.export import check_output_dir, export_detector
+from models.geometry import fit_image, nms, resize_plan, to_original
+from models.metadata import DetectorMetadata, read_metadata
+
+tf = pytest.importorskip("tensorflow")
+
+INPUT_HW = (64, 96)
+CLASSES = ("red", "green", "blue")
+CANDIDATES = 300
+
+
+def metadata(resize="stretch"):
+    return DetectorMetadata(name="colours", input_hw=INPUT_HW, resize=resize, class_names=CLASSES)
+
+
+def random_candidates(seed=7):
+    rng = np.random.default_rng(seed)
+    corners = rng.uniform(-0.1, 0.9, (CANDIDATES, 2))
+    boxes = np.concatenate([corners, corners + rng.uniform(0.05, 0.6, (CANDIDATES, 2))], axis=1).astype(np.float32)
+    return boxes, rng.uniform(0, 1, (CANDIDATES, len(CLASSES))).astype(np.float32)
+
+
+def export_colours(output_dir, resize="stretch"):
+    """A detector with fixed candidate boxes; red, green and blue of the middle, in quarters, weigh the scores of the classes."""
+    boxes, scores = (tf.Variable(values) for values in random_candidates())
+
+    def predict(images):
+        weights = tf.round(images[:, INPUT_HW[0] // 2, INPUT_HW[1] // 2] * 4) / 4
+        return tf.tile(boxes[None], [tf.shape(images)[0], 1, 1]), scores[None] * weights[:, None]
+
+    export_detector(predict, metadata(resize), str(output_dir), variables=[boxes, scores])
+
+
+@pytest.fixture(scope="module")
+def colours_dir(tmp_path_factory):
+    output_dir = tmp_path_factory.mktemp("models") / "colours" / "1"
+    export_colours(output_dir)
+    return output_dir
+
+
+@pytest.fixture(scope="module")
+def letterbox_dir(tmp_path_factory):
+    output_dir = tmp_path_factory.mktemp("models") / "letterbox" / "1"
+    export_colours(output_dir, "letterbox")
+    return output_dir
+
+
+def expected_detections(image, score_threshold, iou_threshold, max_detections):
+    boxes, scores = random_candidates()
+    scores = scores * (np.round(image[INPUT_HW[0] // 2, INPUT_HW[1] // 2] / 255 * 4) / 4).astype(np.float32)
+    confidences, class_ids = scores.max(axis=1), scores.argmax(axis=1)
+    above = np.flatnonzero(confidences > score_threshold)
+    kept = above[nms(boxes[above], confidences[above], class_ids[above], iou_threshold, max_detections)]
+    return boxes[kept], confidences[kept], class_ids[kept]
+
+
+def assert_detections(found, index, expected, max_detections):
+    boxes, confidences, class_ids = expected
+    count = int(found["num_detections"][index])
+    assert count == len(boxes)
+    np.testing.assert_allclose(found["boxes"][index, :count], boxes, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found["scores"][index, :count], confidences, rtol=1e-5)
+    assert found["classes"][index, :count].tolist() == class_ids.tolist()
+    assert found["boxes"].shape[1:] == (max_detections, 4) and found["classes"].dtype == np.int32
+    assert not found["boxes"][index, count:].any() and not found["scores"][index, count:].any()
+
+
+def run(signature, **inputs):
+    return {name: value.numpy() for name, value in signature(**{k: tf.constant(v) for k, v in inputs.items()}).items()}
+
+
+def run_serving(model_dir, **inputs):
+    loaded = tf.saved_model.load(str(model_dir))
+    return run(loaded.signatures["serving_default"], **inputs)
+
+
+BATCH = np.stack([np.full((*INPUT_HW, 3), colour, np.uint8) for colour in ((255, 40, 0), (0, 0, 0), (10, 200, 220))])
+
+
+@pytest.mark.parametrize(
+    ("score_threshold", "iou_threshold", "max_detections"),
+    [(0.25, 0.45, 100), (0.001, 0.45, 300), (0.5, 0.2, 20), (0.25, 0.9, 5), (1.0, 0.45, 7)],
+)
+def test_detect_agrees_with_the_numpy_reference_at_every_setting(colours_dir, score_threshold, iou_threshold, max_detections):
+    loaded = tf.saved_model.load(str(colours_dir))
+    settings = (np.float32(score_threshold), np.float32(iou_threshold), np.int32(max_detections))
+    found = run(
+        loaded.signatures["detect"],
+        images=BATCH,
+        score_threshold=settings[0],
+        iou_threshold=settings[1],
+        max_detections=settings[2],
+    )
+    for index, image in enumerate(BATCH):
+        assert_detections(found, index, expected_detections(image, *settings), max_detections)
+
+
+def test_thresholds_have_their_defaults_where_none_is_given(colours_dir):
+    loaded = tf.saved_model.load(str(colours_dir))
+    found = run(loaded.detect, images=BATCH)
+    assert_detections(found, 0, expected_detections(BATCH[0], 0.25, 0.45, 100), 100)
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        signature = tf.compat.v1.saved_model.loader.load(session, ["serve"], str(colours_dir)).signature_def["detect"]
+        outputs = {name: tensor.name for name, tensor in signature.outputs.items()}
+        by_session = session.run(outputs, {signature.inputs["images"].name: BATCH})
+    for name, value in found.items():
+        np.testing.assert_array_equal(by_session[name], value)
+    assert signature.defaults["max_detections"].int_val == [100]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_any_number_of_images_makes_a_batch(colours_dir, count):
+    loaded = tf.saved_model.load(str(colours_dir))
+    found = run(loaded.detect, images=np.repeat(BATCH[:1], count, axis=0))
+    assert found["boxes"].shape == (count, 100, 4) and found["num_detections"].shape == (count,)
+
+
+def photos():
+    """Colourful images of several sizes and formats, and their pixels as TensorFlow decodes them."""
+    rng = np.random.default_rng(3)
+    encoded = []
+    for (w, h), suffix in (((130, 70), ".jpg"), ((50, 90), ".png"), ((333, 222), ".bmp"), ((96, 64), ".jpg")):
+        small = rng.integers(100, 256, (3, 4, 3), np.uint8)
+        encoded.append(cv2.imencode(suffix, cv2.resize(small, (w, h), interpolation=cv2.INTER_CUBIC))[1].tobytes())
+    return encoded, [tf.io.decode_image(content, channels=3).numpy() for content in encoded]
+
+
+@pytest.mark.parametrize("resize", ["stretch", "letterbox"])
+def test_serving_default_takes_encoded_images_and_answers_in_their_pixels(request, resize):
+    model_dir = request.getfixturevalue("letterbox_dir" if resize == "letterbox" else "colours_dir")
+    encoded, decoded = photos()
+    loaded = tf.saved_model.load(str(model_dir))
+    found = run(loaded.signatures["serving_default"], image_bytes=encoded)
+    lower = run(
+        loaded.signatures["serving_thresholds"],
+        image_bytes=encoded,
+        score_threshold=np.float32(0.1),
+        iou_threshold=np.float32(0.45),
+        max_detections=np.int32(50),
+    )
+    for index, pixels in enumerate(decoded):
+        transform = resize_plan(pixels.shape[1::-1], INPUT_HW, resize)
+        fitted = fit_image(pixels, transform, INPUT_HW)
+        for answer, score_threshold, max_detections in ((found, 0.25, 100), (lower, 0.1, 50)):
+            boxes, confidences, class_ids = expected_detections(fitted, score_threshold, 0.45, max_detections)
+            assert len(boxes) > 5
+            original = to_original(boxes * np.array([INPUT_HW[1], INPUT_HW[0]] * 2), transform)
+            count = int(answer["num_detections"][index])
+            np.testing.assert_allclose(answer["boxes"][index, :count], original, rtol=1e-4, atol=1e-3)
+            np.testing.assert_allclose(answer["scores"][index, :count], confidences, rtol=1e-5)
+            assert answer["classes"][index, :count].tolist() == class_ids.tolist()
+            assert not answer["boxes"][index, count:].any()
+
+
+def test_a_fresh_process_can_serve_it(colours_dir, tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(photos()[0][0])
+    script = """
+        import sys, tensorflow as tf
+        signature = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+        print(int(signature(tf.constant([open(sys.argv[2], "rb").read()]))["num_detections"][0]))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(colours_dir), str(tmp_path / "photo.jpg")]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    here = run_serving(colours_dir, image_bytes=photos()[0][:1])
+    assert int(output) == int(here["num_detections"][0]) > 5
+
+
+def test_tfx_bsl_runs_it_on_encoded_images(colours_dir):
+    beam = pytest.importorskip("apache_beam")
+    tfx_bsl_beam = pytest.importorskip("tfx_bsl.public.beam")
+    from tfx_bsl.public.proto import model_spec_pb2
+
+    encoded, _ = photos()
+    spec = model_spec_pb2.InferenceSpecType(saved_model_spec=model_spec_pb2.SavedModelSpec(model_path=str(colours_dir)))
+    counts = {}
+
+    def note(keyed_log):
+        key, log = keyed_log
+        outputs = log.predict_log.response.outputs
+        assert set(outputs) == {"boxes", "scores", "classes", "num_detections"}
+        return key, int(tf.make_ndarray(outputs["num_detections"])[0])
+
+    def check(rows):
+        counts.update(rows)
+        assert counts == expected
+
+    answer = run_serving(colours_dir, image_bytes=encoded)
+    expected = {str(index): int(count) for index, count in enumerate(answer["num_detections"])}
+    with beam.Pipeline(runner="FnApiRunner") as pipeline:
+        keyed = [(str(index), content) for index, content in enumerate(encoded)]
+        logs = (
+            pipeline
+            | beam.Create(keyed).with_output_types(tuple[str, bytes])
+            | tfx_bsl_beam.RunInference(spec)
+            | beam.Map(note)
+            | beam.combiners.ToList()
+        )
+        _ = logs | "Check" >> beam.Map(check)
+
+
+def test_metadata_and_warm_up_request_lie_beside_the_model(colours_dir):
+    from tensorflow_serving.apis import prediction_log_pb2
+
+    assert read_metadata(str(colours_dir)) == metadata()
+    records = list(tf.data.TFRecordDataset(str(colours_dir / "assets.extra" / "tf_serving_warmup_requests")).as_numpy_iterator())
+    log = prediction_log_pb2.PredictionLog.FromString(records[0])
+    request = log.predict_log.request
+    assert (len(records), request.model_spec.name, request.model_spec.signature_name) == (1, "colours", "serving_default")
+    images = tf.make_ndarray(request.inputs["image_bytes"])
+    found = run_serving(colours_dir, image_bytes=list(images))
+    assert found["num_detections"].shape == (1,)
+
+
+def test_an_existing_output_is_left_alone(colours_dir):
+    before = sorted(path for path in colours_dir.rglob("*"))
+    with pytest.raises(FileExistsError, match="exists already; remove it, or choose the next version number"):
+        export_colours(colours_dir)
+    assert sorted(colours_dir.rglob("*")) == before
+
+
+def test_an_output_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"cannot be created: .*file is a file, not a directory"):
+        check_output_dir(str(tmp_path / "file" / "yolo" / "1"))
+    with pytest.raises(OSError, match="expected a local directory"):
+        check_output_dir("gs://bucket/yolo/1")
+
+
+def test_a_failed_export_leaves_nothing_behind(tmp_path):
+    def predict(images):
+        return tf.zeros((1, 1, 4)), tf.zeros((1, 1, 2))
+
+    with pytest.raises(ValueError, match="the network answers 2 classes, the metadata names 3"):
+        export_detector(predict, metadata(), str(tmp_path / "models" / "broken" / "1"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metadata_of_another_kind_of_detector_is_refused(tmp_path):
+    foreign = DetectorMetadata(name="x", input_hw=INPUT_HW, resize="stretch", class_names=CLASSES, box_format="yxyx")
+    with pytest.raises(ValueError, match="an exported detector is described by"):
+        export_detector(lambda images: (images, images), foreign, str(tmp_path / "1"))
