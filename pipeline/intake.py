@@ -94,7 +94,7 @@ class Intake:
             threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True).start()
 
     def take(self, max_images: int, max_bytes: int, wait_s: float) -> list[Message]:
-        """Hands out what waits, at least one message if any comes within `wait_s`; one that is larger than the bounds comes alone.
+        """Hands out what waits, or the first that comes within `wait_s`; a message that is larger than the bounds comes alone.
 
         Raises:
           google.api_core.exceptions.GoogleAPICallError: Pulling failed in a way that does not pass.
@@ -136,7 +136,7 @@ class Intake:
                 self._pull_once()
                 failures = 0
             except _LOST as err:
-                if isinstance(err, exceptions.DeadlineExceeded):
+                if isinstance(err, exceptions.DeadlineExceeded) or self._stop.is_set():
                     continue  # nothing was there for a while
                 wait_s = _BACK_OFF_SECONDS[min(failures, len(_BACK_OFF_SECONDS) - 1)]
                 failures += 1

@@ -1,7 +1,7 @@
 """Messages in and out of Pub/Sub, so that nothing is acknowledged before it is answered.
 
-`ReadMessages` is a splittable DoFn: it takes what has been pulled, yields it, and acknowledges in the *bundle finalizer*, that is,
-after the runner has committed everything that was fused with it. `PublishMessages` waits in `finish_bundle` until Pub/Sub has its
+`ReadMessages` is a splittable DoFn: it takes what has been pulled, yields it, and acknowledges in the *bundle finalizer*, when the
+runner has committed everything that was fused with it. `PublishMessages` waits in `finish_bundle` until Pub/Sub has its
 messages. Where a runner fuses the two (Prism does, as long as no shuffle, flatten or side input stands between), a message is
 acknowledged only after its answers are published, whenever the process dies.
 """
@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 class ReadMessages(beam.PTransform):
     """Reads a subscription with the project's own splittable source.
 
-    Element out: `Message`, at the time of its arrival (so nothing is ever late). Unbounded, until `stop_event(job)` is set: then what
-    was taken is finished, and the pipeline ends. At least once.
+    Element out: `Message`, at the time of its arrival (so nothing is ever late). Unbounded, until `stop_event(job)` is set: then
+    what was taken is finished, and the pipeline ends. At least once.
 
     Args:
       subscription: `projects/P/subscriptions/S`.
