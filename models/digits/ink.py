@@ -1,7 +1,7 @@
 """Handwritten digits as ink: scikit-learn's 8x8 images, split by sample, rendered at any size, slant and stroke width.
 
 The images of scikit-learn's digits come in the order in which people wrote them, so the three splits are contiguous ranges of
-that order: no image is in two splits, and a writer is in two of them only where a range ends in the middle of that writer's digits.
+that order: no image is in two splits, and a writer is in two of them only where a range ends within that writer's digits.
 """
 
 from __future__ import annotations
@@ -82,10 +82,11 @@ def render_digit(source: NDArray[np.float32], style: InkStyle, rng: np.random.Ge
         (h, w) float32 alpha in 0..1, cropped to the pixels that are at least half covered (`INK_ALPHA`), so that the array's own
         extent is the ground truth box; at least 1x1.
     """
-    fine = cv2.resize(np.pad(source, _MARGIN), None, fx=_UPSCALE, fy=_UPSCALE, interpolation=cv2.INTER_CUBIC)
+    padded = np.pad(source, _MARGIN)
+    fine = np.asarray(cv2.resize(padded, None, fx=_UPSCALE, fy=_UPSCALE, interpolation=cv2.INTER_CUBIC), np.float32)
     warped = cv2.warpAffine(_wobble(fine, style.wobble_px, rng), *_affine(style, fine.shape[0]), flags=cv2.INTER_LINEAR)
     ramp = np.clip((warped - style.threshold) / (2 * style.softness) + 0.5, 0.0, 1.0)
-    alpha = (ramp * ramp * (3 - 2 * ramp)).astype(np.float32)
+    alpha: NDArray[np.float32] = (ramp * ramp * (3 - 2 * ramp)).astype(np.float32)
     rows, columns = np.flatnonzero((alpha >= INK_ALPHA).any(axis=1)), np.flatnonzero((alpha >= INK_ALPHA).any(axis=0))
     if not len(rows):
         return np.zeros((1, 1), np.float32)
@@ -98,11 +99,11 @@ def _wobble(fine: NDArray[np.float32], wobble_px: float, rng: np.random.Generato
     coarse = rng.normal(0.0, wobble_px * _UPSCALE, (4, 4, 2)).astype(np.float32)
     shift = cv2.resize(coarse, (side, side), interpolation=cv2.INTER_CUBIC)
     grid = np.arange(side, dtype=np.float32)
-    return cv2.remap(fine, grid[None, :] + shift[..., 0], grid[:, None] + shift[..., 1], cv2.INTER_LINEAR)
+    return np.asarray(cv2.remap(fine, grid[None, :] + shift[..., 0], grid[:, None] + shift[..., 1], cv2.INTER_LINEAR), np.float32)
 
 
 def _affine(style: InkStyle, side: int) -> tuple[NDArray[np.float64], tuple[int, int]]:
-    """The matrix from the upscaled source (`side` pixels square) to a patch that holds it at any rotation; and the patch's size."""
+    """The matrix from the upscaled source (`side` pixels square) to a patch that holds it at any rotation; the patch's size."""
     scale = style.height_px / (8 * _UPSCALE)
     angle = np.deg2rad(style.rotation_deg)
     rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])

@@ -48,7 +48,7 @@ def add_noise(page: Page, strength: float, rng: np.random.Generator) -> Page:
     height, width = page.shape[:2]
     tile = rng.normal(0.0, strength, (192, 192)).astype(np.float32)
     noise = np.tile(tile, (height // 192 + 1, width // 192 + 1))[:height, :width]
-    return np.clip(page + noise[..., None], 0, 255).astype(np.uint8)
+    return np.asarray(np.clip(page + noise[..., None], 0, 255), np.uint8)
 
 
 def _paper(width: int, height: int, rng: np.random.Generator) -> Page:
@@ -56,7 +56,8 @@ def _paper(width: int, height: int, rng: np.random.Generator) -> Page:
     low, high = (150, 250) if rng.random() < 0.75 else (10, 110)
     corners = rng.normal(0.0, 14.0, (2, 2)).astype(np.float32)
     light = cv2.resize(corners, (width, height), interpolation=cv2.INTER_LINEAR)
-    return np.clip(np.array(random_colour(rng, low, high), np.float32) + light[..., None], 0, 255).astype(np.uint8)
+    colour = np.array(random_colour(rng, low, high), np.float32)
+    return np.asarray(np.clip(colour + light[..., None], 0, 255), np.uint8)
 
 
 @cache

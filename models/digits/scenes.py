@@ -61,7 +61,7 @@ def compose_scene(split: Split, seed: int, index: int, *, with_digits: bool | No
         while not boxes:
             _write_number(page, load_digit_images(split), boxes, labels, rng)
     if rng.random() < 0.3:
-        page = cv2.GaussianBlur(page, (0, 0), rng.uniform(0.5, 1.6))
+        page = np.asarray(cv2.GaussianBlur(page, (0, 0), rng.uniform(0.5, 1.6)), np.uint8)
     page = add_noise(page, rng.uniform(0.0, 9.0), rng)
     return Scene(page, np.array(boxes, np.float32).reshape(-1, 4), np.array(labels, np.int64))
 
@@ -116,7 +116,7 @@ def _box_at(x: float, y: float, alpha: NDArray[np.float32]) -> tuple[int, int, i
 
 
 def _fits(box: tuple[int, int, int, int], page: Page, boxes: list[tuple[int, int, int, int]]) -> bool:
-    """Whether the box lies on the page, is no sliver and overlaps no other by more than `_MAX_OVERLAP` of the smaller one's area."""
+    """Whether the box lies on the page, is no sliver and covers at most `_MAX_OVERLAP` of another or the other of it."""
     if box[0] < 0 or box[1] < 0 or box[2] > page.shape[1] or box[3] > page.shape[0] or box[3] - box[1] < 8:
         return False
     for other in boxes:
@@ -131,7 +131,7 @@ def _area(box: tuple[int, int, int, int]) -> int:
 
 
 def _contrast(region: Page, alpha: NDArray[np.float32], colour: NDArray[np.float32]) -> float:
-    """The 10th percentile, over the inked pixels, of the distance in luma (ITU-R BT.601) between the ink and the page below it."""
+    """The distance in luma (ITU-R BT.601) between the ink and the page below it: 10th percentile over the inked pixels."""
     weights = np.array([0.299, 0.587, 0.114], np.float32)
     below = region[alpha >= 0.5] @ weights
     return float(np.percentile(np.abs(below - colour @ weights), 10))
