@@ -242,11 +242,9 @@ def _batches_section(summary: Mapping[str, Any]) -> Markup | None:
     if not sizes:
         return None
     told = "Batches by size: " + ", ".join(f"{n} of {size}" for size, n in sorted(sizes.items()))
-    return _section(
-        "Batch sizes",
-        column_chart(sizes, told, "batches"),
-        f"How many of the model's {count(sum(sizes.values()))} calls had how many images.",
-    )
+    calls = sum(sizes.values())
+    note = f"How many of the model's {count(calls)} calls had how many images." if calls > 1 else "The model was called once."
+    return _section("Batch sizes", column_chart(sizes, told, "batches"), note)
 
 
 def _stages_section(summary: Mapping[str, Any], unit: str) -> Markup | None:
@@ -254,10 +252,10 @@ def _stages_section(summary: Mapping[str, Any], unit: str) -> Markup | None:
     if not seconds:
         return None
     read = _images(summary).get("read") or 0
-    rows = [
-        (name, value, f"{duration(value)}, {duration(value / read)} each" if read else duration(value))
-        for name, value in seconds.items()
-    ]
+    rows: list[tuple[object, float, object]] = []
+    for name, value in seconds.items():
+        each = tag("span", f", {duration(value / read)} each", class_="each") if read else None
+        rows.append((name, value, join(duration(value), each)))
     note = f"Summed over threads that work side by side, so the seconds exceed the wall time; “each” is by {unit} read."
     return _section(
         "Time per stage", bar_table(rows, ("Stage", "Time"), f"Wall time {duration(summary.get('wall_seconds'))}"), note

@@ -80,7 +80,7 @@ def throughput_chart(points: Sequence[Sequence[float]], mean_per_second: float |
         y = f"{100 - 100 * mean / top:.2f}%"
         mean_line = tag("line", class_="mean", x1="0", x2="100%", y1=y, y2=y)
     summary = f"{unit} over time: from {count(min(rates), 1)} to {count(max(rates), 1)} in {duration(end)}"
-    return _chart(summary, join(_gridlines(top, ticks, unit), curve, mean_line), _time_axis(end))
+    return _chart(summary, join(_gridlines(top, ticks), curve, mean_line, _grid_labels(top, ticks, unit)), _time_axis(end))
 
 
 def column_chart(columns: Mapping[int, int], summary: str, unit: str) -> Markup:
@@ -99,8 +99,9 @@ def column_chart(columns: Mapping[int, int], summary: str, unit: str) -> Markup:
             labels.append(tag("text", count(key), x=f"{centre:.3f}%", y=_PLOT_HEIGHT, dy="18", text_anchor="middle"))
         if len(ordered) <= 8:
             rects.append(tag("text", count(value), class_="strong", x=f"{centre:.3f}%", y=y, dy="-5", text_anchor="middle"))
-    gridlines = _gridlines(top, ticks, unit) if len(ordered) > 8 else None
-    return _chart(summary, join(gridlines, *rects), join(*labels))
+    if len(ordered) > 8:
+        rects = [_gridlines(top, ticks), *rects, _grid_labels(top, ticks, unit)]
+    return _chart(summary, join(*rects), join(*labels))
 
 
 def _chart(summary: str, plot: Markup, axis: Markup) -> Markup:
@@ -110,15 +111,16 @@ def _chart(summary: str, plot: Markup, axis: Markup) -> Markup:
     return tag("svg", inner, labels, class_="chart", width="100%", height=_CHART_HEIGHT, role="img", aria_label=text(summary))
 
 
-def _gridlines(top: float, ticks: Sequence[float], unit: str) -> Markup:
+def _gridlines(top: float, ticks: Sequence[float]) -> Markup:
+    heights = (f"{100 - 100 * tick / top:.2f}%" for tick in ticks)
+    return join(*(tag("line", class_="grid", x1="0", x2="100%", y1=y, y2=y) for y in heights))
+
+
+def _grid_labels(top: float, ticks: Sequence[float], unit: str) -> Markup:
     digits = 0 if all(tick == int(tick) for tick in ticks) else 1
-    lines = []
-    for tick in ticks:
-        y = f"{100 - 100 * tick / top:.2f}%"
-        label = f"{count(tick, digits)} {unit}" if tick == ticks[-1] else count(tick, digits)
-        lines.append(tag("line", class_="grid", x1="0", x2="100%", y1=y, y2=y))
-        lines.append(tag("text", label, x="0", y=y, dy="-5"))
-    return join(*lines)
+    labels = [count(tick, digits) for tick in ticks[:-1]] + [f"{count(ticks[-1], digits)} {unit}"]
+    heights = (f"{100 - 100 * tick / top:.2f}%" for tick in ticks)
+    return join(*(tag("text", label, x="0", y=y, dy="-5") for label, y in zip(labels, heights, strict=True)))
 
 
 def _time_axis(end_seconds: float) -> Markup:
