@@ -1,7 +1,9 @@
 """One model, shared by all who call it at the same time: TensorFlow's batch scheduler merges single images into device batches.
 
-Callers hand in one image each, from many threads, and block until its answer is there. The scheduler (the one of TF Serving) forms a batch
-when enough images wait or the oldest has waited long enough, pads it to a rung of the ladder, and keeps `streams` batches in flight.
+Callers hand in one image each, from many threads, and block until its answer is there. The scheduler (the one of TF Serving)
+forms a batch
+when enough images wait or the oldest has waited long enough, pads it to a rung of the ladder, and keeps `streams` batches in
+flight.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class Answer(NamedTuple):
 class BatchedModel:
     """A model function behind TensorFlow's batch scheduler; thread-safe.
 
-    Out of memory: the largest rung is dropped for good, and the images of the failed batch are tried again in smaller ones. Any other
-    failure of a batch is tried again image by image, so that an image that breaks the model breaks no other.
+    Out of memory: the largest rung is dropped for good, and the images of the failed batch are tried again in smaller ones.
+    Any other failure of a batch is tried again image by image, so that an image that breaks the model breaks no other.
 
     Args:
       predict: `uint8 (n, H, W, 3)` -> mapping of outputs, each with the batch axis first.

@@ -1,6 +1,7 @@
 """The settings of one job: typed, frozen, checked before anything starts.
 
-A config is one YAML file; flags override its keys. Each key is declared once, here, with its default and its one-line help, and becomes a
+A config is one YAML file; flags override its keys. Each key is declared once, here, with its default and its one-line help,
+and becomes a
 flag of the same name (`score_threshold` -> `--score-threshold`), so `--help`, the file and the code can't disagree.
 """
 
@@ -30,23 +31,35 @@ class ModelConfig:
     Everything below `path` and `name` overrides what the model says of itself.
     """
 
-    path: str = _setting("digits", "SavedModel, or a folder of versions <path>/<integer>; local or gs://. 'digits' is the bundled detector")
+    path: str = _setting(
+        "digits", "SavedModel, or a folder of versions <path>/<integer>; local or gs://. 'digits' is the bundled detector"
+    )
     name: str | None = _setting(None, "name written into every row; default: what the model says, else its folder's name")
     signature: str | None = _setting(None, "signature to call; default: what the model says, else serving_default")
     input_name: str | None = _setting(None, "foreign models: name of the image input")
     input_hw: tuple[int, int] | None = _setting(None, "foreign models: height and width of the input, as [H, W]")
     input_dtype: Literal["uint8", "float32"] | None = _setting(None, "foreign models: what the input takes")
-    value_range: tuple[float, float] | None = _setting(None, "foreign models: what pixel values 0 and 255 become, as [0, 1] or [-1, 1]")
+    value_range: tuple[float, float] | None = _setting(
+        None, "foreign models: what pixel values 0 and 255 become, as [0, 1] or [-1, 1]"
+    )
     resize: Literal["stretch", "letterbox"] | None = _setting(None, "foreign models: how images are fitted to the input")
     letterbox_value: int | None = _setting(None, "foreign models: grey of the letterbox padding, 0..255", low=0, high=255)
     boxes_output: str | None = _setting(None, "foreign models: name of the output with boxes (N, M, 4)")
     scores_output: str | None = _setting(None, "foreign models: name of the output with scores (N, M) or (N, M, classes)")
-    classes_output: str | None = _setting(None, "foreign models: name of the output with class numbers (N, M); '' where scores have a class axis")
-    count_output: str | None = _setting(None, "foreign models: name of the output with the number of boxes (N,); '' where there is none")
+    classes_output: str | None = _setting(
+        None, "foreign models: name of the output with class numbers (N, M); '' where scores have a class axis"
+    )
+    count_output: str | None = _setting(
+        None, "foreign models: name of the output with the number of boxes (N,); '' where there is none"
+    )
     box_format: Literal["xyxy", "yxyx", "xywh", "cxcywh"] | None = _setting(None, "foreign models: order of a box's four numbers")
-    box_units: Literal["norm", "pixels"] | None = _setting(None, "foreign models: boxes as shares of the model's input, or in its pixels")
+    box_units: Literal["norm", "pixels"] | None = _setting(
+        None, "foreign models: boxes as shares of the model's input, or in its pixels"
+    )
     class_id_offset: int | None = _setting(None, "foreign models: number of the first class (1 for the TF Object Detection API)")
-    class_names: tuple[str, ...] | None = _setting(None, "foreign models: class names in order, as a list or a text file with one a line")
+    class_names: tuple[str, ...] | None = _setting(
+        None, "foreign models: class names in order, as a list or a text file with one a line"
+    )
     nms: Literal["model", "pipeline"] | None = _setting(None, "foreign models: who suppresses overlapping boxes")
 
 
@@ -58,7 +71,9 @@ class DetectConfig:
     iou_threshold: float = _setting(0.45, "boxes of one class that overlap more than this are one object", low=0.0, high=1.0)
     classes: tuple[str, ...] = _setting((), "keep only these class names; default: all")
     max_detections: int = _setting(100, "most detections of one image", low=1)
-    precision: Literal["float32", "bfloat16"] = _setting("float32", "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs")
+    precision: Literal["float32", "bfloat16"] = _setting(
+        "float32", "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs"
+    )
     xla: bool = _setting(False, "compile the model with XLA; slower on CPU where that was measured, often faster on GPU")
     device: str = _setting("auto", "auto, cpu, gpu or gpu:<number>")
     gpu_memory_mb: int | None = _setting(None, "limit of the GPU memory; default: grow as needed", low=64)
@@ -69,8 +84,12 @@ class DetectConfig:
     inter_op_threads: int | None = _setting(None, "operations side by side; default: streams on CPU", low=1)
     cpu_affinity: tuple[int, ...] = _setting((), "run on these cores only; default: all", low=0)
     decode_threads: int | None = _setting(None, "images decoded side by side; default: one for each core", low=1)
-    max_megapixels: float = _setting(100.0, "larger images are refused on their header; for JPEG this counts after decoding at reduced scale", low=0.01)
-    scaled_decode: bool = _setting(True, "decode large JPEGs at 1/2, 1/4 or 1/8 where at least 1.5 times the model's input remains")
+    max_megapixels: float = _setting(
+        100.0, "larger images are refused on their header; for JPEG this counts after decoding at reduced scale", low=0.01
+    )
+    scaled_decode: bool = _setting(
+        True, "decode large JPEGs at 1/2, 1/4 or 1/8 where at least 1.5 times the model's input remains"
+    )
     request_images: int = _setting(256, "most images handed to the detector at once", low=1)
     request_mb: float = _setting(64.0, "most encoded megabytes handed to the detector at once", low=0.1)
 
@@ -99,10 +118,14 @@ class WriteConfig:
 class Config:
     """One job."""
 
-    input: tuple[str, ...] = _setting((), "images: files, folders, globs (with **), gs://; manifests .txt .csv .jsonl; TFRecord shards *.tfrecord*")
+    input: tuple[str, ...] = _setting(
+        (), "images: files, folders, globs (with **), gs://; manifests .txt .csv .jsonl; TFRecord shards *.tfrecord*"
+    )
     output: str = _setting("", "folder for the results, local or gs://")
     mode: Literal["batch", "streaming"] = _setting("batch", "batch: files in, files out")
-    runner: str = _setting("DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner or DataflowRunner")
+    runner: str = _setting(
+        "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner or DataflowRunner"
+    )
     max_dead_share: float = _setting(0.5, "exit with 1 when a larger share of the images became dead letters", low=0.0, high=1.0)
     beam_options: Mapping[str, Any] = dataclasses.field(
         default_factory=dict, metadata={"help": "options of Beam and its runners, by their flag's name"}
@@ -114,7 +137,8 @@ class Config:
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as plain nested dicts and lists, for the summary."""
-        return _plain(self)
+        plain: dict[str, Any] = _plain(self)
+        return plain
 
 
 def load_config(path: str | None, overrides: Mapping[str, Any]) -> Config:
@@ -128,11 +152,13 @@ def load_config(path: str | None, overrides: Mapping[str, Any]) -> Config:
       ConfigError: The file is unreadable, no YAML mapping, or has an unknown key or a wrong value.
     """
     tree = _read_yaml(path) if path else {}
-    config = _build(Config, tree, path or "the flags", "")
+    config: Config = _build(Config, tree, path or "the flags", "")
     for key, value in overrides.items():
         config = _override(config, key.split("."), value, key)
     if not all(a < b for a, b in zip(config.detect.batch_sizes, config.detect.batch_sizes[1:], strict=False)):
-        raise ConfigError(f"detect.batch_sizes: expected ascending sizes such as [1, 2, 4, 8], got {list(config.detect.batch_sizes)}")
+        raise ConfigError(
+            f"detect.batch_sizes: expected ascending sizes such as [1, 2, 4, 8], got {list(config.detect.batch_sizes)}"
+        )
     return config
 
 
@@ -152,7 +178,9 @@ def _read_yaml(path: str) -> Mapping[str, Any]:
         with open(path, encoding="utf-8") as file:
             tree = yaml.safe_load(file)
     except OSError as err:
-        raise ConfigError(f"config {path}: cannot be read ({err.strerror}); give the path of a YAML file, e.g. configs/batch_local_direct.yaml") from err
+        raise ConfigError(
+            f"config {path}: cannot be read ({err.strerror}); give the path of a YAML file, e.g. configs/batch_local_direct.yaml"
+        ) from err
     except (yaml.YAMLError, UnicodeDecodeError) as err:
         raise ConfigError(f"config {path}: is no YAML: {' '.join(str(err).split())}") from err
     if not isinstance(tree, dict):
@@ -191,7 +219,7 @@ def _override(config: Any, path: list[str], value: Any, key: str) -> Any:
     return dataclasses.replace(config, **{path[0]: _parse(value, hints[path[0]], flag, field.metadata)})
 
 
-def _parse(value: Any, hint: Any, where: str, bounds: Mapping[str, Any]) -> Any:
+def _parse(value: Any, hint: Any, where: str, bounds: Mapping[str, Any]) -> Any:  # noqa: PLR0911  one for each kind of type
     """Checks one value against its declared type; the message says what was expected and what came."""
     options = typing.get_args(hint)
     if type(None) in options:
@@ -210,7 +238,12 @@ def _parse(value: Any, hint: Any, where: str, bounds: Mapping[str, Any]) -> Any:
         return value
     if hint is str and isinstance(value, str):
         return value
-    if hint in _Number and isinstance(value, _Number) and not isinstance(value, bool) and (hint is float or isinstance(value, int)):
+    if (
+        hint in _Number
+        and isinstance(value, _Number)
+        and not isinstance(value, bool)
+        and (hint is float or isinstance(value, int))
+    ):
         return _in_bounds(hint(value), where, bounds)
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
         return dict(value)
@@ -218,7 +251,13 @@ def _parse(value: Any, hint: Any, where: str, bounds: Mapping[str, Any]) -> Any:
     raise ConfigError(f"{where}: expected {_TYPE_WORDS.get(name, name)}, got {value!r}")
 
 
-_TYPE_WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "Mapping": "a section with keys"}
+_TYPE_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "Mapping": "a section with keys",
+}
 
 
 def _parse_tuple(value: Any, options: tuple[Any, ...], where: str, bounds: Mapping[str, Any]) -> tuple[Any, ...]:

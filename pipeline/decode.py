@@ -1,6 +1,7 @@
 """From an image file's bytes to upright 8-bit RGB pixels, or to the reason why not.
 
-The header is looked at first, so that an image is refused before its pixels take memory. OpenCV decodes, since it is the fastest and can
+The header is looked at first, so that an image is refused before its pixels take memory. OpenCV decodes, since it is the
+fastest and can
 decode JPEG at reduced scale; what it cannot read goes to Pillow. Only the first frame of an animation is used. Alpha is dropped.
 """
 
@@ -82,7 +83,9 @@ def decode_image(content: bytes, max_pixels: float, needed_wh: Callable[[Size], 
     held_pixels = header.wh[0] * header.wh[1] / (1 if header.progressive else factor**2)
     if held_pixels > max_pixels:
         size = f"{header.wh[0]} x {header.wh[1]} pixels"
-        raise DecodeError("too_large", f"expected at most {max_pixels / 1e6:g} megapixels, got {size}; max_megapixels sets the limit")
+        raise DecodeError(
+            "too_large", f"expected at most {max_pixels / 1e6:g} megapixels, got {size}; max_megapixels sets the limit"
+        )
     if header.format in _JPEG_FORMATS and not _has_jpeg_end(content):
         raise DecodeError("truncated", "the JPEG ends within its pixels (no end-of-image marker)")
     if held_pixels > _LARGE_PIXELS:
@@ -110,7 +113,9 @@ def _read_header_by_decoding(content: bytes, err: Exception) -> _Header:
     if pixels is not None:
         return _Header("", (pixels.shape[1], pixels.shape[0]), 1, progressive=False)
     if isinstance(err, UnidentifiedImageError):
-        raise DecodeError("not_an_image", f"expected an image, got {len(content)} bytes that start with {content[:12]!r}") from err
+        raise DecodeError(
+            "not_an_image", f"expected an image, got {len(content)} bytes that start with {content[:12]!r}"
+        ) from err
     raise DecodeError("corrupt", f"damaged image header: {_one_line(err)}") from err
 
 
@@ -119,8 +124,8 @@ def _has_jpeg_end(content: bytes) -> bool:
     if content.endswith(b"\xff\xd9"):
         return True
     at = 2
-    while at + 4 <= len(content) and content[at] == 0xFF and content[at + 1] != 0xDA:  # noqa: PLR2004  start of scan
-        at += 2 + int.from_bytes(content[at + 2 : at + 4], "big") if content[at + 1] != 0xFF else 1  # noqa: PLR2004  fill byte
+    while at + 4 <= len(content) and content[at] == 0xFF and content[at + 1] != 0xDA:
+        at += 2 + int.from_bytes(content[at + 2 : at + 4], "big") if content[at + 1] != 0xFF else 1
     return content.find(b"\xff\xd9", at) >= 0
 
 
@@ -159,10 +164,9 @@ def _pillow(content: bytes) -> np.ndarray:
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(content)) as image:
                 image.seek(0)
-                if image.mode.startswith(("I", "F")):  # more than 8 bits a channel: Pillow would clip, not scale
-                    image = _to_8_bit(image)
-                return np.asarray(image.convert("RGB"))
-    except Exception as err:  # noqa: BLE001  Pillow's plugins raise nearly anything on damaged pixels
+                many_bits = image.mode.startswith(("I", "F"))  # Pillow would clip these to 8 bits, not scale
+                return np.asarray((_to_8_bit(image) if many_bits else image).convert("RGB"))
+    except Exception as err:
         reason = "truncated" if "truncated" in str(err).lower() else "corrupt"
         raise DecodeError(reason, f"the pixels cannot be decoded: {_one_line(err)}") from err
 

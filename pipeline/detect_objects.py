@@ -25,7 +25,8 @@ class DetectedAndDead(NamedTuple):
 class DetectObjects(beam.PTransform):
     """Finds objects in images, with one model per process shared by all bundles.
 
-    Element in: `EncodedImage`. Elements out: `DetectedImage` or `DeadLetter`, one for each image, in the window and at the time of the image.
+    Element in: `EncodedImage`. Elements out: `DetectedImage` or `DeadLetter`, one for each image, in the window and at the
+    time of the image.
     Bounded or unbounded; deterministic but for the last bits of floats, so a retried bundle gives the same rows.
 
     Args:
@@ -38,7 +39,9 @@ class DetectObjects(beam.PTransform):
       `images | DetectObjects("/models/yolov4", score_threshold=0.4)`
     """
 
-    def __init__(self, model: str | ModelConfig = "digits", detect: DetectConfig | None = None, samples: int = 0, **settings: Any):
+    def __init__(
+        self, model: str | ModelConfig = "digits", detect: DetectConfig | None = None, samples: int = 0, **settings: Any
+    ):
         super().__init__()
         self._model = ModelConfig(path=model) if isinstance(model, str) else model
         self._detect = dataclasses.replace(detect or DetectConfig(), **settings)
@@ -57,8 +60,8 @@ class DetectObjects(beam.PTransform):
 class DetectorHandler(ModelHandler[EncodedImage, DetectedImage | DeadLetter, Detector]):
     """Tells RunInference how to load the detector, and how many images to hand it at once.
 
-    A request is larger than a device batch: the detector decodes ahead and keeps several batches in flight within it. Its bytes are bounded as
-    well as its count, since 256 images of 12 megapixels would be a gigabyte.
+    A request is larger than a device batch: the detector decodes ahead and keeps several batches in flight within it. Its
+    bytes are bounded as well as its count, since 256 images of 12 megapixels would be a gigabyte.
     """
 
     def __init__(self, model: ModelConfig, detect: DetectConfig, samples: int = 0):

@@ -14,7 +14,9 @@ from pipeline.errors import ModelError
 from pipeline.records import Detections
 
 
-def to_detections(outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata, transform: InputTransform, detect: DetectConfig) -> Detections:
+def to_detections(
+    outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata, transform: InputTransform, detect: DetectConfig
+) -> Detections:
     """Thresholds, suppresses (where the model does not), and maps boxes back to the image.
 
     Args:
@@ -37,7 +39,7 @@ def to_detections(outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata,
         kept &= np.isin(class_ids, [metadata.class_names.index(name) for name in detect.classes])
     boxes, scores, class_ids = boxes_to_xyxy(boxes[kept], metadata.box_format), scores[kept], class_ids[kept]
     if metadata.box_units == "norm":
-        boxes = boxes * np.array(metadata.input_hw * 2)[[1, 0, 3, 2]]
+        boxes = boxes * np.array(metadata.input_hw * 2, np.float64)[[1, 0, 3, 2]]
     if metadata.nms == "pipeline":
         order = nms(boxes, scores, class_ids, detect.iou_threshold, detect.max_detections)
     else:

@@ -1,6 +1,7 @@
 """The detector of one process: encoded images in, one `DetectedImage` or `DeadLetter` for each out.
 
-Every image is its own small task on a pool: decode, fit to the model's input, hand to the batch scheduler, map the boxes back. There are enough
+Every image is its own small task on a pool: decode, fit to the model's input, hand to the batch scheduler, map the boxes back.
+There are enough
 tasks in flight that the model always finds the next batch waiting, while decoding stays on as many cores as it may use.
 """
 

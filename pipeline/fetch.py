@@ -63,7 +63,11 @@ def _fetch_object(ref: ImageRef, max_bytes: int) -> tuple[bytes, str]:
 
     _check_size(ref.uri, ref.size_bytes, max_bytes)
     bucket, _, name = ref.uri[len("gs://") :].partition("/")
-    blob = _storage_client(threading.get_ident()).bucket(bucket).blob(name, generation=int(ref.generation) if ref.generation else None)
+    blob = (
+        _storage_client(threading.get_ident())
+        .bucket(bucket)
+        .blob(name, generation=int(ref.generation) if ref.generation else None)
+    )
     try:
         if not ref.size_bytes:  # not listed: look before taking memory
             blob.reload(retry=DEFAULT_RETRY.with_timeout(_RETRY_SECONDS))
@@ -97,4 +101,7 @@ def _fetch_through_beam(ref: ImageRef, max_bytes: int) -> bytes:
 
 def _check_size(uri: str, size: int, max_bytes: int) -> None:
     if size > max_bytes:
-        raise FetchError("too_large_file", f"{uri} has {size / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)")
+        raise FetchError(
+            "too_large_file",
+            f"{uri} has {size / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)",
+        )

@@ -1,9 +1,9 @@
 """The whole pipeline on one screen.
 
-    ReadImages ──> DetectObjects ──> WriteRows (detections) ─┐
-        │                │                                   ├─> PublishFiles
-        └─ dead letters ─┴─────────> WriteRows (dead letters)┘        read = detected + dead + skipped
-                                     TallyImages ──> the figures of summary.json and report.html
+ReadImages ──> DetectObjects ──> WriteRows (detections) ─┐
+    │                │                                   ├─> PublishFiles
+    └─ dead letters ─┴─────────> WriteRows (dead letters)┘        read = detected + dead + skipped
+                                 TallyImages ──> the figures of summary.json and report.html
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ def build(pipeline: beam.Pipeline, config: Config, staging: str) -> None:
 def read_tally(staging: str) -> Tally:
     """What a finished job left for its summary."""
     with FileSystems.open(f"{staging}/tally", compression_type="uncompressed") as file:
-        tally = pickle.loads(file.read())  # noqa: S301  written by this very job
-    assert isinstance(tally, Tally)
+        tally: Tally = pickle.loads(file.read())  # noqa: S301  written by this very job
     return tally
 
 

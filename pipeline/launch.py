@@ -65,7 +65,7 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
       ConfigError: One is unknown; Beam itself would only warn.
     """
     given = [flag for name, value in config.beam_options.items() for flag in _as_flags(name, value)]
-    known = PipelineOptions()._visible_option_list()  # noqa: SLF001  Beam has no public list
+    known = PipelineOptions()._visible_option_list()
     for flag in [*given, *beam_flags]:
         name = re.split("=", flag.lstrip("-"), maxsplit=1)[0].replace("-", "_")
         if flag.startswith("--") and name not in known and name.removeprefix("no_") not in known:
@@ -83,12 +83,19 @@ def show_plan(job: Job) -> int:
     images = [pattern for pattern in config.input if not is_tfrecord(pattern)]
     uris = sorted({ref.uri for pattern in images for ref in list_images(pattern, config.output)})
     ladder = ", ".join(map(str, detector.batch_sizes))
-    print(f"input    {len(uris)} images" + "".join(f"\n         {uri}" for uri in uris[:5]) + ("\n         …" if len(uris) > 5 else ""))  # noqa: PLR2004
+    print(
+        f"input    {len(uris)} images"
+        + "".join(f"\n         {uri}" for uri in uris[:5])
+        + ("\n         …" if len(uris) > 5 else "")
+    )
     for pattern in config.input:
         if is_tfrecord(pattern) or is_manifest(pattern):
             print(f"         from {pattern}")
     height, width = detector.metadata.input_hw
-    print(f"model    {detector.metadata.name} {detector.version}, {width}x{height} {detector.metadata.resize}, {len(detector.metadata.class_names)} classes")
+    print(
+        f"model    {detector.metadata.name} {detector.version}, {width}x{height} {detector.metadata.resize}, "
+        f"{len(detector.metadata.class_names)} classes"
+    )
     print(f"batches  {ladder} at {config.detect.precision}")
     print(f"runner   {config.runner}")
     print(f"output   {config.output} ({', '.join(_outputs(config))})")
@@ -173,7 +180,10 @@ def _load_detector(config: Config) -> Any:
 
 
 def _runner(name: str) -> Any:
-    """The runner by name. `DirectRunner` here is Beam's in-memory runner, chosen for its speed (BENCHMARKS.md), wherever Prism may be found."""
+    """The runner by name.
+
+    `DirectRunner` is Beam's in-memory runner here, chosen by measurement (BENCHMARKS.md); Beam itself would prefer Prism where it finds it.
+    """
     if name == "DirectRunner":
         from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
@@ -183,7 +193,9 @@ def _runner(name: str) -> Any:
 
         return create_runner(name)
     except (ValueError, ImportError, AttributeError) as err:
-        raise RunnerError(f"runner {name}: expected DirectRunner, PrismRunner, FlinkRunner, PortableRunner or DataflowRunner") from err
+        raise RunnerError(
+            f"runner {name}: expected DirectRunner, PrismRunner, FlinkRunner, PortableRunner or DataflowRunner"
+        ) from err
 
 
 def _outputs(config: Config) -> list[str]:

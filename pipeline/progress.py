@@ -14,7 +14,10 @@ _LINE_SECONDS = 10.0
 
 
 def count(what: str, n: int = 1) -> None:
-    """Notes that `n` more images of this process are `listed`, `detected` or `dead`; for display only, results are counted elsewhere."""
+    """Notes that `n` more images of this process are `listed`, `detected` or `dead`.
+
+    For display only: results are counted from the records.
+    """
     with _lock:
         _counts[what] += n
 
@@ -68,4 +71,8 @@ class ProgressDisplay:
             shown = done
             listed = f" of {counts['listed']}" if counts["listed"] else ""
             seconds = time.monotonic() - started
-            print(f"{seconds:6.0f} s  {done}{listed} images, {rate:.1f} images/s, {counts['dead']} failed", file=sys.stderr, flush=True)
+            print(
+                f"{seconds:6.0f} s  {done}{listed} images, {rate:.1f} images/s, {counts['dead']} failed",
+                file=sys.stderr,
+                flush=True,
+            )

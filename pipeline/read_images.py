@@ -1,4 +1,7 @@
-"""`ReadImages`: from patterns, folders, manifests and TFRecord shards to encoded images. Listing and reading are steps of the pipeline."""
+"""`ReadImages`: from patterns, folders, manifests and TFRecord shards to encoded images.
+
+Listing and reading are steps of the pipeline.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,10 @@ class ReadImages(beam.PTransform):
         listed = refs | "CountListed" >> beam.Map(lambda ref: ("read", ref.uri))
         if not shards:
             return ReadOutputs(read.images, read.dead, listed, distinct.skipped)
-        examples = tuple(begin | f"ReadTFRecord{n}" >> ReadTFRecord(pattern) for n, pattern in enumerate(shards)) | "FlattenTFRecords" >> beam.Flatten()
+        examples = (
+            tuple(begin | f"ReadTFRecord{n}" >> ReadTFRecord(pattern) for n, pattern in enumerate(shards))
+            | "FlattenTFRecords" >> beam.Flatten()
+        )
         counted = examples | "CountExamples" >> beam.Map(lambda example: ("read", example.ref.uri))
         parted = examples | "PartTFRecords" >> beam.FlatMap(_part).with_outputs("dead", main="images")
         return ReadOutputs(
@@ -102,8 +108,8 @@ def is_manifest(pattern: str) -> bool:
 def list_images(pattern: str, exclude: str = "") -> Iterator[ImageRef]:
     """All images that one input names, in order of their names.
 
-    A manifest's lines are taken as they are; whether they can be read shows when they are. Everything else is listed now. A folder stands
-    for all files below it but hidden ones.
+    A manifest's lines are taken as they are; whether they can be read shows when they are. Everything else is listed now. A
+    folder stands for all files below it but hidden ones.
 
     Raises:
       InputError: A manifest cannot be understood.
@@ -125,19 +131,24 @@ def check_inputs(patterns: Sequence[str]) -> None:
         raise InputError("no input: expected --input with a file, folder, glob, gs:// pattern or manifest")
     for pattern in patterns:
         try:
-            found = any(FileSystems.match([variant], limits=[1])[0].metadata_list for variant in expand_pattern(pattern)) or _is_file(pattern)
+            found = any(
+                FileSystems.match([variant], limits=[1])[0].metadata_list for variant in expand_pattern(pattern)
+            ) or _is_file(pattern)
         except Exception as err:
             raise InputError(f"input {pattern}: cannot be listed: {' '.join(str(err).split())[:300]}") from err
         if not found:
-            raise InputError(f"input {pattern}: no file matches; check the path (quote globs so that the shell leaves them alone)")
+            raise InputError(
+                f"input {pattern}: no file matches; check the path (quote globs so that the shell leaves them alone)"
+            )
 
 
 def expand_pattern(pattern: str) -> list[str]:
     """The patterns of Beam's file systems that together mean what a user means.
 
-    Beam's `**` matches across folders but wants both slashes around it, so `a/**/b` would miss `a/b`; and a folder is no pattern there.
+    Beam's `**` matches across folders but wants both slashes around it, so `a/**/b` would miss `a/b`; and a folder is no
+    pattern there.
     """
-    if pattern.endswith("/") or (pattern.startswith("gs://") and pattern.count("/") == 2) or os.path.isdir(pattern):  # noqa: PLR2004
+    if pattern.endswith("/") or (pattern.startswith("gs://") and pattern.count("/") == 2) or os.path.isdir(pattern):
         return [pattern.rstrip("/") + "/**"]
     if "/**/" in pattern:
         return [pattern, *expand_pattern(pattern.replace("/**/", "/", 1))]
@@ -176,7 +187,10 @@ def _read_manifest(path: str) -> Iterator[ImageRef]:
 
 
 def _manifest_uris(lines: Iterable[str], path: str) -> Iterator[str]:
-    """URIs of a manifest: .txt one a line; .csv the column `uri` or `path`, else the first; .jsonl a text or {"uri"} or {"image": {"uri"}}."""
+    """URIs of a manifest.
+
+    .txt: one a line. .csv: the column `uri` or `path`, else the first. .jsonl: a text, {"uri"} or {"image": {"uri"}} a line.
+    """
     if path.lower().endswith(".csv"):
         column = 0
         for number, row in enumerate(csv.reader(lines)):
@@ -223,8 +237,8 @@ def _first_of(uri_and_refs: tuple[str, Iterable[ImageRef]]) -> Iterator[Any]:
 class ReadAhead(beam.DoFn):
     """Reads images on a pool of threads, ahead of the steps behind it.
 
-    Those steps run while this one yields; the reads go on meanwhile, so that a detector which is fused with it never waits for storage. Bounded
-    by count and by listed bytes. Each image keeps its window and timestamp.
+    Those steps run while this one yields; the reads go on meanwhile, so that a detector which is fused with it never waits for
+    storage. Bounded by count and by listed bytes. Each image keeps its window and timestamp.
     """
 
     def __init__(self, read: ReadConfig):
@@ -274,8 +288,8 @@ def read_image(ref: ImageRef, read: ReadConfig) -> EncodedImage | DeadLetter:
 class ReadTFRecord(beam.PTransform):
     """Reads TFRecord shards of `tf.Example`s with the TF Object Detection API's keys (`image/encoded`, `image/source_id`, …).
 
-    Element out: `EncodedImage`, or a `DeadLetter` for an example without an image. An example's URI is its source id, else its file name,
-    else a hash of its bytes.
+    Element out: `EncodedImage`, or a `DeadLetter` for an example without an image. An example's URI is its source id, else its
+    file name, else a hash of its bytes.
     """
 
     def __init__(self, pattern: str):
@@ -297,9 +311,15 @@ class ReadTFRecord(beam.PTransform):
 
 def images_of_examples(examples: Any) -> Iterator[EncodedImage | DeadLetter]:
     """The images of one Arrow record batch of `tf.Example`s."""
-    columns = {name: examples.column(name).to_pylist() for name in ("image/encoded", "image/source_id", "image/filename") if name in examples.schema.names}
+    columns = {
+        name: examples.column(name).to_pylist()
+        for name in ("image/encoded", "image/source_id", "image/filename")
+        if name in examples.schema.names
+    }
     nothing = [None] * examples.num_rows
-    for encoded, *names in zip(*(columns.get(name, nothing) for name in ("image/encoded", "image/source_id", "image/filename")), strict=True):
+    for encoded, *names in zip(
+        *(columns.get(name, nothing) for name in ("image/encoded", "image/source_id", "image/filename")), strict=True
+    ):
         progress.count("listed")
         content = bytes(encoded[0]) if encoded else b""
         name = next((value[0].decode("utf-8", "replace") for value in names if value and value[0]), "")

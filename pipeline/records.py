@@ -167,7 +167,12 @@ def detection_row(image: DetectedImage) -> dict[str, Any]:
 def dead_letter_row(letter: DeadLetter) -> dict[str, Any]:
     """The JSON row of a dead letter; a manifest of such rows can be given as input to try the images again."""
     image = {"uri": letter.ref.uri, "generation": letter.ref.generation}
-    row = {"image": {k: v for k, v in image.items() if v}, "stage": letter.stage, "reason": letter.reason, "message": letter.message}
+    row = {
+        "image": {k: v for k, v in image.items() if v},
+        "stage": letter.stage,
+        "reason": letter.reason,
+        "message": letter.message,
+    }
     if letter.payload:
         row["payload_base64"] = base64.b64encode(letter.payload).decode("ascii")
     return row

@@ -1,4 +1,7 @@
-"""`python -m pipeline.run`: parses, checks, launches, reports. Exit code 0: done; 1: the job failed, or too many images did; 2: a wrong command."""
+"""`python -m pipeline.run`: parses, checks, launches, reports.
+
+Exit code 0: done; 1: the job failed, or too many images did; 2: a wrong command.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.config import Config, load_config, settings
+from pipeline.config import load_config, settings
 from pipeline.errors import ConfigError, UserError
 
 DONE, FAILED, WRONG = 0, 1, 2
@@ -30,7 +33,8 @@ examples:
 
 Every setting is a key of the config file and a flag; flags win. Lists are given with commas, or by repeating values: --input a b.
 Flags that are none of these go to Beam, e.g. --runner DataflowRunner --region europe-west1; unknown ones are errors.
-exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command, config, model or place
+exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command,
+config, model or place
 """
 
 
@@ -63,14 +67,19 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser: one flag for each setting, taken from the config's own declaration."""
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.run",
-        usage="python -m pipeline.run [--config FILE] --input PATTERN [PATTERN ...] --output FOLDER [--model PATH] [--dry-run] [settings] [Beam flags]",
+        usage="python -m pipeline.run [--config FILE] --input PATTERN [PATTERN ...] --output FOLDER [--model PATH] "
+        "[--dry-run] [settings] [Beam flags]",
         description="Detects objects in many images: reads them, batches them through one shared model, writes detections.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file with the job's settings; see configs/")
-    parser.add_argument("--dry-run", action="store_true", help="load the model, look at the input, print the plan and what is wrong, write nothing")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="load the model, look at the input, print the plan and what is wrong, write nothing",
+    )
     parser.add_argument("--verbose", action="store_true", help="show Beam's and TensorFlow's logs, and tracebacks")
     groups: dict[str, Any] = {}
     for key, field, hint in settings():
@@ -81,7 +90,9 @@ def make_parser() -> argparse.ArgumentParser:
             groups[section] = parser.add_argument_group(f"{section or 'job'} settings")
         flag = "--model" if key == "model.path" else "--" + name.replace("_", "-")
         shown = "" if field.default in (None, "", (), False) else f" (default: {_show(field.default)})"
-        groups[section].add_argument(flag, **_argument(hint), dest=key, default=argparse.SUPPRESS, help=(field.metadata["help"] + shown).replace("%", "%%"))
+        groups[section].add_argument(
+            flag, **_argument(hint), dest=key, default=argparse.SUPPRESS, help=(field.metadata["help"] + shown).replace("%", "%%")
+        )
     return parser
 
 

@@ -1,7 +1,7 @@
 """From a SavedModel on disk to one optimised TensorFlow function over uint8 images.
 
-The model is asked what it is (`models.metadata`); what it does not say comes from the config. It is then frozen, rewritten by TensorFlow's graph
-optimiser once (fusions; bfloat16 on request), and everything that was loaded to get there is released.
+The model is asked what it is (`models.metadata`); what it does not say comes from the config. It is then frozen, rewritten by
+TensorFlow's graph optimiser once (fusions; bfloat16 on request), and everything that was loaded to get there is released.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ def locate(path: str) -> tuple[str, str]:
     from apache_beam.io.filesystems import FileSystems
 
     if path == BUNDLED:
-        from models.digits.export import bundled_saved_model
-
-        path = bundled_saved_model()
+        path = _bundled_model()
     path = path.rstrip("/")
     try:
         if FileSystems.exists(f"{path}/saved_model.pb"):
@@ -69,8 +67,24 @@ def locate(path: str) -> tuple[str, str]:
         raise ModelError(f"model {path}: cannot be reached: {_first_line(err)}") from err
     versions = {int(m.group(1)) for entry in found if (m := re.search(r"/(\d+)/saved_model\.pb$", entry.path))}
     if not versions:
-        raise ModelError(f"model {path}: expected a SavedModel (saved_model.pb) or version folders <integer>/saved_model.pb there, found none; check --model")
+        raise ModelError(
+            f"model {path}: expected a SavedModel (saved_model.pb) or version folders <integer>/saved_model.pb there, found none; "
+            "check --model"
+        )
     return f"{path}/{max(versions)}", str(max(versions))
+
+
+def _bundled_model() -> str:
+    """The bundled detector's folder of versions; exported from its weights at first use."""
+    from models import digits
+
+    base = os.path.join(os.path.dirname(digits.__file__), "saved_model")
+    if not os.path.isdir(os.path.join(base, "1")):
+        with _quiet_stderr():
+            from models.digits.export import export_digits
+
+            export_digits(os.path.join(base, "1"))
+    return base
 
 
 def load(model: ModelConfig, detect: DetectConfig) -> SavedDetector:
@@ -99,7 +113,10 @@ def load(model: ModelConfig, detect: DetectConfig) -> SavedDetector:
 
 
 def configure_tensorflow(detect: DetectConfig) -> Any:
-    """Imports TensorFlow with the threads, device and memory that the settings ask for; later calls in a process change nothing."""
+    """Imports TensorFlow with the threads, device and memory that the settings ask for.
+
+    Later calls in a process change nothing.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if detect.xla:
         os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
@@ -107,7 +124,9 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
         try:
             os.sched_setaffinity(0, detect.cpu_affinity)
         except OSError as err:
-            raise ModelError(f"cpu_affinity {list(detect.cpu_affinity)}: this machine has the cores 0 to {(os.cpu_count() or 1) - 1}") from err
+            raise ModelError(
+                f"cpu_affinity {list(detect.cpu_affinity)}: this machine has the cores 0 to {(os.cpu_count() or 1) - 1}"
+            ) from err
     with _quiet_stderr():
         import tensorflow as tf
 
@@ -122,7 +141,9 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
         tf.config.set_visible_devices(used, "GPU")
         for gpu in used:
             if detect.gpu_memory_mb:
-                tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=detect.gpu_memory_mb)])
+                tf.config.set_logical_device_configuration(
+                    gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=detect.gpu_memory_mb)]
+                )
             else:
                 tf.config.experimental.set_memory_growth(gpu, True)
         streams = streams_of(detect, bool(used))
@@ -205,7 +226,10 @@ _DEFAULT_HW = (640, 640)  # for foreign models that take images of any size
 
 
 def _describe(signature: Any, described: DetectorMetadata | None, model: ModelConfig, name: str, folder: str) -> DetectorMetadata:
-    """What the model says of itself, then what its signature shows, with the config's word above both; checked against the signature."""
+    """What the model says of itself, then what its signature shows, with the config's word above both.
+
+    Checked against the signature.
+    """
     inputs = signature.structured_input_signature[1]
     outputs = signature.structured_outputs
     known = dataclasses.asdict(described) if described else _guess(inputs, outputs)
@@ -215,10 +239,13 @@ def _describe(signature: Any, described: DetectorMetadata | None, model: ModelCo
             given["class_names"] = tuple(line.strip() for line in file if line.strip())
     metadata = DetectorMetadata(**{**known, **given, "name": name})
     if metadata.input_name not in inputs:
-        raise ModelError(f"model {folder}: expected an input '{metadata.input_name}', the signature takes {sorted(inputs)}; set model.input_name")
+        raise ModelError(
+            f"model {folder}: expected an input '{metadata.input_name}', the signature takes {sorted(inputs)}; "
+            "set model.input_name"
+        )
     spec = inputs[metadata.input_name]
     hw = metadata.input_hw
-    if spec.shape.rank != 4 or spec.dtype.name != metadata.input_dtype or not spec.shape[1:].is_compatible_with((*hw, 3)):  # noqa: PLR2004
+    if spec.shape.rank != 4 or spec.dtype.name != metadata.input_dtype or not spec.shape[1:].is_compatible_with((*hw, 3)):
         raise ModelError(
             f"model {folder}: expected images {metadata.input_dtype} (N, {hw[0]}, {hw[1]}, 3) as input '{metadata.input_name}', "
             f"the signature takes {spec.dtype.name} {tuple(spec.shape)}; set model.input_hw, model.input_dtype or model.signature"
@@ -226,7 +253,10 @@ def _describe(signature: Any, described: DetectorMetadata | None, model: ModelCo
     wanted = [metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output]
     missing = [output for output in wanted if output and output not in outputs]
     if missing:
-        raise ModelError(f"model {folder}: expected outputs {missing}, the signature gives {sorted(outputs)}; set model.boxes_output and its siblings")
+        raise ModelError(
+            f"model {folder}: expected outputs {missing}, the signature gives {sorted(outputs)}; "
+            "set model.boxes_output and its siblings"
+        )
     return metadata
 
 
@@ -237,8 +267,8 @@ def known_fields() -> list[str]:
 
 def _guess(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
     """What a foreign model's signature shows; the TF Object Detection API's outputs are recognised."""
-    name, spec = next(((n, s) for n, s in inputs.items() if s.shape.rank == 4), next(iter(inputs.items())))  # noqa: PLR2004
-    hw = tuple(spec.shape[1:3]) if spec.shape.rank == 4 else (None, None)  # noqa: PLR2004
+    name, spec = next(((n, s) for n, s in inputs.items() if s.shape.rank == 4), next(iter(inputs.items())))
+    hw = tuple(spec.shape[1:3]) if spec.shape.rank == 4 else (None, None)
     dtype = "float32" if spec.dtype.name == "float32" else "uint8"
     guess: dict[str, Any] = {
         "input_hw": hw if None not in hw else _DEFAULT_HW,
@@ -263,7 +293,12 @@ def _as_predict(signature: Any, metadata: DetectorMetadata, detect: DetectConfig
 
     low, high = metadata.value_range
     batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
-    outputs = {"boxes": metadata.boxes_output, "scores": metadata.scores_output, "classes": metadata.classes_output, "count": metadata.count_output}
+    outputs = {
+        "boxes": metadata.boxes_output,
+        "scores": metadata.scores_output,
+        "classes": metadata.classes_output,
+        "count": metadata.count_output,
+    }
 
     @tf.function(input_signature=[tf.TensorSpec((batch, *metadata.input_hw, 3), tf.uint8)], autograph=False)
     def predict(images: Any) -> dict[str, Any]:
@@ -312,7 +347,10 @@ def _optimise(named_function: tuple[list[str], Any], precision: str) -> Any:
 
 
 def _warmup_requests(path: str, metadata: DetectorMetadata) -> Iterator[Any]:
-    """Images of TF Serving's warm-up file (https://www.tensorflow.org/tfx/serving/saved_model_warmup): encoded ones, or arrays."""
+    """Images of TF Serving's warm-up file: encoded ones, or arrays.
+
+    Source of the format: https://www.tensorflow.org/tfx/serving/saved_model_warmup
+    """
     if not os.path.isfile(path):
         return
     import tensorflow as tf

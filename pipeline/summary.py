@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -42,7 +42,7 @@ class Tally:
     dead: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
     classes: Counter[str] = dataclasses.field(default_factory=Counter)
     batches: Counter[int] = dataclasses.field(default_factory=Counter)
-    stage_seconds: Counter[str] = dataclasses.field(default_factory=Counter)
+    stage_seconds: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
     latencies: Counter[int] = dataclasses.field(default_factory=Counter)
     finished: Counter[int] = dataclasses.field(default_factory=Counter)
     samples: list[tuple[int, DetectedImage]] = dataclasses.field(default_factory=list)
@@ -80,8 +80,10 @@ class Tally:
         """Adds another tally to this one."""
         self.read += other.read
         self.skipped += other.skipped
-        for name in ("dead", "classes", "batches", "stage_seconds", "latencies", "finished"):
+        for name in ("dead", "classes", "batches", "latencies", "finished"):
             getattr(self, name).update(getattr(other, name))
+        for stage, seconds in other.stage_seconds.items():
+            self.stage_seconds[stage] += seconds
         self.samples = _smallest([*self.samples, *other.samples], samples)
         for reason, examples in other.dead_examples.items():
             self.dead_examples[reason] = [*self.dead_examples.get(reason, []), *examples][:_EXAMPLES]
@@ -166,7 +168,12 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
         "detections": sum(tally.classes.values()),
         "latency_ms": percentiles_ms(tally.latencies),
         "throughput": [[second - first, tally.finished[second]] for second in sorted(tally.finished)],
-        "model": {"name": tally.model[0], "version": tally.model[1], "path": facts.model_path, "batch_ladder": list(facts.batch_ladder)},
+        "model": {
+            "name": tally.model[0],
+            "version": tally.model[1],
+            "path": facts.model_path,
+            "batch_ladder": list(facts.batch_ladder),
+        },
         "config": dict(facts.config),
         "command": facts.command,
         "started_at": _iso(facts.started_at),

@@ -19,15 +19,18 @@ _RESULTS, _IMAGES = "coco/results.json", "coco/images.json"
 def write_coco(output: str, shards: Sequence[StagedFile], staging: str, ground_truth: str | None) -> Iterator[StagedFile]:
     """Writes `coco/results.json` (a list of results) and `coco/images.json` (a data set without annotations) from sorted shards.
 
-    With `ground_truth`, image ids are those of its images with the same file name and category ids those of its categories with the same
-    name; other images are left out, since a COCO evaluation refuses them. Without it, images count from 1 in order of their URIs, and a
-    category's id is its class id + 1.
+    With `ground_truth`, image ids are those of its images with the same file name and category ids those of its categories
+    with the same
+    name; other images are left out, since a COCO evaluation refuses them. Without it, images count from 1 in order of their
+    URIs, and a category's id is its class id + 1.
 
     Source of the format: https://cocodataset.org/#format-results
     """
     image_ids, category_ids = _ids_of(ground_truth) if ground_truth else ({}, {})
     categories: dict[int, str] = {}
-    rows = heapq.merge(*(_rows(file.staged) for file in shards if file.final.endswith(".jsonl")), key=lambda row: str(row["image"]["uri"]))
+    rows = heapq.merge(
+        *(_rows(file.staged) for file in shards if file.final.endswith(".jsonl")), key=lambda row: str(row["image"]["uri"])
+    )
     with (
         FileSystems.create(f"{staging}/{_RESULTS}", compression_type="uncompressed") as results,
         FileSystems.create(f"{staging}/{_IMAGES}", compression_type="uncompressed") as images,
@@ -41,7 +44,12 @@ def write_coco(output: str, shards: Sequence[StagedFile], staging: str, ground_t
                 continue
             last += 1
             image_id = image_ids[name] if ground_truth else last
-            image = {"id": image_id, "file_name": row["image"]["uri"], "width": row["image"]["width"], "height": row["image"]["height"]}
+            image = {
+                "id": image_id,
+                "file_name": row["image"]["uri"],
+                "width": row["image"]["width"],
+                "height": row["image"]["height"],
+            }
             images.write(comma_images + json.dumps(image).encode())
             comma_images = b",\n"
             for found in row["detections"]:
@@ -74,7 +82,9 @@ def _ids_of(path: str) -> tuple[dict[str, int], dict[str, int]]:
         images = {posixpath.basename(image["file_name"]): image["id"] for image in truth["images"]}
         return images, {category["name"]: category["id"] for category in truth["categories"]}
     except (OSError, ValueError, KeyError, TypeError) as err:
-        raise InputError(f"coco_ground_truth {path}: expected COCO annotations with images and categories: {type(err).__name__}: {err}") from err
+        raise InputError(
+            f"coco_ground_truth {path}: expected COCO annotations with images and categories: {type(err).__name__}: {err}"
+        ) from err
 
 
 def _rows(path: str) -> Iterator[dict[str, Any]]:

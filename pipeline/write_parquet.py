@@ -20,7 +20,10 @@ _ROWS_AT_ONCE = 2000
 
 def write_parquet(lines: Sequence[bytes], path: str) -> None:
     """Writes JSON rows of detections as a Parquet file, a few thousand rows in memory at a time."""
-    with FileSystems.create(path, compression_type="uncompressed") as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+    with (
+        FileSystems.create(path, compression_type="uncompressed") as file,
+        pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer,
+    ):
         for start in range(0, len(lines), _ROWS_AT_ONCE):
             rows = [json.loads(line) for line in lines[start : start + _ROWS_AT_ONCE]]
             writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))

@@ -1,8 +1,8 @@
-"""`WriteRows` and `PublishFiles`: rows become sorted JSON Lines shards that appear under their final names all at once, at the very end.
+"""`WriteRows` and `PublishFiles`: rows become sorted JSON Lines shards that get their final names all at once, at the end.
 
-Bundles spool rows to a hidden staging folder while they run, so memory stays flat. Each shard is then sorted and written there, and only when all
-shards are complete are they renamed. Whatever a killed run leaves lies in staging, where no reader looks. The same input gives the same
-files: an image's shard and a row's place in it depend on the image alone.
+Bundles spool rows to a hidden staging folder while they run, so memory stays flat. Each shard is then sorted and written there, and only
+when all shards are complete are they renamed. Whatever a killed run leaves lies in staging, where no reader looks. The same input gives
+the same files: an image's shard and a row's place in it depend on the image alone.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ class SpoolRows(beam.DoFn):
 
 @dataclasses.dataclass
 class PublishFiles(beam.PTransform):
-    """Renames staged files to their final names once all of them are there, and removes what an earlier run left under such names.
+    """Renames staged files to their final names once all of them are there.
 
-    Elements in: `StagedFile`s; element out: the number of files.
+    What an earlier run left under such names goes. Elements in: `StagedFile`s; element out: the number of files.
     """
 
     output: str
@@ -163,7 +163,9 @@ def check_output(output: str, write: bool = True) -> None:
     except OutputError:
         raise
     except Exception as err:
-        raise OutputError(f"output {output}: expected a folder that can be written, but: {' '.join(str(err).split())[:300]}") from err
+        raise OutputError(
+            f"output {output}: expected a folder that can be written, but: {' '.join(str(err).split())[:300]}"
+        ) from err
 
 
 def write_file(path: str, content: bytes) -> None:

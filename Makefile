@@ -1,0 +1,60 @@
+# make            lists the targets
+# make demo       sets everything up and runs the main job on sample images
+# make test       sets everything up and passes the tests
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PRISM_VERSION := v2.77.0
+PRISM := .tools/prism
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lint types bench prism lock clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+$(READY): requirements.lock setup.py
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v < (3, 14) else "expected Python 3.10 to 3.13, got %d.%d; use make PYTHON=python3.11" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+demo: $(READY) ## Run the main job on the sample images with the bundled detector
+	$(BIN)/python -m pipeline.run --config configs/batch_local_direct.yaml --samples 4
+	@echo
+	@echo "Open out/demo/report.html in a browser; the rows are in out/demo/detections/, annotated images in out/demo/samples/."
+
+test: $(READY) $(PRISM) ## Pass the tests
+	$(BIN)/python -m pytest
+
+check: format lint types test ## All that CI runs: format, lint, types, tests
+
+format: $(READY) ## Check the format
+	$(BIN)/ruff format --check .
+
+lint: $(READY) ## Check the style
+	$(BIN)/ruff check .
+
+types: $(READY) ## Check the types
+	$(BIN)/mypy
+
+bench: $(READY) ## Measure against a plain loop, Beam as documented and tfx_bsl (20 minutes)
+	$(BIN)/python -m tests.benchmarks.throughput
+
+prism: $(PRISM) ## Get the Prism runner's binary
+
+# Beam fetches Prism from its GitHub release on first use; where Go is installed it is built here instead, and tests on Prism skip without it.
+$(PRISM):
+	@mkdir -p $(dir $@)
+	@if command -v go >/dev/null; then echo "building Prism $(PRISM_VERSION)"; GOBIN=$(abspath $(dir $@)) go install github.com/apache/beam/sdks/v2/go/cmd/prism@$(PRISM_VERSION) 2>/dev/null || true; fi
+	@test -x $@ || echo "no Prism binary: install Go, or let Beam fetch it; what runs on Prism is skipped"
+
+lock: ## Resolve requirements.lock anew
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --universal --python-version 3.10 --extra dev --quiet --no-header --upgrade --output-file requirements.lock setup.py
+
+clean: ## Remove what was built
+	rm -rf $(VENV) .tools out .bench models/digits/saved_model

@@ -1,0 +1,40 @@
+"""Packaging: what the pipeline needs to run, and with `dev` what its tests, checks and benchmarks need."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="hybrid-detection-pipeline",
+    version="0.1.0",
+    description="Batch and streaming object detection with Apache Beam and a shared TensorFlow model",
+    python_requires=">=3.10,<3.14",
+    packages=find_packages(include=["pipeline", "pipeline.*", "models", "models.*"]),
+    package_data={"models": ["digits/*.npz", "digits/*.md"], "pipeline": ["*.css"]},
+    install_requires=[
+        "apache-beam[gcp]>=2.77,<2.80; python_version >= '3.11'",
+        "apache-beam[gcp]>=2.70,<2.80; python_version < '3.11'",  # newer ones and tfx-bsl want different protobufs there
+        "tensorflow>=2.20,<2.22",
+        "tfx-bsl>=1.21,<1.22",
+        "numpy>=1.26,<3",
+        "google-cloud-storage>=2.18,<4",
+        "google-cloud-pubsub>=2.30,<3",
+        "opencv-python-headless>=4.10,<5",  # 5 no longer reads Darknet models, which the benchmarks compare with
+        "pillow>=11,<13",
+        "pyarrow>=16,<26",
+        "pyyaml>=6,<7",
+        "tqdm>=4.66,<5",
+    ],
+    extras_require={
+        "dev": [
+            "gcp-storage-emulator>=2026.7",
+            "hypothesis>=6.100",
+            "mypy>=1.15",
+            "psutil>=6",
+            "pycocotools>=2.0.8",
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "ruff>=0.12",
+            "scikit-learn>=1.5",
+            "types-pyyaml",
+        ]
+    },
+)
