@@ -49,7 +49,7 @@ def export_detector(
 
     Args:
       predict: The network: float32 RGB images `(N, H, W, 3)` in 0..1 to boxes `(N, M, 4)` (xyxy, 0..1 of the input) and
-        the classes' confidences `(N, M, C)`, both float32. It is traced; N is not known then.
+        the classes' confidences `(N, M, C)`, both float32. It is traced without autograph, N unknown.
       metadata: `name`, `input_hw`, `resize`, `letterbox_value` and `class_names`; all else as the defaults have it, since
         it describes what is exported here.
       output_dir: Local directory that does not exist yet, best `<model>/<integer version>`, as TF Serving wants it.
@@ -150,9 +150,9 @@ def _detector_module(predict: Predict, metadata: DetectorMetadata, variables: Se
 
     module = tf.Module(name="detector")
     module.weights = list(variables)
-    module.detect = tf.function(detect, input_signature=[images_spec, *threshold_specs])
-    module.serving_thresholds = tf.function(serving_thresholds, input_signature=[bytes_spec, *threshold_specs])
-    module.serving_default = tf.function(serving_default, input_signature=[bytes_spec])
+    module.detect = tf.function(detect, autograph=False, input_signature=[images_spec, *threshold_specs])
+    module.serving_thresholds = tf.function(serving_thresholds, autograph=False, input_signature=[bytes_spec, *threshold_specs])
+    module.serving_default = tf.function(serving_default, autograph=False, input_signature=[bytes_spec])
     return module
 
 

@@ -1,0 +1,89 @@
+"""Read the weights file of a Darknet network, batch normalisation folded into kernels and biases. Needs no TensorFlow.
+
+The file is a header (int32 major, minor, revision; images seen, int64 from version 0.2 on, int32 before) and then float32 values,
+little-endian: for each convolution its biases, with batch normalisation scales, means and variances, and its kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from models.darknet_cfg import DarknetError
+from models.darknet_network import Convolution, Network
+
+# Added to the variance, as OpenCV's importer does. Darknet has had 1e-6 beside the root and 1e-5 below it, which moves
+# confidences by less than 0.001 on trained models.
+_EPSILON = 1e-6
+_LFS_POINTER = b"version https://git-lfs"
+_TEXT = frozenset(range(32, 127)) | frozenset(b"\t\n\r")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConvolutionWeights:
+    """What a convolution computes with.
+
+    Attributes:
+      kernel: `(size, size, in_channels / groups, filters) float32`.
+      bias: `(filters,) float32`.
+    """
+
+    kernel: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32]
+
+
+def read_weights(path: str, network: Network) -> list[ConvolutionWeights]:
+    """Read the weights of all convolutions of `network`, in order.
+
+    Raises:
+      DarknetError: The file is no weights file, or does not hold exactly the values that the network needs.
+    """
+    header_bytes = _check_file(path, network.value_count)
+    values = np.fromfile(path, "<f4", offset=header_bytes)
+    weights, start = [], 0
+    for layer in network.convolutions:
+        end = start + layer.value_count
+        weights.append(_fold(layer, values[start:end], path))
+        start = end
+    return weights
+
+
+def _check_file(path: str, value_count: int) -> int:
+    """Compare the file's size with what is expected and return the length of its header."""
+    with open(path, "rb") as file:
+        head = file.read(512)
+    if head.startswith(_LFS_POINTER):
+        raise DarknetError(f"{path}: is a Git LFS pointer of {os.path.getsize(path)} bytes, not the weights; run git lfs pull")
+    if head and set(head) <= _TEXT:
+        raise DarknetError(f"{path}: is a text file that begins {head[:40]!r}, expected binary weights")
+    major, minor = np.frombuffer(head.ljust(8, b"\0"), "<i4", count=2).tolist()
+    header_bytes = 20 if major * 10 + minor >= 2 else 16
+    expected, actual = header_bytes + 4 * value_count, os.path.getsize(path)
+    if actual != expected:
+        reason = "too short, cut off or of another cfg" if actual < expected else "too long, of another cfg"
+        raise DarknetError(
+            f"{path}: expected {expected:,} bytes ({header_bytes} of header and the cfg's {value_count:,} float32 values), "
+            f"got {actual:,}: {reason}"
+        )
+    return header_bytes
+
+
+def _fold(layer: Convolution, values: npt.NDArray[np.float32], path: str) -> ConvolutionWeights:
+    """One convolution's values in the order of the file, to kernel and bias."""
+    if not np.isfinite(values).all():
+        raise DarknetError(
+            f"{path}: holds values that are no finite numbers, for the [convolutional] on line {layer.line} of the cfg"
+        )
+    vectors, kernel = np.split(values, [layer.value_count - layer.kernel_count])
+    # (filters, in_channels / groups, rows, columns) in the file
+    kernel = kernel.reshape(layer.filters, -1, layer.size, layer.size).transpose(2, 3, 1, 0)
+    if not layer.batch_normalize:
+        return ConvolutionWeights(np.ascontiguousarray(kernel), vectors)
+    bias, scale, mean, variance = vectors.astype(np.float64).reshape(4, layer.filters)
+    if (variance < 0).any():
+        raise DarknetError(f"{path}: holds a negative variance for the [convolutional] on line {layer.line} of the cfg")
+    factor = scale / np.sqrt(variance + _EPSILON)
+    return ConvolutionWeights(np.ascontiguousarray(kernel * factor.astype(np.float32)), (bias - mean * factor).astype(np.float32))

@@ -1,0 +1,166 @@
+"""Turn a YOLO model in Darknet's format into a batched SavedModel. `python -m models.import_darknet --help` says how."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from models.darknet_cfg import DarknetError
+from models.darknet_network import Network, parse_network
+from models.darknet_weights import read_weights
+from models.export import check_output_dir
+from models.metadata import DetectorMetadata, Resize
+
+_DESCRIPTION = """\
+Turn a YOLO model in Darknet's format (yolov3, yolov4, their -tiny, -spp, -csp and x-mish forms, Yolo-Fastest,
+MobileNetV2-YOLOv3) into a SavedModel that the pipeline, TF Serving and Vertex AI take as it is: whole batches, with box
+decoding and non-maximum suppression inside, and the thresholds as inputs that have defaults."""
+
+_EPILOG = """\
+example:
+  python -m models.import_darknet --cfg yolov4.cfg --weights yolov4.weights --names coco.names --output models/yolov4/1
+
+The output directory is <model>/<version>, an integer version, as TF Serving wants it; it must not exist yet, and appears
+whole or not at all. Overlapping boxes are suppressed greedily, by IoU and class, whatever nms_kind= says in the cfg.
+Exit code: 0 done, 2 the files or the arguments cannot be used (one line on stderr says why; nothing is written)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        import_darknet(
+            cfg_path=args.cfg,
+            weights_path=args.weights,
+            names_path=args.names,
+            output_dir=args.output,
+            input_hw=args.input_size,
+            resize=args.resize,
+            name=args.name,
+        )
+    except (DarknetError, OSError) as err:
+        print(f"import_darknet: {err}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def import_darknet(
+    cfg_path: str,
+    weights_path: str,
+    names_path: str,
+    output_dir: str,
+    *,
+    input_hw: tuple[int, int] | None = None,
+    resize: Resize | None = None,
+    name: str = "",
+) -> None:
+    """Read a Darknet model and write it as a SavedModel.
+
+    Args:
+      cfg_path: The cfg.
+      weights_path: Its weights.
+      names_path: Class names, one a line.
+      output_dir: Directory to write, `<model>/<integer version>`; must not exist.
+      input_hw: Height and width of the input, multiples of 32; as in the cfg by default.
+      resize: How images become the input; by default as the cfg says (`letter_box=1`), else `stretch`.
+      name: Name of the model; that of the cfg by default.
+
+    Raises:
+      DarknetError: A file cannot be used; the message names it and says what was expected and what came.
+      OSError: A file cannot be read, or the output cannot be written.
+    """
+    check_output_dir(output_dir)
+    network = _read_network(cfg_path, input_hw)
+    metadata = DetectorMetadata(
+        name=name or os.path.splitext(os.path.basename(cfg_path))[0],
+        input_hw=network.input_hw,
+        resize=resize or ("letterbox" if network.letter_box else "stretch"),
+        class_names=_read_names(names_path, network.classes),
+    )
+    weights = read_weights(weights_path, network)
+
+    # TensorFlow takes seconds to import: only now that the files are known to be right
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    from models.darknet import DarknetDetector
+    from models.export import export_detector
+
+    tf.config.set_visible_devices([], "GPU")  # exporting needs none, and must not take a serving process's memory
+    detector = DarknetDetector(network, weights)
+    export_detector(detector, metadata, output_dir, variables=detector.variables)
+    h, w = network.input_hw
+    print(
+        f"{output_dir}: {metadata.name}, {len(network.layers)} layers, {network.value_count:,} values, "
+        f"{network.classes} classes, input {h}x{w} ({metadata.resize})"
+    )
+
+
+def _read_network(cfg_path: str, input_hw: tuple[int, int] | None) -> Network:
+    try:
+        return parse_network(_read_text(cfg_path), input_hw)
+    except DarknetError as err:
+        raise DarknetError(f"{cfg_path}: {err}") from err
+
+
+def _read_names(names_path: str, classes: int) -> tuple[str, ...]:
+    names = tuple(line.strip() for line in _read_text(names_path).strip().splitlines())
+    if len(names) != classes:
+        raise DarknetError(
+            f"{names_path}: expected {classes} names, one a line, for the cfg's classes={classes}, got {len(names)}"
+        )
+    if "" in names:
+        raise DarknetError(f"{names_path}: line {names.index('') + 1} is empty, expected a class name")
+    return names
+
+
+def _read_text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        try:
+            text = file.read()
+        except UnicodeDecodeError as err:
+            raise DarknetError(f"{path}: expected a text file in UTF-8, byte {err.start} is not") from err
+    if text.startswith("version https://git-lfs"):
+        raise DarknetError(f"{path}: is a Git LFS pointer, not the file itself; run git lfs pull")
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m models.import_darknet",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--cfg", required=True, metavar="FILE", help="the network: layers, anchors, input size")
+    parser.add_argument("--weights", required=True, metavar="FILE", help="its weights; must fit the cfg to the byte")
+    parser.add_argument("--names", required=True, metavar="FILE", help="class names, one a line, as many as the cfg has classes")
+    parser.add_argument("--output", required=True, metavar="DIR", help="directory to write, for example models/yolov4/1")
+    parser.add_argument(
+        "--input-size",
+        type=_input_size,
+        metavar="SIZE",
+        help="input in pixels, one number or HEIGHTxWIDTH, multiples of 32 (default: as in the cfg); "
+        "larger finds smaller objects and takes longer",
+    )
+    parser.add_argument(
+        "--resize",
+        choices=("stretch", "letterbox"),
+        help="how images become the input: stretch (Darknet's default), or letterbox, which keeps the aspect ratio and pads "
+        "(default: letterbox if the cfg has letter_box=1)",
+    )
+    parser.add_argument("--name", default="", help="name that the model gives itself (default: the cfg's file name)")
+    return parser
+
+
+def _input_size(text: str) -> tuple[int, int]:
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdecimal() for side in sides):
+        raise argparse.ArgumentTypeError(f"expected one number or HEIGHTxWIDTH, for example 608 or 320x640, got {text!r}")
+    return int(sides[0]), int(sides[-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
