@@ -28,6 +28,7 @@ def to_detections(
     Returns:
       Detections with confidences descending. Boxes are not clipped to the image: an object may reach beyond it.
     """
+    boxes: np.ndarray
     count = int(outputs["count"]) if "count" in outputs else len(outputs["scores"])
     boxes, scores = outputs["boxes"][:count].astype(np.float64), outputs["scores"][:count].astype(np.float32)
     if "classes" in outputs:

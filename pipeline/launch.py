@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import difflib
 import logging
 import os
 import re
@@ -17,7 +19,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipeline import errors, graph, progress
-from pipeline.config import Config
+from pipeline.config import Config, settings
 from pipeline.errors import ConfigError, RunnerError, UserError
 from pipeline.read_images import check_inputs, is_manifest, is_tfrecord, list_images
 from pipeline.report import render_report
@@ -64,15 +66,22 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
     Raises:
       ConfigError: One is unknown; Beam itself would only warn.
     """
-    given = [flag for name, value in config.beam_options.items() for flag in _as_flags(name, value)]
-    known = PipelineOptions()._visible_option_list()
-    for flag in [*given, *beam_flags]:
-        name = re.split("=", flag.lstrip("-"), maxsplit=1)[0].replace("-", "_")
-        if flag.startswith("--") and name not in known and name.removeprefix("no_") not in known:
-            raise ConfigError(f"unknown flag {flag.split('=')[0]}{_nearest_flag(name, known)}")
-        if not flag.startswith("-") and flag in beam_flags and not _follows_a_flag(beam_flags, flag):
-            raise ConfigError(f"unexpected argument {flag!r}; see --help")
-    return PipelineOptions([f"--runner={config.runner}", *given, *beam_flags])
+    flags = [flag for name, value in config.beam_options.items() for flag in _as_flags(name, value)] + list(beam_flags)
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
+    for options in _all_subclasses(PipelineOptions):
+        if "_add_argparse_args" in vars(options):
+            options._add_argparse_args(known)  # noqa: SLF001  Beam has no public list of its flags
+    unknown = known.parse_known_args(flags)[1]
+    if unknown and unknown[0].startswith("-"):
+        flag = unknown[0].split("=")[0]
+        raise ConfigError(f"unknown flag {flag}{_nearest_flag(flag, [name for name in known._option_string_actions if name])}")  # noqa: SLF001
+    if unknown:
+        raise ConfigError(f"unexpected argument {unknown[0]!r}; see --help")
+    return PipelineOptions([f"--runner={config.runner}", *flags])
+
+
+def _all_subclasses(cls: type) -> list[Any]:
+    return [found for child in cls.__subclasses__() for found in (child, *_all_subclasses(child))]
 
 
 def show_plan(job: Job) -> int:
@@ -132,7 +141,7 @@ def run(job: Job) -> int:
         raise
     except Exception as err:
         _raise_user_error_within(err)
-        logging.debug("the job failed", exc_info=err)
+        logging.getLogger(__name__).info("the job failed", exc_info=err)
         print(f"error: the job failed: {_last_line(err)}", file=sys.stderr)
         return FAILED
     finally:
@@ -182,7 +191,8 @@ def _load_detector(config: Config) -> Any:
 def _runner(name: str) -> Any:
     """The runner by name.
 
-    `DirectRunner` is Beam's in-memory runner here, chosen by measurement (BENCHMARKS.md); Beam itself would prefer Prism where it finds it.
+    `DirectRunner` is Beam's in-memory runner here, chosen by measurement (BENCHMARKS.md); Beam itself would prefer Prism
+    where it finds it.
     """
     if name == "DirectRunner":
         from apache_beam.runners.portability.fn_api_runner import FnApiRunner
@@ -211,19 +221,10 @@ def _as_flags(name: str, value: Any) -> list[str]:
     return [f"{flag}={element}" for element in (value if isinstance(value, list) else [value])]
 
 
-def _nearest_flag(name: str, known: Sequence[str]) -> str:
-    import difflib
-
-    from pipeline.config import settings
-
-    ours = [key.rsplit(".", 1)[-1] for key, _, _ in settings()]
-    close = difflib.get_close_matches(name, [*ours, *known], n=1)
-    return f"; did you mean --{close[0].replace('_', '-') if close[0] in ours else close[0]}?" if close else "; see --help"
-
-
-def _follows_a_flag(flags: Sequence[str], value: str) -> bool:
-    at = list(flags).index(value)
-    return at > 0 and flags[at - 1].startswith("--") and "=" not in flags[at - 1]
+def _nearest_flag(flag: str, of_beam: Sequence[str]) -> str:
+    ours = ["--" + key.rsplit(".", 1)[-1].replace("_", "-") for key, _, _ in settings()]
+    close = difflib.get_close_matches(flag, [*ours, *of_beam], n=1)
+    return f"; did you mean {close[0]}?" if close else "; see --help"
 
 
 def _raise_user_error_within(err: Exception) -> None:

@@ -6,6 +6,7 @@ Exit code 0: done; 1: the job failed, or too many images did; 2: a wrong command
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import shlex
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
     flags, beam_flags = parser.parse_known_args(argv)
+    logging.basicConfig(level=logging.INFO if flags.verbose else logging.CRITICAL, format="%(levelname)s %(name)s: %(message)s")
     try:
         config = load_config(flags.config, _overrides(flags))
         if not config.output:

@@ -68,8 +68,8 @@ def locate(path: str) -> tuple[str, str]:
     versions = {int(m.group(1)) for entry in found if (m := re.search(r"/(\d+)/saved_model\.pb$", entry.path))}
     if not versions:
         raise ModelError(
-            f"model {path}: expected a SavedModel (saved_model.pb) or version folders <integer>/saved_model.pb there, found none; "
-            "check --model"
+            f"model {path}: expected a SavedModel (saved_model.pb) or version folders <integer>/saved_model.pb there, "
+            "found none; check --model"
         )
     return f"{path}/{max(versions)}", str(max(versions))
 

@@ -1,8 +1,8 @@
 """`WriteRows` and `PublishFiles`: rows become sorted JSON Lines shards that get their final names all at once, at the end.
 
-Bundles spool rows to a hidden staging folder while they run, so memory stays flat. Each shard is then sorted and written there, and only
-when all shards are complete are they renamed. Whatever a killed run leaves lies in staging, where no reader looks. The same input gives
-the same files: an image's shard and a row's place in it depend on the image alone.
+Bundles spool rows to a hidden staging folder while they run, so memory stays flat. Each shard is then sorted and written
+there, and only when all shards are complete are they renamed. Whatever a killed run leaves lies in staging, where no reader
+looks. The same input gives the same files: an image's shard and a row's place in it depend on the image alone.
 """
 
 from __future__ import annotations

@@ -1,3 +1,47 @@
-"""Fixtures that all tests can ask for."""
+"""Fixtures that many tests share: real SavedModels and real image files, made once a session."""
 
-pytest_plugins = ["tests.emulators"]
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.bright_model import export_bright_model
+from tests.emulators import *  # noqa: F403  the emulators' fixtures
+
+REPO = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def bright_model(tmp_path_factory) -> str:
+    """A SavedModel that finds the bright rectangle of an image, stretched to its input."""
+    return export_bright_model(tmp_path_factory.mktemp("models") / "stretch" / "3", resize="stretch")
+
+
+@pytest.fixture(scope="session")
+def bright_letterbox_model(tmp_path_factory) -> str:
+    """The same, letterboxed."""
+    return export_bright_model(tmp_path_factory.mktemp("models") / "letterbox" / "3", resize="letterbox")
+
+
+@pytest.fixture
+def run_job():
+    """Runs the command line as a user does, in a process of its own: (exit code, stdout, stderr)."""
+
+    def run(*args: object, timeout: float = 240, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "pipeline.run", *map(str, args)]
+        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=timeout, env=env, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def write_bright_image(path: Path, image_wh: tuple[int, int], box_xyxy: tuple[int, int, int, int]) -> None:
+    """A black image with one white rectangle, in whatever format the name says."""
+    pixels = np.zeros((image_wh[1], image_wh[0], 3), np.uint8)
+    x0, y0, x1, y1 = box_xyxy
+    pixels[y0:y1, x0:x1] = 255
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert cv2.imwrite(str(path), pixels)

@@ -1,0 +1,55 @@
+"""A tiny real detector for tests: one box around all bright pixels of an image, exact to a pixel of its input."""
+
+from pathlib import Path
+
+from models.metadata import DetectorMetadata, write_metadata
+
+INPUT_HW = (96, 128)
+
+
+def export_bright_model(output: Path, resize: str = "stretch", fails_above_batch: int | None = None) -> str:
+    """Writes the SavedModel; returns its base folder (the folder of versions).
+
+    With `fails_above_batch` it asks for an absurd amount of memory in larger batches, so it really runs out of it.
+    """
+    import tensorflow as tf
+
+    height, width = INPUT_HW
+
+    class Bright(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.threshold = tf.Variable(127.0)
+
+        @tf.function(input_signature=[tf.TensorSpec((None, height, width, 3), tf.uint8, "images")])
+        def detect(self, images):
+            bright = tf.cast(images[..., 1], tf.float32) > self.threshold
+            if fails_above_batch:
+                hoard = tf.cast(tf.maximum(tf.shape(images)[0] - fails_above_batch, 0), tf.int64) * 2**50
+                bright = tf.logical_and(bright, tf.reduce_sum(tf.zeros([hoard], tf.float32)) == 0.0)
+            columns, rows = tf.reduce_any(bright, 1), tf.reduce_any(bright, 2)
+            x0, x1 = _span(tf, columns, width)
+            y0, y1 = _span(tf, rows, height)
+            found = tf.reduce_any(columns, 1)
+            return {
+                "boxes": tf.stack([x0, y0, x1, y1], -1)[:, None, :],
+                "scores": tf.where(found, 0.9, 0.0)[:, None],
+                "classes": tf.zeros_like(x0, tf.int32)[:, None],
+                "num_detections": tf.cast(found, tf.int32),
+            }
+
+    module = Bright()
+    tf.saved_model.save(module, str(output), signatures={"detect": module.detect})
+    metadata = DetectorMetadata(
+        name="bright", input_hw=INPUT_HW, resize=resize, class_names=("rectangle", "other"), letterbox_value=0, threshold_inputs=False
+    )
+    write_metadata(str(output), metadata)
+    return str(output.parent)
+
+
+def _span(tf, any_bright, size):
+    """First and one past the last bright column (or row), as shares of the input."""
+    places = tf.range(size, dtype=tf.float32)
+    first = tf.reduce_min(tf.where(any_bright, places, float(size)), 1)
+    last = tf.reduce_max(tf.where(any_bright, places + 1.0, 0.0), 1)
+    return first / size, last / size
