@@ -46,18 +46,16 @@ def random_colour(rng: np.random.Generator, low: int = 0, high: int = 256) -> tu
 def add_noise(page: Page, strength: float, rng: np.random.Generator) -> Page:
     """Sensor noise of `strength` grey levels (standard deviation), the same in all channels; a new page."""
     height, width = page.shape[:2]
-    tile = rng.normal(0.0, strength, (192, 192)).astype(np.float32)
-    noise = np.tile(tile, (height // 192 + 1, width // 192 + 1))[:height, :width]
-    return np.asarray(np.clip(page + noise[..., None], 0, 255), np.uint8)
+    grey = np.rint(rng.normal(0.0, strength, (192, 192, 1))).astype(np.int16)
+    tiled = np.tile(grey.repeat(3, axis=2), (height // 192 + 1, width // 192 + 1, 1))[:height, :width]
+    return np.asarray(cv2.add(page, tiled, dtype=cv2.CV_8U), np.uint8)
 
 
 def _paper(width: int, height: int, rng: np.random.Generator) -> Page:
     """Paper in one colour under uneven light."""
     low, high = (150, 250) if rng.random() < 0.75 else (10, 110)
-    corners = rng.normal(0.0, 14.0, (2, 2)).astype(np.float32)
-    light = cv2.resize(corners, (width, height), interpolation=cv2.INTER_LINEAR)
-    colour = np.array(random_colour(rng, low, high), np.float32)
-    return np.asarray(np.clip(colour + light[..., None], 0, 255), np.uint8)
+    corners = np.clip(random_colour(rng, low, high) + rng.normal(0.0, 14.0, (2, 2, 1)), 0, 255).astype(np.uint8)
+    return np.asarray(cv2.resize(corners, (width, height), interpolation=cv2.INTER_LINEAR), np.uint8)
 
 
 @cache
@@ -77,9 +75,9 @@ def _photo(width: int, height: int, split: Split, rng: np.random.Generator) -> P
     crop = photo[top : top + crop_wh[1], left : left + crop_wh[0]]
     page = cv2.resize(crop, (width, height), interpolation=cv2.INTER_LINEAR)
     if rng.random() < 0.5:
-        page = page[:, ::-1]
+        page = cv2.flip(page, 1)
     fade = rng.uniform(0.0, 0.7)
-    return np.clip(page * (1 - fade) + np.array(random_colour(rng)) * fade, 0, 255).astype(np.uint8)
+    return np.asarray(cv2.addWeighted(page, 1 - fade, np.full_like(page, random_colour(rng)), fade, 0.0), np.uint8)
 
 
 def _point(page: Page, rng: np.random.Generator) -> tuple[int, int]:
@@ -88,14 +86,16 @@ def _point(page: Page, rng: np.random.Generator) -> tuple[int, int]:
 
 def _stains(page: Page, rng: np.random.Generator) -> None:
     """Blurred blots that darken or tint, drawn at an eighth of the size: they have no detail."""
-    height, width = page.shape[:2]
-    small = np.zeros((height // 8 + 1, width // 8 + 1), np.float32)
     for _ in range(rng.integers(1, 4)):
+        x, y = _point(page, rng)
+        small = np.zeros((40, 40), np.float32)
         axes = int(rng.integers(3, 16)), int(rng.integers(3, 16))
-        centre = int(rng.integers(small.shape[1])), int(rng.integers(small.shape[0]))
-        cv2.ellipse(small, centre, axes, float(rng.uniform(0, 180)), 0, 360, float(rng.uniform(0.1, 0.5)), -1)
-    alpha = cv2.resize(cv2.GaussianBlur(small, (5, 5), 0), (width, height), interpolation=cv2.INTER_LINEAR)[..., None]
-    page[:] = page * (1 - alpha) + np.array(random_colour(rng), np.float32) * alpha
+        cv2.ellipse(small, (20, 20), axes, float(rng.uniform(0, 180)), 0, 360, float(rng.uniform(0.1, 0.5)), -1)
+        alpha = cv2.resize(cv2.GaussianBlur(small, (5, 5), 0), (320, 320), interpolation=cv2.INTER_LINEAR)
+        left, top = max(x - 160, 0), max(y - 160, 0)
+        region = page[top : y + 160, left : x + 160]
+        cover = alpha[top - y + 160 :, left - x + 160 :][: region.shape[0], : region.shape[1], None]
+        region[:] = region * (1 - cover) + np.array(random_colour(rng), np.float32) * cover
 
 
 def _shapes(page: Page, rng: np.random.Generator) -> None:

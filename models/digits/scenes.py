@@ -37,7 +37,7 @@ class Scene:
     labels: NDArray[np.int64]
 
 
-def compose_scene(split: Split, seed: int, index: int, *, with_digits: bool | None = None) -> Scene:
+def compose_scene(split: Split, seed: int, index: int, *, with_digits: bool | None = None, max_numbers: int = 12) -> Scene:
     """Composes the scene number `index` of a split.
 
     Args:
@@ -45,6 +45,7 @@ def compose_scene(split: Split, seed: int, index: int, *, with_digits: bool | No
         seed: scenes of different seeds are independent.
         index: number of the scene, from 0.
         with_digits: whether there are any; left to chance (6 % have none) where None.
+        max_numbers: two to so many numbers of one to four digits are tried; where there is no room or contrast they are left out.
 
     Returns:
         The scene; the same arguments give the same scene.
@@ -56,7 +57,7 @@ def compose_scene(split: Split, seed: int, index: int, *, with_digits: bool | No
     boxes: list[tuple[int, int, int, int]] = []
     labels: list[int] = []
     if not none if with_digits is None else with_digits:
-        for _ in range(rng.integers(2, 13)):
+        for _ in range(rng.integers(2, max_numbers + 1)):
             _write_number(page, load_digit_images(split), boxes, labels, rng)
         while not boxes:
             _write_number(page, load_digit_images(split), boxes, labels, rng)
@@ -73,7 +74,7 @@ def _random_style(page: Page, rng: np.random.Generator) -> InkStyle:
         aspect=rng.uniform(0.8, 1.3),
         rotation_deg=float(np.clip(rng.normal(0.0, 9.0), -25, 25)),
         shear=rng.normal(0.0, 0.1),
-        threshold=rng.uniform(0.35, 0.6),
+        threshold=rng.uniform(0.42, 0.62),
         softness=rng.uniform(0.08, 0.22),
         wobble_px=rng.uniform(0.0, 0.3),
     )
