@@ -54,7 +54,7 @@ def assign_targets(boxes_xyxy: NDArray[np.float32], labels: NDArray[np.int64]) -
     return Targets(classes, boxes)
 
 
-class TrainableNetwork(tf.Module):  # type: ignore[misc]  # TensorFlow ships no types
+class TrainableNetwork(tf.Module):
     """The layers of the network with batch normalisation, and their moving averages."""
 
     def __init__(self, seed: int) -> None:
@@ -150,7 +150,7 @@ def _iou_and_distance(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
     return intersection / (areas - intersection + 1e-6), distance
 
 
-class AdamW(tf.Module):  # type: ignore[misc]  # TensorFlow ships no types
+class AdamW(tf.Module):
     """Adam with decoupled weight decay on the kernels (Loshchilov and Hutter, 2019) and an average of the weights over steps."""
 
     def __init__(self, variables: dict[str, tf.Variable], weight_decay: float, average: float) -> None:

@@ -96,7 +96,7 @@ def boxes_px(log_distances: tf.Tensor) -> tf.Tensor:
     return tf.concat([centres - distances[..., :2], centres + distances[..., 2:]], axis=-1)
 
 
-class FoldedNetwork(tf.Module):  # type: ignore[misc]  # TensorFlow ships no types
+class FoldedNetwork(tf.Module):
     """The network as it is exported: every batch normalisation folded into its convolution.
 
     Args:

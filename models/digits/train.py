@@ -79,7 +79,7 @@ def train(plan: TrainingPlan) -> Weights:
     variables = network.named_variables()
     optimiser = AdamW(variables, weight_decay=0.02, average=0.995)
 
-    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    @tf.function
     def step(
         images: tf.Tensor, classes: tf.Tensor, boxes: tf.Tensor, rate: tf.Tensor, number: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
