@@ -70,17 +70,17 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
     for options in _all_subclasses(PipelineOptions):
         if "_add_argparse_args" in vars(options):
-            options._add_argparse_args(known)  # noqa: SLF001  Beam has no public list of its flags
+            options._add_argparse_args(known)
     unknown = known.parse_known_args(flags)[1]
     if unknown and unknown[0].startswith("-"):
         flag = unknown[0].split("=")[0]
-        raise ConfigError(f"unknown flag {flag}{_nearest_flag(flag, [name for name in known._option_string_actions if name])}")  # noqa: SLF001
+        raise ConfigError(f"unknown flag {flag}{_nearest_flag(flag, [name for name in known._option_string_actions if name])}")
     if unknown:
         raise ConfigError(f"unexpected argument {unknown[0]!r}; see --help")
     return PipelineOptions([f"--runner={config.runner}", *flags])
 
 
-def _all_subclasses(cls: type) -> list[Any]:
+def _all_subclasses(cls: Any) -> list[Any]:
     return [found for child in cls.__subclasses__() for found in (child, *_all_subclasses(child))]
 
 
@@ -88,7 +88,7 @@ def show_plan(job: Job) -> int:
     """Prints what a run would do, and what is wrong; writes nothing."""
     config = job.config
     check_output(config.output, write=False)
-    detector = _load_detector(config)
+    detector = load_detector(config)
     images = [pattern for pattern in config.input if not is_tfrecord(pattern)]
     uris = sorted({ref.uri for pattern in images for ref in list_images(pattern, config.output)})
     ladder = ", ".join(map(str, detector.batch_sizes))
@@ -117,7 +117,7 @@ def run(job: Job) -> int:
     config, staging = job.config, f"{job.config.output}/{STAGING}{uuid.uuid4().hex[:12]}"
     check_output(config.output)
     local = config.runner in LOCAL_RUNNERS
-    detector = _load_detector(config) if local else None
+    detector = load_detector(config) if local else None
     ready_at = time.time()
     signal.signal(signal.SIGTERM, _stop)
     try:
@@ -136,19 +136,19 @@ def run(job: Job) -> int:
             config.model.path,
             detector.batch_sizes if detector else (),
         )
-        return _finish(config, tally, facts)
+        return finish(config, tally, facts)
     except UserError:
         raise
     except Exception as err:
-        _raise_user_error_within(err)
+        raise_user_error_within(err)
         logging.getLogger(__name__).info("the job failed", exc_info=err)
-        print(f"error: the job failed: {_last_line(err)}", file=sys.stderr)
+        print(f"error: the job failed: {last_line(err)}", file=sys.stderr)
         return FAILED
     finally:
         remove_staging(config.output)
 
 
-def _finish(config: Config, tally: Tally, facts: RunFacts) -> int:
+def finish(config: Config, tally: Tally, facts: RunFacts) -> int:
     """Writes summary, report and samples, and says in a few lines how it went."""
     summary = summarise(tally, facts)
     images = summary["images"]
@@ -182,7 +182,8 @@ def _finish(config: Config, tally: Tally, facts: RunFacts) -> int:
     return DONE
 
 
-def _load_detector(config: Config) -> Any:
+def load_detector(config: Config) -> Any:
+    """The detector of this process, loaded and warm."""
     from pipeline.detector import shared_detector
 
     return shared_detector(config.model, config.detect, graph.samples_kept(config))
@@ -227,14 +228,15 @@ def _nearest_flag(flag: str, of_beam: Sequence[str]) -> str:
     return f"; did you mean {close[0]}?" if close else "; see --help"
 
 
-def _raise_user_error_within(err: Exception) -> None:
+def raise_user_error_within(err: Exception) -> None:
     """Beam's runners hand an exception back as text; one of ours is raised again as itself."""
     found = re.findall(r"^pipeline\.errors\.(\w+): (.*?)(?: \[while running .*)?$", str(err), re.MULTILINE)
     for name, message in found[-1:]:
         raise getattr(errors, name, UserError)(message) from err
 
 
-def _last_line(err: Exception) -> str:
+def last_line(err: Exception) -> str:
+    """The line of a runner's error that says what happened."""
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]
     return (lines[-1] if lines else type(err).__name__)[:500]
 
