@@ -1,0 +1,114 @@
+"""How far two outputs over the same images agree: what a lower precision, another decoder or another version changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from models.detection_rows import ImageRow, RowsError, Source, read_rows
+from models.geometry import iou_matrix
+
+Match = Literal["name", "path"]
+
+
+def compare(detections: Source, reference: Source, *, iou_threshold: float = 0.5, match: Match = "name") -> dict[str, Any]:
+    """Matches the detections of two outputs one to one and measures how alike they are.
+
+    In each image, pairs of the same class and an IoU of at least `iou_threshold` are taken by descending IoU, each detection at
+    most once. Detections of an image that only one output has stay without a partner.
+
+    Args:
+      detections: An output; see `models.detection_rows.read_rows`.
+      reference: The output to compare it with.
+      iou_threshold: In 0..1.
+      match: Images are the same when their file names (`name`) or whole URIs (`path`) are.
+
+    Returns:
+      `images` in both, `images_only_in_detections`, `images_only_in_reference`, `detections`, `reference_detections`, `matched`
+      pairs, `agreement` (2 matched / all detections of both; 1.0 where neither has any), and of the matched pairs `mean_iou`,
+      `min_iou`, `mean_score_difference` (detections minus reference), `mean_abs_score_difference`, `max_abs_score_difference`
+      (None where nothing matched).
+
+    Raises:
+      RowsError: An output cannot be read, names an image twice, or the two have no image in common.
+    """
+    ours, theirs = _by_image(read_rows(detections), match), _by_image(read_rows(reference), match)
+    common = sorted(ours.keys() & theirs.keys())
+    if not common:
+        raise RowsError(
+            f"the outputs have no image in common: the first has {_few(list(ours))}, the second {_few(list(theirs))}"
+            + ("; try --match name" if match == "path" else "")
+        )
+    ious: list[float] = []
+    score_differences: list[float] = []
+    for key in common:
+        for iou, difference in _matched_pairs(ours[key], theirs[key], iou_threshold):
+            ious.append(iou)
+            score_differences.append(difference)
+    count_ours, count_theirs = (sum(len(row.scores) for row in rows.values()) for rows in (ours, theirs))
+    total = count_ours + count_theirs
+    absolute = np.abs(score_differences)
+    return {
+        "images": len(common),
+        "images_only_in_detections": len(ours.keys() - theirs.keys()),
+        "images_only_in_reference": len(theirs.keys() - ours.keys()),
+        "detections": count_ours,
+        "reference_detections": count_theirs,
+        "iou_threshold": iou_threshold,
+        "matched": len(ious),
+        "agreement": 2 * len(ious) / total if total else 1.0,
+        "mean_iou": float(np.mean(ious)) if ious else None,
+        "min_iou": min(ious) if ious else None,
+        "mean_score_difference": float(np.mean(score_differences)) if ious else None,
+        "mean_abs_score_difference": float(absolute.mean()) if ious else None,
+        "max_abs_score_difference": float(absolute.max()) if ious else None,
+    }
+
+
+def comparison_lines(result: Mapping[str, Any]) -> list[str]:
+    """The figures of `compare` for a terminal, one a line."""
+    return [
+        f"{key.replace('_', ' '):<28} {f'{v:.5f}' if isinstance(v, float) else '-' if v is None else v}"
+        for key, v in result.items()
+    ]
+
+
+def _by_image(rows: list[ImageRow], match: Match) -> dict[str, ImageRow]:
+    by_key: dict[str, ImageRow] = {}
+    for row in rows:
+        key = f"image_id {row.image_id}" if row.image_id is not None else row.name if match == "name" else row.uri
+        if key in by_key:
+            other = by_key[key].uri
+            hint = "; try --match path" if match == "name" and other != row.uri else "; each image may have one row"
+            raise RowsError(f"two rows for {key}: {other or key} and {row.uri or key}{hint}")
+        by_key[key] = row
+    return by_key
+
+
+def _matched_pairs(ours: ImageRow, theirs: ImageRow, iou_threshold: float) -> list[tuple[float, float]]:
+    """(IoU, our score minus theirs) of each pair."""
+    iou = iou_matrix(ours.boxes_xyxy, theirs.boxes_xyxy)
+    candidates = np.argwhere((iou >= iou_threshold) & _same_class(ours, theirs))
+    order = np.argsort(-iou[candidates[:, 0], candidates[:, 1]], kind="stable")
+    free_ours, free_theirs = np.ones(len(ours.scores), bool), np.ones(len(theirs.scores), bool)
+    pairs = []
+    for i, j in candidates[order].tolist():
+        if free_ours[i] and free_theirs[j]:
+            free_ours[i] = free_theirs[j] = False
+            pairs.append((float(iou[i, j]), float(ours.scores[i] - theirs.scores[j])))
+    return pairs
+
+
+def _same_class(ours: ImageRow, theirs: ImageRow) -> npt.NDArray[np.bool_]:
+    named = all(ours.class_names) and all(theirs.class_names)
+    a, b = (ours.class_names, theirs.class_names) if named else (ours.class_ids, theirs.class_ids)
+    same = np.array([[one == other for other in b] for one in a], bool)
+    return same.reshape(len(a), len(b))
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(sorted(names)[:3])
+    return f"{shown}, … ({len(names)} in all)" if len(names) > 3 else shown

@@ -1,0 +1,180 @@
+"""Reads the detections that a pipeline or another tool wrote, into one record per image.
+
+Understood are JSON Lines with one image a line,
+
+    {"image": {"uri", "width", "height", …}, "detections": [{"box_xyxy", "class_id", "class_name", "confidence"}, …], …}
+
+and COCO results, `[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. The ids of COCO results get their meaning
+from an `images.json` in the same folder (a COCO data set with `images` and `categories`) where there is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Source = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
+
+
+class RowsError(ValueError):
+    """Files or rows that cannot be used; the message says in one line what was expected, what came and what to do."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class ImageRow:
+    """What was detected in one image.
+
+    Attributes:
+      uri: Path or URI of the image; empty where only `image_id` is known.
+      image_id: COCO image id, where `uri` is not known.
+      width: Pixels, 0 where unknown.
+      height: Pixels, 0 where unknown.
+      boxes_xyxy: `(N, 4) float64`, pixels of the original image.
+      scores: `(N,) float64`.
+      class_names: N names; empty strings where only ids are known.
+      class_ids: N class numbers from 0, or COCO category ids where the names are not known.
+    """
+
+    uri: str
+    image_id: int | str | None
+    width: int
+    height: int
+    boxes_xyxy: npt.NDArray[np.float64]
+    scores: npt.NDArray[np.float64]
+    class_names: tuple[str, ...]
+    class_ids: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The file's name without its folder."""
+        return self.uri.rpartition("/")[2]
+
+
+def read_rows(source: Source) -> list[ImageRow]:
+    """Reads all rows of an output.
+
+    Args:
+      source: A file (`.jsonl`: rows; `.json`: COCO results), a folder of `.jsonl` files, an output folder with `detections/`
+        in it, a glob, or the rows themselves.
+
+    Raises:
+      RowsError: Nothing is there, or a row is not as it should be.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return [_from_contract(row, f"row {number}") for number, row in enumerate(source, 1)]
+    rows = [row for path in _files(os.fspath(source)) for row in _read_file(path)]
+    if not rows:
+        raise RowsError(f"{os.fspath(source)} holds no rows: expected one line for each image")
+    return rows
+
+
+def read_json(path: str | os.PathLike[str], what: str) -> Any:
+    """The content of a JSON file, with an error that names it."""
+    try:
+        return json.loads(Path(path).read_bytes())
+    except OSError as err:
+        raise RowsError(f"{what} {os.fspath(path)} cannot be read: {err.strerror or err}") from err
+    except ValueError as err:
+        raise RowsError(f"{what} {os.fspath(path)} is not JSON: {err}") from err
+
+
+def _files(source: str) -> list[Path]:
+    if "://" in source:
+        raise RowsError(f"{source} is not a local path: copy it here first (for Cloud Storage: gcloud storage cp -r)")
+    if Path(source).is_dir():
+        folder = Path(source, "detections") if Path(source, "detections").is_dir() else Path(source)
+        found = [p for p in folder.rglob("*.jsonl") if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+        if not found:
+            raise RowsError(f"{folder} holds no .jsonl file: expected the folder of detections/*.jsonl")
+        return sorted(found)
+    paths = [Path(source)] if Path(source).is_file() else sorted(Path(match) for match in glob.glob(source, recursive=True))
+    if not paths:
+        raise RowsError(f"{source} is not there: expected a .jsonl or .json file, a folder of them, or a glob")
+    return [path for path in paths if path.is_file()]
+
+
+def _read_file(path: Path) -> Iterator[ImageRow]:
+    if path.suffix == ".json":
+        yield from _from_coco_results(path)
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except ValueError as err:
+                    raise RowsError(f"{path}, line {number} is not JSON: {err}") from err
+                yield _from_contract(row, f"{path}, line {number}")
+
+
+def _from_contract(row: Mapping[str, Any], place: str) -> ImageRow:
+    try:
+        image, found = row["image"], row["detections"]
+        return ImageRow(
+            uri=str(image["uri"]),
+            image_id=None,
+            width=int(image.get("width") or 0),
+            height=int(image.get("height") or 0),
+            boxes_xyxy=_boxes(one["box_xyxy"] for one in found),
+            scores=np.array([one["confidence"] for one in found], np.float64),
+            class_names=tuple(str(one["class_name"]) for one in found),
+            class_ids=tuple(int(one["class_id"]) for one in found),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        wanted = '{"image": {"uri"}, "detections": [{"box_xyxy", "class_id", "class_name", "confidence"}]}'
+        raise RowsError(f"{place}: expected {wanted}, got {type(err).__name__}: {err}") from err
+
+
+def _from_coco_results(path: Path) -> Iterator[ImageRow]:
+    results = read_json(path, "detections")
+    if not isinstance(results, list):
+        raise RowsError(f"{path}: expected a list of COCO results, got {type(results).__name__}")
+    images, names = _coco_names(path.with_name("images.json"))
+    by_image: dict[Any, list[Mapping[str, Any]]] = {image_id: [] for image_id in images}
+    try:
+        for result in results:
+            by_image.setdefault(result["image_id"], []).append(result)
+        for image_id, found in by_image.items():
+            image = images.get(image_id, {})
+            boxes_xywh = _boxes(one["bbox"] for one in found)
+            yield ImageRow(
+                uri=str(image.get("file_name", "")),
+                image_id=None if image else image_id,
+                width=int(image.get("width") or 0),
+                height=int(image.get("height") or 0),
+                boxes_xyxy=np.concatenate([boxes_xywh[:, :2], boxes_xywh[:, :2] + boxes_xywh[:, 2:]], axis=1),
+                scores=np.array([one["score"] for one in found], np.float64),
+                class_names=tuple(names.get(one["category_id"], "") for one in found),
+                class_ids=tuple(int(one["category_id"]) for one in found),
+            )
+    except (KeyError, TypeError, ValueError) as err:
+        raise RowsError(
+            f"{path}: expected COCO results (image_id, category_id, bbox, score), got {type(err).__name__}: {err}"
+        ) from err
+
+
+def _coco_names(path: Path) -> tuple[dict[Any, Mapping[str, Any]], dict[Any, str]]:
+    """Images and category names by id, from the image list that stands beside COCO results; empty where there is none."""
+    if not path.is_file():
+        return {}, {}
+    listed = read_json(path, "image list")
+    try:
+        images = {image["id"]: image for image in listed["images"]}
+        return images, {category["id"]: str(category["name"]) for category in listed["categories"]}
+    except (KeyError, TypeError) as err:
+        raise RowsError(f"{path}: expected images and categories with ids, got {type(err).__name__}: {err}") from err
+
+
+def _boxes(boxes: Iterable[Sequence[float]]) -> npt.NDArray[np.float64]:
+    rows = list(boxes)
+    if any(len(box) != 4 for box in rows):
+        raise ValueError("a box that has not 4 numbers")
+    return np.array(rows, np.float64).reshape(-1, 4)

@@ -1,0 +1,354 @@
+"""COCO AP of an output, and the agreement of two outputs."""
+
+import copy
+import json
+
+import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from models.detection_rows import RowsError, read_rows
+from models.evaluate import FIGURES, compare, evaluate, main
+
+ONE = pytest.approx(1.0, abs=1e-12)  # pycocotools divides by a count plus an epsilon
+CATEGORIES = [{"id": 1, "name": "cat"}, {"id": 3, "name": "dog"}, {"id": 7, "name": "potted plant"}]
+
+
+def truth(images=("a.jpg", "b.jpg"), boxes=None, categories=CATEGORIES):
+    """Ground truth with one 100x100 cat in each image, or the given (image index, category id, xywh)."""
+    boxes = [(index, 1, [10, 10, 100, 100]) for index in range(len(images))] if boxes is None else boxes
+    return {
+        "images": [{"id": 100 + i, "file_name": name, "width": 640, "height": 480} for i, name in enumerate(images)],
+        "annotations": [
+            {"id": i, "image_id": 100 + image, "category_id": c, "bbox": box} for i, (image, c, box) in enumerate(boxes)
+        ],
+        "categories": categories,
+    }
+
+
+def found(name="cat", box=(10, 10, 110, 110), confidence=0.9, class_id=0):
+    return {"box_xyxy": list(box), "class_id": class_id, "class_name": name, "confidence": confidence}
+
+
+def row(uri, *detections, width=640, height=480):
+    return {
+        "image": {"uri": uri, "generation": "1", "width": width, "height": height},
+        "model": {},
+        "detections": list(detections),
+    }
+
+
+def write_lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    return path
+
+
+def test_perfect_detections_have_an_ap_of_one():
+    result = evaluate([row("/x/a.jpg", found()), row("gs://b/c/b.jpg", found())], truth())
+    assert (result["AP"], result["AP50"], result["AP_large"], result["AR_100"]) == (ONE, ONE, ONE, ONE)
+    assert result["per_class"] == {"cat": ONE, "dog": None, "potted plant": None}
+    assert (result["AP_small"], result["AP_medium"]) == (None, None)
+    assert list(result)[:12] == list(FIGURES)
+
+
+def test_an_image_without_row_counts_as_one_without_detections():
+    result = evaluate([row("a.jpg", found())], truth())
+    assert result["images"] == 2
+    assert result["images_without_row"] == 1
+    assert result["AR_100"] == 0.5
+    assert result["AP"] == pytest.approx(51 / 101)  # precision 1 at the recalls 0, 0.01, … 0.5, of 101
+
+
+def test_no_detections_at_all_are_an_ap_of_zero():
+    result = evaluate([row("a.jpg"), row("b.jpg")], truth())
+    assert (result["AP"], result["AR_100"], result["detections"]) == (0.0, 0.0, 0)
+
+
+def test_a_loose_box_counts_up_to_its_iou():
+    """An IoU of 0.81 passes the thresholds 0.50 to 0.80, 7 of 10."""
+    result = evaluate([row("a.jpg", found(box=(10, 10, 110, 91)))], truth(["a.jpg"]))
+    assert result["AP"] == pytest.approx(0.7)
+    assert (result["AP50"], result["AP75"]) == (ONE, ONE)
+
+
+def test_rows_without_ground_truth_are_ignored_and_counted():
+    result = evaluate([row("a.jpg", found()), row("b.jpg", found()), row("c.jpg", found())], truth())
+    assert result["rows_without_ground_truth"] == 1
+    assert (result["AP"], result["detections"]) == (ONE, 2)
+
+
+@pytest.mark.parametrize("first_id", [0, 1, 5])
+def test_annotation_ids_of_the_ground_truth_do_not_matter(first_id):
+    """pycocotools itself takes an annotation with id 0 for unmatched."""
+    content = truth()
+    for number, annotation in enumerate(content["annotations"]):
+        annotation["id"] = first_id + number
+    before = copy.deepcopy(content)
+    assert evaluate([row("a.jpg", found()), row("b.jpg", found())], content)["AP"] == ONE
+    assert content == before
+
+
+def test_the_figures_are_those_of_pycocotools(tmp_path):
+    """Mixed sizes, classes, misses, doubles and false alarms give COCOeval's own numbers on the same results."""
+    boxes = [(i % 4, [1, 3, 7][i % 3], [20 + 30 * i, 15 * i, 12 + 17 * i, 20 + 11 * i]) for i in range(12)]
+    content = truth([f"{i}.jpg" for i in range(4)], boxes)
+    for number, annotation in enumerate(content["annotations"], 1):
+        x, y, w, h = annotation["bbox"]
+        annotation.update(id=number, area=w * h, iscrowd=int(number == 7))
+    names = {category["id"]: category["name"] for category in CATEGORIES}
+    rows, results = {i: [] for i in range(4)}, []
+    for i, (image, category, (x, y, w, h)) in enumerate(boxes):
+        for shift, score in [(i % 5, 0.9 - 0.05 * i), (9, 0.31 + 0.01 * i)][: 1 + i % 2]:
+            category_found = 3 if i == 3 else category
+            rows[image].append(found(names[category_found], (x + shift, y, x + w + shift, y + h), score))
+            results.append({"image_id": 100 + image, "category_id": category_found, "bbox": [x + shift, y, w, h], "score": score})
+    (tmp_path / "truth.json").write_text(json.dumps(content))
+    coco = COCO(str(tmp_path / "truth.json"))
+    reference = COCOeval(coco, coco.loadRes(results), "bbox")
+    reference.evaluate()
+    reference.accumulate()
+    reference.summarize()
+    result = evaluate([row(f"{i}.jpg", *detections) for i, detections in rows.items()], tmp_path / "truth.json")
+    expected = [None if value == -1 else pytest.approx(value) for value in reference.stats]
+    assert [result[key] for key in FIGURES] == expected
+    assert 0.1 < result["AP"] < 0.9
+
+
+@pytest.mark.parametrize(
+    ("name", "class_id", "category", "by"),
+    [
+        ("cat", 99, "cat", "name"),
+        ("Potted-Plant", 0, "potted plant", "name"),
+        ("pottedplant", 0, "potted plant", "name"),
+        ("class 1", 1, "dog", "class_id"),
+        ("", 2, "potted plant", "class_id"),
+    ],
+    ids=["as it stands", "other case", "Darknet's spelling", "no name: second category", "empty: third category"],
+)
+def test_classes_are_matched_by_name_else_by_their_order(name, class_id, category, by):
+    number = next(one["id"] for one in CATEGORIES if one["name"] == category)
+    result = evaluate([row("a.jpg", found(name, class_id=class_id))], truth(["a.jpg"], [(0, number, [10, 10, 100, 100])]))
+    assert result["per_class"][category] == ONE
+    assert result["classes_by"] == by
+
+
+def test_darknets_older_names_of_coco_classes_are_known():
+    names = {"aeroplane": "airplane", "motorbike": "motorcycle", "sofa": "couch", "tvmonitor": "tv"}
+    categories = [{"id": i, "name": name} for i, name in enumerate(names.values(), 1)]
+    boxes = [(0, i, [100 * i, 10, 80, 80]) for i in range(1, 5)]
+    detections = [found(name, (100 * i, 10, 100 * i + 80, 90)) for i, name in enumerate(names, 1)]
+    result = evaluate([row("a.jpg", *detections)], truth(["a.jpg"], boxes, categories))
+    assert result["per_class"] == dict.fromkeys(names.values(), ONE)
+
+
+def test_an_exact_name_wins_over_a_similar_one():
+    categories = [{"id": 1, "name": "T V"}, {"id": 2, "name": "tv"}]
+    result = evaluate([row("a.jpg", found("tv"))], truth(["a.jpg"], [(0, 2, [10, 10, 100, 100])], categories))
+    assert result["per_class"] == {"T V": None, "tv": ONE}
+
+
+def test_classes_that_are_no_category_are_ignored_and_named():
+    result = evaluate([row("a.jpg", found(), found("zebra", confidence=0.99))], truth(["a.jpg"]))
+    assert result["AP"] == ONE
+    assert result["detections_ignored"] == {"zebra": 1}
+
+
+def test_images_of_another_size_than_in_the_ground_truth_are_counted():
+    result = evaluate([row("a.jpg", found(), width=480, height=640), row("b.jpg", found())], truth())
+    assert result["size_mismatches"] == 1
+
+
+def test_images_in_folders_are_told_apart_by_path():
+    content = truth(["x/a.jpg", "y/a.jpg"])
+    rows = [row("gs://bucket/x/a.jpg", found()), row("/data/y/a.jpg", found())]
+    assert evaluate(rows, content, match="path")["AP"] == ONE
+    with pytest.raises(RowsError, match=r"gs://bucket/x/a.jpg fits 2 ground-truth images: x/a.jpg and y/a.jpg; try --match path"):
+        evaluate(rows, content)
+
+
+def test_a_path_has_to_fit_in_whole_folders():
+    with pytest.raises(
+        RowsError, match=r"none of 1 rows is in the ground truth: the rows have /data/xx/a.jpg; .* x/a.jpg; try --match name"
+    ):
+        evaluate([row("/data/xx/a.jpg", found())], truth(["x/a.jpg"]), match="path")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row("c.jpg")], r"none of 1 rows is in the ground truth: the rows have c.jpg; the ground truth has a.jpg, b.jpg"),
+        ([row("x/a.jpg"), row("y/a.jpg")], r"two rows for one ground-truth image: x/a.jpg and y/a.jpg; try --match path"),
+        ([row("a.jpg"), row("a.jpg")], r"two rows for one ground-truth image: a.jpg and a.jpg; each image may have one row"),
+        ([{"image": {}}], r"row 1: expected \{\"image\": \{\"uri\"\}.*got KeyError: 'detections'"),
+        ([row("a.jpg", {"box_xyxy": [1, 2, 3]})], r"row 1: expected .*got ValueError: a box that has not 4 numbers"),
+        ([7], r"row 1: expected"),
+    ],
+    ids=["no match", "same name", "twice", "no detections", "a short box", "no row"],
+)
+def test_rows_that_cannot_be_used_are_refused(rows, message):
+    with pytest.raises(RowsError, match=message):
+        evaluate(rows, truth())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "expected COCO annotations with the lists images, annotations and categories"),
+        ({"images": []}, "expected COCO annotations with the lists"),
+        ({"images": [], "annotations": [], "categories": []}, "at least one image and one category"),
+        ({"images": [{"id": 1}], "annotations": [], "categories": CATEGORIES}, "got KeyError: 'file_name'"),
+        ({"images": [], "annotations": [{"bbox": [1, 2]}], "categories": []}, "got ValueError"),
+    ],
+)
+def test_ground_truth_that_is_none_is_refused(tmp_path, content, message):
+    path = tmp_path / "truth.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(RowsError, match=message):
+        evaluate([row("a.jpg")], path)
+
+
+def test_a_folder_an_output_a_glob_and_a_file_read_alike(tmp_path):
+    write_lines(tmp_path / "out/detections/detections-0.jsonl", [row("a.jpg", found())])
+    write_lines(tmp_path / "out/detections/2026/more.jsonl", [row("b.jpg")])
+    write_lines(tmp_path / "out/detections/.staging-1/half.jsonl", [row("c.jpg")])
+    write_lines(tmp_path / "out/dead_letters/dead.jsonl", [{"stage": "decode"}])
+    for source in (tmp_path / "out", tmp_path / "out/detections", f"{tmp_path}/out/detections/**/*.jsonl"):
+        assert sorted(one.uri for one in read_rows(source)) == ["a.jpg", "b.jpg"], source
+    assert [one.uri for one in read_rows(tmp_path / "out/detections/detections-0.jsonl")] == ["a.jpg"]
+
+
+COCO_RESULTS = [{"image_id": 100, "category_id": 1, "bbox": [10, 10, 100, 100], "score": 0.9}]
+
+
+def test_coco_results_carry_the_ids_of_the_ground_truth(tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps([*COCO_RESULTS, COCO_RESULTS[0] | {"category_id": 99}, COCO_RESULTS[0] | {"image_id": 7}]))
+    result = evaluate(path, truth(["a.jpg"]))
+    assert (result["AP"], result["classes_by"], result["rows_without_ground_truth"]) == (ONE, "category_id", 1)
+    assert result["detections_ignored"] == {"99": 1}
+
+
+def test_an_image_list_beside_coco_results_gives_their_ids_a_meaning(tmp_path):
+    """Ids that count from 1 name other images and classes than the ground truth's equal ids."""
+    images = [{"id": 1, "file_name": "/x/b.jpg", "width": 640, "height": 480}, {"id": 101, "file_name": "a.jpg"}]
+    (tmp_path / "images.json").write_text(json.dumps({"images": images, "categories": [{"id": 1, "name": "dog"}]}))
+    (tmp_path / "results.json").write_text(json.dumps([COCO_RESULTS[0] | {"image_id": 1}]))
+    result = evaluate(tmp_path / "results.json", truth(boxes=[(1, 3, [10, 10, 100, 100])]))
+    assert result["per_class"] == {"cat": None, "dog": ONE, "potted plant": None}
+    assert (result["images_without_row"], result["classes_by"]) == (0, "name")
+
+
+def test_equal_outputs_agree_fully():
+    rows = [row("x/a.jpg", found(), found("dog", (0, 0, 5, 5), 0.4)), row("b.jpg")]
+    result = compare(rows, [row("y/a.jpg", *rows[0]["detections"]), row("b.jpg")])
+    assert (result["images"], result["detections"], result["reference_detections"], result["matched"]) == (2, 2, 2, 2)
+    assert (result["agreement"], result["mean_iou"], result["min_iou"], result["max_abs_score_difference"]) == (
+        1.0,
+        1.0,
+        1.0,
+        0.0,
+    )
+
+
+def test_outputs_without_detections_agree():
+    result = compare([row("a.jpg")], [row("a.jpg")])
+    assert (result["agreement"], result["matched"], result["mean_iou"], result["mean_score_difference"]) == (1.0, 0, None, None)
+
+
+def test_differences_of_matched_pairs_are_measured():
+    ours = [row("a.jpg", found(box=(0, 0, 100, 100), confidence=0.9), found(box=(200, 0, 300, 100), confidence=0.5))]
+    theirs = [row("a.jpg", found(box=(0, 0, 100, 80), confidence=0.8), found(box=(200, 0, 300, 100), confidence=0.7))]
+    result = compare(ours, theirs)
+    assert result["mean_iou"] == pytest.approx(0.9)
+    assert result["min_iou"] == pytest.approx(0.8)
+    assert result["mean_score_difference"] == pytest.approx(-0.05)
+    assert result["mean_abs_score_difference"] == pytest.approx(0.15)
+    assert result["max_abs_score_difference"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "matched", "agreement"),
+    [
+        ([found()], [found("dog")], 0, 0.0),
+        ([found(box=(0, 0, 10, 10))], [found(box=(0, 0, 10, 4))], 0, 0.0),
+        ([found(), found(confidence=0.3)], [found()], 1, 2 / 3),
+        ([found(box=(0, 0, 10, 10)), found(box=(0, 0, 10, 9))], [found(box=(0, 0, 10, 9)), found(box=(0, 0, 10, 10))], 2, 1.0),
+        ([found(), found()], [], 0, 0.0),
+    ],
+    ids=["other class", "too little overlap", "one partner each", "the best partner first", "missed"],
+)
+def test_detections_are_matched_one_to_one(ours, theirs, matched, agreement):
+    result = compare([row("a.jpg", *ours)], [row("a.jpg", *theirs)])
+    assert (result["matched"], result["agreement"]) == (matched, pytest.approx(agreement))
+    assert compare([row("a.jpg", *theirs)], [row("a.jpg", *ours)])["matched"] == matched
+
+
+def test_the_iou_threshold_decides_what_is_a_pair():
+    ours, theirs = [row("a.jpg", found(box=(0, 0, 10, 10)))], [row("a.jpg", found(box=(0, 0, 10, 8)))]
+    assert [compare(ours, theirs, iou_threshold=t)["matched"] for t in (0.5, 0.8, 0.81)] == [1, 1, 0]
+
+
+def test_images_that_one_output_lacks_count_against_agreement():
+    result = compare([row("a.jpg", found()), row("b.jpg", found())], [row("a.jpg", found()), row("c.jpg")])
+    assert (result["images"], result["images_only_in_detections"], result["images_only_in_reference"]) == (1, 1, 1)
+    assert result["agreement"] == pytest.approx(2 / 3)
+
+
+def test_outputs_without_a_common_image_cannot_be_compared():
+    with pytest.raises(RowsError, match=r"no image in common: the first has a.jpg, the second b.jpg"):
+        compare([row("a.jpg")], [row("b.jpg")])
+    with pytest.raises(RowsError, match=r"the first has x/a.jpg, the second y/a.jpg; try --match name"):
+        compare([row("x/a.jpg")], [row("y/a.jpg")], match="path")
+
+
+def test_the_command_prints_the_figures_and_writes_them(tmp_path, capsys):
+    write_lines(tmp_path / "detections/d.jsonl", [row("a.jpg", found(), found("zebra")), row("c.jpg")])
+    (tmp_path / "truth.json").write_text(json.dumps(truth()))
+    assert (
+        main(["--detections", str(tmp_path), "--ground-truth", f"{tmp_path}/truth.json", "--json", f"{tmp_path}/figures.json"])
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert "AP at IoU 0.50:0.95                AP          0.505\n" in printed
+    assert "AP, objects up to 32x32 pixels     AP_small        -\n" in printed
+    assert "  cat                             0.505\n" in printed
+    assert "1 ground-truth images have no row: they count as images without detections\n" in printed
+    assert "1 rows have no ground truth: ignored\n" in printed
+    assert "1 detections of classes that are no category: ignored: zebra (1)\n" in printed
+    written = json.loads((tmp_path / "figures.json").read_text())
+    assert written == evaluate(tmp_path, tmp_path / "truth.json")
+
+
+def test_the_command_compares_two_outputs(tmp_path, capsys):
+    path = write_lines(tmp_path / "d.jsonl", [row("a.jpg", found())])
+    assert main(["--detections", str(path), "--reference", str(path), "--iou-threshold", "0.9"]) == 0
+    assert "agreement                    1.00000\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("detections", "ground_truth", "message"),
+    [
+        ("absent", "truth.json", "absent is not there"),
+        ("empty", "truth.json", "empty holds no .jsonl file"),
+        ("blank.jsonl", "truth.json", "blank.jsonl holds no rows"),
+        ("broken.jsonl", "truth.json", "broken.jsonl, line 2 is not JSON"),
+        ("d.jsonl", "absent.json", "absent.json cannot be read: No such file or directory"),
+        ("d.jsonl", "broken.jsonl", "broken.jsonl is not JSON"),
+        ("gs://bucket/out", "truth.json", "gs://bucket/out is not a local path"),
+        ("truth.json", "truth.json", "expected a list of COCO results, got dict"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_line_with_exit_code_2(tmp_path, monkeypatch, capsys, detections, ground_truth, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "blank.jsonl").write_text("\n")
+    (tmp_path / "truth.json").write_text(json.dumps(truth()))
+    write_lines(tmp_path / "d.jsonl", [row("a.jpg")])
+    (tmp_path / "broken.jsonl").write_text(json.dumps(row("a.jpg")) + "\n{\n")
+    assert main(["--detections", detections, "--ground-truth", ground_truth]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
