@@ -42,15 +42,9 @@ def compare(detections: Source, reference: Source, *, iou_threshold: float = 0.5
             f"the outputs have no image in common: the first has {_few(list(ours))}, the second {_few(list(theirs))}"
             + ("; try --match name" if match == "path" else "")
         )
-    ious: list[float] = []
-    score_differences: list[float] = []
-    for key in common:
-        for iou, difference in _matched_pairs(ours[key], theirs[key], iou_threshold):
-            ious.append(iou)
-            score_differences.append(difference)
+    pairs = [pair for key in common for pair in _matched_pairs(ours[key], theirs[key], iou_threshold)]
     count_ours, count_theirs = (sum(len(row.scores) for row in rows.values()) for rows in (ours, theirs))
     total = count_ours + count_theirs
-    absolute = np.abs(score_differences)
     return {
         "images": len(common),
         "images_only_in_detections": len(ours.keys() - theirs.keys()),
@@ -58,14 +52,19 @@ def compare(detections: Source, reference: Source, *, iou_threshold: float = 0.5
         "detections": count_ours,
         "reference_detections": count_theirs,
         "iou_threshold": iou_threshold,
-        "matched": len(ious),
-        "agreement": 2 * len(ious) / total if total else 1.0,
-        "mean_iou": float(np.mean(ious)) if ious else None,
-        "min_iou": min(ious) if ious else None,
-        "mean_score_difference": float(np.mean(score_differences)) if ious else None,
-        "mean_abs_score_difference": float(absolute.mean()) if ious else None,
-        "max_abs_score_difference": float(absolute.max()) if ious else None,
+        "matched": len(pairs),
+        "agreement": 2 * len(pairs) / total if total else 1.0,
+        **_pair_figures(pairs),
     }
+
+
+def _pair_figures(pairs: list[tuple[float, float]]) -> dict[str, float | None]:
+    names = ("mean_iou", "min_iou", "mean_score_difference", "mean_abs_score_difference", "max_abs_score_difference")
+    if not pairs:
+        return dict.fromkeys(names)
+    iou, difference = np.array(pairs).T
+    absolute = np.abs(difference)
+    return dict(zip(names, map(float, (iou.mean(), iou.min(), difference.mean(), absolute.mean(), absolute.max())), strict=True))
 
 
 def comparison_lines(result: Mapping[str, Any]) -> list[str]:
