@@ -163,12 +163,14 @@ def test_the_exported_detector_describes_itself(digits_model):
 
 
 def test_the_exported_detector_finds_the_digits_of_the_sample_scenes(digits_model, ground_truth):
-    from models.digits.measure import average_precision, detect_scenes
+    from models.digits.measure import detect_scenes
+    from models.evaluate import evaluate
 
-    results, _ = detect_scenes(digits_model, str(SAMPLES), ground_truth)
-    ap, ap50, _ = average_precision(ground_truth, results)
-    assert ap50 >= 0.9
-    assert ap >= 0.65
+    rows, _ = detect_scenes(digits_model, str(SAMPLES), ground_truth["images"])
+    result = evaluate(rows, ground_truth)
+    assert result["images_without_row"] == 0 and result["classes_by"] == "name"
+    assert result["AP50"] >= 0.9
+    assert result["AP"] >= 0.65
 
 
 def test_detections_lie_in_the_input_and_a_batch_gives_what_single_images_give(digits_model):
