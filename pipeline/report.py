@@ -23,6 +23,7 @@ from pipeline.samples import annotate
 _SHOWN_CLASSES = 30
 _SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/*.jsonl
 _SHOWN_DETECTIONS = 30  # per sample
+_STAGES = ("read", "decode", "model", "predict", "postprocess")  # in the order of the data; others come after them
 _LATENCY_NAMES = {"p50": "median", "p90": "90 %", "p99": "99 %", "max": "slowest"}
 
 
@@ -90,14 +91,14 @@ def _opening(summary: Mapping[str, Any], unit: str) -> Markup:
     found, detected = summary.get("detections"), _images(summary).get("detected")
     sizes = _batch_sizes(summary)
     per_image = found / detected if isinstance(found, int) and detected else None
-    mean_batch = sum(size * n for size, n in sizes.items()) / sum(sizes.values()) if sizes else None
+    per_call = detected / sum(sizes.values()) if sizes and detected else None
     facts = [
         (f"{unit.capitalize()} per second", count(summary.get("images_per_second"), 1)),
         ("Wall time", duration(summary.get("wall_seconds"))),
         ("Start-up", duration(summary.get("startup_seconds"))),
         ("Detections", count(found)),
         ("Per image", count(per_image, 1)),
-        ("Mean batch", count(mean_batch, 1)),
+        ("Per model call", count(per_call, 1)),
     ]
     listed = join(*(tag("div", tag("dt", term), tag("dd", figure)) for term, figure in facts))
     return join(
@@ -243,20 +244,22 @@ def _batches_section(summary: Mapping[str, Any]) -> Markup | None:
         return None
     told = "Batches by size: " + ", ".join(f"{n} of {size}" for size, n in sorted(sizes.items()))
     calls = sum(sizes.values())
-    note = f"How many of the model's {count(calls)} calls had how many images." if calls > 1 else "The model was called once."
+    note = f"The model's {count(calls)} call{'' if calls == 1 else 's'} by batch size; a batch with fewer images is padded to it."
     return _section("Batch sizes", column_chart(sizes, told, "batches"), note)
 
 
 def _stages_section(summary: Mapping[str, Any], unit: str) -> Markup | None:
-    seconds = {name: float(value) for name, value in (summary.get("stage_seconds") or {}).items()}
+    seconds = {str(name): float(value) for name, value in (summary.get("stage_seconds") or {}).items()}
     if not seconds:
         return None
+    in_order = [name for name in _STAGES if name in seconds] + sorted(seconds.keys() - set(_STAGES))
     read = _images(summary).get("read") or 0
     rows: list[tuple[object, float, object]] = []
-    for name, value in seconds.items():
+    for name in in_order:
+        value = seconds[name]
         each = tag("span", f", {duration(value / read)} each", class_="each") if read else None
         rows.append((name, value, join(duration(value), each)))
-    note = f"Summed over threads that work side by side, so the seconds exceed the wall time; “each” is by {unit} read."
+    note = f"Summed over threads that work side by side, so the seconds may exceed the wall time; “each” is by {unit} read."
     return _section(
         "Time per stage", bar_table(rows, ("Stage", "Time"), f"Wall time {duration(summary.get('wall_seconds'))}"), note
     )

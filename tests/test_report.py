@@ -265,6 +265,17 @@ def test_dead_letters_of_which_little_is_known_are_shown():
     assert page.open_tags == []
 
 
+def test_stages_stand_in_the_order_of_the_data():
+    seconds = {"write": 4.0, "model": 3.0, "decode": 2.0, "read": 1.0}
+    page = Page(report.render_report({"images": {"read": 100}, "stage_seconds": seconds}, [], []))
+    assert re.findall(r"(read|decode|model|write)(\d\.0 s), (\d0 ms) each", page.text) == [
+        ("read", "1.0 s", "10 ms"),
+        ("decode", "2.0 s", "20 ms"),
+        ("model", "3.0 s", "30 ms"),
+        ("write", "4.0 s", "40 ms"),
+    ]
+
+
 def test_settings_are_shown_under_their_group_with_dotted_names():
     config = {"output": "out/", "detect": {"xla": False, "batch": {"max": 16}, "classes": []}, "runner": {"options": ["a", "b"]}}
     page = Page(report.render_report({"config": config}, [], []))
