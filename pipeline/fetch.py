@@ -73,6 +73,8 @@ def _fetch_object(ref: ImageRef, max_bytes: int) -> tuple[bytes, str]:
             blob.reload(retry=DEFAULT_RETRY.with_timeout(_RETRY_SECONDS))
             _check_size(ref.uri, blob.size or 0, max_bytes)
         content = blob.download_as_bytes(raw_download=True, retry=DEFAULT_RETRY.with_timeout(_RETRY_SECONDS))
+        if blob.generation is None:  # Cloud Storage sends it along; not everything that speaks its protocol does
+            blob.reload(retry=DEFAULT_RETRY.with_timeout(_RETRY_SECONDS))
     except NotFound as err:
         raise FetchError("not_found", f"{ref.uri} does not exist") from err
     except (Forbidden, Unauthorized) as err:

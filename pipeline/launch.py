@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipeline import errors, graph, progress
@@ -56,6 +57,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     """
     config = dataclasses.replace(config, output=config.output.rstrip("/") or "/")
     options = beam_options(config, beam_flags)
+    FileSystems.set_options(options)
     check_inputs(config.input)
     return Job(config, options, command, started_at)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.bright_model import export_bright_model
-from tests.emulators import *  # noqa: F403  the emulators' fixtures
+from tests.emulators import _gcs_process, _pubsub_process, gcs_bucket, pubsub_emulator  # noqa: F401  fixtures
 
 REPO = Path(__file__).resolve().parent.parent
 

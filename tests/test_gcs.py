@@ -1,0 +1,81 @@
+"""The batch job on Cloud Storage: Beam's real client against an emulator."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline import run
+from tests.conftest import write_bright_image
+
+
+@pytest.fixture
+def upload(gcs_bucket, tmp_path):
+    """Puts files into the bucket; returns their URIs."""
+
+    def put(name: str, content: bytes) -> str:
+        gcs_bucket.blob(name).upload_from_string(content)
+        return f"gs://{gcs_bucket.name}/{name}"
+
+    return put
+
+
+def bright_png(tmp_path: Path) -> bytes:
+    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
+    return (tmp_path / "bright.png").read_bytes()
+
+
+def rows_in(bucket, prefix: str) -> list[dict]:
+    return [json.loads(line) for blob in bucket.list_blobs(prefix=prefix) for line in blob.download_as_text().splitlines()]
+
+
+def test_images_model_and_output_may_all_be_on_cloud_storage(gcs_bucket, upload, tmp_path, bright_model, capsys):
+    """Every object of a folder is read with its generation; results are in the bucket under their final names, and nothing else is."""
+    png = bright_png(tmp_path)
+    uris = [upload(f"2026/{n // 4}/{n}.png", png) for n in range(12)]
+    empty = upload("2026/empty.jpg", b"")
+    for path in Path(bright_model).rglob("*"):
+        if path.is_file():
+            upload(f"models/bright/{path.relative_to(bright_model)}", path.read_bytes())
+    bucket = f"gs://{gcs_bucket.name}"
+
+    code = run.main(
+        ["--input", f"{bucket}/2026/**", "--output", f"{bucket}/detections", "--model", f"{bucket}/models/bright", "--shards", "2"]
+    )
+
+    assert code == 0, capsys.readouterr()
+    rows = rows_in(gcs_bucket, "detections/detections/")
+    assert sorted(row["image"]["uri"] for row in rows) == sorted(uris)
+    generations = {f"{bucket}/{blob.name}": str(blob.generation) for blob in gcs_bucket.list_blobs(prefix="2026/")}
+    assert {row["image"]["uri"]: row["image"]["generation"] for row in rows} == {uri: generations[uri] for uri in uris}
+    assert {row["model"]["version"] for row in rows} == {"3"}
+    assert [row["image"]["uri"] for row in rows_in(gcs_bucket, "detections/dead_letters/")] == [empty]
+    assert sorted(blob.name for blob in gcs_bucket.list_blobs(prefix="detections/")) == [
+        "detections/dead_letters/dead_letters-00000-of-00001.jsonl",
+        "detections/detections/detections-00000-of-00002.jsonl",
+        "detections/detections/detections-00001-of-00002.jsonl",
+        "detections/report.html",
+        "detections/summary.json",
+    ]
+
+
+def test_a_vanished_object_is_one_dead_letter(gcs_bucket, upload, tmp_path, bright_model):
+    """A manifest may name objects that are gone."""
+    there = upload("a.png", bright_png(tmp_path))
+    gone = f"gs://{gcs_bucket.name}/gone.png"
+    manifest = upload("list.txt", f"{there}\n{gone}\n".encode())
+
+    assert run.main(["--input", manifest, "--output", str(tmp_path / "out"), "--model", bright_model]) == 0
+
+    rows = [json.loads(line) for line in next((tmp_path / "out" / "detections").glob("*.jsonl")).open()]
+    dead = [json.loads(line) for line in next((tmp_path / "out" / "dead_letters").glob("*.jsonl")).open()]
+    assert [row["image"]["uri"] for row in rows] == [there]
+    assert [(row["image"]["uri"], row["stage"], row["reason"]) for row in dead] == [(gone, "read", "not_found")]
+
+
+def test_a_bucket_that_is_not_there_is_one_line(gcs_bucket, tmp_path, bright_model, capsys):
+    """Exit code 2, and the place is named."""
+    code = run.main(["--input", "gs://no-such-bucket-at-all/**", "--output", str(tmp_path / "out"), "--model", bright_model])
+    assert code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: input gs://no-such-bucket-at-all/**: ") and error.count("\n") == 1
