@@ -115,6 +115,23 @@ class WriteConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class StreamConfig:
+    """What streaming jobs need beside: input is a Pub/Sub subscription, output the topic of the detections."""
+
+    archive: str = _setting("", "folder for the same rows in files, in the layout of batch; also for summary and report")
+    archive_window_s: float = _setting(60.0, "seconds of rows in one archive file", low=1.0)
+    dead_letter_topic: str = _setting("", "topic for dead letters; they go to files as well")
+    answer_topic: str = _setting("", "topic for one answer per request; default: none")
+    answer_deadline_s: float = _setting(60.0, "longest time to a request's answer; it then names what is missing", low=0.1)
+    allow_uri_prefix: tuple[str, ...] = _setting(("gs://",), "folders whose images a message may name; each ends at a slash")
+    max_message_images: int = _setting(1000, "most images of one message", low=1)
+    max_message_mb: float = _setting(20.0, "most megabytes of one message's inline images", low=0.001)
+    deduplicate_s: float = _setting(600.0, "seconds within which one version of an image gets one result", low=1.0)
+    pull_images: int = _setting(64, "most images pulled ahead, and in one bundle", low=1)
+    pull_mb: float = _setting(64.0, "most megabytes of messages pulled ahead, and in one bundle", low=0.1)
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One job."""
 
@@ -122,7 +139,7 @@ class Config:
         (), "images: files, folders, globs (with **), gs://; manifests .txt .csv .jsonl; TFRecord shards *.tfrecord*"
     )
     output: str = _setting("", "folder for the results, local or gs://")
-    mode: Literal["batch", "streaming"] = _setting("batch", "batch: files in, files out")
+    mode: Literal["batch", "streaming"] = _setting("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
     runner: str = _setting(
         "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner or DataflowRunner"
     )
@@ -134,6 +151,7 @@ class Config:
     detect: DetectConfig = dataclasses.field(default_factory=DetectConfig)
     read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
     write: WriteConfig = dataclasses.field(default_factory=WriteConfig)
+    stream: StreamConfig = dataclasses.field(default_factory=StreamConfig)
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as plain nested dicts and lists, for the summary."""

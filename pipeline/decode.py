@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import threading
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+
+from pipeline.image_size import declared_wh
 
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # what is wrong with a file ends up in its dead letter instead
 cv2.setNumThreads(1)  # images are decoded side by side already
@@ -77,15 +80,11 @@ def decode_image(content: bytes, max_pixels: float, needed_wh: Callable[[Size], 
     """
     if not content:
         raise DecodeError("empty", "expected an image, got zero bytes")
-    header = _read_header(content)
+    header = _read_header(content, max_pixels)
     upright_wh = header.wh[::-1] if header.orientation >= 5 else header.wh
     factor, flag = _choose_scale(header, upright_wh, needed_wh(upright_wh) if needed_wh else None)
     held_pixels = header.wh[0] * header.wh[1] / (1 if header.progressive else factor**2)
-    if held_pixels > max_pixels:
-        size = f"{header.wh[0]} x {header.wh[1]} pixels"
-        raise DecodeError(
-            "too_large", f"expected at most {max_pixels / 1e6:g} megapixels, got {size}; max_megapixels sets the limit"
-        )
+    _check_pixels(held_pixels, header.wh, max_pixels)
     if header.format in _JPEG_FORMATS and not _has_jpeg_end(content):
         raise DecodeError("truncated", "the JPEG ends within its pixels (no end-of-image marker)")
     if held_pixels > _LARGE_PIXELS:
@@ -93,10 +92,20 @@ def decode_image(content: bytes, max_pixels: float, needed_wh: Callable[[Size], 
             pixels = _decode_pixels(content, header, flag)
     else:
         pixels = _decode_pixels(content, header, flag)
+    if pixels.shape[1::-1] != tuple(math.ceil(size / factor) for size in header.wh):
+        raise DecodeError("corrupt", f"the header says {header.wh[0]} x {header.wh[1]} pixels, the image has other ones")
     return DecodedImage(_turn_upright(pixels, header.orientation), upright_wh)
 
 
-def _read_header(content: bytes) -> _Header:
+def _check_pixels(pixels: float, wh: Size, max_pixels: float) -> None:
+    if pixels > max_pixels:
+        size = f"{wh[0]} x {wh[1]} pixels"
+        raise DecodeError(
+            "too_large", f"expected at most {max_pixels / 1e6:g} megapixels, got {size}; max_megapixels sets the limit"
+        )
+
+
+def _read_header(content: bytes, max_pixels: float) -> _Header:
     """Size, format and orientation, from the header alone."""
     try:
         with warnings.catch_warnings():
@@ -104,14 +113,17 @@ def _read_header(content: bytes) -> _Header:
             with Image.open(io.BytesIO(content)) as image:
                 return _Header(image.format or "", image.size, _orientation(image), "progressive" in image.info)
     except Exception as err:  # noqa: BLE001  Pillow's plugins raise nearly anything on a header they don't understand
-        return _read_header_by_decoding(content, err)
+        return _read_header_by_decoding(content, max_pixels, err)
 
 
-def _read_header_by_decoding(content: bytes, err: Exception) -> _Header:
-    """For what Pillow cannot read but OpenCV may (some BMPs, Radiance HDR, …); OpenCV's own pixel limit guards the memory."""
-    pixels = _opencv(content, cv2.IMREAD_COLOR_RGB)
-    if pixels is not None:
-        return _Header("", (pixels.shape[1], pixels.shape[0]), 1, progressive=False)
+def _read_header_by_decoding(content: bytes, max_pixels: float, err: Exception) -> _Header:
+    """For what Pillow cannot read but OpenCV may: Radiance HDR, some BMPs, TIFFs of floats, a PNG with broken texts, …"""
+    wh = declared_wh(content)
+    if wh:
+        _check_pixels(wh[0] * wh[1], wh, max_pixels)
+        pixels = _opencv(content, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+        if pixels is not None:
+            return _Header("", (pixels.shape[1], pixels.shape[0]), 1, progressive=False)
     if isinstance(err, UnidentifiedImageError):
         raise DecodeError(
             "not_an_image", f"expected an image, got {len(content)} bytes that start with {content[:12]!r}"
@@ -130,6 +142,8 @@ def _has_jpeg_end(content: bytes) -> bool:
 
 
 def _orientation(image: Image.Image) -> int:
+    if image.format == "TIFF":
+        return 1  # OpenCV and Pillow both turn a TIFF's pixels upright themselves, and Pillow swaps its size
     try:
         value = image.getexif().get(_EXIF_ORIENTATION, 1)
     except Exception:  # noqa: BLE001  a broken EXIF block does not make the pixels unreadable

@@ -8,6 +8,7 @@ ReadImages ──> DetectObjects ──> WriteRows (detections) ─┐
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import Any
 
@@ -15,9 +16,13 @@ import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.config import Config
+from pipeline.deduplicate import DropDuplicates, DropDuplicatesInState
 from pipeline.detect_objects import DetectObjects
+from pipeline.messages import MessageLimits
+from pipeline.pubsub import ReadMessages, ReadNative
 from pipeline.read_images import ReadImages
 from pipeline.records import dead_letter_row, detection_row
+from pipeline.streaming import ArchiveRows, ParseMessages, PublishResults, ReadRequested, Topics
 from pipeline.summary import Tally, TallyImages
 from pipeline.write_coco import write_coco
 from pipeline.write_rows import PublishFiles, WriteRows
@@ -51,6 +56,43 @@ def build(pipeline: beam.Pipeline, config: Config, staging: str) -> None:
         | "TallyImages" >> beam.CombineGlobally(TallyImages(samples_kept(config)))
     )
     _ = tally | "KeepTally" >> beam.Map(_keep_tally, staging, beam.pvalue.AsList(published))
+
+
+def build_streaming(pipeline: beam.Pipeline, config: Config, job: str, results: str, local: bool) -> None:
+    """Adds a streaming job to a pipeline.
+
+    Args:
+      pipeline: An empty pipeline.
+      config: The job.
+      job: Names this run: its stop event, its figures, its archive files.
+      results: Folder of the archive and the dead letters.
+      local: Whether every step runs in this process; else duplicates are dropped in the runner's durable state.
+    """
+    stream, deadline_s = config.stream, config.stream.answer_deadline_s if config.stream.answer_topic else None
+    limits = MessageLimits(stream.allow_uri_prefix, stream.max_message_images, int(stream.max_message_mb * 1e6))
+    topics = Topics(config.output, stream.dead_letter_topic, stream.answer_topic)
+    native = config.runner == "DataflowRunner"
+    pulled = ReadMessages(config.input[0], job, stream.pull_images, int(stream.pull_mb * 1e6))
+
+    messages = pipeline | "ReadMessages" >> (ReadNative(config.input[0]) if native else pulled)
+    asked = messages | "ParseMessages" >> ParseMessages(limits, job, deadline_s)
+    read = asked.images | "ReadImages" >> ReadRequested(config.read)
+    if local:
+        new, repeats = read.images | "DropDuplicates" >> DropDuplicates(job, stream.deduplicate_s)
+        _ = repeats | "PublishRepeats" >> PublishResults(topics, job, deadline_s)
+    else:
+        new = read.images | "DropDuplicates" >> DropDuplicatesInState(stream.deduplicate_s)
+    found = new | "DetectObjects" >> DetectObjects(config.model, config.detect, samples=samples_kept(config))
+
+    _ = asked.dead | "PublishRefused" >> PublishResults(topics, job, deadline_s)
+    _ = read.dead | "PublishUnread" >> PublishResults(topics, job, deadline_s)
+    _ = found.dead | "PublishUndetected" >> PublishResults(topics, job, deadline_s)
+    _ = found.detected | "PublishDetections" >> PublishResults(topics, job, deadline_s)
+
+    archive = functools.partial(ArchiveRows, results, window_s=stream.archive_window_s, job=job, shards=config.write.shards)
+    _ = (asked.dead, read.dead, found.dead) | "ArchiveDeadLetters" >> archive("dead_letters", dead_letter_row)
+    if stream.archive:
+        _ = found.detected | "ArchiveDetections" >> archive("detections", detection_row)
 
 
 def read_tally(staging: str) -> Tally:

@@ -1,6 +1,6 @@
 """Messages in and out of Pub/Sub, so that nothing is acknowledged before it is answered.
 
-`ReadMessages` is a splittable DoFn: it takes what has been pulled, yields it, and acknowledges in the *bundle finalizer*, when the
+`ReadMessages` is a splittable DoFn: it takes what was pulled, yields it, and acknowledges in the *bundle finalizer*, when the
 runner has committed everything that was fused with it. `PublishMessages` waits in `finish_bundle` until Pub/Sub has its
 messages. Where a runner fuses the two (Prism does, as long as no shuffle, flatten or side input stands between), a message is
 acknowledged only after its answers are published, whenever the process dies.
@@ -198,29 +198,40 @@ class _Pull(beam.DoFn):
 
 
 class _Publish(beam.DoFn):
-    """Publishes while the bundle runs, and waits for the answers at its end."""
-
     def __init__(self, topic: str):
         self._topic = topic
 
-    def setup(self) -> None:
-        self._client = shared_publisher()
-
     def start_bundle(self) -> None:
-        self._open: list[tuple[OutgoingMessage, Any]] = []
+        self._publishing = Publishing()
 
     def process(self, message: OutgoingMessage) -> None:
-        self._open.append((message, self._client.publish(self._topic, message.data, **message.attributes)))
-        if len(self._open) >= _MAX_OPEN_PUBLISHES:
-            self.finish_bundle()
+        self._publishing.send(self._topic, message)
 
     def finish_bundle(self) -> None:
-        for message, future in self._open:
-            wait_published(self._client, self._topic, message, future)
+        self._publishing.wait()
+
+
+class Publishing:
+    """Messages on their way to Pub/Sub, for the length of a bundle."""
+
+    def __init__(self) -> None:
+        self._client = shared_publisher()
+        self._open: list[tuple[str, OutgoingMessage, Any]] = []
+
+    def send(self, topic: str, message: OutgoingMessage) -> None:
+        """Hands a message to Pub/Sub; waits only when very many are on their way."""
+        self._open.append((topic, message, self._client.publish(topic, message.data, **message.attributes)))
+        if len(self._open) >= _MAX_OPEN_PUBLISHES:
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until Pub/Sub has all of them."""
+        for topic, message, future in self._open:
+            _wait_published(self._client, topic, message, future)
         self._open = []
 
 
-def wait_published(client: Any, topic: str, message: OutgoingMessage, future: Any) -> None:
+def _wait_published(client: Any, topic: str, message: OutgoingMessage, future: Any) -> None:
     """Waits until Pub/Sub has a message; publishes it again where the connection was lost.
 
     Raises:
@@ -247,7 +258,7 @@ def connect_subscriber() -> Any:
     emulator = os.environ.get("PUBSUB_EMULATOR_HOST")
     if not emulator:
         return pubsub_v1.SubscriberClient()
-    import grpc
+    import grpc  # type: ignore[import-untyped]
     from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
     channel = grpc.insecure_channel(emulator, options=[("grpc.max_receive_message_length", -1)])

@@ -238,7 +238,7 @@ class ReadAhead(beam.DoFn):
     """Reads images on a pool of threads, ahead of the steps behind it.
 
     Those steps run while this one yields; the reads go on meanwhile, so that a detector which is fused with it never waits for
-    storage. Bounded by count and by listed bytes. Each image keeps its window and timestamp.
+    storage. Bounded by count and by listed bytes. Each image keeps its window and timestamp; one that has its bytes already passes.
     """
 
     def __init__(self, read: ReadConfig):
@@ -255,8 +255,11 @@ class ReadAhead(beam.DoFn):
         self._bytes = 0
 
     def process(
-        self, ref: ImageRef, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
+        self, ref: ImageRef | EncodedImage, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[Any]:
+        if isinstance(ref, EncodedImage):
+            yield ref
+            return
         self._reads.append((self._pool.submit(read_image, ref, self._read), ref.size_bytes, timestamp, window))
         self._bytes += ref.size_bytes
         while len(self._reads) > 2 * self._read.read_threads or (self._bytes > _READ_AHEAD_BYTES and len(self._reads) > 1):

@@ -6,6 +6,7 @@ Exit code 0: done; 1: the job failed, or too many images did; 2: a wrong command
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import re
@@ -50,13 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(flags.config, _overrides(flags))
         if not config.output:
             raise ConfigError("no output: expected --output with a folder, local or gs://")
-        if config.mode == "streaming":
-            raise ConfigError("mode: this version runs batch jobs only")
-        from pipeline import launch
-
+        launch = importlib.import_module("pipeline.launch_streaming" if config.mode == "streaming" else "pipeline.launch")
         command = shlex.join(["python", "-m", "pipeline.run", *argv])
         job = launch.prepare(config, beam_flags, command, started_at)
-        return launch.show_plan(job) if flags.dry_run else launch.run(job)
+        code: int = launch.show_plan(job) if flags.dry_run else launch.run(job)
+        return code
     except UserError as err:
         print(f"error: {err}", file=sys.stderr)
         return WRONG
