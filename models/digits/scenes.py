@@ -76,7 +76,7 @@ def _random_style(page: Page, rng: np.random.Generator) -> InkStyle:
         shear=rng.normal(0.0, 0.1),
         threshold=rng.uniform(0.42, 0.62),
         softness=rng.uniform(0.08, 0.22),
-        wobble_px=rng.uniform(0.0, 0.3),
+        wobble_px=rng.uniform(0.0, 0.25),
     )
 
 
@@ -94,6 +94,8 @@ def _write_number(
     gap = rng.uniform(0.05, 0.35) * style.height_px
     for _ in range(rng.choice([1, 1, 1, 2, 3, 4])):
         choice = int(rng.integers(len(digits.labels)))
+        if not _fits(_nominal_box(x, y, style), page, boxes):
+            return
         hand = replace(
             style, height_px=style.height_px * rng.uniform(0.9, 1.1), rotation_deg=style.rotation_deg + rng.normal(0.0, 2.0)
         )
@@ -109,6 +111,12 @@ def _write_number(
         boxes.append(box)
         labels.append(int(digits.labels[choice]))
         x = box[2] + gap
+
+
+def _nominal_box(x: float, y: float, style: InkStyle) -> tuple[int, int, int, int]:
+    """What even a slim digit will cover: spares the drawing of most digits that cannot stay."""
+    left, top, height = int(x), int(y - 0.35 * style.height_px), int(0.7 * style.height_px)
+    return left, top, left + max(1, height // 5), top + height
 
 
 def _box_at(x: float, y: float, alpha: NDArray[np.float32]) -> tuple[int, int, int, int]:

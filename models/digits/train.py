@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Parses the command line and trains."""
     parser = argparse.ArgumentParser(prog="python -m models.digits.train", description="Train the bundled digit detector.")
     parser.add_argument("--output", required=True, help="the .npz to write the folded weights to; replaced when training ends")
-    parser.add_argument("--steps", type=int, default=5200, help="optimiser steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=5000, help="optimiser steps (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=8, help="scenes a step (default: %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=1.5e-3, help="peak learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=20, help="seed of weights and scenes (default: %(default)s)")
