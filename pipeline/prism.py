@@ -70,8 +70,8 @@ def prism_binary(options: Any) -> str:
         if path and os.path.isfile(path) and os.access(path, os.X_OK) and not path.endswith(".zip"):
             return path
     try:
-        command, _ = PrismJobServer(options).subprocess_cmd_and_endpoint()
-        return str(command[0])
+        fetched: str = PrismJobServer(options).subprocess_cmd_and_endpoint()[0][0]
+        return fetched
     except Exception as err:
         raise RunnerError(f"{_HOW} ({' '.join(str(err).split())[:200]})") from err
 
