@@ -28,7 +28,8 @@ Size = tuple[int, int]
 
 _EXIF_ORIENTATION = 0x0112
 _JPEG_FORMATS = ("JPEG", "MPO")
-_SCALED_DECODES = ((8, cv2.IMREAD_REDUCED_COLOR_8), (4, cv2.IMREAD_REDUCED_COLOR_4), (2, cv2.IMREAD_REDUCED_COLOR_2))
+# the colour flags of OpenCV mean BGR and refuse to be combined with RGB; these stand for the scale alone
+_SCALED_DECODES = ((8, cv2.IMREAD_REDUCED_GRAYSCALE_8), (4, cv2.IMREAD_REDUCED_GRAYSCALE_4), (2, cv2.IMREAD_REDUCED_GRAYSCALE_2))
 _SCALED_MARGIN = 1.5  # a scaled decode keeps at least this many pixels for each one that the model sees
 _LARGE_PIXELS = 25_000_000
 _large_decode = threading.Lock()  # one large image at a time: their pixels take 75 MB and more
@@ -89,9 +90,9 @@ def decode_image(content: bytes, max_pixels: float, needed_wh: Callable[[Size], 
         raise DecodeError("truncated", "the JPEG ends within its pixels (no end-of-image marker)")
     if held_pixels > _LARGE_PIXELS:
         with _large_decode:
-            pixels = _decode_pixels(content, header, flag)
+            pixels = _decode_pixels(content, header, factor, flag)
     else:
-        pixels = _decode_pixels(content, header, flag)
+        pixels = _decode_pixels(content, header, factor, flag)
     if pixels.shape[1::-1] != tuple(math.ceil(size / factor) for size in header.wh):
         raise DecodeError("corrupt", f"the header says {header.wh[0]} x {header.wh[1]} pixels, the image has other ones")
     return DecodedImage(_turn_upright(pixels, header.orientation), upright_wh)
@@ -117,7 +118,7 @@ def _read_header(content: bytes, max_pixels: float) -> _Header:
 
 
 def _read_header_by_decoding(content: bytes, max_pixels: float, err: Exception) -> _Header:
-    """For what Pillow cannot read but OpenCV may: Radiance HDR, some BMPs, TIFFs of floats, a PNG with broken texts, …"""
+    """For what Pillow cannot read but OpenCV may: Radiance HDR, some BMPs, TIFFs of floats, PNGs with broken texts."""
     wh = declared_wh(content)
     if wh:
         _check_pixels(wh[0] * wh[1], wh, max_pixels)
@@ -160,9 +161,9 @@ def _choose_scale(header: _Header, upright_wh: Size, needed_wh: Size | None) -> 
     return 1, cv2.IMREAD_COLOR_RGB
 
 
-def _decode_pixels(content: bytes, header: _Header, flag: int) -> np.ndarray:
+def _decode_pixels(content: bytes, header: _Header, factor: int, flag: int) -> np.ndarray:
     pixels = _opencv(content, flag | cv2.IMREAD_IGNORE_ORIENTATION)
-    return pixels if pixels is not None else _pillow(content)
+    return pixels if pixels is not None else _pillow(content, (header.wh[0] // factor, header.wh[1] // factor))
 
 
 def _opencv(content: bytes, flag: int) -> np.ndarray | None:
@@ -172,12 +173,13 @@ def _opencv(content: bytes, flag: int) -> np.ndarray | None:
         return None
 
 
-def _pillow(content: bytes) -> np.ndarray:
+def _pillow(content: bytes, least_wh: Size) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(content)) as image:
                 image.seek(0)
+                image.draft("RGB", least_wh)  # reduced scale for JPEG, nothing for others
                 many_bits = image.mode.startswith(("I", "F"))  # Pillow would clip these to 8 bits, not scale
                 return np.asarray((_to_8_bit(image) if many_bits else image).convert("RGB"))
     except Exception as err:

@@ -34,11 +34,7 @@ def _read_wh(content: bytes) -> Size | None:
         width, height = struct.unpack_from("<HH" if is_core else "<ii", content, 18)
         return abs(width), abs(height)
     if content.startswith(b"#?"):
-        found = _RADIANCE_SIZE.search(content[:_HEADER_BYTES])
-        if not found:
-            return None
-        sizes = int(found[2]), int(found[3])
-        return sizes if found[1] == b"X" else sizes[::-1]
+        return _radiance_wh(content)
     if content.startswith((b"II*\0", b"MM\0*")):
         tags = TiffImagePlugin.ImageFileDirectory_v2(content[:8])
         file = io.BytesIO(content)
@@ -50,3 +46,11 @@ def _read_wh(content: bytes) -> Size | None:
         right, bottom, left, top = struct.unpack_from(">4I", content, codestream + 8)
         return right - left, bottom - top
     return None
+
+
+def _radiance_wh(content: bytes) -> Size | None:
+    found = _RADIANCE_SIZE.search(content[:_HEADER_BYTES])
+    if not found:
+        return None
+    sizes = int(found[2]), int(found[3])
+    return sizes if found[1] == b"X" else sizes[::-1]
