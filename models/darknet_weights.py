@@ -34,6 +34,11 @@ class ConvolutionWeights:
     kernel: npt.NDArray[np.float32]
     bias: npt.NDArray[np.float32]
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all of them are numbers that one can compute with."""
+        return bool(np.isfinite(self.kernel).all() and np.isfinite(self.bias).all())
+
 
 def read_weights(path: str, network: Network) -> list[ConvolutionWeights]:
     """Read the weights of all convolutions of `network`, in order.
@@ -46,7 +51,7 @@ def read_weights(path: str, network: Network) -> list[ConvolutionWeights]:
     weights, start = [], 0
     for layer in network.convolutions:
         end = start + layer.value_count
-        weights.append(_fold(layer, values[start:end], path))
+        weights.append(_fold(layer, values[start:end]))
         start = end
     return weights
 
@@ -55,13 +60,14 @@ def _check_file(path: str, value_count: int) -> int:
     """Compare the file's size with what is expected and return the length of its header."""
     with open(path, "rb") as file:
         head = file.read(512)
+    actual = os.path.getsize(path)
     if head.startswith(_LFS_POINTER):
-        raise DarknetError(f"{path}: is a Git LFS pointer of {os.path.getsize(path)} bytes, not the weights; run git lfs pull")
+        raise DarknetError(f"{path}: is a Git LFS pointer of {actual} bytes, not the weights; run git lfs pull")
     if head and set(head) <= _TEXT:
         raise DarknetError(f"{path}: is a text file that begins {head[:40]!r}, expected binary weights")
-    major, minor = np.frombuffer(head.ljust(8, b"\0"), "<i4", count=2).tolist()
+    major, minor = np.frombuffer(head, "<i4", count=2).tolist() if len(head) >= 8 else (0, 2)
     header_bytes = 20 if major * 10 + minor >= 2 else 16
-    expected, actual = header_bytes + 4 * value_count, os.path.getsize(path)
+    expected = header_bytes + 4 * value_count
     if actual != expected:
         reason = "too short, cut off or of another cfg" if actual < expected else "too long, of another cfg"
         raise DarknetError(
@@ -71,19 +77,15 @@ def _check_file(path: str, value_count: int) -> int:
     return header_bytes
 
 
-def _fold(layer: Convolution, values: npt.NDArray[np.float32], path: str) -> ConvolutionWeights:
+def _fold(layer: Convolution, values: npt.NDArray[np.float32]) -> ConvolutionWeights:
     """One convolution's values in the order of the file, to kernel and bias."""
-    if not np.isfinite(values).all():
-        raise DarknetError(
-            f"{path}: holds values that are no finite numbers, for the [convolutional] on line {layer.line} of the cfg"
-        )
     vectors, kernel = np.split(values, [layer.value_count - layer.kernel_count])
     # (filters, in_channels / groups, rows, columns) in the file
     kernel = kernel.reshape(layer.filters, -1, layer.size, layer.size).transpose(2, 3, 1, 0)
     if not layer.batch_normalize:
-        return ConvolutionWeights(np.ascontiguousarray(kernel), vectors)
+        return ConvolutionWeights(np.ascontiguousarray(kernel), vectors.copy())
     bias, scale, mean, variance = vectors.astype(np.float64).reshape(4, layer.filters)
-    if (variance < 0).any():
-        raise DarknetError(f"{path}: holds a negative variance for the [convolutional] on line {layer.line} of the cfg")
-    factor = scale / np.sqrt(variance + _EPSILON)
-    return ConvolutionWeights(np.ascontiguousarray(kernel * factor.astype(np.float32)), (bias - mean * factor).astype(np.float32))
+    with np.errstate(all="ignore"):  # a negative variance computes NaN, as it does in Darknet; `is_finite` tells
+        factor = scale / np.sqrt(variance + _EPSILON)
+        folded = kernel * factor.astype(np.float32)
+        return ConvolutionWeights(np.ascontiguousarray(folded), (bias - mean * factor).astype(np.float32))

@@ -69,7 +69,10 @@ def export_detector(
     with tempfile.TemporaryDirectory(prefix=".export-", dir=_existing_ancestor(output_dir)) as scratch:
         saved_model_dir = os.path.join(scratch, "model")
         signatures = {name: getattr(module, name) for name in ("detect", "serving_default", "serving_thresholds")}
-        tf.saved_model.save(module, saved_model_dir, signatures=signatures)
+        try:
+            tf.saved_model.save(module, saved_model_dir, signatures=signatures)
+        except tf.errors.OpError as err:  # a full disk is not OSError to TensorFlow
+            raise OSError(f"{output_dir} cannot be written: {err.message.splitlines()[0]}") from err
         write_metadata(saved_model_dir, metadata)
         _write_warmup(saved_model_dir, metadata, warmup_images or [_generated_image(metadata)])
         os.makedirs(os.path.dirname(os.path.abspath(output_dir)), exist_ok=True)

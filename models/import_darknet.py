@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from models.darknet_cfg import DarknetError
 from models.darknet_network import Network, parse_network
-from models.darknet_weights import read_weights
-from models.export import check_output_dir
+from models.darknet_weights import ConvolutionWeights, read_weights
+from models.export import check_output_dir, export_detector
 from models.metadata import DetectorMetadata, Resize
+from models.quiet import quiet_stderr
 
 _DESCRIPTION = """\
 Turn a YOLO model in Darknet's format (yolov3, yolov4, their -tiny, -spp, -csp and x-mish forms, Yolo-Fastest,
@@ -41,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             name=args.name,
         )
     except (DarknetError, OSError) as err:
-        print(f"import_darknet: {err}", file=sys.stderr)
+        reason = f"{err.filename}: {err.strerror}" if isinstance(err, OSError) and err.filename else str(err)
+        print(f"import_darknet: {reason}", file=sys.stderr)
         return 2
     return 0
 
@@ -80,13 +82,13 @@ def import_darknet(
         class_names=_read_names(names_path, network.classes),
     )
     weights = read_weights(weights_path, network)
+    _warn_of_odd_weights(weights_path, network, weights)
 
-    # TensorFlow takes seconds to import: only now that the files are known to be right
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    import tensorflow as tf
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with quiet_stderr():  # takes seconds: only now that the files are known to be right
+        import tensorflow as tf
 
-    from models.darknet import DarknetDetector
-    from models.export import export_detector
+        from models.darknet import DarknetDetector
 
     tf.config.set_visible_devices([], "GPU")  # exporting needs none, and must not take a serving process's memory
     detector = DarknetDetector(network, weights)
@@ -99,10 +101,21 @@ def import_darknet(
 
 
 def _read_network(cfg_path: str, input_hw: tuple[int, int] | None) -> Network:
+    text = _read_text(cfg_path)
     try:
-        return parse_network(_read_text(cfg_path), input_hw)
+        return parse_network(text, input_hw)
     except DarknetError as err:
         raise DarknetError(f"{cfg_path}: {err}") from err
+
+
+def _warn_of_odd_weights(weights_path: str, network: Network, weights: Sequence[ConvolutionWeights]) -> None:
+    lines = [layer.line for layer, w in zip(network.convolutions, weights, strict=True) if not w.is_finite]
+    if lines:
+        print(
+            f"import_darknet: warning: {weights_path}: {len(lines)} of {len(weights)} convolutions, the first on line {lines[0]} "
+            "of the cfg, have weights that are no finite numbers (or negative variances): the model may detect nothing",
+            file=sys.stderr,
+        )
 
 
 def _read_names(names_path: str, classes: int) -> tuple[str, ...]:
@@ -117,7 +130,7 @@ def _read_names(names_path: str, classes: int) -> tuple[str, ...]:
 
 
 def _read_text(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8-sig") as file:
         try:
             text = file.read()
         except UnicodeDecodeError as err:
