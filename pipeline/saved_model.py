@@ -117,7 +117,6 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
 
     Later calls in a process change nothing.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if detect.xla:
         os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
     if detect.cpu_affinity:
