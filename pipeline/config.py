@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import sys
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -37,7 +38,7 @@ class ModelConfig:
     name: str | None = _setting(None, "name written into every row; default: what the model says, else its folder's name")
     signature: str | None = _setting(None, "signature to call; default: what the model says, else serving_default")
     input_name: str | None = _setting(None, "foreign models: name of the image input")
-    input_hw: tuple[int, int] | None = _setting(None, "foreign models: height and width of the input, as [H, W]")
+    input_hw: tuple[int, int] | None = _setting(None, "foreign models: height and width of the input, as [H, W]", low=1)
     input_dtype: Literal["uint8", "float32"] | None = _setting(None, "foreign models: what the input takes")
     value_range: tuple[float, float] | None = _setting(
         None, "foreign models: what pixel values 0 and 255 become, as [0, 1] or [-1, 1]"
@@ -216,7 +217,7 @@ def _build(cls: type, tree: Any, source: str, prefix: str) -> Any:
         if key not in fields:
             raise ConfigError(f"{source}: unknown key '{prefix}{key}'{_nearest(str(key))}")
         if dataclasses.is_dataclass(hints[key]):
-            values[key] = _build(typing.cast(type, hints[key]), value or {}, source, f"{prefix}{key}.")
+            values[key] = _build(typing.cast(type, hints[key]), {} if value is None else value, source, f"{prefix}{key}.")
         else:
             values[key] = _parse(value, hints[key], f"{source}: {prefix}{key}", fields[key].metadata)
     return cls(**values)
@@ -262,7 +263,8 @@ def _parse(value: Any, hint: Any, where: str, bounds: Mapping[str, Any]) -> Any:
         and not isinstance(value, bool)
         and (hint is float or isinstance(value, int))
     ):
-        return _in_bounds(hint(value), where, bounds)
+        number: float = hint(_in_bounds(value, where, bounds))
+        return number
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, Mapping):
         return dict(value)
     name = getattr(hint, "__name__", "section")
@@ -287,9 +289,9 @@ def _parse_tuple(value: Any, options: tuple[Any, ...], where: str, bounds: Mappi
 
 
 def _in_bounds(number: float, where: str, bounds: Mapping[str, Any]) -> float:
-    low, high = bounds.get("low", -float("inf")), bounds.get("high", float("inf"))
+    low, high = bounds.get("low", -sys.float_info.max), bounds.get("high", sys.float_info.max)  # so infinity is out of bounds
     if not low <= number <= high:
-        limit = f"between {low} and {high}" if high != float("inf") else f"at least {low}"
+        limit = f"between {low} and {high}" if "high" in bounds else f"at least {low}"
         raise ConfigError(f"{where}: expected a number {limit}, got {number}")
     return number
 

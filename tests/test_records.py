@@ -1,0 +1,86 @@
+"""Records travel between processes and end as rows."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from pipeline.records import (
+    DeadLetter,
+    DetectedImage,
+    Detections,
+    EncodedImage,
+    ImageRef,
+    Timing,
+    dead_letter_row,
+    detection_row,
+)
+
+REF = ImageRef("gs://b/ä \udc80.jpg", "17", 5, 12.5, "r1")
+NOTHING = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
+TWO = Detections(
+    np.array([[1.004, -2.0, 30.126, 40.0], [0, 0, 1, 1]], np.float32),
+    np.array([7, 0], np.int32),
+    np.array([0.987654321, 0.25], np.float32),
+    ("cat", "<b>"),
+)
+DETECTED = DetectedImage(REF, 640, 480, "m", "3", TWO, Timing(1, 2, 3, 4, 5, 6, 8, 7), b"jpeg")
+LETTER = DeadLetter(REF, "decode", "empty", "zero bytes", b"\x00\xff")
+
+
+def plain(record):
+    """A record as nested tuples that compare by value, arrays with their dtype."""
+    if isinstance(record, np.ndarray):
+        return (record.dtype.str, record.tolist())
+    slots = getattr(type(record), "__slots__", ())
+    return (type(record), *(plain(getattr(record, name)) for name in slots)) if slots else record
+
+
+@pytest.mark.parametrize(
+    "record",
+    [REF, EncodedImage(REF, b"bytes", 0.5, 9.0), NOTHING, TWO, DETECTED, LETTER, Timing()],
+    ids=lambda r: type(r).__name__,
+)
+def test_every_record_survives_pickling_and_cannot_be_changed(record):
+    assert plain(pickle.loads(pickle.dumps(record))) == plain(record)
+    with pytest.raises(AttributeError):
+        setattr(record, type(record).__slots__[0], None)
+    assert not hasattr(record, "__dict__")
+
+
+def test_identity_names_image_and_version_not_who_asked():
+    assert REF.identity == ImageRef(REF.uri, "17").identity == "gs://b/ä \udc80.jpg#17"
+
+
+def test_a_detection_row_is_the_output_contract():
+    assert detection_row(DETECTED) == {
+        "image": {"uri": REF.uri, "generation": "17", "width": 640, "height": 480},
+        "model": {"name": "m", "version": "3"},
+        "detections": [
+            {"box_xyxy": [1.0, -2.0, 30.13, 40.0], "class_id": 7, "class_name": "cat", "confidence": 0.98765},
+            {"box_xyxy": [0.0, 0.0, 1.0, 1.0], "class_id": 0, "class_name": "<b>", "confidence": 0.25},
+        ],
+    }
+
+
+def test_an_image_without_objects_is_a_row_with_an_empty_list():
+    row = detection_row(DetectedImage(REF, 1, 1, "m", "", NOTHING))
+    assert row["detections"] == []
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_a_dead_letter_row_says_only_what_is_known():
+    assert dead_letter_row(LETTER) == {
+        "image": {"uri": REF.uri, "generation": "17"},
+        "stage": "decode",
+        "reason": "empty",
+        "message": "zero bytes",
+        "payload_base64": "AP8=",
+    }
+    assert dead_letter_row(DeadLetter(ImageRef(""), "message", "no_image", "x")) == {
+        "image": {},
+        "stage": "message",
+        "reason": "no_image",
+        "message": "x",
+    }
