@@ -20,7 +20,8 @@ def to_detections(
     """Thresholds, suppresses (where the model does not), and maps boxes back to the image.
 
     Args:
-      outputs: `boxes (M, 4)`, `scores (M,)` or `(M, C)`, and where the model has them `classes (M,)` and `count ()`.
+      outputs: `boxes (M, 4)`, `scores (M,)` or `(M, C)`, and where the model has them `classes (M,)` and `count ()`. Without
+        classes, those are the places in the scores' second axis; without that as well, all are 0.
       metadata: What these numbers mean.
       transform: How the image was fitted to the model's input.
       detect: Thresholds, class filter and limit.
@@ -33,8 +34,10 @@ def to_detections(
     boxes, scores = outputs["boxes"][:count].astype(np.float64), outputs["scores"][:count].astype(np.float32)
     if "classes" in outputs:
         class_ids = outputs["classes"][:count].astype(np.int32) - metadata.class_id_offset
-    else:
-        class_ids, scores = scores.argmax(axis=-1).astype(np.int32), scores.max(axis=-1)
+    elif scores.ndim == 2:
+        class_ids, scores = scores.argmax(axis=-1).astype(np.int32), scores.max(axis=-1, initial=0.0)
+    else:  # a model of one class
+        class_ids = np.zeros(len(scores), np.int32)
     kept = (scores >= detect.score_threshold) & np.isfinite(boxes).all(axis=-1)
     if detect.classes:
         kept &= np.isin(class_ids, [metadata.class_names.index(name) for name in detect.classes])

@@ -41,6 +41,8 @@ def fetch(ref: ImageRef, max_bytes: int) -> tuple[bytes, str]:
         return _fetch_file(ref.uri, max_bytes)
     except FileNotFoundError as err:
         raise FetchError("not_found", f"{ref.uri} does not exist") from err
+    except IsADirectoryError as err:
+        raise FetchError("not_a_file", f"{ref.uri} is a folder") from err
     except PermissionError as err:
         raise FetchError("permission_denied", f"{ref.uri} may not be read by this user") from err
     except (OSError, ValueError) as err:
@@ -48,13 +50,16 @@ def fetch(ref: ImageRef, max_bytes: int) -> tuple[bytes, str]:
 
 
 def _fetch_file(path: str, max_bytes: int) -> tuple[bytes, str]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # non-blocking: a FIFO must not hang the job
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise FetchError("not_a_file", f"{path} is no regular file")
         _check_size(path, status.st_size, max_bytes)
         return file.read(), f"{status.st_size}-{status.st_mtime_ns}"
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO must not hang the job
 
 
 def _fetch_object(ref: ImageRef, max_bytes: int) -> tuple[bytes, str]:
