@@ -34,6 +34,8 @@ setup(
             "pytest-timeout>=2.3",
             "ruff>=0.12",
             "scikit-learn>=1.5",
+            "setuptools<81",  # tensorflow_hub imports pkg_resources, which newer ones no longer have
+            "tensorflow_hub>=0.16",  # Beam's TFModelHandlerNumpy imports it; only the benchmarks run that
             "types-pyyaml",
         ]
     },
