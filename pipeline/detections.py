@@ -35,7 +35,7 @@ def to_detections(
     if "classes" in outputs:
         class_ids = outputs["classes"][:count].astype(np.int32) - metadata.class_id_offset
     elif scores.ndim == 2:
-        class_ids, scores = scores.argmax(axis=-1).astype(np.int32), scores.max(axis=-1, initial=0.0)
+        class_ids, scores = scores.argmax(axis=-1).astype(np.int32), scores.max(axis=-1)
     else:  # a model of one class
         class_ids = np.zeros(len(scores), np.int32)
     kept = (scores >= detect.score_threshold) & np.isfinite(boxes).all(axis=-1)
