@@ -61,7 +61,7 @@ class DetectorHandler(ModelHandler[EncodedImage, DetectedImage | DeadLetter, Det
     """Tells RunInference how to load the detector, and how many images to hand it at once.
 
     A request is larger than a device batch: the detector decodes ahead and keeps several batches in flight within it. Its
-    bytes are bounded as well as its count, since 256 images of 12 megapixels would be a gigabyte.
+    bytes are bounded as well as its count, since 512 images of 12 megapixels would be two gigabytes.
     """
 
     def __init__(self, model: ModelConfig, detect: DetectConfig, samples: int = 0):

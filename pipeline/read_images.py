@@ -32,7 +32,9 @@ from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
 _TFRECORD = re.compile(r"\.tfrecords?(\b|$)|\.tfrecord-\d", re.IGNORECASE)
+_READ_AHEAD_IMAGES = 512  # enough for the detector's next request, so that it finds its images read
 _READ_AHEAD_BYTES = 64_000_000
+_ASSUMED_BYTES = 1_000_000  # of an image whose size was not listed
 
 
 class ReadOutputs(NamedTuple):
@@ -238,7 +240,7 @@ class ReadAhead(beam.DoFn):
     """Reads images on a pool of threads, ahead of the steps behind it.
 
     Those steps run while this one yields; the reads go on meanwhile, so that a detector which is fused with it never waits for
-    storage. Bounded by count and by listed bytes. Each image keeps its window and timestamp; one that has its bytes already passes.
+    storage. Bounded by count and by bytes. Each image keeps its window and timestamp; one that has its bytes already passes.
     """
 
     def __init__(self, read: ReadConfig):
@@ -260,9 +262,10 @@ class ReadAhead(beam.DoFn):
         if isinstance(ref, EncodedImage):
             yield ref
             return
-        self._reads.append((self._pool.submit(read_image, ref, self._read), ref.size_bytes, timestamp, window))
-        self._bytes += ref.size_bytes
-        while len(self._reads) > 2 * self._read.read_threads or (self._bytes > _READ_AHEAD_BYTES and len(self._reads) > 1):
+        size = ref.size_bytes or _ASSUMED_BYTES
+        self._reads.append((self._pool.submit(read_image, ref, self._read), size, timestamp, window))
+        self._bytes += size
+        while len(self._reads) > _READ_AHEAD_IMAGES or (self._bytes > _READ_AHEAD_BYTES and len(self._reads) > 1):
             yield self._next()
 
     def finish_bundle(self) -> Iterator[Any]:
