@@ -64,7 +64,7 @@ def _check_file(path: str, value_count: int) -> int:
     if head.startswith(_LFS_POINTER):
         raise DarknetError(f"{path}: is a Git LFS pointer of {actual} bytes, not the weights; run git lfs pull")
     if head and set(head) <= _TEXT:
-        raise DarknetError(f"{path}: is a text file that begins {head[:40]!r}, expected binary weights")
+        raise DarknetError(f"{path}: is a text file that begins {head[:40].decode()!r}, expected binary weights")
     major, minor = np.frombuffer(head, "<i4", count=2).tolist() if len(head) >= 8 else (0, 2)
     header_bytes = 20 if major * 10 + minor >= 2 else 16
     expected = header_bytes + 4 * value_count

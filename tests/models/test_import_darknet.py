@@ -1,0 +1,189 @@
+"""The import command: exact on real models and photos, and one clear line for every file that cannot be used."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from models.export import SCORE_THRESHOLD
+from models.geometry import iou_matrix
+from models.import_darknet import import_darknet, main
+from models.metadata import DetectorMetadata, read_metadata
+from tests.fixtures import REPO, fixtures_dir
+from tests.models import darknet_reference
+from tests.models.darknet_cases import HEAD, STEM, net, random_values, write_weights
+
+cv2 = pytest.importorskip("cv2")
+
+CFG = STEM + HEAD
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A small model's cfg, weights and names, and the command's arguments for them."""
+    (tmp_path / "small.cfg").write_text(CFG)
+    write_weights(tmp_path / "small.weights", random_values(CFG))
+    (tmp_path / "small.names").write_text("cat\ndog\npotted plant\n\n")
+    return tmp_path
+
+
+def arguments(folder, **changed):
+    paths = {"cfg": "small.cfg", "weights": "small.weights", "names": "small.names", "output": "models/small/1"}
+    given = {option: str(folder / name) for option, name in paths.items()} | changed
+    return [part for option, value in given.items() for part in (f"--{option.replace('_', '-')}", value)]
+
+
+def load(folder):
+    tf = pytest.importorskip("tensorflow")
+    return tf.saved_model.load(str(folder))
+
+
+def test_an_imported_model_answers_as_the_slow_reference(files, capsys):
+    assert main(arguments(files)) == 0
+    output = files / "models" / "small" / "1"
+    assert capsys.readouterr().out == f"{output}: small, 6 layers, 3,320 values, 3 classes, input 64x96 (stretch)\n"
+    assert read_metadata(str(output)) == DetectorMetadata("small", (64, 96), "stretch", ("cat", "dog", "potted plant"))
+    image = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
+    loaded = load(output)
+    found = {name: value.numpy()[0] for name, value in loaded.detect(image[None]).items()}
+    boxes, scores, _ = darknet_reference.detect(CFG, random_values(CFG), image.transpose(2, 0, 1) / 255)
+    best = scores.max(axis=1).argmax()
+    assert scores[best].max() > SCORE_THRESHOLD
+    np.testing.assert_allclose(found["scores"][0], scores[best].max(), atol=1e-4)
+    assert found["classes"][0] == scores[best].argmax()
+    centre, size = boxes[best, :2], boxes[best, 2:]
+    np.testing.assert_allclose(found["boxes"][0], np.concatenate([centre - size / 2, centre + size / 2]), atol=1e-4)
+
+
+def test_letter_box_in_the_cfg_and_the_flags_decide_how_images_are_resized(files):
+    (files / "small.cfg").write_text(CFG.replace(net(), net(extra="letter_box=1")))
+    assert main(arguments(files)) == 0
+    assert main(arguments(files, output=str(files / "2"), resize="stretch", input_size="32x64", name="other")) == 0
+    assert read_metadata(str(files / "models" / "small" / "1")).resize == "letterbox"
+    other = read_metadata(str(files / "2"))
+    assert (other.resize, other.input_hw, other.name) == ("stretch", (32, 64), "other")
+
+
+def test_weights_that_are_no_numbers_are_imported_with_a_warning(files, capsys):
+    write_weights(files / "small.weights", np.full(len(random_values(CFG)), -1.0))
+    assert main(arguments(files)) == 0
+    warning = capsys.readouterr().err
+    assert "warning" in warning and "4 of 5 convolutions, the first on line 8 of the cfg" in warning
+
+
+def break_files(folder, case):
+    weights, cfg, names = folder / "small.weights", folder / "small.cfg", folder / "small.names"
+    content = weights.read_bytes()
+    changes = {
+        "truncated": lambda: weights.write_bytes(content[:-8]),
+        "too long": lambda: weights.write_bytes(content + b"\0" * 4),
+        "lfs pointer": lambda: weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 1\n"),
+        "text weights": lambda: weights.write_text("Not found\n"),
+        "no weights": weights.unlink,
+        "other cfg": lambda: cfg.write_text(CFG.replace("filters=12", "filters=14")),
+        "empty cfg": lambda: cfg.write_text(""),
+        "binary cfg": lambda: cfg.write_bytes(content),
+        "lfs cfg": lambda: cfg.write_text("version https://git-lfs.github.com/spec/v1\n"),
+        "unknown layer": lambda: cfg.write_text(CFG + "[crnn]\n"),
+        "two names": lambda: names.write_text("cat\ndog\n"),
+        "blank name": lambda: names.write_text("cat\n\ndog\n"),
+        "no names": names.unlink,
+        "output exists": lambda: (folder / "models" / "small" / "1").mkdir(parents=True),
+        "output below a file": lambda: (folder / "models").write_text(""),
+    }
+    changes[case]()
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (
+            "truncated",
+            "small.weights: expected 13,300 bytes (20 of header and the cfg's 3,320 float32 values), got 13,292: too short",
+        ),
+        (
+            "too long",
+            "small.weights: expected 13,300 bytes (20 of header and the cfg's 3,320 float32 values), got 13,304: too long",
+        ),
+        ("lfs pointer", "small.weights: is a Git LFS pointer of 64 bytes, not the weights; run git lfs pull"),
+        ("text weights", "small.weights: is a text file that begins 'Not found\\n', expected binary weights"),
+        ("no weights", "small.weights: No such file or directory"),
+        (
+            "other cfg",
+            "small.weights: expected 15,940 bytes (20 of header and the cfg's 3,980 float32 values), got 13,300: too short",
+        ),
+        ("empty cfg", "small.cfg: no sections: the file is empty or no Darknet cfg"),
+        ("binary cfg", "small.cfg: expected a text file in UTF-8, byte 14 is not"),
+        ("lfs cfg", "small.cfg: is a Git LFS pointer, not the file itself; run git lfs pull"),
+        ("unknown layer", "small.cfg: line 50: section [crnn] is not supported"),
+        ("two names", "small.names: expected 3 names, one a line, for the cfg's classes=3, got 2"),
+        ("blank name", "small.names: line 2 is empty, expected a class name"),
+        ("no names", "small.names: No such file or directory"),
+        ("output exists", "models/small/1 exists already; remove it, or choose the next version number"),
+        ("output below a file", "models is a file, not a directory"),
+    ],
+)
+def test_a_file_that_cannot_be_used_gives_one_line_and_writes_nothing(files, case, message, capsys):
+    break_files(files, case)
+    before = sorted(files.rglob("*"))
+    assert main(arguments(files)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("import_darknet: ") and message in err
+    assert sorted(files.rglob("*")) == before
+
+
+@pytest.mark.parametrize("size", ["100", "0", "x", "32x", "32x32x32", "-32"])
+def test_an_input_size_that_cannot_be_is_refused(files, size, capsys):
+    try:
+        code = main(arguments(files, input_size=size))
+    except SystemExit as stop:  # from argparse
+        code = stop.code
+    assert code == 2
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert (
+        "multiples of 32" in last_line
+        or "expected one number or HEIGHTxWIDTH" in last_line
+        or "expected one argument" in last_line
+    )
+
+
+def test_help_and_refusals_come_without_tensorflow(files):
+    script = "import sys; sys.modules['tensorflow'] = None; from models.import_darknet import main; sys.exit(main(sys.argv[1:]))"
+    break_files(files, "truncated")
+    environment = {**os.environ, "COLUMNS": "100"}
+    for flags, code in ((["--help"], 0), (arguments(files), 2)):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *flags], cwd=REPO, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+REFERENCE = "photos_reference_opencv.json"
+MODELS = ["yolo-fastest-1.1@320", "yolo-fastest-1.1@416", "mobilenetv2-yolov3-nano-coco@320", "mobilenetv2-yolov3-nano-coco@416"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_real_models_find_in_photos_what_opencv_finds(model, tmp_path):
+    folder = fixtures_dir()
+    expected = json.loads((folder / REFERENCE).read_text())["models"][model]
+    side = expected["input"]
+    cfg, weights, names = (str(folder / path) for path in (expected["cfg"], expected["weights"], "darknet/coco.names"))
+    import_darknet(cfg, weights, names, str(tmp_path / "1"), input_hw=(side, side))
+    class_names = read_metadata(str(tmp_path / "1")).class_names
+    loaded = load(tmp_path / "1")
+    photos = [cv2.cvtColor(cv2.imread(str(folder / path)), cv2.COLOR_BGR2RGB) for path in expected["images"]]
+    batch = np.stack([cv2.resize(photo, (side, side), interpolation=cv2.INTER_LINEAR) for photo in photos])
+    found = {name: value.numpy() for name, value in loaded.detect(batch).items()}
+    for index, photo in enumerate(expected["images"].values()):
+        wanted = photo["detections"]
+        count = int(found["num_detections"][index])
+        assert found["classes"][index, :count].tolist() == [each["class_id"] for each in wanted]
+        np.testing.assert_allclose(found["scores"][index, :count], [each["score"] for each in wanted], atol=1e-4)
+        boxes = found["boxes"][index, :count] * np.array([photo["width"], photo["height"]] * 2)
+        wanted_boxes = np.array([each["box"] for each in wanted]).reshape(-1, 4)
+        assert (np.diag(iou_matrix(boxes, wanted_boxes)) >= 0.99).all()
+        assert [class_names[each["class_id"]] for each in wanted] == [each["name"] for each in wanted]
