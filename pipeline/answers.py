@@ -1,7 +1,7 @@
 """One answer for each request of several images: sent when its last image is done, or at a deadline with what is missing named.
 
-Kept in the process, like the rest of a local stream. An image that was asked for before is not detected again; the request gets the rows
-that the first asking gave.
+Kept in the process, like the rest of a local stream. An image that was asked for before is not detected again; the request gets
+the rows that the first asking gave.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class Answers:
 def answer_message(request_id: str, results: list[Row], failed: list[Row], *, on_time: bool) -> OutgoingMessage:
     """The answer to a request: `{"request_id", "complete", "results": [rows], "failed": [dead-letter rows]}`.
 
-    `complete` is false where the deadline came first. Rows that Pub/Sub would refuse for their size are left out, and `rows_left_out`
-    says so; they have been published one by one.
+    `complete` is false where the deadline came first. Rows that Pub/Sub would refuse for their size are left out, and
+    `rows_left_out` says so; they have been published one by one.
     """
     answer = {"request_id": request_id, "complete": on_time, "results": results, "failed": failed}
     data = json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace")

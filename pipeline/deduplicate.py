@@ -62,8 +62,9 @@ class NewAndRepeats(NamedTuple):
 class DropDuplicates(beam.PTransform):
     """Lets each identity pass once within a time; the others come out as `repeats`.
 
-    Element in: `EncodedImage`; out: the same, or its `ImageRef`. Bounded or unbounded. What is remembered lives in the process: a restart forgets it, and a failed
-    bundle must end the process (as it does on Prism), or its images would be taken for repeats when they come again.
+    Element in: `EncodedImage`; out: the same, or its `ImageRef`. Bounded or unbounded. What is remembered lives in the process:
+    a restart forgets it, and a failed bundle must end the process (as it does on Prism), or its images would be taken for
+    repeats when they come again.
 
     Args:
       job: Names the run whose memory this is.

@@ -21,7 +21,7 @@ from google.api_core import exceptions, retry
 from pipeline import progress
 from pipeline.messages import Message, image_count
 
-EXTEND_SECONDS = 30
+EXTEND_SECONDS = 20
 _EXTEND_EVERY_SECONDS = 4.0  # a subscription's own deadline can be as short as 10 s
 _HOLD_SECONDS = 3600.0  # what is not answered by then may be delivered again
 _PULL_SECONDS = 10.0

@@ -1,7 +1,7 @@
-"""Launches a streaming job: checks subscription, topics and places, loads the model, runs until told to stop, then writes the summary.
+"""Launches a streaming job: checks subscription, topics and places, loads the model, runs until told to stop, then sums up.
 
-SIGTERM and SIGINT end intake; what is in hand is finished, published, acknowledged and archived, and the exit code is 0. A second one ends
-the job at once: what was in hand will be delivered again.
+SIGTERM and SIGINT end intake; what is in hand is finished, published, acknowledged and archived, and the exit code is 0. A
+second one ends the job at once: what was in hand will be delivered again.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ def run(job: Job) -> int:
     config, name = job.config, uuid.uuid4().hex[:8]
     results = results_folder(config)
     check_output(results)
+    if not logging.getLogger().isEnabledFor(logging.WARNING):
+        logging.getLogger("pipeline").setLevel(logging.WARNING)  # that Pub/Sub is lost must be seen
     figures = live_figures(name, graph.samples_kept(config))
     local = config.runner == "PrismRunner"
     detector = load_detector(config) if local else None

@@ -1,7 +1,7 @@
-"""The figures of a streaming job while it runs: one line every few seconds, and the `Tally` from which the summary is made at the end.
+"""The figures of a streaming job: one line every few seconds, and the `Tally` from which the summary is made at the end.
 
-Kept in the process, since a local job's steps all run in it and the stream has no end at which a runner could hand over a result. The same
-figures are Beam metrics (namespace `Streaming`), for runners whose workers are elsewhere.
+Kept in the process, since a local job's steps all run in it and the stream has no end at which a runner could hand over a
+result. The same figures are Beam metrics (namespace `Streaming`), for runners whose workers are elsewhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prism, Beam's portable local runner: found or fetched, started in a process group of its own, and ended with the job.
 
-A process group of its own, because Ctrl-C reaches every process of the terminal's group, and a Prism that ends at once leaves nobody to
-finish what the job has in hand.
+A process group of its own, because Ctrl-C reaches every process of the terminal's group, and a Prism that ends at once leaves
+nobody to finish what the job has in hand.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def running_prism(options: Any) -> Iterator[str]:
     """Starts Prism for the length of a block; yields its job endpoint, `host:port`.
 
     Args:
-      options: Beam's options; `--prism_location` names the binary, else it is looked for where `go install` and Beam put it, else fetched
+      options: Beam's options; `--prism_location` names the binary, else it is looked for where `go install` and Beam put it,
+      else fetched
         by Beam from its release.
 
     Raises:

@@ -1,7 +1,7 @@
 """The steps that only a stream has: requests out of messages before `DetectObjects`, answers and archive files behind it.
 
-What stands between reading and publishing is one DoFn after the other, without flatten or shuffle, so that a local runner fuses it and
-acknowledges a message only when its answers are published. The archive hangs off behind a shuffle.
+What stands between reading and publishing is one DoFn after the other, without flatten or shuffle, so that a local runner fuses
+it and acknowledges a message only when its answers are published. The archive hangs off behind a shuffle.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class ReadRequested(beam.PTransform):
 class PublishResults(beam.PTransform):
     """Publishes the message of each result, and the answer of each request that it completes.
 
-    Element in: `DetectedImage`, `DeadLetter`, or the `ImageRef` of a repeat. Nothing comes out. A bundle ends only when Pub/Sub has all
-    of its messages.
+    Element in: `DetectedImage`, `DeadLetter`, or the `ImageRef` of a repeat. Nothing comes out. A bundle ends only when Pub/Sub
+    has all of its messages.
 
     Args:
       topics: Where they go.
@@ -134,9 +134,9 @@ class PublishResults(beam.PTransform):
 class ArchiveRows(beam.PTransform):
     """Writes rows as `<folder>/<kind>/<kind>-<window>-<job>-00000-of-0000N.jsonl`, one set of files a window, sorted by image.
 
-    Element in: any record with a `ref`; element out: the names of the files. Unbounded. A file appears complete or not at all, and a
-    retried bundle writes the same file again. Windows are of the time at which a row is made, so none comes late. A local runner holds an open window's rows in memory: a crash loses them here (they are
-    published all the same).
+    Element in: any record with a `ref`; element out: the names of the files. Unbounded. A file appears complete or not at all,
+    and a retried bundle writes the same file again. Windows are of the time at which a row is made, so none comes late. A local
+    runner holds an open window's rows in memory: a crash loses them here (they are published all the same).
 
     Args:
       folder: Local or `gs://`.

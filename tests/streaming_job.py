@@ -1,0 +1,146 @@
+"""Runs a streaming job as a user does, in a process of its own, with topics and subscriptions of its own on the emulator."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import REPO
+from tests.emulators import PubSubEmulator
+
+START_SECONDS = 120
+
+
+class StreamingJob:
+    """A streaming job, its input topic, and a subscription on each of its output topics.
+
+    Args:
+      emulator: Where Pub/Sub is.
+      folder: For the archive and the log.
+      model: SavedModel.
+      *flags: More flags of the job.
+      host: What the job takes for Pub/Sub's address, where it is not the emulator's own.
+    """
+
+    def __init__(self, emulator: PubSubEmulator, folder: Path, model: str, *flags: object, host: str = ""):
+        self._emulator = emulator
+        self._folder = folder
+        self._host = host or emulator.host
+        self.images, subscription = emulator.create()
+        topics = [emulator.create() for _ in range(3)]
+        self.detections, self.dead_letters, self.answers = (subscription for _, subscription in topics)
+        output, dead_letter_topic, answer_topic = (topic for topic, _ in topics)
+        self.archive = folder / "archive"
+        self.log = folder / "job.log"
+        self._command = [sys.executable, "-m", "pipeline.run", "--config", "configs/streaming_pubsub_prism.yaml"]
+        self._command += ["--input", subscription, "--output", output, "--model", model, "--archive", str(self.archive)]
+        self._command += ["--dead-letter-topic", dead_letter_topic, "--answer-topic", answer_topic, *map(str, flags)]
+        self._publisher = emulator.publisher()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts the process, and waits until it reads messages."""
+        before = self.output().count("reading ")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=REPO,
+                env={**os.environ, "PUBSUB_EMULATOR_HOST": self._host, "NO_GCE_CHECK": "true"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        end = time.monotonic() + START_SECONDS
+        while self.output().count("reading ") == before:
+            assert self._process.poll() is None and time.monotonic() < end, self.output()
+            time.sleep(0.05)
+
+    def publish(self, *messages: bytes | tuple[bytes, dict[str, str]]) -> None:
+        """Publishes messages, each bytes or (bytes, attributes), and waits until Pub/Sub has them."""
+        pairs = [message if isinstance(message, tuple) else (message, {}) for message in messages]
+        for future in [self._publisher.publish(self.images, content, **attributes) for content, attributes in pairs]:
+            future.result()
+
+    def take(self, subscription: str, count: int, timeout_s: float = 90) -> list[Any]:
+        """Takes messages that the job published."""
+        return self._emulator.take(subscription, count, timeout_s=timeout_s)
+
+    def signal(self, number: signal.Signals, group: bool = False) -> int:
+        """Sends a signal to the job, or as a terminal does to its group, and waits for its end; returns the exit code."""
+        assert self._process is not None
+        (os.killpg if group else os.kill)(self._process.pid, number)
+        return self._process.wait(timeout=60)
+
+    def output(self) -> str:
+        """What the job has printed so far."""
+        return self.log.read_text() if self.log.exists() else ""
+
+    def __enter__(self) -> StreamingJob:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+class CuttableProxy:
+    """A TCP proxy whose connections can be cut, and that refuses new ones until mended."""
+
+    def __init__(self, upstream: str):
+        import socket
+
+        host, port = upstream.split(":")
+        self._upstream = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self._cut = False
+        self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Ends all connections, and refuses new ones."""
+        self._cut = True
+        for connection in self._open:
+            _shut(connection)
+        self._open.clear()
+
+    def mend(self) -> None:
+        """Lets connections through again."""
+        self._cut = False
+
+    def _accept(self) -> None:
+        import socket
+
+        while True:
+            near, _ = self._listener.accept()
+            if self._cut:
+                near.close()
+                continue
+            far = socket.create_connection(self._upstream)
+            self._open += [near, far]
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
+
+    def _forward(self, source: Any, target: Any) -> None:
+        try:
+            while content := source.recv(1 << 16):
+                target.sendall(content)
+        except OSError:
+            pass  # cut
+        finally:
+            _shut(source)
+            _shut(target)
+
+
+def _shut(connection: Any) -> None:
+    with contextlib.suppress(OSError):  # it is already
+        connection.shutdown(2)
