@@ -1,0 +1,19 @@
+"""How fast the pipeline is, beside other ways to do the same work on the same machine. Nothing here is a test.
+
+images.py            makes the input: 512 JPEGs of about 640x480, 64 of 12 megapixels
+model.py             makes the detector: YOLOv4-tiny's layers, random weights
+contenders.py        who takes part, and the command that runs each
+plain_loop.py        no framework: the upper bound
+beam_documented.py   the pipeline that Beam's documentation shows
+tfx_bsl_bytes.py     tfx_bsl's RunInference
+peer_*.py            frameworks that have environments of their own
+work.py              what these have in common: rows, times
+process_tree.py      memory and CPU of a command, and of everything else meanwhile
+rounds.py            runs commands alternately, and again where the machine was busy
+throughput.py        images per second          `make bench`, `make bench-peers`
+memory.py            1,000 against 20,000 images
+differences.py       what reduced precision and scaled decoding do to boxes and AP
+results.py           the tables, and .bench/results.json
+
+Everything that is made lies in `.bench/`; all commands run from the repository's root.
+"""

@@ -1,0 +1,91 @@
+"""Who takes part, and the command that runs each."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.benchmarks.images import BENCH
+
+REFERENCE = "plain loop, float32"
+OURS, OURS_BF16 = "ours, float32", "ours, bfloat16"
+PRISM = Path(".tools/prism")
+_ALONE = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": "."}
+
+# the environments of other frameworks, by the name of their folder in .bench
+PEER_REQUIREMENTS = {
+    "ray": ["ray[data]==2.60.0"],
+    "daft": ["daft==0.7.26"],
+}
+PEERS_ALSO_NEED = ["tensorflow==2.21.0", "opencv-python-headless==4.14.0.94", "numpy==2.4.6"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One way to do the work.
+
+    Attributes:
+      command: (images, output) -> the command; it writes rows below `output`.
+      is_ours: Whether it is the pipeline, whose times are in its summary.json; others print theirs.
+      against: The contender whose rate its own is compared with.
+      large: Whether it also does the 12-megapixel images.
+      env: Environment variables.
+    """
+
+    command: Callable[[Path, Path], list[str]]
+    is_ours: bool = False
+    against: str = REFERENCE
+    large: bool = True
+    env: Mapping[str, str] = dataclasses.field(default_factory=lambda: _ALONE)
+
+
+def own_contenders() -> dict[str, Contender]:
+    """Those that live in the project's own environment."""
+    plain_bf16 = "plain loop, bfloat16"
+    found = {
+        REFERENCE: _module("plain_loop"),
+        "Beam as documented": _module("beam_documented"),
+        "tfx_bsl RunInference": _module("tfx_bsl_bytes"),
+        OURS: ours(),
+        plain_bf16: _module("plain_loop", "--precision", "bfloat16"),
+        OURS_BF16: dataclasses.replace(ours("--precision", "bfloat16"), against=plain_bf16),
+    }
+    if PRISM.exists():
+        on_prism = ours("--runner", "PrismRunner", "--prism_location", str(PRISM))
+        found["ours on Prism, float32"] = dataclasses.replace(on_prism, large=False)
+    return found
+
+
+def peer_contenders() -> dict[str, Contender]:
+    """Those with environments of their own, and what they are compared with."""
+    own = own_contenders()
+    peers = {
+        "Ray Data": _module("peer_ray", python=peer_python("ray")),
+        "Daft": _module("peer_daft", python=peer_python("daft")),
+    }
+    return {REFERENCE: own[REFERENCE], OURS: own[OURS], **peers}
+
+
+def ours(*flags: str) -> Contender:
+    """The pipeline as a user runs it."""
+
+    def command(images: Path, output: Path) -> list[str]:
+        config = ["--config", "tests/benchmarks/ours.yaml", "--input", str(images), "--output", str(output)]
+        return [sys.executable, "-m", "pipeline.run", *config, *flags]
+
+    return Contender(command, is_ours=True, env={})
+
+
+def peer_python(name: str) -> str:
+    """The interpreter of a peer's environment."""
+    return str(BENCH / "envs" / name / "bin" / "python")
+
+
+def _module(name: str, *flags: str, python: str = sys.executable) -> Contender:
+    def command(images: Path, output: Path) -> list[str]:
+        places = ["--images", str(images), "--model", str(BENCH / "model"), "--output", str(output / "detections")]
+        return [python, "-m", f"tests.benchmarks.{name}", *places, *flags]
+
+    return Contender(command)

@@ -1,0 +1,92 @@
+"""The tables, and what stands behind them in `.bench/results.json`."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from tests.benchmarks.contenders import REFERENCE, Contender
+from tests.benchmarks.images import BENCH
+from tests.benchmarks.rounds import Run
+
+RESULTS = BENCH / "results.json"
+
+
+def keep(section: str, figures: Mapping[str, Any]) -> None:
+    """Writes a section's figures to results.json, beside the other sections'."""
+    sections = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    sections[section] = {"machine": machine(), "taken_at": datetime.datetime.now().isoformat(timespec="seconds"), **figures}
+    RESULTS.write_text(json.dumps(sections, indent=1) + "\n")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows))
+
+
+def runs_table(runs: Sequence[Run], contenders: Mapping[str, Contender], agreement: Mapping[str, float]) -> str:
+    """One line for each contender: medians over its rounds, least and most behind them."""
+    header = [
+        "contender",
+        "images/s",
+        "of its plain loop",
+        "start-up s",
+        "peak RSS MB",
+        "CPU-ms per image",
+        "agreement",
+        "rounds",
+    ]
+    rows = []
+    for name, contender in contenders.items():
+        own = [run for run in runs if run.contender == name]
+        if own:
+            share = [round(value, 4) for value in ratios(runs, name, contender.against)]
+            rates = [run.images_per_second for run in own]
+            rows.append(
+                [
+                    name,
+                    spread(rates, ".1f"),
+                    spread(share, ".2f") if name != contender.against else "",
+                    f"{_median(own, 'startup_seconds'):.1f}",
+                    f"{_median(own, 'peak_rss_mb'):.0f}",
+                    f"{1000 * _median(own, 'cpu_seconds_per_image'):.1f}",
+                    f"{agreement[name]:.3f}" if name in agreement and name != REFERENCE else "",
+                    str(len(own)),
+                ]
+            )
+    return table(header, rows)
+
+
+def ratios(runs: Sequence[Run], numerator: str, denominator: str) -> list[float]:
+    """Rates of one contender over another's, within each round that has both."""
+    rates = {(run.contender, run.round): run.images_per_second for run in runs}
+    numbers = sorted({run.round for run in runs})
+    both = [n for n in numbers if (numerator, n) in rates and (denominator, n) in rates]
+    return [rates[numerator, n] / rates[denominator, n] for n in both]
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Median, least and most."""
+    if not values:
+        return "-"
+    return f"{statistics.median(values):{form}} ({min(values):{form}}..{max(values):{form}})"
+
+
+def machine() -> str:
+    """What the figures were taken on."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        lines = [line.partition(":")[2].strip() for line in file if line.startswith(("model name", "flags"))]
+    bf16 = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in lines[1].split()] if len(lines) > 1 else []
+    versions = [f"{name} {metadata.version(name)}" for name in ("tensorflow", "apache-beam", "tfx-bsl", "opencv-python-headless")]
+    cores = len(os.sched_getaffinity(0))
+    return ", ".join([f"{cores} cores {lines[0] if lines else platform.machine()}", *bf16, platform.python_version(), *versions])
+
+
+def _median(runs: Sequence[Run], name: str) -> float:
+    return statistics.median(getattr(run, name) for run in runs)

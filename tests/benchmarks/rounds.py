@@ -1,0 +1,143 @@
+"""Runs contenders alternately, A B C A B C: what changes on the machine over minutes then meets all of them alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import work
+from tests.benchmarks.contenders import Contender
+from tests.benchmarks.images import BENCH
+from tests.benchmarks.process_tree import Watched, busy_cpus, watch
+
+NOISE_CPUS = 0.12  # more than this used by other processes makes a run noisy
+_TRIES = 3
+_QUIET_WAIT_SECONDS = 300.0
+_TIMEOUT_SECONDS = 1800.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of one contender.
+
+    Attributes:
+      contender: Its name.
+      round: Number of the round, from 0.
+      images: Images with a row.
+      images_per_second: Over the work; start-up and loading the model are not in it.
+      work_seconds: From the start of the work to its last row.
+      startup_seconds: From the start of the process to the start of the work, and loading the model.
+      peak_rss_mb: Highest resident memory of the process tree.
+      cpu_seconds_per_image: User and system time of the process tree during the work.
+      other_cpus: CPUs that other processes used during the work.
+      noisy: Whether that was too many.
+    """
+
+    contender: str
+    round: int
+    images: int
+    images_per_second: float
+    work_seconds: float
+    startup_seconds: float
+    peak_rss_mb: float
+    cpu_seconds_per_image: float
+    other_cpus: float
+    noisy: bool
+
+
+def run_rounds(
+    contenders: Mapping[str, Contender], images: Path, count: int, rounds: int, accept_noise: bool, output: Path
+) -> list[Run]:
+    """Runs all contenders `rounds` times in turn.
+
+    Args:
+      contenders: Who, by name.
+      images: Folder of images.
+      count: How many are in it; a run that has fewer rows is an error.
+      rounds: How often.
+      accept_noise: Take noisy runs as they are; else each is repeated up to three times, and its last try kept.
+      output: Folder below which each contender gets its own.
+    """
+    runs = []
+    for number in range(rounds):
+        for name, contender in contenders.items():
+            for _ in range(1 if accept_noise else _TRIES):
+                waited = 0.0 if accept_noise else _wait_for_quiet()
+                run = run_once(name, contender, number, images, output_of(output, name))
+                if run.images != count:
+                    raise SystemExit(f"{name}: expected {count} rows, got {run.images}")
+                _show(run, waited)
+                if not run.noisy:
+                    break
+            runs.append(run)
+    return runs
+
+
+def run_once(name: str, contender: Contender, number: int, images: Path, output: Path) -> Run:
+    """Runs one contender once."""
+    shutil.rmtree(output, ignore_errors=True)
+    (output / "detections").mkdir(parents=True)
+    log = BENCH / "logs" / f"{_file_name(name)}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    watched = watch(contender.command(images, output), str(log), contender.env, _TIMEOUT_SECONDS)
+    if watched.exit_code:
+        raise SystemExit(f"{name}: ended with {watched.exit_code}; see {log}:\n{watched.output[-1500:]}")
+    start, end, load = _times(contender, watched, output)
+    rows = sum(1 for file in (output / "detections").glob("*.jsonl") for _ in file.open("rb"))
+    other = watched.other_cpus(start, end)
+    return Run(
+        contender=name,
+        round=number,
+        images=rows,
+        images_per_second=rows / (end - start - load),
+        work_seconds=end - start - load,
+        startup_seconds=start + load - watched.started_at,
+        peak_rss_mb=watched.peak_rss_mb,
+        cpu_seconds_per_image=watched.cpu_seconds(start, end) / rows,
+        other_cpus=other,
+        noisy=other > NOISE_CPUS,
+    )
+
+
+def _times(contender: Contender, watched: Watched, output: Path) -> tuple[float, float, float]:
+    """Start and end of the work, and the seconds of loading within it."""
+    if contender.is_ours:
+        summary = json.loads((output / "summary.json").read_text())
+        start = watched.started_at + summary["startup_seconds"]
+        return start, start + summary["wall_seconds"], 0.0
+    line = next(line for line in watched.output.splitlines() if line.startswith(work.RESULT))
+    times: dict[str, Any] = json.loads(line[len(work.RESULT) :])
+    return times["started_at"], times["finished_at"], times["load_seconds"]
+
+
+def _wait_for_quiet() -> float:
+    started = time.monotonic()
+    while busy_cpus(2.0) > NOISE_CPUS and time.monotonic() - started < _QUIET_WAIT_SECONDS:
+        pass
+    return time.monotonic() - started
+
+
+def _show(run: Run, waited: float) -> None:
+    noise = f"  NOISY: others used {run.other_cpus:.2f} CPUs" if run.noisy else ""
+    waiting = f"  (waited {waited:.0f} s for a quiet machine)" if waited > 10 else ""
+    print(
+        f"round {run.round + 1}  {run.contender:<34} {run.images_per_second:7.1f} images/s  "
+        f"{1000 * run.cpu_seconds_per_image:6.1f} CPU-ms/image  {run.peak_rss_mb:6.0f} MB{noise}{waiting}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def output_of(output: Path, name: str) -> Path:
+    """The folder of one contender's last rows (in `detections/`)."""
+    return output / _file_name(name)
+
+
+def _file_name(name: str) -> str:
+    return "".join(character if character.isalnum() else "_" for character in name)

@@ -1,0 +1,105 @@
+"""Images per second of every contender over the same images and the same model.
+
+    python -m tests.benchmarks.throughput                                          # small and large images, 3 rounds
+    python -m tests.benchmarks.throughput --peers                                  # the frameworks with environments of their own
+    python -m tests.benchmarks.throughput --rounds 1 --only ours,plain --count 64 --accept-noise    # while developing
+
+Measured: from the start of the work to the last row written. Not in it: interpreter and library start, loading and warming
+the model (both are shown as start-up), and, for the pipeline, writing summary and report. Ratios are taken within a round;
+medians over rounds. A run while other processes used more than 0.12 CPUs is repeated, up to three times; what stays noisy is
+left out of the table.
+
+Agreement is the share of detections (2 x matched / all of both, same class, IoU >= 0.5) that a contender has in common with
+the plain loop at float32. Those that decode or resize with other libraries see other pixels, and random weights make much of
+that: it shows who does the same work, not who is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from models.agreement import compare
+from tests.benchmarks import peers, results
+from tests.benchmarks.contenders import OURS, OURS_BF16, REFERENCE, Contender, own_contenders, peer_contenders
+from tests.benchmarks.images import BENCH, COUNTS, LARGE, SMALL, link_images, make_images
+from tests.benchmarks.model import make_model
+from tests.benchmarks.rounds import Run, output_of, run_rounds
+
+_TITLES = {SMALL: "JPEGs of about 640x480", LARGE: "JPEGs of 12 megapixels"}
+# (faster, than which, at least this many times as fast), by kind of images
+_TARGETS = {
+    SMALL: [
+        (OURS, REFERENCE, 0.95),
+        (OURS_BF16, "plain loop, bfloat16", 0.95),
+        (OURS_BF16, OURS, 1.7),
+        (OURS, "Beam as documented", 1.4),
+        (OURS, "tfx_bsl RunInference", 1.2),
+        (OURS, "Ray Data", 1.25),
+        (OURS, "Daft", 1.25),
+    ],
+    LARGE: [(OURS, REFERENCE, 0.9), (OURS_BF16, "plain loop, bfloat16", 0.9)],
+}
+
+
+def main() -> None:
+    """Runs the rounds and prints the tables."""
+    args = _parser().parse_args()
+    if args.peers:
+        peers.make_environments()
+    make_model()
+    everyone = peer_contenders() if args.peers else own_contenders()
+    wanted = {n: c for n, c in everyone.items() if not args.only or any(part in n for part in args.only.split(","))}
+    for kind in args.images.split(","):
+        _measure(kind, {name: c for name, c in wanted.items() if kind == SMALL or c.large}, args)
+
+
+def _measure(kind: str, contenders: Mapping[str, Contender], args: argparse.Namespace) -> None:
+    count = min(args.count or COUNTS[kind], COUNTS[kind])
+    images = make_images(kind)
+    if count < COUNTS[kind]:
+        images = link_images(images, BENCH / f"{kind}-{count}", count)
+    output = BENCH / "out" / kind
+    runs = run_rounds(contenders, images, count, args.rounds, args.accept_noise, output)
+    kept = [run for run in runs if args.accept_noise or not run.noisy]
+    agreement = _agreement(contenders, output)
+    suffix = " (peers)" if args.peers else ""
+    print(f"\n### {count} {_TITLES[kind]}{suffix}\n\n{results.machine()}; runs left out as noisy: {len(runs) - len(kept)}\n")
+    print(results.runs_table(kept, contenders, agreement), "\n")
+    print(_targets_table(kept, _TARGETS[kind]), flush=True)
+    figures = {"runs": [dataclasses.asdict(run) for run in runs], "agreement": agreement}
+    results.keep(f"throughput {kind}{suffix}", figures)
+
+
+def _agreement(contenders: Mapping[str, Contender], output: Path) -> dict[str, float]:
+    """With the reference, from each contender's last rows."""
+    if REFERENCE not in contenders:
+        return {}
+    rows = {name: str(output_of(output, name) / "detections") for name in contenders}
+    return {name: compare(rows[name], rows[REFERENCE])["agreement"] for name in contenders}
+
+
+def _targets_table(runs: Sequence[Run], targets: Sequence[tuple[str, str, float]]) -> str:
+    rows = []
+    for faster, slower, least in targets:
+        found = results.ratios(runs, faster, slower)
+        if found:
+            rows.append([f"{faster} / {slower}", f"{least:g}", results.spread(found, ".2f")])
+    return results.table(["ratio", "wanted at least", "measured: median (least..most) of rounds"], rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="contenders whose names contain one of these parts, with commas")
+    parser.add_argument("--images", default=f"{SMALL},{LARGE}", help="which images (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=0, help="only the first so many images")
+    parser.add_argument("--accept-noise", action="store_true", help="take runs as they are, however busy the machine is")
+    parser.add_argument("--peers", action="store_true", help="the frameworks with environments of their own")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What the contenders have in common: their command line, the rows they write, and the times they note.
+
+Only the standard library and NumPy, since it is imported in the environments of other frameworks too.
+
+What is measured is the work: from its start to the last row written, less the time in which the model was loaded and warmed
+up. A framework that loads the model lazily, perhaps in several processes, notes when it did; the union of these times is
+subtracted. That is lenient: whatever the framework does meanwhile counts for nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+BATCH = 16  # images in one call, where a contender forms batches itself
+SIDE = 416
+RESULT = "RESULT "
+_LOADS = "BENCH_LOADS"  # environment variable: the folder in which loads are noted
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The flags of every contender."""
+    flags = argparse.ArgumentParser(description=description)
+    flags.add_argument("--images", type=Path, required=True, help="folder of *.jpg")
+    flags.add_argument("--model", required=True, help="the SavedModel that tests.benchmarks.model makes")
+    flags.add_argument("--output", type=Path, required=True, help="folder for *.jsonl")
+    return flags
+
+
+def jpeg_wh(content: bytes) -> tuple[int, int]:
+    """Width and height of a JPEG, from its header."""
+    at = 2
+    while True:
+        if content[at] != 0xFF:
+            at += 1
+            continue
+        marker = content[at + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            return int.from_bytes(content[at + 7 : at + 9], "big"), int.from_bytes(content[at + 5 : at + 7], "big")
+        at += 2 + int.from_bytes(content[at + 2 : at + 4], "big")
+
+
+def row(uri: str, width: int, height: int, answer: Mapping[str, Any], index: int) -> str:
+    """One image's row, as the pipeline writes it: boxes in original pixels.
+
+    Args:
+      uri: The image.
+      width: Of the image, pixels.
+      height: Of the image, pixels.
+      answer: The model's outputs as arrays; boxes are yxyx in 0..1.
+      index: The image's place in the batch.
+    """
+    count = int(answer["num"][index])
+    boxes = answer["boxes"][index][:count][:, [1, 0, 3, 2]] * [width, height, width, height]
+    detections = [
+        {
+            "box_xyxy": [round(edge, 2) for edge in box],
+            "class_id": int(class_id),
+            "class_name": f"class {int(class_id)}",
+            "confidence": round(score, 5),
+        }
+        for box, class_id, score in zip(
+            boxes.tolist(), answer["classes"][index][:count].tolist(), answer["scores"][index][:count].tolist(), strict=True
+        )
+    ]
+    return json.dumps({"image": {"uri": uri, "width": width, "height": height}, "detections": detections})
+
+
+class Work:
+    """The time of one run's work; prints it as a line for the driver when left without an error."""
+
+    def __init__(self) -> None:
+        os.environ[_LOADS] = tempfile.mkdtemp(prefix="bench-loads-")
+
+    def __enter__(self) -> Work:
+        self._started_at = time.time()
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        finished_at = time.time()
+        if kind is None:
+            loads = [tuple(map(float, note.read_text().split())) for note in Path(os.environ[_LOADS]).iterdir()]
+            inside = [(max(a, self._started_at), min(b, finished_at)) for a, b in loads]
+            times = {"started_at": self._started_at, "finished_at": finished_at, "load_seconds": _union_seconds(inside)}
+            print(RESULT + json.dumps(times), flush=True)
+
+
+def note_load(started_at: float) -> None:
+    """Notes that this process has been loading and warming the model since then (seconds since the epoch)."""
+    if _LOADS in os.environ:
+        with tempfile.NamedTemporaryFile("w", dir=os.environ[_LOADS], delete=False) as file:
+            file.write(f"{started_at} {time.time()}")
+
+
+def _union_seconds(intervals: Iterable[tuple[float, ...]]) -> float:
+    total, end = 0.0, 0.0
+    for start, stop in sorted(intervals):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total
