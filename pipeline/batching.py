@@ -8,11 +8,15 @@ flight.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
+
+_queues = itertools.count()
 
 
 class Answer(NamedTuple):
@@ -97,12 +101,8 @@ class BatchedModel:
         for size in self._batch_sizes:
             blank = np.zeros((size, *self._input_hw, 3), np.uint8)
             try:
-                threads = [threading.Thread(target=self._predict, args=(tf.constant(blank),)) for _ in range(self._streams - 1)]
-                for thread in threads:
-                    thread.start()
-                self._predict(tf.constant(blank))
-                for thread in threads:
-                    thread.join()
+                with ThreadPoolExecutor(self._streams) as streams:
+                    list(streams.map(self._predict, [tf.constant(blank)] * self._streams))
             except tf.errors.ResourceExhaustedError:
                 if not self._drop_rung(self._batch_sizes, keep_below=size):
                     raise
@@ -128,6 +128,9 @@ class BatchedModel:
     def _set_ladder(self, batch_sizes: tuple[int, ...]) -> None:
         import tensorflow as tf
 
+        # TensorFlow keeps one scheduler for each name of the operation in a process: of the same name, another model's images
+        # would share these batches, and a shorter ladder would have no effect
+        queue = f"queue{next(_queues)}"
         scheduled = tf.nondifferentiable_batch_function(
             num_batch_threads=self._streams,
             max_batch_size=batch_sizes[-1],
@@ -140,7 +143,8 @@ class BatchedModel:
         @tf.function(input_signature=[tf.TensorSpec((None, *self._input_hw, 3), tf.uint8)], autograph=False)
         def batched(images: Any) -> Any:
             tickets = tf.random.uniform(tf.shape(images)[:1], maxval=tf.int64.max, dtype=tf.int64)
-            return scheduled(images, tickets)
+            with tf.name_scope(queue):
+                return scheduled(images, tickets)
 
         self._batched = batched.get_concrete_function()
         self._batch_sizes = batch_sizes

@@ -79,10 +79,14 @@ class Detector:
         try:
             self._model.warm_up()
         except tf.errors.OpError as err:
-            raise ModelError(f"model {model.path}: fails on a blank image: {_first_line(err)}") from err
+            raise ModelError(f"model {model.path}: fails on a blank image: {_reason(err)}") from err
         self._pool = ThreadPoolExecutor(self._model.images_in_flight + threads, thread_name_prefix="detect")
         for request in saved.warmup_requests:
-            self._run_warmup_request(request)
+            try:
+                self._run_warmup_request(request)
+            except (DecodeError, tf.errors.OpError) as err:
+                reason = _reason(err) if isinstance(err, tf.errors.OpError) else str(err)
+                raise ModelError(f"model {model.path}: fails on a request of its warm-up file: {reason}") from err
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -105,7 +109,7 @@ class Detector:
         except tf.errors.OpError as err:
             if isinstance(err, tf.errors.ResourceExhaustedError):
                 raise  # even one image does not fit: that may pass, and is no fault of the image
-            result = DeadLetter(image.ref, "detect", "model_failed", f"the model fails on this image alone: {_first_line(err)}")
+            result = DeadLetter(image.ref, "detect", "model_failed", f"the model fails on this image alone: {_reason(err)}")
             progress.count("dead")
         return result
 
@@ -148,5 +152,7 @@ class Detector:
                 self._model(pixels)
 
 
-def _first_line(err: Any) -> str:
-    return str((err.message or "").strip().splitlines()[0][:300])
+def _reason(err: Any) -> str:
+    """The telling line of TensorFlow's many: the last one that names no node."""
+    lines = [line for line in (err.message or "").splitlines() if line.strip() and "[[{{node" not in line]
+    return (lines or [type(err).__name__])[-1].strip()[:300]

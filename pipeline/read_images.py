@@ -28,6 +28,7 @@ from pipeline import progress
 from pipeline.config import ReadConfig
 from pipeline.errors import InputError
 from pipeline.fetch import FetchError, fetch
+from pipeline.globs import escape_glob, expand_pattern, is_below, is_folder
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
@@ -118,7 +119,7 @@ def list_images(pattern: str, exclude: str = "") -> Iterator[ImageRef]:
     """
     refs = _read_manifest(pattern) if is_manifest(pattern) else _list_files(pattern)
     for ref in refs:
-        if not (exclude and ref.uri.startswith(exclude.rstrip("/") + "/")):
+        if not (exclude and is_below(ref.uri, exclude)):
             progress.count("listed")
             yield ref
 
@@ -144,21 +145,6 @@ def check_inputs(patterns: Sequence[str]) -> None:
             )
 
 
-def expand_pattern(pattern: str) -> list[str]:
-    """The patterns of Beam's file systems that together mean what a user means.
-
-    Beam's `**` matches across folders but wants both slashes around it, so `a/**/b` would miss `a/b`; and a folder is no
-    pattern there.
-    """
-    if pattern.endswith("/") or (pattern.startswith("gs://") and pattern.count("/") == 2) or os.path.isdir(pattern):
-        return [pattern.rstrip("/") + "/**"]
-    if "/**/" in pattern:
-        return [pattern, *expand_pattern(pattern.replace("/**/", "/", 1))]
-    if pattern.startswith("**/"):
-        return [pattern, pattern[3:]]
-    return [pattern]
-
-
 def _is_file(path: str) -> bool:
     return os.path.isfile(path)
 
@@ -168,23 +154,22 @@ def _list_files(pattern: str) -> Iterator[ImageRef]:
         yield ImageRef(pattern, size_bytes=os.path.getsize(pattern))
         return
     variants = expand_pattern(pattern)
-    is_folder = variants == [pattern.rstrip("/") + "/**"]
     found = {entry.path: entry for match in FileSystems.match(variants) for entry in match.metadata_list}
     for path in sorted(found):
-        hidden = is_folder and any(part.startswith(".") for part in path[len(pattern.rstrip("/")) :].split("/"))
+        hidden = is_folder(pattern) and any(part.startswith(".") for part in path[len(pattern.rstrip("/")) :].split("/"))
         if not (hidden or path.endswith("/") or os.path.isdir(path)):
             yield ImageRef(path, size_bytes=found[path].size_in_bytes or 0)
 
 
 def _read_manifest(path: str) -> Iterator[ImageRef]:
-    for entry in FileSystems.match([path])[0].metadata_list:
+    for entry in FileSystems.match([escape_glob(path) if _is_file(path) else path])[0].metadata_list:
         folder = entry.path.rsplit("/", 1)[0] if "/" in entry.path else "."
         with FileSystems.open(entry.path) as file:
             lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
             try:
                 for uri in _manifest_uris(lines, entry.path):
                     yield ImageRef(_resolve(uri, folder))
-            except UnicodeDecodeError as err:
+            except (UnicodeDecodeError, csv.Error) as err:
                 raise InputError(f"manifest {entry.path}: expected UTF-8 text with one URI a line: {err}") from err
 
 

@@ -12,15 +12,18 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from models.metadata import DetectorMetadata, read_metadata
+from models.metadata import METADATA_PATH, DetectorMetadata, read_metadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.describe_model import describe, pick_signature
 from pipeline.errors import ModelError
+from pipeline.globs import escape_glob
 
 BUNDLED = "digits"
+_WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
 _FILTERED_DETECTIONS = 300
 
 
@@ -62,7 +65,7 @@ def locate(path: str) -> tuple[str, str]:
         if FileSystems.exists(f"{path}/saved_model.pb"):
             version = path.rsplit("/", 1)[-1]
             return path, version if version.isdigit() else ""
-        found = FileSystems.match([f"{path}/*/saved_model.pb"])[0].metadata_list
+        found = FileSystems.match([f"{escape_glob(path)}/*/saved_model.pb"])[0].metadata_list
     except Exception as err:
         raise ModelError(f"model {path}: cannot be reached: {_first_line(err)}") from err
     versions = {int(m.group(1)) for entry in found if (m := re.search(r"/(\d+)/saved_model\.pb$", entry.path))}
@@ -99,14 +102,17 @@ def load(model: ModelConfig, detect: DetectConfig) -> SavedDetector:
         try:
             described = read_metadata(local)
         except ValueError as err:
-            raise ModelError(f"model {folder}: {_first_line(err)}") from err
+            raise ModelError(f"model {folder}: {METADATA_PATH} cannot be understood: {_first_line(err)}") from err
         try:
             loaded = tf.saved_model.load(local)
         except Exception as err:
             raise ModelError(f"model {folder}: TensorFlow cannot load it: {_first_line(err)}") from err
-        signature = _pick_signature(loaded.signatures, described, model, folder)
-        metadata = _describe(signature, described, model, _name_of(model, described, folder), folder)
-        requests = tuple(_warmup_requests(os.path.join(local, "assets.extra", "tf_serving_warmup_requests"), metadata))
+        signature = pick_signature(loaded.signatures, described, model, folder)
+        metadata = describe(signature, described, model, folder)
+        try:
+            requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
+        except Exception as err:
+            raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {_first_line(err)}; repair or remove it") from err
     fixed_batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
     frozen = _freeze(_as_predict(signature, metadata, detect))
     return SavedDetector(metadata, version, _optimise(frozen, detect.precision), fixed_batch, requests)
@@ -188,7 +194,7 @@ def _local_copy(folder: str) -> Iterator[str]:
 
     copy = tempfile.mkdtemp(prefix="model-")
     try:
-        for entry in FileSystems.match([f"{folder}/**"])[0].metadata_list:
+        for entry in FileSystems.match([f"{escape_glob(folder)}/**"])[0].metadata_list:
             target = os.path.join(copy, entry.path[len(folder) :].lstrip("/"))
             if entry.path.endswith("/"):
                 continue
@@ -198,92 +204,6 @@ def _local_copy(folder: str) -> Iterator[str]:
         yield copy
     finally:
         shutil.rmtree(copy, ignore_errors=True)
-
-
-def _name_of(model: ModelConfig, described: DetectorMetadata | None, folder: str) -> str:
-    parts = [part for part in folder.split("/") if part and not part.isdigit()]
-    return model.name or (described.name if described else parts[-1] if parts else "model")
-
-
-def _pick_signature(signatures: Mapping[str, Any], described: DetectorMetadata | None, model: ModelConfig, folder: str) -> Any:
-    name = model.signature or (described.signature if described else "serving_default")
-    if name not in signatures:
-        raise ModelError(f"model {folder}: expected a signature '{name}', it has {sorted(signatures)}; set model.signature")
-    return signatures[name]
-
-
-_OBJECT_DETECTION_API = {  # https://github.com/tensorflow/models/blob/master/research/object_detection/exporter_lib_v2.py
-    "boxes_output": "detection_boxes",
-    "scores_output": "detection_scores",
-    "classes_output": "detection_classes",
-    "count_output": "num_detections",
-    "box_format": "yxyx",
-    "class_id_offset": 1,
-    "threshold_inputs": False,
-}
-_DEFAULT_HW = (640, 640)  # for foreign models that take images of any size
-
-
-def _describe(signature: Any, described: DetectorMetadata | None, model: ModelConfig, name: str, folder: str) -> DetectorMetadata:
-    """What the model says of itself, then what its signature shows, with the config's word above both.
-
-    Checked against the signature.
-    """
-    inputs = signature.structured_input_signature[1]
-    outputs = signature.structured_outputs
-    known = dataclasses.asdict(described) if described else _guess(inputs, outputs)
-    given = {field: value for field in known_fields() if (value := getattr(model, field, None)) is not None}
-    if given.get("class_names") and len(given["class_names"]) == 1 and os.path.isfile(given["class_names"][0]):
-        with open(given["class_names"][0], encoding="utf-8") as file:
-            given["class_names"] = tuple(line.strip() for line in file if line.strip())
-    metadata = DetectorMetadata(**{**known, **given, "name": name})
-    if metadata.input_name not in inputs:
-        raise ModelError(
-            f"model {folder}: expected an input '{metadata.input_name}', the signature takes {sorted(inputs)}; "
-            "set model.input_name"
-        )
-    spec = inputs[metadata.input_name]
-    hw = metadata.input_hw
-    if spec.shape.rank != 4 or spec.dtype.name != metadata.input_dtype or not spec.shape[1:].is_compatible_with((*hw, 3)):
-        raise ModelError(
-            f"model {folder}: expected images {metadata.input_dtype} (N, {hw[0]}, {hw[1]}, 3) as input '{metadata.input_name}', "
-            f"the signature takes {spec.dtype.name} {tuple(spec.shape)}; set model.input_hw, model.input_dtype or model.signature"
-        )
-    wanted = [metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output]
-    missing = [output for output in wanted if output and output not in outputs]
-    if missing:
-        raise ModelError(
-            f"model {folder}: expected outputs {missing}, the signature gives {sorted(outputs)}; "
-            "set model.boxes_output and its siblings"
-        )
-    return metadata
-
-
-def known_fields() -> list[str]:
-    """Names of what a detector says of itself."""
-    return [field.name for field in dataclasses.fields(DetectorMetadata)]
-
-
-def _guess(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a foreign model's signature shows; the TF Object Detection API's outputs are recognised."""
-    name, spec = next(((n, s) for n, s in inputs.items() if s.shape.rank == 4), next(iter(inputs.items())))
-    hw = tuple(spec.shape[1:3]) if spec.shape.rank == 4 else (None, None)
-    dtype = "float32" if spec.dtype.name == "float32" else "uint8"
-    guess: dict[str, Any] = {
-        "input_hw": hw if None not in hw else _DEFAULT_HW,
-        "resize": "stretch",
-        "class_names": (),
-        "input_name": name,
-        "input_dtype": dtype,
-        "value_range": (0.0, 255.0) if dtype == "uint8" else (0.0, 1.0),
-        "classes_output": "classes" if "classes" in outputs else "",
-        "count_output": "num_detections" if "num_detections" in outputs else "",
-        "nms": "model",
-        "threshold_inputs": False,
-    }
-    if _OBJECT_DETECTION_API["boxes_output"] in outputs:
-        guess.update(_OBJECT_DETECTION_API, value_range=(0.0, 255.0))
-    return guess
 
 
 def _as_predict(signature: Any, metadata: DetectorMetadata, detect: DetectConfig) -> Any:

@@ -1,0 +1,144 @@
+"""What a detector expects and returns: its own word, what its signature shows, and the config's word above both."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from models.metadata import DetectorMetadata
+from pipeline.config import ModelConfig
+from pipeline.errors import ModelError
+
+_THRESHOLDS = ("score_threshold", "iou_threshold", "max_detections")
+_DEFAULT_HW = (640, 640)  # for foreign models that take images of any size
+_OBJECT_DETECTION_API = {  # https://github.com/tensorflow/models/blob/master/research/object_detection/exporter_lib_v2.py
+    "boxes_output": "detection_boxes",
+    "scores_output": "detection_scores",
+    "classes_output": "detection_classes",
+    "count_output": "num_detections",
+    "box_format": "yxyx",
+    "class_id_offset": 1,
+    "threshold_inputs": False,
+}
+
+
+def pick_signature(signatures: Mapping[str, Any], described: DetectorMetadata | None, model: ModelConfig, folder: str) -> Any:
+    """The signature to call: the config's, else what the model says of itself, else TensorFlow's default name.
+
+    Raises:
+      ModelError: The model has none of that name.
+    """
+    name = model.signature or (described.signature if described else "serving_default")
+    if name not in signatures:
+        raise ModelError(f"model {folder}: expected a signature '{name}', it has {sorted(signatures)}; set model.signature")
+    return signatures[name]
+
+
+def describe(signature: Any, described: DetectorMetadata | None, model: ModelConfig, folder: str) -> DetectorMetadata:
+    """What to know of a detector, checked against its signature.
+
+    Args:
+      signature: The SavedModel's signature that will be called.
+      described: What the model says of itself.
+      model: What the config says; wins.
+      folder: Where the model was found, for messages and as its name.
+
+    Raises:
+      ModelError: The signature is not that of a detector, or not of the one described.
+    """
+    inputs, outputs = signature.structured_input_signature[1], signature.structured_outputs
+    known = dataclasses.asdict(described) if described else _guess(inputs, outputs)
+    fields = [field.name for field in dataclasses.fields(DetectorMetadata)]
+    given = {field: value for field in fields if (value := getattr(model, field, None)) is not None}
+    if given.get("class_names"):
+        given["class_names"] = _class_names(given["class_names"], folder)
+    try:
+        metadata = DetectorMetadata(**{**known, **given, "name": _name_of(model, described, folder)})
+    except ValueError as err:
+        raise ModelError(f"model {folder}: model.{err}") from err
+    _check_inputs(signature, metadata, folder)
+    _check_outputs(outputs, metadata, folder)
+    return metadata
+
+
+def _name_of(model: ModelConfig, described: DetectorMetadata | None, folder: str) -> str:
+    parts = [part for part in folder.split("/") if part and not part.isdigit()]
+    return model.name or (described.name if described else parts[-1] if parts else "model")
+
+
+def _class_names(names: tuple[str, ...], folder: str) -> tuple[str, ...]:
+    """The names themselves, or those in the text file that stands for them."""
+    if len(names) != 1 or not (os.path.isfile(names[0]) or names[0].endswith((".txt", ".names"))):
+        return names
+    try:
+        with open(names[0], encoding="utf-8") as file:
+            return tuple(line.strip() for line in file if line.strip())
+    except (OSError, ValueError) as err:
+        raise ModelError(f"model {folder}: class_names {names[0]}: expected a text file with one name a line: {err}") from err
+
+
+def _guess(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a foreign model's signature shows; the TF Object Detection API's outputs are recognised."""
+    name, spec = next(((name, spec) for name, spec in inputs.items() if spec.shape.rank == 4), ("images", None))
+    hw = tuple(spec.shape[1:3]) if spec is not None else (None, None)
+    dtype = "float32" if spec is not None and spec.dtype.name == "float32" else "uint8"
+    guess: dict[str, Any] = {
+        "input_hw": hw if None not in hw else _DEFAULT_HW,
+        "resize": "stretch",
+        "class_names": (),
+        "input_name": name,
+        "input_dtype": dtype,
+        "value_range": (0.0, 255.0) if dtype == "uint8" else (0.0, 1.0),
+        "classes_output": "classes" if "classes" in outputs else "",
+        "count_output": "num_detections" if "num_detections" in outputs else "",
+        "nms": "model",
+        "threshold_inputs": False,
+    }
+    if _OBJECT_DETECTION_API["boxes_output"] in outputs:
+        guess.update(_OBJECT_DETECTION_API, value_range=(0.0, 255.0))
+    return guess
+
+
+def _check_inputs(signature: Any, metadata: DetectorMetadata, folder: str) -> None:
+    inputs = signature.structured_input_signature[1]
+    if metadata.input_name not in inputs:
+        raise ModelError(
+            f"model {folder}: expected an input '{metadata.input_name}', the signature takes {sorted(inputs)}; "
+            "set model.input_name or model.signature"
+        )
+    spec, hw = inputs[metadata.input_name], metadata.input_hw
+    if spec.shape.rank != 4 or spec.dtype.name != metadata.input_dtype or not spec.shape[1:].is_compatible_with((*hw, 3)):
+        shape = tuple(spec.shape) if spec.shape.rank is not None else "of any shape"
+        raise ModelError(
+            f"model {folder}: expected images {metadata.input_dtype} (N, {hw[0]}, {hw[1]}, 3) as input '{metadata.input_name}', "
+            f"the signature takes {spec.dtype.name} {shape}; set model.input_hw, model.input_dtype or model.signature"
+        )
+    wanted = {metadata.input_name, *(_THRESHOLDS if metadata.threshold_inputs else ())}
+    required = {name for name in inputs if not signature.function_type.parameters[name].optional}
+    if not required <= wanted <= set(inputs):
+        raise ModelError(
+            f"model {folder}: expected a signature of the inputs {sorted(wanted)}, it takes {sorted(inputs)}; set model.signature"
+        )
+
+
+def _check_outputs(outputs: Mapping[str, Any], metadata: DetectorMetadata, folder: str) -> None:
+    wanted = [metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output]
+    missing = [output for output in wanted if output and output not in outputs]
+    if missing:
+        raise ModelError(
+            f"model {folder}: expected outputs {missing}, the signature gives {sorted(outputs)}; "
+            "set model.boxes_output and its siblings"
+        )
+    boxes, scores = outputs[metadata.boxes_output].shape, outputs[metadata.scores_output].shape
+    if not boxes.is_compatible_with((None, None, 4)):
+        raise ModelError(
+            f"model {folder}: expected boxes (N, M, 4) as output '{metadata.boxes_output}', it is {tuple(boxes)}; "
+            "set model.boxes_output"
+        )
+    if scores.rank not in (None, 2, 3) or (scores.rank == 3 and metadata.classes_output):
+        raise ModelError(
+            f"model {folder}: expected scores (N, M) as output '{metadata.scores_output}', or (N, M, classes) without a "
+            f"model.classes_output; it is {tuple(scores)}; set model.scores_output"
+        )
