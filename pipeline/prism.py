@@ -62,7 +62,7 @@ def prism_binary(options: Any) -> str:
     from apache_beam.options.pipeline_options import PrismRunnerOptions
     from apache_beam.runners.portability.prism_runner import PrismJobServer
 
-    location = options.view_as(PrismRunnerOptions).prism_location
+    location: str | None = options.view_as(PrismRunnerOptions).prism_location
     if location and not os.path.exists(location) and "://" not in location:
         raise RunnerError(f"--prism_location {location}: there is no such file; {_HOW}")
     found = [location, shutil.which("prism"), ".tools/prism", os.path.expanduser("~/go/bin/prism")]

@@ -15,6 +15,7 @@ from typing import Any
 from tests.conftest import REPO
 from tests.emulators import PubSubEmulator
 
+CONFIG = "configs/streaming_pubsub_prism.yaml"
 START_SECONDS = 120
 
 
@@ -24,12 +25,13 @@ class StreamingJob:
     Args:
       emulator: Where Pub/Sub is.
       folder: For the archive and the log.
-      model: SavedModel.
+      model: SavedModel; empty: the config's.
       *flags: More flags of the job.
+      config: The job's config file.
       host: What the job takes for Pub/Sub's address, where it is not the emulator's own.
     """
 
-    def __init__(self, emulator: PubSubEmulator, folder: Path, model: str, *flags: object, host: str = ""):
+    def __init__(self, emulator: PubSubEmulator, folder: Path, model: str, *flags: object, config: str = CONFIG, host: str = ""):
         self._emulator = emulator
         self._folder = folder
         self._host = host or emulator.host
@@ -39,9 +41,10 @@ class StreamingJob:
         output, dead_letter_topic, answer_topic = (topic for topic, _ in topics)
         self.archive = folder / "archive"
         self.log = folder / "job.log"
-        self._command = [sys.executable, "-m", "pipeline.run", "--config", "configs/streaming_pubsub_prism.yaml"]
-        self._command += ["--input", subscription, "--output", output, "--model", model, "--archive", str(self.archive)]
+        self._command = [sys.executable, "-m", "pipeline.run", "--config", config]
+        self._command += ["--input", subscription, "--output", output, "--archive", str(self.archive)]
         self._command += ["--dead-letter-topic", dead_letter_topic, "--answer-topic", answer_topic, *map(str, flags)]
+        self._command += ["--model", model] if model else []
         self._publisher = emulator.publisher()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -71,6 +74,12 @@ class StreamingJob:
     def take(self, subscription: str, count: int, timeout_s: float = 90) -> list[Any]:
         """Takes messages that the job published."""
         return self._emulator.take(subscription, count, timeout_s=timeout_s)
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self._process is not None
+        return self._process.pid
 
     def signal(self, number: signal.Signals, group: bool = False) -> int:
         """Sends a signal to the job, or as a terminal does to its group, and waits for its end; returns the exit code."""

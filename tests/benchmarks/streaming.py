@@ -1,0 +1,377 @@
+"""Measures the streaming job on Google's Pub/Sub emulator: `python -m tests.benchmarks.streaming [WHAT …] [--quick]`.
+
+    throughput   images/s of a backlog, beside the batch job and the streaming pipeline that Beam's documentation suggests
+    latency      p50 and p99 from publishing to receiving, for one image alone and at half of the throughput
+    requests     response time of requests of 1 to 11 images at 70 % of the throughput
+    doubles      1,000 images, each published three times
+    hostile      100 messages that are no request among 400 images
+    kill         SIGKILL at 10 random moments of a backlog of 1,000 images, and a new start each time
+    memory       peak memory of 20,000 messages beside that of 1,000
+
+Publisher, emulator (Java), Prism and job share this machine's cores; so does everything here that receives. Figures go to
+`.bench/streaming.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from tests.benchmarks.contenders import ours
+from tests.benchmarks.images import BENCH, SMALL, make_images
+from tests.benchmarks.model import make_model
+from tests.emulators import PubSubEmulator, running_pubsub_emulator
+from tests.streaming_job import StreamingJob
+
+CONFIG = "tests/benchmarks/ours_streaming.yaml"
+REQUEST_SIZES = (3, 3, 11, 1, 3, 3, 11, 9, 10, 11, 9, 11, 11)
+_STALL_SECONDS = 60.0
+
+
+class Received(NamedTuple):
+    """A message that came out: when (seconds since the epoch), and its attributes."""
+
+    at: float
+    attributes: dict[str, str]
+
+    @property
+    def latency_ms(self) -> float:
+        """From the publishing of what it answers."""
+        import datetime
+
+        event = datetime.datetime.fromisoformat(self.attributes["event_time"].replace("Z", "+00:00"))
+        return (self.at - event.timestamp()) * 1e3
+
+
+class Receiver:
+    """Receives what a job publishes, in the background."""
+
+    def __init__(self, emulator: PubSubEmulator, subscription: str):
+        self.received: list[Received] = []
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._receive, args=(emulator, subscription), daemon=True)
+        self._thread.start()
+
+    def wait(self, done: Callable[[list[Received]], bool]) -> list[Received]:
+        """Waits until `done` holds of what has come, or nothing has come for a minute."""
+        last, count = time.monotonic(), -1
+        while not done(self.received) and time.monotonic() - last < _STALL_SECONDS:
+            if len(self.received) != count:
+                last, count = time.monotonic(), len(self.received)
+            time.sleep(0.05)
+        return list(self.received)
+
+    def leave(self) -> None:
+        """Ends receiving."""
+        self._left.set()
+        self._thread.join()
+
+    def _receive(self, emulator: PubSubEmulator, subscription: str) -> None:
+        from google.api_core import exceptions
+
+        client = emulator.subscriber()
+        while not self._left.is_set():
+            try:
+                answer = client.pull(subscription=subscription, max_messages=100, timeout=1)
+            except (exceptions.DeadlineExceeded, exceptions.ServiceUnavailable):
+                continue
+            now = time.time()
+            self.received += [Received(now, dict(message.message.attributes)) for message in answer.received_messages]
+            if answer.received_messages:
+                client.acknowledge(subscription=subscription, ack_ids=[message.ack_id for message in answer.received_messages])
+
+
+class Bench:
+    """One measurement after the other, each with a job, topics and a folder of its own."""
+
+    def __init__(self, emulator: PubSubEmulator, quick: bool):
+        self._emulator = emulator
+        self._quick = quick
+        self._images = [path.read_bytes() for path in sorted(make_images(SMALL).glob("*.jpg"))]
+        self._rate: float | None = None
+        make_model()
+
+    def throughput(self) -> dict[str, Any]:
+        """A backlog that is there when the job starts; the first and last tenth of it are not counted."""
+        count = 256 if self._quick else 1536
+        with self._job() as (job, receiver):
+            self._publish(job, count)
+            job.start()
+            rate = _steady_rate(receiver.wait(lambda received: len(received) >= count), count)
+            summary = _end(job)
+        figures: dict[str, Any] = {"images_per_second": rate, "batch_sizes": summary["batch_sizes"]}
+        figures["batch_images_per_second"] = batch = self._batch_rate()
+        figures["share_of_batch"] = round(rate / batch, 3)
+        figures |= self._documented(64 if self._quick else 512)
+        figures["times_documented"] = round(rate / figures["documented_images_per_second"], 2)
+        self._rate = rate
+        return figures
+
+    def latency(self) -> dict[str, Any]:
+        """One image alone, every half second; then a steady rate of half the throughput."""
+        alone_count, seconds = (10, 10) if self._quick else (40, 60)
+        rate = self._capacity() / 2
+        with self._job() as (job, receiver):
+            job.start()
+            self._publish(job, 16)
+            receiver.wait(lambda received: len(received) >= 16)
+            alone = self._at_rate(job, receiver, alone_count, 2.0, 1000)
+            loaded = self._at_rate(job, receiver, int(rate * seconds), rate, 10_000)
+            _end(job)
+        return {
+            "rate": round(rate, 1),
+            "alone_ms": _percentiles(alone),
+            "loaded_ms": _percentiles(loaded),
+            "p99_to_p50": round(_percentiles(loaded)["p99"] / _percentiles(loaded)["p50"], 2),
+            "p50_to_alone": round(_percentiles(loaded)["p50"] / _percentiles(alone)["p50"], 2),
+        }
+
+    def requests(self) -> dict[str, Any]:
+        """Requests of several images, by URI, one after the other at 70 % of the throughput."""
+        rate, seconds = 0.7 * self._capacity(), 15 if self._quick else 60
+        folder, sent = make_images(SMALL).resolve(), {}
+        names = _endless(sorted(str(path) for path in _many_links(folder, 8192).iterdir()))
+        with self._job("--allow-uri-prefix", str(_many_links(folder, 8192)), "--deduplicate-s", "1") as (job, receiver):
+            answers = Receiver(self._emulator, job.answers)
+            job.start()
+            self._publish(job, 16)
+            receiver.wait(lambda received: len(received) >= 16)
+            alone = self._at_rate(job, receiver, 20, 2.0, 1000)
+            started, due = time.time(), 0.0
+            while due < seconds:
+                for number, size in enumerate(REQUEST_SIZES):
+                    time.sleep(max(0.0, started + due - time.time()))
+                    request_id = f"{due:.3f}-{number}"
+                    images = [{"uri": next(names)} for _ in range(size)]
+                    sent[request_id] = (size, time.time())
+                    job.publish(json.dumps({"request_id": request_id, "images": images}).encode())
+                    due += size / rate
+            received = answers.wait(lambda received: len(received) >= len(sent))
+            answers.leave()
+            _end(job)
+        single_ms = _percentiles(alone)["p50"]
+        by_size: dict[int, list[float]] = collections.defaultdict(list)
+        for answer in received:
+            size, at = sent[answer.attributes["request_id"]]
+            by_size[size].append((answer.at - at) * 1e3)
+        return {
+            "rate": round(rate, 1),
+            "requests": len(sent),
+            "answered": len(received),
+            "single_image_ms": single_ms,
+            "response_ms": {size: _percentiles(times) for size, times in sorted(by_size.items())},
+            "per_image_to_single": {
+                size: round(statistics.median(times) / size / single_ms, 2) for size, times in sorted(by_size.items())
+            },
+        }
+
+    def doubles(self) -> dict[str, Any]:
+        """Each image three times, in a random order."""
+        count = 100 if self._quick else 1000
+        order = [number for number in range(count) for _ in range(3)]
+        random.Random(1).shuffle(order)
+        with self._job() as (job, receiver):
+            self._publish_numbers(job, order)
+            job.start()
+            receiver.wait(lambda received: len({r.attributes["image_uri"] for r in received}) >= count)
+            time.sleep(10)  # for repeats that should not come
+            summary = _end(job)
+            return {"published": len(order), "rows": len(receiver.received), "images": summary["images"]}
+
+    def hostile(self) -> dict[str, Any]:
+        """What is no request among what is."""
+        good, bad = (40, 10) if self._quick else (400, 100)
+        kinds = [b"hello", b"{", b'{"images": 3}', b'{"uri": "/etc/passwd"}', b"\xff\xd8\xff\xe0 no image", b"[" * 5000]
+        with self._job() as (job, receiver):
+            job.start()
+            self._publish(job, good)
+            job.publish(*((kinds[n % len(kinds)], {"name": f"bad{n}"}) for n in range(bad)))
+            dead = job.take(job.dead_letters, bad)
+            receiver.wait(lambda received: len(received) >= good)
+            summary = _end(job)
+            return {"rows": len(receiver.received), "dead_letters": len(dead), "images": summary["images"]}
+
+    def kill(self) -> dict[str, Any]:
+        """SIGKILL at random moments of a backlog; published once, answered at least once."""
+        count, kills = (200, 2) if self._quick else (1000, 10)
+        moments = random.Random(3)
+        with self._job() as (job, receiver):
+            self._publish(job, count)
+            for _ in range(kills):
+                job.start()
+                seen = len(receiver.received)
+                goal = seen + moments.randint(1, max(2, 2 * (count - seen) // (kills + 1)))
+                receiver.wait(lambda received, goal=goal: len(received) >= min(goal, count))
+                time.sleep(moments.uniform(0, 1.0))
+                job.signal(signal.SIGKILL)
+            job.start()
+            received = receiver.wait(lambda received: len({r.attributes["image_uri"] for r in received}) >= count)
+            _end(job)
+            ids = collections.Counter(message.attributes["detection_id"] for message in received)
+            return {"published": count, "kills": kills, "lost": count - len(ids), "repeats": sum(ids.values()) - len(ids)}
+
+    def memory(self) -> dict[str, Any]:
+        """Peak resident memory of the job and of Prism, for few messages and for many."""
+        few, many = (100, 500) if self._quick else (1000, 20_000)
+        peaks = {count: self._peak_mb(count) for count in (few, many)}
+        return {"peak_mb": peaks, "ratio": round(peaks[many]["job"] / peaks[few]["job"], 3)}
+
+    def _peak_mb(self, count: int) -> dict[str, float]:
+        peaks: collections.Counter[str] = collections.Counter()
+        with self._job() as (job, receiver):
+            job.start()
+
+            def sample(received: list[Received]) -> bool:
+                process = psutil.Process(job.pid)
+                peaks["job"] = max(peaks["job"], process.memory_info().rss)
+                for child in process.children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        peaks[child.name()] = max(peaks[child.name()], child.memory_info().rss)
+                return len(received) >= count
+
+            threading.Thread(target=self._publish, args=(job, count), daemon=True).start()
+            receiver.wait(sample)
+            _end(job)
+        return {name: round(size / 1e6, 1) for name, size in peaks.items()}
+
+    @contextlib.contextmanager
+    def _job(self, *flags: str) -> Iterator[tuple[StreamingJob, Receiver]]:
+        folder = BENCH / "out" / "streaming"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        job = StreamingJob(self._emulator, folder.resolve(), "", *flags, config=CONFIG)
+        receiver = Receiver(self._emulator, job.detections)
+        try:
+            yield job, receiver
+        finally:
+            job.__exit__()
+            receiver.leave()
+
+    def _publish(self, job: StreamingJob, count: int) -> None:
+        self._publish_numbers(job, range(count))
+
+    def _publish_numbers(self, job: StreamingJob, numbers: Any) -> None:
+        for chunk in _chunks(list(numbers), 100):
+            job.publish(*((self._images[n % len(self._images)], {"name": str(n)}) for n in chunk))
+
+    def _at_rate(self, job: StreamingJob, receiver: Receiver, count: int, rate: float, first: int) -> list[float]:
+        """Publishes at a steady rate; latencies in milliseconds."""
+        before, started = len(receiver.received), time.time()
+        for n in range(count):
+            time.sleep(max(0.0, started + n / rate - time.time()))
+            job.publish((self._images[n % len(self._images)], {"name": str(first + n)}))
+        return [r.latency_ms for r in receiver.wait(lambda received: len(received) >= before + count)[before:]]
+
+    def _capacity(self) -> float:
+        if self._rate is None:
+            self.throughput()
+        assert self._rate is not None
+        return self._rate
+
+    def _batch_rate(self) -> float:
+        output = BENCH / "out" / "batch_beside_streaming"
+        shutil.rmtree(output, ignore_errors=True)
+        subprocess.run(ours().command(make_images(SMALL), output), check=True, capture_output=True)
+        rate: float = json.loads((output / "summary.json").read_text())["images_per_second"]
+        return rate
+
+    def _documented(self, count: int) -> dict[str, Any]:
+        images, subscription = self._emulator.create(ack_deadline_seconds=60)
+        topic, results = self._emulator.create()
+        log = BENCH / "out" / "documented_batches"
+        log.unlink(missing_ok=True)
+        publisher = self._emulator.publisher()
+        for n in range(count):
+            publisher.publish(images, self._images[n % len(self._images)], name=str(n)).result()
+        receiver = Receiver(self._emulator, results)
+        command = [sys.executable, "-m", "tests.benchmarks.beam_streaming", subscription, topic, str(log)]
+        env = {**os.environ, "PUBSUB_EMULATOR_HOST": self._emulator.host, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            received = receiver.wait(lambda received: len(received) >= count)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            receiver.leave()
+        sizes = collections.Counter(int(line) for line in log.read_text().split())
+        return {
+            "documented_images_per_second": _steady_rate(received, count),
+            "documented_batch_sizes": {str(size): sizes[size] for size in sorted(sizes)},
+        }
+
+
+def main() -> None:
+    """Runs the measurements that are named, or all."""
+    every = ("throughput", "latency", "requests", "doubles", "hostile", "kill", "memory")
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("what", nargs="*", choices=[*every, []], help="default: all")
+    flags.add_argument("--quick", action="store_true", help="small numbers, to see that it works")
+    given = flags.parse_args()
+    results: dict[str, Any] = {}
+    with running_pubsub_emulator() as emulator:
+        bench = Bench(emulator, given.quick)
+        for what in given.what or every:
+            results[what] = getattr(bench, what)()
+            print(what, json.dumps(results[what], indent=2), flush=True)
+    (BENCH / "streaming.json").write_text(json.dumps(results, indent=2))
+
+
+def _end(job: StreamingJob) -> dict[str, Any]:
+    code = job.signal(signal.SIGTERM)
+    if code:
+        raise SystemExit(f"the job ended with {code}:\n{job.output()[-2000:]}")
+    summary: dict[str, Any] = json.loads((job.archive / "summary.json").read_text())
+    return summary
+
+
+def _steady_rate(received: list[Received], count: int) -> float:
+    """Images/s between the first tenth and the last."""
+    if len(received) < count:
+        raise SystemExit(f"only {len(received)} of {count} images were answered")
+    times = sorted(message.at for message in received)
+    first, last = len(times) // 10, 9 * len(times) // 10
+    return round((last - first) / (times[last] - times[first]), 2)
+
+
+def _percentiles(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {name: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) for name, share in _SHARES.items()}
+
+
+_SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+
+
+def _many_links(folder: Path, count: int) -> Path:
+    from tests.benchmarks.images import link_images
+
+    return link_images(folder, (BENCH / f"links-{count}").resolve(), count)
+
+
+def _endless(values: list[str]) -> Iterator[str]:
+    while True:
+        yield from values
+
+
+def _chunks(values: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+if __name__ == "__main__":
+    main()
