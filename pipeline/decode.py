@@ -146,7 +146,12 @@ def _orientation(image: Image.Image) -> int:
     if image.format == "TIFF":
         return 1  # OpenCV and Pillow both turn a TIFF's pixels upright themselves, and Pillow swaps its size
     try:
-        value = image.getexif().get(_EXIF_ORIENTATION, 1)
+        if image.format == "PNG":  # Pillow would decode all pixels to look for Exif behind them
+            exif = Image.Exif()
+            exif.load(image.info.get("exif", b""))
+        else:
+            exif = image.getexif()
+        value = exif.get(_EXIF_ORIENTATION, 1)
     except Exception:  # noqa: BLE001  a broken EXIF block does not make the pixels unreadable
         return 1
     return value if value in range(1, 9) else 1
