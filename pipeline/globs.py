@@ -8,7 +8,8 @@ import re
 
 def escape_glob(path: str) -> str:
     """A pattern that matches this very path, whatever characters it has."""
-    return re.sub(r"([*?[])", r"[\1]", path)
+    # a NUL, which no path has, stands before "[": Python's regular expressions warn of sets that begin with "["
+    return re.sub(r"[*?[]", lambda found: "[\0[]" if found[0] == "[" else f"[{found[0]}]", path)
 
 
 def is_folder(pattern: str) -> bool:
@@ -26,15 +27,18 @@ def is_below(path: str, folder: str) -> bool:
 def expand_pattern(pattern: str) -> list[str]:
     """The patterns of Beam's file systems that together mean what a user means.
 
-    Beam's `**` matches across folders but wants both slashes around it, so `a/**/b` would miss `a/b`; and a folder is no
-    pattern there.
+    Beam's `**` matches across folders but wants both slashes around it, so `a/**/b` would miss `a/b`; a folder is no pattern
+    there; and one without any slash finds nothing, so `./` comes before it.
     """
     if os.path.isdir(pattern):
-        return [escape_glob(pattern.rstrip("/")) + "/**"]
+        return [escape_glob(_with_slash(os.path.normpath(pattern))).rstrip("/") + "/**"]
     if is_folder(pattern):
-        return [pattern.rstrip("/") + "/**"]
+        return [_with_slash(pattern).rstrip("/") + "/**"]
+    pattern = _with_slash(pattern)
     if "/**/" in pattern:
         return [pattern, *expand_pattern(pattern.replace("/**/", "/", 1))]
-    if pattern.startswith("**/"):
-        return [pattern, pattern[3:]]
     return [pattern]
+
+
+def _with_slash(pattern: str) -> str:
+    return pattern if "://" in pattern or pattern.startswith(("/", "./")) or pattern == "." else "./" + pattern

@@ -28,7 +28,7 @@ from pipeline import progress
 from pipeline.config import ReadConfig
 from pipeline.errors import InputError
 from pipeline.fetch import FetchError, fetch
-from pipeline.globs import escape_glob, expand_pattern, is_below, is_folder
+from pipeline.globs import expand_pattern, is_below, is_folder
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
@@ -151,26 +151,29 @@ def _is_file(path: str) -> bool:
 
 def _list_files(pattern: str) -> Iterator[ImageRef]:
     if _is_file(pattern):  # also when its name has characters that would mean something in a glob
-        yield ImageRef(pattern, size_bytes=os.path.getsize(pattern))
+        yield ImageRef(pattern.removeprefix("./"), size_bytes=os.path.getsize(pattern))
         return
-    variants = expand_pattern(pattern)
-    found = {entry.path: entry for match in FileSystems.match(variants) for entry in match.metadata_list}
+    matches = FileSystems.match(expand_pattern(pattern))
+    found = {entry.path.removeprefix("./"): entry.size_in_bytes for match in matches for entry in match.metadata_list}
+    folder = os.path.normpath(pattern) if os.path.isdir(pattern) else pattern.removeprefix("./").rstrip("/")
+    above = 0 if folder == "." else len(folder)
     for path in sorted(found):
-        hidden = is_folder(pattern) and any(part.startswith(".") for part in path[len(pattern.rstrip("/")) :].split("/"))
+        hidden = is_folder(pattern) and any(part.startswith(".") for part in path[above:].split("/"))
         if not (hidden or path.endswith("/") or os.path.isdir(path)):
-            yield ImageRef(path, size_bytes=found[path].size_in_bytes or 0)
+            yield ImageRef(path, size_bytes=found[path] or 0)
 
 
 def _read_manifest(path: str) -> Iterator[ImageRef]:
-    for entry in FileSystems.match([escape_glob(path) if _is_file(path) else path])[0].metadata_list:
-        folder = entry.path.rsplit("/", 1)[0] if "/" in entry.path else "."
-        with FileSystems.open(entry.path) as file:
+    found = [entry.path for match in FileSystems.match(expand_pattern(path)) for entry in match.metadata_list]
+    for name in [path] if _is_file(path) else found:
+        folder = name.rsplit("/", 1)[0] if "/" in name else "."
+        with FileSystems.open(name) as file:
             lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
             try:
-                for uri in _manifest_uris(lines, entry.path):
+                for uri in _manifest_uris(lines, name):
                     yield ImageRef(_resolve(uri, folder))
             except (UnicodeDecodeError, csv.Error) as err:
-                raise InputError(f"manifest {entry.path}: expected UTF-8 text with one URI a line: {err}") from err
+                raise InputError(f"manifest {name}: expected UTF-8 text with one URI a line: {err}") from err
 
 
 def _manifest_uris(lines: Iterable[str], path: str) -> Iterator[str]:
