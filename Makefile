@@ -10,7 +10,7 @@ PRISM_VERSION := v2.77.0
 PRISM := .tools/prism
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint types bench prism lock clean
+.PHONY: help demo demo-streaming test check format lint types bench prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ demo: $(READY) ## Run the main job on the sample images with the bundled detecto
 	$(BIN)/python -m pipeline.run --config configs/batch_local_direct.yaml --samples 4
 	@echo
 	@echo "Open out/demo/report.html in a browser; the rows are in out/demo/detections/, annotated images in out/demo/samples/."
+
+demo-streaming: $(READY) $(PRISM) ## Run the streaming job on the Pub/Sub emulator for half a minute
+	$(BIN)/python -m tests.demo_streaming
 
 test: $(READY) $(PRISM) ## Pass the tests
 	$(BIN)/python -m pytest

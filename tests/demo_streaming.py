@@ -1,0 +1,94 @@
+"""`make demo-streaming`: the whole way of a stream on this machine, on Google's Pub/Sub emulator and with the bundled detector.
+
+Publishes the sample scenes at a steady rate for half a minute, in each of the forms that a message may have, while the job
+prints its lines; then ends the job as a service manager would, and says where to look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.emulators import EmulatorMissing, PubSubEmulator, running_pubsub_emulator
+
+SAMPLES = Path("models/digits/samples")
+ARCHIVE = Path("out/demo_streaming")
+
+
+def main() -> int:
+    """Runs the demo; returns the job's exit code."""
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--seconds", type=float, default=30)
+    flags.add_argument("--rate", type=float, default=8, help="images a second")
+    given = flags.parse_args()
+    try:
+        with running_pubsub_emulator() as emulator:
+            return _run(emulator, given.seconds, given.rate)
+    except EmulatorMissing as err:
+        print(f"error: {err}", file=sys.stderr)
+        return 2
+
+
+def _run(emulator: PubSubEmulator, seconds: float, rate: float) -> int:
+    images, subscription = emulator.create()
+    detections, results = emulator.create()
+    command = [sys.executable, "-m", "pipeline.run", "--config", "configs/streaming_pubsub_prism.yaml"]
+    command += ["--input", subscription, "--output", detections, "--archive", str(ARCHIVE), "--archive-window-s", "10"]
+    command += ["--allow-uri-prefix", str(SAMPLES.resolve())]
+    print("$ PUBSUB_EMULATOR_HOST=" + emulator.host, " ".join(["python", *command[1:]]), flush=True)
+    job = subprocess.Popen(command, env={**os.environ, "PUBSUB_EMULATOR_HOST": emulator.host})
+    try:
+        emulator.publisher().publish(images, next(_messages())[0], name="first").result()
+        emulator.take(results, 1)  # the model is loaded, the stream runs
+        published = _publish(emulator, images, seconds, rate, job)
+        if job.poll() is None:
+            answers = emulator.take(results, published)
+            print(
+                f"{published} images published, {len(answers)} answers received; the last:", answers[-1].data.decode()[:160], "…"
+            )
+            job.send_signal(signal.SIGTERM)
+        code = job.wait(timeout=60)
+    finally:
+        if job.poll() is None:
+            job.kill()
+            job.wait()
+    if code == 0:
+        print(
+            f"\nOpen {ARCHIVE}/report.html in a browser; the rows are in {ARCHIVE}/detections/, one file for every ten seconds."
+        )
+    return code
+
+
+def _publish(emulator: PubSubEmulator, topic: str, seconds: float, rate: float, job: subprocess.Popen[bytes]) -> int:
+    """Publishes at a steady rate; returns the number of images."""
+    publisher, number, started = emulator.publisher(), 0, time.monotonic()
+    for data, attributes, count in _messages():
+        if time.monotonic() - started > seconds or job.poll() is not None:
+            break
+        publisher.publish(topic, data, **attributes).result()
+        number += count
+        time.sleep(max(0.0, started + number / rate - time.monotonic()))
+    return number
+
+
+def _messages() -> Iterator[tuple[bytes, dict[str, str], int]]:
+    """Messages without end: raw bytes, a request of three URIs, one URI; (content, attributes, number of images)."""
+    scenes = sorted(SAMPLES.resolve().glob("*.jpg"))
+    uris = iter(scenes)
+    for number, scene in enumerate(itertools.cycle(scenes)):
+        yield scene.read_bytes(), {"content-type": "image/jpeg", "name": f"camera-{number}"}, 1
+        asked = [{"uri": str(path)} for path in itertools.islice(uris, 3)]
+        if asked:
+            yield json.dumps({"request_id": f"request-{number}", "images": asked}).encode(), {}, len(asked)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
