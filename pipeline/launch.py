@@ -22,6 +22,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from pipeline import errors, graph, progress
 from pipeline.config import Config, settings
 from pipeline.errors import ConfigError, RunnerError, UserError
+from pipeline.prism import prism_where_wanted
 from pipeline.read_images import check_inputs, is_manifest, is_tfrecord, list_images
 from pipeline.report import render_report
 from pipeline.samples import annotate
@@ -123,8 +124,8 @@ def run(job: Job) -> int:
     ready_at = time.time()
     signal.signal(signal.SIGTERM, _stop)
     try:
-        with progress.ProgressDisplay():
-            pipeline = beam.Pipeline(runner=_runner(config.runner), options=job.options)
+        with prism_where_wanted(config.runner, job.options) as options, progress.ProgressDisplay():
+            pipeline = beam.Pipeline(runner=_runner(config.runner), options=options)
             graph.build(pipeline, config, staging)
             pipeline.run().wait_until_finish()
         tally = graph.read_tally(staging)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, StandardOptions
+from apache_beam.options.pipeline_options import StandardOptions
 
 from pipeline import graph
 from pipeline.config import Config
@@ -25,7 +25,7 @@ from pipeline.errors import ConfigError, InputError
 from pipeline.intake import stop_event
 from pipeline.launch import DONE, FAILED, Job, beam_options, finish, last_line, load_detector, raise_user_error_within
 from pipeline.live import LiveLines, live_figures
-from pipeline.prism import prism_binary, running_prism
+from pipeline.prism import prism_binary, prism_where_wanted
 from pipeline.pubsub import check_subscription, check_topic
 from pipeline.summary import RunFacts
 from pipeline.write_rows import check_output
@@ -89,7 +89,7 @@ def run(job: Job) -> int:
     detector = load_detector(config) if local else None
     ready_at = time.time()
     try:
-        with _prism_for(config, job.options) as options, LiveLines(figures):
+        with prism_where_wanted(config.runner, job.options) as options, LiveLines(figures):
             pipeline = beam.Pipeline(runner=config.runner, options=options)
             graph.build_streaming(pipeline, config, name, results, local)
             running = pipeline.run()
@@ -118,18 +118,6 @@ def guarantee(runner: str) -> str:
     if runner in _CHECKPOINTED:
         return "a message is acknowledged at the checkpoint that holds it"
     return "a message is acknowledged when the runner's own state holds it"
-
-
-@contextlib.contextmanager
-def _prism_for(config: Config, options: PipelineOptions) -> Iterator[PipelineOptions]:
-    """Options with the endpoint of a running Prism, where the config asks for that runner."""
-    if config.runner != "PrismRunner":
-        yield options
-        return
-    with running_prism(options) as endpoint:
-        portable = options.view_as(PortableOptions)
-        portable.job_endpoint, portable.environment_type = endpoint, "LOOPBACK"
-        yield options
 
 
 @contextlib.contextmanager

@@ -29,13 +29,26 @@ _HOW = (
 
 
 @contextlib.contextmanager
+def prism_where_wanted(runner: str, options: Any) -> Iterator[Any]:
+    """Options that lead to a Prism which runs for the length of a block, if that is the runner; else the options as they are."""
+    if runner != "PrismRunner":
+        yield options
+        return
+    from apache_beam.options.pipeline_options import PortableOptions
+
+    with running_prism(options) as endpoint:
+        portable = options.view_as(PortableOptions)
+        portable.job_endpoint, portable.environment_type = endpoint, "LOOPBACK"
+        yield options
+
+
+@contextlib.contextmanager
 def running_prism(options: Any) -> Iterator[str]:
     """Starts Prism for the length of a block; yields its job endpoint, `host:port`.
 
     Args:
       options: Beam's options; `--prism_location` names the binary, else it is looked for where `go install` and Beam put it,
-      else fetched
-        by Beam from its release.
+        else fetched by Beam from its release.
 
     Raises:
       RunnerError: There is none, or it does not start.

@@ -41,7 +41,12 @@ def export_bright_model(output: Path, resize: str = "stretch", fails_above_batch
     module = Bright()
     tf.saved_model.save(module, str(output), signatures={"detect": module.detect})
     metadata = DetectorMetadata(
-        name="bright", input_hw=INPUT_HW, resize=resize, class_names=("rectangle", "other"), letterbox_value=0, threshold_inputs=False
+        name="bright",
+        input_hw=INPUT_HW,
+        resize=resize,
+        class_names=("rectangle", "other"),
+        letterbox_value=0,
+        threshold_inputs=False,
     )
     write_metadata(str(output), metadata)
     return str(output.parent)

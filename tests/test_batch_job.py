@@ -26,6 +26,12 @@ SIZES_AND_BOXES = [
 ]
 
 
+needs_prism = pytest.mark.skipif(
+    not (REPO / ".tools" / "prism").exists(), reason="no Prism binary; `make prism` builds it where Go is installed"
+)
+RUNNERS = ["DirectRunner", pytest.param("PrismRunner", marks=needs_prism)]
+
+
 def rows_of(output: Path, kind: str = "detections") -> list[dict]:
     return [json.loads(line) for path in sorted(glob.glob(f"{output}/{kind}/*.jsonl")) for line in open(path, encoding="utf-8")]
 
@@ -82,7 +88,8 @@ def test_boxes_are_on_the_upright_image_for_all_eight_orientations(tmp_path, run
         assert np.abs(np.subtract(row["detections"][0]["box_xyxy"], [40, 20, 120, 80])).max() <= 4, row["image"]["uri"]
 
 
-def test_the_contract_of_the_output(tmp_path, run_job, bright_model):
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_the_contract_of_the_output(runner, tmp_path, run_job, bright_model):
     """Good, empty, broken and doubly named images: every one is counted once, and every promised file is there."""
     for n in range(5):
         write_bright_image(tmp_path / "in" / "sub" / f"{n}.png", (64, 48), (10, 10, 30, 30))
@@ -93,7 +100,17 @@ def test_the_contract_of_the_output(tmp_path, run_job, bright_model):
     hostile.write_bytes((tmp_path / "in" / "black.png").read_bytes()[:60])
     out = tmp_path / "out"
 
-    arguments = ["--input", f"{tmp_path}/in/**/*.*", tmp_path / "in" / "black.png", "--output", out, "--model", bright_model]
+    arguments = [
+        "--input",
+        f"{tmp_path}/in/**/*.*",
+        tmp_path / "in" / "black.png",
+        "--output",
+        out,
+        "--model",
+        bright_model,
+        "--runner",
+        runner,
+    ]
     code, stdout, stderr = run_job(*arguments, "--parquet", "--coco", "--samples", "2", "--shards", "3")
 
     assert code == 0, stderr
@@ -111,7 +128,11 @@ def test_the_contract_of_the_output(tmp_path, run_job, bright_model):
     assert [row["detections"] for row in rows if row["image"]["uri"].endswith("black.png")] == [[]]
     assert {row["model"]["name"] + row["model"]["version"] for row in rows} == {"bright3"}
     dead = {os.path.basename(row["image"]["uri"]): row for row in rows_of(out, "dead_letters")}
-    assert {name: row["stage"] for name, row in dead.items()} == {"empty.jpg": "decode", "text.jpg": "decode", hostile.name: "decode"}
+    assert {name: row["stage"] for name, row in dead.items()} == {
+        "empty.jpg": "decode",
+        "text.jpg": "decode",
+        hostile.name: "decode",
+    }
     assert dead["empty.jpg"]["reason"] == "empty" and dead["text.jpg"]["reason"] == "not_an_image"
 
     report = (out / "report.html").read_text()
@@ -128,7 +149,10 @@ def test_parquet_and_coco_hold_the_same_detections(tmp_path, run_job, bright_mod
     for n in range(6):
         write_bright_image(tmp_path / "in" / f"{n}.png", (64, 48), (10 + n, 10, 30 + n, 30))
     out = tmp_path / "out"
-    assert run_job("--input", tmp_path / "in", "--output", out, "--model", bright_model, "--parquet", "--coco", "--shards", "2")[0] == 0
+    assert (
+        run_job("--input", tmp_path / "in", "--output", out, "--model", bright_model, "--parquet", "--coco", "--shards", "2")[0]
+        == 0
+    )
 
     rows = rows_of(out)
     parquet = [row for path in sorted(glob.glob(f"{out}/detections/*.parquet")) for row in pq.read_table(path).to_pylist()]
@@ -169,7 +193,10 @@ def test_a_killed_run_leaves_no_result_and_the_next_one_is_complete(tmp_path, ru
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--request-images", 16]
     job = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.run", *map(str, arguments)], cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "pipeline.run", *map(str, arguments)],
+        cwd=REPO,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         deadline = time.monotonic() + 120
@@ -221,11 +248,12 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(tmp_path, run_job, b
     assert not (tmp_path / "out").exists()
 
 
-def test_hostile_files_end_as_a_detection_or_one_dead_letter(tmp_path, run_job, bright_model):
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_hostile_files_end_as_a_detection_or_one_dead_letter(runner, tmp_path, run_job, bright_model):
     """No crash, no hang, no lost neighbour."""
     folder = fixtures_dir() / "hostile"
     write_bright_image(tmp_path / "in" / "neighbour.png", (64, 48), (10, 10, 30, 30))
-    arguments = ["--output", tmp_path / "out", "--model", bright_model, "--max-dead-share", "1"]
+    arguments = ["--output", tmp_path / "out", "--model", bright_model, "--max-dead-share", "1", "--runner", runner]
     code, _, err = run_job("--input", folder, tmp_path / "in", *arguments)
     assert code == 0, err
     uris = [row["image"]["uri"] for kind in ("detections", "dead_letters") for row in rows_of(tmp_path / "out", kind)]
@@ -233,7 +261,7 @@ def test_hostile_files_end_as_a_detection_or_one_dead_letter(tmp_path, run_job, 
     assert str(tmp_path / "in" / "neighbour.png") in [row["image"]["uri"] for row in rows_of(tmp_path / "out")]
 
 
-@pytest.mark.skipif(not (REPO / ".tools" / "prism").exists(), reason="no Prism binary; `make prism` builds it where Go is installed")
+@needs_prism
 def test_prism_gives_the_same_files_as_the_direct_runner(tmp_path, run_job, bright_model):
     """The runner is a setting, not a difference."""
     for n in range(40):
@@ -241,6 +269,6 @@ def test_prism_gives_the_same_files_as_the_direct_runner(tmp_path, run_job, brig
     (tmp_path / "in" / "broken.jpg").write_bytes(b"")
     arguments = ["--input", tmp_path / "in", "--model", bright_model, "--shards", 2, "--output"]
     assert run_job(*arguments, tmp_path / "direct")[0] == 0
-    code, _, err = run_job(*arguments, tmp_path / "prism", "--runner", "PrismRunner", "--prism_location", REPO / ".tools" / "prism")
+    code, _, err = run_job(*arguments, tmp_path / "prism", "--runner", "PrismRunner")
     assert code == 0, err
     assert files_of(tmp_path / "prism") == files_of(tmp_path / "direct")

@@ -46,7 +46,7 @@ def test_imported_darknet_models_detect_what_opencv_detects(model, tmp_path):
 
 
 def match(wanted: list[dict], found: list[dict]) -> tuple[int, list[float]]:
-    """One-to-one matches of equal class, IoU of at least 0.98 and score within 0.01; confidences of all that is left on either side."""
+    """How many match one to one in class, box (IoU 0.98) and score (0.01), and the confidences of what is left on either side."""
     boxes = [np.array([box[key] for box in boxes]).reshape(-1, 4) for boxes, key in ((wanted, "box"), (found, "box_xyxy"))]
     scores = np.subtract.outer([box["score"] for box in wanted], [box["confidence"] for box in found])
     classes = np.equal.outer([box["class_id"] for box in wanted], [box["class_id"] for box in found])

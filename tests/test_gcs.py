@@ -30,7 +30,7 @@ def rows_in(bucket, prefix: str) -> list[dict]:
 
 
 def test_images_model_and_output_may_all_be_on_cloud_storage(gcs_bucket, upload, tmp_path, bright_model, capsys):
-    """Every object of a folder is read with its generation; results are in the bucket under their final names, and nothing else is."""
+    """Every object of a folder is read with its generation; the results, and nothing else, are in the bucket."""
     png = bright_png(tmp_path)
     uris = [upload(f"2026/{n // 4}/{n}.png", png) for n in range(12)]
     empty = upload("2026/empty.jpg", b"")
@@ -40,7 +40,16 @@ def test_images_model_and_output_may_all_be_on_cloud_storage(gcs_bucket, upload,
     bucket = f"gs://{gcs_bucket.name}"
 
     code = run.main(
-        ["--input", f"{bucket}/2026/**", "--output", f"{bucket}/detections", "--model", f"{bucket}/models/bright", "--shards", "2"]
+        [
+            "--input",
+            f"{bucket}/2026/**",
+            "--output",
+            f"{bucket}/detections",
+            "--model",
+            f"{bucket}/models/bright",
+            "--shards",
+            "2",
+        ]
     )
 
     assert code == 0, capsys.readouterr()

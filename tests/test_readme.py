@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 from pipeline.config import load_config, settings
-
 from tests.conftest import REPO
 
 README = (REPO / "README.md").read_text()
@@ -17,7 +16,9 @@ def test_the_snippet_runs_as_it_stands(tmp_path):
     snippet = next(re.finditer(r"```python\n(.*?)```", README, re.DOTALL)).group(1)
     script = tmp_path / "snippet.py"
     script.write_text(snippet)
-    done = subprocess.run([sys.executable, script], cwd=REPO, capture_output=True, text=True, timeout=240, check=False, env=_env())
+    done = subprocess.run(
+        [sys.executable, script], cwd=REPO, capture_output=True, text=True, timeout=240, check=False, env=_env()
+    )
     assert done.returncode == 0, done.stderr
     lines = sorted(line for line in done.stdout.splitlines() if line.endswith(" digits"))
     scenes = sorted(str(path.relative_to(REPO)) for path in (REPO / "models/digits/samples").glob("*.jpg"))
@@ -34,7 +35,12 @@ def test_every_linked_file_exists():
 
 def test_every_flag_of_the_readme_is_a_setting():
     """Renamed settings show."""
-    known = {"--" + key.rsplit(".", 1)[-1].replace("_", "-") for key, _, _ in settings()} | {"--model", "--config", "--help", "--dry-run"}
+    known = {"--" + key.rsplit(".", 1)[-1].replace("_", "-") for key, _, _ in settings()} | {
+        "--model",
+        "--config",
+        "--help",
+        "--dry-run",
+    }
     of_others = {"--cfg", "--weights", "--names", "--input-size", "--detections", "--ground-truth"}
     shown = {flag.replace("--no-", "--") for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)}
     assert shown - known - of_others == set()
@@ -51,4 +57,3 @@ def test_every_config_loads():
 
 def _env() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(REPO)}
-
