@@ -10,7 +10,7 @@ PRISM_VERSION := v2.77.0
 PRISM := .tools/prism
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming test check format lint types bench prism lock clean
+.PHONY: help demo demo-streaming test check format lint types bench bench-peers prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -44,8 +44,13 @@ lint: $(READY) ## Check the style
 types: $(READY) ## Check the types
 	$(BIN)/mypy
 
-bench: $(READY) ## Measure against a plain loop, Beam as documented and tfx_bsl (20 minutes)
+bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet machine, 30 minutes
 	$(BIN)/python -m tests.benchmarks.throughput
+	$(BIN)/python -m tests.benchmarks.memory
+	$(BIN)/python -m tests.benchmarks.differences
+
+bench-peers: $(READY) ## Measure against Ray Data and Daft, in environments of their own
+	$(BIN)/python -m tests.benchmarks.throughput --peers
 
 prism: $(PRISM) ## Get the Prism runner's binary
 

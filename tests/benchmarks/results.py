@@ -46,7 +46,7 @@ def runs_table(runs: Sequence[Run], contenders: Mapping[str, Contender], agreeme
     for name, contender in contenders.items():
         own = [run for run in runs if run.contender == name]
         if own:
-            share = [round(value, 4) for value in ratios(runs, name, contender.against)]
+            share = ratios(runs, name, contender.against)
             rates = [run.images_per_second for run in own]
             rows.append(
                 [
@@ -63,12 +63,12 @@ def runs_table(runs: Sequence[Run], contenders: Mapping[str, Contender], agreeme
     return table(header, rows)
 
 
-def ratios(runs: Sequence[Run], numerator: str, denominator: str) -> list[float]:
-    """Rates of one contender over another's, within each round that has both."""
-    rates = {(run.contender, run.round): run.images_per_second for run in runs}
+def ratios(runs: Sequence[Run], numerator: str, denominator: str, of: str = "images_per_second") -> list[float]:
+    """One contender's figure over another's, within each round that has both."""
+    figures = {(run.contender, run.round): getattr(run, of) for run in runs}
     numbers = sorted({run.round for run in runs})
-    both = [n for n in numbers if (numerator, n) in rates and (denominator, n) in rates]
-    return [rates[numerator, n] / rates[denominator, n] for n in both]
+    both = [n for n in numbers if (numerator, n) in figures and (denominator, n) in figures]
+    return [figures[numerator, n] / figures[denominator, n] for n in both]
 
 
 def spread(values: Sequence[float], form: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -76,7 +77,13 @@ class Work:
     """The time of one run's work; prints it as a line for the driver when left without an error."""
 
     def __init__(self) -> None:
-        os.environ[_LOADS] = tempfile.mkdtemp(prefix="bench-loads-")
+        self._loads = tempfile.mkdtemp(prefix="bench-loads-")
+        os.environ.update(self.environment)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process elsewhere needs in its environment for its loads to count."""
+        return {_LOADS: self._loads}
 
     def __enter__(self) -> Work:
         self._started_at = time.time()
@@ -84,8 +91,9 @@ class Work:
 
     def __exit__(self, kind: Any, *_: object) -> None:
         finished_at = time.time()
+        loads = [tuple(map(float, note.read_text().split())) for note in Path(self._loads).iterdir()]
+        shutil.rmtree(self._loads)
         if kind is None:
-            loads = [tuple(map(float, note.read_text().split())) for note in Path(os.environ[_LOADS]).iterdir()]
             inside = [(max(a, self._started_at), min(b, finished_at)) for a, b in loads]
             times = {"started_at": self._started_at, "finished_at": finished_at, "load_seconds": _union_seconds(inside)}
             print(RESULT + json.dumps(times), flush=True)

@@ -1,0 +1,63 @@
+"""Peak memory and rate of the pipeline at 1,000 and at 20,000 images.
+
+    python -m tests.benchmarks.memory [--rounds 2] [--sizes 1000,20000] [--precision float32]
+
+The images are the 512 small ones, as hard links under many names in nested folders: for the pipeline each is an image of its
+own (it knows them by their names), but the disk's cache serves them. The model is the full-sized one, so that the fixed
+second in which Beam builds its graph does not hide in the rate of 1,000 images. Memory is the process tree's, every 0.5 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from tests.benchmarks import results
+from tests.benchmarks.contenders import ours
+from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
+from tests.benchmarks.model import make_model
+from tests.benchmarks.rounds import run_rounds
+
+_PER_FOLDER = 500
+
+
+def main() -> None:
+    """Runs both sizes alternately and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--sizes", default="1000,20000")
+    default = "bfloat16" if "bf16" in results.machine() else "float32"
+    parser.add_argument("--precision", default=default, help="default: bfloat16 where the CPU has it, as it takes half the time")
+    parser.add_argument("--accept-noise", action="store_true", help="take runs as they are, however busy the machine is")
+    args = parser.parse_args()
+    make_model()
+    contender, runs = ours("--precision", args.precision), []
+    for number in range(args.rounds):
+        for size in map(int, args.sizes.split(",")):
+            images = link_images(make_images(SMALL), BENCH / f"many-{size}", size, _PER_FOLDER)
+            name = f"{size} images"
+            (run,) = run_rounds({name: contender}, images, size, 1, args.accept_noise, BENCH / "out" / "many")
+            runs.append(dataclasses.replace(run, round=number))
+    names = list(dict.fromkeys(run.contender for run in runs))
+    kept = [run for run in runs if args.accept_noise or not run.noisy]
+    rows = []
+    for name in names:
+        own = [run for run in kept if run.contender == name]
+        rates, memory = [run.images_per_second for run in own], [run.peak_rss_mb for run in own]
+        memory_ratios = results.ratios(kept, name, names[0], of="peak_rss_mb")
+        rows.append(
+            [
+                name,
+                results.spread(rates, ".1f"),
+                results.spread(results.ratios(kept, name, names[0]), ".2f"),
+                results.spread(memory, ".0f"),
+                results.spread(memory_ratios, ".2f"),
+            ]
+        )
+    print(f"\n### Many images, {args.precision}\n\n{results.machine()}; runs left out as noisy: {len(runs) - len(kept)}\n")
+    print(results.table(["", "images/s", f"to {names[0]}", "peak RSS MB", f"to {names[0]}"], rows), flush=True)
+    results.keep("memory", {"precision": args.precision, "runs": [dataclasses.asdict(run) for run in runs]})
+
+
+if __name__ == "__main__":
+    main()
