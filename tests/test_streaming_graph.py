@@ -1,0 +1,84 @@
+"""The streaming graph as a runner sees it: names by which a running job is updated, nothing between reading and publishing."""
+
+import re
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from apache_beam.pipeline import PipelineVisitor
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from pipeline import graph
+from pipeline.config import load_config
+
+GOLDEN = Path(__file__).parent / "golden" / "streaming_steps.txt"
+BEAMS_OWN = re.compile(
+    r"/(Impulse|MaybeReshuffle|Map\(decode\)|FlatMap\(<lambda at core.py:\d+>\)|ParDo\(\w+\)|_?GroupByKey\w*)($|/)"
+)
+BEAMS_COMPOSITES = ("DetectObjects/RunInference/", "DropDuplicates/Deduplicate/")
+
+
+def build(local: bool, runner: str = "PrismRunner") -> beam.Pipeline:
+    flags = {
+        "input": ["projects/test-project/subscriptions/images"],
+        "output": "projects/test-project/topics/detections",
+        "runner": runner,
+    }
+    config = load_config("configs/streaming_pubsub_prism.yaml", {**flags, "stream.archive": "out"})
+    pipeline = beam.Pipeline(runner=FnApiRunner())
+    graph.build_streaming(pipeline, config, "job", "out", local)
+    return pipeline
+
+
+def steps_of(pipeline: beam.Pipeline) -> dict[str, object]:
+    found: dict[str, object] = {}
+
+    class Collect(PipelineVisitor):
+        def enter_composite_transform(self, node):
+            found[node.full_label] = node
+
+        def visit_transform(self, node):
+            found[node.full_label] = node
+
+    pipeline.visit(Collect())
+    return {label: node for label, node in found.items() if label}
+
+
+def own(labels: object) -> list[str]:
+    return sorted(label for label in labels if not BEAMS_OWN.search(label) and not label.startswith(BEAMS_COMPOSITES))
+
+
+def test_steps_keep_their_names():
+    """A running job is updated by them; where a change is meant, write the file anew."""
+    assert own(steps_of(build(local=True))) == GOLDEN.read_text().split()
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_each_step_is_named_by_us(local):
+    """A default label holds a function's or a DoFn's name, or a file and line, and changes with it."""
+    defaults = [
+        label for label in own(steps_of(build(local))) if re.search(r"\(|lambda", label) and not label.endswith("(_part)")
+    ]
+    assert defaults == []
+
+
+def test_nothing_but_plain_steps_lies_between_reading_and_publishing():
+    """A flatten, a shuffle or a side input would part them, and messages would be acknowledged before they are answered."""
+    steps = steps_of(build(local=True))
+    publishing = [label for label in steps if re.fullmatch(r"Publish\w+/Publish", label)]
+    assert len(publishing) == 5
+    for label in publishing:
+        node, path = steps[label], []
+        while node.full_label != "ReadMessages/Pull":
+            path.append(node.full_label)
+            assert not node.side_inputs
+            assert isinstance(node.transform, beam.ParDo), path
+            (source,) = node.main_inputs.values()
+            node = source.producer
+
+
+def test_service_runners_read_and_deduplicate_with_their_own_means():
+    labels = steps_of(build(local=False, runner="DataflowRunner"))
+    assert "ReadMessages/ReadFromPubSub" in labels
+    assert "DropDuplicates/Deduplicate" in labels
+    assert "PublishRepeats" not in labels
