@@ -58,6 +58,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     """
     config = dataclasses.replace(config, output=config.output.rstrip("/") or "/")
     options = beam_options(config, beam_flags)
+    _runner(config.runner)
     FileSystems.set_options(options)
     check_inputs(config.input)
     return Job(config, options, command, started_at)
