@@ -121,11 +121,7 @@ def _detector_module(predict: Predict, metadata: DetectorMetadata, variables: Se
         tf.TensorSpec((), tf.int32, name="max_detections"),
     ]
     # as tensors: only those become defaults of the SavedModel's signatures
-    score_default, iou_default, max_default = (
-        tf.constant(SCORE_THRESHOLD),
-        tf.constant(IOU_THRESHOLD),
-        tf.constant(MAX_DETECTIONS),
-    )
+    score_default, iou_default, max_default = map(tf.constant, (SCORE_THRESHOLD, IOU_THRESHOLD, MAX_DETECTIONS))
 
     def detect(
         images: tf.Tensor,

@@ -84,6 +84,15 @@ def import_darknet(
     weights = read_weights(weights_path, network)
     _warn_of_odd_weights(weights_path, network, weights)
 
+    _export(network, weights, metadata, output_dir)
+    h, w = network.input_hw
+    print(
+        f"{output_dir}: {metadata.name}, {len(network.layers)} layers, {network.value_count:,} values, "
+        f"{network.classes} classes, input {h}x{w} ({metadata.resize})"
+    )
+
+
+def _export(network: Network, weights: Sequence[ConvolutionWeights], metadata: DetectorMetadata, output_dir: str) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with quiet_stderr():  # takes seconds: only now that the files are known to be right
         import tensorflow as tf
@@ -93,11 +102,6 @@ def import_darknet(
     tf.config.set_visible_devices([], "GPU")  # exporting needs none, and must not take a serving process's memory
     detector = DarknetDetector(network, weights)
     export_detector(detector, metadata, output_dir, variables=detector.variables)
-    h, w = network.input_hw
-    print(
-        f"{output_dir}: {metadata.name}, {len(network.layers)} layers, {network.value_count:,} values, "
-        f"{network.classes} classes, input {h}x{w} ({metadata.resize})"
-    )
 
 
 def _read_network(cfg_path: str, input_hw: tuple[int, int] | None) -> Network:
