@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -99,7 +100,8 @@ def _export(network: Network, weights: Sequence[ConvolutionWeights], metadata: D
 
         from models.darknet import DarknetDetector
 
-    tf.config.set_visible_devices([], "GPU")  # exporting needs none, and must not take a serving process's memory
+    with contextlib.suppress(RuntimeError):  # TensorFlow runs in this process already
+        tf.config.set_visible_devices([], "GPU")  # exporting needs none, and must not take a serving process's memory
     detector = DarknetDetector(network, weights)
     export_detector(detector, metadata, output_dir, variables=detector.variables)
 
