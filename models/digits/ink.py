@@ -1,7 +1,7 @@
 """Handwritten digits as ink: scikit-learn's 8x8 images, split by sample, rendered at any size, slant and stroke width.
 
-The images come writer by writer: their labels repeat one form's order of about 130 digits. So the splits are ranges that end with
-a form, and neither an image nor a writer is in two of them.
+The images come form by form: their labels repeat the order of one form of about 130 digits, 14 times. The splits are ranges that
+end with a form, so no image and no form is in two of them. (The data's notes name 13 people: one may have filled in two forms.)
 """
 
 from __future__ import annotations
