@@ -2,7 +2,7 @@
 
     python -m models.digits.train --output models/digits/weights.npz
 
-One core is enough: the committed weights took about 25 minutes on one. The same arguments give the same scenes in the same order.
+One core is enough: the committed weights took about 30 minutes on one. The same arguments give the same scenes in the same order.
 """
 
 from __future__ import annotations
