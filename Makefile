@@ -9,8 +9,11 @@ READY := $(VENV)/.ready
 PRISM_VERSION := v2.77.0
 PRISM := .tools/prism
 
+FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
+CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
+
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming test check format lint types bench bench-peers prism lock clean
+.PHONY: help demo demo-streaming test check format lint types bench bench-darknet bench-peers prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -48,6 +51,16 @@ bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet mach
 	$(BIN)/python -m tests.benchmarks.throughput
 	$(BIN)/python -m tests.benchmarks.memory
 	$(BIN)/python -m tests.benchmarks.differences
+	$(MAKE) bench-darknet
+
+bench-darknet: $(READY) .bench/onnx/.ready ## Measure imported Darknet models beside OpenCV and ONNX Runtime
+	@test -n "$(CFGS)" || echo "no Darknet cfgs to measure; name some: make bench-darknet CFGS='yolov4-tiny.cfg'"
+	test -z "$(CFGS)" || $(BIN)/python -m tests.benchmarks.darknet_speed --onnx-python .bench/onnx/bin/python $(CFGS)
+
+.bench/onnx/.ready:
+	$(PYTHON) -m venv .bench/onnx
+	.bench/onnx/bin/pip install --quiet --disable-pip-version-check "onnxruntime==1.23.2" "tf2onnx==1.16.1" "tensorflow-cpu==2.19.1"
+	@touch $@
 
 bench-peers: $(READY) ## Measure against Ray Data and Daft, in environments of their own
 	$(BIN)/python -m tests.benchmarks.throughput --peers

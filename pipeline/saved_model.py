@@ -10,13 +10,13 @@ import dataclasses
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from models.metadata import METADATA_PATH, DetectorMetadata, read_metadata
+from models.quiet import quiet_stderr
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.describe_model import describe, pick_signature
 from pipeline.errors import ModelError
@@ -83,7 +83,7 @@ def _bundled_model() -> str:
 
     base = os.path.join(os.path.dirname(digits.__file__), "saved_model")
     if not os.path.isdir(os.path.join(base, "1")):
-        with _quiet_stderr():
+        with quiet_stderr():
             from models.digits.export import export_digits
 
             export_digits(os.path.join(base, "1"))
@@ -132,7 +132,7 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
             raise ModelError(
                 f"cpu_affinity {list(detect.cpu_affinity)}: this machine has the cores 0 to {(os.cpu_count() or 1) - 1}"
             ) from err
-    with _quiet_stderr():
+    with quiet_stderr():
         import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
@@ -158,20 +158,6 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     except RuntimeError:  # TensorFlow has started already: this process keeps the settings of its first model
         pass
     return tf
-
-
-@contextmanager
-def _quiet_stderr() -> Iterator[None]:
-    """Drops what TensorFlow's libraries print while they are imported, before their log level counts."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def streams_of(detect: DetectConfig, gpu: bool) -> int:
