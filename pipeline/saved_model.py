@@ -7,6 +7,7 @@ TensorFlow's graph optimiser once (fusions; bfloat16 on request), and everything
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import re
 import shutil
@@ -78,10 +79,13 @@ def locate(path: str) -> tuple[str, str]:
 
 
 def _bundled_model() -> str:
-    """The bundled detector's folder of versions; exported from its weights at first use."""
+    """The bundled detector's folder of versions; exported from its weights at first use, and again when they change."""
     from models import digits
 
-    base = os.path.join(os.path.dirname(digits.__file__), "saved_model")
+    folder = os.path.dirname(digits.__file__)
+    with open(os.path.join(folder, "weights.npz"), "rb") as weights:
+        digest = hashlib.sha256(weights.read()).hexdigest()[:12]
+    base = os.path.join(folder, "saved_model", digest)
     if not os.path.isdir(os.path.join(base, "1")):
         with quiet_stderr():
             from models.digits.export import export_digits
