@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import StandardOptions
+from apache_beam.options.pipeline_options import DebugOptions, StandardOptions
 
 from pipeline import graph
 from pipeline.config import Config
-from pipeline.errors import ConfigError, InputError
+from pipeline.errors import ConfigError, InputError, UserError
 from pipeline.intake import stop_event
 from pipeline.launch import DONE, FAILED, Job, beam_options, finish, last_line, load_detector, raise_user_error_within
 from pipeline.live import LiveLines, live_figures
@@ -54,6 +54,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
         )
     options = beam_options(config, beam_flags)
     options.view_as(StandardOptions).streaming = True
+    options.view_as(DebugOptions).add_experiment("prism_disable_sdf_split")  # a puller is one turn, there is nothing to split
     check_subscription(config.input[0])
     check_topic(config.output)
     for name, what in ((stream.dead_letter_topic, "dead_letter_topic"), (stream.answer_topic, "answer_topic")):
@@ -96,12 +97,16 @@ def run(job: Job) -> int:
             with _ending_on_signals(name):
                 print(f"reading {config.input[0]}; {guarantee(config.runner)}; Ctrl-C stops", file=sys.stderr, flush=True)
                 running.wait_until_finish()
+    except UserError:
+        raise
     except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
         raise_user_error_within(err)
         _log.info("the job failed", exc_info=err)
         print(f"error: the job failed: {last_line(err)}", file=sys.stderr)
         return FAILED
-    ladder = detector.batch_sizes if detector else ()
+    if detector is None:
+        return DONE  # the figures are with the runner, as Beam metrics
+    ladder = detector.batch_sizes
     facts = RunFacts(job.started_at, ready_at, time.time(), job.command, config.as_dict(), config.mode, config.model.path, ladder)
     return finish(dataclasses.replace(config, output=results, max_dead_share=1.0), figures.tally(), facts)
 

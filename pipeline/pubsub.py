@@ -30,7 +30,8 @@ from pipeline.intake import is_lost_connection, one_line, shared_intake, stop_ev
 from pipeline.messages import Message, OutgoingMessage
 
 _NAME = re.compile(r"projects/([^/]+)/(subscriptions|topics)/([A-Za-z][A-Za-z0-9._~+%-]{2,254})")
-_PULLERS = 2  # while one's images are detected and published, the other's are already being read
+_PULLERS = 3  # while one's images are detected and published, another's are read; and a huge request holds up one of them only
+_STEP_BACK_SECONDS = 2.0
 _IDLE_SECONDS = 0.5
 _PUBLISH_LINE_SECONDS = 10.0
 _MAX_OPEN_PUBLISHES = 1000
@@ -138,7 +139,7 @@ class _EndlessTracker(RestrictionTracker):
         return True
 
     def current_progress(self) -> RestrictionProgress:
-        return RestrictionProgress(completed=0.0, remaining=1.0)
+        return RestrictionProgress(fraction=0.0)  # with amounts Beam would divide by a size that it may not know yet
 
     def is_bounded(self) -> bool:
         return False
@@ -169,6 +170,9 @@ class _Pull(beam.DoFn):
         self._intake = shared_intake(self._job, self._subscription, connect_subscriber, *self._bounds)
         self._unfinished: set[str] = set()
 
+    def start_bundle(self) -> None:
+        self._turns = 0
+
     def teardown(self) -> None:
         self._intake.release(self._unfinished)  # of bundles that failed
 
@@ -181,16 +185,26 @@ class _Pull(beam.DoFn):
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider()),  # noqa: B008
     ) -> Iterator[Any]:
         tracker.try_claim(tracker.current_restriction())
-        messages = self._intake.take(*self._bounds, wait_s=_IDLE_SECONDS)
         arrival = Timestamp.of(time.time())
-        ids = [message.message_id for message in messages]
-        self._unfinished.update(ids)
-        finalizer.register(functools.partial(self._acknowledge, ids))
-        for message in messages:
-            yield TimestampedValue(message, arrival)
+        if self._is_first_in_bundle():
+            messages = self._intake.take(*self._bounds, wait_s=_IDLE_SECONDS)
+            arrival = Timestamp.of(time.time())
+            ids = [message.message_id for message in messages]
+            self._unfinished.update(ids)
+            finalizer.register(functools.partial(self._acknowledge, ids))
+            for message in messages:
+                yield TimestampedValue(message, arrival)
+            again_after = Duration.of(0)
+        else:
+            again_after = Duration.of(_STEP_BACK_SECONDS * puller)
         watermark.set_watermark(arrival)
         if not stop_event(self._job).is_set():
-            tracker.defer_remainder(Duration.of(0.005 * puller))  # apart, so that the pullers do not share their bundles
+            tracker.defer_remainder(again_after)
+
+    def _is_first_in_bundle(self) -> bool:
+        """Whether no other puller is in this bundle; those that are step back, to have bundles of their own beside it."""
+        self._turns += 1
+        return self._turns == 1
 
     def _acknowledge(self, ids: list[str]) -> None:
         self._intake.acknowledge(ids)

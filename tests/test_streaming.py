@@ -209,6 +209,7 @@ def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator,
         blob.upload_from_filename(str(tmp_path / "bright.png"))
     images, subscription = pubsub_emulator.create()
     output, results = pubsub_emulator.create()
+    dead_letter_topic, dead_letters = pubsub_emulator.create()
     publisher = pubsub_emulator.publisher()
     for blob in [*blobs, *blobs, gcs_bucket.blob("gone.png")]:
         attributes = {"bucketId": gcs_bucket.name, "objectId": blob.name, "objectGeneration": str(blob.generation or 7)}
@@ -217,12 +218,14 @@ def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator,
 
     def stop_when_done():
         messages.extend(pubsub_emulator.take(results, 10))
+        pubsub_emulator.take(dead_letters, 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
     watcher = threading.Thread(target=stop_when_done)
     watcher.start()
     bucket = f"gs://{gcs_bucket.name}"
-    code = run.main([*CONFIG, "--input", subscription, "--output", output, "--archive", f"{bucket}/out", "--model", bright_model])
+    flags = ["--archive", f"{bucket}/out", "--dead-letter-topic", dead_letter_topic, "--model", bright_model]
+    code = run.main([*CONFIG, "--input", subscription, "--output", output, *flags])
     watcher.join()
 
     assert code == 0
