@@ -59,7 +59,7 @@ bench-darknet: $(READY) .bench/onnx/.ready ## Measure imported Darknet models be
 
 .bench/onnx/.ready:
 	$(PYTHON) -m venv .bench/onnx
-	.bench/onnx/bin/pip install --quiet --disable-pip-version-check "onnxruntime==1.23.2" "tf2onnx==1.16.1" "tensorflow-cpu==2.19.1"
+	.bench/onnx/bin/pip install --quiet --disable-pip-version-check "onnxruntime==1.31.1" "tf2onnx==1.17.0" "tensorflow-cpu==2.19.1"
 	@touch $@
 
 bench-peers: $(READY) ## Measure against Ray Data and Daft, in environments of their own
