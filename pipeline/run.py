@@ -123,9 +123,16 @@ def _overrides(flags: argparse.Namespace) -> dict[str, Any]:
 def _value(value: Any, hint: Any) -> Any:
     if isinstance(value, list):
         parts = [part.strip() for text in value for part in text.split(",") if part.strip()]
-        return parts if "str" in str(hint) else [yaml.safe_load(part) for part in parts]
+        return parts if "str" in str(hint) else [_scalar(part) for part in parts]
     wants_text = hint is str or str in typing.get_args(hint) or "Literal" in str(hint)
-    return yaml.safe_load(value) if isinstance(value, str) and not wants_text else value
+    return _scalar(value) if isinstance(value, str) and not wants_text else value
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text  # the config says what it expected instead
 
 
 def _show(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,5 +26,12 @@ def write_parquet(lines: Sequence[bytes], path: str) -> None:
         pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer,
     ):
         for start in range(0, len(lines), _ROWS_AT_ONCE):
-            rows = [json.loads(line) for line in lines[start : start + _ROWS_AT_ONCE]]
+            rows = [_row(line) for line in lines[start : start + _ROWS_AT_ONCE]]
             writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    """A row; bytes of a file name that are no UTF-8 stay escaped, since Parquet's strings cannot hold them."""
+    row: dict[str, Any] = json.loads(line)
+    row["image"]["uri"] = row["image"]["uri"].encode("utf-8", "backslashreplace").decode()
+    return row

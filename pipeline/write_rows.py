@@ -21,6 +21,7 @@ from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.errors import OutputError
+from pipeline.globs import escape_glob
 from pipeline.sampling import sample_rank
 
 STAGING = ".staging-"
@@ -133,10 +134,10 @@ def publish(output: str, staged: Sequence[StagedFile]) -> int:
     final = {f"{output}/{file.final}": file.staged for file in staged}
     for folder in sorted({posixpath.dirname(path) for path in final}):
         _make_folder(folder)
-        old = [entry.path for match in FileSystems.match([f"{folder}/*"]) for entry in match.metadata_list]
+        old = [entry.path for match in FileSystems.match([f"{escape_glob(folder)}/*"]) for entry in match.metadata_list]
         stale = [path for path in old if _SHARD_NAME.search(path) and path not in final]
         if stale:
-            FileSystems.delete(stale)
+            FileSystems.delete([escape_glob(path) for path in stale])
     FileSystems.rename(list(final.values()), list(final))
     return len(final)
 
@@ -153,13 +154,13 @@ def check_output(output: str, write: bool = True) -> None:
     probe = f"{output}/{STAGING}probe"
     try:
         if not write:
-            FileSystems.match([f"{output}/*"], limits=[1])
+            FileSystems.match([f"{escape_glob(output)}/*"], limits=[1])
             _check_local_folder(output)
             return
         _make_folder(output)
         with FileSystems.create(probe, compression_type=_TEXT) as file:
             file.write(b"probe")
-        FileSystems.delete([probe])
+        FileSystems.delete([escape_glob(probe)])
     except OutputError:
         raise
     except Exception as err:
@@ -187,9 +188,9 @@ def remove_staging(output: str) -> None:
         for folder in glob.glob(glob.escape(output) + f"/{STAGING}*"):
             shutil.rmtree(folder, ignore_errors=True)
         return
-    left = [entry.path for match in FileSystems.match([f"{output}/{STAGING}**"]) for entry in match.metadata_list]
+    left = [entry.path for match in FileSystems.match([f"{escape_glob(output)}/{STAGING}**"]) for entry in match.metadata_list]
     if left:
-        FileSystems.delete(left)
+        FileSystems.delete([escape_glob(path) for path in left])
 
 
 def _read_lines(path: str) -> Iterator[bytes]:
