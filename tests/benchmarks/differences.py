@@ -52,7 +52,7 @@ def main() -> None:
         "AP second",
         "agreement",
         "mean IoU of matched",
-        "mean absolute difference of confidence",
+        "mean difference of confidence",
     ]
     rows = [
         [name, *(f"{figures[key]:.4f}" if figures.get(key) is not None else "" for key in names)]

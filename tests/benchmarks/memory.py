@@ -19,13 +19,14 @@ from tests.benchmarks.model import make_model
 from tests.benchmarks.rounds import run_rounds
 
 _PER_FOLDER = 500
+_SIZES = "1000,20000"
 
 
 def main() -> None:
     """Runs both sizes alternately and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--sizes", default="1000,20000")
+    parser.add_argument("--sizes", default=_SIZES)
     default = "bfloat16" if "bf16" in results.machine() else "float32"
     parser.add_argument("--precision", default=default, help="default: bfloat16 where the CPU has it, as it takes half the time")
     parser.add_argument("--accept-noise", action="store_true", help="take runs as they are, however busy the machine is")
@@ -56,7 +57,8 @@ def main() -> None:
         )
     print(f"\n### Many images, {args.precision}\n\n{results.machine()}; runs left out as noisy: {len(runs) - len(kept)}\n")
     print(results.table(["", "images/s", f"to {names[0]}", "peak RSS MB", f"to {names[0]}"], rows), flush=True)
-    results.keep("memory", {"precision": args.precision, "runs": [dataclasses.asdict(run) for run in runs]})
+    if args.sizes == _SIZES:
+        results.keep("memory", {"precision": args.precision, "runs": [dataclasses.asdict(run) for run in runs]})
 
 
 if __name__ == "__main__":

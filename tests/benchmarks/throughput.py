@@ -69,6 +69,8 @@ def _measure(kind: str, contenders: Mapping[str, Contender], args: argparse.Name
     print(f"\n### {count} {_TITLES[kind]}{suffix}\n\n{results.machine()}; runs left out as noisy: {len(runs) - len(kept)}\n")
     print(results.runs_table(kept, contenders, agreement), "\n")
     print(_targets_table(kept, _TARGETS[kind]), flush=True)
+    if args.only or args.count:
+        return  # a look while developing: not to be mistaken for the full figures
     figures = {"runs": [dataclasses.asdict(run) for run in runs], "agreement": agreement}
     results.keep(f"throughput {kind}{suffix}", figures)
 
