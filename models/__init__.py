@@ -1,0 +1,1 @@
+"""Detectors: what they say of themselves, importers and exporters, their geometry, and the bundled one. Needs nothing of pipeline/."""
