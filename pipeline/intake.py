@@ -29,14 +29,12 @@ _PULL_MESSAGES = 200
 _FIRST_PULL_MESSAGES = 10
 _IDS_PER_CALL = 1000  # ack ids of ~200 bytes against a limit of 512 kB a call
 _BACK_OFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
-_LOST = (
-    exceptions.ServiceUnavailable,
-    exceptions.DeadlineExceeded,
-    exceptions.InternalServerError,
-    exceptions.BadGateway,
-    exceptions.Aborted,
-    exceptions.Cancelled,
-    exceptions.TooManyRequests,  # also a spent quota; never an answer that is too large, the channel takes any size
+_FOR_GOOD = (
+    exceptions.NotFound,
+    exceptions.Forbidden,
+    exceptions.Unauthorized,
+    exceptions.BadRequest,
+    exceptions.MethodNotImplemented,
 )
 
 _log = logging.getLogger(__name__)
@@ -135,19 +133,24 @@ class Intake:
             try:
                 self._pull_once()
                 failures = 0
-            except _LOST as err:
-                if isinstance(err, exceptions.DeadlineExceeded) or self._stop.is_set():
-                    continue  # nothing was there for a while
+            except exceptions.DeadlineExceeded:
+                continue  # nothing was there for a while
+            except Exception as err:  # noqa: BLE001  what does not pass is raised where the messages are awaited
+                if not is_lost_connection(err):
+                    self._fail(err)
+                    return
+                if self._stop.is_set():
+                    break
                 wait_s = _BACK_OFF_SECONDS[min(failures, len(_BACK_OFF_SECONDS) - 1)]
                 failures += 1
                 _log.warning("lost Pub/Sub (%s); pulling again in %g s", one_line(err), wait_s)
                 self._stop.wait(wait_s)
-            except Exception as err:  # noqa: BLE001  raised where the messages are awaited
-                with self._changed:
-                    self._failure = err
-                    self._changed.notify_all()
-                return
         self._release_waiting()
+
+    def _fail(self, err: Exception) -> None:
+        with self._changed:
+            self._failure = err
+            self._changed.notify_all()
 
     def _pull_once(self) -> None:
         with self._changed:
@@ -225,8 +228,11 @@ class Intake:
 
 
 def is_lost_connection(err: BaseException) -> bool:
-    """Whether an error of Pub/Sub may pass by itself."""
-    return isinstance(err, (*_LOST, exceptions.RetryError))
+    """Whether an error of Pub/Sub may pass by itself: anything but a wrong name, a missing permission or a wrong request.
+
+    A connection that breaks is not always `ServiceUnavailable`; seen were `Unknown` ("Stream removed") and `Cancelled` as well.
+    """
+    return isinstance(err, (exceptions.GoogleAPICallError, exceptions.RetryError)) and not isinstance(err, _FOR_GOOD)
 
 
 def one_line(err: BaseException) -> str:

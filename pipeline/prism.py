@@ -20,8 +20,8 @@ from typing import Any
 from pipeline.errors import RunnerError
 
 _START_SECONDS = 30.0
-# ends Prism when this process is gone, however it went: the pipe to the shell's standard input closes then
-_WITH_PARENT = 'exec 3<&0; "$@" 3<&- & prism=$!; { read -r _ <&3; kill $prism; } & wait $prism'
+# runs a command that ends with this process, however that ends: the pipe to the shell's standard input closes then
+WITH_PARENT = 'exec 3<&0; "$@" 3<&- & child=$!; { read -r _ <&3; kill $child; } & wait $child'
 _HOW = (
     "Prism is not here and could not be fetched; get it with `go install github.com/apache/beam/sdks/v2/go/cmd/prism@v2.77.0` "
     "and give its path as --prism_location"
@@ -57,7 +57,7 @@ def running_prism(options: Any) -> Iterator[str]:
     command = [prism_binary(options), f"--job_port={port}", "--serve_http=false", "--log_level=error"]
     with open(os.environ.get("PRISM_LOG", os.devnull), "ab") as log:
         process = subprocess.Popen(  # noqa: S603  the binary that the user chose
-            ["/bin/sh", "-c", _WITH_PARENT, "sh", *command], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            ["/bin/sh", "-c", WITH_PARENT, "sh", *command], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
         )
     try:
         _wait_for(process, port)

@@ -1,7 +1,7 @@
 """Google's Pub/Sub emulator and a Cloud Storage emulator for tests, the demo and the benchmarks.
 
-Each runs on a free port, in a process group of its own that is ended by its own id, also when a test fails. Where one is not
-installed the tests that need it skip and say how to get it; with `CI_REQUIRE_EMULATORS=1` they fail instead.
+Each runs on a free port, in a process group of its own that is ended by its own id, also when a test fails or is killed. Where
+one is not installed the tests that need it skip and say how to get it; with `CI_REQUIRE_EMULATORS=1` they fail instead.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pipeline.prism import WITH_PARENT
 
 START_SECONDS = 60
 PUBSUB_MISSING = (
@@ -100,7 +102,7 @@ def running_pubsub_emulator() -> Iterator[PubSubEmulator]:
     Raises:
       EmulatorMissing: It or Java is not installed.
     """
-    command = ["java", "-Xmx1g", "-jar", str(_pubsub_jar()), "--host=127.0.0.1"]
+    command = ["java", "-Xmx3g", "-jar", str(_pubsub_jar()), "--host=127.0.0.1"]
     port = _free_port()
     with _process([*command, f"--port={port}"], port):
         yield PubSubEmulator(host=f"127.0.0.1:{port}")
@@ -180,7 +182,11 @@ def _or_skip(emulator: contextlib.AbstractContextManager[Any]) -> Iterator[Any]:
 def _process(command: list[str], port: int) -> Iterator[None]:
     """Runs a server in a process group of its own until the block ends."""
     server = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        ["/bin/sh", "-c", WITH_PARENT, "sh", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         _wait_for_port(server, port)
@@ -201,6 +207,11 @@ def _wait_for_port(server: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _end_group(server: subprocess.Popen[bytes]) -> None:
+    assert server.stdin is not None
+    server.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(timeout=5)
+        return
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, number)
