@@ -104,12 +104,13 @@ class Detector:
             result: DetectedImage | DeadLetter = self._detect_readable(image)
             progress.count("detected")
         except DecodeError as err:
-            result = DeadLetter(image.ref, "decode", err.reason, str(err))
+            result = DeadLetter(image.ref, "decode", err.reason, str(err), _payload(image))
             progress.count("dead")
         except tf.errors.OpError as err:
             if isinstance(err, tf.errors.ResourceExhaustedError):
                 raise  # even one image does not fit: that may pass, and is no fault of the image
-            result = DeadLetter(image.ref, "detect", "model_failed", f"the model fails on this image alone: {_reason(err)}")
+            message = f"the model fails on this image alone: {_reason(err)}"
+            result = DeadLetter(image.ref, "detect", "model_failed", message, _payload(image))
             progress.count("dead")
         return result
 
@@ -150,6 +151,11 @@ class Detector:
         else:
             for pixels in request:
                 self._model(pixels)
+
+
+def _payload(image: EncodedImage) -> bytes:
+    """What a dead letter keeps of an image: its bytes, where they cannot be read again."""
+    return image.content if image.ref.is_inline else b""
 
 
 def _reason(err: Any) -> str:

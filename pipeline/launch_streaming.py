@@ -48,6 +48,8 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
         raise ConfigError(
             "runner DirectRunner: it acknowledges messages before they are answered; use PrismRunner for streaming on one machine"
         )
+    if config.write.parquet or config.write.coco:
+        raise ConfigError("parquet and coco are written by batch jobs only; a stream's archive is JSON Lines")
     if config.runner != "PrismRunner" and stream.answer_topic:
         raise ConfigError(
             f"answer_topic: answers by request need PrismRunner, where all runs in one process; got {config.runner}"

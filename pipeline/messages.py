@@ -25,7 +25,7 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, detection_row
+from pipeline.records import INLINE, DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, detection_row
 
 MAX_MESSAGE_BYTES = 9_500_000  # Pub/Sub takes 10 MB a message, with its attributes
 _MAX_ATTRIBUTE_BYTES = 1024
@@ -266,7 +266,7 @@ def _image(entry: Any, limits: MessageLimits, bytes_left: int, request_id: str, 
         raise _RefusedError("too_large", f"expected at most {limits.max_bytes} bytes of inline images in a message, got more")
     digest = hashlib.sha256(content).hexdigest()[:32]
     name = _CONTROL.sub("?", str(entry.get("name") or digest))[:1024]
-    return EncodedImage(ImageRef(f"inline:{name}", digest, len(content), event_time, request_id), content)
+    return EncodedImage(ImageRef(INLINE + name, digest, len(content), event_time, request_id), content)
 
 
 def _decode_base64(text: Any) -> bytes:

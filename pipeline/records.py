@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+INLINE = "inline:"  # begins the URI of an image that came with its message
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ImageRef:
@@ -31,6 +33,11 @@ class ImageRef:
     size_bytes: int = 0
     event_time: float | None = None
     request_id: str = ""
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the image came with its message, so that it cannot be read again."""
+        return self.uri.startswith(INLINE)
 
     @property
     def identity(self) -> str:

@@ -60,6 +60,8 @@ class Ended:
 
 
 HOSTILE = [b"hello", b"{", b'{"images": []}', b'{"uri": "/etc/passwd"}', b'["file:///etc/passwd"]', b'{"bytes": "?"}']
+INLINE_BROKEN = b"\xff\xd8\xff\xe0 not a whole JPEG"
+DEAD = 10  # those, the broken files, and the broken bytes
 BROKEN = {"empty.jpg": b"", "text.jpg": b"no image", "cut.jpg": b"\xff\xd8\xff\xe0\0\x10JFIF"}
 
 
@@ -79,7 +81,7 @@ def ended(_pubsub_process, tmp_path_factory, bright_model) -> Ended:
         if asked:
             requests.append(json.dumps({"request_id": f"r{number}", "images": [{"uri": uri} for uri in asked]}).encode())
     notice = (b"{}", {"eventType": "OBJECT_DELETE", "bucketId": "bucket", "objectId": "x.jpg", "objectGeneration": "1"})
-    mixed = [*requests, *({"uri": uri} for uri in images), *({"uri": uri} for uri in images), *HOSTILE, notice]
+    mixed = [*requests, *({"uri": uri} for uri in images), *({"uri": uri} for uri in images), *HOSTILE, INLINE_BROKEN, notice]
     messages = [json.dumps(m).encode() if isinstance(m, dict) else m for m in mixed]
     random.shuffle(messages)
 
@@ -87,7 +89,7 @@ def ended(_pubsub_process, tmp_path_factory, bright_model) -> Ended:
     with StreamingJob(_pubsub_process, folder, bright_model, *flags) as job:
         job.publish(*messages)
         detections = job.take(job.detections, IMAGES)
-        dead_letters = job.take(job.dead_letters, len(HOSTILE) + len(BROKEN))
+        dead_letters = job.take(job.dead_letters, DEAD)
         answers = job.take(job.answers, len(requests))
         started = time.monotonic()
         code = job.signal(signal.SIGTERM)
@@ -122,9 +124,11 @@ def test_each_version_of_an_image_has_one_result(ended):
 def test_what_is_no_request_is_a_dead_letter_and_stops_nothing(ended):
     """On the topic and in files; nothing outside the allowed prefixes is read."""
     rows = [json.loads(message.data) for message in ended.dead_letters]
-    assert len(rows) == len(HOSTILE) + len(BROKEN)
+    assert len(rows) == DEAD
     payloads = {base64.b64decode(row.get("payload_base64", "")) for row in rows if row["stage"] == "message"}
     assert payloads == set(HOSTILE)
+    inline = [row for row in rows if row["image"].get("uri", "").startswith("inline:")]
+    assert [base64.b64decode(row["payload_base64"]) for row in inline] == [INLINE_BROKEN]
     assert sorted(map(str, rows)) == sorted(map(str, rows_in(ended.archive, "dead_letters")))
     assert sum(row["reason"] == "not_allowed" for row in rows) == 2
 
@@ -147,8 +151,8 @@ def test_sigterm_ends_the_job_well(ended):
     summary = json.loads((ended.archive / "summary.json").read_text())
     images = summary["images"]
     assert images["detected"] == IMAGES
-    assert images["dead"] == len(HOSTILE) + len(BROKEN)
-    assert len(ended.images) < images["read"] <= 3 * len(ended.images) + len(HOSTILE) + 1  # repeats may be left when it ends
+    assert images["dead"] == DEAD
+    assert len(ended.images) < images["read"] <= 3 * len(ended.images) + len(HOSTILE) + 2  # repeats may be left when it ends
     assert images["read"] == images["detected"] + images["dead"] + images["skipped"]
     assert summary["mode"] == "streaming"
     assert sum(int(size) * count for size, count in summary["batch_sizes"].items()) >= IMAGES
@@ -257,6 +261,7 @@ def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator,
         (["--input", "photos/*.jpg"], "expected projects/<project>/subscriptions/<name>"),
         (["--input", "a", "b"], "expected one subscription"),
         (["--runner", "DirectRunner"], "use PrismRunner"),
+        (["--parquet"], "batch jobs only"),
         (["--prism_location", "/nowhere/prism"], "go install"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -145,9 +145,9 @@ class Bench:
     def requests(self) -> dict[str, Any]:
         """Requests of several images, by URI, one after the other at 70 % of the throughput."""
         rate, seconds = 0.7 * self._capacity(), 15 if self._quick else 60
-        folder, sent = make_images(SMALL).resolve(), {}
-        names = _endless(sorted(str(path) for path in _many_links(folder, 8192).iterdir()))
-        with self._job("--allow-uri-prefix", str(_many_links(folder, 8192)), "--deduplicate-s", "1") as (job, receiver):
+        links, sent = _many_links(make_images(SMALL), 8192), {}
+        names = _endless(sorted(map(str, links.iterdir())))
+        with self._job("--allow-uri-prefix", str(links), "--deduplicate-s", "1") as (job, receiver):
             answers = Receiver(self._emulator, job.answers)
             job.start()
             self._publish(job, 16)
@@ -227,14 +227,15 @@ class Bench:
             return {"published": count, "kills": kills, "lost": count - len(ids), "repeats": sum(ids.values()) - len(ids)}
 
     def memory(self) -> dict[str, Any]:
-        """Peak resident memory of the job and of Prism, for few messages and for many."""
+        """Peak resident memory of the job and of Prism, for few messages and for many (by URI: the emulator keeps all)."""
         few, many = (100, 500) if self._quick else (1000, 20_000)
         peaks = {count: self._peak_mb(count) for count in (few, many)}
         return {"peak_mb": peaks, "ratio": round(peaks[many]["job"] / peaks[few]["job"], 3)}
 
     def _peak_mb(self, count: int) -> dict[str, float]:
         peaks: collections.Counter[str] = collections.Counter()
-        with self._job() as (job, receiver):
+        links = _many_links(make_images(SMALL), count)
+        with self._job("--allow-uri-prefix", str(links)) as (job, receiver):
             job.start()
 
             def sample(received: list[Received]) -> bool:
@@ -245,7 +246,8 @@ class Bench:
                         peaks[child.name()] = max(peaks[child.name()], child.memory_info().rss)
                 return len(received) >= count
 
-            threading.Thread(target=self._publish, args=(job, count), daemon=True).start()
+            for chunk in _chunks(sorted(links.iterdir()), 500):
+                job.publish(*(json.dumps({"uri": str(path)}).encode() for path in chunk))
             receiver.wait(sample)
             _end(job)
         return {name: round(size / 1e6, 1) for name, size in peaks.items()}
