@@ -91,8 +91,8 @@ class DetectConfig:
     scaled_decode: bool = _setting(
         True, "decode large JPEGs at 1/2, 1/4 or 1/8 where at least 1.5 times the model's input remains"
     )
-    request_images: int = _setting(512, "most images handed to the detector at once", low=1)
-    request_mb: float = _setting(64.0, "most encoded megabytes handed to the detector at once", low=0.1)
+    request_images: int = _setting(256, "most images under way in the detector", low=1)
+    request_mb: float = _setting(64.0, "most encoded megabytes under way in the detector", low=0.1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,10 @@ class Detector:
     def batch_sizes(self) -> tuple[int, ...]:
         """The batch ladder in use."""
         return self._model.batch_sizes
+
+    def start(self, image: EncodedImage) -> Future[DetectedImage | DeadLetter]:
+        """Begins to detect in one image; its result is there when the images that were started with it are done."""
+        return self._pool.submit(self._detect_one, image)
 
     def detect(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
         """Detects in all images; one result for each, in their order."""
