@@ -86,7 +86,7 @@ class Intake:
         self._changed = threading.Condition()
         self._waiting: deque[_Held] = deque()
         self._held: dict[str, _Held] = {}
-        self._mean_bytes = 0.0
+        self._mean_bytes: float | None = None
         self._failure: Exception | None = None
         for work in (self._pull_ahead, self._extend):
             threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True).start()
@@ -174,7 +174,7 @@ class Intake:
         """As many messages as the bounds leave room for, going by the sizes seen so far."""
         images = sum(held.images for held in self._waiting)
         size = sum(len(held.message.data) for held in self._waiting)
-        if not self._mean_bytes:
+        if self._mean_bytes is None:
             return min(_FIRST_PULL_MESSAGES, self._max_images)
         by_bytes = (self._max_bytes - size) / max(self._mean_bytes, 1.0)
         return int(max(1, min(_PULL_MESSAGES, self._max_images - images, by_bytes)))
@@ -191,7 +191,8 @@ class Intake:
         held = _Held(message, [received.ack_id], image_count(message), now)
         self._held[message_id] = held
         self._waiting.append(held)
-        self._mean_bytes += 0.1 * (len(message.data) - self._mean_bytes) if self._mean_bytes else float(len(message.data))
+        size = len(message.data)
+        self._mean_bytes = size if self._mean_bytes is None else self._mean_bytes + 0.1 * (size - self._mean_bytes)
 
     def _extend(self) -> None:
         while self._held or not self._stop.is_set():

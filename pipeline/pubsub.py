@@ -30,7 +30,7 @@ from pipeline.intake import is_lost_connection, one_line, shared_intake, stop_ev
 from pipeline.messages import Message, OutgoingMessage
 
 _NAME = re.compile(r"projects/([^/]+)/(subscriptions|topics)/([A-Za-z][A-Za-z0-9._~+%-]{2,254})")
-_PULLERS = 3  # while one's images are detected and published, another's are read; and a huge request holds up one of them only
+_PULLERS = 2  # while one's images are detected and published, another's are read; and a huge request holds up one of them only
 _STEP_BACK_SECONDS = 2.0
 _IDLE_SECONDS = 0.5
 _PUBLISH_LINE_SECONDS = 10.0
