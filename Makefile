@@ -50,6 +50,7 @@ types: $(READY) ## Check the types
 bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet machine, 30 minutes
 	$(BIN)/python -m tests.benchmarks.throughput
 	$(BIN)/python -m tests.benchmarks.memory
+	$(BIN)/python -m tests.benchmarks.streaming
 	$(BIN)/python -m tests.benchmarks.differences
 	$(MAKE) bench-darknet
 

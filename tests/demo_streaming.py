@@ -47,7 +47,8 @@ def _run(emulator: PubSubEmulator, seconds: float, rate: float) -> int:
     job = subprocess.Popen(command, env={**os.environ, "PUBSUB_EMULATOR_HOST": emulator.host})
     try:
         emulator.publisher().publish(images, next(_messages())[0], name="first").result()
-        emulator.take(results, 1)  # the model is loaded, the stream runs
+        while job.poll() is None and not emulator.take(results, 1, timeout_s=2):
+            pass  # until the model is loaded and the stream runs
         published = _publish(emulator, images, seconds, rate, job)
         if job.poll() is None:
             answers = emulator.take(results, published)

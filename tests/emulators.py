@@ -102,7 +102,8 @@ def running_pubsub_emulator() -> Iterator[PubSubEmulator]:
     Raises:
       EmulatorMissing: It or Java is not installed.
     """
-    command = ["java", "-Xmx3g", "-jar", str(_pubsub_jar()), "--host=127.0.0.1"]
+    quiet = ["-Xmx3g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]  # it shares its cores with what is measured
+    command = ["java", *quiet, "-jar", str(_pubsub_jar()), "--host=127.0.0.1"]
     port = _free_port()
     with _process([*command, f"--port={port}"], port):
         yield PubSubEmulator(host=f"127.0.0.1:{port}")
