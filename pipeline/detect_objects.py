@@ -17,7 +17,6 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detector import Detector, shared_detector
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage
 
-
 _REQUEST_IMAGES = 64  # what RunInference waits for at once; as many as request_images more are under way
 
 

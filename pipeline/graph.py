@@ -1,19 +1,16 @@
 """The whole pipeline on one screen.
 
-ReadImages ──> DetectObjects ──> WriteRows (detections) ─┐
-    │                │                                   ├─> PublishFiles
-    └─ dead letters ─┴─────────> WriteRows (dead letters)┘        read = detected + dead + skipped
-                                 TallyImages ──> the figures of summary.json and report.html
+ReadImages ──> DetectObjects ──> SpoolRows (detections) ──┐
+    │                │                                    ├──> WriteResults: files, and the figures of the summary
+    ├─ dead letters ─┴─────────> SpoolRows (dead letters)─┤
+    └─ counted ───────────────────────────────────────────┘        read = detected + dead + skipped
 """
 
 from __future__ import annotations
 
 import functools
-import pickle
-from typing import Any
 
 import apache_beam as beam
-from apache_beam.io.filesystems import FileSystems
 
 from pipeline.config import Config
 from pipeline.deduplicate import DropDuplicates, DropDuplicatesInState
@@ -23,9 +20,7 @@ from pipeline.pubsub import ReadMessages, ReadNative
 from pipeline.read_images import ReadImages
 from pipeline.records import dead_letter_row, detection_row
 from pipeline.streaming import ArchiveRows, ParseMessages, PublishResults, ReadRequested, Topics
-from pipeline.summary import Tally, TallyImages
-from pipeline.write_coco import write_coco
-from pipeline.write_rows import PublishFiles, WriteRows
+from pipeline.write_rows import DEAD_LETTERS, DETECTIONS, SpoolRows, WriteResults
 
 
 def build(pipeline: beam.Pipeline, config: Config, staging: str) -> None:
@@ -34,28 +29,18 @@ def build(pipeline: beam.Pipeline, config: Config, staging: str) -> None:
     Args:
       pipeline: An empty pipeline.
       config: The job.
-      staging: Folder under the output for unfinished files; the job leaves its `Tally` there for `read_tally`.
+      staging: Folder under the output for unfinished files; the job leaves its `Tally` there for `write_rows.read_tally`.
     """
+    samples, shards = samples_kept(config), config.write.shards
     read = pipeline | "ReadImages" >> ReadImages(config.input, config.read, exclude=config.output)
-    found = read.images | "DetectObjects" >> DetectObjects(config.model, config.detect, samples=samples_kept(config))
-    dead = (read.dead, found.dead) | "AllDeadLetters" >> beam.Flatten()
+    found = read.images | "DetectObjects" >> DetectObjects(config.model, config.detect, samples=samples)
 
-    write = config.write
-    rows = found.detected | "WriteDetections" >> WriteRows(staging, "detections", detection_row, write.shards, write.parquet)
-    dead_rows = dead | "WriteDeadLetters" >> WriteRows(staging, "dead_letters", dead_letter_row)
-    files = [rows, dead_rows]
-    if write.coco:
-        shards = beam.pvalue.AsList(rows)
-        once = pipeline | "CocoOnce" >> beam.Create([config.output])
-        files.append(once | "WriteCoco" >> beam.FlatMap(write_coco, shards, staging, write.coco_ground_truth))
-    published = files | "AllFiles" >> beam.Flatten() | "PublishFiles" >> PublishFiles(config.output)
+    detections = found.detected | "SpoolDetections" >> SpoolRows(staging, DETECTIONS, detection_row, shards, samples)
+    unread = read.dead | "SpoolUnread" >> SpoolRows(staging, DEAD_LETTERS, dead_letter_row)
+    undetected = found.dead | "SpoolUndetected" >> SpoolRows(staging, DEAD_LETTERS, dead_letter_row)
 
-    tally = (
-        (read.listed, read.skipped, found.detected, dead)
-        | "AllImages" >> beam.Flatten()
-        | "TallyImages" >> beam.CombineGlobally(TallyImages(samples_kept(config)))
-    )
-    _ = tally | "KeepTally" >> beam.Map(_keep_tally, staging, beam.pvalue.AsList(published))
+    spooled = (detections, unread, undetected, read.counted)
+    _ = spooled | "WriteResults" >> WriteResults(config.output, staging, config.write, samples)
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, job: str, results: str, local: bool) -> None:
@@ -93,18 +78,6 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, job: str, results: 
     _ = (asked.dead, read.dead, found.dead) | "ArchiveDeadLetters" >> archive("dead_letters", dead_letter_row)
     if stream.archive:
         _ = found.detected | "ArchiveDetections" >> archive("detections", detection_row)
-
-
-def read_tally(staging: str) -> Tally:
-    """What a finished job left for its summary."""
-    with FileSystems.open(f"{staging}/tally", compression_type="uncompressed") as file:
-        tally: Tally = pickle.loads(file.read())  # noqa: S301  written by this very job
-    return tally
-
-
-def _keep_tally(tally: Tally, staging: str, _published: Any) -> None:
-    with FileSystems.create(f"{staging}/tally", compression_type="uncompressed") as file:
-        file.write(pickle.dumps(tally))
 
 
 def samples_kept(config: Config) -> int:

@@ -21,13 +21,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from pipeline import errors, graph, progress
 from pipeline.config import Config, settings
-from pipeline.errors import ConfigError, RunnerError, UserError
+from pipeline.errors import ConfigError, InputError, RunnerError, UserError
 from pipeline.prism import prism_where_wanted
 from pipeline.read_images import check_inputs, is_manifest, is_tfrecord, list_images
 from pipeline.report import render_report
 from pipeline.samples import annotate
 from pipeline.summary import RunFacts, Tally, summarise, to_json
-from pipeline.write_rows import STAGING, check_output, remove_staging, write_file
+from pipeline.write_rows import STAGING, check_output, read_tally, remove_staging, write_file
 
 LOCAL_RUNNERS = ("DirectRunner", "PrismRunner")
 DONE, FAILED = 0, 1
@@ -129,7 +129,9 @@ def run(job: Job) -> int:
             pipeline = beam.Pipeline(runner=_runner(config.runner), options=options)
             graph.build(pipeline, config, staging)
             pipeline.run().wait_until_finish()
-        tally = graph.read_tally(staging)
+        tally = read_tally(staging)
+        if tally is None:
+            raise InputError(f"input {', '.join(config.input)}: names no image")
         facts = RunFacts(
             job.started_at,
             ready_at,

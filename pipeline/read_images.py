@@ -28,8 +28,9 @@ from pipeline import progress
 from pipeline.config import ReadConfig
 from pipeline.errors import InputError
 from pipeline.fetch import FetchError, fetch
-from pipeline.globs import expand_pattern, is_below, is_folder
+from pipeline.globs import expand_pattern, is_folder, is_result
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.summary import Tally
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
 _TFRECORD = re.compile(r"\.tfrecords?(\b|$)|\.tfrecord-\d", re.IGNORECASE)
@@ -39,15 +40,14 @@ _ASSUMED_BYTES = 1_000_000  # of an image whose size was not listed
 
 
 class ReadOutputs(NamedTuple):
-    """The outputs of `ReadImages`: each listed image is in exactly one of `images`, `dead` and `skipped` (listed more than once).
+    """The outputs of `ReadImages`: each listed image is in one of the first two, or was listed more than once.
 
-    `listed` and `skipped` are for counting: `("read", uri)` and `("skipped", uri)`.
+    `counted` holds ("", `Tally`)s of images read and skipped.
     """
 
     images: beam.PCollection[EncodedImage]
     dead: beam.PCollection[DeadLetter]
-    listed: beam.PCollection[tuple[str, str]]
-    skipped: beam.PCollection[tuple[str, str]]
+    counted: beam.PCollection[tuple[str, Tally]]
 
 
 @dataclasses.dataclass
@@ -59,7 +59,7 @@ class ReadImages(beam.PTransform):
     Args:
       patterns: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord shards; local or `gs://`.
       read: How to read.
-      exclude: A folder whose files are not input: the job's own output.
+      exclude: The job's output; results of an earlier run there are not input.
     """
 
     patterns: Sequence[str]
@@ -73,28 +73,25 @@ class ReadImages(beam.PTransform):
         """Wires listing, dropping of doubles, and reading; TFRecord shards carry their images with them."""
         shards = [pattern for pattern in self.patterns if is_tfrecord(pattern)]
         files = [pattern for pattern in self.patterns if not is_tfrecord(pattern)]
-        refs = begin | "Patterns" >> beam.Create(files) | "ListImages" >> beam.FlatMap(list_images, exclude=self.exclude)
         distinct = (
-            refs
-            | "ByUri" >> beam.Map(lambda ref: (ref.uri, ref))
+            begin
+            | "Start" >> beam.Impulse()
+            | "ListImages" >> beam.FlatMap(_list_all, files, self.exclude)
             | "GatherDoubles" >> beam.GroupByKey()
-            | "DropDoubles" >> beam.FlatMap(_first_of).with_outputs("skipped", main="refs")
+            | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="refs")
         )
         read = distinct.refs | "ReadAhead" >> beam.ParDo(ReadAhead(self.read)).with_outputs("dead", main="images")
-        listed = refs | "CountListed" >> beam.Map(lambda ref: ("read", ref.uri))
         if not shards:
-            return ReadOutputs(read.images, read.dead, listed, distinct.skipped)
+            return ReadOutputs(read.images, read.dead, distinct.counted)
         examples = (
             tuple(begin | f"ReadTFRecord{n}" >> ReadTFRecord(pattern) for n, pattern in enumerate(shards))
             | "FlattenTFRecords" >> beam.Flatten()
+            | "CountExamples" >> beam.ParDo(_CountExamples()).with_outputs("dead", "counted", main="images")
         )
-        counted = examples | "CountExamples" >> beam.Map(lambda example: ("read", example.ref.uri))
-        parted = examples | "PartTFRecords" >> beam.FlatMap(_part).with_outputs("dead", main="images")
         return ReadOutputs(
-            (read.images, parted.images) | "AllRead" >> beam.Flatten(),
-            (read.dead, parted.dead) | "AllUnread" >> beam.Flatten(),
-            (listed, counted) | "AllListed" >> beam.Flatten(),
-            distinct.skipped,
+            (read.images, examples.images) | "AllRead" >> beam.Flatten(),
+            (read.dead, examples.dead) | "AllUnread" >> beam.Flatten(),
+            (distinct.counted, examples.counted) | "AllCounted" >> beam.Flatten(),
         )
 
 
@@ -119,7 +116,7 @@ def list_images(pattern: str, exclude: str = "") -> Iterator[ImageRef]:
     """
     refs = _read_manifest(pattern) if is_manifest(pattern) else _list_files(pattern)
     for ref in refs:
-        if not (exclude and is_below(ref.uri, exclude)):
+        if not (exclude and is_result(ref.uri, exclude)):
             progress.count("listed")
             yield ref
 
@@ -219,9 +216,36 @@ def _resolve(uri: str, folder: str) -> str:
     return beside if "://" in folder or os.path.exists(beside) else uri
 
 
-def _first_of(uri_and_refs: tuple[str, Iterable[ImageRef]]) -> Iterator[Any]:
-    for number, ref in enumerate(uri_and_refs[1]):
-        yield ref if number == 0 else beam.pvalue.TaggedOutput("skipped", ("skipped", ref.uri))
+def _list_all(_start: bytes, patterns: Sequence[str], exclude: str) -> Iterator[tuple[str, ImageRef]]:
+    for pattern in patterns:
+        for ref in list_images(pattern, exclude):
+            yield ref.uri, ref
+
+
+class _Counting(beam.DoFn):
+    """Gives its bundle's count as ("", `Tally`) when the bundle ends."""
+
+    def start_bundle(self) -> None:
+        self._tally = Tally()
+
+    def finish_bundle(self) -> Iterator[Any]:
+        window = GlobalWindow()
+        counted = WindowedValue(("", self._tally), window.max_timestamp(), (window,))
+        yield beam.pvalue.TaggedOutput("counted", counted)
+
+
+class _DropDoubles(_Counting):
+    def process(self, uri_and_refs: tuple[str, Iterable[ImageRef]]) -> Iterator[ImageRef]:
+        refs = list(uri_and_refs[1])
+        self._tally.read += len(refs)
+        self._tally.skipped += len(refs) - 1
+        yield refs[0]
+
+
+class _CountExamples(_Counting):
+    def process(self, example: EncodedImage | DeadLetter) -> Iterator[Any]:
+        self._tally.read += 1
+        yield beam.pvalue.TaggedOutput("dead", example) if isinstance(example, DeadLetter) else example
 
 
 class ReadAhead(beam.DoFn):
@@ -324,7 +348,3 @@ def images_of_examples(examples: Any) -> Iterator[EncodedImage | DeadLetter]:
         else:
             progress.count("dead")
             yield DeadLetter(ref, "read", "no_image", "the tf.Example has no 'image/encoded'")
-
-
-def _part(result: EncodedImage | DeadLetter) -> Iterable[Any]:
-    yield beam.pvalue.TaggedOutput("dead", result) if isinstance(result, DeadLetter) else result

@@ -9,8 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import apache_beam as beam
-
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row
 from pipeline.sampling import sample_rank
 
@@ -90,34 +88,12 @@ class Tally:
         self.model = max(self.model, other.model)
 
 
-class TallyImages(beam.CombineFn):
-    """Combines `("read", …)`, `("skipped", …)`, `DetectedImage`s and `DeadLetter`s into one `Tally`."""
-
-    def __init__(self, samples: int):
-        self._samples = samples
-
-    def create_accumulator(self) -> Tally:
-        return Tally()
-
-    def add_input(self, tally: Tally, element: Any) -> Tally:
-        if isinstance(element, DetectedImage):
-            tally.add_detected(element, self._samples)
-        elif isinstance(element, DeadLetter):
-            tally.add_dead(element)
-        elif element[0] == "read":
-            tally.read += 1
-        else:
-            tally.skipped += 1
-        return tally
-
-    def merge_accumulators(self, tallies: Iterable[Tally]) -> Tally:
-        merged = Tally()
-        for tally in tallies:
-            merged.merge(tally, self._samples)
-        return merged
-
-    def extract_output(self, tally: Tally) -> Tally:
-        return tally
+def merge_tallies(tallies: Iterable[Tally], samples: int) -> Tally:
+    """One tally of all, with the `samples` images of the smallest ranks."""
+    merged = Tally()
+    for tally in tallies:
+        merged.merge(tally, samples)
+    return merged
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,26 +11,32 @@ from typing import Any
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import InputError
-from pipeline.write_rows import StagedFile
 
 _RESULTS, _IMAGES = "coco/results.json", "coco/images.json"
 
 
-def write_coco(output: str, shards: Sequence[StagedFile], staging: str, ground_truth: str | None) -> Iterator[StagedFile]:
+def write_coco(shards: Sequence[str], staging: str, ground_truth: str | None) -> Iterator[tuple[str, str]]:
     """Writes `coco/results.json` (a list of results) and `coco/images.json` (a data set without annotations) from sorted shards.
 
     With `ground_truth`, image ids are those of its images with the same file name and category ids those of its categories
-    with the same
-    name; other images are left out, since a COCO evaluation refuses them. Without it, images count from 1 in order of their
-    URIs, and a category's id is its class id + 1.
+    with the same name; other images are left out, since a COCO evaluation refuses them. Without it, images count from 1 in
+    order of their rows, and a category's id is its class id + 1.
+
+    Args:
+      shards: Paths of sorted JSON Lines files.
+      staging: Folder to write to.
+      ground_truth: COCO annotations, or None.
+
+    Yields:
+      (path of a written file, its final name).
 
     Source of the format: https://cocodataset.org/#format-results
     """
     image_ids, category_ids = _ids_of(ground_truth) if ground_truth else ({}, {})
     categories: dict[int, str] = {}
-    rows = heapq.merge(
-        *(_rows(file.staged) for file in shards if file.final.endswith(".jsonl")), key=lambda row: str(row["image"]["uri"])
-    )
+    rows = map(
+        json.loads, heapq.merge(*(_lines(shard) for shard in shards))
+    )  # lines are sorted; their URIs, as text, need not be
     with (
         FileSystems.create(f"{staging}/{_RESULTS}", compression_type="uncompressed") as results,
         FileSystems.create(f"{staging}/{_IMAGES}", compression_type="uncompressed") as images,
@@ -61,8 +67,8 @@ def write_coco(output: str, shards: Sequence[StagedFile], staging: str, ground_t
         results.write(b"]\n")
         named = [{"id": number, "name": categories[number]} for number in sorted(categories)]
         images.write(b'],\n"annotations": [], "categories": ' + json.dumps(named).encode() + b"}\n")
-    yield StagedFile(f"{staging}/{_RESULTS}", _RESULTS)
-    yield StagedFile(f"{staging}/{_IMAGES}", _IMAGES)
+    yield f"{staging}/{_RESULTS}", _RESULTS
+    yield f"{staging}/{_IMAGES}", _IMAGES
 
 
 def _result(image_id: int, category_id: int, found: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +93,6 @@ def _ids_of(path: str) -> tuple[dict[str, int], dict[str, int]]:
         ) from err
 
 
-def _rows(path: str) -> Iterator[dict[str, Any]]:
+def _lines(path: str) -> Iterator[bytes]:
     with FileSystems.open(path, compression_type="uncompressed") as file:
-        for line in iter(file.readline, b""):
-            yield json.loads(line)
+        yield from iter(file.readline, b"")

@@ -1,4 +1,4 @@
-"""`WriteRows` and `PublishFiles`: rows become sorted JSON Lines shards that get their final names all at once, at the end.
+"""`SpoolRows` and `WriteResults`: rows become sorted JSON Lines shards that get their final names all at once, at the end.
 
 Bundles spool rows to a hidden staging folder while they run, so memory stays flat. Each shard is then sorted and written
 there, and only when all shards are complete are they renamed. Whatever a killed run leaves lies in staging, where no reader
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import posixpath
 import re
 import uuid
@@ -20,11 +21,16 @@ from apache_beam.io.filesystems import FileSystems
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
+from pipeline.config import WriteConfig
 from pipeline.errors import OutputError
 from pipeline.globs import escape_glob
+from pipeline.records import DeadLetter, DetectedImage
 from pipeline.sampling import sample_rank
+from pipeline.summary import Tally, merge_tallies
 
 STAGING = ".staging-"
+DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
+TALLY = ""  # the key of counts, among the names of shards
 _TEXT = "uncompressed"  # Beam would gzip by a file's ending otherwise
 
 
@@ -36,97 +42,152 @@ class StagedFile(NamedTuple):
 
 
 @dataclasses.dataclass
-class WriteRows(beam.PTransform):
-    """Writes one kind of record as `<output>/<kind>/<kind>-00000-of-0000N.jsonl`, sorted by image.
+class SpoolRows(beam.PTransform):
+    """Spools one kind of record to staging, and counts it.
 
-    Element in: any record; elements out: `StagedFile`s. Bounded. A retried bundle leaves only an orphan in staging.
+    Element in: `DetectedImage` or `DeadLetter`; elements out: (name of a shard, path of a spool) and (`TALLY`, `Tally`), a few a
+    bundle. Bounded. A retried bundle leaves only an orphan in staging.
 
     Args:
       staging: Folder for unfinished files.
-      kind: `detections` or `dead_letters`; folder and beginning of the names.
+      kind: `detections` or `dead_letters`; folder and beginning of the shards' names.
       to_row: Record -> JSON-able row; its first key must be the image, since rows are sorted as text.
-      shards: Number of files.
-      parquet: Write each shard as Parquet too.
+      shards: Number of files of this kind.
+      samples: How many images with a thumbnail the tally keeps.
     """
 
     staging: str
     kind: str
     to_row: Callable[[Any], dict[str, Any]]
     shards: int = 1
-    parquet: bool = False
+    samples: int = 0
 
     def __post_init__(self) -> None:
         super().__init__()
 
-    def expand(self, records: beam.PCollection[Any]) -> beam.PCollection[StagedFile]:
-        """Wires spooling, grouping by shard, and sorting; each shard becomes a file, also an empty one."""
-        spooled = records | "SpoolRows" >> beam.ParDo(SpoolRows(self.staging, self.kind, self.to_row, self.shards))
-        every_shard = records.pipeline | "EveryShard" >> beam.Create([(shard, "") for shard in range(self.shards)])
-        return (
-            (spooled, every_shard)
-            | "FlattenShards" >> beam.Flatten()
-            | "GatherShards" >> beam.GroupByKey()
-            | "SortShards" >> beam.FlatMap(self._sort_shard)
-        )
-
-    def _sort_shard(self, shard_and_spools: tuple[int, Iterable[str]]) -> Iterator[StagedFile]:
-        shard, spools = shard_and_spools
-        lines = sorted(line for spool in spools if spool for line in _read_lines(spool))
-        name = f"{self.kind}/{self.kind}-{shard:05d}-of-{self.shards:05d}"
-        staged = f"{self.staging}/{name}.jsonl"
-        with FileSystems.create(staged, compression_type=_TEXT) as file:
-            for line in lines:
-                file.write(line)
-        yield StagedFile(staged, name + ".jsonl")
-        if self.parquet:
-            from pipeline.write_parquet import write_parquet
-
-            write_parquet(lines, f"{self.staging}/{name}.parquet")
-            yield StagedFile(f"{self.staging}/{name}.parquet", name + ".parquet")
+    def expand(self, records: beam.PCollection[Any]) -> beam.PCollection[tuple[str, str | Tally]]:
+        """Wires the one DoFn that does it."""
+        return records | "Spool" >> beam.ParDo(_Spool(self))
 
 
-class SpoolRows(beam.DoFn):
-    """Writes a bundle's rows to one file a shard, and names the files when the bundle ends: (shard, path)."""
-
-    def __init__(self, staging: str, kind: str, to_row: Callable[[Any], dict[str, Any]], shards: int):
-        self._staging = staging
-        self._kind = kind
-        self._to_row = to_row
-        self._shards = shards
+class _Spool(beam.DoFn):
+    def __init__(self, settings: SpoolRows):
+        self._settings = settings
 
     def start_bundle(self) -> None:
-        self._spools: dict[int, tuple[str, Any]] = {}
+        self._spools: dict[str, tuple[str, Any]] = {}
+        self._tally = Tally()
 
-    def process(self, record: Any) -> None:
-        line = json.dumps(self._to_row(record), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
-        shard = sample_rank(record.ref.identity) % self._shards
+    def process(self, record: DetectedImage | DeadLetter) -> None:
+        settings = self._settings
+        if isinstance(record, DetectedImage):
+            self._tally.add_detected(record, settings.samples)
+        else:
+            self._tally.add_dead(record)
+        line = json.dumps(settings.to_row(record), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        shard = shard_names(settings.kind, settings.shards)[sample_rank(record.ref.identity) % settings.shards]
         if shard not in self._spools:
-            path = f"{self._staging}/spool/{self._kind}-{shard}-{uuid.uuid4().hex}"
+            path = f"{settings.staging}/spool/{uuid.uuid4().hex}"
             self._spools[shard] = (path, FileSystems.create(path, compression_type=_TEXT))
         self._spools[shard][1].write(line)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
-        window = GlobalWindow()
         for shard, (path, file) in self._spools.items():
             file.close()
-            yield WindowedValue((shard, path), window.max_timestamp(), (window,))
+            yield _global((shard, path))
+        yield _global((TALLY, self._tally))
 
 
 @dataclasses.dataclass
-class PublishFiles(beam.PTransform):
-    """Renames staged files to their final names once all of them are there.
+class WriteResults(beam.PTransform):
+    """Sorts spooled rows into shards and, when all of them are complete, gives them their final names.
 
-    What an earlier run left under such names goes. Elements in: `StagedFile`s; element out: the number of files.
+    Elements in: what `SpoolRows` gives, and (`TALLY`, `Tally`) of whatever else was counted; nothing comes out. The job's whole
+    `Tally` stays in staging, for `read_tally`.
+
+    Args:
+      output: Where the files go.
+      staging: Folder for unfinished files.
+      write: Which files, and how many.
+      samples: How many images with a thumbnail the tally keeps.
     """
 
     output: str
+    staging: str
+    write: WriteConfig
+    samples: int = 0
 
     def __post_init__(self) -> None:
         super().__init__()
 
-    def expand(self, staged: beam.PCollection[StagedFile]) -> beam.PCollection[int]:
-        """Wires one call over all files."""
-        return staged.pipeline | "Once" >> beam.Create([self.output]) | "Rename" >> beam.Map(publish, beam.pvalue.AsList(staged))
+    def expand(self, parts: tuple[beam.PCollection[tuple[str, str | Tally]], ...]) -> beam.PCollection[None]:
+        """Wires two shuffles of file names: one to the shards, one to the end."""
+        return (
+            parts
+            | "AllParts" >> beam.Flatten()
+            | "GatherShards" >> beam.GroupByKey()
+            | "FinishShards" >> beam.FlatMap(self._finish_shard)
+            | "GatherResults" >> beam.GroupByKey()
+            | "Publish" >> beam.Map(self._publish)
+        )
+
+    def _finish_shard(self, shard_and_parts: tuple[str, Iterable[str | Tally]]) -> Iterator[tuple[str, Tally | StagedFile]]:
+        shard, parts = shard_and_parts
+        if shard == TALLY:
+            yield "", merge_tallies((part for part in parts if isinstance(part, Tally)), self.samples)
+        else:
+            lines = sorted(line for spool in parts if isinstance(spool, str) for line in _read_lines(spool))
+            yield from (("", file) for file in self._write_shard(shard, lines))
+
+    def _write_shard(self, shard: str, lines: Sequence[bytes]) -> Iterator[StagedFile]:
+        staged = f"{self.staging}/{shard}.jsonl"
+        with FileSystems.create(staged, compression_type=_TEXT) as file:
+            for line in lines:
+                file.write(line)
+        yield StagedFile(staged, shard + ".jsonl")
+        if self.write.parquet and shard.startswith(DETECTIONS):
+            from pipeline.write_parquet import write_parquet
+
+            write_parquet(lines, f"{self.staging}/{shard}.parquet")
+            yield StagedFile(f"{self.staging}/{shard}.parquet", shard + ".parquet")
+
+    def _publish(self, results: tuple[str, Iterable[Tally | StagedFile]]) -> None:
+        files: list[StagedFile] = []
+        tallies: list[Tally] = []
+        for result in results[1]:
+            (tallies if isinstance(result, Tally) else files).append(result)  # type: ignore[arg-type]
+        written = {file.final for file in files}
+        for shard in (*shard_names(DETECTIONS, self.write.shards), *shard_names(DEAD_LETTERS, 1)):
+            if f"{shard}.jsonl" not in written:
+                files += self._write_shard(shard, [])
+        if self.write.coco:
+            from pipeline.write_coco import write_coco
+
+            shards = [file.staged for file in files if file.final.startswith(DETECTIONS) and file.final.endswith(".jsonl")]
+            files += [StagedFile(*names) for names in write_coco(shards, self.staging, self.write.coco_ground_truth)]
+        publish(self.output, files)
+        with FileSystems.create(f"{self.staging}/tally", compression_type=_TEXT) as file:
+            file.write(pickle.dumps(merge_tallies(tallies, self.samples)))
+
+
+def read_tally(staging: str) -> Tally | None:
+    """What a finished job left for its summary; None where it had no input at all."""
+    path = f"{staging}/tally"
+    if not FileSystems.exists(path):
+        return None
+    with FileSystems.open(path, compression_type=_TEXT) as file:
+        tally: Tally = pickle.loads(file.read())  # noqa: S301  written by this very job
+    return tally
+
+
+def shard_names(kind: str, shards: int) -> list[str]:
+    """The names of all files of a kind, without their ending."""
+    return [f"{kind}/{kind}-{shard:05d}-of-{shards:05d}" for shard in range(shards)]
+
+
+def _global(value: Any) -> WindowedValue:
+    window = GlobalWindow()
+    return WindowedValue(value, window.max_timestamp(), (window,))
 
 
 def publish(output: str, staged: Sequence[StagedFile]) -> int:

@@ -4,13 +4,12 @@ import itertools
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.sampling import sample_rank
-from pipeline.summary import RunFacts, TallyImages, percentiles_ms, summarise, to_json
+from pipeline.summary import RunFacts, Tally, merge_tallies, percentiles_ms, summarise, to_json
 
 SAMPLES = 3
 
@@ -32,8 +31,6 @@ def dead(number, stage="read", reason="not_found"):
 
 ELEMENTS = st.lists(
     st.one_of(
-        st.just(("read", "a")),
-        st.just(("skipped", "a")),
         st.builds(
             detected,
             st.integers(0, 50),
@@ -49,10 +46,12 @@ ELEMENTS = st.lists(
 
 
 def tally_of(elements):
-    combine = TallyImages(SAMPLES)
-    tally = combine.create_accumulator()
+    tally = Tally()
     for element in elements:
-        tally = combine.add_input(tally, element)
+        if isinstance(element, DetectedImage):
+            tally.add_detected(element, SAMPLES)
+        else:
+            tally.add_dead(element)
     return tally
 
 
@@ -72,7 +71,7 @@ def test_a_tally_does_not_depend_on_bundles_or_their_order(elements, cuts, rando
     cuts = sorted({0, len(elements), *(min(cut, len(elements)) for cut in cuts)})
     parts = [tally_of(elements[a:b]) for a, b in itertools.pairwise(cuts)]
     random.shuffle(parts)
-    assert figures(TallyImages(SAMPLES).merge_accumulators(parts)) == figures(whole)
+    assert figures(merge_tallies(parts, SAMPLES)) == figures(whole)
 
 
 @given(ELEMENTS)
@@ -80,8 +79,6 @@ def test_counts_are_those_of_the_records(elements):
     tally = tally_of(elements)
     images = [element for element in elements if isinstance(element, DetectedImage)]
     letters = [element for element in elements if isinstance(element, DeadLetter)]
-    assert tally.read == elements.count(("read", "a"))
-    assert tally.skipped == elements.count(("skipped", "a"))
     assert tally.detected == sum(tally.finished.values()) == len(images)
     assert sum(tally.dead.values()) == len(letters)
     assert sum(tally.classes.values()) == sum(len(image.detections) for image in images)
@@ -107,7 +104,7 @@ def test_no_images_have_no_percentiles_and_no_time_is_a_short_time():
 def test_examples_of_dead_letters_are_few():
     tally = tally_of([dead(number) for number in range(100)])
     assert len(tally.dead_examples["not_found"]) == 20
-    assert TallyImages(3).merge_accumulators([tally, tally]).dead["read", "not_found"] == 200
+    assert merge_tallies([tally, tally], 3).dead["read", "not_found"] == 200
 
 
 def test_the_summary_has_the_figures_of_the_contract():
@@ -118,7 +115,7 @@ def test_the_summary_has_the_figures_of_the_contract():
         dead(9),
         dead(10, "decode", "empty"),
     ]
-    tally = tally_of(elements + 6 * [("read", "")] + [("skipped", "")])
+    tally = merge_tallies([tally_of(elements), Tally(read=6, skipped=1)], SAMPLES)
     summary = summarise(tally, RunFacts(1000.0, 1002.5, 1004.5, "run", {"detect": {"xla": False}}, "batch", "/m", (1, 2)))
     assert summary == {
         "images": {"read": 6, "detected": 3, "dead": 2, "skipped": 1},
@@ -145,8 +142,3 @@ def test_the_summary_has_the_figures_of_the_contract():
 
 def test_names_that_are_no_unicode_are_written_escaped():
     assert json.loads(to_json({"command": "lone \udc80"})) == {"command": "lone \udc80"}
-
-
-@pytest.mark.parametrize(("kind", "count"), [("read", "read"), ("skipped", "skipped")])
-def test_listed_and_skipped_images_are_counted_apart(kind, count):
-    assert getattr(tally_of([(kind, "a")] * 3), count) == 3

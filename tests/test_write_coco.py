@@ -7,7 +7,6 @@ from pycocotools.coco import COCO
 
 from pipeline.errors import InputError
 from pipeline.write_coco import write_coco
-from pipeline.write_rows import StagedFile
 
 
 def row(uri, *found):
@@ -33,10 +32,10 @@ def write(tmp_path):
             path.write_text(
                 "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in rows[shard::shards]), encoding="utf-8"
             )
-            staged += [StagedFile(str(path), f"{path}.jsonl"), StagedFile(f"{path}.parquet", f"{shard}.parquet")]
-        files = list(write_coco("out", staged, str(tmp_path), truth))
-        assert [file.final for file in files] == ["coco/results.json", "coco/images.json"]
-        return [json.loads(open(file.staged, encoding="utf-8").read()) for file in files]
+            staged.append(str(path))
+        files = list(write_coco(staged, str(tmp_path), truth))
+        assert [final for _, final in files] == ["coco/results.json", "coco/images.json"]
+        return [json.loads(open(path, encoding="utf-8").read()) for path, _ in files]
 
     return run
 

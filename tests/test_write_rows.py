@@ -9,10 +9,26 @@ import numpy as np
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
+from pipeline.config import WriteConfig
 from pipeline.errors import OutputError
 from pipeline.records import DetectedImage, Detections, ImageRef, detection_row
-from pipeline.write_rows import STAGING, PublishFiles, StagedFile, WriteRows, check_output, publish, remove_staging, write_file
+from pipeline.summary import Tally
+from pipeline.write_rows import (
+    DEAD_LETTERS,
+    DETECTIONS,
+    STAGING,
+    TALLY,
+    SpoolRows,
+    StagedFile,
+    WriteResults,
+    check_output,
+    publish,
+    read_tally,
+    remove_staging,
+    write_file,
+)
 
+NO_DEAD_LETTERS = "dead_letters/dead_letters-00000-of-00001.jsonl"
 NAMES = ["a.jpg", "b.jpg", "ä\udc80.jpg", "<b>.jpg", *(f"{n}.jpg" for n in range(40))]
 
 
@@ -24,8 +40,11 @@ def detected(name):
 def write(output, names, shards=1, parquet=False):
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         records = pipeline | beam.Create([detected(name) for name in names]) | beam.Reshuffle()
-        files = records | WriteRows(f"{output}/{STAGING}x", "detections", detection_row, shards, parquet)
-        _ = files | PublishFiles(str(output))
+        spooled = records | SpoolRows(f"{output}/{STAGING}x", DETECTIONS, detection_row, shards)
+        counted = pipeline | "Counted" >> beam.Create([(TALLY, Tally(read=len(names)))])
+        _ = (spooled, counted) | WriteResults(str(output), f"{output}/{STAGING}x", WriteConfig(shards=shards, parquet=parquet))
+    tally = read_tally(f"{output}/{STAGING}x")
+    assert (tally.read, tally.detected) == (len(names), len(names))
 
 
 def files_of(folder):
@@ -44,6 +63,7 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_order(tmp_path, shards
     write(tmp_path / "two", NAMES[::-1], shards)
     first, second = files_of(tmp_path / "one"), files_of(tmp_path / "two")
     assert first == second
+    assert first.pop(NO_DEAD_LETTERS) == b""
     assert sorted(first) == [f"detections/detections-{n:05d}-of-{shards:05d}.jsonl" for n in range(shards)]
     rows = [json.loads(line) for content in first.values() for line in content.splitlines()]
     assert sorted(row["image"]["uri"] for row in rows) == sorted(NAMES)
@@ -52,7 +72,8 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_order(tmp_path, shards
 
 def test_no_records_are_an_empty_file_in_each_shard(tmp_path):
     write(tmp_path, [], shards=2)
-    assert files_of(tmp_path) == {f"detections/detections-{n:05d}-of-00002.jsonl": b"" for n in range(2)}
+    empty = [*(f"detections/detections-{n:05d}-of-00002.jsonl" for n in range(2)), NO_DEAD_LETTERS]
+    assert files_of(tmp_path) == dict.fromkeys(empty, b"")
 
 
 def test_shards_of_an_earlier_run_go_and_other_peoples_files_stay(tmp_path):
@@ -62,6 +83,7 @@ def test_shards_of_an_earlier_run_go_and_other_peoples_files_stay(tmp_path):
     (output / "detections" / "detections-final.jsonl").write_text("mine too")
     write(output, ["a.jpg"], shards=1)
     assert sorted(files_of(output)) == [
+        NO_DEAD_LETTERS,
         "detections/detections-00000-of-00001.jsonl",
         "detections/detections-final.jsonl",
         "detections/notes.txt",
@@ -74,9 +96,9 @@ def test_a_run_that_fails_before_the_end_leaves_nothing_that_a_reader_sees(tmp_p
 
     with pytest.raises(Exception, match="the last step fails"), beam.Pipeline(runner=FnApiRunner()) as pipeline:
         records = pipeline | beam.Create([detected("a.jpg")])
-        good = records | WriteRows(f"{tmp_path}/{STAGING}x", "detections", detection_row)
-        bad = records | "Bad" >> WriteRows(f"{tmp_path}/{STAGING}x", "dead_letters", fail_late)
-        _ = (good, bad) | beam.Flatten() | PublishFiles(str(tmp_path))
+        good = records | SpoolRows(f"{tmp_path}/{STAGING}x", DETECTIONS, detection_row)
+        bad = records | "Bad" >> SpoolRows(f"{tmp_path}/{STAGING}x", DEAD_LETTERS, fail_late)
+        _ = (good, bad) | WriteResults(str(tmp_path), f"{tmp_path}/{STAGING}x", WriteConfig())
     assert files_of(tmp_path) == {}
     remove_staging(str(tmp_path))
     assert os.listdir(tmp_path) == []
