@@ -128,7 +128,7 @@ class StreamConfig:
     max_message_images: int = _setting(1000, "most images of one message", low=1)
     max_message_mb: float = _setting(20.0, "most megabytes of one message's inline images", low=0.001)
     deduplicate_s: float = _setting(600.0, "seconds within which one version of an image gets one result", low=1.0)
-    pull_images: int = _setting(64, "most images pulled ahead, and in one bundle", low=1)
+    pull_images: int = _setting(128, "most images pulled ahead, and in one bundle", low=1)
     pull_mb: float = _setting(64.0, "most megabytes of messages pulled ahead, and in one bundle", low=0.1)
 
 
