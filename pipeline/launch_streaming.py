@@ -20,13 +20,13 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import DebugOptions, StandardOptions
 
 from pipeline import graph
+from pipeline.check_pubsub import check_subscription, check_topic
 from pipeline.config import Config
 from pipeline.errors import ConfigError, InputError, UserError
 from pipeline.intake import stop_event
 from pipeline.launch import DONE, FAILED, Job, beam_options, finish, last_line, load_detector, raise_user_error_within
 from pipeline.live import LiveLines, live_figures
 from pipeline.prism import prism_binary, prism_where_wanted
-from pipeline.pubsub import check_subscription, check_topic
 from pipeline.summary import RunFacts
 from pipeline.write_rows import check_output
 
