@@ -1,1 +1,4 @@
-"""Detectors: what they say of themselves, importers and exporters, their geometry, and the bundled one. Needs nothing of pipeline/."""
+"""Detectors: what they say of themselves, importers and exporters, geometry, and the bundled one.
+
+Needs nothing of `pipeline`.
+"""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.decode import DecodeError, Size, decode_image
 from pipeline.detections import check_classes, to_detections
 from pipeline.errors import ModelError
+from pipeline.pools import started_pool
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, Timing
 from pipeline.samples import make_thumbnail
 from pipeline.sampling import Sampler
@@ -80,7 +81,7 @@ class Detector:
             self._model.warm_up()
         except tf.errors.OpError as err:
             raise ModelError(f"model {model.path}: fails on a blank image: {_reason(err)}") from err
-        self._pool = ThreadPoolExecutor(self._model.images_in_flight + threads, thread_name_prefix="detect")
+        self._pool = started_pool(self._model.images_in_flight + threads, "detect")
         for request in saved.warmup_requests:
             try:
                 self._run_warmup_request(request)

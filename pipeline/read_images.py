@@ -16,7 +16,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -29,6 +29,7 @@ from pipeline.config import ReadConfig
 from pipeline.errors import InputError
 from pipeline.fetch import FetchError, fetch
 from pipeline.globs import expand_pattern, is_folder, is_result
+from pipeline.pools import started_pool
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.summary import Tally
 
@@ -259,7 +260,7 @@ class ReadAhead(beam.DoFn):
         self._read = read
 
     def setup(self) -> None:
-        self._pool = ThreadPoolExecutor(self._read.read_threads, thread_name_prefix="read")
+        self._pool = started_pool(self._read.read_threads, "read")
 
     def teardown(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
