@@ -80,7 +80,7 @@ class DetectConfig:
     gpu_memory_mb: int | None = _setting(None, "limit of the GPU memory; default: grow as needed", low=64)
     batch_sizes: tuple[int, ...] = _setting((), "batch ladder, ascending; default: 1,2,4,8 on CPU and up to 32 on GPU", low=1)
     batch_timeout_ms: float = _setting(5.0, "longest wait of an image for others to share its batch", low=0.0)
-    streams: int | None = _setting(None, "batches in flight; default: one for each core up to 4 on CPU, 2 on GPU", low=1)
+    streams: int | None = _setting(None, "batches in flight; default: one more than cores, up to 4, on CPU; 2 on GPU", low=1)
     intra_op_threads: int | None = _setting(None, "threads inside one operation; default: cores / streams on CPU", low=1)
     inter_op_threads: int | None = _setting(None, "operations side by side; default: streams on CPU", low=1)
     cpu_affinity: tuple[int, ...] = _setting((), "run on these cores only; default: all", low=0)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def started_pool(threads: int, name: str) -> ThreadPoolExecutor:
-    """A pool whose threads run already: starting one beside busy threads takes milliseconds, in which its starter stands still."""
+    """A pool whose threads run already: beside busy threads, starting one holds its starter up for milliseconds."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
     all_there = threading.Barrier(threads)
     for task in [pool.submit(all_there.wait) for _ in range(threads)]:

@@ -165,8 +165,8 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
 
 
 def streams_of(detect: DetectConfig, gpu: bool) -> int:
-    """Batches in flight: as set; else two on a GPU (one computes while one is fed), one for each core up to four on CPU."""
-    return detect.streams or (2 if gpu else min(4, usable_cores()))
+    """Batches in flight: as set; else two on a GPU (one computes while one is fed), one more than cores, up to four, on CPU."""
+    return detect.streams or (2 if gpu else min(4, usable_cores() + 1))
 
 
 def usable_cores() -> int:
