@@ -24,6 +24,8 @@ cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # what is wro
 cv2.setNumThreads(1)  # images are decoded side by side already
 Image.MAX_IMAGE_PIXELS = None  # the limit below is stricter, and an error
 
+Image.init()
+_FORMATS = tuple(name for name in Image.ID if name not in ("EPS", "WMF"))  # Pillow would run another program on these
 Size = tuple[int, int]
 
 _EXIF_ORIENTATION = 0x0112
@@ -111,7 +113,7 @@ def _read_header(content: bytes, max_pixels: float) -> _Header:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(content)) as image:
+            with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
                 return _Header(image.format or "", image.size, _orientation(image), "progressive" in image.info)
     except Exception as err:  # noqa: BLE001  Pillow's plugins raise nearly anything on a header they don't understand
         return _read_header_by_decoding(content, max_pixels, err)
@@ -182,7 +184,7 @@ def _pillow(content: bytes, least_wh: Size) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(content)) as image:
+            with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
                 image.seek(0)
                 image.draft("RGB", least_wh)  # reduced scale for JPEG, nothing for others
                 many_bits = image.mode.startswith(("I", "F"))  # Pillow would clip these to 8 bits, not scale

@@ -350,3 +350,10 @@ def test_decoding_does_not_depend_on_its_neighbours_in_time():
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda content: decode_image(content, LIMIT).pixels, contents * 20))
     assert all(np.array_equal(pixels, wanted) for pixels, wanted in zip(together, itertools.cycle(alone), strict=False))
+
+
+def test_postscript_is_no_image():
+    """Pillow would start Ghostscript on it."""
+    with pytest.raises(DecodeError) as caught:
+        decode_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n", 1e6)
+    assert caught.value.reason == "not_an_image"
