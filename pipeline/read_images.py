@@ -134,7 +134,7 @@ def check_inputs(patterns: Sequence[str]) -> None:
         try:
             found = any(
                 FileSystems.match([variant], limits=[1])[0].metadata_list for variant in expand_pattern(pattern)
-            ) or _is_file(pattern)
+            ) or os.path.isfile(pattern)
         except Exception as err:
             raise InputError(f"input {pattern}: cannot be listed: {' '.join(str(err).split())[:300]}") from err
         if not found:
@@ -143,12 +143,8 @@ def check_inputs(patterns: Sequence[str]) -> None:
             )
 
 
-def _is_file(path: str) -> bool:
-    return os.path.isfile(path)
-
-
 def _list_files(pattern: str) -> Iterator[ImageRef]:
-    if _is_file(pattern):  # also when its name has characters that would mean something in a glob
+    if os.path.isfile(pattern):  # also when its name has characters that would mean something in a glob
         yield ImageRef(pattern.removeprefix("./"), size_bytes=os.path.getsize(pattern))
         return
     matches = FileSystems.match(expand_pattern(pattern))
@@ -163,7 +159,7 @@ def _list_files(pattern: str) -> Iterator[ImageRef]:
 
 def _read_manifest(path: str) -> Iterator[ImageRef]:
     found = [entry.path for match in FileSystems.match(expand_pattern(path)) for entry in match.metadata_list]
-    for name in [path] if _is_file(path) else found:
+    for name in [path] if os.path.isfile(path) else found:
         folder = name.rsplit("/", 1)[0] if "/" in name else "."
         with FileSystems.open(name) as file:
             lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
