@@ -52,6 +52,11 @@ class Detector:
       detect: How to run it.
       samples: How many images get a thumbnail for the report: those with the smallest hashes of their identity.
 
+    Attributes:
+      metadata: What the model says of itself.
+      version: Its version.
+      ready_at: When it was loaded and warm, seconds since the epoch.
+
     Raises:
       ModelError: The model cannot be used.
     """
@@ -88,6 +93,7 @@ class Detector:
             except (DecodeError, tf.errors.OpError) as err:
                 reason = _reason(err) if isinstance(err, tf.errors.OpError) else str(err)
                 raise ModelError(f"model {model.path}: fails on a request of its warm-up file: {reason}") from err
+        self.ready_at = time.time()
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import logging
@@ -12,7 +13,8 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import apache_beam as beam
@@ -121,20 +123,24 @@ def run(job: Job) -> int:
     config, staging = job.config, f"{job.config.output}/{STAGING}{uuid.uuid4().hex[:12]}"
     check_output(config.output)
     local = config.runner in LOCAL_RUNNERS
-    detector = load_detector(config) if local else None
-    ready_at = time.time()
+    launched_at = time.time()
     signal.signal(signal.SIGTERM, _stop)
     try:
-        with prism_where_wanted(config.runner, job.options) as options, progress.ProgressDisplay():
+        with (
+            detector_loading(config) if local else contextlib.nullcontext() as loading,
+            prism_where_wanted(config.runner, job.options) as options,
+            progress.ProgressDisplay(),
+        ):
             pipeline = beam.Pipeline(runner=_runner(config.runner), options=options)
             graph.build(pipeline, config, staging)
             pipeline.run().wait_until_finish()
+            detector = loading.result() if loading else None
         tally = read_tally(staging)
-        if tally is None:
+        if tally is None or not tally.read:
             raise InputError(f"input {', '.join(config.input)}: names no image")
         facts = RunFacts(
             job.started_at,
-            ready_at,
+            detector.ready_at if detector else launched_at,
             time.time(),
             job.command,
             config.as_dict(),
@@ -195,6 +201,18 @@ def load_detector(config: Config) -> Any:
     return shared_detector(config.model, config.detect, graph.samples_kept(config))
 
 
+@contextlib.contextmanager
+def detector_loading(config: Config) -> Iterator[Future[Any]]:
+    """Loads this process's detector while the block within sets a runner up; what is wrong with it is raised before what that broke."""
+    with ThreadPoolExecutor(1, "load") as loader:
+        loading = loader.submit(load_detector, config)
+        try:
+            yield loading
+        except Exception:
+            loading.result()
+            raise
+
+
 def _runner(name: str) -> Any:
     """The runner by name.
 
@@ -235,7 +253,9 @@ def _nearest_flag(flag: str, of_beam: Sequence[str]) -> str:
 
 
 def raise_user_error_within(err: Exception) -> None:
-    """Beam's runners hand an exception back as text; one of ours is raised again as itself."""
+    """Beam's runners hand an exception back as text; one of ours, and the one of Ctrl-C, is raised again as itself."""
+    if last_line(err).startswith("KeyboardInterrupt"):
+        raise KeyboardInterrupt from err
     found = re.findall(r"^pipeline\.errors\.(\w+): (.*?)(?: \[while running .*)?$", str(err), re.MULTILINE)
     for name, message in found[-1:]:
         raise getattr(errors, name, UserError)(message) from err

@@ -59,7 +59,8 @@ def make_thumbnail(pixels_rgb_upright: np.ndarray, max_side: int = 800) -> bytes
     scale = min(1.0, max_side / max(height, width))
     if scale < 1.0:
         size_wh = (max(1, round(width * scale)), max(1, round(height * scale)))
-        pixels_rgb_upright = cv2.resize(pixels_rgb_upright, size_wh, interpolation=cv2.INTER_AREA)
+        averaging = cv2.INTER_LINEAR if scale >= 0.5 else cv2.INTER_AREA  # linear is enough there, and three times as fast
+        pixels_rgb_upright = cv2.resize(pixels_rgb_upright, size_wh, interpolation=averaging)
     bgr = cv2.cvtColor(pixels_rgb_upright, cv2.COLOR_RGB2BGR)
     return bytes(cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])[1])
 

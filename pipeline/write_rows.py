@@ -165,9 +165,11 @@ class WriteResults(beam.PTransform):
 
             shards = [file.staged for file in files if file.final.startswith(DETECTIONS) and file.final.endswith(".jsonl")]
             files += [StagedFile(*names) for names in write_coco(shards, self.staging, self.write.coco_ground_truth)]
-        publish(self.output, files)
+        tally = merge_tallies(tallies, self.samples)
+        if tally.read:  # the results of an earlier run outlive one that found no input
+            publish(self.output, files)
         with FileSystems.create(f"{self.staging}/tally", compression_type=_TEXT) as file:
-            file.write(pickle.dumps(merge_tallies(tallies, self.samples)))
+            file.write(pickle.dumps(tally))
 
 
 def read_tally(staging: str) -> Tally | None:

@@ -42,6 +42,23 @@ def files_of(output: Path) -> dict[str, str]:
     return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+def signal_at_work(sent: signal.Signals, arguments: list, out: Path) -> tuple[int, str]:
+    """Sends a job a signal when its first rows are spooled; its exit code and what it said."""
+    command = [sys.executable, "-m", "pipeline.run", *map(str, arguments)]
+    job = subprocess.Popen(command, cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not glob.glob(f"{out}/.staging-*/spool/*") and job.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert glob.glob(f"{out}/.staging-*/spool/*"), "the job was met at work"
+        job.send_signal(sent)
+        return job.wait(60), job.stderr.read()
+    finally:
+        job.kill()
+        job.wait()
+        job.stderr.close()
+
+
 @pytest.mark.parametrize("model", ["bright_model", "bright_letterbox_model"])
 def test_boxes_are_in_pixels_of_the_original_image(model, request, tmp_path, run_job):
     """Whatever the size of the image and the resize rule of the model, the box is where the rectangle is."""
@@ -192,26 +209,34 @@ def test_a_killed_run_leaves_no_result_and_the_next_one_is_complete(tmp_path, ru
         write_bright_image(tmp_path / "in" / f"{n}.jpg", (1200, 900), (10, 10, 300, 300))
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--request-images", 16]
-    job = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.run", *map(str, arguments)],
-        cwd=REPO,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while not glob.glob(f"{out}/.staging-*/spool/*") and job.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        job.send_signal(signal.SIGKILL)
-    finally:
-        job.kill()
-        job.wait()
-    assert glob.glob(f"{out}/.staging-*/spool/*"), "the run was killed at work"
+    signal_at_work(signal.SIGKILL, arguments, out)
     assert [path for path in glob.glob(f"{out}/**", recursive=True) if os.path.isfile(path)] == []
 
     assert run_job(*arguments)[0] == 0
     assert len(rows_of(out)) == 300
     assert not list(out.glob(".*"))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_says_so_in_one_line_and_leaves_nothing(sent, tmp_path, bright_model):
+    """Ctrl-C, or the signal of a scheduler: no traceback, no half a result."""
+    for n in range(300):
+        write_bright_image(tmp_path / "in" / f"{n}.jpg", (1200, 900), (10, 10, 300, 300))
+    out = tmp_path / "out"
+    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--request-images", 16]
+    assert signal_at_work(sent, arguments, out) == (130, "stopped; nothing was published\n")
+    assert [path for path in out.rglob("*") if path.is_file()] == []
+
+
+def test_a_manifest_without_images_is_an_error_and_keeps_earlier_results(tmp_path, run_job, bright_model):
+    """What lists nothing must not wipe out what an earlier run found."""
+    write_bright_image(tmp_path / "in" / "good.png", (64, 48), (10, 10, 30, 30))
+    (tmp_path / "empty.txt").write_text("")
+    arguments = ["--output", tmp_path / "out", "--model", bright_model]
+    assert run_job("--input", tmp_path / "in", *arguments)[0] == 0
+    code, _, err = run_job("--input", tmp_path / "empty.txt", *arguments)
+    assert (code, err) == (2, f"error: input {tmp_path}/empty.txt: names no image\n")
+    assert len(rows_of(tmp_path / "out")) == 1
 
 
 def test_too_many_dead_letters_are_a_failure(tmp_path, run_job, bright_model):
