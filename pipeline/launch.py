@@ -203,7 +203,7 @@ def load_detector(config: Config) -> Any:
 
 @contextlib.contextmanager
 def detector_loading(config: Config) -> Iterator[Future[Any]]:
-    """Loads this process's detector while the block within sets a runner up; what is wrong with it is raised before what that broke."""
+    """Loads the detector of this process while the block within sets a runner up; its own error comes before what that broke."""
     with ThreadPoolExecutor(1, "load") as loader:
         loading = loader.submit(load_detector, config)
         try:
