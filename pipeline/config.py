@@ -41,7 +41,7 @@ class ModelConfig:
     input_hw: tuple[int, int] | None = _setting(None, "foreign models: height and width of the input, as [H, W]", low=1)
     input_dtype: Literal["uint8", "float32"] | None = _setting(None, "foreign models: what the input takes")
     value_range: tuple[float, float] | None = _setting(
-        None, "foreign models: what pixel values 0 and 255 become, as [0, 1] or [-1, 1]"
+        None, "foreign models: what pixel values 0 and 255 become: [0, 1] or [-1, 1]; as a flag, 0 1 or -1 1"
     )
     resize: Literal["stretch", "letterbox"] | None = _setting(None, "foreign models: how images are fitted to the input")
     letterbox_value: int | None = _setting(None, "foreign models: grey of the letterbox padding, 0..255", low=0, high=255)

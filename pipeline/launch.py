@@ -24,8 +24,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from pipeline import errors, graph, progress
 from pipeline.config import Config, settings
 from pipeline.errors import ConfigError, InputError, RunnerError, UserError
+from pipeline.list_images import check_inputs, is_manifest, is_tfrecord, list_images
 from pipeline.prism import prism_where_wanted
-from pipeline.read_images import check_inputs, is_manifest, is_tfrecord, list_images
 from pipeline.report import render_report
 from pipeline.samples import annotate
 from pipeline.summary import RunFacts, Tally, summarise, to_json
