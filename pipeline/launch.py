@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -19,7 +20,7 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
 
 from pipeline import errors, graph, progress
 from pipeline.config import Config, settings
@@ -33,6 +34,8 @@ from pipeline.write_rows import STAGING, check_output, read_tally, remove_stagin
 
 LOCAL_RUNNERS = ("DirectRunner", "PrismRunner")
 DONE, FAILED = 0, 1
+_JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
+_YEARS_SECONDS = 10 * 365 * 86_400  # Beam ends a portable job after this time (by default 300 s), though it says it doesn't
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,7 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
 
     Raises:
       ConfigError: One is unknown; Beam itself would only warn.
+      RunnerError: Nobody listens at the job server's endpoint.
     """
     flags = [flag for name, value in config.beam_options.items() for flag in _as_flags(name, value)] + list(beam_flags)
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
@@ -83,7 +87,26 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
         raise ConfigError(f"unknown flag {flag}{_nearest_flag(flag, [name for name in known._option_string_actions if name])}")
     if unknown:
         raise ConfigError(f"unexpected argument {unknown[0]!r}; see --help")
-    return PipelineOptions([f"--runner={config.runner}", *flags])
+    options = PipelineOptions([f"--runner={config.runner}", *flags])
+    portable = options.view_as(PortableOptions)
+    if not any(flag.startswith(_JOB_SERVER_TIMEOUT) for flag in flags):
+        portable.job_server_timeout = _YEARS_SECONDS
+    if portable.job_endpoint not in (None, "embed"):
+        _check_reachable(portable.job_endpoint)
+    return options
+
+
+def _check_reachable(endpoint: str) -> None:
+    """Makes sure that a job server listens.
+
+    Raises:
+      RunnerError: None does.
+    """
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, ValueError) as err:
+        raise RunnerError(f"job_endpoint {endpoint}: expected <host>:<port> where a job server listens, but: {err}") from err
 
 
 def _all_subclasses(cls: Any) -> list[Any]:
@@ -263,7 +286,7 @@ def raise_user_error_within(err: Exception) -> None:
 
 def last_line(err: Exception) -> str:
     """The line of a runner's error that says what happened."""
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(err).splitlines() if re.search(r"\w", line)]
     return (lines[-1] if lines else type(err).__name__)[:500]
 
 

@@ -40,6 +40,17 @@ def test_flags_are_read_as_yaml_would_read_them(argv, expected):
     assert overrides(*argv) == expected
 
 
+@pytest.mark.parametrize(("flags", "seconds"), [([], 10 * 365 * 86_400), (["--job_server_timeout=7"], 7)])
+def test_beams_timeout_does_not_end_a_portable_job(flags, seconds):
+    """It bounds the streams that a client follows its job by: with Beam's default a job on Prism fails after 300 s."""
+    from apache_beam.options.pipeline_options import PortableOptions
+
+    from pipeline.launch import beam_options
+
+    options = beam_options(Config(input=("a.jpg",), output="out", runner="PrismRunner"), flags)
+    assert options.view_as(PortableOptions).job_server_timeout == seconds
+
+
 def test_help_names_every_setting_with_its_default():
     text = " ".join(make_parser().format_help().split())
     for key, field, _ in settings():
@@ -114,6 +125,10 @@ MISTAKES = {
     "unknown flag": (["--input", "a.jpg", "--output", "out", "--score-treshold", "1"], "did you mean --score-threshold?"),
     "stray argument": (["a.jpg", "--output", "out", "--input", "a.jpg"], "unexpected argument 'a.jpg'"),
     "unknown runner": (["--input", "a.jpg", "--output", "out", "--runner", "NoRunner"], "runner NoRunner: expected DirectRunner"),
+    "no job server": (
+        ["--input", "a.jpg", "--output", "out", "--runner", "FlinkRunner", "--job_endpoint=localhost:1"],
+        "job_endpoint localhost:1: expected <host>:<port> where a job server listens",
+    ),
     "unwritable output": (["--input", "a.jpg", "--output", "a.jpg/out"], "output a.jpg/out: "),
     "missing model": (["--input", "a.jpg", "--output", "out", "--model", "absent"], "model absent: expected a SavedModel"),
     "missing model, dry": (["--input", "a.jpg", "--output", "out", "--model", "absent", "--dry-run"], "model absent: expected"),
