@@ -28,7 +28,7 @@ from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, 
 from pipeline.samples import make_thumbnail
 from pipeline.sampling import Sampler
 
-_CPU_LADDER = (1, 2, 4, 8)  # on CPU larger batches gain nothing and wait longer for their turn: BENCHMARKS.md
+_CPU_LADDER = (1, 2, 4)  # on CPU larger batches gain nothing, and each of their images waits for all: BENCHMARKS.md
 _GPU_LADDER = (1, 2, 4, 8, 16, 32)
 
 _shared: dict[tuple[ModelConfig, DetectConfig, int], Detector] = {}
