@@ -85,7 +85,8 @@ def ended(_pubsub_process, tmp_path_factory, bright_model) -> Ended:
     messages = [json.dumps(m).encode() if isinstance(m, dict) else m for m in mixed]
     random.shuffle(messages)
 
-    flags = ("--allow-uri-prefix", "gs://", folder / "in", "--archive-window-s", "2")
+    # the model is so quick that it would take each image at once: only waiting shows that batches form
+    flags = ("--allow-uri-prefix", "gs://", folder / "in", "--archive-window-s", "2", "--batch-timeout-ms", "20")
     with StreamingJob(_pubsub_process, folder, bright_model, *flags) as job:
         job.publish(*messages)
         detections = job.take(job.detections, IMAGES)
