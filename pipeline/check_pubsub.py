@@ -44,9 +44,7 @@ def check_topic(name: str, what: str = "output") -> None:
     try:
         shared_publisher().get_topic(topic=name, timeout=_CHECK_SECONDS, retry=None)
     except Exception as err:
-        explained = _explain(err, f"{what} {name}", "topic", OutputError)
-        if explained is not None:
-            raise explained from err
+        raise _explain(err, f"{what} {name}", "topic", OutputError) from err
 
 
 def _names(name: str, kind: str) -> bool:

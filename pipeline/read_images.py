@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import apache_beam as beam
-from apache_beam.transforms.window import GlobalWindow
+from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline import progress
@@ -20,7 +20,7 @@ from pipeline.fetch import FetchError, fetch
 from pipeline.list_images import is_tfrecord, list_images
 from pipeline.pools import started_pool
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
-from pipeline.summary import Tally
+from pipeline.summary import TALLY, Tally
 
 _READ_AHEAD_IMAGES = 512  # enough for the detector's next request, so that it finds its images read
 _READ_AHEAD_BYTES = 64_000_000
@@ -30,7 +30,7 @@ _ASSUMED_BYTES = 1_000_000  # of an image whose size was not listed
 class ReadOutputs(NamedTuple):
     """The outputs of `ReadImages`: each listed image is in one of the first two, or was listed more than once.
 
-    `counted` holds ("", `Tally`)s of images read and skipped.
+    `counted` holds (`TALLY`, `Tally`)s of images read and skipped.
     """
 
     images: beam.PCollection[EncodedImage]
@@ -90,14 +90,13 @@ def _list_all(_start: bytes, patterns: Sequence[str], exclude: str) -> Iterator[
 
 
 class _Counting(beam.DoFn):
-    """Gives its bundle's count as ("", `Tally`) when the bundle ends."""
+    """Gives its bundle's count as (`TALLY`, `Tally`) when the bundle ends."""
 
     def start_bundle(self) -> None:
         self._tally = Tally()
 
     def finish_bundle(self) -> Iterator[Any]:
-        window = GlobalWindow()
-        counted = WindowedValue(("", self._tally), window.max_timestamp(), (window,))
+        counted = GlobalWindows.windowed_value_at_end_of_window((TALLY, self._tally))
         yield beam.pvalue.TaggedOutput("counted", counted)
 
 

@@ -14,6 +14,7 @@ from pipeline.sampling import sample_rank
 
 _EXAMPLES = 20  # dead letters kept for the report, for each reason
 _LATENCY_STEP = 1.1  # latencies are counted in buckets that are 10 % wide
+TALLY = ""  # the key of tallies, where they travel among the names of shards
 STAGES = ("read", "decode", "postprocess")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import InputError
+from pipeline.write_rows import read_lines
 
 _RESULTS, _IMAGES = "coco/results.json", "coco/images.json"
 
@@ -34,9 +35,8 @@ def write_coco(shards: Sequence[str], staging: str, ground_truth: str | None) ->
     """
     image_ids, category_ids = _ids_of(ground_truth) if ground_truth else ({}, {})
     categories: dict[int, str] = {}
-    rows = map(
-        json.loads, heapq.merge(*(_lines(shard) for shard in shards))
-    )  # lines are sorted; their URIs, as text, need not be
+    lines = heapq.merge(*(read_lines(shard) for shard in shards))  # as text they are sorted; their URIs need not be
+    rows = map(json.loads, lines)
     with (
         FileSystems.create(f"{staging}/{_RESULTS}", compression_type="uncompressed") as results,
         FileSystems.create(f"{staging}/{_IMAGES}", compression_type="uncompressed") as images,
@@ -91,8 +91,3 @@ def _ids_of(path: str) -> tuple[dict[str, int], dict[str, int]]:
         raise InputError(
             f"coco_ground_truth {path}: expected COCO annotations with images and categories: {type(err).__name__}: {err}"
         ) from err
-
-
-def _lines(path: str) -> Iterator[bytes]:
-    with FileSystems.open(path, compression_type="uncompressed") as file:
-        yield from iter(file.readline, b"")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.transforms.window import GlobalWindow
+from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import WriteConfig
@@ -26,11 +26,10 @@ from pipeline.errors import OutputError
 from pipeline.globs import escape_glob
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.sampling import sample_rank
-from pipeline.summary import Tally, merge_tallies
+from pipeline.summary import TALLY, Tally, merge_tallies
 
 STAGING = ".staging-"
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
-TALLY = ""  # the key of counts, among the names of shards
 _TEXT = "uncompressed"  # Beam would gzip by a file's ending otherwise
 
 
@@ -94,8 +93,8 @@ class _Spool(beam.DoFn):
     def finish_bundle(self) -> Iterator[WindowedValue]:
         for shard, (path, file) in self._spools.items():
             file.close()
-            yield _global((shard, path))
-        yield _global((TALLY, self._tally))
+            yield GlobalWindows.windowed_value_at_end_of_window((shard, path))
+        yield GlobalWindows.windowed_value_at_end_of_window((TALLY, self._tally))
 
 
 @dataclasses.dataclass
@@ -136,7 +135,7 @@ class WriteResults(beam.PTransform):
         if shard == TALLY:
             yield "", merge_tallies((part for part in parts if isinstance(part, Tally)), self.samples)
         else:
-            lines = sorted(line for spool in parts if isinstance(spool, str) for line in _read_lines(spool))
+            lines = sorted(line for spool in parts if isinstance(spool, str) for line in read_lines(spool))
             yield from (("", file) for file in self._write_shard(shard, lines))
 
     def _write_shard(self, shard: str, lines: Sequence[bytes]) -> Iterator[StagedFile]:
@@ -156,20 +155,24 @@ class WriteResults(beam.PTransform):
         tallies: list[Tally] = []
         for result in results[1]:
             (tallies if isinstance(result, Tally) else files).append(result)  # type: ignore[arg-type]
+        tally = merge_tallies(tallies, self.samples)
+        if tally.read:  # the results of an earlier run outlive one that found no input
+            publish(self.output, [*files, *self._missing_files(files)])
+        with FileSystems.create(f"{self.staging}/tally", compression_type=_TEXT) as file:
+            file.write(pickle.dumps(tally))
+
+    def _missing_files(self, files: Sequence[StagedFile]) -> Iterator[StagedFile]:
+        """Shards that got no row, and what is made of all shards."""
         written = {file.final for file in files}
-        for shard in (*shard_names(DETECTIONS, self.write.shards), *shard_names(DEAD_LETTERS, 1)):
-            if f"{shard}.jsonl" not in written:
-                files += self._write_shard(shard, [])
+        wanted = (*shard_names(DETECTIONS, self.write.shards), *shard_names(DEAD_LETTERS, 1))
+        missing = [file for shard in wanted if f"{shard}.jsonl" not in written for file in self._write_shard(shard, [])]
+        yield from missing
         if self.write.coco:
             from pipeline.write_coco import write_coco
 
-            shards = [file.staged for file in files if file.final.startswith(DETECTIONS) and file.final.endswith(".jsonl")]
-            files += [StagedFile(*names) for names in write_coco(shards, self.staging, self.write.coco_ground_truth)]
-        tally = merge_tallies(tallies, self.samples)
-        if tally.read:  # the results of an earlier run outlive one that found no input
-            publish(self.output, files)
-        with FileSystems.create(f"{self.staging}/tally", compression_type=_TEXT) as file:
-            file.write(pickle.dumps(tally))
+            named = [(file.final, file.staged) for file in (*files, *missing)]
+            shards = [staged for final, staged in named if final.startswith(DETECTIONS) and final.endswith(".jsonl")]
+            yield from (StagedFile(*names) for names in write_coco(shards, self.staging, self.write.coco_ground_truth))
 
 
 def read_tally(staging: str) -> Tally | None:
@@ -185,11 +188,6 @@ def read_tally(staging: str) -> Tally | None:
 def shard_names(kind: str, shards: int) -> list[str]:
     """The names of all files of a kind, without their ending."""
     return [f"{kind}/{kind}-{shard:05d}-of-{shards:05d}" for shard in range(shards)]
-
-
-def _global(value: Any) -> WindowedValue:
-    window = GlobalWindow()
-    return WindowedValue(value, window.max_timestamp(), (window,))
 
 
 def publish(output: str, staged: Sequence[StagedFile]) -> int:
@@ -256,7 +254,8 @@ def remove_staging(output: str) -> None:
         FileSystems.delete([escape_glob(path) for path in left])
 
 
-def _read_lines(path: str) -> Iterator[bytes]:
+def read_lines(path: str) -> Iterator[bytes]:
+    """The lines of a file, as they are."""
     with FileSystems.open(path, compression_type=_TEXT) as file:
         yield from iter(file.readline, b"")
 

@@ -12,12 +12,11 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipeline.config import WriteConfig
 from pipeline.errors import OutputError
 from pipeline.records import DetectedImage, Detections, ImageRef, detection_row
-from pipeline.summary import Tally
+from pipeline.summary import TALLY, Tally
 from pipeline.write_rows import (
     DEAD_LETTERS,
     DETECTIONS,
     STAGING,
-    TALLY,
     SpoolRows,
     StagedFile,
     WriteResults,
