@@ -1,9 +1,8 @@
 """One model, shared by all who call it at the same time: TensorFlow's batch scheduler merges single images into device batches.
 
-Callers hand in one image each, from many threads, and block until its answer is there. The scheduler (the one of TF Serving)
-forms a batch
-when enough images wait or the oldest has waited long enough, pads it to a rung of the ladder, and keeps `streams` batches in
-flight.
+Callers hand in one or a few images each, from many threads, and block until the answers are there. The scheduler (the one of TF
+Serving) forms a batch when enough images wait or the oldest has waited long enough, pads it to a rung of the ladder, and keeps
+`streams` batches in flight.
 """
 
 from __future__ import annotations
@@ -12,9 +11,12 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tensorflow.errors import OpError
 
 _queues = itertools.count()
 
@@ -61,6 +63,7 @@ class BatchedModel:
         self._timeout_ms = timeout_ms
         self._lock = threading.Lock()
         self._outputs: list[str] = []
+        self._tickets = itertools.count()
         self._set_ladder(tuple(batch_sizes))
 
     @property
@@ -73,26 +76,41 @@ class BatchedModel:
         """How many callers keep every stream busy with the next batch already waiting."""
         return 2 * self._streams * self._batch_sizes[-1]
 
-    def __call__(self, pixels: np.ndarray) -> Answer:
-        """Runs one image, `uint8 (H, W, 3)`, in whatever batch it ends up.
+    def __call__(self, images: Sequence[np.ndarray]) -> list[Answer | OpError]:
+        """Runs images, each `uint8 (H, W, 3)`, in whatever batches they end up.
+
+        Returns:
+          For each image what the model says of it, or the error with which it fails on this image alone.
 
         Raises:
-          tf.errors.OpError: The model fails on this image alone.
+          tf.errors.ResourceExhaustedError: Memory does not suffice for a single one.
         """
         import tensorflow as tf
 
-        while True:
+        answers: list[Answer | OpError] = []
+        while len(answers) < len(images):
             batch_sizes, batched = self._batch_sizes, self._batched
+            together = images[len(answers) : len(answers) + batch_sizes[-1]]
             try:
-                return self._answer(batched(tf.constant(pixels[None])))
+                answers += batched(together)
             except tf.errors.ResourceExhaustedError:
                 if not self._drop_rung(batch_sizes):
                     raise
-            except tf.errors.OpError:
-                if len(batch_sizes) == 1 and batch_sizes[0] != 1:  # the model takes no other batch than this
-                    raise
-                alone = self._predict(tf.constant(pixels[None]))
-                return Answer({name: value.numpy()[0] for name, value in alone.items()}, 1, 0.0)
+            except tf.errors.OpError as err:
+                fixed_batch = len(batch_sizes) == 1 and batch_sizes[0] != 1  # the model takes no other batch than this
+                answers += [err] * len(together) if fixed_batch else [self._alone(pixels) for pixels in together]
+        return answers
+
+    def _alone(self, pixels: np.ndarray) -> Answer | OpError:
+        import tensorflow as tf
+
+        try:
+            outputs = self._predict(tf.constant(pixels[None]))
+            return Answer({name: value.numpy()[0] for name, value in outputs.items()}, 1, 0.0)
+        except tf.errors.ResourceExhaustedError:
+            raise
+        except tf.errors.OpError as err:
+            return err
 
     def warm_up(self) -> None:
         """Runs every rung once on each stream, so that no image pays for a first call."""
@@ -107,12 +125,7 @@ class BatchedModel:
                 if not self._drop_rung(self._batch_sizes, keep_below=size):
                     raise
                 break
-        self(np.zeros((*self._input_hw, 3), np.uint8))
-
-    def _answer(self, results: Sequence[Any]) -> Answer:
-        *outputs, rung, leads, seconds = (result.numpy()[0] for result in results)
-        led = bool(leads)
-        return Answer(dict(zip(self._outputs, outputs, strict=True)), int(rung) if led else 0, float(seconds) if led else 0.0)
+        self([np.zeros((*self._input_hw, 3), np.uint8)])
 
     def _drop_rung(self, batch_sizes: tuple[int, ...], keep_below: int | None = None) -> bool:
         """Shortens the ladder unless another caller has done so since `batch_sizes` was read; False when one rung is left."""
@@ -128,25 +141,42 @@ class BatchedModel:
     def _set_ladder(self, batch_sizes: tuple[int, ...]) -> None:
         import tensorflow as tf
 
-        # TensorFlow keeps one scheduler for each name of the operation in a process: of the same name, another model's images
-        # would share these batches, and a shorter ladder would have no effect
+        inputs = [tf.TensorSpec((None, *self._input_hw, 3), tf.uint8), tf.TensorSpec((None,), tf.int64)]
+        batch = tf.function(self._traced_predict, input_signature=inputs, autograph=False).get_concrete_function()
+        # TensorFlow keeps one scheduler for each name in a process: under the same one, another model's images would share these
+        # batches, and a shorter ladder would have no effect
         queue = f"queue{next(_queues)}"
-        scheduled = tf.nondifferentiable_batch_function(
-            num_batch_threads=self._streams,
-            max_batch_size=batch_sizes[-1],
-            batch_timeout_micros=int(self._timeout_ms * 1000),
-            allowed_batch_sizes=list(batch_sizes),
-            max_enqueued_batches=1 << 16,
-            autograph=False,
-        )(self._traced_predict)
+        answer_types = [output.dtype for output in batch.outputs]
 
-        @tf.function(input_signature=[tf.TensorSpec((None, *self._input_hw, 3), tf.uint8)], autograph=False)
-        def batched(images: Any) -> Any:
-            tickets = tf.random.uniform(tf.shape(images)[:1], maxval=tf.int64.max, dtype=tf.int64)
-            with tf.name_scope(queue):
-                return scheduled(images, tickets)
+        def batched(images: Sequence[np.ndarray]) -> list[Answer]:
+            with tf.device("CPU:0"):  # where the scheduler wants them; whole batches go to the device
+                pixels = tf.convert_to_tensor(np.stack(images))
+                tickets = tf.constant([next(self._tickets) for _ in images], tf.int64)
+            # the operation itself, called eagerly: half the CPU of a `tf.function` around it
+            results = tf.raw_ops.BatchFunction(
+                in_tensors=[pixels, tickets],
+                captured_tensors=batch.captured_inputs,
+                f=batch,
+                num_batch_threads=self._streams,
+                max_batch_size=batch_sizes[-1],
+                allowed_batch_sizes=list(batch_sizes),
+                batch_timeout_micros=int(self._timeout_ms * 1000),
+                max_enqueued_batches=1 << 16,
+                enable_large_batch_splitting=True,
+                shared_name=queue,
+                Tout=answer_types,
+            )
+            *outputs, rungs, leads, seconds = (result.numpy() for result in results)
+            return [
+                Answer(
+                    {name: output[n] for name, output in zip(self._outputs, outputs, strict=True)},
+                    int(rungs[n]) if leads[n] else 0,
+                    float(seconds[n]) if leads[n] else 0.0,
+                )
+                for n in range(len(images))
+            ]
 
-        self._batched = batched.get_concrete_function()
+        self._batched = batched
         self._batch_sizes = batch_sizes
 
     def _traced_predict(self, images: Any, tickets: Any) -> list[Any]:

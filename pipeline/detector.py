@@ -1,24 +1,28 @@
 """The detector of one process: encoded images in, one `DetectedImage` or `DeadLetter` for each out.
 
-Every image is its own small task on a pool: decode, fit to the model's input, hand to the batch scheduler, map the boxes back.
-There are enough
-tasks in flight that the model always finds the next batch waiting, while decoding stays on as many cores as it may use.
+Threads of a pool each take a few of the images that wait: decode, fit to the model's input, hand to the batch scheduler, map the
+boxes back. There are enough threads that the model always finds the next batch waiting, while decoding stays on as many cores as
+it may use.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from models.geometry import fit_image, resize_plan
+from models.geometry import InputTransform, fit_image, resize_plan
 from models.metadata import DetectorMetadata
 from pipeline import progress, saved_model
-from pipeline.batching import BatchedModel
+from pipeline.batching import Answer, BatchedModel
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.decode import DecodeError, Size, decode_image
 from pipeline.detections import check_classes, to_detections
@@ -28,11 +32,29 @@ from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, 
 from pipeline.samples import make_thumbnail
 from pipeline.sampling import Sampler
 
+if TYPE_CHECKING:
+    from tensorflow.errors import OpError
+
 _CPU_LADDER = (1, 2, 4)  # on CPU larger batches gain nothing, and each of their images waits for all: BENCHMARKS.md
 _GPU_LADDER = (1, 2, 4, 8, 16, 32)
+_TOGETHER = 4  # images that one thread takes at most: each call of the model costs it half a millisecond
 
 _shared: dict[tuple[ModelConfig, DetectConfig, int], Detector] = {}
 _shared_lock = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Prepared:
+    """An image on its way into the model; its full-sized pixels are gone."""
+
+    image: EncodedImage
+    received_at: float
+    image_wh: Size
+    transform: InputTransform
+    pixels: np.ndarray
+    thumbnail: bytes
+    decode_seconds: float
+    fitted_at: float
 
 
 def shared_detector(model: ModelConfig, detect: DetectConfig, samples: int = 0) -> Detector:
@@ -79,20 +101,19 @@ class Detector:
             saved_model.streams_of(detect, gpu),
             detect.batch_timeout_ms,
         )
-        threads = detect.decode_threads or saved_model.usable_cores()
-        self._decoding = threading.BoundedSemaphore(threads)
+        self._decoders = detect.decode_threads or saved_model.usable_cores()
+        self._decoding = threading.BoundedSemaphore(self._decoders)
         self._sampler = Sampler(samples)
         try:
             self._model.warm_up()
         except tf.errors.OpError as err:
             raise ModelError(f"model {model.path}: fails on a blank image: {_reason(err)}") from err
-        self._pool = started_pool(self._model.images_in_flight + threads, "detect")
+        self._waiting: deque[tuple[EncodedImage, Future[DetectedImage | DeadLetter]]] = deque()
+        self._pool = started_pool(math.ceil(self._model.images_in_flight / _TOGETHER) + self._decoders, "detect")
         for request in saved.warmup_requests:
-            try:
-                self._run_warmup_request(request)
-            except (DecodeError, tf.errors.OpError) as err:
-                reason = _reason(err) if isinstance(err, tf.errors.OpError) else str(err)
-                raise ModelError(f"model {model.path}: fails on a request of its warm-up file: {reason}") from err
+            failure = self._run_warmup_request(request)
+            if failure:
+                raise ModelError(f"model {model.path}: fails on a request of its warm-up file: {failure}")
         self.ready_at = time.time()
 
     @property
@@ -102,66 +123,88 @@ class Detector:
 
     def start(self, image: EncodedImage) -> Future[DetectedImage | DeadLetter]:
         """Begins to detect in one image; its result is there when the images that were started with it are done."""
-        return self._pool.submit(self._detect_one, image)
+        result: Future[DetectedImage | DeadLetter] = Future()
+        self._waiting.append((image, result))
+        self._pool.submit(self._detect_waiting)
+        return result
 
     def detect(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
         """Detects in all images; one result for each, in their order."""
-        return list(self._pool.map(self._detect_one, images))
+        return [started.result() for started in [self.start(image) for image in images]]
 
-    def _detect_one(self, image: EncodedImage) -> DetectedImage | DeadLetter:
-        import tensorflow as tf
-
+    def _detect_waiting(self) -> None:
+        """One decoder's share of the images that wait now; nothing where other threads have taken them all."""
+        share = max(1, min(_TOGETHER, len(self._waiting) // self._decoders))
+        images: list[EncodedImage] = []
+        results: list[Future[DetectedImage | DeadLetter]] = []
+        with contextlib.suppress(IndexError):
+            while len(images) < share:
+                image, result = self._waiting.popleft()
+                images.append(image)
+                results.append(result)
         try:
-            result: DetectedImage | DeadLetter = self._detect_readable(image)
-            progress.count("detected")
-        except DecodeError as err:
-            result = DeadLetter(image.ref, "decode", err.reason, str(err), _payload(image))
-            progress.count("dead")
-        except tf.errors.OpError as err:
-            if isinstance(err, tf.errors.ResourceExhaustedError):
-                raise  # even one image does not fit: that may pass, and is no fault of the image
-            message = f"the model fails on this image alone: {_reason(err)}"
-            result = DeadLetter(image.ref, "detect", "model_failed", message, _payload(image))
-            progress.count("dead")
-        return result
+            for result, found in zip(results, self._detect_together(images), strict=True):
+                result.set_result(found)
+        except BaseException as err:  # noqa: BLE001  whoever waits for the results must learn of it
+            for result in results:
+                if not result.done():
+                    result.set_exception(err)
 
-    def _detect_readable(self, image: EncodedImage) -> DetectedImage:
+    def _detect_together(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
+        prepared = [self._prepare(image) for image in images]
+        answers = iter(self._model([ready.pixels for ready in prepared if isinstance(ready, _Prepared)]))
+        found = [self._finish(ready, next(answers)) if isinstance(ready, _Prepared) else ready for ready in prepared]
+        for result in found:
+            progress.count("dead" if isinstance(result, DeadLetter) else "detected")
+        return found
+
+    def _prepare(self, image: EncodedImage) -> _Prepared | DeadLetter:
+        """Decodes an image and fits it to the model's input."""
         received_at = image.received_at or time.time()
         with self._decoding:
             started = time.monotonic()
-            decoded = decode_image(image.content, self._settings.max_megapixels * 1e6, self._needed_wh)
+            try:
+                decoded = decode_image(image.content, self._settings.max_megapixels * 1e6, self._needed_wh)
+            except DecodeError as err:
+                return DeadLetter(image.ref, "decode", err.reason, str(err), _payload(image))
             transform = resize_plan(decoded.image_wh, self.metadata.input_hw, self.metadata.resize)
             pixels = fit_image(decoded.pixels, transform, self.metadata.input_hw, self.metadata.letterbox_value)
             thumbnail = make_thumbnail(decoded.pixels) if self._sampler.wants(image.ref.identity) else b""
-            image_wh = decoded.image_wh
-            del decoded  # a large image's pixels must not stay while this task waits for its batch
-        fitted = time.monotonic()
-        answer = self._model(pixels)
-        answered = time.monotonic()
-        detections = to_detections(answer.outputs, self.metadata, transform, self._settings)
-        finished = time.monotonic()
+            fitted_at = time.monotonic()
+            return _Prepared(image, received_at, decoded.image_wh, transform, pixels, thumbnail, fitted_at - started, fitted_at)
+
+    def _finish(self, ready: _Prepared, answer: Answer | OpError) -> DetectedImage | DeadLetter:
+        """Maps the model's answer back to the image."""
+        image, answered_at = ready.image, time.monotonic()
+        if not isinstance(answer, Answer):
+            message = f"the model fails on this image alone: {_reason(answer)}"
+            return DeadLetter(image.ref, "detect", "model_failed", message, _payload(image))
+        detections = to_detections(answer.outputs, self.metadata, ready.transform, self._settings)
         timing = Timing(
             read=image.read_seconds,
-            decode=fitted - started,
-            predict=answered - fitted,
-            postprocess=finished - answered,
-            latency=time.time() - received_at,
+            decode=ready.decode_seconds,
+            predict=answered_at - ready.fitted_at,
+            postprocess=time.monotonic() - answered_at,
+            latency=time.time() - ready.received_at,
             finished_at=time.time(),
             led_batch=answer.led_batch,
             model=answer.model_seconds,
         )
-        return DetectedImage(image.ref, *image_wh, self.metadata.name, self.version, detections, timing, thumbnail)
+        return DetectedImage(image.ref, *ready.image_wh, self.metadata.name, self.version, detections, timing, ready.thumbnail)
 
     def _needed_wh_for(self, image_wh: Size) -> Size:
         return resize_plan(image_wh, self.metadata.input_hw, self.metadata.resize).resized_wh
 
-    def _run_warmup_request(self, request: bytes | np.ndarray) -> None:
-        """One request of TF Serving's warm-up file: an encoded image goes all the way, an array to the model alone."""
+    def _run_warmup_request(self, request: bytes | np.ndarray) -> str:
+        """One request of TF Serving's warm-up file: an encoded image goes all the way, an array to the model alone.
+
+        Returns:
+          Why it fails; "" if it does not.
+        """
         if isinstance(request, bytes):
-            self._detect_readable(EncodedImage(ImageRef("warm-up request"), request))
-        else:
-            for pixels in request:
-                self._model(pixels)
+            found = self._detect_together([EncodedImage(ImageRef("warm-up request"), request)])
+            return next((result.message for result in found if isinstance(result, DeadLetter)), "")
+        return next((_reason(answer) for answer in self._model(list(request)) if not isinstance(answer, Answer)), "")
 
 
 def _payload(image: EncodedImage) -> bytes:
@@ -169,7 +212,7 @@ def _payload(image: EncodedImage) -> bytes:
     return image.content if image.ref.is_inline else b""
 
 
-def _reason(err: Any) -> str:
+def _reason(err: OpError) -> str:
     """The telling line of TensorFlow's many: the last one that names no node."""
     lines = [line for line in (err.message or "").splitlines() if line.strip() and "[[{{node" not in line]
     return (lines or [type(err).__name__])[-1].strip()[:300]

@@ -237,22 +237,37 @@ def _freeze(function: Any) -> Any:
 def _optimise(named_function: tuple[list[str], Any], precision: str) -> Any:
     """Runs TensorFlow's graph optimiser once, here, so that no call and no rung pays for it again."""
     import tensorflow as tf
+
+    names, frozen = named_function
+    graph = optimised_graph(frozen, precision)
+    fed, fetched = frozen.inputs[0].name, [tensor.name for tensor in frozen.outputs]
+    pruned = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(graph, name=""), []).prune(fed, fetched)
+    return lambda images: dict(zip(sorted(names), pruned(images), strict=True))
+
+
+def optimised_graph(frozen: Any, precision: str) -> Any:
+    """A frozen function's `GraphDef` after TensorFlow's own rewrites.
+
+    Args:
+      frozen: A `ConcreteFunction` without variables.
+      precision: `float32` or `bfloat16`.
+    """
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
     from tensorflow.python.grappler import tf_optimizer
     from tensorflow.python.training.saver import export_meta_graph
 
-    names, frozen = named_function
-    config = config_pb2.ConfigProto()
-    config.graph_options.rewrite_options.min_graph_nodes = -1
-    if precision == "bfloat16":
-        config.graph_options.rewrite_options.auto_mixed_precision_onednn_bfloat16 = rewriter_config_pb2.RewriterConfig.ON
     graph = export_meta_graph(graph_def=frozen.graph.as_graph_def(), graph=frozen.graph)
     for tensor in frozen.outputs:
         graph.collection_def["train_op"].node_list.value.append(tensor.name)
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.min_graph_nodes = -1
     optimised = tf_optimizer.OptimizeGraph(config, graph)
-    fed, fetched = frozen.inputs[0].name, [tensor.name for tensor in frozen.outputs]
-    pruned = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(optimised, name=""), []).prune(fed, fetched)
-    return lambda images: dict(zip(sorted(names), pruned(images), strict=True))
+    if precision == "bfloat16":
+        # in one pass, bfloat16 would come before batch normalisations are folded into their convolutions, and keep them apart
+        config.graph_options.rewrite_options.auto_mixed_precision_onednn_bfloat16 = rewriter_config_pb2.RewriterConfig.ON
+        graph.graph_def.CopyFrom(optimised)
+        optimised = tf_optimizer.OptimizeGraph(config, graph)
+    return optimised
 
 
 def _warmup_requests(path: str, metadata: DetectorMetadata) -> Iterator[Any]:

@@ -28,14 +28,17 @@ def means(images):
     }
 
 
-def ask(batched, values):
-    with ThreadPoolExecutor(len(values)) as pool:
-        return list(pool.map(lambda value: batched(image(value)), values))
+def ask(batched, values, together=1):
+    """Each call from a thread of its own, with `together` images in it (the last with what is left)."""
+    calls = [[image(value) for value in values[start : start + together]] for start in range(0, len(values), together)]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [answer for answers in pool.map(batched, calls) for answer in answers]
 
 
+@pytest.mark.parametrize("together", [1, 3, 4, 20])
 @pytest.mark.parametrize("images", [8, 16, 40])
-def test_images_of_many_threads_travel_in_full_batches(images):
-    answers = ask(model(means, (1, 2, 4, 8), timeout_ms=LONG_MS), range(images))
+def test_images_of_many_threads_travel_in_full_batches(images, together):
+    answers = ask(model(means, (1, 2, 4, 8), timeout_ms=LONG_MS), range(images), together)
     assert [answer.outputs["mean"] for answer in answers] == list(range(images))
     assert sorted(answer.led_batch for answer in answers) == (images - images // 8) * [0] + images // 8 * [8]
     assert all((answer.model_seconds > 0) == (answer.led_batch > 0) for answer in answers)
@@ -43,7 +46,7 @@ def test_images_of_many_threads_travel_in_full_batches(images):
 
 @pytest.mark.parametrize(("ladder", "rung"), [((1, 2, 4), 1), ((2, 4), 2), ((8,), 8)])
 def test_a_lone_image_travels_on_the_smallest_rung(ladder, rung):
-    answer = model(means, ladder)(image(7))
+    answer = model(means, ladder)([image(7)])[0]
     assert (answer.outputs["mean"], answer.outputs["rung"], answer.led_batch) == (7, rung, rung)
 
 
@@ -64,7 +67,7 @@ def test_two_models_in_one_process_share_no_batch():
     first = model(lambda images: {"n": tf.ones([tf.shape(images)[0]])}, (2,), timeout_ms=LONG_MS)
     second = model(lambda images: {"n": 2 * tf.ones([tf.shape(images)[0]])}, (2,), timeout_ms=LONG_MS)
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda batched: batched(image(0)).outputs["n"], [first, second, first, second]))
+        answers = list(pool.map(lambda batched: batched([image(0)])[0].outputs["n"], [first, second, first, second]))
     assert answers == [1, 2, 1, 2]
 
 
@@ -98,10 +101,11 @@ def out_of_memory_above(limit):
     return tf.function(predict, autograph=False)
 
 
+@pytest.mark.parametrize("together", [1, 3, 40])
 @pytest.mark.parametrize(("limit", "ladder"), [(1, (1,)), (3, (1, 2)), (4, (1, 2, 4))])
-def test_out_of_memory_shortens_the_ladder_for_good_and_loses_no_image(limit, ladder):
+def test_out_of_memory_shortens_the_ladder_for_good_and_loses_no_image(limit, ladder, together):
     batched = model(out_of_memory_above(limit), (1, 2, 4, 8), timeout_ms=20.0)
-    answers = ask(batched, range(40))
+    answers = ask(batched, range(40), together)
     assert [answer.outputs["mean"] for answer in answers] == list(range(40))
     assert max(answer.outputs["rung"] for answer in answers) <= limit
     assert batched.batch_sizes == ladder
@@ -123,10 +127,11 @@ def test_out_of_memory_on_the_last_rung_is_an_error():
     with pytest.raises(tf.errors.ResourceExhaustedError):
         model(out_of_memory_above(0), (1, 2)).warm_up()
     with pytest.raises(tf.errors.ResourceExhaustedError):
-        model(out_of_memory_above(0), (1, 2))(image(0))
+        model(out_of_memory_above(0), (1, 2))([image(0)])
 
 
-def test_an_image_that_breaks_the_model_breaks_no_other():
+@pytest.mark.parametrize("together", [1, 4, 16])
+def test_an_image_that_breaks_the_model_breaks_no_other(together):
     import tensorflow as tf
 
     @tf.function(autograph=False)
@@ -136,14 +141,9 @@ def test_an_image_that_breaks_the_model_breaks_no_other():
 
     batched = model(predict, (1, 2, 4, 8), timeout_ms=50.0)
 
-    def ask_one(value):
-        try:
-            return float(batched(image(value)).outputs["mean"])
-        except tf.errors.InvalidArgumentError as err:
-            return str(err)
-
-    with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(ask_one, range(16)))
-    assert "pixel 13" in answers.pop(13)
-    assert answers == [n for n in range(16) if n != 13]
+    answers = ask(batched, range(16), together)
+    broken = answers.pop(13)
+    assert isinstance(broken, tf.errors.InvalidArgumentError)
+    assert "pixel 13" in broken.message
+    assert [answer.outputs["mean"] for answer in answers] == [n for n in range(16) if n != 13]
     assert batched.batch_sizes == (1, 2, 4, 8)

@@ -13,7 +13,7 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detector import Detector
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
-from pipeline.saved_model import load, locate
+from pipeline.saved_model import load, locate, optimised_graph
 from tests.conftest import write_bright_image
 from tests.tiny_models import bright_box, save_model
 
@@ -342,6 +342,24 @@ def test_bfloat16_rounds_a_little_and_float32_does_not(convolutions):
     assert np.allclose(full, exact, atol=1e-5)
     difference = np.abs(half - exact).max()
     assert 1e-5 < difference < 2e-2
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_batch_normalisations_are_folded_into_their_convolutions(precision):
+    import tensorflow as tf
+
+    kernel, ones = tf.constant(np.random.default_rng(1).normal(0, 0.1, (3, 3, 3, 8)), tf.float32), tf.ones(8)
+
+    @tf.function(input_signature=[images_spec(dtype="float32")], autograph=False)
+    def predict(images):
+        features = tf.nn.conv2d(images, kernel, 1, "SAME")
+        return tf.nn.relu(tf.compat.v1.nn.fused_batch_norm(features, ones, ones, ones, ones, is_training=False)[0])
+
+    frozen = predict.get_concrete_function()
+    assert "FusedBatchNormV3" in {node.op for node in frozen.graph.as_graph_def().node}
+    left = {node.op for node in optimised_graph(frozen, precision).node}
+    assert "Conv2D" in left
+    assert "FusedBatchNormV3" not in left
 
 
 @pytest.mark.parametrize(

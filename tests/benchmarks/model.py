@@ -97,8 +97,7 @@ class Network:
             for statistic, value in zip((mean, variance), tf.nn.moments(x, [0, 1, 2]), strict=True):
                 statistic.assign(value)
         scale, offset = self._variable(name + "scale", np.ones(filters)), self._variable(name + "offset", np.zeros(filters))
-        x = tf.compat.v1.nn.fused_batch_norm(x, scale, offset, mean, variance, epsilon=1e-3, is_training=False)[0]
-        return tf.nn.leaky_relu(x, 0.1)
+        return tf.nn.leaky_relu(tf.nn.batch_normalization(x, mean, variance, offset, scale, 1e-3), 0.1)
 
     def _partial_stage(self, x: Any, filters: int) -> tuple[Any, Any]:
         """One cross-stage-partial block: (pooled, what goes to the fine head)."""
