@@ -154,18 +154,15 @@ class DeadLetter:
 def detection_row(image: DetectedImage) -> dict[str, Any]:
     """The JSON row of a detected image, as the output contract has it (boxes to 0.01 pixel, confidences to 1e-5)."""
     found = image.detections
+    boxes = np.round(found.boxes_xyxy.astype(np.float64), 2).tolist()
+    confidences = np.round(found.confidences.astype(np.float64), 5).tolist()
     return {
         "image": {"uri": image.ref.uri, "generation": image.ref.generation, "width": image.width, "height": image.height},
         "model": {"name": image.model_name, "version": image.model_version},
         "detections": [
-            {
-                "box_xyxy": [round(edge, 2) for edge in box],
-                "class_id": class_id,
-                "class_name": name,
-                "confidence": round(confidence, 5),
-            }
+            {"box_xyxy": box, "class_id": class_id, "class_name": name, "confidence": confidence}
             for box, class_id, name, confidence in zip(
-                found.boxes_xyxy.tolist(), found.class_ids.tolist(), found.class_names, found.confidences.tolist(), strict=True
+                boxes, found.class_ids.tolist(), found.class_names, confidences, strict=True
             )
         ],
     }
