@@ -21,6 +21,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.runners.worker.statesampler import StateSampler
 
 from pipeline import errors, graph, progress
 from pipeline.config import Config, settings
@@ -35,6 +36,7 @@ from pipeline.write_rows import STAGING, check_output, read_tally, remove_stagin
 LOCAL_RUNNERS = ("DirectRunner", "PrismRunner")
 DONE, FAILED = 0, 1
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
+_SAMPLING_MS = 20
 _YEARS_SECONDS = 10 * 365 * 86_400  # Beam ends a portable job after this time (by default 300 s), though it says it doesn't
 
 
@@ -63,6 +65,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     """
     config = dataclasses.replace(config, output=config.output.rstrip("/") or "/")
     options = beam_options(config, beam_flags)
+    end_bundles_promptly()
     _runner(config.runner)
     FileSystems.set_options(options)
     check_inputs(config.input)
@@ -94,6 +97,15 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
     if portable.job_endpoint not in (None, "embed"):
         _check_reachable(portable.job_endpoint)
     return options
+
+
+def end_bundles_promptly() -> None:
+    """Makes local workers end their bundles up to 0.2 s sooner.
+
+    Beam ends a bundle by joining the thread that samples which step is busy. That thread sleeps for 200 ms at a time, and no
+    option sets it.
+    """
+    StateSampler.__init__.__defaults__ = (_SAMPLING_MS,)
 
 
 def _check_reachable(endpoint: str) -> None:

@@ -24,7 +24,17 @@ from pipeline.check_pubsub import check_subscription, check_topic
 from pipeline.config import Config
 from pipeline.errors import ConfigError, InputError, UserError
 from pipeline.intake import stop_event
-from pipeline.launch import DONE, FAILED, Job, beam_options, finish, last_line, load_detector, raise_user_error_within
+from pipeline.launch import (
+    DONE,
+    FAILED,
+    Job,
+    beam_options,
+    end_bundles_promptly,
+    finish,
+    last_line,
+    load_detector,
+    raise_user_error_within,
+)
 from pipeline.live import LiveLines, live_figures
 from pipeline.prism import prism_binary, prism_where_wanted
 from pipeline.summary import RunFacts
@@ -55,6 +65,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
             f"answer_topic: answers by request need PrismRunner, where all runs in one process; got {config.runner}"
         )
     options = beam_options(config, beam_flags)
+    end_bundles_promptly()
     options.view_as(StandardOptions).streaming = True
     options.view_as(DebugOptions).add_experiment("prism_disable_sdf_split")  # a puller is one turn, there is nothing to split
     check_subscription(config.input[0])

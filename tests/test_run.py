@@ -51,6 +51,20 @@ def test_beams_timeout_does_not_end_a_portable_job(flags, seconds):
     assert options.view_as(PortableOptions).job_server_timeout == seconds
 
 
+def test_local_workers_do_not_wait_long_at_the_end_of_a_bundle():
+    import inspect
+
+    from apache_beam.runners.worker.statesampler import StateSampler
+    from apache_beam.utils.counters import CounterFactory
+
+    from pipeline.launch import end_bundles_promptly
+
+    end_bundles_promptly()
+    assert StateSampler("a bundle", CounterFactory()).sampling_period_ms == 20
+    defaults = {name: p.default for name, p in inspect.signature(StateSampler.__init__).parameters.items()}
+    assert {name for name, default in defaults.items() if default is not inspect.Parameter.empty} == {"sampling_period_ms"}
+
+
 def test_help_names_every_setting_with_its_default():
     text = " ".join(make_parser().format_help().split())
     for key, field, _ in settings():
