@@ -30,6 +30,7 @@ needs_prism = pytest.mark.skipif(
     not (REPO / ".tools" / "prism").exists(), reason="no Prism binary; `make prism` builds it where Go is installed"
 )
 RUNNERS = ["DirectRunner", pytest.param("PrismRunner", marks=needs_prism)]
+WORK_IMAGES = 2000
 
 
 def rows_of(output: Path, kind: str = "detections") -> list[dict]:
@@ -40,6 +41,13 @@ def files_of(output: Path) -> dict[str, str]:
     """Every result file but the two that hold times, with a hash of its content."""
     files = [path for path in output.rglob("*") if path.is_file() and path.name not in ("summary.json", "report.html")]
     return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def write_work(folder: Path) -> None:
+    """Images enough for a second or more of work: one, under many names."""
+    write_bright_image(folder / "0.jpg", (1200, 900), (10, 10, 300, 300))
+    for n in range(1, WORK_IMAGES):
+        os.link(folder / "0.jpg", folder / f"{n}.jpg")
 
 
 def signal_at_work(sent: signal.Signals, arguments: list, out: Path) -> tuple[int, str]:
@@ -205,23 +213,21 @@ def test_a_second_run_gives_the_same_files(tmp_path, run_job, bright_model):
 
 def test_a_killed_run_leaves_no_result_and_the_next_one_is_complete(tmp_path, run_job, bright_model):
     """SIGKILL while images are worked on: no reader finds anything; a second run cleans up and finishes."""
-    for n in range(300):
-        write_bright_image(tmp_path / "in" / f"{n}.jpg", (1200, 900), (10, 10, 300, 300))
+    write_work(tmp_path / "in")
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--request-images", 16]
     signal_at_work(signal.SIGKILL, arguments, out)
     assert [path for path in glob.glob(f"{out}/**", recursive=True) if os.path.isfile(path)] == []
 
     assert run_job(*arguments)[0] == 0
-    assert len(rows_of(out)) == 300
+    assert len(rows_of(out)) == WORK_IMAGES
     assert not list(out.glob(".*"))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_says_so_in_one_line_and_leaves_nothing(sent, tmp_path, bright_model):
     """Ctrl-C, or the signal of a scheduler: no traceback, no half a result."""
-    for n in range(300):
-        write_bright_image(tmp_path / "in" / f"{n}.jpg", (1200, 900), (10, 10, 300, 300))
+    write_work(tmp_path / "in")
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--request-images", 16]
     assert signal_at_work(sent, arguments, out) == (130, "stopped; nothing was published\n")
