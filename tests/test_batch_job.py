@@ -53,6 +53,7 @@ def write_work(folder: Path) -> None:
 def signal_at_work(sent: signal.Signals, arguments: list, out: Path) -> tuple[int, str]:
     """Sends a job a signal when its first rows are spooled; its exit code and what it said."""
     command = [sys.executable, "-m", "pipeline.run", *map(str, arguments)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background, and its children, ignore it
     job = subprocess.Popen(command, cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 120
