@@ -1,4 +1,4 @@
-"""One model, shared by all who call it at the same time: TensorFlow's batch scheduler merges single images into device batches.
+"""One model, shared by all who call it at the same time: TensorFlow's batch scheduler merges their images into device batches.
 
 Callers hand in one or a few images each, from many threads, and block until the answers are there. The scheduler (the one of TF
 Serving) forms a batch when enough images wait or the oldest has waited long enough, pads it to a rung of the ladder, and keeps
@@ -73,7 +73,7 @@ class BatchedModel:
 
     @property
     def images_in_flight(self) -> int:
-        """How many callers keep every stream busy with the next batch already waiting."""
+        """How many images keep every stream busy with the next batch already waiting."""
         return 2 * self._streams * self._batch_sizes[-1]
 
     def __call__(self, images: Sequence[np.ndarray]) -> list[Answer | OpError]:
@@ -152,7 +152,7 @@ class BatchedModel:
             with tf.device("CPU:0"):  # where the scheduler wants them; whole batches go to the device
                 pixels = tf.convert_to_tensor(np.stack(images))
                 tickets = tf.constant([next(self._tickets) for _ in images], tf.int64)
-            # the operation itself, called eagerly: half the CPU of a `tf.function` around it
+            # the operation itself, called eagerly: a `tf.function` around it would cost CPU for each call
             results = tf.raw_ops.BatchFunction(
                 in_tensors=[pixels, tickets],
                 captured_tensors=batch.captured_inputs,

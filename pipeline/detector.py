@@ -35,7 +35,7 @@ from pipeline.sampling import Sampler
 if TYPE_CHECKING:
     from tensorflow.errors import OpError
 
-_CPU_LADDER = (1, 2, 4)  # on CPU larger batches gain nothing, and each of their images waits for all: BENCHMARKS.md
+_CPU_LADDER = (1, 2, 4)  # on CPU larger batches gain nothing, and each of their images waits for all
 _GPU_LADDER = (1, 2, 4, 8, 16, 32)
 _TOGETHER = 4  # images that one thread takes at most: each call of the model costs it half a millisecond
 
@@ -143,12 +143,13 @@ class Detector:
                 images.append(image)
                 results.append(result)
         try:
-            for result, found in zip(results, self._detect_together(images), strict=True):
-                result.set_result(found)
+            found = self._detect_together(images)
         except BaseException as err:  # noqa: BLE001  whoever waits for the results must learn of it
             for result in results:
-                if not result.done():
-                    result.set_exception(err)
+                result.set_exception(err)
+        else:
+            for result, value in zip(results, found, strict=True):
+                result.set_result(value)
 
     def _detect_together(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
         prepared = [self._prepare(image) for image in images]

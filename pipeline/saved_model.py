@@ -235,7 +235,7 @@ def _freeze(function: Any) -> Any:
 
 
 def _optimise(named_function: tuple[list[str], Any], precision: str) -> Any:
-    """Runs TensorFlow's graph optimiser once, here, so that no call and no rung pays for it again."""
+    """Runs TensorFlow's graph optimiser here, so that no call and no rung pays for it again."""
     import tensorflow as tf
 
     names, frozen = named_function
