@@ -13,14 +13,14 @@ import functools
 import apache_beam as beam
 
 from pipeline.config import Config
-from pipeline.deduplicate import DropDuplicates, DropDuplicatesInState
-from pipeline.detect_objects import DetectObjects
-from pipeline.messages import MessageLimits
-from pipeline.pubsub import ReadMessages, ReadNative
-from pipeline.read_images import ReadImages
+from pipeline.detect.detect_objects import DetectObjects
+from pipeline.read.read_images import ReadImages
 from pipeline.records import dead_letter_row, detection_row
-from pipeline.streaming import ArchiveRows, ParseMessages, PublishResults, ReadRequested, Topics
-from pipeline.write_rows import DEAD_LETTERS, DETECTIONS, SpoolRows, WriteResults
+from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
+from pipeline.stream.messages import MessageLimits
+from pipeline.stream.pubsub import ReadMessages, ReadNative
+from pipeline.stream.steps import ArchiveRows, ParseMessages, PublishResults, ReadRequested, Topics
+from pipeline.write.write_rows import DEAD_LETTERS, DETECTIONS, SpoolRows, WriteResults
 
 
 def build(pipeline: beam.Pipeline, config: Config, staging: str) -> None:

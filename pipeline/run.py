@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(flags.config, _overrides(flags))
         if not config.output:
             raise ConfigError("no output: expected --output with a folder, local or gs://")
-        launch = importlib.import_module("pipeline.launch_streaming" if config.mode == "streaming" else "pipeline.launch")
+        launch = importlib.import_module("pipeline.launch.streaming" if config.mode == "streaming" else "pipeline.launch.batch")
         command = shlex.join(["python", "-m", "pipeline.run", *argv])
         job = launch.prepare(config, beam_flags, command, started_at)
         code: int = launch.show_plan(job) if flags.dry_run else launch.run(job)

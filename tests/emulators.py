@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.prism import WITH_PARENT
+from pipeline.launch.prism import WITH_PARENT
 
 START_SECONDS = 60
 PUBSUB_MISSING = (

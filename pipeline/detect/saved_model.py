@@ -1,0 +1,293 @@
+"""From a SavedModel on disk to one optimised TensorFlow function over uint8 images.
+
+The model is asked what it is (`models.metadata`); what it does not say comes from the config. It is then frozen, rewritten by
+TensorFlow's graph optimiser once (fusions; bfloat16 on request), and everything that was loaded to get there is released.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from models.metadata import METADATA_PATH, DetectorMetadata, read_metadata
+from models.quiet import quiet_stderr
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.describe_model import describe, pick_signature
+from pipeline.errors import ModelError
+from pipeline.storage.globs import escape_glob
+
+BUNDLED = "digits"
+_WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
+_FILTERED_DETECTIONS = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedDetector:
+    """A detector as a function.
+
+    Attributes:
+      metadata: What it expects and returns.
+      version: Its version, as a string; "" where its folder has none.
+      predict: `uint8 (n, H, W, 3)` -> {"boxes": (n, M, 4), "scores": (n, M) or (n, M, C), "classes": (n, M), "count": (n,)}; the
+        last two only where the model has them.
+      fixed_batch: The only batch size that it takes; None for any.
+      warmup_requests: Inputs of TF Serving's warm-up file: encoded images, or arrays as `predict` takes them.
+    """
+
+    metadata: DetectorMetadata
+    version: str
+    predict: Any
+    fixed_batch: int | None
+    warmup_requests: tuple[Any, ...]
+
+
+def locate(path: str) -> tuple[str, str]:
+    """Finds the SavedModel that a path means: itself, or its newest version in TF Serving's layout `<path>/<integer>`.
+
+    Returns:
+      (folder of the SavedModel, version or "").
+
+    Raises:
+      ModelError: There is none.
+    """
+    from apache_beam.io.filesystems import FileSystems
+
+    if path == BUNDLED:
+        path = _bundled_model()
+    path = path.rstrip("/")
+    try:
+        if FileSystems.exists(f"{path}/saved_model.pb"):
+            version = path.rsplit("/", 1)[-1]
+            return path, version if version.isdigit() else ""
+        found = FileSystems.match([f"{escape_glob(path)}/*/saved_model.pb"])[0].metadata_list
+    except Exception as err:
+        raise ModelError(f"model {path}: cannot be reached: {_first_line(err)}") from err
+    versions = {int(m.group(1)) for entry in found if (m := re.search(r"/(\d+)/saved_model\.pb$", entry.path))}
+    if not versions:
+        raise ModelError(
+            f"model {path}: expected a SavedModel (saved_model.pb) or version folders <integer>/saved_model.pb there, "
+            "found none; check --model"
+        )
+    return f"{path}/{max(versions)}", str(max(versions))
+
+
+def _bundled_model() -> str:
+    """The bundled detector's folder of versions; exported from its weights at first use, and again when they change."""
+    from models import digits
+
+    folder = os.path.dirname(digits.__file__)
+    with open(os.path.join(folder, "weights.npz"), "rb") as weights:
+        digest = hashlib.sha256(weights.read()).hexdigest()[:12]
+    base = os.path.join(folder, "saved_model", digest)
+    if not os.path.isdir(os.path.join(base, "1")):
+        with quiet_stderr():
+            from models.digits.export import export_digits
+
+            export_digits(os.path.join(base, "1"))
+    return base
+
+
+def load(model: ModelConfig, detect: DetectConfig) -> SavedDetector:
+    """Loads, freezes and optimises a detector.
+
+    Raises:
+      ModelError: It is missing, damaged, or has no signature that fits.
+    """
+    folder, version = locate(model.path)
+    tf = configure_tensorflow(detect)
+    with _local_copy(folder) as local:
+        try:
+            described = read_metadata(local)
+        except ValueError as err:
+            raise ModelError(f"model {folder}: {METADATA_PATH} cannot be understood: {_first_line(err)}") from err
+        try:
+            loaded = tf.saved_model.load(local)
+        except Exception as err:
+            raise ModelError(f"model {folder}: TensorFlow cannot load it: {_first_line(err)}") from err
+        signature = pick_signature(loaded.signatures, described, model, folder)
+        metadata = describe(signature, described, model, folder)
+        try:
+            requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
+        except Exception as err:
+            raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {_first_line(err)}; repair or remove it") from err
+    fixed_batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
+    frozen = _freeze(_as_predict(signature, metadata, detect))
+    return SavedDetector(metadata, version, _optimise(frozen, detect.precision), fixed_batch, requests)
+
+
+def configure_tensorflow(detect: DetectConfig) -> Any:
+    """Imports TensorFlow with the threads, device and memory that the settings ask for.
+
+    Later calls in a process change nothing.
+    """
+    if detect.xla:
+        os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
+    if detect.cpu_affinity:
+        try:
+            os.sched_setaffinity(0, detect.cpu_affinity)
+        except OSError as err:
+            raise ModelError(
+                f"cpu_affinity {list(detect.cpu_affinity)}: this machine has the cores 0 to {(os.cpu_count() or 1) - 1}"
+            ) from err
+    with quiet_stderr():
+        import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    kind, _, number = detect.device.partition(":")
+    if kind not in ("auto", "cpu", "gpu") or (number and not number.isdigit()):
+        raise ModelError(f"device: expected auto, cpu, gpu or gpu:<number>, got {detect.device!r}")
+    if kind == "gpu" and len(gpus) <= int(number or 0):
+        raise ModelError(f"device {detect.device}: TensorFlow sees {len(gpus)} GPUs; use --device cpu or auto")
+    used = [] if kind == "cpu" else gpus[int(number or 0) : int(number or 0) + 1]
+    try:
+        tf.config.set_visible_devices(used, "GPU")
+        for gpu in used:
+            if detect.gpu_memory_mb:
+                tf.config.set_logical_device_configuration(
+                    gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=detect.gpu_memory_mb)]
+                )
+            else:
+                tf.config.experimental.set_memory_growth(gpu, True)
+        streams = streams_of(detect, bool(used))
+        intra = detect.intra_op_threads or (0 if used else max(1, usable_cores() // streams))
+        tf.config.threading.set_intra_op_parallelism_threads(intra)
+        tf.config.threading.set_inter_op_parallelism_threads(detect.inter_op_threads or (0 if used else streams))
+    except RuntimeError:  # TensorFlow has started already: this process keeps the settings of its first model
+        pass
+    return tf
+
+
+def streams_of(detect: DetectConfig, gpu: bool) -> int:
+    """Batches in flight: as set; else two on a GPU (one computes while one is fed), one more than cores, up to four, on CPU."""
+    return detect.streams or (2 if gpu else min(4, usable_cores() + 1))
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _local_copy(folder: str) -> Iterator[str]:
+    """The SavedModel as a local folder; one on object storage is copied for as long as it is loaded."""
+    if "://" not in folder:
+        yield folder
+        return
+    from apache_beam.io.filesystems import FileSystems
+
+    copy = tempfile.mkdtemp(prefix="model-")
+    try:
+        for entry in FileSystems.match([f"{escape_glob(folder)}/**"])[0].metadata_list:
+            target = os.path.join(copy, entry.path[len(folder) :].lstrip("/"))
+            if entry.path.endswith("/"):
+                continue
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with FileSystems.open(entry.path, compression_type="uncompressed") as source, open(target, "wb") as sink:
+                shutil.copyfileobj(source, sink, 1 << 22)
+        yield copy
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def _as_predict(signature: Any, metadata: DetectorMetadata, detect: DetectConfig) -> Any:
+    """The signature as a function of uint8 images alone: scaled to the model's range inside the graph, thresholds bound."""
+    import tensorflow as tf
+
+    low, high = metadata.value_range
+    batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
+    outputs = {
+        "boxes": metadata.boxes_output,
+        "scores": metadata.scores_output,
+        "classes": metadata.classes_output,
+        "count": metadata.count_output,
+    }
+
+    @tf.function(input_signature=[tf.TensorSpec((batch, *metadata.input_hw, 3), tf.uint8)], autograph=False)
+    def predict(images: Any) -> dict[str, Any]:
+        feed = {metadata.input_name: images}
+        if metadata.input_dtype == "float32":
+            feed[metadata.input_name] = tf.cast(images, tf.float32) * ((high - low) / 255.0) + low
+        if metadata.threshold_inputs:
+            feed["score_threshold"] = tf.constant(detect.score_threshold, tf.float32)
+            feed["iou_threshold"] = tf.constant(detect.iou_threshold, tf.float32)
+            # with a class filter, more than asked for: other classes must not crowd the wanted ones out
+            most = max(detect.max_detections, _FILTERED_DETECTIONS) if detect.classes else detect.max_detections
+            feed["max_detections"] = tf.constant(most, tf.int32)
+        found = signature(**feed)
+        return {role: found[name] for role, name in outputs.items() if name}
+
+    return predict.get_concrete_function()
+
+
+def _freeze(function: Any) -> Any:
+    """Variables become constants, so that the optimiser can fold them: (outputs' names, function)."""
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
+    return list(function.structured_outputs), frozen
+
+
+def _optimise(named_function: tuple[list[str], Any], precision: str) -> Any:
+    """Runs TensorFlow's graph optimiser here, so that no call and no rung pays for it again."""
+    import tensorflow as tf
+
+    names, frozen = named_function
+    graph = optimised_graph(frozen, precision)
+    fed, fetched = frozen.inputs[0].name, [tensor.name for tensor in frozen.outputs]
+    pruned = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(graph, name=""), []).prune(fed, fetched)
+    return lambda images: dict(zip(sorted(names), pruned(images), strict=True))
+
+
+def optimised_graph(frozen: Any, precision: str) -> Any:
+    """A frozen function's `GraphDef` after TensorFlow's own rewrites.
+
+    Args:
+      frozen: A `ConcreteFunction` without variables.
+      precision: `float32` or `bfloat16`.
+    """
+    from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+    from tensorflow.python.grappler import tf_optimizer
+    from tensorflow.python.training.saver import export_meta_graph
+
+    graph = export_meta_graph(graph_def=frozen.graph.as_graph_def(), graph=frozen.graph)
+    for tensor in frozen.outputs:
+        graph.collection_def["train_op"].node_list.value.append(tensor.name)
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.min_graph_nodes = -1
+    optimised = tf_optimizer.OptimizeGraph(config, graph)
+    if precision == "bfloat16":
+        # in one pass, bfloat16 would come before batch normalisations are folded into their convolutions, and keep them apart
+        config.graph_options.rewrite_options.auto_mixed_precision_onednn_bfloat16 = rewriter_config_pb2.RewriterConfig.ON
+        graph.graph_def.CopyFrom(optimised)
+        optimised = tf_optimizer.OptimizeGraph(config, graph)
+    return optimised
+
+
+def _warmup_requests(path: str, metadata: DetectorMetadata) -> Iterator[Any]:
+    """Images of TF Serving's warm-up file: encoded ones, or arrays.
+
+    Source of the format: https://www.tensorflow.org/tfx/serving/saved_model_warmup
+    """
+    if not os.path.isfile(path):
+        return
+    import tensorflow as tf
+    from tensorflow_serving.apis import prediction_log_pb2
+
+    for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
+        for tensor in prediction_log_pb2.PredictionLog.FromString(record).predict_log.request.inputs.values():
+            value = tf.make_ndarray(tensor)
+            if tensor.dtype == tf.string.as_datatype_enum:
+                yield from (bytes(encoded) for encoded in value.ravel())
+            elif value.shape[1:] == (*metadata.input_hw, 3) and value.dtype.name == "uint8":
+                yield value
+
+
+def _first_line(err: Exception) -> str:
+    return (str(err).strip().splitlines() or [type(err).__name__])[0][:300]

@@ -1,0 +1,1 @@
+"""What is counted while a job runs, and what is made of it."""

@@ -1,0 +1,189 @@
+"""The figures of a job: counted from the records themselves, so that they add up whatever was retried."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pipeline.figures.sampling import sample_rank
+from pipeline.records import DeadLetter, DetectedImage, dead_letter_row
+
+_EXAMPLES = 20  # dead letters kept for the report, for each reason
+_LATENCY_STEP = 1.1  # latencies are counted in buckets that are 10 % wide
+TALLY = ""  # the key of tallies, where they travel among the names of shards
+STAGES = ("read", "decode", "postprocess")
+
+
+@dataclasses.dataclass
+class Tally:
+    """Counts of images seen so far; two of them add up to one of both.
+
+    Attributes:
+      read: Images listed.
+      skipped: Images listed more than once, or not wanted.
+      dead: Dead letters by (stage, reason).
+      classes: Detections by class name.
+      batches: Device batches by rung.
+      stage_seconds: Seconds by stage, summed over images; stages of different images overlap.
+      latencies: Images by bucket of latency; bucket n holds up to 1.1**n milliseconds.
+      finished: Detected images by second (since the epoch) of their result.
+      samples: The detected images with a thumbnail that have the smallest ranks.
+      dead_examples: A few dead letters of each reason, as rows.
+      model: (name, version) of the model last seen.
+    """
+
+    read: int = 0
+    skipped: int = 0
+    dead: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
+    classes: Counter[str] = dataclasses.field(default_factory=Counter)
+    batches: Counter[int] = dataclasses.field(default_factory=Counter)
+    stage_seconds: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
+    latencies: Counter[int] = dataclasses.field(default_factory=Counter)
+    finished: Counter[int] = dataclasses.field(default_factory=Counter)
+    samples: list[tuple[int, DetectedImage]] = dataclasses.field(default_factory=list)
+    dead_examples: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
+    model: tuple[str, str] = ("", "")
+
+    @property
+    def detected(self) -> int:
+        """Images with a result."""
+        return sum(self.latencies.values())
+
+    def add_detected(self, image: DetectedImage, samples: int) -> None:
+        """Counts one detected image."""
+        self.classes.update(image.detections.class_names)
+        timing = image.timing
+        if timing.led_batch:
+            self.batches[timing.led_batch] += 1
+            self.stage_seconds["model"] += timing.model
+        for stage in STAGES:
+            self.stage_seconds[stage] += getattr(timing, stage)
+        self.latencies[_bucket(timing.latency)] += 1
+        self.finished[int(timing.finished_at)] += 1
+        self.model = (image.model_name, image.model_version)
+        if image.thumbnail:
+            self.samples = _smallest([*self.samples, (sample_rank(image.ref.identity), image)], samples)
+
+    def add_dead(self, letter: DeadLetter) -> None:
+        """Counts one dead letter."""
+        self.dead[letter.stage, letter.reason] += 1
+        examples = self.dead_examples.setdefault(letter.reason, [])
+        if len(examples) < _EXAMPLES:
+            examples.append(dead_letter_row(dataclasses.replace(letter, payload=b"")))
+
+    def merge(self, other: Tally, samples: int) -> None:
+        """Adds another tally to this one."""
+        self.read += other.read
+        self.skipped += other.skipped
+        for name in ("dead", "classes", "batches", "latencies", "finished"):
+            getattr(self, name).update(getattr(other, name))
+        for stage, seconds in other.stage_seconds.items():
+            self.stage_seconds[stage] += seconds
+        self.samples = _smallest([*self.samples, *other.samples], samples)
+        for reason, examples in other.dead_examples.items():
+            self.dead_examples[reason] = [*self.dead_examples.get(reason, []), *examples][:_EXAMPLES]
+        self.model = max(self.model, other.model)
+
+
+def merge_tallies(tallies: Iterable[Tally], samples: int) -> Tally:
+    """One tally of all, with the `samples` images of the smallest ranks."""
+    merged = Tally()
+    for tally in tallies:
+        merged.merge(tally, samples)
+    return merged
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFacts:
+    """What the launcher knows of a run and the records do not.
+
+    Attributes:
+      started_at: Seconds since the epoch at which the command started.
+      ready_at: When the model was loaded and warm, and the work began.
+      finished_at: When the results stood under their final names.
+      command: The command line.
+      config: All settings, nested.
+      mode: `batch` or `streaming`.
+      model_path: Where the model was found.
+      batch_ladder: The rungs in use at the end.
+    """
+
+    started_at: float
+    ready_at: float
+    finished_at: float
+    command: str
+    config: Mapping[str, Any]
+    mode: str
+    model_path: str
+    batch_ladder: tuple[int, ...] = ()
+
+
+def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
+    """The content of summary.json."""
+    wall = max(facts.finished_at - facts.ready_at, 1e-9)
+    dead = sum(tally.dead.values())
+    by_reason: Counter[str] = Counter()
+    by_stage: Counter[str] = Counter()
+    for (stage, reason), n in tally.dead.items():
+        by_stage[stage] += n
+        by_reason[reason] += n
+    first = min(tally.finished, default=0)
+    return {
+        "images": {"read": tally.read, "detected": tally.detected, "dead": dead, "skipped": tally.skipped},
+        "images_per_second": round(tally.detected / wall, 3),
+        "wall_seconds": round(wall, 3),
+        "startup_seconds": round(facts.ready_at - facts.started_at, 3),
+        "batch_sizes": {str(size): tally.batches[size] for size in sorted(tally.batches)},
+        "stage_seconds": {stage: round(seconds, 3) for stage, seconds in tally.stage_seconds.items()},
+        "dead_by_reason": dict(by_reason.most_common()),
+        "dead_by_stage": dict(by_stage.most_common()),
+        "classes": dict(tally.classes.most_common()),
+        "detections": sum(tally.classes.values()),
+        "latency_ms": percentiles_ms(tally.latencies),
+        "throughput": [[second - first, tally.finished[second]] for second in sorted(tally.finished)],
+        "model": {
+            "name": tally.model[0],
+            "version": tally.model[1],
+            "path": facts.model_path,
+            "batch_ladder": list(facts.batch_ladder),
+        },
+        "config": dict(facts.config),
+        "command": facts.command,
+        "started_at": _iso(facts.started_at),
+        "finished_at": _iso(facts.finished_at),
+        "mode": facts.mode,
+    }
+
+
+def percentiles_ms(latencies: Mapping[int, int]) -> dict[str, float]:
+    """50th, 90th and 99th percentile and maximum in milliseconds, to within a bucket (10 %)."""
+    total, seen, result = sum(latencies.values()), 0, {}
+    wanted = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)]
+    for bucket in sorted(latencies):
+        seen += latencies[bucket]
+        while wanted and seen >= wanted[0][1] * total:
+            result[wanted.pop(0)[0]] = round(_LATENCY_STEP**bucket, 1)
+    return result
+
+
+def to_json(summary: Mapping[str, Any]) -> bytes:
+    """summary.json's bytes."""
+    return json.dumps(summary, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _bucket(seconds: float) -> int:
+    return math.ceil(math.log(max(seconds * 1000, 1e-3), _LATENCY_STEP))
+
+
+def _smallest(samples: list[tuple[int, DetectedImage]], size: int) -> list[tuple[int, DetectedImage]]:
+    return sorted(samples, key=lambda sample: sample[0])[:size]
+
+
+def _iso(seconds: float) -> str:
+    import datetime
+
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,1 @@
+"""Starts jobs: checks every place first, builds the graph, runs it, and says how it went."""

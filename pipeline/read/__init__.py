@@ -1,0 +1,1 @@
+"""From patterns, folders, manifests and TFRecord shards to encoded images."""

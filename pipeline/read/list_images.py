@@ -1,0 +1,138 @@
+"""What an input names: files, folders, globs and manifests become `ImageRef`s, without an image being opened."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from apache_beam.io.filesystems import FileSystems
+
+from pipeline.errors import InputError
+from pipeline.figures import progress
+from pipeline.records import ImageRef
+from pipeline.storage.globs import expand_pattern, is_folder, is_result
+
+_MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
+_TFRECORD = re.compile(r"\.tfrecords?(\b|$)|\.tfrecord-\d", re.IGNORECASE)
+
+
+def is_tfrecord(pattern: str) -> bool:
+    """Whether an input names TFRecord shards, by its name."""
+    return bool(_TFRECORD.search(posixpath.basename(pattern)))
+
+
+def is_manifest(pattern: str) -> bool:
+    """Whether an input is a list of images, by its name."""
+    return pattern.lower().endswith(_MANIFEST_ENDINGS)
+
+
+def list_images(pattern: str, exclude: str = "") -> Iterator[ImageRef]:
+    """All images that one input names, in order of their names.
+
+    A manifest's lines are taken as they are; whether they can be read shows when they are. Everything else is listed now. A
+    folder stands for all files below it but hidden ones.
+
+    Raises:
+      InputError: A manifest cannot be understood.
+    """
+    refs = _read_manifest(pattern) if is_manifest(pattern) else _list_files(pattern)
+    for ref in refs:
+        if not (exclude and is_result(ref.uri, exclude)):
+            progress.count("listed")
+            yield ref
+
+
+def check_inputs(patterns: Sequence[str]) -> None:
+    """Makes sure that each input names something, looking no further than its first file.
+
+    Raises:
+      InputError: One does not, or cannot be listed.
+    """
+    if not patterns:
+        raise InputError("no input: expected --input with a file, folder, glob, gs:// pattern or manifest")
+    for pattern in patterns:
+        try:
+            found = any(
+                FileSystems.match([variant], limits=[1])[0].metadata_list for variant in expand_pattern(pattern)
+            ) or os.path.isfile(pattern)
+        except Exception as err:
+            raise InputError(f"input {pattern}: cannot be listed: {' '.join(str(err).split())[:300]}") from err
+        if not found:
+            raise InputError(
+                f"input {pattern}: no file matches; check the path (quote globs so that the shell leaves them alone)"
+            )
+
+
+def _list_files(pattern: str) -> Iterator[ImageRef]:
+    if os.path.isfile(pattern):  # also when its name has characters that would mean something in a glob
+        yield ImageRef(pattern.removeprefix("./"), size_bytes=os.path.getsize(pattern))
+        return
+    matches = FileSystems.match(expand_pattern(pattern))
+    found = {entry.path.removeprefix("./"): entry.size_in_bytes for match in matches for entry in match.metadata_list}
+    folder = os.path.normpath(pattern) if os.path.isdir(pattern) else pattern.removeprefix("./").rstrip("/")
+    above = 0 if folder == "." else len(folder)
+    for path in sorted(found):
+        hidden = is_folder(pattern) and any(part.startswith(".") for part in path[above:].split("/"))
+        if not (hidden or path.endswith("/") or os.path.isdir(path)):
+            yield ImageRef(path, size_bytes=found[path] or 0)
+
+
+def _read_manifest(path: str) -> Iterator[ImageRef]:
+    found = [entry.path for match in FileSystems.match(expand_pattern(path)) for entry in match.metadata_list]
+    for name in [path] if os.path.isfile(path) else found:
+        folder = name.rsplit("/", 1)[0] if "/" in name else "."
+        with FileSystems.open(name) as file:
+            lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+            try:
+                for uri in _manifest_uris(lines, name):
+                    yield ImageRef(_resolve(uri, folder))
+            except (UnicodeDecodeError, csv.Error) as err:
+                raise InputError(f"manifest {name}: expected UTF-8 text with one URI a line: {err}") from err
+
+
+def _manifest_uris(lines: Iterable[str], path: str) -> Iterator[str]:
+    """URIs of a manifest.
+
+    .txt: one a line. .csv: the column `uri` or `path`, else the first. .jsonl: a text, {"uri"} or {"image": {"uri"}} a line.
+    """
+    if path.lower().endswith(".csv"):
+        column = 0
+        for number, row in enumerate(csv.reader(lines)):
+            names = [cell.strip().lower() for cell in row]
+            header = [name for name in ("uri", "path", "file", "filename", "image") if name in names] if number == 0 else []
+            if header:
+                column = names.index(header[0])
+            elif len(row) > column and row[column].strip():
+                yield row[column].strip()
+        return
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text and path.lower().endswith(".jsonl"):
+            yield _json_uri(text, f"manifest {path}, line {number}")
+        elif text and not text.startswith("#"):
+            yield text
+
+
+def _json_uri(text: str, where: str) -> str:
+    try:
+        row = json.loads(text)
+        row = row.get("image", row) if isinstance(row, dict) else row
+        uri = (row.get("uri") or row.get("path")) if isinstance(row, dict) else row
+    except ValueError as err:
+        raise InputError(f"{where}: expected JSON, got {text[:80]!r}") from err
+    if not isinstance(uri, str) or not uri:
+        raise InputError(f'{where}: expected a URI as a text, {{"uri": …}} or {{"image": {{"uri": …}}}}, got {text[:80]!r}')
+    return uri
+
+
+def _resolve(uri: str, folder: str) -> str:
+    """A manifest's relative path is relative to the current folder, else to the manifest's own."""
+    if "://" in uri or os.path.isabs(uri) or os.path.exists(uri):
+        return uri
+    beside = f"{folder}/{uri}"
+    return beside if "://" in folder or os.path.exists(beside) else uri

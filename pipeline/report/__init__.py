@@ -1,0 +1,1 @@
+"""The page that tells a person how a run went."""

@@ -1,0 +1,1 @@
+"""Names and places of files, local or on object storage."""

@@ -1,0 +1,1 @@
+"""What only a stream has: messages, acknowledgement, duplicates, and answers by request."""

@@ -1,0 +1,244 @@
+"""The messages of one subscription that this process has in hand: pulled ahead, kept from redelivery, acknowledged when told.
+
+Pulling goes on in the background up to a bound of images and bytes, so that the next messages wait here while the detector works,
+and a backlog of any size stays where it is durable. What is in hand is kept by extending its deadline until it is acknowledged or
+released; a process that dies extends nothing, and Pub/Sub delivers again after `EXTEND_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from google.api_core import exceptions, retry
+
+from pipeline.figures import progress
+from pipeline.stream.messages import Message, image_count
+
+EXTEND_SECONDS = 20
+_EXTEND_EVERY_SECONDS = 4.0  # a subscription's own deadline can be as short as 10 s
+_HOLD_SECONDS = 3600.0  # what is not answered by then may be delivered again
+_PULL_SECONDS = 10.0
+_PULL_MESSAGES = 200
+_FIRST_PULL_MESSAGES = 10
+_IDS_PER_CALL = 1000  # ack ids of ~200 bytes against a limit of 512 kB a call
+_BACK_OFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
+_FOR_GOOD = (
+    exceptions.NotFound,
+    exceptions.Forbidden,
+    exceptions.Unauthorized,
+    exceptions.BadRequest,
+    exceptions.MethodNotImplemented,
+)
+
+_log = logging.getLogger(__name__)
+_stops: dict[str, threading.Event] = {}
+_intakes: dict[tuple[str, str], Intake] = {}
+_registry = threading.Lock()
+
+
+def stop_event(job: str) -> threading.Event:
+    """The event that ends intake for one job of this process."""
+    with _registry:
+        return _stops.setdefault(job, threading.Event())
+
+
+def shared_intake(job: str, subscription: str, connect: Callable[[], Any], max_images: int, max_bytes: int) -> Intake:
+    """The intake of this process for one subscription of one job; started at the first call."""
+    stop = stop_event(job)
+    with _registry:
+        if (job, subscription) not in _intakes:
+            _intakes[job, subscription] = Intake(subscription, connect(), max_images, max_bytes, stop)
+        return _intakes[job, subscription]
+
+
+@dataclasses.dataclass(slots=True)
+class _Held:
+    message: Message
+    ack_ids: list[str]
+    images: int
+    since: float
+
+
+class Intake:
+    """Pulls messages ahead and holds them; thread-safe.
+
+    Args:
+      subscription: Full name.
+      client: A `SubscriberClient`.
+      max_images: Pulling pauses while this many images wait to be taken.
+      max_bytes: Pulling pauses while this many bytes wait to be taken.
+      stop: Ends pulling when set; what nobody has taken by then is released.
+    """
+
+    def __init__(self, subscription: str, client: Any, max_images: int, max_bytes: int, stop: threading.Event):
+        self._subscription = subscription
+        self._client = client
+        self._max_images = max_images
+        self._max_bytes = max_bytes
+        self._stop = stop
+        self._changed = threading.Condition()
+        self._waiting: deque[_Held] = deque()
+        self._held: dict[str, _Held] = {}
+        self._mean_bytes: float | None = None
+        self._failure: Exception | None = None
+        for work in (self._pull_ahead, self._extend):
+            threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True).start()
+
+    def take(self, max_images: int, max_bytes: int, wait_s: float) -> list[Message]:
+        """Hands out what waits, or the first that comes within `wait_s`; a message that is larger than the bounds comes alone.
+
+        Raises:
+          google.api_core.exceptions.GoogleAPICallError: Pulling failed in a way that does not pass.
+        """
+        taken: list[_Held] = []
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._failure or self._stop.is_set(), wait_s)
+            if self._failure:
+                raise self._failure
+            images = size = 0
+            while self._waiting and not self._stop.is_set():
+                first = self._waiting[0]
+                images, size = images + first.images, size + len(first.message.data)
+                if taken and (images > max_images or size > max_bytes):
+                    break
+                taken.append(self._waiting.popleft())
+            self._changed.notify_all()
+        return [held.message for held in taken]
+
+    def acknowledge(self, message_ids: Iterable[str]) -> None:
+        """Tells Pub/Sub that these messages are done; where it does not listen they will come again."""
+        ack_ids = self._forget(message_ids)
+        try:
+            for start in range(0, len(ack_ids), _IDS_PER_CALL):
+                self._client.acknowledge(
+                    subscription=self._subscription, ack_ids=ack_ids[start : start + _IDS_PER_CALL], retry=_RETRY, timeout=10
+                )
+        except exceptions.GoogleAPIError as err:
+            _log.warning("%d messages could not be acknowledged and will be delivered again: %s", len(ack_ids), one_line(err))
+
+    def release(self, message_ids: Iterable[str]) -> None:
+        """Gives messages back, to be delivered again at once."""
+        self._set_deadline(self._forget(message_ids), 0)
+
+    def _pull_ahead(self) -> None:
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                self._pull_once()
+                failures = 0
+            except exceptions.DeadlineExceeded:
+                continue  # nothing was there for a while
+            except Exception as err:  # noqa: BLE001  what does not pass is raised where the messages are awaited
+                if not is_lost_connection(err):
+                    self._fail(err)
+                    return
+                if self._stop.is_set():
+                    break
+                wait_s = _BACK_OFF_SECONDS[min(failures, len(_BACK_OFF_SECONDS) - 1)]
+                failures += 1
+                _log.warning("lost Pub/Sub (%s); pulling again in %g s", one_line(err), wait_s)
+                self._stop.wait(wait_s)
+        self._release_waiting()
+
+    def _fail(self, err: Exception) -> None:
+        with self._changed:
+            self._failure = err
+            self._changed.notify_all()
+
+    def _pull_once(self) -> None:
+        with self._changed:
+            self._changed.wait_for(self._has_room, timeout=1.0)
+            if self._stop.is_set() or not self._has_room():
+                return
+            count = self._pull_size()
+        answer = self._client.pull(subscription=self._subscription, max_messages=count, timeout=_PULL_SECONDS, retry=None)
+        now = time.time()
+        with self._changed:
+            for received in answer.received_messages:
+                self._hold(received, now)
+            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        images = sum(held.images for held in self._waiting)
+        size = sum(len(held.message.data) for held in self._waiting)
+        return self._stop.is_set() or (images < self._max_images and size < self._max_bytes)
+
+    def _pull_size(self) -> int:
+        """As many messages as the bounds leave room for, going by the sizes seen so far."""
+        images = sum(held.images for held in self._waiting)
+        size = sum(len(held.message.data) for held in self._waiting)
+        if self._mean_bytes is None:
+            return min(_FIRST_PULL_MESSAGES, self._max_images)
+        by_bytes = (self._max_bytes - size) / max(self._mean_bytes, 1.0)
+        return int(max(1, min(_PULL_MESSAGES, self._max_images - images, by_bytes)))
+
+    def _hold(self, received: Any, now: float) -> None:
+        message_id = received.message.message_id
+        if message_id in self._held:  # delivered again while it is in hand: one answer acknowledges both
+            self._held[message_id].ack_ids.append(received.ack_id)
+            progress.count("redelivered")
+            return
+        message = Message(
+            received.message.data, dict(received.message.attributes), message_id, received.message.publish_time.timestamp()
+        )
+        held = _Held(message, [received.ack_id], image_count(message), now)
+        self._held[message_id] = held
+        self._waiting.append(held)
+        size = len(message.data)
+        self._mean_bytes = size if self._mean_bytes is None else self._mean_bytes + 0.1 * (size - self._mean_bytes)
+
+    def _extend(self) -> None:
+        while self._held or not self._stop.is_set():
+            oldest = time.time() - _HOLD_SECONDS
+            with self._changed:
+                ack_ids = [held.ack_ids[-1] for held in self._held.values() if held.since > oldest]
+            self._set_deadline(ack_ids, EXTEND_SECONDS)
+            time.sleep(_EXTEND_EVERY_SECONDS)
+
+    def _set_deadline(self, ack_ids: Sequence[str], seconds: int) -> None:
+        try:
+            for start in range(0, len(ack_ids), _IDS_PER_CALL):
+                self._client.modify_ack_deadline(
+                    subscription=self._subscription,
+                    ack_ids=ack_ids[start : start + _IDS_PER_CALL],
+                    ack_deadline_seconds=seconds,
+                    timeout=10,
+                )
+        except exceptions.GoogleAPIError as err:
+            _log.warning("the deadline of %d messages could not be set: %s", len(ack_ids), one_line(err))
+
+    def _forget(self, message_ids: Iterable[str]) -> list[str]:
+        with self._changed:
+            held = [self._held.pop(message_id) for message_id in message_ids if message_id in self._held]
+        return [ack_id for each in held for ack_id in each.ack_ids]
+
+    def _release_waiting(self) -> None:
+        with self._changed:
+            ids = [held.message.message_id for held in self._waiting]
+            self._waiting.clear()
+            self._changed.notify_all()
+        with contextlib.suppress(ValueError):  # the channel is closed already
+            self.release(ids)
+
+
+def is_lost_connection(err: BaseException) -> bool:
+    """Whether an error of Pub/Sub may pass by itself: anything but a wrong name, a missing permission or a wrong request.
+
+    A connection that breaks is not always `ServiceUnavailable`; seen were `Unknown` ("Stream removed") and `Cancelled` as well.
+    """
+    return isinstance(err, (exceptions.GoogleAPICallError, exceptions.RetryError)) and not isinstance(err, _FOR_GOOD)
+
+
+def one_line(err: BaseException) -> str:
+    """An error of Google's clients, on one line."""
+    return " ".join(str(getattr(err, "message", None) or err).split())[:300] or type(err).__name__
+
+
+_RETRY = retry.Retry(predicate=is_lost_connection, initial=0.5, maximum=10.0, timeout=60.0)

@@ -1,0 +1,259 @@
+"""The steps that only a stream has: requests out of messages before `DetectObjects`, answers and archive files behind it.
+
+What stands between reading and publishing is one DoFn after the other, without flatten or shuffle, so that a local runner fuses
+it and acknowledges a message only when its answers are published. The archive hangs off behind a shuffle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+from apache_beam.transforms.window import FixedWindows, TimestampedValue
+
+from pipeline.config import ReadConfig
+from pipeline.figures.sampling import sample_rank
+from pipeline.read.read_images import ReadAhead
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
+from pipeline.stream.answers import Answers, shared_answers
+from pipeline.stream.live import live_figures
+from pipeline.stream.messages import Message, MessageLimits, dead_letter_message, detection_message, parse_message
+from pipeline.stream.pubsub import Publishing
+from pipeline.write.write_rows import write_file
+
+_OVERDUE_SECONDS = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Topics:
+    """Where answers go.
+
+    Attributes:
+      detections: One message an image.
+      dead_letters: One message a dead letter; empty: only files.
+      answers: One message a request; empty: none.
+    """
+
+    detections: str
+    dead_letters: str = ""
+    answers: str = ""
+
+
+class Requested(NamedTuple):
+    """The outputs of `ParseMessages`."""
+
+    images: beam.PCollection[ImageRef | EncodedImage]
+    dead: beam.PCollection[DeadLetter]
+
+
+class ReadOrDead(NamedTuple):
+    """The outputs of `ReadRequested`."""
+
+    images: beam.PCollection[EncodedImage]
+    dead: beam.PCollection[DeadLetter]
+
+
+@dataclasses.dataclass
+class ParseMessages(beam.PTransform):
+    """Finds out what each message asks for.
+
+    Element in: `Message`. Elements out: one `ImageRef` or `EncodedImage` an image, or a `DeadLetter`. Unbounded.
+
+    Args:
+      limits: What a message may ask for.
+      job: Names the run whose figures and open requests are kept.
+      answer_deadline_s: Deadline of a request's answer; None where nobody wants answers by request.
+    """
+
+    limits: MessageLimits
+    job: str
+    answer_deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, messages: beam.PCollection[Message]) -> Requested:
+        """Wires the parsing DoFn."""
+        parsed = messages | "Parse" >> beam.ParDo(_Parse(self)).with_outputs("dead", main="images")
+        return Requested(parsed.images, parsed.dead)
+
+
+@dataclasses.dataclass
+class ReadRequested(beam.PTransform):
+    """Reads the images that messages name; those that came with their bytes pass.
+
+    Element in: `ImageRef` or `EncodedImage`. Elements out: `EncodedImage` or `DeadLetter`. Unbounded.
+
+    Args:
+      read: How to read.
+    """
+
+    read: ReadConfig
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, requested: beam.PCollection[ImageRef | EncodedImage]) -> ReadOrDead:
+        """Wires the reading DoFn of batch."""
+        read = requested | "ReadAhead" >> beam.ParDo(ReadAhead(self.read)).with_outputs("dead", main="images")
+        return ReadOrDead(read.images, read.dead)
+
+
+@dataclasses.dataclass
+class PublishResults(beam.PTransform):
+    """Publishes the message of each result, and the answer of each request that it completes.
+
+    Element in: `DetectedImage`, `DeadLetter`, or the `ImageRef` of a repeat. Nothing comes out. A bundle ends only when Pub/Sub
+    has all of its messages.
+
+    Args:
+      topics: Where they go.
+      job: Names the run whose figures and open requests are kept.
+      answer_deadline_s: Deadline of a request's answer; None where nobody wants answers by request.
+    """
+
+    topics: Topics
+    job: str
+    answer_deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, results: beam.PCollection[Any]) -> beam.PCollection[None]:
+        """Wires the publishing DoFn."""
+        return results | "Publish" >> beam.ParDo(_PublishResults(self))
+
+
+@dataclasses.dataclass
+class ArchiveRows(beam.PTransform):
+    """Writes rows as `<folder>/<kind>/<kind>-<window>-<job>-00000-of-0000N.jsonl`, one set of files a window, sorted by image.
+
+    Element in: any record with a `ref`; element out: the names of the files. Unbounded. A file appears complete or not at all,
+    and a retried bundle writes the same file again. Windows are of the time at which a row is made, so none comes late. A local
+    runner holds an open window's rows in memory: a crash loses them here (they are published all the same).
+
+    Args:
+      folder: Local or `gs://`.
+      kind: `detections` or `dead_letters`.
+      to_row: Record -> JSON-able row.
+      window_s: Length of a window.
+      job: Part of the names, so that a restarted job overwrites nothing.
+      shards: Files a window.
+    """
+
+    folder: str
+    kind: str
+    to_row: Callable[[Any], dict[str, Any]]
+    window_s: float
+    job: str
+    shards: int = 1
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, records: beam.PCollection[Any] | tuple[beam.PCollection[Any], ...]) -> beam.PCollection[str]:
+        """Wires rows, windows, grouping by shard, and writing."""
+        parts = records if isinstance(records, tuple) else (records,)
+        lines = tuple(
+            part | f"ToLines{n}" >> beam.Map(self._to_line).with_output_types(tuple[int, bytes]) for n, part in enumerate(parts)
+        )
+        return (
+            (lines[0] if len(lines) == 1 else lines | "FlattenLines" >> beam.Flatten())
+            | "Window" >> beam.WindowInto(FixedWindows(self.window_s))
+            | "GatherWindow" >> beam.GroupByKey()
+            | "WriteWindow" >> beam.Map(self._write)
+        )
+
+    def _to_line(self, record: Any) -> TimestampedValue:
+        line = json.dumps(self.to_row(record), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        return TimestampedValue((sample_rank(record.ref.identity) % self.shards, line), time.time())
+
+    def _write(self, shard_and_lines: tuple[int, Iterable[bytes]], window: Any = beam.DoFn.WindowParam) -> str:
+        shard, lines = shard_and_lines
+        start = datetime.datetime.fromtimestamp(float(window.start), datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        path = f"{self.folder}/{self.kind}/{self.kind}-{start}-{self.job}-{shard:05d}-of-{self.shards:05d}.jsonl"
+        write_file(path, b"".join(sorted(lines)))
+        return path
+
+
+class _Parse(beam.DoFn):
+    def __init__(self, settings: ParseMessages):
+        self._limits = settings.limits
+        self._job = settings.job
+        self._deadline_s = settings.answer_deadline_s
+
+    def setup(self) -> None:
+        self._figures = live_figures(self._job)
+        self._answers = shared_answers(self._job, self._deadline_s) if self._deadline_s else None
+
+    def process(self, message: Message) -> Iterator[Any]:
+        request = parse_message(message, self._limits)
+        self._figures.add_request(request, message.publish_time)
+        if self._answers:
+            self._answers.open(request)
+        yield from request.images
+        yield from (beam.pvalue.TaggedOutput("dead", letter) for letter in request.dead_letters)
+
+
+class _PublishResults(beam.DoFn):
+    def __init__(self, settings: PublishResults):
+        self._topics = settings.topics
+        self._job = settings.job
+        self._deadline_s = settings.answer_deadline_s
+
+    def setup(self) -> None:
+        self._figures = live_figures(self._job)
+        self._answers = shared_answers(self._job, self._deadline_s) if self._deadline_s else None
+        if self._answers:
+            _watch_deadlines(self._job, self._answers, self._topics.answers)
+
+    def start_bundle(self) -> None:
+        self._publishing = Publishing()
+
+    def process(self, result: DetectedImage | DeadLetter | ImageRef) -> None:
+        now = time.time()
+        if isinstance(result, ImageRef):
+            self._figures.add_duplicate()
+            self._send_answers(self._answers.repeat(result) if self._answers else ())
+            return
+        if isinstance(result, DetectedImage):
+            self._publishing.send(self._topics.detections, detection_message(result, now))
+        elif self._topics.dead_letters:
+            self._publishing.send(self._topics.dead_letters, dead_letter_message(result, now))
+        self._figures.add_result(result, now)
+        self._send_answers(self._answers.done(result) if self._answers else ())
+
+    def finish_bundle(self) -> None:
+        self._publishing.wait()
+
+    def _send_answers(self, answers: Iterable[Any]) -> None:
+        for answer in answers:
+            self._publishing.send(self._topics.answers, answer)
+
+
+_watched: set[str] = set()
+_watched_lock = threading.Lock()
+
+
+def _watch_deadlines(job: str, answers: Answers, topic: str) -> None:
+    """Starts, once a job, the thread that answers overdue requests."""
+    with _watched_lock:
+        if job in _watched:
+            return
+        _watched.add(job)
+    threading.Thread(target=_answer_overdue, args=(answers, topic), name="deadlines", daemon=True).start()
+
+
+def _answer_overdue(answers: Answers, topic: str) -> None:
+    while True:
+        publishing = Publishing()
+        for answer in answers.overdue():
+            publishing.send(topic, answer)
+        publishing.wait()
+        time.sleep(_OVERDUE_SECONDS)

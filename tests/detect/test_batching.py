@@ -1,0 +1,149 @@
+"""Batches form across threads, on the rungs of the ladder, and survive what breaks one of them."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from pipeline.detect.batching import BatchedModel
+
+HW = (4, 6)
+LONG_MS = 5000.0  # a batch leaves because it is full, never because time is up
+
+
+def image(value):
+    return np.full((*HW, 3), value, np.uint8)
+
+
+def model(predict, ladder, streams=2, timeout_ms=1.0):
+    return BatchedModel(predict, HW, ladder, streams, timeout_ms)
+
+
+def means(images):
+    import tensorflow as tf
+
+    return {
+        "mean": tf.reduce_mean(tf.cast(images, tf.float32), [1, 2, 3]),
+        "rung": tf.fill([tf.shape(images)[0]], tf.shape(images)[0]),
+    }
+
+
+def ask(batched, values, together=1):
+    """Each call from a thread of its own, with `together` images in it (the last with what is left)."""
+    calls = [[image(value) for value in values[start : start + together]] for start in range(0, len(values), together)]
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [answer for answers in pool.map(batched, calls) for answer in answers]
+
+
+@pytest.mark.parametrize("together", [1, 3, 4, 20])
+@pytest.mark.parametrize("images", [8, 16, 40])
+def test_images_of_many_threads_travel_in_full_batches(images, together):
+    answers = ask(model(means, (1, 2, 4, 8), timeout_ms=LONG_MS), range(images), together)
+    assert [answer.outputs["mean"] for answer in answers] == list(range(images))
+    assert sorted(answer.led_batch for answer in answers) == (images - images // 8) * [0] + images // 8 * [8]
+    assert all((answer.model_seconds > 0) == (answer.led_batch > 0) for answer in answers)
+
+
+@pytest.mark.parametrize(("ladder", "rung"), [((1, 2, 4), 1), ((2, 4), 2), ((8,), 8)])
+def test_a_lone_image_travels_on_the_smallest_rung(ladder, rung):
+    answer = model(means, ladder)([image(7)])[0]
+    assert (answer.outputs["mean"], answer.outputs["rung"], answer.led_batch) == (7, rung, rung)
+
+
+def test_led_batches_count_every_batch_once_whatever_their_sizes():
+    answers = ask(model(means, (1, 2, 4)), [n % 200 for n in range(150)])
+    ran = {}  # rung -> images that travelled on it
+    for answer in answers:
+        ran[int(answer.outputs["rung"])] = ran.get(int(answer.outputs["rung"]), 0) + 1
+    for rung, count in ran.items():
+        batches = sum(answer.led_batch == rung for answer in answers)
+        assert -(-count // rung) <= batches <= count
+
+
+def test_two_models_in_one_process_share_no_batch():
+    """Both wait for two images of the same shape; neither may take the other's."""
+    import tensorflow as tf
+
+    first = model(lambda images: {"n": tf.ones([tf.shape(images)[0]])}, (2,), timeout_ms=LONG_MS)
+    second = model(lambda images: {"n": 2 * tf.ones([tf.shape(images)[0]])}, (2,), timeout_ms=LONG_MS)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda batched: batched([image(0)])[0].outputs["n"], [first, second, first, second]))
+    assert answers == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize(("ladder", "streams"), [((1, 2, 4), 2), ((3,), 1), ((1, 8), 3)])
+def test_every_rung_is_warmed_on_every_stream(ladder, streams):
+    seen = []
+
+    def predict(images):
+        if images.shape[0] is not None:  # called, not traced
+            seen.append(images.shape[0])
+        return means(images)
+
+    model(predict, ladder, streams).warm_up()
+    assert seen == [rung for rung in ladder for _ in range(streams)]
+
+
+def out_of_memory_above(limit):
+    """A model that runs out of memory in larger batches: TensorFlow makes ResourceExhaustedError of Python's MemoryError."""
+    import tensorflow as tf
+
+    def check(batch):
+        if batch > limit:
+            raise MemoryError(f"a batch of {batch}")
+        return np.float32(0)
+
+    def predict(images):
+        nothing = tf.numpy_function(check, [tf.shape(images)[0]], tf.float32)
+        outputs = means(images)
+        return {**outputs, "mean": outputs["mean"] + tf.ensure_shape(nothing, ())}
+
+    return tf.function(predict, autograph=False)
+
+
+@pytest.mark.parametrize("together", [1, 3, 40])
+@pytest.mark.parametrize(("limit", "ladder"), [(1, (1,)), (3, (1, 2)), (4, (1, 2, 4))])
+def test_out_of_memory_shortens_the_ladder_for_good_and_loses_no_image(limit, ladder, together):
+    batched = model(out_of_memory_above(limit), (1, 2, 4, 8), timeout_ms=20.0)
+    answers = ask(batched, range(40), together)
+    assert [answer.outputs["mean"] for answer in answers] == list(range(40))
+    assert max(answer.outputs["rung"] for answer in answers) <= limit
+    assert batched.batch_sizes == ladder
+    assert ask(batched, range(8))[0].outputs["rung"] <= limit
+    assert batched.batch_sizes == ladder
+
+
+def test_out_of_memory_while_warming_shortens_the_ladder_before_any_image(capfd):
+    batched = model(out_of_memory_above(2), (1, 2, 4, 8))
+    batched.warm_up()
+    assert batched.batch_sizes == (1, 2)
+    assert batched.images_in_flight == 2 * 2 * 2
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_out_of_memory_on_the_last_rung_is_an_error():
+    import tensorflow as tf
+
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        model(out_of_memory_above(0), (1, 2)).warm_up()
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        model(out_of_memory_above(0), (1, 2))([image(0)])
+
+
+@pytest.mark.parametrize("together", [1, 4, 16])
+def test_an_image_that_breaks_the_model_breaks_no_other(together):
+    import tensorflow as tf
+
+    @tf.function(autograph=False)
+    def predict(images):
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(images[:, 0, 0, 0] != 13), ["pixel 13"])]):
+            return means(tf.identity(images))
+
+    batched = model(predict, (1, 2, 4, 8), timeout_ms=50.0)
+
+    answers = ask(batched, range(16), together)
+    broken = answers.pop(13)
+    assert isinstance(broken, tf.errors.InvalidArgumentError)
+    assert "pixel 13" in broken.message
+    assert [answer.outputs["mean"] for answer in answers] == [n for n in range(16) if n != 13]
+    assert batched.batch_sizes == (1, 2, 4, 8)

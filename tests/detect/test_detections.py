@@ -1,0 +1,158 @@
+"""From a model's answer to boxes on the original image."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.geometry import boxes_from_xyxy, resize_plan, to_model
+from models.metadata import DetectorMetadata
+from pipeline.config import DetectConfig
+from pipeline.detect.detections import check_classes, class_name, to_detections
+from pipeline.errors import ModelError
+
+MODEL = DetectorMetadata("m", (100, 200), "stretch", ("cat", "dog", "person"))
+SAME = resize_plan((200, 100), (100, 200), "stretch")  # an image that fills the input as it is
+
+
+def answer(boxes, scores, classes=None, count=None):
+    outputs = {"boxes": np.array(boxes, np.float32).reshape(-1, 4), "scores": np.array(scores, np.float32)}
+    if classes is not None:
+        outputs["classes"] = np.array(classes, np.float32)
+    if count is not None:
+        outputs["count"] = np.array(count, np.float32)
+    return outputs
+
+
+def found(outputs, model=MODEL, transform=SAME, **settings):
+    result = to_detections(outputs, model, transform, DetectConfig(**settings))
+    assert result.boxes_xyxy.shape == (len(result), 4)
+    assert (result.boxes_xyxy.dtype, result.confidences.dtype, result.class_ids.dtype) == (np.float32, np.float32, np.int32)
+    return [
+        (result.class_names[n], round(float(result.confidences[n]), 3), result.boxes_xyxy[n].tolist()) for n in range(len(result))
+    ]
+
+
+UNIT = [0, 0, 1, 1]
+FOUR = answer([UNIT, [0.5, 0.5, 1, 1], UNIT, [0, 0, 0.5, 0.5]], [0.5, 0.9, 0.1, 0.5], [0, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "names_and_scores"),
+    [
+        pytest.param({"score_threshold": 1.0}, [], id="nothing above"),
+        pytest.param({}, [("dog", 0.9), ("cat", 0.5), ("cat", 0.5)], id="confidence descending"),
+        pytest.param({"score_threshold": 0.5}, [("dog", 0.9), ("cat", 0.5), ("cat", 0.5)], id="the threshold itself is enough"),
+        pytest.param({"score_threshold": 0.0}, [("dog", 0.9), ("cat", 0.5), ("cat", 0.5), ("person", 0.1)], id="all"),
+        pytest.param({"max_detections": 2}, [("dog", 0.9), ("cat", 0.5)], id="most confident first"),
+        pytest.param({"classes": ("cat",), "max_detections": 2}, [("cat", 0.5), ("cat", 0.5)], id="filtered before limited"),
+        pytest.param({"classes": ("person", "dog"), "score_threshold": 0.0}, [("dog", 0.9), ("person", 0.1)], id="two classes"),
+    ],
+)
+def test_thresholds_filter_and_limit(settings, names_and_scores):
+    assert [row[:2] for row in found(FOUR, **settings)] == names_and_scores
+
+
+def test_ties_keep_the_models_order_and_boxes_stay_unclipped():
+    rows = found(answer([[-0.25, 0, 1.5, 1], UNIT], [0.5, 0.5], [0, 0]))
+    assert [row[2] for row in rows] == [[-50, 0, 300, 100], [0, 0, 200, 100]]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "model", "rows"),
+    [
+        pytest.param(answer([], [], []), MODEL, [], id="no boxes"),
+        pytest.param(answer([UNIT, UNIT], [0.9, 0.8], [0, 1], count=0), MODEL, [], id="count of none"),
+        pytest.param(
+            answer([UNIT, UNIT], [0.9, 0.8], [0, 1], count=1), MODEL, [("cat", 0.9, [0, 0, 200, 100])], id="padded answer"
+        ),
+        pytest.param(
+            answer([UNIT, [0, 0, np.inf, 1], [np.nan] * 4], [np.nan, 0.9, 0.9], [0, 0, 0]), MODEL, [], id="numbers that are none"
+        ),
+        pytest.param(
+            answer([UNIT], [0.9], [1]),
+            dataclasses.replace(MODEL, class_id_offset=1),
+            [("cat", 0.9, [0, 0, 200, 100])],
+            id="classes from 1",
+        ),
+        pytest.param(
+            answer([UNIT, UNIT], [0.9, 0.8], [3, -1]),
+            MODEL,
+            [("class 3", 0.9, [0, 0, 200, 100]), ("class -1", 0.8, [0, 0, 200, 100])],
+            id="classes without a name",
+        ),
+        pytest.param(answer([UNIT], [[0.1, 0.7, 0.2]]), MODEL, [("dog", 0.7, [0, 0, 200, 100])], id="scores of all classes"),
+        pytest.param(answer([UNIT], [0.7]), MODEL, [("cat", 0.7, [0, 0, 200, 100])], id="one class, no class output"),
+        pytest.param(
+            answer([[0.1, 0.2, 0.3, 0.5]], [0.9], [0]),
+            dataclasses.replace(MODEL, box_format="yxyx"),
+            [("cat", 0.9, [40, 10, 100, 30])],
+            id="yxyx shares",
+        ),
+        pytest.param(
+            answer([[50, 40, 20, 10]], [0.9], [0]),
+            dataclasses.replace(MODEL, box_format="cxcywh", box_units="pixels"),
+            [("cat", 0.9, [40, 35, 60, 45])],
+            id="cxcywh pixels",
+        ),
+    ],
+)
+def test_what_models_say(outputs, model, rows):
+    got = found(outputs, model)
+    assert [row[:2] for row in got] == [row[:2] for row in rows]
+    assert np.allclose([row[2] for row in got], [row[2] for row in rows], atol=1e-4)
+
+
+def test_overlaps_are_suppressed_by_class_where_the_model_does_not():
+    overlapping = answer(
+        [[0, 0, 100, 100], [0, 0, 90, 100], [0, 0, 90, 100], [150, 0, 200, 100]], [0.9, 0.8, 0.7, 0.6], [0, 0, 1, 0]
+    )
+    pixels = dataclasses.replace(MODEL, box_units="pixels")
+    ours = dataclasses.replace(pixels, nms="pipeline")
+    assert [row[1] for row in found(overlapping, pixels)] == [0.9, 0.8, 0.7, 0.6]
+    assert [row[1] for row in found(overlapping, ours)] == [0.9, 0.7, 0.6]
+    assert [row[1] for row in found(overlapping, ours, iou_threshold=0.95)] == [0.9, 0.8, 0.7, 0.6]
+    assert [row[1] for row in found(overlapping, ours, max_detections=2)] == [0.9, 0.7]
+
+
+edges = st.floats(-0.5, 1.5, width=32)
+
+
+@given(
+    boxes=st.lists(st.tuples(edges, edges, edges, edges), min_size=1, max_size=5),
+    image_wh=st.tuples(st.integers(1, 5000), st.integers(1, 5000)),
+    input_hw=st.tuples(st.integers(32, 700), st.integers(32, 700)),
+    resize=st.sampled_from(["stretch", "letterbox"]),
+    box_format=st.sampled_from(["xyxy", "yxyx", "xywh", "cxcywh"]),
+    box_units=st.sampled_from(["norm", "pixels"]),
+)
+def test_a_box_drawn_on_the_image_comes_back_from_every_kind_of_model(boxes, image_wh, input_hw, resize, box_format, box_units):
+    """The way to the model and back is the identity, to a thousandth of the image."""
+    original = np.array(boxes) * [*image_wh, *image_wh]
+    transform = resize_plan(image_wh, input_hw, resize)
+    seen = to_model(original, transform) / ([*input_hw[::-1]] * 2 if box_units == "norm" else 1)
+    outputs = answer(boxes_from_xyxy(seen, box_format), np.full(len(boxes), 0.5), np.zeros(len(boxes)))
+    model = DetectorMetadata("m", input_hw, resize, ("cat",), box_format=box_format, box_units=box_units)
+    result = to_detections(outputs, model, transform, DetectConfig())
+    assert np.allclose(result.boxes_xyxy, original, atol=max(image_wh) * 1e-3)
+
+
+@pytest.mark.parametrize(("class_id", "name"), [(0, "cat"), (2, "person"), (3, "class 3"), (-1, "class -1")])
+def test_a_class_without_a_name_is_called_by_its_number(class_id, name):
+    assert class_name(MODEL, class_id) == name
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "message"),
+    [
+        (("cat", "persn"), MODEL.class_names, "classes: model m has no class 'persn'; did you mean 'person'?"),
+        (("zebra",), MODEL.class_names, "classes: model m has no class 'zebra'; it has cat, dog, person"),
+        (("cat",), (), "classes: model m has no class 'cat'; it has no class names"),
+    ],
+)
+def test_a_filter_for_a_class_that_the_model_lacks_is_refused(classes, names, message):
+    with pytest.raises(ModelError) as caught:
+        check_classes(classes, dataclasses.replace(MODEL, class_names=names))
+    assert str(caught.value) == message

@@ -1,0 +1,191 @@
+"""The detector: encoded images in, one result or dead letter for each out, in their order."""
+
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.detector import Detector, shared_detector
+from pipeline.errors import ModelError
+from pipeline.figures import progress
+from pipeline.figures.sampling import sample_rank
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
+from tests.tiny_models import bright_box, save_model
+
+CPU = DetectConfig(batch_sizes=(1, 2, 4), streams=2)
+BOX = (160, 60, 480, 300)
+
+
+def encoded(pixels, name="a", extension=".png"):
+    return EncodedImage(ImageRef(name), cv2.imencode(extension, pixels)[1].tobytes(), 0.25)
+
+
+def bright(name="a", wh=(640, 480), box=BOX, value=255):
+    pixels = np.zeros((wh[1], wh[0], 3), np.uint8)
+    pixels[box[1] : box[3], box[0] : box[2]] = value
+    return encoded(pixels, name)
+
+
+@pytest.fixture(scope="module")
+def detector(bright_model):
+    return Detector(ModelConfig(path=bright_model), CPU, samples=2)
+
+
+def test_each_image_has_its_own_result_in_order_among_broken_ones(detector):
+    before = progress.snapshot()
+    images = [bright(f"{n}", box=(10 * n, 0, 10 * n + 200, 240)) for n in range(30)]
+    images[7] = EncodedImage(ImageRef("7"), b"")
+    images[8] = EncodedImage(ImageRef("8"), b"text")
+    results = detector.detect(images)
+    assert [result.ref.uri for result in results] == [str(n) for n in range(30)]
+    assert [(r.ref.uri, r.stage, r.reason) for r in results if isinstance(r, DeadLetter)] == [
+        ("7", "decode", "empty"),
+        ("8", "decode", "not_an_image"),
+    ]
+    found = [result for result in results if isinstance(result, DetectedImage)]
+    for result in found:
+        left = 10 * int(result.ref.uri)
+        assert np.abs(result.detections.boxes_xyxy - [left, 0, left + 200, 240]).max() <= 5.01
+        assert (result.width, result.height, result.model_name, result.model_version) == (640, 480, "bright", "3")
+    counts = progress.snapshot() - before
+    assert (counts["detected"], counts["dead"]) == (28, 2)
+    assert sum(result.timing.led_batch for result in found) >= 28
+    assert detector.detect([]) == []
+
+
+def test_times_of_all_stages_are_noted(detector):
+    timing = detector.detect([bright()])[0].timing
+    assert timing.read == 0.25
+    assert min(timing.decode, timing.predict, timing.postprocess, timing.latency, timing.model) > 0
+    assert timing.led_batch == 1
+
+
+def test_an_image_without_objects_is_a_result_without_boxes(detector):
+    assert len(detector.detect([encoded(np.zeros((50, 50, 3), np.uint8))])[0].detections) == 0
+
+
+@pytest.mark.parametrize("model", ["bright_model", "bright_letterbox_model"])
+@pytest.mark.parametrize("wh", [(640, 480), (480, 640), (1000, 100), (2000, 1500)])
+def test_boxes_are_on_the_original_image_for_each_resize_rule(request, model, wh):
+    box = tuple(int(share * side) for share, side in zip((0.25, 0.25, 0.75, 0.75), wh * 2, strict=True))
+    found = shared_detector(ModelConfig(path=request.getfixturevalue(model)), CPU).detect([bright(wh=wh, box=box)])[0].detections
+    pixel = max(wh[0] / 128, wh[1] / 96)
+    assert np.abs(found.boxes_xyxy[0] - box).max() <= 1.01 * pixel + 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, ["rectangle"]),
+        ({"score_threshold": 0.95}, []),
+        ({"classes": ("other",)}, []),
+        ({"classes": ("rectangle", "other")}, ["rectangle"]),
+        ({"max_megapixels": 0.1}, "too_large"),
+        ({"precision": "bfloat16"}, ["rectangle"]),
+        ({"decode_threads": 1, "streams": 1, "batch_sizes": (4,), "scaled_decode": False}, ["rectangle"]),
+    ],
+    ids=str,
+)
+def test_settings_have_an_effect(bright_model, settings, names):
+    import dataclasses
+
+    result = Detector(ModelConfig(path=bright_model), dataclasses.replace(CPU, **settings)).detect([bright()])[0]
+    assert (result.reason if isinstance(result, DeadLetter) else list(result.detections.class_names)) == names
+
+
+def test_a_class_that_the_model_lacks_is_refused(bright_model):
+    with pytest.raises(ModelError, match="has no class 'rectangl'; did you mean 'rectangle'"):
+        Detector(ModelConfig(path=bright_model), DetectConfig(classes=("rectangl",)))
+
+
+def test_images_of_the_sample_carry_a_thumbnail(bright_model):
+    results = Detector(ModelConfig(path=bright_model), CPU, samples=2).detect([bright(str(n)) for n in range(20)])
+    wanted = sorted((result.ref.identity for result in results), key=sample_rank)[:2]
+    with_thumbnail = {result.ref.identity for result in results if result.thumbnail}
+    assert set(wanted) <= with_thumbnail
+    assert len(with_thumbnail) < 20
+    thumbnail = next(result.thumbnail for result in results if result.thumbnail)
+    assert cv2.imdecode(np.frombuffer(thumbnail, np.uint8), cv2.IMREAD_COLOR).shape == (480, 640, 3)
+
+
+def test_one_detector_serves_all_who_ask_with_the_same_settings(bright_model):
+    first = shared_detector(ModelConfig(path=bright_model), CPU)
+    assert shared_detector(ModelConfig(path=bright_model), CPU) is first
+    assert shared_detector(ModelConfig(path=bright_model), DetectConfig(batch_sizes=(1,))) is not first
+
+
+@pytest.fixture(scope="module")
+def picky_model(tmp_path_factory):
+    """A model that fails in its graph on any batch with a pixel of value 13."""
+    import tensorflow as tf
+
+    def predict(images):
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(images != 13), ["unlucky pixel"])]):
+            box = bright_box(tf.identity(images))
+        return {"boxes": box[:, None], "scores": tf.fill([tf.shape(images)[0], 1], 0.75)}
+
+    spec = tf.TensorSpec((None, 96, 128, 3), tf.uint8, "images")
+    return save_model(tmp_path_factory.mktemp("models") / "picky", predict, spec)
+
+
+def test_an_image_that_breaks_the_model_is_one_dead_letter(picky_model):
+    images = [bright(str(n), value=13 if n == 5 else 200) for n in range(12)]
+    results = Detector(ModelConfig(path=picky_model), CPU).detect(images)
+    dead = [result for result in results if isinstance(result, DeadLetter)]
+    assert [(letter.ref.uri, letter.stage, letter.reason) for letter in dead] == [("5", "detect", "model_failed")]
+    assert "\n" not in dead[0].message
+    assert "unlucky" in dead[0].message or "assertion" in dead[0].message
+    assert all(len(result.detections) == 1 for result in results if isinstance(result, DetectedImage))
+
+
+def warm_up_file(folder, *inputs):
+    """Writes TF Serving's warm-up file, one request for each mapping of inputs."""
+    import tensorflow as tf
+    from tensorflow_serving.apis import prediction_log_pb2
+
+    (folder / "assets.extra").mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(folder / "assets.extra" / "tf_serving_warmup_requests")) as writer:
+        for tensors in inputs:
+            log = prediction_log_pb2.PredictionLog()
+            for name, value in tensors.items():
+                log.predict_log.request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
+            writer.write(log.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("request_of", "message"),
+    [
+        pytest.param(lambda: {"image_bytes": [bright().content]}, None, id="good image"),
+        pytest.param(lambda: {"images": np.zeros((3, 96, 128, 3), np.uint8)}, None, id="good arrays"),
+        pytest.param(lambda: {"image_bytes": [bright().content, b"text"]}, "expected an image, got 4 bytes", id="bad image"),
+        pytest.param(lambda: {"images": np.full((1, 96, 128, 3), 13, np.uint8)}, "assertion", id="array that breaks the model"),
+    ],
+)
+def test_requests_of_the_warm_up_file_are_run(tmp_path, picky_model, request_of, message):
+    folder = tmp_path / "model"
+    shutil.copytree(picky_model, folder)
+    warm_up_file(folder, request_of())
+    if message is None:
+        assert len(Detector(ModelConfig(path=str(folder)), CPU).detect([bright()])[0].detections) == 1
+        return
+    with pytest.raises(ModelError) as caught:
+        Detector(ModelConfig(path=str(folder)), CPU)
+    assert "fails on a request of its warm-up file: " in str(caught.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_fails_on_a_blank_image_is_one_clear_error(tmp_path):
+    import tensorflow as tf
+
+    def predict(images):
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_any(images != 0), ["all black"])]):
+            box = bright_box(tf.identity(images))
+        return {"boxes": box[:, None], "scores": tf.ones([tf.shape(images)[0], 1])}
+
+    folder = save_model(tmp_path / "model", predict, tf.TensorSpec((None, 96, 128, 3), tf.uint8, "images"))
+    with pytest.raises(ModelError, match="fails on a blank image: ") as caught:
+        Detector(ModelConfig(path=folder), CPU)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,144 @@
+"""The figures: they add up, whatever the order and the grouping in which images are counted."""
+
+import itertools
+import json
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.figures.sampling import sample_rank
+from pipeline.figures.summary import RunFacts, Tally, merge_tallies, percentiles_ms, summarise, to_json
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
+
+SAMPLES = 3
+
+
+def detected(number, classes=(), led=0, latency=0.05, thumbnail=b"jpeg"):
+    boxes = Detections(
+        np.zeros((len(classes), 4), np.float32),
+        np.zeros(len(classes), np.int32),
+        np.ones(len(classes), np.float32),
+        tuple(classes),
+    )
+    timing = Timing(0.25, 0.5, 9.0, 0.125, latency, 1000.0 + number // 4, led, 2.0 if led else 0.0)
+    return DetectedImage(ImageRef(f"{number}.jpg", "1"), 10, 10, "m", "3", boxes, timing, thumbnail)
+
+
+def dead(number, stage="read", reason="not_found"):
+    return DeadLetter(ImageRef(f"{number}.jpg"), stage, reason, "gone", b"payload")
+
+
+ELEMENTS = st.lists(
+    st.one_of(
+        st.builds(
+            detected,
+            st.integers(0, 50),
+            st.lists(st.sampled_from(["cat", "dog"]), max_size=3),
+            st.sampled_from([0, 1, 8]),
+            st.floats(0, 100),
+            st.sampled_from([b"", b"jpeg"]),
+        ),
+        st.builds(dead, st.integers(0, 50), st.sampled_from(["read", "decode"]), st.sampled_from(["empty", "corrupt"])),
+    ),
+    max_size=30,
+)
+
+
+def tally_of(elements):
+    tally = Tally()
+    for element in elements:
+        if isinstance(element, DetectedImage):
+            tally.add_detected(element, SAMPLES)
+        else:
+            tally.add_dead(element)
+    return tally
+
+
+def figures(tally):
+    """What must not depend on order: everything but which dead letters of a reason were kept as examples."""
+    return (
+        (tally.read, tally.skipped, tally.detected, tally.model),
+        (tally.dead, tally.classes, tally.batches, dict(tally.stage_seconds), tally.latencies, tally.finished),
+        [rank for rank, _ in tally.samples],
+        {reason: len(rows) for reason, rows in tally.dead_examples.items()},
+    )
+
+
+@given(ELEMENTS, st.lists(st.integers(0, 30), max_size=4), st.randoms())
+def test_a_tally_does_not_depend_on_bundles_or_their_order(elements, cuts, random):
+    whole = tally_of(elements)
+    cuts = sorted({0, len(elements), *(min(cut, len(elements)) for cut in cuts)})
+    parts = [tally_of(elements[a:b]) for a, b in itertools.pairwise(cuts)]
+    random.shuffle(parts)
+    assert figures(merge_tallies(parts, SAMPLES)) == figures(whole)
+
+
+@given(ELEMENTS)
+def test_counts_are_those_of_the_records(elements):
+    tally = tally_of(elements)
+    images = [element for element in elements if isinstance(element, DetectedImage)]
+    letters = [element for element in elements if isinstance(element, DeadLetter)]
+    assert tally.detected == sum(tally.finished.values()) == len(images)
+    assert sum(tally.dead.values()) == len(letters)
+    assert sum(tally.classes.values()) == sum(len(image.detections) for image in images)
+    ranks = sorted(sample_rank(image.ref.identity) for image in images if image.thumbnail)
+    assert [rank for rank, _ in tally.samples] == ranks[:SAMPLES]
+    assert all("payload_base64" not in row for rows in tally.dead_examples.values() for row in rows)
+
+
+@given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=200))
+def test_percentiles_are_within_a_tenth(seconds):
+    got = percentiles_ms(tally_of([detected(n, latency=value) for n, value in enumerate(seconds)]).latencies)
+    exact = np.quantile(seconds, [0.5, 0.9, 0.99, 1.0], method="inverted_cdf") * 1000
+    assert list(got) == ["p50", "p90", "p99", "max"]
+    for value, wanted in zip(got.values(), exact, strict=True):
+        assert wanted * 0.999 - 0.05 <= value <= wanted * 1.1 * 1.001 + 0.05
+
+
+def test_no_images_have_no_percentiles_and_no_time_is_a_short_time():
+    assert percentiles_ms({}) == {}
+    assert percentiles_ms(tally_of([detected(0, latency=0.0)]).latencies)["max"] == 0.0
+
+
+def test_examples_of_dead_letters_are_few():
+    tally = tally_of([dead(number) for number in range(100)])
+    assert len(tally.dead_examples["not_found"]) == 20
+    assert merge_tallies([tally, tally], 3).dead["read", "not_found"] == 200
+
+
+def test_the_summary_has_the_figures_of_the_contract():
+    elements = [
+        detected(0, ["cat", "dog", "cat"], led=2),
+        detected(5, ["cat"]),
+        detected(8, led=1),
+        dead(9),
+        dead(10, "decode", "empty"),
+    ]
+    tally = merge_tallies([tally_of(elements), Tally(read=6, skipped=1)], SAMPLES)
+    summary = summarise(tally, RunFacts(1000.0, 1002.5, 1004.5, "run", {"detect": {"xla": False}}, "batch", "/m", (1, 2)))
+    assert summary == {
+        "images": {"read": 6, "detected": 3, "dead": 2, "skipped": 1},
+        "images_per_second": 1.5,
+        "wall_seconds": 2.0,
+        "startup_seconds": 2.5,
+        "batch_sizes": {"1": 1, "2": 1},
+        "stage_seconds": {"model": 4.0, "read": 0.75, "decode": 1.5, "postprocess": 0.375},
+        "dead_by_reason": {"not_found": 1, "empty": 1},
+        "dead_by_stage": {"read": 1, "decode": 1},
+        "classes": {"cat": 3, "dog": 1},
+        "detections": 4,
+        "latency_ms": summary["latency_ms"],
+        "throughput": [[0, 1], [1, 1], [2, 1]],
+        "model": {"name": "m", "version": "3", "path": "/m", "batch_ladder": [1, 2]},
+        "config": {"detect": {"xla": False}},
+        "command": "run",
+        "started_at": "1970-01-01T00:16:40+00:00",
+        "finished_at": "1970-01-01T00:16:44+00:00",
+        "mode": "batch",
+    }
+    assert json.loads(to_json(summary)) == summary
+
+
+def test_names_that_are_no_unicode_are_written_escaped():
+    assert json.loads(to_json({"command": "lone \udc80"})) == {"command": "lone \udc80"}

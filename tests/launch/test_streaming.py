@@ -1,0 +1,308 @@
+"""Streaming as a user runs it: real Pub/Sub and Cloud Storage emulators, Prism, and a real model."""
+
+import base64
+import collections
+import dataclasses
+import glob
+import json
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from pipeline import run
+from pipeline.errors import RunnerError
+from pipeline.launch.prism import prism_binary
+from tests.conftest import REPO, write_bright_image
+from tests.streaming_job import CuttableProxy, StreamingJob
+
+IMAGES = 500
+CONFIG = ("--config", "configs/streaming_pubsub_prism.yaml")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prism():
+    if (REPO / ".tools" / "prism").exists():
+        return
+    try:
+        prism_binary(PipelineOptions([]))
+    except RunnerError as err:
+        (pytest.fail if os.environ.get("CI_REQUIRE_EMULATORS") == "1" else pytest.skip)(str(err))
+
+
+def rows_in(folder: object, kind: str = "detections") -> list[dict]:
+    return [json.loads(line) for path in glob.glob(f"{folder}/{kind}/*.jsonl") for line in open(path, encoding="utf-8")]
+
+
+def by_uri(rows: list[dict]) -> dict[str, dict]:
+    return {row["image"]["uri"]: row for row in rows}
+
+
+@dataclasses.dataclass
+class Ended:
+    """What is left of a job that was fed everything at once and then ended with SIGTERM."""
+
+    folder: Path
+    images: list[str]
+    detections: list[Any]
+    dead_letters: list[Any]
+    answers: list[Any]
+    archive: Path
+    code: int
+    stop_seconds: float
+    log: str
+
+
+HOSTILE = [b"hello", b"{", b'{"images": []}', b'{"uri": "/etc/passwd"}', b'["file:///etc/passwd"]', b'{"bytes": "?"}']
+INLINE_BROKEN = b"\xff\xd8\xff\xe0 not a whole JPEG"
+DEAD = 10  # those, the broken files, and the broken bytes
+BROKEN = {"empty.jpg": b"", "text.jpg": b"no image", "cut.jpg": b"\xff\xd8\xff\xe0\0\x10JFIF"}
+
+
+@pytest.fixture(scope="module")
+def ended(_pubsub_process, tmp_path_factory, bright_model) -> Ended:
+    folder = tmp_path_factory.mktemp("stream")
+    random.seed(5)
+    for n in range(IMAGES):
+        x, y = random.randrange(60), random.randrange(40)
+        write_bright_image(folder / "in" / f"{n:03d}.jpg", (160, 120), (x, y, x + 20 + n % 50, y + 15 + n % 60))
+    for name, content in BROKEN.items():
+        (folder / "in" / name).write_bytes(content)
+    images = sorted(str(path) for path in (folder / "in").iterdir())
+    requests, left = [], list(images)
+    for number, size in enumerate(n for _ in range(60) for n in (1, 3, 11, 40)):
+        asked, left = left[:size], left[size:]
+        if asked:
+            requests.append(json.dumps({"request_id": f"r{number}", "images": [{"uri": uri} for uri in asked]}).encode())
+    notice = (b"{}", {"eventType": "OBJECT_DELETE", "bucketId": "bucket", "objectId": "x.jpg", "objectGeneration": "1"})
+    mixed = [*requests, *({"uri": uri} for uri in images), *({"uri": uri} for uri in images), *HOSTILE, INLINE_BROKEN, notice]
+    messages = [json.dumps(m).encode() if isinstance(m, dict) else m for m in mixed]
+    random.shuffle(messages)
+
+    # the model is so quick that it would take each image at once: only waiting shows that batches form
+    flags = ("--allow-uri-prefix", "gs://", folder / "in", "--archive-window-s", "2", "--batch-timeout-ms", "20")
+    with StreamingJob(_pubsub_process, folder, bright_model, *flags) as job:
+        job.publish(*messages)
+        detections = job.take(job.detections, IMAGES)
+        dead_letters = job.take(job.dead_letters, DEAD)
+        answers = job.take(job.answers, len(requests))
+        started = time.monotonic()
+        code = job.signal(signal.SIGTERM)
+        stop_seconds = time.monotonic() - started
+        detections += job.take(job.detections, 1, timeout_s=3)
+        dead_letters += job.take(job.dead_letters, 1, timeout_s=3)
+        answers += job.take(job.answers, 1, timeout_s=3)
+    return Ended(folder, images, detections, dead_letters, answers, job.archive, code, stop_seconds, job.output())
+
+
+def test_batch_and_stream_give_equal_rows(ended, run_job, bright_model, tmp_path):
+    """On the topic and in the archive, and the same dead letters."""
+    assert run_job("--input", ended.folder / "in", "--output", tmp_path / "out", "--model", bright_model)[0] == 0
+    batch = by_uri(rows_in(tmp_path / "out"))
+    assert len(batch) == IMAGES
+    assert by_uri([json.loads(message.data) for message in ended.detections]) == batch
+    assert by_uri(rows_in(ended.archive)) == batch
+    dead = by_uri(rows_in(tmp_path / "out", "dead_letters"))
+    streamed = {row["image"]["uri"]: row for row in rows_in(ended.archive, "dead_letters") if row["image"].get("uri") in dead}
+    assert streamed == dead
+    assert len(dead) == len(BROKEN)
+
+
+def test_each_version_of_an_image_has_one_result(ended):
+    """Although each was asked for three times."""
+    assert len(ended.detections) == IMAGES
+    assert len(rows_in(ended.archive)) == IMAGES
+    ids = collections.Counter(message.attributes["detection_id"] for message in ended.detections)
+    assert set(ids.values()) == {1}
+
+
+def test_what_is_no_request_is_a_dead_letter_and_stops_nothing(ended):
+    """On the topic and in files; nothing outside the allowed prefixes is read."""
+    rows = [json.loads(message.data) for message in ended.dead_letters]
+    assert len(rows) == DEAD
+    payloads = {base64.b64decode(row.get("payload_base64", "")) for row in rows if row["stage"] == "message"}
+    assert payloads == set(HOSTILE)
+    inline = [row for row in rows if row["image"].get("uri", "").startswith("inline:")]
+    assert [base64.b64decode(row["payload_base64"]) for row in inline] == [INLINE_BROKEN]
+    assert sorted(map(str, rows)) == sorted(map(str, rows_in(ended.archive, "dead_letters")))
+    assert sum(row["reason"] == "not_allowed" for row in rows) == 2
+
+
+def test_each_request_is_answered_once_with_all_its_images(ended):
+    """Also for images that another request or message asked for first; what failed is named."""
+    answers = [json.loads(message.data) for message in ended.answers]
+    assert len({answer["request_id"] for answer in answers}) == len(answers)
+    assert all(answer["complete"] for answer in answers)
+    results = by_uri([row for answer in answers for row in answer["results"]])
+    failed = by_uri([row for answer in answers for row in answer["failed"]])
+    assert sorted([*results, *failed]) == ended.images
+    assert sorted(Path(uri).name for uri in failed) == sorted(BROKEN)
+
+
+def test_sigterm_ends_the_job_well(ended):
+    """Exit code 0, summary and report are written, and their counts add up."""
+    assert ended.code == 0, ended.log
+    assert "Traceback" not in ended.log
+    summary = json.loads((ended.archive / "summary.json").read_text())
+    images = summary["images"]
+    assert images["detected"] == IMAGES
+    assert images["dead"] == DEAD
+    assert len(ended.images) < images["read"] <= 3 * len(ended.images) + len(HOSTILE) + 2  # repeats may be left when it ends
+    assert images["read"] == images["detected"] + images["dead"] + images["skipped"]
+    assert summary["mode"] == "streaming"
+    assert sum(int(size) * count for size, count in summary["batch_sizes"].items()) >= IMAGES
+    assert (ended.archive / "report.html").stat().st_size > 1000
+
+
+def test_batches_form_across_messages(ended):
+    """A backlog makes full batches, whatever the sizes of the requests."""
+    sizes = {int(size): n for size, n in json.loads((ended.archive / "summary.json").read_text())["batch_sizes"].items()}
+    assert sum(size * n for size, n in sizes.items()) / sum(sizes.values()) > max(sizes) / 2
+
+
+def test_a_killed_job_loses_nothing(pubsub_emulator, tmp_path, bright_model):
+    """What it had in hand is delivered again to the next one; results that were published twice have the same id."""
+    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
+    content = (tmp_path / "bright.png").read_bytes()
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model) as job:
+        job.publish(*((content, {"name": str(n)}) for n in range(300)))
+        before = job.take(job.detections, 40)
+        assert job.signal(signal.SIGKILL) == -signal.SIGKILL
+        job.start()
+        wanted = {f"inline:{n}" for n in range(300)}
+        seen = {message.attributes["image_uri"]: message for message in before}
+        end = time.monotonic() + 120
+        while set(seen) != wanted and time.monotonic() < end:
+            for message in job.take(job.detections, 1, timeout_s=5):
+                earlier = seen.setdefault(message.attributes["image_uri"], message)
+                assert earlier.attributes["detection_id"] == message.attributes["detection_id"]
+        assert set(seen) == wanted
+        assert job.signal(signal.SIGINT, group=True) == 0, job.output()
+
+
+def test_a_lost_connection_is_waited_for_and_seen(pubsub_emulator, tmp_path, bright_model):
+    """While Pub/Sub is away the job says so; when it is back all is answered."""
+    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
+    content = (tmp_path / "bright.png").read_bytes()
+    proxy = CuttableProxy(pubsub_emulator.host)
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model, host=proxy.host) as job:
+        job.publish(*((content, {"name": str(n)}) for n in range(20)))
+        before = job.take(job.detections, 20)
+        proxy.cut()
+        job.publish(*((content, {"name": str(n)}) for n in range(20, 60)))
+        end = time.monotonic() + 60
+        while "lost Pub/Sub" not in job.output() and time.monotonic() < end:
+            time.sleep(0.1)
+        assert "lost Pub/Sub" in job.output()
+        proxy.mend()
+        after = job.take(job.detections, 40)
+        assert {message.attributes["image_uri"] for message in (*before, *after)} == {f"inline:{n}" for n in range(60)}
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+
+
+def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator, bright_model, tmp_path):
+    """A finalized object is read in its generation, once, however often it is notified; the archive may be a bucket."""
+    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
+    blobs = [gcs_bucket.blob(f"2026/{n}.png") for n in range(10)]
+    for blob in blobs:
+        blob.upload_from_filename(str(tmp_path / "bright.png"))
+    images, subscription = pubsub_emulator.create()
+    output, results = pubsub_emulator.create()
+    dead_letter_topic, dead_letters = pubsub_emulator.create()
+    publisher = pubsub_emulator.publisher()
+    for blob in [*blobs, *blobs, gcs_bucket.blob("gone.png")]:
+        attributes = {"bucketId": gcs_bucket.name, "objectId": blob.name, "objectGeneration": str(blob.generation or 7)}
+        publisher.publish(images, b"{}", eventType="OBJECT_FINALIZE", **attributes).result()
+    messages: list[Any] = []
+
+    def stop_when_done():
+        messages.extend(pubsub_emulator.take(results, 10))
+        pubsub_emulator.take(dead_letters, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    watcher = threading.Thread(target=stop_when_done)
+    watcher.start()
+    bucket = f"gs://{gcs_bucket.name}"
+    flags = ["--archive", f"{bucket}/out", "--dead-letter-topic", dead_letter_topic, "--model", bright_model]
+    code = run.main([*CONFIG, "--input", subscription, "--output", output, *flags])
+    watcher.join()
+
+    assert code == 0
+    expected = {(f"{bucket}/{blob.name}", str(blob.generation)) for blob in blobs}
+    archived = [
+        json.loads(line)
+        for blob in gcs_bucket.list_blobs(prefix="out/detections/")
+        for line in blob.download_as_text().splitlines()
+    ]
+    assert {(row["image"]["uri"], row["image"]["generation"]) for row in archived} == expected
+    assert len(archived) == 10
+    assert {(m.attributes["image_uri"], m.attributes["generation"]) for m in messages} == expected
+    dead = [
+        json.loads(line)
+        for blob in gcs_bucket.list_blobs(prefix="out/dead_letters/")
+        for line in blob.download_as_text().splitlines()
+    ]
+    assert [(row["image"]["uri"], row["reason"]) for row in dead] == [(f"{bucket}/gone.png", "not_found")]
+    assert gcs_bucket.blob("out/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--input", "projects/test-project/subscriptions/none"], "there is no such subscription"),
+        (["--output", "projects/test-project/topics/none"], "there is no such topic"),
+        (["--dead-letter-topic", "projects/test-project/topics/none"], "dead_letter_topic projects/test-project/topics/none"),
+        (["--answer-topic", "nonsense"], "expected projects/<project>/topics/<name>"),
+        (["--input", "photos/*.jpg"], "expected projects/<project>/subscriptions/<name>"),
+        (["--input", "a", "b"], "expected one subscription"),
+        (["--runner", "DirectRunner"], "use PrismRunner"),
+        (["--parquet"], "batch jobs only"),
+        (["--prism_location", "/nowhere/prism"], "go install"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_wrong_place_is_one_line_and_exit_code_2(pubsub_emulator, capfd, flags, message):
+    output, subscription = pubsub_emulator.create()
+    command = [*CONFIG, "--input", subscription, "--output", output]
+    if flags[0] in command:
+        at = command.index(flags[0])
+        command[at : at + 2] = flags
+    else:
+        command += flags
+    assert run.main(command) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("error: ") and message in err
+    assert err.count("\n") == 1
+
+
+def test_missing_credentials_are_one_line_and_exit_code_2(monkeypatch, capfd, tmp_path):
+    monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    assert (
+        run.main([*CONFIG, "--input", "projects/test-project/subscriptions/s01", "--output", "projects/test-project/topics/t01"])
+        == 2
+    )
+    err = capfd.readouterr().err
+    assert "no usable credentials" in err and err.count("\n") == 1
+
+
+def test_an_unreachable_pubsub_is_one_line_and_exit_code_2(monkeypatch, capfd):
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", "127.0.0.1:9")
+    assert (
+        run.main([*CONFIG, "--input", "projects/test-project/subscriptions/s01", "--output", "projects/test-project/topics/t01"])
+        == 2
+    )
+    err = capfd.readouterr().err
+    assert "cannot be reached" in err and err.count("\n") == 1
+
+
+def test_a_dry_run_reads_no_message(pubsub_emulator, bright_model, capsys):
+    output, subscription = pubsub_emulator.create()
+    assert run.main([*CONFIG, "--input", subscription, "--output", output, "--model", bright_model, "--dry-run"]) == 0
+    assert "a message is acknowledged when its answers are published" in capsys.readouterr().out

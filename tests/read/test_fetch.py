@@ -1,0 +1,79 @@
+"""Fetching one image: its bytes and version, or a reason that never needs a retry."""
+
+import os
+import socket
+
+import pytest
+
+from pipeline.read.fetch import FetchError, fetch
+from pipeline.records import ImageRef
+
+LIMIT = 1000
+
+
+def refusal(uri, **known):
+    with pytest.raises(FetchError) as caught:
+        fetch(ImageRef(str(uri), **known), LIMIT)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["plain.jpg", "photo[1]*?.jpg", "ä\udcff.jpg", "a,b c.gz"])
+def test_a_file_comes_with_a_version_that_changes_with_it(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b"one")
+    content, generation = fetch(ImageRef(str(path)), LIMIT)
+    assert (content, generation) == (b"one", f"3-{path.stat().st_mtime_ns}")
+    os.utime(path, ns=(1, 1))
+    assert fetch(ImageRef(str(path)), LIMIT) == (b"one", "3-1")
+
+
+def test_the_size_limit_is_exact_and_checked_before_reading(tmp_path):
+    (tmp_path / "fits").write_bytes(bytes(LIMIT))
+    assert len(fetch(ImageRef(str(tmp_path / "fits")), LIMIT)[0]) == LIMIT
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(1 << 40)  # a terabyte that is not there
+    error = refusal(tmp_path / "sparse")
+    assert error.reason == "too_large_file"
+    assert "max_file_mb" in str(error)
+
+
+def make_fifo(path):
+    os.mkfifo(path)
+
+
+def make_socket(path):
+    socket.socket(socket.AF_UNIX).bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        pytest.param(lambda path: None, "not_found", id="missing"),
+        pytest.param(os.mkdir, "not_a_file", id="folder"),
+        pytest.param(make_fifo, "not_a_file", id="fifo without a writer"),
+        pytest.param(make_socket, "unreadable", id="socket"),
+        pytest.param(lambda path: os.symlink("/dev/zero", path), "not_a_file", id="endless device"),
+        pytest.param(lambda path: os.symlink(path, path), "unreadable", id="link to itself"),
+        pytest.param(lambda path: os.symlink("gone", path), "not_found", id="dangling link"),
+    ],
+)
+def test_what_is_no_readable_file_is_refused_without_waiting(tmp_path, monkeypatch, make, reason):
+    monkeypatch.chdir(tmp_path)  # paths of sockets are short
+    make("image.jpg")
+    assert refusal("image.jpg").reason == reason
+
+
+@pytest.mark.parametrize(
+    "uri", ["a\0b.jpg", "x" * 5000, "nosuchscheme://bucket/a.jpg"], ids=["nul", "too long", "unknown scheme"]
+)
+def test_a_uri_that_cannot_be_one_is_unreadable(uri):
+    assert refusal(uri).reason == "unreadable"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_closed_file_is_named_as_such(tmp_path):
+    path = tmp_path / "closed.jpg"
+    path.write_bytes(b"x")
+    path.chmod(0)
+    assert refusal(path).reason == "permission_denied"

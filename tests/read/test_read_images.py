@@ -1,0 +1,126 @@
+"""Reading: every image that an input names is read once, or is a dead letter, or a double."""
+
+import functools
+import os
+
+import apache_beam as beam
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.testing.util import assert_that
+from apache_beam.transforms.window import FixedWindows, TimestampedValue
+
+from pipeline.config import ReadConfig
+from pipeline.figures.summary import merge_tallies
+from pipeline.read.read_images import ReadAhead, ReadImages, images_of_examples
+from pipeline.records import EncodedImage, ImageRef
+
+NAMES = ["a.jpg", "b.jpg", "in/a.jpg", "in/deep/a.jpg"]
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    for name in NAMES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+KEPT = {}
+
+
+def keep(name, elements):
+    """Of this module, not of a closure, so that Beam pickles it by name and it fills this very dict."""
+    KEPT[name] = list(elements)
+
+
+def run(transform_of):
+    """Runs a pipeline; gives what `transform_of(pipeline)`'s named outputs hold."""
+    KEPT.clear()
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        for name, collection in transform_of(pipeline).items():
+            assert_that(collection, functools.partial(keep, name), label=f"Keep{name}")
+    return dict(KEPT)
+
+
+def test_every_listed_image_is_read_or_dead_or_skipped(tree):
+    (tree / "m.txt").write_text("a.jpg\nabsent.jpg\na.jpg\n")
+    os.mkfifo(tree / "in" / "fifo.jpg")
+    (tree / "in" / "large.jpg").write_bytes(bytes(3000))
+
+    def build(pipeline):
+        outputs = pipeline | ReadImages(["a.jpg", "m.txt", "in"], ReadConfig(read_threads=2, max_file_mb=0.002))
+        return outputs._asdict()
+
+    got = run(build)
+    assert sorted(image.ref.uri for image in got["images"]) == ["a.jpg", "in/a.jpg", "in/deep/a.jpg"]
+    assert {image.content.decode() for image in got["images"]} == {"a.jpg", "in/a.jpg", "in/deep/a.jpg"}
+    assert all(image.ref.generation and image.received_at for image in got["images"])
+    assert sorted((letter.ref.uri, letter.stage, letter.reason) for letter in got["dead"]) == [
+        ("absent.jpg", "read", "not_found"),
+        ("in/fifo.jpg", "read", "not_a_file"),
+        ("in/large.jpg", "read", "too_large_file"),
+    ]
+    counted = merge_tallies((tally for _, tally in got["counted"]), 0)
+    assert (counted.read, counted.skipped) == (8, 2)
+    assert counted.read == len(got["images"]) + len(got["dead"]) + counted.skipped
+
+
+def test_reading_ahead_keeps_order_windows_and_timestamps(tree):
+    names = [name for name in NAMES for _ in range(20)]
+
+    class Note(beam.DoFn):
+        def process(self, image, timestamp=beam.DoFn.TimestampParam, window=beam.DoFn.WindowParam):
+            yield (image.ref.uri, int(timestamp), int(window.start))
+
+    def build(pipeline):
+        refs = (
+            pipeline
+            | beam.Create([None])
+            | beam.FlatMap(lambda _: (TimestampedValue(ImageRef(name), n) for n, name in enumerate(names)))
+            | beam.WindowInto(FixedWindows(10))
+        )
+        read = refs | beam.ParDo(ReadAhead(ReadConfig(read_threads=3))).with_outputs("dead", main="images")
+        return {"noted": read.images | beam.ParDo(Note()) | "Global" >> beam.WindowInto(beam.transforms.window.GlobalWindows())}
+
+    seen = run(build)["noted"]
+    assert seen == [(name, n, n // 10 * 10) for n, name in enumerate(names)]
+
+
+def test_what_has_its_bytes_already_passes_unread():
+    given = EncodedImage(ImageRef("inline"), b"bytes")
+    read_ahead = ReadAhead(ReadConfig())
+    assert list(read_ahead.process(given)) == [given]
+
+
+def test_tfrecord_shards_carry_their_images(tmp_path):
+    import tensorflow as tf
+
+    def feature(*values):
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+
+    def example(**features):
+        named = {name.replace("_", "/", 1): feature(value) for name, value in features.items()}
+        return tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString()
+
+    with tf.io.TFRecordWriter(str(tmp_path / "shard.tfrecord-00000-of-00001")) as writer:
+        writer.write(example(image_encoded=b"one", image_source_id=b"id-1", image_filename=b"name-1"))
+        writer.write(example(image_encoded=b"two", image_filename=b"name-2"))
+        writer.write(example(image_encoded=b"three", image_source_id=b""))
+        writer.write(example(image_source_id=b"id-4"))
+        writer.write(example(image_encoded=b"", image_source_id=b"id-5"))
+    (tmp_path / "a.jpg").write_text("file")
+    got = run(lambda pipeline: (pipeline | ReadImages([f"{tmp_path}/a.jpg", f"{tmp_path}/shard.tfrecord*"]))._asdict())
+    images = {image.content: image.ref for image in got["images"]}
+    assert images.keys() == {b"file", b"one", b"two", b"three", b""}  # an empty one is known to be none once it is decoded
+    assert (images[b"one"].uri, images[b"two"].uri) == ("id-1", "name-2")
+    assert images[b"three"].uri == f"tfrecord:{images[b'three'].generation}"
+    assert [(letter.ref.uri, letter.stage, letter.reason) for letter in got["dead"]] == [("id-4", "read", "no_image")]
+    assert merge_tallies((tally for _, tally in got["counted"]), 0).read == 6
+
+
+def test_examples_without_any_of_the_columns_are_dead_letters():
+    import pyarrow as pa
+
+    batch = pa.RecordBatch.from_pydict({"label": pa.array([[1], [2]])})
+    assert [letter.reason for letter in images_of_examples(batch)] == ["no_image", "no_image"]

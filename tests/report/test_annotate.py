@@ -1,0 +1,145 @@
+"""Thumbnails and annotated samples."""
+
+import cv2
+import numpy as np
+import pytest
+
+from pipeline.detect.thumbnails import make_thumbnail
+from pipeline.records import DetectedImage, Detections, ImageRef
+from pipeline.report.annotate import annotate, class_colour, label_text, text_colour
+
+
+def grey(height, width, value=128):
+    return np.full((height, width, 3), value, np.uint8)
+
+
+def decoded(jpeg):
+    return cv2.cvtColor(cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+
+
+def detected(pixels, boxes, names=None, confidences=None, thumbnail=None):
+    count = len(boxes)
+    found = Detections(
+        np.array(boxes, np.float32).reshape(-1, 4),
+        np.arange(count, dtype=np.int32),
+        np.array(confidences if confidences is not None else np.linspace(0.9, 0.3, count), np.float32),
+        tuple(names or [f"class {index}" for index in range(count)]),
+    )
+    thumbnail = make_thumbnail(pixels) if thumbnail is None else thumbnail
+    return DetectedImage(ImageRef("a.jpg"), pixels.shape[1], pixels.shape[0], "m", "1", found, thumbnail=thumbnail)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected_hw"),
+    [(1, 1, (1, 1)), (600, 800, (600, 800)), (1600, 800, (800, 400)), (600, 2400, (200, 800)), (2, 20_000, (1, 800))],
+    ids=["one pixel", "fits", "tall", "wide", "a line"],
+)
+def test_thumbnail_keeps_the_aspect_ratio_and_never_enlarges(height, width, expected_hw):
+    assert decoded(make_thumbnail(grey(height, width))).shape[:2] == expected_hw
+
+
+def test_thumbnail_keeps_red_red():
+    red = np.zeros((40, 40, 3), np.uint8)
+    red[..., 0] = 255
+    mean = decoded(make_thumbnail(red)).reshape(-1, 3).mean(axis=0)
+    assert np.abs(mean - [255, 0, 0]).max() < 3
+
+
+@pytest.mark.parametrize("pixels", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.float32), np.zeros((0, 4, 3), np.uint8)])
+def test_thumbnail_refuses_what_is_no_rgb_image(pixels):
+    with pytest.raises(ValueError, match=r"expected pixels \(H, W, 3\) uint8, got"):
+        make_thumbnail(pixels)
+
+
+def test_an_image_without_detections_is_its_thumbnail():
+    picture = decoded(annotate(detected(grey(600, 800), [])))
+    assert picture.shape == (600, 800, 3)
+    assert np.abs(picture.astype(int) - 128).max() <= 2
+
+
+def test_boxes_are_drawn_where_the_original_has_them():
+    """A box in pixels of a 1600x1200 original lands at half of them on the 800x600 thumbnail, in its colour, and nowhere else."""
+    picture = decoded(annotate(detected(grey(1200, 1600), [[400, 300, 1200, 900]]))).astype(int)
+    colour = np.array(class_colour(0))
+    for y, x in [(300, 201), (300, 598), (448, 400)]:
+        assert np.abs(picture[y, x] - colour).max() < 60, (y, x)
+    assert np.abs(picture[300, 400] - 128).max() <= 4
+    assert np.abs(picture[500:, :] - 128).max() <= 4
+    assert np.abs(picture[:, 650:] - 128).max() <= 4
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        [-50, -50, 900, 700],
+        [5000, 5000, 6000, 6000],
+        [10, 10, 10, 10],
+        [790, 590, 800, 600],
+        [300, 200, 100, 50],
+        [np.nan, 0, 10, 10],
+        [-np.inf, 0, np.inf, 10],
+    ],
+    ids=["larger than the image", "outside", "empty", "corner", "inside out", "nan", "infinite"],
+)
+def test_no_box_breaks_the_picture(box):
+    assert decoded(annotate(detected(grey(600, 800), [box]))).shape == (600, 800, 3)
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 500), (16, 16), (479, 300)])
+def test_small_images_are_enlarged_until_a_label_fits(height, width):
+    picture = decoded(annotate(detected(grey(height, width), [[0, 0, width, height]])))
+    assert max(picture.shape[:2]) >= 480
+    assert max(picture.shape[:2]) < 2 * 480
+
+
+def test_labels_of_equal_boxes_do_not_cover_each_other():
+    """Each label of three equal boxes keeps an area of its own colour."""
+    picture = decoded(annotate(detected(grey(600, 800), [[200, 200, 600, 400]] * 3))).astype(int)
+    for class_id in range(3):
+        near = np.abs(picture - np.array(class_colour(class_id))).max(axis=2) < 40
+        assert near.sum() > 500, class_id
+
+
+@pytest.mark.parametrize("thumbnail", [b"", b"no picture"], ids=["none", "broken"])
+def test_an_image_without_thumbnail_is_refused_by_name(thumbnail):
+    with pytest.raises(ValueError, match=r"'a.jpg' has no thumbnail"):
+        annotate(detected(grey(8, 8), [], thumbnail=thumbnail))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("", "#7"),
+        ("person", "person"),
+        ("Fußgänger", "Fussganger"),
+        ("żółw", "zolw"),
+        ("猫", "#7"),
+        ("кот", "#7"),
+        ("cat 猫", "#7"),
+        ("a\nb", "#7"),
+        ("\u202egpj", "#7"),
+        ("x" * 200, "x" * 25 + "..."),
+    ],
+)
+def test_labels_read_sensibly_in_ascii(name, expected):
+    assert label_text(name, 7) == expected
+    assert annotate(detected(grey(100, 100), [[10, 10, 90, 90]], names=[name]))
+
+
+def test_label_text_contrasts_with_every_class_colour():
+    """At least 4.5:1, which WCAG 2 asks of body text."""
+
+    def luminance(colour):
+        linear = [v / 255 / 12.92 if v / 255 <= 0.04045 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in colour]
+        return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+    for class_id in range(600):
+        colour = class_colour(class_id)
+        lighter, darker = sorted([luminance(colour), luminance(text_colour(colour))], reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, class_id
+
+
+def test_neighbouring_classes_differ_in_colour():
+    for class_id in range(100):
+        difference = np.abs(np.subtract(class_colour(class_id), class_colour(class_id + 1))).max()
+        assert difference > 80, class_id

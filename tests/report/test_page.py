@@ -1,0 +1,330 @@
+"""The report page: complete, adding up, and harmless whatever the data say."""
+
+import base64
+import hashlib
+import html.parser
+import re
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.detect.thumbnails import make_thumbnail
+from pipeline.records import DetectedImage, Detections, ImageRef
+from pipeline.report import charts as report_charts
+from pipeline.report import markup
+from pipeline.report import page as report
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>.jpg",
+    '"><script>alert(1)</script>',
+    "' onmouseover='alert(1)",
+    "</style><script>alert(1)</script>",
+    "</title><svg onload=alert(1)>",
+    "<!-- ",
+    "]]>",
+    "javascript:alert(1)",
+    "&lt;b&gt;&amp;&#60;script&#62;",
+    "\u202egpj.exe\u2066\u200f",
+    "line\nfeed\x00\x1b[31m\x7f\x85\u2028",
+    "lone \udc80 surrogate",
+    "{{ 7 * 7 }} ${7} %s {0}",
+    "x" * 3000,
+]
+
+
+class Page(html.parser.HTMLParser):
+    """What a browser would make of the page: tags with their attributes, and the text of each tag."""
+
+    VOID = frozenset({"meta", "link", "img"})
+
+    def __init__(self, document):
+        super().__init__(convert_charrefs=True)
+        self.shape, self.texts, self.attributes, self.open_tags = [], [], [], []
+        self.feed(document)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.shape.append((tag, tuple(sorted(name for name, _ in attrs))))
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in self.VOID:
+            self.open_tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open_tags.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open_tags[-1] if self.open_tags else "", data))
+
+    def handle_comment(self, data):
+        raise AssertionError(f"a comment: {data!r}")
+
+    @property
+    def text(self):
+        return "".join(data for tag, data in self.texts if tag != "style")
+
+    def text_of(self, wanted):
+        return [data for tag, data in self.texts if tag == wanted]
+
+
+def sample(uri="/photos/dog.jpg", names=("dog",), thumbnail=None, pixels=(60, 80)):
+    boxes = np.tile(np.array([[10, 10, 40, 40]], np.float32), (len(names), 1))
+    found = Detections(
+        boxes, np.arange(len(names), dtype=np.int32), np.linspace(0.9, 0.3, len(names)).astype(np.float32), tuple(names)
+    )
+    thumbnail = make_thumbnail(np.full((*pixels, 3), 99, np.uint8)) if thumbnail is None else thumbnail
+    return DetectedImage(ImageRef(uri), pixels[1], pixels[0], "m", "1", found, thumbnail=thumbnail)
+
+
+def a_summary(word="word", **changes):
+    """A summary in which every text that may come from outside is `word`."""
+    return {
+        "images": {"read": 1820, "detected": 1803, "dead": 11, "skipped": 6},
+        "images_per_second": 48.7,
+        "wall_seconds": 41.3,
+        "startup_seconds": 3.84,
+        "batch_sizes": {"1": 3, "8": 9, "16": 107},
+        "stage_seconds": {"read": 4.1, word: 21.7},
+        "dead_by_reason": {word: 11},
+        "dead_by_stage": {word: 11},
+        "classes": {word: 20, f"{word} 2": 10},
+        "detections": 30,
+        "latency_ms": {"p50": 612, "p90": 980.2, "p99": 1410, "max": 1893, word: 1.0},
+        "throughput": [[0, 11], [1, 50], [3, 49]],
+        "model": {"name": word, "version": word, "path": word, word: [word]},
+        "config": {"input": [word], "detect": {"score_threshold": 0.25, word: word, "deep": {word: None}}, word: {word: word}},
+        "command": word,
+        "started_at": word,
+        "finished_at": word,
+        "mode": "batch",
+    } | changes
+
+
+def letter(word="word", reason=None):
+    return {"image": {"uri": word}, "stage": word, "reason": word if reason is None else reason, "message": word}
+
+
+def rendered(word):
+    return report.render_report(a_summary(word), [sample(f"/photos/{word}", (word, word)), sample(word, (), b"")], [letter(word)])
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_no_tag_and_no_attribute_comes_from_the_data(word):
+    """A page full of hostile text has the very tags and attribute names of the same page with a plain word."""
+    hostile, plain = Page(rendered(word)), Page(rendered("word"))
+    assert hostile.shape == plain.shape
+    assert hostile.open_tags == []
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_hostile_text_is_readable_on_the_page(word):
+    page = Page(rendered(word))
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in word)
+    assert page.text.count(shown) >= 15
+    assert all(c.isprintable() for c in page.text.replace("\n", ""))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(st.characters(), max_size=40))
+def test_no_text_at_all_changes_the_page(word):
+    """Any Unicode text, lone surrogates included, leaves the page's tags alone and can be written as UTF-8."""
+    document = report.render_report(a_summary(f"a{word}"), [], [letter(f"a{word}")])
+    document.encode("utf-8")
+    assert Page(document).shape == Page(report.render_report(a_summary("a"), [], [letter("a")])).shape
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_the_page_runs_nothing_and_loads_nothing(word):
+    page = Page(rendered(word))
+    assert {tag for tag, _ in page.shape}.isdisjoint(
+        {"script", "iframe", "object", "embed", "base", "form", "a", "audio", "video"}
+    )
+    for tag, name, value in page.attributes:
+        assert not name.startswith("on")
+        assert name != "style"
+        if name in {"src", "href", "action", "data", "srcset"}:
+            assert re.fullmatch(r"data:(image/jpeg;base64,[A-Za-z0-9+/=]+|,)", value), (tag, name, value[:50])
+    (css,) = page.text_of("style")
+    assert "url(" not in css
+    assert "@import" not in css
+
+
+def test_the_content_security_policy_allows_this_style_and_no_script():
+    page = Page(rendered("word"))
+    (policy,) = [value for tag, name, value in page.attributes if tag == "meta" and name == "content" and "default-src" in value]
+    (css,) = page.text_of("style")
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+def test_the_counts_are_shown_as_a_sum():
+    text = Page(report.render_report(a_summary(), [], [])).text
+    assert "1,820images read=1,803detected+11dead letters+6skipped" in text
+    assert "do not add up" not in text
+
+
+def test_counts_that_do_not_add_up_are_called_out():
+    text = Page(report.render_report({"images": {"read": 10, "detected": 7, "dead": 1, "skipped": 1}}, [], [])).text
+    assert "These counts do not add up: 10 read, 9 accounted for." in text
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        {},
+        {"images": {}},
+        {"images": {"read": 0, "detected": 0, "dead": 0, "skipped": 0}, "classes": {}, "throughput": [], "batch_sizes": {}},
+    ],
+    ids=["empty", "no counts", "zeros"],
+)
+def test_a_run_without_images_is_a_page_too(summary):
+    page = Page(report.render_report(summary, [], []))
+    assert "0images read=0detected+0dead letters+0skipped" in page.text
+    assert page.text_of("h2") == ["Samples", "Classes", "Dead letters"]
+    assert "No objects were detected." in page.text
+    assert "None: every image was detected or skipped." in page.text
+
+
+@pytest.mark.parametrize("missing", sorted(a_summary()))
+def test_each_key_of_the_summary_may_be_missing(missing):
+    summary = a_summary()
+    del summary[missing]
+    assert Page(report.render_report(summary, [sample()], [letter()])).open_tags == []
+
+
+def test_figures_that_are_no_numbers_become_dashes():
+    summary = a_summary(images_per_second=float("nan"), wall_seconds=None, startup_seconds=float("inf"), latency_ms={"p50": None})
+    page = Page(report.render_report(summary, [], []))
+    assert "nan" not in page.text.lower()
+    assert page.text.count("—") >= 3
+    assert "Latency" not in page.text_of("h2")
+
+
+def test_a_stream_counts_messages_and_a_batch_images():
+    batch, stream = (Page(report.render_report(a_summary(mode=mode), [], [])).text for mode in ("batch", "streaming"))
+    assert "Images per second48.7" in batch
+    assert "Messages per second48.7" in stream
+    assert "1,820messages read=" in stream
+
+
+@pytest.mark.parametrize(("classes", "rest"), [(1, None), (30, None), (31, "1 more class1"), (500, "470 more classes110,685")])
+def test_thirty_classes_are_shown_and_the_rest_is_summed(classes, rest):
+    """With n classes of n, n-1, … detections (500 classes: 470 + … + 1 = 110,685 in the rest)."""
+    counts = {f"class {i:03d}": classes - i for i in range(classes)}
+    page = Page(report.render_report({"classes": counts}, [], []))
+    assert len([name for name in page.text_of("th") if re.fullmatch(r"class \d{3}", name)]) == min(classes, 30)
+    assert (rest in page.text) if rest else ("more class" not in page.text)
+
+
+def test_each_sample_has_its_picture_its_name_and_its_detections():
+    document = report.render_report(
+        {}, [sample("gs://b/a/street one.jpg", ("car", "dog", "car")), sample("b.jpg", ()), *[sample()] * 10], []
+    )
+    page = Page(document)
+    images = [value for tag, name, value in page.attributes if (tag, name) == ("img", "src")]
+    assert len(images) == 12
+    for source in images:
+        jpeg = base64.b64decode(source.removeprefix("data:image/jpeg;base64,"))
+        assert cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR) is not None
+    alternatives = [value for tag, name, value in page.attributes if (tag, name) == ("img", "alt")]
+    assert alternatives[:2] == ["street one.jpg: 2 car, 1 dog", "b.jpg: no objects"]
+    assert "street one.jpg80 × 60, 3 detections" in page.text  # noqa: RUF001
+    assert "b.jpg80 × 60, 0 detections" in page.text  # noqa: RUF001
+    assert "gs://b/a/street one.jpg" in page.text
+
+
+def test_a_sample_without_thumbnail_gets_a_placeholder():
+    page = Page(report.render_report({}, [sample(thumbnail=b"")], []))
+    assert "no picture kept" in page.text
+    assert not [tag for tag, _ in page.shape if tag == "img"]
+
+
+def test_a_sample_with_many_detections_lists_the_first_thirty():
+    page = Page(report.render_report({}, [sample(names=("ant",) * 100)], []))
+    assert page.text_of("td").count("ant") == 30
+    assert "70 more." in page.text
+
+
+def test_dead_letters_stand_under_their_reason_with_the_most_frequent_first():
+    letters = [
+        letter("a.jpg", "truncated"),
+        letter("b.jpg", "not_an_image"),
+        *[letter(f"c{i}.jpg", "truncated") for i in range(30)],
+    ]
+    page = Page(report.render_report({"dead_by_reason": {"not_an_image": 1, "truncated": 31, "vanished": 2}}, [], letters))
+    reasons = re.findall(r"(truncated|not_an_image|vanished)", page.text)
+    assert reasons == ["truncated", "vanished", "not_an_image"]
+    assert "20 of 31 shown." in page.text
+    assert "No examples were kept." in page.text
+    assert page.text_of("td").count("c19.jpg") == 0
+
+
+def test_dead_letters_of_which_little_is_known_are_shown():
+    page = Page(report.render_report({}, [], [{"stage": "message", "reason": "not_json", "message": "m"}, {"reason": "r"}, {}]))
+    assert "not_json" in page.text
+    assert page.open_tags == []
+
+
+def test_stages_stand_in_the_order_of_the_data():
+    seconds = {"write": 4.0, "model": 3.0, "decode": 2.0, "read": 1.0}
+    page = Page(report.render_report({"images": {"read": 100}, "stage_seconds": seconds}, [], []))
+    assert re.findall(r"(read|decode|model|write)(\d\.0 s), (\d0 ms) each", page.text) == [
+        ("read", "1.0 s", "10 ms"),
+        ("decode", "2.0 s", "20 ms"),
+        ("model", "3.0 s", "30 ms"),
+        ("write", "4.0 s", "40 ms"),
+    ]
+
+
+def test_settings_are_shown_under_their_group_with_dotted_names():
+    config = {"output": "out/", "detect": {"xla": False, "batch": {"max": 16}, "classes": []}, "runner": {"options": ["a", "b"]}}
+    page = Page(report.render_report({"config": config}, [], []))
+    assert page.text_of("h3") == ["detect", "runner"]
+    for shown in ("outputout/", "xlafalse", "batch.max16", "classes—", "optionsa, b"):
+        assert shown in page.text
+
+
+def test_the_page_has_language_title_and_one_main_heading():
+    page = Page(rendered("word"))
+    assert ("html", "lang", "en") in page.attributes
+    assert page.text_of("title")[0] == "Detection report: 1,820 images"
+    assert page.text_of("h1") == ["Detection report"]
+    assert len(page.text_of("h2")) == len(set(page.text_of("h2"))) == 10
+    assert all(value for tag, name, value in page.attributes if (tag, name) in {("img", "alt"), ("svg", "aria-label")})
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([[0, 5]], ([5.0], 1.0)),
+        ([[0, 5], [1, 6], [4, 2]], ([5.0, 6.0, 0.0, 0.0, 2.0], 1.0)),
+        ([[2, 5], [3, 1]], ([0.0, 0.0, 5.0, 1.0], 1.0)),
+        ([[10, 100], [0, 50]], ([5.0, 10.0], 10.0)),
+        ([[second, 3] for second in range(240)], ([3.0] * 120, 2.0)),
+        ([[second, 4] for second in range(241)], ([4.0] * 81, 3.0)),
+    ],
+    ids=["one second", "a gap", "a late start", "tens of seconds, unordered", "two to a step", "a short last step"],
+)
+def test_throughput_steps_cover_the_whole_time_at_the_right_rate(points, expected):
+    assert report_charts._rates(points) == expected
+
+
+@pytest.mark.parametrize(
+    ("largest", "ticks"),
+    [(0, [1.0]), (1, [0.25, 0.5, 0.75, 1.0]), (57, [20, 40]), (100, [25, 50, 75, 100]), (3.1e6, [1e6, 2e6, 3e6])],
+)
+def test_axes_have_round_ticks(largest, ticks):
+    top, found = report_charts._scale(largest)
+    assert found == pytest.approx(ticks)
+    assert top >= max(largest, *ticks)
+
+
+def test_throughput_of_no_images_draws_a_flat_line():
+    assert Page(report.render_report({"throughput": [[0, 0], [1, 0]], "images_per_second": 0.0}, [], [])).open_tags == []
+
+
+def test_only_markup_is_taken_for_markup():
+    assert markup.tag("p", "<b>", markup.tag("i", '"'), None, 3) == "<p>&lt;b&gt;<i>&quot;</i>3</p>"
+    assert markup.tag("p", title='">') == '<p title="&quot;&gt;"></p>'

@@ -1,0 +1,60 @@
+"""One result for each version of an image, within a time."""
+
+import pickle
+
+import apache_beam as beam
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.testing.util import assert_that, equal_to
+
+from pipeline.records import EncodedImage, ImageRef
+from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState, RecentIdentities
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_identity_is_new_once_within_the_time():
+    clock = Clock()
+    recent = RecentIdentities(10.0, clock=clock)
+    assert [recent.is_new(identity) for identity in "aabab"] == [True, False, True, False, False]
+    clock.now += 9.9
+    assert not recent.is_new("a")
+    clock.now += 0.1
+    assert recent.is_new("a")
+
+
+def test_no_more_than_so_many_are_remembered():
+    recent = RecentIdentities(1e9, most=100)
+    for n in range(10_000):
+        assert recent.is_new(str(n))
+    assert len(recent) <= 101
+    assert not recent.is_new("9999")
+    assert recent.is_new("0")
+
+
+IMAGES = [EncodedImage(ImageRef(f"gs://b/{n % 7}", str(n % 2)), b"x") for n in range(70)]
+DISTINCT = {image.ref.identity for image in IMAGES}
+
+
+def test_repeats_come_out_apart_from_new_images():
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        parted = pipeline | beam.Create(IMAGES) | DropDuplicates("test-repeats", 60.0)
+        assert_that(parted.new | "New" >> beam.Map(lambda image: image.ref.identity), equal_to(DISTINCT), "CheckNew")
+        count = parted.repeats | beam.combiners.Count.Globally()
+        assert_that(count, equal_to([len(IMAGES) - len(DISTINCT)]), "CheckRepeats")
+
+
+def test_runner_state_drops_the_same():
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        new = pipeline | beam.Create(IMAGES) | DropDuplicatesInState(60.0) | beam.Map(lambda image: image.ref.identity)
+        assert_that(new, equal_to(DISTINCT))
+
+
+@pytest.mark.parametrize("transform", [DropDuplicates("job", 60.0), DropDuplicatesInState(60.0)], ids=lambda t: type(t).__name__)
+def test_the_transforms_survive_pickling(transform):
+    assert pickle.loads(pickle.dumps(transform)) == transform

@@ -1,0 +1,48 @@
+"""The lines of a streaming job, and the tally behind its summary."""
+
+import re
+
+import numpy as np
+
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
+from pipeline.stream.live import LiveFigures
+from pipeline.stream.messages import Request
+
+
+def detected(n, latency_s, led_batch=0):
+    found = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
+    ref = ImageRef(f"gs://b/{n}", event_time=1000.0 - latency_s)
+    return DetectedImage(ref, 4, 3, "m", "1", found, Timing(led_batch=led_batch, finished_at=1000.0))
+
+
+def figures_of_a_minute():
+    figures = LiveFigures()
+    figures.add_request(Request("m1", images=tuple(ImageRef(f"gs://b/{n}") for n in range(100))), publish_time=0.0)
+    figures.add_request(Request("m2", skipped=True), publish_time=0.0)
+    figures.add_request(Request("m3", dead_letters=(DeadLetter(ImageRef(""), "message", "bad_json", "x"),)), publish_time=0.0)
+    for n in range(98):
+        figures.add_result(detected(n, 0.1 if n < 97 else 10.0, led_batch=8 if n % 8 == 0 else 0), now=1000.0)
+    figures.add_result(DeadLetter(ImageRef(""), "message", "bad_json", "x"), now=1000.0)
+    figures.add_result(DeadLetter(ImageRef("gs://b/98"), "read", "not_found", "x"), now=1000.0)
+    figures.add_duplicate()
+    return figures
+
+
+def test_the_counts_add_up():
+    tally = figures_of_a_minute().tally()
+    assert (tally.read, tally.detected, sum(tally.dead.values()), tally.skipped) == (102, 98, 2, 2)
+
+
+def test_a_line_shows_rate_batch_fill_latency_and_failures():
+    line = figures_of_a_minute().line(seconds=10.0)
+    assert line.startswith("98 images, 9.8 images/s, batches of 8.0, latency p50 ")
+    p50, p99 = (float(number) for number in re.search(r"p50 (\d+) ms p99 (\d+) ms", line).groups())
+    assert 100 <= p50 <= 110
+    assert 10_000 <= p99 <= 11_000
+    assert line.endswith(", 2 dead, 2 skipped")
+
+
+def test_a_line_covers_the_time_since_the_last_one():
+    figures = figures_of_a_minute()
+    figures.line(seconds=10.0)
+    assert figures.line(seconds=10.0) == "98 images, 0.0 images/s, backlog age 0.0 s, 2 dead, 2 skipped"

@@ -1,0 +1,146 @@
+"""Intake and publishing against Google's Pub/Sub emulator."""
+
+import threading
+import time
+
+import pytest
+from google.api_core import exceptions
+
+from pipeline.stream.intake import Intake
+from pipeline.stream.messages import OutgoingMessage
+from pipeline.stream.pubsub import Publishing, connect_subscriber
+
+
+@pytest.fixture
+def queue(pubsub_emulator):
+    """Publishes to a new topic; has its subscription."""
+
+    class Queue:
+        topic, subscription = pubsub_emulator.create()
+        publisher = pubsub_emulator.publisher()
+
+        def put(self, *contents: bytes) -> None:
+            for future in [self.publisher.publish(self.topic, content) for content in contents]:
+                future.result()
+
+    return Queue()
+
+
+@pytest.fixture
+def intake_of(request):
+    """Makes intakes that end with the test."""
+
+    def make(queue, max_images: int = 100, max_bytes: int = 50_000_000) -> tuple[Intake, threading.Event]:
+        stop = threading.Event()
+        request.addfinalizer(stop.set)
+        return Intake(queue.subscription, connect_subscriber(), max_images, max_bytes, stop), stop
+
+    return make
+
+
+def take_all(intake: Intake, count: int, max_images: int = 100) -> list[list[bytes]]:
+    """Takes until `count` messages have come, each take as a list of contents."""
+    takes: list[list[bytes]] = []
+    end = time.monotonic() + 30
+    while sum(map(len, takes)) < count and time.monotonic() < end:
+        takes.append([message.data for message in intake.take(max_images, 50_000_000, wait_s=1.0)])
+    return takes
+
+
+def test_every_message_is_taken_once_and_none_more_than_asked_for(queue, intake_of):
+    contents = [b"%d" % n for n in range(250)]
+    queue.put(*contents)
+    takes = take_all(intake_of(queue)[0], 250, max_images=30)
+    assert max(map(len, takes)) <= 30
+    assert sorted(content for take in takes for content in take) == sorted(contents)
+
+
+def test_a_message_weighs_as_many_images_as_it_names(queue, intake_of):
+    ten = b'["gs://b/a"' + b', "gs://b/a"' * 9 + b"]"
+    queue.put(*[ten] * 6, b'"gs://b/a"')
+    takes = take_all(intake_of(queue)[0], 7, max_images=25)
+    assert max(sum(1 if content != ten else 10 for content in take) for take in takes) <= 25
+
+
+def test_a_message_larger_than_the_bounds_comes_alone(queue, intake_of):
+    queue.put(b"x" * 5_000_000, b"y" * 5_000_000)
+    intake, _ = intake_of(queue, max_bytes=1000)
+    first = intake.take(10, 1000, wait_s=10)
+    second = intake.take(10, 1000, wait_s=10)
+    assert sorted(message.data[:1] for message in (*first, *second)) == [b"x", b"y"]
+
+
+def test_a_pull_of_many_large_messages_does_not_fail(queue, intake_of):
+    """gRPC's default limit of 4 MB an answer would."""
+    queue.put(*[b"x" * 1_000_000] * 40)
+    takes = take_all(intake_of(queue)[0], 40)
+    assert sum(map(len, takes)) == 40
+
+
+def test_a_backlog_stays_in_pubsub(queue, intake_of):
+    """What is pulled ahead is bounded by images, so another consumer finds the rest."""
+    queue.put(*[b"%d" % n for n in range(300)])
+    intake, _ = intake_of(queue, max_images=20)
+    assert intake.take(1, 1000, wait_s=10)
+    other = intake_of(queue)[0]
+    assert sum(map(len, take_all(other, 240))) >= 240
+
+
+def test_nothing_is_taken_where_nothing_is(queue, intake_of):
+    assert intake_of(queue)[0].take(10, 1000, wait_s=0.1) == []
+
+
+def test_what_is_in_hand_is_not_delivered_again_beyond_its_deadline(queue, intake_of):
+    """The subscription's own deadline is 10 s."""
+    queue.put(b"slow")
+    first, _ = intake_of(queue)
+    assert len(first.take(1, 1000, wait_s=10)) == 1
+    assert intake_of(queue)[0].take(1, 1000, wait_s=13) == []
+
+
+def test_what_is_released_is_delivered_again_and_what_is_acknowledged_is_not(queue, intake_of):
+    queue.put(b"done", b"not done")
+    first, stop = intake_of(queue)
+    taken = [message for _ in range(2) for message in first.take(1, 1000, wait_s=10)]
+    first.acknowledge([message.message_id for message in taken if message.data == b"done"])
+    stop.set()
+    first.release([message.message_id for message in taken if message.data == b"not done"])
+    again = [message.data for message in intake_of(queue)[0].take(10, 1000, wait_s=10)]
+    assert again == [b"not done"]
+
+
+def test_stopping_gives_back_what_nobody_has_taken(queue, intake_of):
+    contents = {b"%d" % n for n in range(50)}
+    queue.put(*contents)
+    first, stop = intake_of(queue)
+    taken = {message.data for message in first.take(10, 10_000, wait_s=10)}
+    stop.set()
+    assert first.take(10, 10_000, wait_s=0) == []
+    rest = {content for take in take_all(intake_of(queue)[0], 50 - len(taken)) for content in take}
+    assert rest == contents - taken
+
+
+def test_a_subscription_that_is_deleted_meanwhile_is_an_error(queue, intake_of, pubsub_emulator):
+    intake, _ = intake_of(queue)
+    pubsub_emulator.subscriber().delete_subscription(subscription=queue.subscription)
+    with pytest.raises(exceptions.NotFound):
+        for _ in range(30):
+            intake.take(1, 1000, wait_s=1)
+
+
+def test_published_messages_are_there_when_the_wait_is_over(pubsub_emulator):
+    topic, subscription = pubsub_emulator.create()
+    publishing = Publishing()
+    for n in range(1500):
+        publishing.send(topic, OutgoingMessage(b"%d" % n, {"n": str(n)}))
+    publishing.wait()
+    taken = pubsub_emulator.take(subscription, 1500, timeout_s=30)
+    assert sorted(int(message.data) for message in taken) == list(range(1500))
+    assert all(message.attributes["n"] == message.data.decode() for message in taken)
+
+
+def test_publishing_to_a_topic_that_is_not_there_fails_the_wait(pubsub_emulator):
+    publishing = Publishing()
+    publishing.send(f"projects/{pubsub_emulator.project}/topics/none", OutgoingMessage(b"x", {}))
+    with pytest.raises(exceptions.NotFound):
+        publishing.wait()

@@ -1,0 +1,87 @@
+"""COCO results load in the official tools, with ids that mean something."""
+
+import json
+
+import pytest
+from pycocotools.coco import COCO
+
+from pipeline.errors import InputError
+from pipeline.write.write_coco import write_coco
+
+
+def row(uri, *found):
+    detections = [
+        {"box_xyxy": box, "class_id": class_id, "class_name": name, "confidence": confidence}
+        for box, class_id, name, confidence in found
+    ]
+    return {"image": {"uri": uri, "generation": "1", "width": 100, "height": 50}, "model": {}, "detections": detections}
+
+
+CAT, DOG = ([1.0, 2.0, 4.5, 8.0], 0, "cat", 0.9), ([-5.0, 0.0, 5.0, 5.0], 16, "dog", 0.5)
+ROWS = [row("in/a.jpg", CAT, DOG), row("in/b.jpg"), row("in/ä.jpg", DOG)]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def run(rows, shards=1, truth=None):
+        for folder in ("coco", "detections"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+        staged = []
+        for shard in range(shards):
+            path = tmp_path / "detections" / f"{shard}.jsonl"
+            path.write_text(
+                "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in rows[shard::shards]), encoding="utf-8"
+            )
+            staged.append(str(path))
+        files = list(write_coco(staged, str(tmp_path), truth))
+        assert [final for _, final in files] == ["coco/results.json", "coco/images.json"]
+        return [json.loads(open(path, encoding="utf-8").read()) for path, _ in files]
+
+    return run
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_ids_count_images_by_uri_and_classes_from_one(write, shards):
+    results, images = write(ROWS, shards)
+    assert results == [
+        {"image_id": 1, "category_id": 1, "bbox": [1.0, 2.0, 3.5, 6.0], "score": 0.9},
+        {"image_id": 1, "category_id": 17, "bbox": [-5.0, 0.0, 10.0, 5.0], "score": 0.5},
+        {"image_id": 3, "category_id": 17, "bbox": [-5.0, 0.0, 10.0, 5.0], "score": 0.5},
+    ]
+    assert [(image["id"], image["file_name"], image["width"], image["height"]) for image in images["images"]] == [
+        (1, "in/a.jpg", 100, 50),
+        (2, "in/b.jpg", 100, 50),
+        (3, "in/ä.jpg", 100, 50),
+    ]
+    assert images["categories"] == [{"id": 1, "name": "cat"}, {"id": 17, "name": "dog"}]
+
+
+def test_pycocotools_loads_both_files(write, tmp_path):
+    write(ROWS)
+    results = COCO(str(tmp_path / "coco" / "images.json")).loadRes(str(tmp_path / "coco" / "results.json"))
+    assert len(results.anns) == 3
+
+
+def test_no_images_are_empty_lists(write):
+    assert write([]) == [[], {"images": [], "annotations": [], "categories": []}]
+
+
+def test_ids_are_those_of_the_ground_truth(write, tmp_path):
+    truth = {
+        "images": [{"id": 70, "file_name": "x/b.jpg"}, {"id": 80, "file_name": "a.jpg"}],
+        "categories": [{"id": 5, "name": "dog"}],
+    }
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    results, images = write(ROWS, truth=str(tmp_path / "truth.json"))
+    assert results == [{"image_id": 80, "category_id": 5, "bbox": [-5.0, 0.0, 10.0, 5.0], "score": 0.5}]
+    assert [image["id"] for image in images["images"]] == [80, 70]
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"images": [{}], "categories": []}'])
+def test_a_ground_truth_that_is_none_is_one_clear_error(write, tmp_path, content):
+    path = tmp_path / "truth.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=r"coco_ground_truth .*: expected COCO annotations") as caught:
+        write(ROWS, truth=str(path))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,150 @@
+"""Rows become files that are all there or not there at all, and the same for the same input."""
+
+import json
+import os
+from pathlib import Path
+
+import apache_beam as beam
+import numpy as np
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from pipeline.config import WriteConfig
+from pipeline.errors import OutputError
+from pipeline.figures.summary import TALLY, Tally
+from pipeline.records import DetectedImage, Detections, ImageRef, detection_row
+from pipeline.write.write_rows import (
+    DEAD_LETTERS,
+    DETECTIONS,
+    STAGING,
+    SpoolRows,
+    StagedFile,
+    WriteResults,
+    check_output,
+    publish,
+    read_tally,
+    remove_staging,
+    write_file,
+)
+
+NO_DEAD_LETTERS = "dead_letters/dead_letters-00000-of-00001.jsonl"
+NAMES = ["a.jpg", "b.jpg", "ä\udc80.jpg", "<b>.jpg", *(f"{n}.jpg" for n in range(40))]
+
+
+def detected(name):
+    one = Detections(np.array([[0, 0, 1, 2]], np.float32), np.zeros(1, np.int32), np.ones(1, np.float32), ("cat",))
+    return DetectedImage(ImageRef(name, "1"), 10, 20, "m", "3", one)
+
+
+def write(output, names, shards=1, parquet=False):
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        records = pipeline | beam.Create([detected(name) for name in names]) | beam.Reshuffle()
+        spooled = records | SpoolRows(f"{output}/{STAGING}x", DETECTIONS, detection_row, shards)
+        counted = pipeline | "Counted" >> beam.Create([(TALLY, Tally(read=len(names)))])
+        _ = (spooled, counted) | WriteResults(str(output), f"{output}/{STAGING}x", WriteConfig(shards=shards, parquet=parquet))
+    tally = read_tally(f"{output}/{STAGING}x")
+    assert (tally.read, tally.detected) == (len(names), len(names))
+
+
+def files_of(folder):
+    """All files by relative path, hidden ones and staging left out as a reader leaves them out."""
+    found = {}
+    for path in sorted(Path(folder).rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and not any(part.startswith(".") for part in name.split("/")):
+            found[name] = path.read_bytes()
+    return found
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_same_input_gives_the_same_bytes_whatever_the_order(tmp_path, shards):
+    write(tmp_path / "one", NAMES, shards)
+    write(tmp_path / "two", NAMES[::-1], shards)
+    first, second = files_of(tmp_path / "one"), files_of(tmp_path / "two")
+    assert first == second
+    assert first.pop(NO_DEAD_LETTERS) == b""
+    assert sorted(first) == [f"detections/detections-{n:05d}-of-{shards:05d}.jsonl" for n in range(shards)]
+    rows = [json.loads(line) for content in first.values() for line in content.splitlines()]
+    assert sorted(row["image"]["uri"] for row in rows) == sorted(NAMES)
+    assert all(content.splitlines() == sorted(content.splitlines()) for content in first.values())
+
+
+def test_shards_without_a_row_are_empty_files(tmp_path):
+    write(tmp_path, ["a.jpg"], shards=2)
+    files = files_of(tmp_path)
+    shards = [files.pop(f"detections/detections-{n:05d}-of-00002.jsonl") for n in range(2)]
+    assert (sorted(map(bool, shards)), files) == ([False, True], {NO_DEAD_LETTERS: b""})
+
+
+def test_a_run_that_read_nothing_leaves_earlier_results_alone(tmp_path):
+    write(tmp_path, ["a.jpg"])
+    before = files_of(tmp_path)
+    write(tmp_path, [])
+    assert files_of(tmp_path) == before
+
+
+def test_shards_of_an_earlier_run_go_and_other_peoples_files_stay(tmp_path):
+    output = tmp_path / "out[1]"
+    write(output, NAMES, shards=3, parquet=True)
+    (output / "detections" / "notes.txt").write_text("mine")
+    (output / "detections" / "detections-final.jsonl").write_text("mine too")
+    write(output, ["a.jpg"], shards=1)
+    assert sorted(files_of(output)) == [
+        NO_DEAD_LETTERS,
+        "detections/detections-00000-of-00001.jsonl",
+        "detections/detections-final.jsonl",
+        "detections/notes.txt",
+    ]
+
+
+def test_a_run_that_fails_before_the_end_leaves_nothing_that_a_reader_sees(tmp_path):
+    def fail_late(row):
+        raise RuntimeError("the last step fails")
+
+    with pytest.raises(Exception, match="the last step fails"), beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        records = pipeline | beam.Create([detected("a.jpg")])
+        good = records | SpoolRows(f"{tmp_path}/{STAGING}x", DETECTIONS, detection_row)
+        bad = records | "Bad" >> SpoolRows(f"{tmp_path}/{STAGING}x", DEAD_LETTERS, fail_late)
+        _ = (good, bad) | WriteResults(str(tmp_path), f"{tmp_path}/{STAGING}x", WriteConfig())
+    assert files_of(tmp_path) == {}
+    remove_staging(str(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_publishing_replaces_files_of_the_same_name(tmp_path):
+    for text in ("old", "new"):
+        (tmp_path / "staged").write_text(text)
+        staged = StagedFile(f"{tmp_path}/staged", "detections/detections-00000-of-00001.jsonl")
+        assert publish(str(tmp_path), [staged]) == 1
+    assert (tmp_path / staged.final).read_text() == "new"
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    write_file(f"{tmp_path}/deep/report.html", b"one")
+    write_file(f"{tmp_path}/deep/report.html", b"two")
+    assert files_of(tmp_path) == {"deep/report.html": b"two"}
+
+
+def test_staging_of_earlier_runs_goes_even_where_names_look_like_globs(tmp_path):
+    output = tmp_path / "out[1]*"
+    (output / f"{STAGING}old" / "spool").mkdir(parents=True)
+    (output / "detections").mkdir()
+    remove_staging(str(output))
+    assert os.listdir(output) == ["detections"]
+
+
+class TestCheckOutput:
+    def test_what_is_missing_is_made_only_when_writing(self, tmp_path):
+        check_output(f"{tmp_path}/new/deep", write=False)
+        assert os.listdir(tmp_path) == []
+        check_output(f"{tmp_path}/new[1]/deep")
+        assert os.listdir(tmp_path / "new[1]" / "deep") == []
+
+    @pytest.mark.parametrize("write", [True, False])
+    @pytest.mark.parametrize("place", ["file", "file/deep", "nosuchscheme://x"])
+    def test_a_place_that_cannot_be_written_is_one_clear_error(self, tmp_path, monkeypatch, place, write):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "file").touch()
+        with pytest.raises(OutputError, match=f"output {place}: ") as caught:
+            check_output(place, write)
+        assert "\n" not in str(caught.value)
