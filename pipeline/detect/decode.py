@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from pipeline.detect.image_size import declared_wh
+from pipeline.failures import ImageError
 
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # what is wrong with a file ends up in its dead letter instead
 cv2.setNumThreads(1)  # images are decoded side by side already
@@ -35,18 +36,6 @@ _SCALED_DECODES = ((8, cv2.IMREAD_REDUCED_GRAYSCALE_8), (4, cv2.IMREAD_REDUCED_G
 _SCALED_MARGIN = 1.5  # a scaled decode keeps at least this many pixels for each one that the model sees
 _LARGE_PIXELS = 25_000_000
 _large_decode = threading.Lock()  # one large image at a time: their pixels take 75 MB and more
-
-
-class DecodeError(Exception):
-    """The bytes are no image that can be used.
-
-    Attributes:
-      reason: `empty`, `not_an_image`, `truncated`, `corrupt` or `too_large`.
-    """
-
-    def __init__(self, reason: str, message: str):
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,32 +68,32 @@ def decode_image(content: bytes, max_pixels: float, needed_wh: Callable[[Size], 
       needed_wh: Size of the upright image -> size at which the model sees it; allows decoding at reduced scale. None: full scale.
 
     Raises:
-      DecodeError: The bytes are empty, no image, damaged, or too large an image.
+      ImageError: The bytes are empty, no image, damaged, or too large an image.
     """
     if not content:
-        raise DecodeError("empty", "expected an image, got zero bytes")
+        raise ImageError("decode", "empty", "expected an image, got zero bytes")
     header = _read_header(content, max_pixels)
     upright_wh = header.wh[::-1] if header.orientation >= 5 else header.wh
     factor, flag = _choose_scale(header, upright_wh, needed_wh(upright_wh) if needed_wh else None)
     held_pixels = header.wh[0] * header.wh[1] / (1 if header.progressive else factor**2)
     _check_pixels(held_pixels, header.wh, max_pixels)
     if header.format in _JPEG_FORMATS and not _has_jpeg_end(content):
-        raise DecodeError("truncated", "the JPEG ends within its pixels (no end-of-image marker)")
+        raise ImageError("decode", "truncated", "the JPEG ends within its pixels (no end-of-image marker)")
     if held_pixels > _LARGE_PIXELS:
         with _large_decode:
             pixels = _decode_pixels(content, header, factor, flag)
     else:
         pixels = _decode_pixels(content, header, factor, flag)
     if pixels.shape[1::-1] != tuple(math.ceil(size / factor) for size in header.wh):
-        raise DecodeError("corrupt", f"the header says {header.wh[0]} x {header.wh[1]} pixels, the image has other ones")
+        raise ImageError("decode", "corrupt", f"the header says {header.wh[0]} x {header.wh[1]} pixels, the image has other ones")
     return DecodedImage(_turn_upright(pixels, header.orientation), upright_wh)
 
 
 def _check_pixels(pixels: float, wh: Size, max_pixels: float) -> None:
     if pixels > max_pixels:
         size = f"{wh[0]} x {wh[1]} pixels"
-        raise DecodeError(
-            "too_large", f"expected at most {max_pixels / 1e6:g} megapixels, got {size}; max_megapixels sets the limit"
+        raise ImageError(
+            "decode", "too_large", f"expected at most {max_pixels / 1e6:g} megapixels, got {size}; max_megapixels sets the limit"
         )
 
 
@@ -128,10 +117,10 @@ def _read_header_by_decoding(content: bytes, max_pixels: float, err: Exception) 
         if pixels is not None:
             return _Header("", (pixels.shape[1], pixels.shape[0]), 1, progressive=False)
     if isinstance(err, UnidentifiedImageError):
-        raise DecodeError(
-            "not_an_image", f"expected an image, got {len(content)} bytes that start with {content[:12]!r}"
+        raise ImageError(
+            "decode", "not_an_image", f"expected an image, got {len(content)} bytes that start with {content[:12]!r}"
         ) from err
-    raise DecodeError("corrupt", f"damaged image header: {_one_line(err)}") from err
+    raise ImageError("decode", "corrupt", f"damaged image header: {_one_line(err)}") from err
 
 
 def _has_jpeg_end(content: bytes) -> bool:
@@ -191,7 +180,7 @@ def _pillow(content: bytes, least_wh: Size) -> np.ndarray:
                 return np.asarray((_to_8_bit(image) if many_bits else image).convert("RGB"))
     except Exception as err:
         reason = "truncated" if "truncated" in str(err).lower() else "corrupt"
-        raise DecodeError(reason, f"the pixels cannot be decoded: {_one_line(err)}") from err
+        raise ImageError("decode", reason, f"the pixels cannot be decoded: {_one_line(err)}") from err
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:

@@ -24,10 +24,11 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import saved_model
 from pipeline.detect.batching import Answer, BatchedModel
-from pipeline.detect.decode import DecodeError, Size, decode_image
+from pipeline.detect.decode import Size, decode_image
 from pipeline.detect.detections import check_classes, to_detections
 from pipeline.detect.thumbnails import make_thumbnail
 from pipeline.errors import ModelError
+from pipeline.failures import ImageError
 from pipeline.figures import progress
 from pipeline.figures.sampling import Sampler
 from pipeline.look_ahead import started_pool
@@ -167,8 +168,8 @@ class Detector:
             started = time.monotonic()
             try:
                 decoded = decode_image(image.content, self._settings.max_megapixels * 1e6, self._needed_wh)
-            except DecodeError as err:
-                return DeadLetter(image.ref, "decode", err.reason, str(err), _payload(image))
+            except ImageError as err:
+                return err.dead_letter(image.ref, _payload(image))
             transform = resize_plan(decoded.image_wh, self.metadata.input_hw, self.metadata.resize)
             pixels = fit_image(decoded.pixels, transform, self.metadata.input_hw, self.metadata.letterbox_value)
             thumbnail = make_thumbnail(decoded.pixels) if self._sampler.wants(image.ref.identity) else b""
@@ -180,7 +181,7 @@ class Detector:
         image, answered_at = ready.image, time.monotonic()
         if not isinstance(answer, Answer):
             message = f"the model fails on this image alone: {_reason(answer)}"
-            return DeadLetter(image.ref, "detect", "model_failed", message, _payload(image))
+            return ImageError("detect", "model_failed", message).dead_letter(image.ref, _payload(image))
         detections = to_detections(answer.outputs, self.metadata, ready.transform, self._settings)
         timing = Timing(
             read=image.read_seconds,

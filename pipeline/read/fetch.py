@@ -8,21 +8,10 @@ import stat
 import threading
 from typing import Any
 
+from pipeline.failures import ImageError
 from pipeline.records import ImageRef
 
 _RETRY_SECONDS = 60.0
-
-
-class FetchError(Exception):
-    """An image cannot be read, and trying again at once would not help.
-
-    Attributes:
-      reason: `not_found`, `permission_denied`, `too_large_file`, `not_a_file` or `unreadable`.
-    """
-
-    def __init__(self, reason: str, message: str):
-        super().__init__(message)
-        self.reason = reason
 
 
 def fetch(ref: ImageRef, max_bytes: int) -> tuple[bytes, str]:
@@ -31,7 +20,7 @@ def fetch(ref: ImageRef, max_bytes: int) -> tuple[bytes, str]:
     The generation is the object's on Cloud Storage, and size and modification time of a local file.
 
     Raises:
-      FetchError: It is gone, closed to us, too large or unreadable.
+      ImageError: It is gone, closed to us, too large or unreadable.
     """
     try:
         if ref.uri.startswith("gs://"):
@@ -40,20 +29,20 @@ def fetch(ref: ImageRef, max_bytes: int) -> tuple[bytes, str]:
             return _fetch_through_beam(ref, max_bytes), ref.generation
         return _fetch_file(ref.uri, max_bytes)
     except FileNotFoundError as err:
-        raise FetchError("not_found", f"{ref.uri} does not exist") from err
+        raise ImageError("read", "not_found", f"{ref.uri} does not exist") from err
     except IsADirectoryError as err:
-        raise FetchError("not_a_file", f"{ref.uri} is a folder") from err
+        raise ImageError("read", "not_a_file", f"{ref.uri} is a folder") from err
     except PermissionError as err:
-        raise FetchError("permission_denied", f"{ref.uri} may not be read by this user") from err
+        raise ImageError("read", "permission_denied", f"{ref.uri} may not be read by this user") from err
     except (OSError, ValueError) as err:
-        raise FetchError("unreadable", f"{ref.uri} cannot be read: {' '.join(str(err).split())[:300]}") from err
+        raise ImageError("read", "unreadable", f"{ref.uri} cannot be read: {' '.join(str(err).split())[:300]}") from err
 
 
 def _fetch_file(path: str, max_bytes: int) -> tuple[bytes, str]:
     with open(path, "rb", opener=_open_without_waiting) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise FetchError("not_a_file", f"{path} is no regular file")
+            raise ImageError("read", "not_a_file", f"{path} is no regular file")
         _check_size(path, status.st_size, max_bytes)
         return file.read(), f"{status.st_size}-{status.st_mtime_ns}"
 
@@ -81,11 +70,11 @@ def _fetch_object(ref: ImageRef, max_bytes: int) -> tuple[bytes, str]:
         if blob.generation is None:  # Cloud Storage sends it along; not everything that speaks its protocol does
             blob.reload(retry=DEFAULT_RETRY.with_timeout(_RETRY_SECONDS))
     except NotFound as err:
-        raise FetchError("not_found", f"{ref.uri} does not exist") from err
+        raise ImageError("read", "not_found", f"{ref.uri} does not exist") from err
     except (Forbidden, Unauthorized) as err:
-        raise FetchError("permission_denied", f"{ref.uri} may not be read with these credentials") from err
+        raise ImageError("read", "permission_denied", f"{ref.uri} may not be read with these credentials") from err
     except GoogleAPICallError as err:
-        raise FetchError("unreadable", f"{ref.uri} cannot be read: {err.message}") from err
+        raise ImageError("read", "unreadable", f"{ref.uri} cannot be read: {err.message}") from err
     return content, str(blob.generation or ref.generation)
 
 
@@ -108,7 +97,8 @@ def _fetch_through_beam(ref: ImageRef, max_bytes: int) -> bytes:
 
 def _check_size(uri: str, size: int, max_bytes: int) -> None:
     if size > max_bytes:
-        raise FetchError(
+        raise ImageError(
+            "read",
             "too_large_file",
             f"{uri} has {size / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)",
         )

@@ -15,10 +15,11 @@ from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import ReadConfig
+from pipeline.failures import ImageError
 from pipeline.figures import progress
 from pipeline.figures.summary import TALLY, Tally
 from pipeline.look_ahead import started_pool
-from pipeline.read.fetch import FetchError, fetch
+from pipeline.read.fetch import fetch
 from pipeline.read.list_images import is_tfrecord, list_images
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
@@ -163,9 +164,9 @@ def read_image(ref: ImageRef, read: ReadConfig) -> EncodedImage | DeadLetter:
     received_at, started = time.time(), time.monotonic()
     try:
         content, generation = fetch(ref, int(read.max_file_mb * 1e6))
-    except FetchError as err:
+    except ImageError as err:
         progress.count("dead")
-        return DeadLetter(ref, "read", err.reason, str(err))
+        return err.dead_letter(ref)
     return EncodedImage(dataclasses.replace(ref, generation=generation), content, time.monotonic() - started, received_at)
 
 
@@ -213,4 +214,4 @@ def images_of_examples(examples: Any) -> Iterator[EncodedImage | DeadLetter]:
             yield EncodedImage(ref, content, 0.0, time.time())
         else:
             progress.count("dead")
-            yield DeadLetter(ref, "read", "no_image", "the tf.Example has no 'image/encoded'")
+            yield ImageError("read", "no_image", "the tf.Example has no 'image/encoded'").dead_letter(ref)

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.failures import ImageError
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, dead_letter_row, detection_row
 from pipeline.stream.messages import MAX_MESSAGE_BYTES, OutgoingMessage, Request
 
@@ -95,7 +96,9 @@ class Answers:
             for opened in late:
                 del self._open[opened.request_id]
                 message = f"not done within {self._deadline_s:g} s; its own message may still come"
-                opened.failed += [dead_letter_row(DeadLetter(ref, "answer", "deadline", message)) for ref in opened.missing]
+                opened.failed += [
+                    dead_letter_row(ImageError("answer", "deadline", message).dead_letter(ref)) for ref in opened.missing
+                ]
             return [answer_message(each.request_id, each.results, each.failed, on_time=False) for each in late]
 
     def _fill(self, request_id: str, ref: ImageRef, failed: bool, row: Row) -> list[OutgoingMessage]:

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from pipeline.detect.decode import DecodeError, decode_image
+from pipeline.detect.decode import decode_image
 from pipeline.detect.image_size import declared_wh
+from pipeline.failures import ImageError
 from tests.fixtures import REPO, fixtures_dir
 
 LIMIT = 1e8
@@ -37,7 +38,7 @@ def as_pillow_sees_it(content):
 
 
 def refusal(content, max_pixels=LIMIT):
-    with pytest.raises(DecodeError) as caught:
+    with pytest.raises(ImageError) as caught:
         decode_image(content, max_pixels)
     assert "\n" not in str(caught.value)
     return caught.value.reason
@@ -240,7 +241,7 @@ class TestLimits:
     )
     def test_the_limit_is_exact(self, content, needed, max_pixels, reason):
         if reason:
-            with pytest.raises(DecodeError, match="max_megapixels") as caught:
+            with pytest.raises(ImageError, match="max_megapixels") as caught:
                 decode_image(content, max_pixels, needed and (lambda _: needed))
             assert caught.value.reason == reason
         else:
@@ -263,12 +264,12 @@ class TestLimits:
             (tmp_path / name).write_bytes(content)
         hostile = [path for path in (fixtures_dir() / "hostile").iterdir() if path.suffix != ".tsv"]
         code = (
-            "import resource, sys; from pipeline.detect.decode import DecodeError, decode_image\n"
+            "import resource, sys; from pipeline.detect.decode import decode_image; from pipeline.failures import ImageError\n"
             "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
             "decode_image(open(sys.argv[1], 'rb').read(), 25e6); before = peak()\n"
             "for path in sys.argv[2:]:\n"
             "    try: result = 'pixels %dx%d' % decode_image(open(path, 'rb').read(), 25e6).image_wh\n"
-            "    except DecodeError as err: result = err.reason\n"
+            "    except ImageError as err: result = err.reason\n"
             "    print(path, result, peak() - before, sep='\\t')"
         )
         (tmp_path / "good.png").write_bytes(encoded(SMOOTH))
@@ -332,7 +333,7 @@ class TestDamage:
             try:
                 decoded = decode_image(bytes(damaged), 1e6)
                 assert decoded.pixels.shape[1::-1] == decoded.image_wh
-            except DecodeError as err:
+            except ImageError as err:
                 assert err.reason in REASONS
 
     def test_pixels_that_contradict_the_header_are_refused(self):
@@ -354,6 +355,6 @@ def test_decoding_does_not_depend_on_its_neighbours_in_time():
 
 def test_postscript_is_no_image():
     """Pillow would start Ghostscript on it."""
-    with pytest.raises(DecodeError) as caught:
+    with pytest.raises(ImageError) as caught:
         decode_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n", 1e6)
     assert caught.value.reason == "not_an_image"

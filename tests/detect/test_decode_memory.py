@@ -10,12 +10,13 @@ from tests.conftest import REPO
 
 MEASURE = """
 import resource, sys
-from pipeline.detect.decode import DecodeError, decode_image
+from pipeline.detect.decode import decode_image
+from pipeline.failures import ImageError
 content = open(sys.argv[1], "rb").read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     decode_image(content, 100e6)
-except DecodeError as err:
+except ImageError as err:
     print(err.reason, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 

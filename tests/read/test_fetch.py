@@ -5,14 +5,15 @@ import socket
 
 import pytest
 
-from pipeline.read.fetch import FetchError, fetch
+from pipeline.failures import ImageError
+from pipeline.read.fetch import fetch
 from pipeline.records import ImageRef
 
 LIMIT = 1000
 
 
 def refusal(uri, **known):
-    with pytest.raises(FetchError) as caught:
+    with pytest.raises(ImageError) as caught:
         fetch(ImageRef(str(uri), **known), LIMIT)
     assert "\n" not in str(caught.value)
     return caught.value

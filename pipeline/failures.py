@@ -1,0 +1,63 @@
+"""How an image can fail: one error for all stages, and the list of reasons from which the README's table is made."""
+
+from __future__ import annotations
+
+from pipeline.records import DeadLetter, ImageRef
+
+REASONS: dict[str, dict[str, str]] = {
+    "message": {
+        "not_recognised": "no storage notification, JSON, URI or image",
+        "bad_json": "JSON that cannot be parsed",
+        "bad_request": "JSON that asks for no image in a way that is understood",
+        "bad_notification": "a storage notification without a bucket's name",
+        "bad_base64": "inline bytes that are no base64",
+        "no_images": "a request for no image",
+        "too_many_images": "a request for more than `max_message_images`",
+        "too_large": "inline images of more than `max_message_mb` together",
+        "not_allowed": "a URI outside `allow_uri_prefix`",
+    },
+    "read": {
+        "not_found": "the file or object does not exist (any more)",
+        "permission_denied": "this user or these credentials may not read it",
+        "too_large_file": "larger than `max_file_mb`",
+        "not_a_file": "a folder, a device, a pipe",
+        "unreadable": "storage fails in another way; the message says how",
+        "no_image": "a `tf.Example` without `image/encoded`",
+    },
+    "decode": {
+        "empty": "zero bytes",
+        "not_an_image": "no image format that is read here",
+        "truncated": "the file ends within its pixels",
+        "corrupt": "damaged",
+        "too_large": "more than `max_megapixels`",
+    },
+    "detect": {
+        "model_failed": "the model fails on this image alone",
+    },
+    "answer": {
+        "deadline": "not done when its request had to be answered; its own message may still come",
+    },
+}
+
+
+class ImageError(Exception):
+    """An image (or message) cannot be done, and trying again at once would not help; it becomes a dead letter.
+
+    Args:
+      stage: Where: a key of `REASONS`.
+      reason: Why: a key of `REASONS[stage]`.
+      message: One line for a person: what was expected, what came.
+
+    Raises:
+      KeyError: The reason is in no list; add it there, with a word for the README.
+    """
+
+    def __init__(self, stage: str, reason: str, message: str):
+        REASONS[stage][reason]
+        super().__init__(message)
+        self.stage = stage
+        self.reason = reason
+
+    def dead_letter(self, ref: ImageRef, payload: bytes = b"") -> DeadLetter:
+        """The dead letter of the image that failed so."""
+        return DeadLetter(ref, self.stage, self.reason, str(self), payload)
