@@ -5,6 +5,7 @@ from setuptools import find_packages, setup
 setup(
     name="hybrid-detection-pipeline",
     version="0.1.0",
+    license="Apache-2.0",
     description="Batch and streaming object detection with Apache Beam and a shared TensorFlow model",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["pipeline", "pipeline.*", "models", "models.*"]),
@@ -18,6 +19,7 @@ setup(
         "google-cloud-storage>=2.18,<4",
         "google-cloud-pubsub>=2.30,<3",
         "opencv-python-headless>=4.10,<5",  # 5 no longer reads Darknet models, which the benchmarks compare with
+        "pandas>=2,<2.4",  # Beam's notebook runner breaks with newer ones
         "pillow>=11,<13",
         "pyarrow>=16,<26",
         "pyyaml>=6,<7",
@@ -27,10 +29,13 @@ setup(
         "dev": [
             "gcp-storage-emulator>=2026.7",
             "hypothesis>=6.100",
+            "import-linter>=2.11",
+            "jsonschema>=4.20",
             "mypy>=1.15",
             "psutil>=6",
             "pycocotools>=2.0.8",
             "pytest>=8",
+            "pytest-randomly>=3.15",
             "pytest-timeout>=2.3",
             "ruff>=0.12",
             "scikit-learn>=1.5",
