@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
@@ -180,3 +181,35 @@ def dead_letter_row(letter: DeadLetter) -> dict[str, Any]:
     if letter.payload:
         row["payload_base64"] = base64.b64encode(letter.payload).decode("ascii")
     return row
+
+
+def row_bytes(row: Any) -> bytes:
+    r"""A row as the one line of UTF-8 JSON that stands in files and messages alike, without an end of line.
+
+    Whatever stands in the row, this is JSON and nothing is lost but what JSON cannot say: a number that is infinite or none is
+    `null` (as `JSON.stringify` has it), and what is no Unicode in a name (half a surrogate pair, which is also how Python holds
+    the bytes of a file name that are no UTF-8) is escaped, so that readers get the same name back.
+
+    >>> row_bytes({"uri": "\udc80.jpg", "score": float("nan")})
+    b'{"uri": "\\udc80.jpg", "score": null}'
+    """
+    try:
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        finite = json.loads(json.dumps(row), parse_constant=lambda _: None)
+        text = json.dumps(finite, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace")  # "\udc80" is JSON's own escape for what it replaces
+
+
+def name_bytes(name: str) -> bytes:
+    r"""The bytes of a name, for hashes and shuffles: different for different names, also where they are no Unicode.
+
+    >>> name_bytes("\udc80.jpg")
+    b'\xed\xb2\x80.jpg'
+    """
+    return name.encode("utf-8", "surrogatepass")
+
+
+def identity_bytes(ref: ImageRef) -> bytes:
+    """The bytes of an image's identity: the key under which it is shuffled, hashed and recognised."""
+    return name_bytes(ref.identity)

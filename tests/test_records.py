@@ -5,6 +5,8 @@ import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.records import (
     DeadLetter,
@@ -15,6 +17,8 @@ from pipeline.records import (
     Timing,
     dead_letter_row,
     detection_row,
+    identity_bytes,
+    row_bytes,
 )
 
 REF = ImageRef("gs://b/ä \udc80.jpg", "17", 5, 12.5, "r1")
@@ -84,3 +88,36 @@ def test_a_dead_letter_row_says_only_what_is_known():
         "reason": "no_image",
         "message": "x",
     }
+
+
+# what a file name may hold: any text, and bytes that are no UTF-8 as Python's file functions give them
+NAMES = st.one_of(
+    st.text(st.characters(exclude_categories=())), st.binary().map(lambda name: name.decode("utf-8", "surrogateescape"))
+)
+
+
+@given(NAMES)
+def test_a_row_is_one_line_of_utf8_from_which_every_name_comes_back(name):
+    line = row_bytes(detection_row(DetectedImage(ImageRef(name), 1, 1, name, "", NOTHING)))
+    row = json.loads(line.decode("utf-8"))
+    assert b"\n" not in line
+    wanted = name.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # two halves of a pair are the pair
+    assert (row["image"]["uri"], row["model"]["name"]) == (wanted, wanted)
+
+
+def test_a_number_that_json_cannot_say_is_null():
+    boxes = np.array([[0, 1, np.inf, np.nan], [0, 0, 1, 1]], np.float32)
+    found = Detections(boxes, np.zeros(2, np.int32), np.array([np.nan, 0.5], np.float32), ("a", "ä"))
+    line = row_bytes(detection_row(DetectedImage(ImageRef("ä\udc80.jpg"), 1, 1, "m", "", found)))
+    row = json.loads(line, parse_constant=pytest.fail)
+    assert row["image"]["uri"] == "ä\udc80.jpg"
+    assert [(each["box_xyxy"], each["confidence"]) for each in row["detections"]] == [
+        ([0.0, 1.0, None, None], None),
+        ([0.0, 0.0, 1.0, 1.0], 0.5),
+    ]
+
+
+@given(NAMES, NAMES)
+def test_two_images_never_share_the_bytes_of_their_identity(one, other):
+    assert (identity_bytes(ImageRef(one)) == identity_bytes(ImageRef(other))) is (one == other)
+    assert identity_bytes(ImageRef("ä.jpg", "17")) == "ä.jpg#17".encode()

@@ -6,10 +6,12 @@ import hashlib
 import heapq
 import threading
 
+from pipeline.records import name_bytes
+
 
 def sample_rank(identity: str) -> int:
     """A fixed pseudo-random number for an image; the images with the smallest ones are the sample."""
-    return int.from_bytes(hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(name_bytes(identity), digest_size=8).digest(), "big")
 
 
 class Sampler:

@@ -7,7 +7,6 @@ the rows that the first asking gave.
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 import time
 from collections import OrderedDict
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.failures import ImageError
-from pipeline.records import DeadLetter, DetectedImage, ImageRef, dead_letter_row, detection_row
+from pipeline.records import DeadLetter, DetectedImage, ImageRef, dead_letter_row, detection_row, row_bytes
 from pipeline.stream.messages import MAX_MESSAGE_BYTES, OutgoingMessage, Request
 
 _MOST_ROWS = 20_000  # rows remembered for requests that ask again
@@ -123,9 +122,9 @@ def answer_message(request_id: str, results: list[Row], failed: list[Row], *, on
     `rows_left_out` says so; they have been published one by one.
     """
     answer = {"request_id": request_id, "complete": on_time, "results": results, "failed": failed}
-    data = json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace")
+    data = row_bytes(answer)
     if len(data) > MAX_MESSAGE_BYTES:
         counts = {"rows_left_out": len(results) + len(failed), "results": [], "failed": []}
-        data = json.dumps({**answer, **counts}, ensure_ascii=False).encode("utf-8", "replace")
+        data = row_bytes({**answer, **counts})
     attributes = {"kind": "answer", "request_id": request_id[:256], "images": str(len(results)), "failed": str(len(failed))}
     return OutgoingMessage(data, attributes)

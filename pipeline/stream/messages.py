@@ -25,7 +25,18 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.records import INLINE, DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, detection_row
+from pipeline.records import (
+    INLINE,
+    DeadLetter,
+    DetectedImage,
+    EncodedImage,
+    ImageRef,
+    dead_letter_row,
+    detection_row,
+    identity_bytes,
+    name_bytes,
+    row_bytes,
+)
 
 MAX_MESSAGE_BYTES = 9_500_000  # Pub/Sub takes 10 MB a message, with its attributes
 _MAX_ATTRIBUTE_BYTES = 1024
@@ -155,7 +166,7 @@ def is_allowed(uri: str, prefixes: Iterable[str]) -> bool:
 
 def detection_id(ref: ImageRef, model_name: str, model_version: str) -> str:
     """Equal for each result of one version of an image from one version of a model, so that repeats can be recognised."""
-    return hashlib.sha256("\n".join((ref.identity, model_name, model_version)).encode()).hexdigest()[:32]
+    return hashlib.sha256(b"\n".join((identity_bytes(ref), name_bytes(model_name), name_bytes(model_version)))).hexdigest()[:32]
 
 
 def detection_message(image: DetectedImage, now: float) -> OutgoingMessage:
@@ -172,15 +183,15 @@ def detection_message(image: DetectedImage, now: float) -> OutgoingMessage:
         "model_version": image.model_version,
         **_ref_attributes(image.ref, now),
     }
-    return OutgoingMessage(_json(detection_row(image)), _fit(attributes))
+    return OutgoingMessage(row_bytes(detection_row(image)), _fit(attributes))
 
 
 def dead_letter_message(letter: DeadLetter, now: float) -> OutgoingMessage:
     """The message for one dead letter; a payload that Pub/Sub would refuse is left out, and the attribute `payload` says so."""
     attributes = {"kind": "dead_letter", "stage": letter.stage, "reason": letter.reason, **_ref_attributes(letter.ref, now)}
-    data = _json(dead_letter_row(letter))
+    data = row_bytes(dead_letter_row(letter))
     if len(data) > MAX_MESSAGE_BYTES:
-        data = _json(dead_letter_row(dataclasses.replace(letter, payload=b"")))
+        data = row_bytes(dead_letter_row(dataclasses.replace(letter, payload=b"")))
         attributes["payload"] = "left out, too large"
     return OutgoingMessage(data, _fit(attributes))
 
@@ -244,7 +255,7 @@ def _request(message: Message, request_id: str, asked: list[Any], limits: Messag
             bytes_left -= len(image.content) if isinstance(image, EncodedImage) else 0
             images.append(image)
         except _RefusedError as err:
-            dead.append(_dead_letter(err, request_id, message.data if len(asked) == 1 else _json(entry)))
+            dead.append(_dead_letter(err, request_id, message.data if len(asked) == 1 else row_bytes(entry)))
     return Request(message.message_id, request_id, tuple(images), tuple(dead))
 
 
@@ -311,7 +322,3 @@ def _fit(attributes: Mapping[str, str]) -> dict[str, str]:
         name: value.encode("utf-8", "replace")[:_MAX_ATTRIBUTE_BYTES].decode("utf-8", "ignore")
         for name, value in attributes.items()
     }
-
-
-def _json(row: Any) -> bytes:
-    return json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=repr).encode("utf-8", "replace")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +19,7 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from pipeline.config import ReadConfig
 from pipeline.figures.sampling import sample_rank
 from pipeline.read.read_images import ReadAhead
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, row_bytes
 from pipeline.stream.answers import Answers, shared_answers
 from pipeline.stream.live import live_figures
 from pipeline.stream.messages import Message, MessageLimits, dead_letter_message, detection_message, parse_message
@@ -171,7 +170,7 @@ class ArchiveRows(beam.PTransform):
         )
 
     def _to_line(self, record: Any) -> TimestampedValue:
-        line = json.dumps(self.to_row(record), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        line = row_bytes(self.to_row(record)) + b"\n"
         return TimestampedValue((sample_rank(record.ref.identity) % self.shards, line), time.time())
 
     def _write(self, shard_and_lines: tuple[int, Iterable[bytes]], window: Any = beam.DoFn.WindowParam) -> str:

@@ -8,7 +8,6 @@ looks. The same input gives the same files: an image's shard and a row's place i
 from __future__ import annotations
 
 import dataclasses
-import json
 import pickle
 import posixpath
 import re
@@ -25,7 +24,7 @@ from pipeline.config import WriteConfig
 from pipeline.errors import OutputError
 from pipeline.figures.sampling import sample_rank
 from pipeline.figures.summary import TALLY, Tally, merge_tallies
-from pipeline.records import DeadLetter, DetectedImage
+from pipeline.records import DeadLetter, DetectedImage, row_bytes
 from pipeline.storage.globs import escape_glob
 
 STAGING = ".staging-"
@@ -83,7 +82,7 @@ class _Spool(beam.DoFn):
             self._tally.add_detected(record, settings.samples)
         else:
             self._tally.add_dead(record)
-        line = json.dumps(settings.to_row(record), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        line = row_bytes(settings.to_row(record)) + b"\n"
         shard = shard_names(settings.kind, settings.shards)[sample_rank(record.ref.identity) % settings.shards]
         if shard not in self._spools:
             path = f"{settings.staging}/spool/{uuid.uuid4().hex}"
