@@ -15,6 +15,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector, shared_detector
+from pipeline.figures import metrics
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage
 
 _REQUEST_IMAGES = 64  # what RunInference waits for at once; as many as request_images more are under way
@@ -140,7 +141,12 @@ class DetectorHandler(ModelHandler[StartedImage, DetectedImage | DeadLetter, Det
     def run_inference(
         self, batch: Sequence[StartedImage], model: Detector, inference_args: dict[str, Any] | None = None
     ) -> Iterable[DetectedImage | DeadLetter]:
-        return [started.finish(model) for started in batch]
+        results = []
+        for started in batch:
+            result = started.finish(model)
+            metrics.count_result(result, len(started.image.content))  # one by one: the display moves while the next is waited for
+            results.append(result)
+        return results
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         size = min(_REQUEST_IMAGES, self._detect.request_images)

@@ -29,8 +29,7 @@ from pipeline.detect.detections import check_classes, to_detections
 from pipeline.detect.thumbnails import make_thumbnail
 from pipeline.errors import ModelError
 from pipeline.failures import ImageError
-from pipeline.figures import progress
-from pipeline.figures.sampling import Sampler
+from pipeline.figures.samples import Sampler
 from pipeline.look_ahead import started_pool
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, Timing
 
@@ -156,10 +155,7 @@ class Detector:
     def _detect_together(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
         prepared = [self._prepare(image) for image in images]
         answers = iter(self._model([ready.pixels for ready in prepared if isinstance(ready, _Prepared)]))
-        found = [self._finish(ready, next(answers)) if isinstance(ready, _Prepared) else ready for ready in prepared]
-        for result in found:
-            progress.count("dead" if isinstance(result, DeadLetter) else "detected")
-        return found
+        return [self._finish(ready, next(answers)) if isinstance(ready, _Prepared) else ready for ready in prepared]
 
     def _prepare(self, image: EncodedImage) -> _Prepared | DeadLetter:
         """Decodes an image and fits it to the model's input."""

@@ -6,73 +6,76 @@ import sys
 import threading
 import time
 from collections import Counter
-from types import TracebackType
+from collections.abc import Callable
 
-_counts: Counter[str] = Counter()
-_lock = threading.Lock()
+from pipeline.figures.metrics import process_counts
+
 _LINE_SECONDS = 10.0
+_state = ""
 
 
-def count(what: str, n: int = 1) -> None:
-    """Notes that `n` more images of this process are `listed`, `detected` or `dead`.
-
-    For display only: results are counted from the records.
-    """
-    with _lock:
-        _counts[what] += n
-
-
-def snapshot() -> Counter[str]:
-    """The counts so far."""
-    with _lock:
-        return _counts.copy()
+def note(state: str) -> None:
+    """Says what the job waits for while no image is done, e.g. `loading the model`; the empty text ends that."""
+    global _state  # noqa: PLW0603  one job runs in a process at a time, and one display shows it
+    _state = state
 
 
 class ProgressDisplay:
-    """Shows the counts of this process until left; use as a context manager around a run."""
+    """Shows what happens in this process until left; use as a context manager around a run.
 
-    def __init__(self) -> None:
-        self._stop = threading.Event()
-        self._before = snapshot()
+    Args:
+      line: Gives the text of a line, from the seconds since the last one; by default the counts of a batch job, which are a bar
+        where standard error is a terminal.
+    """
+
+    def __init__(self, line: Callable[[float], str] | None = None):
+        self._line = line or self._counts_line
+        self._show = self._show_bar if line is None and sys.stderr.isatty() else self._print_lines
+        self._left = threading.Event()
+        self._before = process_counts()
+        self._done = 0
         self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
 
     def __enter__(self) -> ProgressDisplay:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._stop.set()
+    def __exit__(self, *_error: object) -> None:
+        self._left.set()
         self._thread.join()
 
-    def _show(self) -> None:
-        if sys.stderr.isatty():
-            self._show_bar()
-        else:
-            self._print_lines()
+    def _print_lines(self) -> None:
+        started = time.monotonic()
+        while not self._left.wait(_LINE_SECONDS):
+            print(f"{time.monotonic() - started:6.0f} s  {self._line(_LINE_SECONDS)}", file=sys.stderr, flush=True)
+
+    def _counts_line(self, seconds: float) -> str:
+        counts = self._counts()
+        total, done = _total(counts), _done(counts)
+        rate, self._done = (done - self._done) / seconds, done
+        if _state and not done:
+            return f"{_state}; {total} images found" if total else _state
+        return f"{done}{f' of {total}' if total else ''} images, {rate:.1f} images/s, {counts['dead']} failed"
 
     def _show_bar(self) -> None:
         from tqdm import tqdm
 
         with tqdm(unit=" images", dynamic_ncols=True, smoothing=0.1) as bar:
-            stopped = False
-            while not stopped:
-                stopped = self._stop.wait(0.2)
-                counts = snapshot() - self._before
-                bar.total = counts["listed"] or None
-                bar.set_postfix_str(f"{counts['dead']} failed", refresh=False)
-                bar.update(counts["detected"] + counts["dead"] - bar.n)
+            left = False
+            while not left:
+                left = self._left.wait(0.2)
+                counts = self._counts()
+                bar.total = _total(counts) or None
+                bar.set_postfix_str(_state if _state and not _done(counts) else f"{counts['dead']} failed", refresh=False)
+                bar.update(_done(counts) - bar.n)
 
-    def _print_lines(self) -> None:
-        started, shown = time.monotonic(), 0
-        while not self._stop.wait(_LINE_SECONDS):
-            counts = snapshot() - self._before
-            done = counts["detected"] + counts["dead"]
-            rate = (done - shown) / _LINE_SECONDS
-            shown = done
-            listed = f" of {counts['listed']}" if counts["listed"] else ""
-            seconds = time.monotonic() - started
-            print(
-                f"{seconds:6.0f} s  {done}{listed} images, {rate:.1f} images/s, {counts['dead']} failed",
-                file=sys.stderr,
-                flush=True,
-            )
+    def _counts(self) -> Counter[str]:
+        return process_counts() - self._before
+
+
+def _total(counts: Counter[str]) -> int:
+    return counts["read"] - counts["skipped"]
+
+
+def _done(counts: Counter[str]) -> int:
+    return counts["detected"] + counts["dead"]

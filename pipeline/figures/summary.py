@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.figures.sampling import sample_rank
+from pipeline.figures.buckets import Intervals, latency_bucket, percentiles_ms
+from pipeline.figures.metrics import STAGES
+from pipeline.figures.samples import identity_hash
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row
 
 _EXAMPLES = 20  # dead letters kept for the report, for each reason
-_LATENCY_STEP = 1.1  # latencies are counted in buckets that are 10 % wide
 TALLY = ""  # the key of tallies, where they travel among the names of shards
-STAGES = ("read", "decode", "postprocess")
 
 
 @dataclasses.dataclass
@@ -29,8 +28,8 @@ class Tally:
       classes: Detections by class name.
       batches: Device batches by rung.
       stage_seconds: Seconds by stage, summed over images; stages of different images overlap.
-      latencies: Images by bucket of latency; bucket n holds up to 1.1**n milliseconds.
-      finished: Detected images by second (since the epoch) of their result.
+      latencies: Images by `latency_bucket`.
+      finished: Detected images by the time of their result.
       samples: The detected images with a thumbnail that have the smallest ranks.
       dead_examples: A few dead letters of each reason, as rows.
       model: (name, version) of the model last seen.
@@ -43,7 +42,7 @@ class Tally:
     batches: Counter[int] = dataclasses.field(default_factory=Counter)
     stage_seconds: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
     latencies: Counter[int] = dataclasses.field(default_factory=Counter)
-    finished: Counter[int] = dataclasses.field(default_factory=Counter)
+    finished: Intervals = dataclasses.field(default_factory=Intervals)
     samples: list[tuple[int, DetectedImage]] = dataclasses.field(default_factory=list)
     dead_examples: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
     model: tuple[str, str] = ("", "")
@@ -62,11 +61,11 @@ class Tally:
             self.stage_seconds["model"] += timing.model
         for stage in STAGES:
             self.stage_seconds[stage] += getattr(timing, stage)
-        self.latencies[_bucket(timing.latency)] += 1
-        self.finished[int(timing.finished_at)] += 1
+        self.latencies[latency_bucket(timing.latency * 1e3)] += 1
+        self.finished.add(timing.finished_at)
         self.model = (image.model_name, image.model_version)
         if image.thumbnail:
-            self.samples = _smallest([*self.samples, (sample_rank(image.ref.identity), image)], samples)
+            self.samples = _smallest([*self.samples, (identity_hash(image.ref.identity), image)], samples)
 
     def add_dead(self, letter: DeadLetter) -> None:
         """Counts one dead letter."""
@@ -79,8 +78,9 @@ class Tally:
         """Adds another tally to this one."""
         self.read += other.read
         self.skipped += other.skipped
-        for name in ("dead", "classes", "batches", "latencies", "finished"):
+        for name in ("dead", "classes", "batches", "latencies"):
             getattr(self, name).update(getattr(other, name))
+        self.finished.merge(other.finished)
         for stage, seconds in other.stage_seconds.items():
             self.stage_seconds[stage] += seconds
         self.samples = _smallest([*self.samples, *other.samples], samples)
@@ -131,7 +131,6 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
     for (stage, reason), n in tally.dead.items():
         by_stage[stage] += n
         by_reason[reason] += n
-    first = min(tally.finished, default=0)
     return {
         "images": {"read": tally.read, "detected": tally.detected, "dead": dead, "skipped": tally.skipped},
         "images_per_second": round(tally.detected / wall, 3),
@@ -144,7 +143,8 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
         "classes": dict(tally.classes.most_common()),
         "detections": sum(tally.classes.values()),
         "latency_ms": percentiles_ms(tally.latencies),
-        "throughput": [[second - first, tally.finished[second]] for second in sorted(tally.finished)],
+        "throughput": [list(interval) for interval in tally.finished.since_first()],
+        "throughput_interval_s": tally.finished.seconds,
         "model": {
             "name": tally.model[0],
             "version": tally.model[1],
@@ -159,24 +159,9 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
     }
 
 
-def percentiles_ms(latencies: Mapping[int, int]) -> dict[str, float]:
-    """50th, 90th and 99th percentile and maximum in milliseconds, to within a bucket (10 %)."""
-    total, seen, result = sum(latencies.values()), 0, {}
-    wanted = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)]
-    for bucket in sorted(latencies):
-        seen += latencies[bucket]
-        while wanted and seen >= wanted[0][1] * total:
-            result[wanted.pop(0)[0]] = round(_LATENCY_STEP**bucket, 1)
-    return result
-
-
 def to_json(summary: Mapping[str, Any]) -> bytes:
     """summary.json's bytes."""
     return json.dumps(summary, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
-
-
-def _bucket(seconds: float) -> int:
-    return math.ceil(math.log(max(seconds * 1000, 1e-3), _LATENCY_STEP))
 
 
 def _smallest(samples: list[tuple[int, DetectedImage]], size: int) -> list[tuple[int, DetectedImage]]:

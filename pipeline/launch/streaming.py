@@ -22,6 +22,7 @@ from apache_beam.options.pipeline_options import DebugOptions, StandardOptions
 from pipeline import graph
 from pipeline.config import Config
 from pipeline.errors import ConfigError, InputError, UserError
+from pipeline.figures.progress import ProgressDisplay
 from pipeline.figures.summary import RunFacts
 from pipeline.launch.batch import (
     DONE,
@@ -37,7 +38,7 @@ from pipeline.launch.batch import (
 from pipeline.launch.prism import prism_binary, prism_where_wanted
 from pipeline.stream.check_pubsub import check_subscription, check_topic
 from pipeline.stream.intake import stop_event
-from pipeline.stream.live import LiveLines, live_figures
+from pipeline.stream.live import live_figures
 from pipeline.write.write_rows import check_output
 
 _WITHOUT_ARCHIVE = "out/streaming"
@@ -103,7 +104,7 @@ def run(job: Job) -> int:
     detector = load_detector(config) if local else None
     ready_at = time.time()
     try:
-        with prism_where_wanted(config.runner, job.options) as options, LiveLines(figures):
+        with prism_where_wanted(config.runner, job.options) as options, ProgressDisplay(figures.line):
             pipeline = beam.Pipeline(runner=config.runner, options=options)
             graph.build_streaming(pipeline, config, name, results, local)
             running = pipeline.run()

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import InputError
-from pipeline.figures import progress
 from pipeline.records import ImageRef
 from pipeline.storage.globs import expand_pattern, is_folder, is_result
 
@@ -43,7 +42,6 @@ def list_images(pattern: str, exclude: str = "") -> Iterator[ImageRef]:
     refs = _read_manifest(pattern) if is_manifest(pattern) else _list_files(pattern)
     for ref in refs:
         if not (exclude and is_result(ref.uri, exclude)):
-            progress.count("listed")
             yield ref
 
 

@@ -16,7 +16,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import ReadConfig
 from pipeline.failures import ImageError
-from pipeline.figures import progress
+from pipeline.figures import metrics
 from pipeline.figures.summary import TALLY, Tally
 from pipeline.look_ahead import started_pool
 from pipeline.read.fetch import fetch
@@ -87,6 +87,7 @@ class ReadImages(beam.PTransform):
 def _list_all(_start: bytes, patterns: Sequence[str], exclude: str) -> Iterator[tuple[str, ImageRef]]:
     for pattern in patterns:
         for ref in list_images(pattern, exclude):
+            metrics.count_read()
             yield ref.uri, ref
 
 
@@ -106,6 +107,7 @@ class _DropDoubles(_Counting):
         refs = list(uri_and_refs[1])
         self._tally.read += len(refs)
         self._tally.skipped += len(refs) - 1
+        metrics.count_skipped(len(refs) - 1)
         yield refs[0]
 
 
@@ -156,7 +158,10 @@ class ReadAhead(beam.DoFn):
         self._bytes -= size
         result = read.result()
         value = WindowedValue(result, timestamp, (window or GlobalWindow(),))
-        return beam.pvalue.TaggedOutput("dead", value) if isinstance(result, DeadLetter) else value
+        if isinstance(result, EncodedImage):
+            return value
+        metrics.count_result(result)
+        return beam.pvalue.TaggedOutput("dead", value)
 
 
 def read_image(ref: ImageRef, read: ReadConfig) -> EncodedImage | DeadLetter:
@@ -165,7 +170,6 @@ def read_image(ref: ImageRef, read: ReadConfig) -> EncodedImage | DeadLetter:
     try:
         content, generation = fetch(ref, int(read.max_file_mb * 1e6))
     except ImageError as err:
-        progress.count("dead")
         return err.dead_letter(ref)
     return EncodedImage(dataclasses.replace(ref, generation=generation), content, time.monotonic() - started, received_at)
 
@@ -205,7 +209,7 @@ def images_of_examples(examples: Any) -> Iterator[EncodedImage | DeadLetter]:
     for encoded, *names in zip(
         *(columns.get(name, nothing) for name in ("image/encoded", "image/source_id", "image/filename")), strict=True
     ):
-        progress.count("listed")
+        metrics.count_read()
         content = bytes(encoded[0]) if encoded else b""
         name = next((value[0].decode("utf-8", "replace") for value in names if value and value[0]), "")
         digest = hashlib.sha256(content).hexdigest()[:16]
@@ -213,5 +217,6 @@ def images_of_examples(examples: Any) -> Iterator[EncodedImage | DeadLetter]:
         if encoded:
             yield EncodedImage(ref, content, 0.0, time.time())
         else:
-            progress.count("dead")
-            yield ImageError("read", "no_image", "the tf.Example has no 'image/encoded'").dead_letter(ref)
+            letter = ImageError("read", "no_image", "the tf.Example has no 'image/encoded'").dead_letter(ref)
+            metrics.count_result(letter)
+            yield letter

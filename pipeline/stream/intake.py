@@ -18,7 +18,6 @@ from typing import Any
 
 from google.api_core import exceptions, retry
 
-from pipeline.figures import progress
 from pipeline.stream.messages import Message, image_count
 
 EXTEND_SECONDS = 20
@@ -183,7 +182,6 @@ class Intake:
         message_id = received.message.message_id
         if message_id in self._held:  # delivered again while it is in hand: one answer acknowledges both
             self._held[message_id].ack_ids.append(received.ack_id)
-            progress.count("redelivered")
             return
         message = Message(
             received.message.data, dict(received.message.attributes), message_id, received.message.publish_time.timestamp()

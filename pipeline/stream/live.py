@@ -1,28 +1,22 @@
-"""The figures of a streaming job: one line every few seconds, and the `Tally` from which the summary is made at the end.
+"""The figures of a streaming job: the `Tally` from which the summary is made at the end, and what a line of the display says.
 
 Kept in the process, since a local job's steps all run in it and the stream has no end at which a runner could hand over a
-result. The same figures are Beam metrics (namespace `Streaming`), for runners whose workers are elsewhere.
+result. Everything here is bounded: a stream runs for months. For runners whose workers are elsewhere the same figures are Beam
+metrics (`pipeline.figures.metrics`).
 """
 
 from __future__ import annotations
 
-import math
-import sys
+import dataclasses
 import threading
 import time
 from collections import Counter
 
-from apache_beam.metrics import Metrics
-
-from pipeline.figures.summary import Tally, percentiles_ms
+from pipeline.figures import metrics
+from pipeline.figures.buckets import latency_bucket, percentiles_ms
+from pipeline.figures.summary import Tally
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.stream.messages import Request
-
-_LINE_SECONDS = 10.0
-_counters = {name: Metrics.counter("Streaming", name) for name in ("read", "detected", "dead", "skipped")}
-_latency_ms = Metrics.distribution("Streaming", "latency_ms")
-_backlog_age_ms = Metrics.distribution("Streaming", "backlog_age_ms")
-_batch_size = Metrics.distribution("Streaming", "batch_size")
 
 _shared: dict[str, LiveFigures] = {}
 _shared_lock = threading.Lock()
@@ -32,6 +26,25 @@ def live_figures(job: str, samples: int = 0) -> LiveFigures:
     """The figures of one job of this process; `samples` counts at the first call."""
     with _shared_lock:
         return _shared.setdefault(job, LiveFigures(samples))
+
+
+@dataclasses.dataclass
+class _Period:
+    """What happened since the last line.
+
+    Attributes:
+      detected: Images.
+      batches: Device batches.
+      batch_images: Their rungs, summed.
+      latencies: Images by `latency_bucket`, from event time to publishing.
+      backlog_age_ms: Of the oldest message that was read.
+    """
+
+    detected: int = 0
+    batches: int = 0
+    batch_images: int = 0
+    latencies: Counter[int] = dataclasses.field(default_factory=Counter)
+    backlog_age_ms: float = 0.0
 
 
 class LiveFigures:
@@ -51,41 +64,39 @@ class LiveFigures:
 
     def add_request(self, request: Request, publish_time: float) -> None:
         """Counts what a message asks for; one without images counts as one."""
-        images = len(request.images) + len(request.dead_letters)
+        images = max(len(request.images) + len(request.dead_letters), 1)
         age_ms = max(0.0, time.time() - publish_time) * 1e3
         with self._lock:
-            self._tally.read += max(images, 1)
+            self._tally.read += images
             self._tally.skipped += request.skipped
             self._period.backlog_age_ms = max(self._period.backlog_age_ms, age_ms)
-        _counters["read"].inc(max(images, 1))
-        _counters["skipped"].inc(int(request.skipped))
-        _backlog_age_ms.update(int(age_ms))
+        metrics.count_read(images)
+        metrics.count_skipped(int(request.skipped))
+        metrics.note_backlog_age(age_ms)
+        for letter in request.dead_letters:
+            metrics.count_result(letter)
 
     def add_duplicate(self) -> None:
         """Counts an image that was asked for before."""
         with self._lock:
             self._tally.skipped += 1
-        _counters["skipped"].inc()
+        metrics.count_skipped()
 
     def add_result(self, result: DetectedImage | DeadLetter, now: float) -> None:
         """Counts an answer at the time it is handed to Pub/Sub."""
         if isinstance(result, DeadLetter):
             with self._lock:
                 self._tally.add_dead(result)
-                self._period.dead += 1
-            _counters["dead"].inc()
             return
         latency_ms = max(0.0, now - result.ref.event_time) * 1e3 if result.ref.event_time else result.timing.latency * 1e3
         with self._lock:
             self._tally.add_detected(result, self._samples)
             self._period.detected += 1
-            self._period.latencies[_bucket(latency_ms)] += 1
+            self._period.latencies[latency_bucket(latency_ms)] += 1
             if result.timing.led_batch:
-                self._period.batches.append(result.timing.led_batch)
-        _counters["detected"].inc()
-        _latency_ms.update(int(latency_ms))
-        if result.timing.led_batch:
-            _batch_size.update(result.timing.led_batch)
+                self._period.batches += 1
+                self._period.batch_images += result.timing.led_batch
+        metrics.note_latency(latency_ms)
 
     def tally(self) -> Tally:
         """Everything counted so far."""
@@ -100,44 +111,6 @@ class LiveFigures:
         text = f"{total} images, {period.detected / max(seconds, 1e-9):.1f} images/s"
         if period.detected:
             shown = percentiles_ms(period.latencies)
-            fill = sum(period.batches) / max(len(period.batches), 1)
+            fill = period.batch_images / max(period.batches, 1)
             text += f", batches of {fill:.1f}, latency p50 {shown['p50']:.0f} ms p99 {shown['p99']:.0f} ms"
         return f"{text}, backlog age {period.backlog_age_ms / 1e3:.1f} s, {dead} dead, {skipped} skipped"
-
-
-class _Period:
-    """What happened since the last line."""
-
-    def __init__(self) -> None:
-        self.detected = 0
-        self.dead = 0
-        self.backlog_age_ms = 0.0
-        self.latencies: Counter[int] = Counter()
-        self.batches: list[int] = []
-
-
-class LiveLines:
-    """Prints a line every ten seconds until left; use as a context manager around a run."""
-
-    def __init__(self, figures: LiveFigures):
-        self._figures = figures
-        self._left = threading.Event()
-        self._thread = threading.Thread(target=self._print, name="live", daemon=True)
-
-    def __enter__(self) -> LiveLines:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._left.set()
-        self._thread.join()
-
-    def _print(self) -> None:
-        started = time.monotonic()
-        while not self._left.wait(_LINE_SECONDS):
-            line = self._figures.line(_LINE_SECONDS)
-            print(f"{time.monotonic() - started:6.0f} s  {line}", file=sys.stderr, flush=True)
-
-
-def _bucket(milliseconds: float) -> int:
-    return math.ceil(math.log(max(milliseconds, 1e-3), 1.1))

@@ -17,7 +17,7 @@ import apache_beam as beam
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from pipeline.config import ReadConfig
-from pipeline.figures.sampling import sample_rank
+from pipeline.figures.samples import identity_hash
 from pipeline.read.read_images import ReadAhead
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, row_bytes
 from pipeline.stream.answers import Answers, shared_answers
@@ -171,7 +171,7 @@ class ArchiveRows(beam.PTransform):
 
     def _to_line(self, record: Any) -> TimestampedValue:
         line = row_bytes(self.to_row(record)) + b"\n"
-        return TimestampedValue((sample_rank(record.ref.identity) % self.shards, line), time.time())
+        return TimestampedValue((identity_hash(record.ref.identity) % self.shards, line), time.time())
 
     def _write(self, shard_and_lines: tuple[int, Iterable[bytes]], window: Any = beam.DoFn.WindowParam) -> str:
         shard, lines = shard_and_lines

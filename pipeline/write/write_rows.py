@@ -22,7 +22,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import WriteConfig
 from pipeline.errors import OutputError
-from pipeline.figures.sampling import sample_rank
+from pipeline.figures.samples import identity_hash
 from pipeline.figures.summary import TALLY, Tally, merge_tallies
 from pipeline.records import DeadLetter, DetectedImage, row_bytes
 from pipeline.storage.globs import escape_glob
@@ -83,7 +83,7 @@ class _Spool(beam.DoFn):
         else:
             self._tally.add_dead(record)
         line = row_bytes(settings.to_row(record)) + b"\n"
-        shard = shard_names(settings.kind, settings.shards)[sample_rank(record.ref.identity) % settings.shards]
+        shard = shard_names(settings.kind, settings.shards)[identity_hash(record.ref.identity) % settings.shards]
         if shard not in self._spools:
             path = f"{settings.staging}/spool/{uuid.uuid4().hex}"
             self._spools[shard] = (path, FileSystems.create(path, compression_type=_TEXT))

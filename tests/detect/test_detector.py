@@ -9,8 +9,7 @@ import pytest
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector, shared_detector
 from pipeline.errors import ModelError
-from pipeline.figures import progress
-from pipeline.figures.sampling import sample_rank
+from pipeline.figures.samples import identity_hash
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
 from tests.tiny_models import bright_box, save_model
 
@@ -34,7 +33,6 @@ def detector(bright_model):
 
 
 def test_each_image_has_its_own_result_in_order_among_broken_ones(detector):
-    before = progress.snapshot()
     images = [bright(f"{n}", box=(10 * n, 0, 10 * n + 200, 240)) for n in range(30)]
     images[7] = EncodedImage(ImageRef("7"), b"")
     images[8] = EncodedImage(ImageRef("8"), b"text")
@@ -49,8 +47,6 @@ def test_each_image_has_its_own_result_in_order_among_broken_ones(detector):
         left = 10 * int(result.ref.uri)
         assert np.abs(result.detections.boxes_xyxy - [left, 0, left + 200, 240]).max() <= 5.01
         assert (result.width, result.height, result.model_name, result.model_version) == (640, 480, "bright", "3")
-    counts = progress.snapshot() - before
-    assert (counts["detected"], counts["dead"]) == (28, 2)
     assert sum(result.timing.led_batch for result in found) >= 28
     assert detector.detect([]) == []
 
@@ -102,7 +98,7 @@ def test_a_class_that_the_model_lacks_is_refused(bright_model):
 
 def test_images_of_the_sample_carry_a_thumbnail(bright_model):
     results = Detector(ModelConfig(path=bright_model), CPU, samples=2).detect([bright(str(n)) for n in range(20)])
-    wanted = sorted((result.ref.identity for result in results), key=sample_rank)[:2]
+    wanted = sorted((result.ref.identity for result in results), key=identity_hash)[:2]
     with_thumbnail = {result.ref.identity for result in results if result.thumbnail}
     assert set(wanted) <= with_thumbnail
     assert len(with_thumbnail) < 20

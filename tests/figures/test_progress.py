@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, plain lines elsewhere, counting only what came since it began."""
+"""The display: a bar on a terminal, plain lines elsewhere, counting only what came since it began."""
 
 import io
 import re
@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from pipeline.figures import progress
+from pipeline.figures import metrics, progress
+from tests.figures.test_metrics import DEAD, DETECTED
 
 
 class Terminal(io.StringIO):
@@ -36,19 +37,43 @@ def test_counts_since_it_began_are_shown(monkeypatch, is_terminal, line):
     terminal = Terminal(is_terminal, line)
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
-    progress.count("listed", 100)  # of an earlier job in this process
+    metrics.count_read(100)  # of an earlier job in this process
     with progress.ProgressDisplay():
-        progress.count("listed", 10)
-        progress.count("dead", 2)
-        progress.count("detected", 7)
+        metrics.count_read(11)
+        metrics.count_skipped()
+        for number in range(9):
+            metrics.count_result(DEAD if number < 2 else DETECTED)
         assert terminal.shown.wait(30)
 
 
-def test_counts_of_many_threads_add_up():
-    before = progress.snapshot()
-    threads = [threading.Thread(target=lambda: [progress.count("detected") for _ in range(500)]) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (progress.snapshot() - before)["detected"] == 4000
+@pytest.mark.parametrize(
+    ("is_terminal", "line"),
+    [(True, r"0/7 .*loading the model"), (False, r"^ *\d+ s  loading the model; 7 images found$")],
+    ids=["bar", "lines"],
+)
+def test_what_a_job_waits_for_is_said_until_an_image_is_done(monkeypatch, is_terminal, line):
+    waiting, working = (
+        Terminal(is_terminal, line),
+        Terminal(is_terminal, r"1/7 .*0 failed|1 of 7 images, \d+\.\d images/s, 0 failed"),
+    )
+    monkeypatch.setattr("sys.stderr", waiting)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
+    progress.note("loading the model")
+    try:
+        with progress.ProgressDisplay():
+            metrics.count_read(7)
+            assert waiting.shown.wait(30)
+            if not is_terminal:
+                monkeypatch.setattr("sys.stderr", working)
+            metrics.count_result(DETECTED)
+            assert (waiting if is_terminal else working).shown.wait(30)
+    finally:
+        progress.note("")
+
+
+def test_a_stream_says_its_own_line_also_on_a_terminal(monkeypatch):
+    terminal = Terminal(True, r"^ *\d+ s  what happened in 0\.01 s$")
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
+    with progress.ProgressDisplay(lambda seconds: f"what happened in {seconds} s"):
+        assert terminal.shown.wait(30)

@@ -7,8 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.figures.sampling import sample_rank
-from pipeline.figures.summary import RunFacts, Tally, merge_tallies, percentiles_ms, summarise, to_json
+from pipeline.figures.buckets import percentiles_ms
+from pipeline.figures.samples import identity_hash
+from pipeline.figures.summary import RunFacts, Tally, merge_tallies, summarise, to_json
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 
 SAMPLES = 3
@@ -79,10 +80,10 @@ def test_counts_are_those_of_the_records(elements):
     tally = tally_of(elements)
     images = [element for element in elements if isinstance(element, DetectedImage)]
     letters = [element for element in elements if isinstance(element, DeadLetter)]
-    assert tally.detected == sum(tally.finished.values()) == len(images)
+    assert tally.detected == sum(tally.finished.counts.values()) == len(images)
     assert sum(tally.dead.values()) == len(letters)
     assert sum(tally.classes.values()) == sum(len(image.detections) for image in images)
-    ranks = sorted(sample_rank(image.ref.identity) for image in images if image.thumbnail)
+    ranks = sorted(identity_hash(image.ref.identity) for image in images if image.thumbnail)
     assert [rank for rank, _ in tally.samples] == ranks[:SAMPLES]
     assert all("payload_base64" not in row for rows in tally.dead_examples.values() for row in rows)
 
@@ -130,6 +131,7 @@ def test_the_summary_has_the_figures_of_the_contract():
         "detections": 4,
         "latency_ms": summary["latency_ms"],
         "throughput": [[0, 1], [1, 1], [2, 1]],
+        "throughput_interval_s": 1,
         "model": {"name": "m", "version": "3", "path": "/m", "batch_ladder": [1, 2]},
         "config": {"detect": {"xla": False}},
         "command": "run",

@@ -1,0 +1,38 @@
+"""Samples, the few images that the report shows: those whose identity has the smallest hash, so that two runs show the same."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import threading
+
+from pipeline.records import name_bytes
+
+
+def identity_hash(identity: str) -> int:
+    """A fixed pseudo-random number of 64 bits for an image; it decides the image's shard, and whether the report shows it."""
+    return int.from_bytes(hashlib.blake2b(name_bytes(identity), digest_size=8).digest(), "big")
+
+
+class Sampler:
+    """Tells, while images pass by in any order, which may still belong to the `size` smallest hashes; thread-safe.
+
+    Of n images it picks about `size * ln(n / size)` too many, and never one too few.
+    """
+
+    def __init__(self, size: int):
+        self._size = size
+        self._smallest: list[int] = []  # a heap of negated hashes: its top is the largest of the smallest
+        self._lock = threading.Lock()
+
+    def wants(self, identity: str) -> bool:
+        """Whether this image is among the smallest hashes seen so far."""
+        number = identity_hash(identity)
+        with self._lock:
+            if len(self._smallest) < self._size:
+                heapq.heappush(self._smallest, -number)
+                return True
+            if self._size and number < -self._smallest[0]:
+                heapq.heapreplace(self._smallest, -number)
+                return True
+            return False
