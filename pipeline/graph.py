@@ -16,11 +16,12 @@ from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
 from pipeline.read.read_images import ReadImages
 from pipeline.records import dead_letter_row, detection_row
+from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import MessageLimits
 from pipeline.stream.pubsub import ReadMessages, ReadNative
 from pipeline.stream.steps import ArchiveRows, ParseMessages, PublishResults, ReadRequested, Topics
-from pipeline.write.write_rows import DEAD_LETTERS, DETECTIONS, SpoolRows, WriteResults
+from pipeline.write.write_rows import SpoolRows, WriteResults
 
 
 def build(pipeline: beam.Pipeline, config: Config, staging: str) -> None:

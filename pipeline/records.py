@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
 from typing import Any
 
@@ -183,21 +184,21 @@ def dead_letter_row(letter: DeadLetter) -> dict[str, Any]:
     return row
 
 
-def row_bytes(row: Any) -> bytes:
+def row_bytes(row: Any, indent: int | None = None) -> bytes:
     r"""A row as the one line of UTF-8 JSON that stands in files and messages alike, without an end of line.
 
-    Whatever stands in the row, this is JSON and nothing is lost but what JSON cannot say: a number that is infinite or none is
-    `null` (as `JSON.stringify` has it), and what is no Unicode in a name (half a surrogate pair, which is also how Python holds
-    the bytes of a file name that are no UTF-8) is escaped, so that readers get the same name back.
+    (Several lines with `indent`.) Whatever stands in the row, this is JSON, and nothing is lost but what JSON cannot say: a
+    number that is infinite or none is `null` (as `JSON.stringify` has it), and what is no Unicode in a name (half a surrogate
+    pair, which is also how Python holds the bytes of a file name that are no UTF-8) is escaped, so readers get the same name.
 
     >>> row_bytes({"uri": "\udc80.jpg", "score": float("nan")})
     b'{"uri": "\\udc80.jpg", "score": null}'
     """
     try:
-        text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False, indent=indent)
     except ValueError:
         finite = json.loads(json.dumps(row), parse_constant=lambda _: None)
-        text = json.dumps(finite, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(finite, ensure_ascii=False, allow_nan=False, indent=indent)
     return text.encode("utf-8", "backslashreplace")  # "\udc80" is JSON's own escape for what it replaces
 
 
@@ -208,6 +209,11 @@ def name_bytes(name: str) -> bytes:
     b'\xed\xb2\x80.jpg'
     """
     return name.encode("utf-8", "surrogatepass")
+
+
+def identity_hash(identity: str) -> int:
+    """A fixed pseudo-random number of 64 bits for an image; it decides the image's shard, and whether the report shows it."""
+    return int.from_bytes(hashlib.blake2b(name_bytes(identity), digest_size=8).digest(), "big")
 
 
 def identity_bytes(ref: ImageRef) -> bytes:

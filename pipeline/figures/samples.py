@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import threading
 
-from pipeline.records import name_bytes
-
-
-def identity_hash(identity: str) -> int:
-    """A fixed pseudo-random number of 64 bits for an image; it decides the image's shard, and whether the report shows it."""
-    return int.from_bytes(hashlib.blake2b(name_bytes(identity), digest_size=8).digest(), "big")
+from pipeline.records import identity_hash
 
 
 class Sampler:

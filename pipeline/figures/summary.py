@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.figures.buckets import Intervals, latency_bucket, percentiles_ms
 from pipeline.figures.metrics import STAGES
-from pipeline.figures.samples import identity_hash
-from pipeline.records import DeadLetter, DetectedImage, dead_letter_row
+from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, identity_hash, row_bytes
 
 _EXAMPLES = 20  # dead letters kept for the report, for each reason
 TALLY = ""  # the key of tallies, where they travel among the names of shards
@@ -161,7 +159,7 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
 
 def to_json(summary: Mapping[str, Any]) -> bytes:
     """summary.json's bytes."""
-    return json.dumps(summary, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    return row_bytes(summary, indent=2) + b"\n"
 
 
 def _smallest(samples: list[tuple[int, DetectedImage]], size: int) -> list[tuple[int, DetectedImage]]:

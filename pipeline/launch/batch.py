@@ -32,7 +32,9 @@ from pipeline.launch.prism import prism_where_wanted
 from pipeline.read.list_images import check_inputs, is_manifest, is_tfrecord, list_images
 from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
-from pipeline.write.write_rows import STAGING, check_output, read_tally, remove_staging, write_file
+from pipeline.storage.files import write_file
+from pipeline.storage.results import STAGING, check_output, remove_staging
+from pipeline.write.write_rows import read_tally
 
 LOCAL_RUNNERS = ("DirectRunner", "PrismRunner")
 DONE, FAILED = 0, 1

@@ -36,10 +36,10 @@ from pipeline.launch.batch import (
     raise_user_error_within,
 )
 from pipeline.launch.prism import prism_binary, prism_where_wanted
+from pipeline.storage.results import check_output
 from pipeline.stream.check_pubsub import check_subscription, check_topic
 from pipeline.stream.intake import stop_event
 from pipeline.stream.live import live_figures
-from pipeline.write.write_rows import check_output
 
 _WITHOUT_ARCHIVE = "out/streaming"
 _CHECKPOINTED = ("FlinkRunner", "PortableRunner")

@@ -14,7 +14,8 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import InputError
 from pipeline.records import ImageRef
-from pipeline.storage.globs import expand_pattern, is_folder, is_result
+from pipeline.storage.globs import expand_pattern, is_folder
+from pipeline.storage.results import is_result
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
 _TFRECORD = re.compile(r"\.tfrecords?(\b|$)|\.tfrecord-\d", re.IGNORECASE)

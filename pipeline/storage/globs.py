@@ -24,19 +24,6 @@ def is_below(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip("/") + "/")
 
 
-def is_result(path: str, output: str) -> bool:
-    """Whether a file is a result of a run into `output`, finished or not; images that lie there are input like any other."""
-    if not is_below(path, output):
-        return False
-    if "://" not in path:
-        path, output = os.path.abspath(path), os.path.abspath(output)
-    below = path[len(output.rstrip("/")) + 1 :]
-    return below.startswith(_RESULTS)
-
-
-_RESULTS = ("detections/", "dead_letters/", "coco/", "samples/", "summary.json", "report.html", ".staging-")
-
-
 def expand_pattern(pattern: str) -> list[str]:
     """The patterns of Beam's file systems that together mean what a user means.
 

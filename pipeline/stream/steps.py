@@ -17,14 +17,14 @@ import apache_beam as beam
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from pipeline.config import ReadConfig
-from pipeline.figures.samples import identity_hash
 from pipeline.read.read_images import ReadAhead
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, row_bytes
+from pipeline.storage.files import write_file
+from pipeline.storage.results import archive_name, shard_of
 from pipeline.stream.answers import Answers, shared_answers
 from pipeline.stream.live import live_figures
 from pipeline.stream.messages import Message, MessageLimits, dead_letter_message, detection_message, parse_message
 from pipeline.stream.pubsub import Publishing
-from pipeline.write.write_rows import write_file
 
 _OVERDUE_SECONDS = 0.25
 
@@ -171,12 +171,12 @@ class ArchiveRows(beam.PTransform):
 
     def _to_line(self, record: Any) -> TimestampedValue:
         line = row_bytes(self.to_row(record)) + b"\n"
-        return TimestampedValue((identity_hash(record.ref.identity) % self.shards, line), time.time())
+        return TimestampedValue((shard_of(record.ref, self.shards), line), time.time())
 
     def _write(self, shard_and_lines: tuple[int, Iterable[bytes]], window: Any = beam.DoFn.WindowParam) -> str:
         shard, lines = shard_and_lines
         start = datetime.datetime.fromtimestamp(float(window.start), datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-        path = f"{self.folder}/{self.kind}/{self.kind}-{start}-{self.job}-{shard:05d}-of-{self.shards:05d}.jsonl"
+        path = f"{self.folder}/{archive_name(self.kind, start, self.job, shard, self.shards)}"
         write_file(path, b"".join(sorted(lines)))
         return path
 

@@ -11,9 +11,9 @@ from typing import Any
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import InputError
-from pipeline.write.write_rows import read_lines
-
-_RESULTS, _IMAGES = "coco/results.json", "coco/images.json"
+from pipeline.records import row_bytes
+from pipeline.storage.files import create, read_lines
+from pipeline.storage.results import COCO_IMAGES, COCO_RESULTS
 
 
 def write_coco(shards: Sequence[str], staging: str, ground_truth: str | None) -> Iterator[tuple[str, str]]:
@@ -38,8 +38,8 @@ def write_coco(shards: Sequence[str], staging: str, ground_truth: str | None) ->
     lines = heapq.merge(*(read_lines(shard) for shard in shards))  # as text they are sorted; their URIs need not be
     rows = map(json.loads, lines)
     with (
-        FileSystems.create(f"{staging}/{_RESULTS}", compression_type="uncompressed") as results,
-        FileSystems.create(f"{staging}/{_IMAGES}", compression_type="uncompressed") as images,
+        create(f"{staging}/{COCO_RESULTS}") as results,
+        create(f"{staging}/{COCO_IMAGES}") as images,
     ):
         results.write(b"[")
         images.write(b'{"images": [')
@@ -56,19 +56,19 @@ def write_coco(shards: Sequence[str], staging: str, ground_truth: str | None) ->
                 "width": row["image"]["width"],
                 "height": row["image"]["height"],
             }
-            images.write(comma_images + json.dumps(image).encode())
+            images.write(comma_images + row_bytes(image))
             comma_images = b",\n"
             for found in row["detections"]:
                 category = category_ids.get(found["class_name"]) if ground_truth else found["class_id"] + 1
                 if category is not None:
                     categories[category] = found["class_name"]
-                    results.write(comma_results + json.dumps(_result(image_id, category, found)).encode())
+                    results.write(comma_results + row_bytes(_result(image_id, category, found)))
                     comma_results = b",\n"
         results.write(b"]\n")
         named = [{"id": number, "name": categories[number]} for number in sorted(categories)]
-        images.write(b'],\n"annotations": [], "categories": ' + json.dumps(named).encode() + b"}\n")
-    yield f"{staging}/{_RESULTS}", _RESULTS
-    yield f"{staging}/{_IMAGES}", _IMAGES
+        images.write(b'],\n"annotations": [], "categories": ' + row_bytes(named) + b"}\n")
+    yield f"{staging}/{COCO_RESULTS}", COCO_RESULTS
+    yield f"{staging}/{COCO_IMAGES}", COCO_IMAGES
 
 
 def _result(image_id: int, category_id: int, found: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from apache_beam.io.filesystems import FileSystems
+
+from pipeline.storage.files import create
 
 _IMAGE = pa.struct([("uri", pa.string()), ("generation", pa.string()), ("width", pa.int32()), ("height", pa.int32())])
 _MODEL = pa.struct([("name", pa.string()), ("version", pa.string())])
@@ -22,7 +23,7 @@ _ROWS_AT_ONCE = 2000
 def write_parquet(lines: Sequence[bytes], path: str) -> None:
     """Writes JSON rows of detections as a Parquet file, a few thousand rows in memory at a time."""
     with (
-        FileSystems.create(path, compression_type="uncompressed") as file,
+        create(path) as file,
         pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer,
     ):
         for start in range(0, len(lines), _ROWS_AT_ONCE):

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import posixpath
-import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
@@ -21,22 +19,10 @@ from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import WriteConfig
-from pipeline.errors import OutputError
-from pipeline.figures.samples import identity_hash
 from pipeline.figures.summary import TALLY, Tally, merge_tallies
 from pipeline.records import DeadLetter, DetectedImage, row_bytes
-from pipeline.storage.globs import escape_glob
-
-STAGING = ".staging-"
-DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
-_TEXT = "uncompressed"  # Beam would gzip by a file's ending otherwise
-
-
-class StagedFile(NamedTuple):
-    """A complete file in staging and the name it will have."""
-
-    staged: str
-    final: str
+from pipeline.storage.files import create, read_file, read_lines
+from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, StagedFile, publish, shard_names, shard_of
 
 
 @dataclasses.dataclass
@@ -83,10 +69,10 @@ class _Spool(beam.DoFn):
         else:
             self._tally.add_dead(record)
         line = row_bytes(settings.to_row(record)) + b"\n"
-        shard = shard_names(settings.kind, settings.shards)[identity_hash(record.ref.identity) % settings.shards]
+        shard = shard_names(settings.kind, settings.shards)[shard_of(record.ref, settings.shards)]
         if shard not in self._spools:
             path = f"{settings.staging}/spool/{uuid.uuid4().hex}"
-            self._spools[shard] = (path, FileSystems.create(path, compression_type=_TEXT))
+            self._spools[shard] = (path, create(path))
         self._spools[shard][1].write(line)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
@@ -139,7 +125,7 @@ class WriteResults(beam.PTransform):
 
     def _write_shard(self, shard: str, lines: Sequence[bytes]) -> Iterator[StagedFile]:
         staged = f"{self.staging}/{shard}.jsonl"
-        with FileSystems.create(staged, compression_type=_TEXT) as file:
+        with create(staged) as file:
             for line in lines:
                 file.write(line)
         yield StagedFile(staged, shard + ".jsonl")
@@ -157,7 +143,7 @@ class WriteResults(beam.PTransform):
         tally = merge_tallies(tallies, self.samples)
         if tally.read:  # the results of an earlier run outlive one that found no input
             publish(self.output, [*files, *self._missing_files(files)])
-        with FileSystems.create(f"{self.staging}/tally", compression_type=_TEXT) as file:
+        with create(f"{self.staging}/tally") as file:
             file.write(pickle.dumps(tally))
 
     def _missing_files(self, files: Sequence[StagedFile]) -> Iterator[StagedFile]:
@@ -179,100 +165,5 @@ def read_tally(staging: str) -> Tally | None:
     path = f"{staging}/tally"
     if not FileSystems.exists(path):
         return None
-    with FileSystems.open(path, compression_type=_TEXT) as file:
-        tally: Tally = pickle.loads(file.read())  # noqa: S301  written by this very job
+    tally: Tally = pickle.loads(read_file(path))  # noqa: S301  written by this very job
     return tally
-
-
-def shard_names(kind: str, shards: int) -> list[str]:
-    """The names of all files of a kind, without their ending."""
-    return [f"{kind}/{kind}-{shard:05d}-of-{shards:05d}" for shard in range(shards)]
-
-
-def publish(output: str, staged: Sequence[StagedFile]) -> int:
-    """Moves staged files under `output`; files of an earlier run of a batch job that are not among them go."""
-    final = {f"{output}/{file.final}": file.staged for file in staged}
-    for folder in sorted({posixpath.dirname(path) for path in final}):
-        _make_folder(folder)
-        old = [entry.path for match in FileSystems.match([f"{escape_glob(folder)}/*"]) for entry in match.metadata_list]
-        stale = [path for path in old if _SHARD_NAME.search(path) and path not in final]
-        if stale:
-            FileSystems.delete([escape_glob(path) for path in stale])
-    FileSystems.rename(list(final.values()), list(final))
-    return len(final)
-
-
-_SHARD_NAME = re.compile(r"/(detections|dead_letters)-\d{5}-of-\d{5}\.(jsonl|parquet)$|/coco/(results|images)\.json$")
-
-
-def check_output(output: str, write: bool = True) -> None:
-    """Makes sure that results can be written; without `write` only as far as that can be told without writing.
-
-    Raises:
-      OutputError: They cannot.
-    """
-    probe = f"{output}/{STAGING}probe"
-    try:
-        if not write:
-            FileSystems.match([f"{escape_glob(output)}/*"], limits=[1])
-            _check_local_folder(output)
-            return
-        _make_folder(output)
-        with FileSystems.create(probe, compression_type=_TEXT) as file:
-            file.write(b"probe")
-        FileSystems.delete([escape_glob(probe)])
-    except OutputError:
-        raise
-    except Exception as err:
-        raise OutputError(
-            f"output {output}: expected a folder that can be written, but: {' '.join(str(err).split())[:300]}"
-        ) from err
-
-
-def write_file(path: str, content: bytes) -> None:
-    """Writes a whole file: under its final name there is all of it or nothing."""
-    folder, name = posixpath.split(path)
-    _make_folder(folder)
-    staged = f"{folder}/{STAGING}{name}"
-    with FileSystems.create(staged, compression_type=_TEXT) as file:
-        file.write(content)
-    FileSystems.rename([staged], [path])
-
-
-def remove_staging(output: str) -> None:
-    """Removes the staging folders of this and earlier runs."""
-    if "://" not in output:
-        import glob
-        import shutil
-
-        for folder in glob.glob(glob.escape(output) + f"/{STAGING}*"):
-            shutil.rmtree(folder, ignore_errors=True)
-        return
-    left = [entry.path for match in FileSystems.match([f"{escape_glob(output)}/{STAGING}**"]) for entry in match.metadata_list]
-    if left:
-        FileSystems.delete([escape_glob(path) for path in left])
-
-
-def read_lines(path: str) -> Iterator[bytes]:
-    """The lines of a file, as they are."""
-    with FileSystems.open(path, compression_type=_TEXT) as file:
-        yield from iter(file.readline, b"")
-
-
-def _make_folder(folder: str) -> None:
-    import os
-
-    if "://" not in folder:
-        os.makedirs(folder, exist_ok=True)
-
-
-def _check_local_folder(output: str) -> None:
-    import os
-
-    if "://" in output:
-        return
-    existing = os.path.abspath(output)
-    while not os.path.exists(existing):
-        existing = os.path.dirname(existing)
-    if not (os.path.isdir(existing) and os.access(existing, os.W_OK)):
-        raise OutputError(f"output {output}: expected a folder that can be written, {existing} is none")

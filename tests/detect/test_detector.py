@@ -9,8 +9,7 @@ import pytest
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector, shared_detector
 from pipeline.errors import ModelError
-from pipeline.figures.samples import identity_hash
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
 from tests.tiny_models import bright_box, save_model
 
 CPU = DetectConfig(batch_sizes=(1, 2, 4), streams=2)

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.figures.samples import Sampler, identity_hash
+from pipeline.figures.samples import Sampler
+from pipeline.records import identity_hash
 
 IDENTITIES = st.lists(st.text(), unique=True, max_size=60)
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.figures.buckets import percentiles_ms
-from pipeline.figures.samples import identity_hash
 from pipeline.figures.summary import RunFacts, Tally, merge_tallies, summarise, to_json
-from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing, identity_hash
 
 SAMPLES = 3
 

@@ -13,19 +13,9 @@ from pipeline.config import WriteConfig
 from pipeline.errors import OutputError
 from pipeline.figures.summary import TALLY, Tally
 from pipeline.records import DetectedImage, Detections, ImageRef, detection_row
-from pipeline.write.write_rows import (
-    DEAD_LETTERS,
-    DETECTIONS,
-    STAGING,
-    SpoolRows,
-    StagedFile,
-    WriteResults,
-    check_output,
-    publish,
-    read_tally,
-    remove_staging,
-    write_file,
-)
+from pipeline.storage.files import write_file
+from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, STAGING, StagedFile, check_output, publish, remove_staging
+from pipeline.write.write_rows import SpoolRows, WriteResults, read_tally
 
 NO_DEAD_LETTERS = "dead_letters/dead_letters-00000-of-00001.jsonl"
 NAMES = ["a.jpg", "b.jpg", "ä\udc80.jpg", "<b>.jpg", *(f"{n}.jpg" for n in range(40))]

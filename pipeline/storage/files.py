@@ -1,0 +1,68 @@
+"""Files, local or on object storage, through Beam's file systems: written whole or not at all, read line by line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import posixpath
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from apache_beam.io.filesystems import FileSystems
+
+from pipeline.storage.globs import escape_glob
+
+UNFINISHED = ".staging-"  # begins the name of every file and folder that no reader should look at; so it is hidden as well
+_AS_IT_IS = "uncompressed"  # Beam would gzip by a file's ending otherwise
+
+
+def create(path: str) -> Any:
+    """A new file to write bytes to; a local folder that is missing is made."""
+    return FileSystems.create(path, compression_type=_AS_IT_IS)
+
+
+def write_file(path: str, content: bytes) -> None:
+    """Writes a whole file: under its final name there is all of it or nothing, also while two do so at once."""
+    staged = posixpath.join(
+        posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12]
+    )  # not made of the name, which may be as long as names can be
+    with create(staged) as file:
+        file.write(content)
+    FileSystems.rename([staged], [path])
+
+
+def read_file(path: str) -> bytes:
+    """All bytes of a file."""
+    with FileSystems.open(path, compression_type=_AS_IT_IS) as file:
+        content: bytes = file.read()
+    return content
+
+
+def read_lines(path: str) -> Iterator[bytes]:
+    """The lines of a file, as they are."""
+    # an object's reader has no `peek`, so that its own `readline` would fetch byte by byte
+    with FileSystems.open(path, compression_type=_AS_IT_IS) as file, io.BufferedReader(file, 1 << 18) as lines:
+        yield from lines
+
+
+def list_files(pattern: str) -> list[str]:
+    """The paths that match a pattern of Beam's file systems, sorted."""
+    return sorted(entry.path for match in FileSystems.match([pattern]) for entry in match.metadata_list)
+
+
+def delete_files(paths: Iterable[str]) -> None:
+    """Deletes files by their very names; one that is gone already is no error."""
+    for path in paths:
+        if "://" not in path:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+        elif FileSystems.exists(path):
+            FileSystems.delete([escape_glob(path)])
+
+
+def make_folder(folder: str) -> None:
+    """Makes a local folder; object storage has none."""
+    if "://" not in folder:
+        os.makedirs(folder, exist_ok=True)
