@@ -44,7 +44,9 @@ def build(pipeline: beam.Pipeline, config: Config, staging: str) -> None:
     _ = spooled | "WriteResults" >> WriteResults(config.output, staging, config.write, samples)
 
 
-def build_streaming(pipeline: beam.Pipeline, config: Config, job: str, results: str, local: bool) -> None:
+def build_streaming(
+    pipeline: beam.Pipeline, config: Config, job: str, results: str, *, in_process: bool, native_source: bool = False
+) -> None:
     """Adds a streaming job to a pipeline.
 
     Args:
@@ -52,18 +54,18 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, job: str, results: 
       config: The job.
       job: Names this run: its stop event, its figures, its archive files.
       results: Folder of the archive and the dead letters.
-      local: Whether every step runs in this process; else duplicates are dropped in the runner's durable state.
+      in_process: Whether every step runs in this process; else duplicates are dropped in the runner's durable state.
+      native_source: Whether the runner reads with Beam's own Pub/Sub source; else with the project's puller.
     """
     stream, deadline_s = config.stream, config.stream.answer_deadline_s if config.stream.answer_topic else None
     limits = MessageLimits(stream.allow_uri_prefix, stream.max_message_images, int(stream.max_message_mb * 1e6))
     topics = Topics(config.output, stream.dead_letter_topic, stream.answer_topic)
-    native = config.runner == "DataflowRunner"
     pulled = ReadMessages(config.input[0], job, stream.pull_images, int(stream.pull_mb * 1e6))
 
-    messages = pipeline | "ReadMessages" >> (ReadNative(config.input[0]) if native else pulled)
+    messages = pipeline | "ReadMessages" >> (ReadNative(config.input[0]) if native_source else pulled)
     asked = messages | "ParseMessages" >> ParseMessages(limits, job, deadline_s)
     read = asked.images | "ReadImages" >> ReadRequested(config.read)
-    if local:
+    if in_process:
         new, repeats = read.images | "DropDuplicates" >> DropDuplicates(job, stream.deduplicate_s)
         _ = repeats | "PublishRepeats" >> PublishResults(topics, job, deadline_s)
     else:

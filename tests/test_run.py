@@ -45,7 +45,7 @@ def test_beams_timeout_does_not_end_a_portable_job(flags, seconds):
     """It bounds the streams that a client follows its job by: with Beam's default a job on Prism fails after 300 s."""
     from apache_beam.options.pipeline_options import PortableOptions
 
-    from pipeline.launch.batch import beam_options
+    from pipeline.launch.options import beam_options
 
     options = beam_options(Config(input=("a.jpg",), output="out", runner="PrismRunner"), flags)
     assert options.view_as(PortableOptions).job_server_timeout == seconds
@@ -57,7 +57,7 @@ def test_local_workers_do_not_wait_long_at_the_end_of_a_bundle():
     from apache_beam.runners.worker.statesampler import StateSampler
     from apache_beam.utils.counters import CounterFactory
 
-    from pipeline.launch.batch import end_bundles_promptly
+    from pipeline.launch.options import end_bundles_promptly
 
     end_bundles_promptly()
     assert StateSampler("a bundle", CounterFactory()).sampling_period_ms == 20

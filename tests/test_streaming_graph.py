@@ -18,15 +18,14 @@ BEAMS_OWN = re.compile(
 BEAMS_COMPOSITES = ("DetectObjects/RunInference/", "DropDuplicates/Deduplicate/")
 
 
-def build(local: bool, runner: str = "PrismRunner") -> beam.Pipeline:
+def build(in_process: bool, native_source: bool = False) -> beam.Pipeline:
     flags = {
         "input": ["projects/test-project/subscriptions/images"],
         "output": "projects/test-project/topics/detections",
-        "runner": runner,
     }
     config = load_config("configs/streaming_pubsub_prism.yaml", {**flags, "stream.archive": "out"})
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    graph.build_streaming(pipeline, config, "job", "out", local)
+    graph.build_streaming(pipeline, config, "job", "out", in_process=in_process, native_source=native_source)
     return pipeline
 
 
@@ -50,21 +49,21 @@ def own(labels: object) -> list[str]:
 
 def test_steps_keep_their_names():
     """A running job is updated by them; where a change is meant, write the file anew."""
-    assert own(steps_of(build(local=True))) == GOLDEN.read_text().split()
+    assert own(steps_of(build(in_process=True))) == GOLDEN.read_text().split()
 
 
-@pytest.mark.parametrize("local", [True, False])
-def test_each_step_is_named_by_us(local):
+@pytest.mark.parametrize("in_process", [True, False])
+def test_each_step_is_named_by_us(in_process):
     """A default label holds a function's or a DoFn's name, or a file and line, and changes with it."""
     defaults = [
-        label for label in own(steps_of(build(local))) if re.search(r"\(|lambda", label) and not label.endswith("(_part)")
+        label for label in own(steps_of(build(in_process))) if re.search(r"\(|lambda", label) and not label.endswith("(_part)")
     ]
     assert defaults == []
 
 
 def test_nothing_but_plain_steps_lies_between_reading_and_publishing():
     """A flatten, a shuffle or a side input would part them, and messages would be acknowledged before they are answered."""
-    steps = steps_of(build(local=True))
+    steps = steps_of(build(in_process=True))
     publishing = [label for label in steps if re.fullmatch(r"Publish\w+/Publish", label)]
     assert len(publishing) == 5
     for label in publishing:
@@ -78,7 +77,7 @@ def test_nothing_but_plain_steps_lies_between_reading_and_publishing():
 
 
 def test_service_runners_read_and_deduplicate_with_their_own_means():
-    labels = steps_of(build(local=False, runner="DataflowRunner"))
+    labels = steps_of(build(in_process=False, native_source=True))
     assert "ReadMessages/ReadFromPubSub" in labels
     assert "DropDuplicates/Deduplicate" in labels
     assert "PublishRepeats" not in labels

@@ -29,17 +29,14 @@ _HOW = (
 
 
 @contextlib.contextmanager
-def prism_where_wanted(runner: str, options: Any) -> Iterator[Any]:
-    """Options that lead to a Prism which runs for the length of a block, if that is the runner; else the options as they are."""
-    if runner != "PrismRunner":
-        yield options
-        return
+def prism_serving(options: Any) -> Iterator[None]:
+    """Starts Prism for the length of a block, and leads Beam's options to it, with workers in this process."""
     from apache_beam.options.pipeline_options import PortableOptions
 
     with running_prism(options) as endpoint:
         portable = options.view_as(PortableOptions)
         portable.job_endpoint, portable.environment_type = endpoint, "LOOPBACK"
-        yield options
+        yield
 
 
 @contextlib.contextmanager

@@ -1,0 +1,155 @@
+"""How a job ends, in every mode: summary, report and samples; one line for a failure; exit codes; what signals do."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pipeline import errors
+from pipeline.config import WriteConfig
+from pipeline.errors import UserError
+from pipeline.figures.summary import RunFacts, Tally, summarise, to_json
+from pipeline.report.annotate import annotate
+from pipeline.report.page import render_report
+from pipeline.storage.files import write_file
+
+DONE, FAILED = 0, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """What to make of a job's figures.
+
+    Attributes:
+      results: Folder of its files.
+      write: How many samples go to files and to the report.
+      max_dead_share: The job failed when more of its images than this share did; a stream's never count as its own failure.
+    """
+
+    results: str
+    write: WriteConfig
+    max_dead_share: float = 1.0
+
+    def finish(self, tally: Tally, facts: RunFacts) -> int:
+        """Writes summary, report and samples, says in a few lines how it went, and returns the exit code."""
+        summary = summarise(tally, facts)
+        self._write(summary, tally)
+        self._say(summary)
+        return self._judge(summary["images"])
+
+    def files(self) -> list[str]:
+        """What is written, for a person."""
+        write = self.write
+        optional = (("detections/*.parquet", write.parquet), ("coco/", write.coco), ("samples/", write.samples))
+        always = ["report.html", "summary.json", "detections/*.jsonl", "dead_letters/*.jsonl"]
+        return [*always, *(name for name, wanted in optional if wanted)]
+
+    def _write(self, summary: dict[str, Any], tally: Tally) -> None:
+        samples = [image for _, image in tally.samples]
+        for number, image in enumerate(samples[: self.write.samples], 1):
+            stem = re.sub(r"[^\w.-]+", "_", os.path.splitext(os.path.basename(image.ref.uri))[0])[:80]
+            write_file(f"{self.results}/samples/{number:03d}-{stem}.jpg", annotate(image))
+        examples = [row for rows in tally.dead_examples.values() for row in rows]
+        report = render_report(summary, samples[: self.write.report_samples], examples)
+        write_file(f"{self.results}/report.html", report.encode("utf-8", "backslashreplace"))
+        write_file(f"{self.results}/summary.json", to_json(summary))
+
+    def _say(self, summary: dict[str, Any]) -> None:
+        images = summary["images"]
+        print(
+            f"{images['read']} images read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped; "
+            f"{summary['detections']} objects; {summary['images_per_second']:.1f} images/s in {summary['wall_seconds']:.1f} s "
+            f"after {summary['startup_seconds']:.1f} s of start-up"
+        )
+        for reason, count in summary["dead_by_reason"].items():
+            print(f"  dead: {count} {reason}")
+        print(f"results in {self.results}: {', '.join(self.files())}")
+
+    def _judge(self, images: dict[str, int]) -> int:
+        lost = images["read"] - images["detected"] - images["dead"] - images["skipped"]
+        if lost:
+            print(f"error: {lost} images have no result; this is a defect of the pipeline", file=sys.stderr)
+            return FAILED
+        if images["dead"] > self.max_dead_share * max(images["read"], 1):
+            print(
+                f"error: {images['dead']} of {images['read']} images failed, more than max_dead_share = "
+                f"{self.max_dead_share:g}; see {self.results}/dead_letters",
+                file=sys.stderr,
+            )
+            return FAILED
+        return DONE
+
+
+def failed(err: Exception) -> int:
+    """Says in one line why a job failed; returns the exit code.
+
+    Raises:
+      UserError: It failed for what the user gave it.
+      KeyboardInterrupt: It was stopped.
+    """
+    if isinstance(err, UserError):
+        raise err
+    _raise_as_it_was(err)
+    logging.getLogger(__name__).info("the job failed", exc_info=err)
+    print(f"error: the job failed: {_last_line(err)}", file=sys.stderr)
+    return FAILED
+
+
+def _raise_as_it_was(err: Exception) -> None:
+    """Beam's runners hand an exception back as text; one of ours, and the one of Ctrl-C, is raised again as itself."""
+    if _last_line(err).startswith("KeyboardInterrupt"):
+        raise KeyboardInterrupt from err
+    found = re.findall(r"^pipeline\.errors\.(\w+): (.*?)(?: \[while running .*)?$", str(err), re.MULTILINE)
+    for name, message in found[-1:]:
+        raise getattr(errors, name, UserError)(message) from err
+
+
+def _last_line(err: Exception) -> str:
+    """The line of a runner's error that says what happened."""
+    lines = [line.strip() for line in str(err).splitlines() if re.search(r"\w", line)]
+    return (lines[-1] if lines else type(err).__name__)[:500]
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """While this lasts, SIGTERM stops the job as Ctrl-C does: by a KeyboardInterrupt."""
+
+    def stop(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    with _signals_to(stop):
+        yield
+
+
+@contextlib.contextmanager
+def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
+    """While this lasts, the first SIGTERM or SIGINT calls `end`, and the job finishes what it has; the next ends the process."""
+
+    def stop(_number: int, _frame: Any) -> None:
+        print("stopping: finishing what is in hand", file=sys.stderr, flush=True)
+        end()
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+    with _signals_to(stop):
+        yield
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def _signals_to(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

@@ -1,0 +1,30 @@
+"""Loads the detector of this process, beside whatever else a job needs to start."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from pipeline import graph
+from pipeline.config import Config
+
+
+def load_detector(config: Config) -> Any:
+    """The detector of this process, loaded and warm."""
+    from pipeline.detect.detector import shared_detector
+
+    return shared_detector(config.model, config.detect, graph.samples_kept(config))
+
+
+@contextlib.contextmanager
+def detector_loading(config: Config) -> Iterator[Future[Any]]:
+    """Loads the detector of this process while the block within sets a runner up; its own error comes before what that broke."""
+    with ThreadPoolExecutor(1, "load") as loader:
+        loading = loader.submit(load_detector, config)
+        try:
+            yield loading
+        except Exception:
+            loading.result()
+            raise

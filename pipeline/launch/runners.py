@@ -1,0 +1,161 @@
+"""What each runner can do, in one table; nothing else in the code knows a runner by its name.
+
+A runner is added by one row here and one line in the README's table; a test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from pipeline.errors import ConfigError, RunnerError
+from pipeline.launch import prism
+
+
+def _nothing() -> bool:
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """What a runner needs to be told.
+
+    Attributes:
+      options: Beam options, of which one must be given.
+      example: How to give it, and what it is.
+      instead: Whether the machine itself has it, where no option says it.
+    """
+
+    options: tuple[str, ...]
+    example: str
+    instead: Callable[[], object] = _nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class Runner:
+    """What a runner can do.
+
+    Attributes:
+      name: As the user gives it.
+      acknowledges: When it acknowledges a stream's message: "a message is acknowledged …".
+      in_process: Whether each step runs in the process that launches the job: the model is loaded, images are counted and
+        duplicates are known there. Answers by request need that too, since the images of a request meet in memory.
+      native_source: Whether a stream is read by Beam's own Pub/Sub source; else by the project's splittable puller.
+      no_stream: Why it cannot run a stream; "" where it can.
+      needs: What must be known before it can start.
+      beam_name: The runner's name in Beam.
+      check: Makes sure that what it runs on is there, given Beam's options; raises a `RunnerError` where it is not.
+      served: Keeps what it runs on alive for the length of a block, given Beam's options.
+    """
+
+    name: str
+    acknowledges: str
+    in_process: bool = False
+    native_source: bool = False
+    no_stream: str = ""
+    needs: tuple[Need, ...] = ()
+    beam_name: str = ""
+    check: Callable[[Any], object] = bool
+    served: Callable[[Any], AbstractContextManager[object]] = contextlib.nullcontext
+
+    @property
+    def answers(self) -> bool:
+        """Whether a stream's requests can be answered as a whole."""
+        return self.in_process and not self.no_stream
+
+    @property
+    def guarantee(self) -> str:
+        """What a stream's sender can count on, in a sentence."""
+        return f"a message is acknowledged {self.acknowledges}"
+
+    def make(self) -> Any:
+        """Beam's runner."""
+        from apache_beam.runners.runner import create_runner
+
+        return create_runner(self.beam_name or self.name)
+
+
+def _region_of_gcloud() -> object:
+    """The region that Beam's Dataflow runner takes where none is given: CLOUDSDK_COMPUTE_REGION, or gcloud's configuration."""
+    return runner_named("DataflowRunner").make().get_default_gcp_region()
+
+
+_JOB_SERVER = Need(("job_endpoint",), "--job_endpoint <host>:<port> of a job server")
+
+RUNNERS = (
+    # Beam itself would prefer Prism where it finds it; its in-memory runner is chosen by measurement (BENCHMARKS.md)
+    Runner(
+        "DirectRunner",
+        "before it is answered",
+        in_process=True,
+        no_stream="it acknowledges messages before they are answered; use PrismRunner for streaming on one machine",
+        beam_name="FnApiRunner",
+    ),
+    Runner(
+        "PrismRunner",
+        "when its answers are published",
+        in_process=True,
+        check=prism.prism_binary,
+        served=prism.prism_serving,
+    ),
+    Runner(
+        "FlinkRunner",
+        "at the checkpoint that holds it",
+        needs=(
+            Need(
+                ("job_endpoint",),
+                "--job_endpoint <host>:<port> of a Flink job server, or Java, with which Beam starts its own",
+                lambda: shutil.which("java"),
+            ),
+        ),
+    ),
+    Runner("PortableRunner", "at the checkpoint that holds it", needs=(_JOB_SERVER,)),
+    Runner(
+        "SparkRunner",
+        "never",
+        # https://beam.apache.org/documentation/runners/capability-matrix/: neither of the two works on Spark
+        no_stream="Spark has no bundle finalization and cannot resume an unbounded source; it runs batch jobs only",
+        needs=(_JOB_SERVER,),
+    ),
+    Runner(
+        "DataflowRunner",
+        "when the runner's own state holds it",
+        native_source=True,
+        needs=(
+            Need(("region",), "--region, e.g. europe-west1", _region_of_gcloud),
+            Need(("project",), "--project, the Google Cloud project that pays for it"),
+            Need(("temp_location", "staging_location"), "--temp_location gs://<bucket>/<folder>"),
+        ),
+    ),
+)
+
+
+def runner_named(name: str) -> Runner:
+    """The table's row for a runner.
+
+    Raises:
+      RunnerError: There is none; the message names those that there are.
+    """
+    for runner in RUNNERS:
+        if runner.name == name:
+            return runner
+    *others, last = (runner.name for runner in RUNNERS)
+    raise RunnerError(f"runner {name}: expected {', '.join(others)} or {last}")
+
+
+def check_runner(runner: Runner, options: Any) -> None:
+    """Makes sure that a runner can start a job with these options.
+
+    Raises:
+      ConfigError: An option is missing.
+      RunnerError: What it runs on is not there.
+    """
+    given = options.get_all_options()
+    for need in runner.needs:
+        if not any(given[option] for option in need.options) and not need.instead():
+            raise ConfigError(f"runner {runner.name}: expected {need.example}")
+    runner.check(options)
