@@ -22,6 +22,7 @@ setup(
         "pandas>=2,<2.4",  # Beam's notebook runner breaks with newer ones
         "pillow>=11,<13",
         "pyarrow>=16,<26",
+        "pydantic>=2.11,<3",
         "pyyaml>=6,<7",
         "tqdm>=4.66,<5",
     ],

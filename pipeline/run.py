@@ -1,6 +1,6 @@
 """`python -m pipeline.run`: parses, checks, launches, reports.
 
-Exit code 0: done; 1: the job failed, or too many images did; 2: a wrong command.
+Exit code 0: done; 1: the job failed, or too many images did; 2: a wrong command; 130: stopped by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,12 +14,8 @@ import shlex
 import signal
 import sys
 import time
-import types
-import typing
-from collections.abc import Sequence
-from typing import Any
-
-import yaml
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from pipeline.config import load_config, settings
 from pipeline.errors import ConfigError, UserError
@@ -33,10 +29,11 @@ examples:
       --model gs://bucket/models/yolov4 --score-threshold 0.4 --classes person,dog
   python -m pipeline.run --input photos/ --output out/ --dry-run
 
-Every setting is a key of the config file and a flag; flags win. Lists are given with commas, or by repeating values: --input a b.
+Every setting is a key of the config file and a flag; flags win. Lists are given with commas or by repeating values, --classes a,b
+or --classes a b; file names may hold commas, so for --input only as --input a b.
 Flags that are none of these go to Beam, e.g. --runner DataflowRunner --region europe-west1; unknown ones are errors.
 exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command,
-config, model or place
+config, model or place; 130 stopped by Ctrl-C or SIGTERM before a batch job was done, with nothing published
 """
 
 
@@ -44,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     started_at = time.time() - _process_age()
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = make_parser()
-    flags, beam_flags = parser.parse_known_args(argv)
-    logging.basicConfig(level=logging.INFO if flags.verbose else logging.CRITICAL, format="%(levelname)s %(name)s: %(message)s")
     try:
+        flags, beam_flags = make_parser().parse_known_args(argv)
+        level = logging.INFO if flags.verbose else logging.CRITICAL
+        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
         config = load_config(flags.config, _overrides(flags))
         if not config.output:
             raise ConfigError("no output: expected --output with a folder, local or gs://")
@@ -64,9 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
+class _Parser(argparse.ArgumentParser):
+    """One whose errors are one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see --help")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser: one flag for each setting, taken from the config's own declaration."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m pipeline.run",
         usage="python -m pipeline.run [--config FILE] --input PATTERN [PATTERN ...] --output FOLDER [--model PATH] "
         "[--dry-run] [settings] [Beam flags]",
@@ -75,6 +79,8 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    # argparse takes what begins with a dash for a flag unless this matches it; its own pattern knows neither -1,1 nor -1e-3
+    parser._negative_number_matcher = re.compile(r"-\.?(\d[\w.+-]*|inf|nan)(,.*)?$")
     parser.add_argument("--config", metavar="FILE", help="YAML file with the job's settings; see configs/")
     parser.add_argument(
         "--dry-run",
@@ -83,60 +89,49 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--verbose", action="store_true", help="show Beam's and TensorFlow's logs, and tracebacks")
     groups: dict[str, Any] = {}
-    for key, field, hint in settings():
-        section, _, name = key.rpartition(".")
-        if name == "beam_options":
+    for setting in settings():
+        if setting.key == "beam_options":
             continue
-        if section not in groups:
-            groups[section] = parser.add_argument_group(f"{section or 'job'} settings")
-        flag = "--model" if key == "model.path" else "--" + name.replace("_", "-")
-        shown = "" if field.default in (None, "", (), False) else f" (default: {_show(field.default)})"
-        groups[section].add_argument(
-            flag, **_argument(hint), dest=key, default=argparse.SUPPRESS, help=(field.metadata["help"] + shown).replace("%", "%%")
+        title = f"{setting.key.rpartition('.')[0] or 'job'} settings"
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        shown = "" if setting.default in (None, "", [], False) else f" (default: {_show(setting.default)})"
+        help_text = (setting.help + shown).replace("%", "%%")
+        groups[title].add_argument(
+            setting.flag, **_argument(setting.schema), dest=setting.key, default=argparse.SUPPRESS, help=help_text
         )
     return parser
 
 
-def _argument(hint: Any) -> dict[str, Any]:
-    """How argparse takes a setting of this type; values are checked by the config, not here."""
-    options = [option for option in typing.get_args(hint) if option is not type(None)]
-    if types.NoneType in typing.get_args(hint) and options:
-        return _argument(options[0])
-    if typing.get_origin(hint) is tuple:
-        return {"nargs": "+", "metavar": "VALUE"}
-    if hint is bool:
+def _argument(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """How argparse takes a setting; values are checked by the config, not here."""
+    kind = schema.get("type")
+    if kind == "boolean":
         return {"action": argparse.BooleanOptionalAction}
-    if typing.get_origin(hint) is typing.Literal:
-        return {"metavar": "{" + ",".join(typing.get_args(hint)) + "}"}
-    return {"metavar": {int: "N", float: "X"}.get(hint, "TEXT")}
+    if kind == "array":
+        return {"action": "extend", "nargs": "+", "metavar": "VALUE"}
+    return {"metavar": "{" + ",".join(schema["enum"]) + "}" if "enum" in schema else _METAVARS.get(str(kind), "TEXT")}
+
+
+_METAVARS = {"integer": "N", "number": "X"}
 
 
 def _overrides(flags: argparse.Namespace) -> dict[str, Any]:
-    """Dotted keys to values, as YAML would have read them."""
-    types_of = {key: hint for key, _, hint in settings()}
-    overrides = {key: _value(value, types_of[key]) for key, value in vars(flags).items() if key in types_of}
-    if "input" in overrides:
-        overrides["input"] = flags.input  # file names may hold commas
-    return overrides
+    """Dotted keys to what was given; lists are split at commas but for file names."""
+    given = vars(flags)
+    return {
+        setting.key: _parts(value) if isinstance(value, list) and setting.key != "input" else value
+        for setting in settings()
+        if (value := given.get(setting.key)) is not None
+    }
 
 
-def _value(value: Any, hint: Any) -> Any:
-    if isinstance(value, list):
-        parts = [part.strip() for text in value for part in text.split(",") if part.strip()]
-        return parts if "str" in str(hint) else [_scalar(part) for part in parts]
-    wants_text = hint is str or str in typing.get_args(hint) or "Literal" in str(hint)
-    return _scalar(value) if isinstance(value, str) and not wants_text else value
-
-
-def _scalar(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text  # the config says what it expected instead
+def _parts(texts: Sequence[str]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
 def _show(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _process_age() -> float:

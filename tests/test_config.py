@@ -1,16 +1,22 @@
 """Settings: each checked before anything starts, each error one line that says what to change."""
 
 import dataclasses
-import typing
+import json
+import pickle
+import subprocess
+import sys
 
+import jsonschema
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from pipeline.config import Config, load_config, settings
+from pipeline.config import Config, DetectConfig, ModelConfig, ReadConfig, StreamConfig, WriteConfig, load_config, settings
+from pipeline.config_schema import config_schema
 from pipeline.errors import ConfigError
+from tests.fixtures import REPO
 
 
 @pytest.fixture
@@ -35,7 +41,7 @@ def write_config(tmp_path):
             "detect: {score_treshold: 0.5}", "'detect.score_treshold'; did you mean 'detect.score_threshold'?", id="typo"
         ),
         pytest.param("score_threshold: 0.5", "did you mean 'detect.score_threshold'?", id="key of a section at the top"),
-        pytest.param("xyzzy: 1", "known keys: beam_options, detect.batch_sizes", id="nothing near"),
+        pytest.param("xyzzy: 1", "known keys: allow_empty, beam_options, detect.batch_sizes", id="nothing near"),
         pytest.param("1: 2", "unknown key '1'", id="key that is no text"),
         pytest.param("detect: 5", "detect: expected a section with keys, got 5", id="value for a section"),
         pytest.param("detect: 0", "detect: expected a section with keys, got 0", id="falsy value for a section"),
@@ -60,6 +66,35 @@ def write_config(tmp_path):
         pytest.param("model: {input_hw: [0, 416]}", "model.input_hw: expected a number at least 1, got 0", id="no height"),
         pytest.param("model: {value_range: [0, x]}", "expected a number, got 'x'", id="wrong element"),
         pytest.param("output: 5", "output: expected text, got 5", id="number for text"),
+        pytest.param(
+            "detect: {max_detections: 3000000000}", "expected a number at most 2147483647, got 3000000000", id="beyond 32 bits"
+        ),
+        pytest.param(
+            f"detect: {{max_detections: 0x{'f' * 5000}}}", "expected a number at most 2147483647, got a int too long", id="digits"
+        ),
+        pytest.param("detect: {decode_threads: 9999}", "expected a number between 1 and 1024, got 9999", id="too many threads"),
+        pytest.param("detect: {batch_sizes: [2, 2]}", "expected ascending sizes such as [1, 2, 4, 8], got [2, 2]", id="twice"),
+        pytest.param("model: {value_range: [-.inf, 1]}", "expected a number at least -2147483647, got -inf", id="range from inf"),
+        pytest.param("model: {input_hw: [1, 2, 3]}", "expected 2 values, got [1, 2, 3]", id="three of two"),
+        pytest.param("detect: {classes: [a, 1]}", "detect.classes: expected text, got 1", id="number among names"),
+        pytest.param("detect: {classes: }", "detect.classes: expected text, got None", id="nothing for a list"),
+        pytest.param(
+            "write: {coco_ground_truth: a.json}",
+            "write.coco_ground_truth: expected coco (--coco) with it, since only coco/results.json uses it, got 'a.json'",
+            id="ground truth for nothing",
+        ),
+        pytest.param("detct: {xla: true}", "unknown key 'detct'; did you mean 'detect'?", id="typo of a section"),
+        pytest.param('"a\\nb": 1', "unknown key 'a\\nb'", id="key of two lines"),
+        pytest.param('"\\ud800": 1', "unknown key '\\ud800'", id="key that is no UTF-8"),
+        pytest.param('detect: {"\\ud800": 1}', "unknown key 'detect.\\ud800'", id="key of a section that is no UTF-8"),
+        pytest.param('detect: {precision: "\\ud800"}', "expected 'float32' or 'bfloat16', got", id="choice that is no UTF-8"),
+        pytest.param("detect: {[a]: 1}", "is no YAML", id="key that is a list"),
+        pytest.param("output: 2001-99-99", "is no YAML: month must be in 1..12", id="date that is none"),
+        pytest.param("output: !!bool x", "is no YAML", id="tag that does not fit"),
+        pytest.param("[" * 5000, "is no YAML", id="too deep"),
+        pytest.param("input: &a [*a]", "input: expected text, got [[", id="list within itself"),
+        pytest.param("beam_options: {region: {a: b}}", "beam_options.region: expected text, a number, true or", id="section"),
+        pytest.param("beam_options: {1: b}", "beam_options: expected text, got 1", id="option that is no text"),
         pytest.param("beam_options: [a]", "expected a section with keys, got ['a']", id="list for mapping"),
     ],
 )
@@ -68,7 +103,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(write_config, text, messa
     with pytest.raises(ConfigError) as caught:
         load_config(path, {})
     assert message in str(caught.value)
-    assert path in str(caught.value) or "batch_sizes" in text
+    assert path in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -90,6 +125,90 @@ def test_a_wrong_flag_is_named_as_a_flag():
         load_config(None, {"detect.score_threshold": 2})
 
 
+def test_a_wrong_value_of_the_file_counts_only_where_no_flag_replaces_it(write_config):
+    path = write_config("detect: {score_threshold: high, iou_threshold: high}")
+    with pytest.raises(ConfigError, match=r"detect\.iou_threshold: expected a number, got 'high'"):
+        load_config(path, {"detect.score_threshold": 0.5})
+    path = write_config("detect: {score_threshold: high}")
+    assert load_config(path, {"detect.score_threshold": 0.5}).detect == DetectConfig(score_threshold=0.5)
+
+
+def test_ground_truth_finds_its_use_in_file_or_flag(write_config):
+    path = write_config("write: {coco_ground_truth: a.json}")
+    assert load_config(path, {"write.coco": True}).write == WriteConfig(coco=True, coco_ground_truth="a.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "section", "expected"),
+    [
+        pytest.param("detect: {classes: dog}", "detect", {"classes": ["dog"]}, id="one for a list"),
+        pytest.param("detect: {score_threshold: 1e-3}", "detect", {"score_threshold": 0.001}, id="exponent without a point"),
+        pytest.param("detect: {max_megapixels: 1}", "detect", {"max_megapixels": 1.0}, id="whole number for a number"),
+        pytest.param("detect:", "detect", {}, id="section of nothing"),
+        pytest.param("beam_options:", "beam_options", {}, id="options of nothing"),
+        pytest.param("model: {name: 1e3}", "model", {"name": "1e3"}, id="text stays text"),
+        pytest.param("beam_options: {experiments: [a, 1]}", "beam_options", {"experiments": ["a", 1]}, id="option with a list"),
+    ],
+)
+def test_a_file_may_be_written_as_people_do(write_config, text, section, expected):
+    given = Config().as_dict()[section] | expected
+    assert load_config(write_config(text), {}).as_dict() == Config().as_dict() | {section: given}
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        pytest.param(
+            lambda: DetectConfig(score_threshold=40),
+            "DetectConfig: score_threshold: expected a number between 0.0 and 1.0, got 40",
+        ),
+        pytest.param(
+            lambda: DetectConfig(score_treshold=0.4),
+            "DetectConfig: unknown key 'score_treshold'; did you mean 'score_threshold'?",
+        ),
+        pytest.param(lambda: DetectConfig(classes=[5]), "DetectConfig: classes: expected text, got 5"),
+        pytest.param(lambda: DetectConfig(xla=1), "DetectConfig: xla: expected true or false, got 1"),
+        pytest.param(
+            lambda: dataclasses.replace(DetectConfig(), batch_sizes=(2, 1)),
+            "DetectConfig: batch_sizes: expected ascending sizes such as [1, 2, 4, 8], got (2, 1)",
+        ),
+        pytest.param(
+            lambda: Config(detect={"iou_threshold": "x"}), "Config: detect.iou_threshold: expected a number, got 'x'", id="nested"
+        ),
+        pytest.param(lambda: Config(model=DetectConfig()), "Config: model: expected a section with keys, got DetectConfig("),
+        pytest.param(
+            lambda: WriteConfig(coco_ground_truth="a"),
+            "WriteConfig: coco_ground_truth: expected coco (--coco) with it, since only coco/results.json uses it, got 'a'",
+        ),
+    ],
+)
+def test_a_config_made_in_code_is_checked_like_a_file(made, message):
+    with pytest.raises(ConfigError) as caught:
+        made()
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_lists_given_in_code_become_tuples():
+    assert DetectConfig(classes=["dog"], batch_sizes=[1, 2]) == DetectConfig(classes=("dog",), batch_sizes=(1, 2))
+    assert ModelConfig(class_names=["a", "b"], input_hw=[4, 5]) == ModelConfig(class_names=("a", "b"), input_hw=(4, 5))
+
+
+def test_a_transform_checks_its_settings_like_a_file():
+    from pipeline import DetectObjects
+
+    transform = DetectObjects(ModelConfig(class_names=["a"]), classes=["a"], batch_sizes=[1, 2])
+    assert transform._detect == DetectConfig(classes=("a",), batch_sizes=(1, 2))
+    assert isinstance(hash((transform._model, transform._detect)), int)
+    with pytest.raises(ConfigError, match=r"^DetectConfig: score_threshold: expected a number between 0\.0 and 1\.0, got 40$"):
+        DetectObjects(score_threshold=40)
+
+
+@pytest.mark.parametrize("made", [ModelConfig, DetectConfig, ReadConfig, WriteConfig, StreamConfig, Config])
+def test_a_config_survives_a_pickle(made):
+    assert pickle.loads(pickle.dumps(made())) == made()
+
+
 def test_a_config_is_hashable_but_for_beam_options_and_cannot_change():
     config = load_config(None, {})
     assert hash(config.model) == hash(Config().model)
@@ -102,31 +221,31 @@ def test_every_setting_has_help_a_default_of_its_own_type_and_a_name_of_its_own(
     found = settings()
     names = [key.rpartition(".")[2] for key, _, _ in found]
     assert len(set(names)) == len(names)
-    for key, field, _ in found:
-        assert field.metadata["help"], key
-        assert "\n" not in field.metadata["help"]
+    for setting in found:
+        assert setting.help, setting.key
+        assert "\n" not in setting.help
 
 
-def values_of(hint, field):
-    """Values that a setting of this type may have in YAML."""
-    options, origin = typing.get_args(hint), typing.get_origin(hint)
-    if type(None) in options:
-        return st.none() | values_of(next(option for option in options if option is not type(None)), field)
-    low, high = field.metadata.get("low", -1000), field.metadata.get("high", 1000)
-    if origin is typing.Literal:
-        return st.sampled_from(options)
-    if origin is tuple and Ellipsis in options:
-        return st.lists(values_of(options[0], field), max_size=3, unique=True).map(sorted)
-    if origin is tuple:
-        return st.tuples(*(values_of(option, field) for option in options)).map(list)
-    if hint is bool:
-        return st.booleans()
-    if hint is str:
-        return st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=9)
-    if hint is int:
-        return st.integers(int(-(-low // 1)), int(high))
-    if hint is float:
-        return st.floats(low, high)
+def values_of(schema):
+    """Values that a setting of this JSON Schema may have in YAML."""
+    if "anyOf" in schema:
+        return st.none() | values_of({key: part for key, part in schema.items() if key != "anyOf"})
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    low, high = max(schema.get("minimum", -1000), -1000), min(schema.get("maximum", 1000), 1000)
+    match schema["type"]:
+        case "array" if "items" in schema:
+            return st.lists(values_of(schema["items"]), max_size=3, unique=True).map(sorted)
+        case "array":
+            return st.tuples(*map(values_of, schema["prefixItems"])).map(list)
+        case "boolean":
+            return st.booleans()
+        case "string":
+            return st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=9)
+        case "integer":
+            return st.integers(low, high)
+        case "number":
+            return st.floats(low, high)
     return st.dictionaries(st.sampled_from(["region", "project"]), st.integers() | st.booleans(), max_size=2)
 
 
@@ -134,9 +253,12 @@ def values_of(hint, field):
 def trees(draw):
     """Some settings with allowed values, nested as in a file."""
     tree = {}
-    for key, field, hint in draw(st.lists(st.sampled_from(settings()), unique_by=lambda setting: setting[0], max_size=12)):
-        section, _, name = key.rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[name] = draw(values_of(hint, field))
+    for setting in draw(st.lists(st.sampled_from(settings()), unique_by=lambda setting: setting.key, max_size=12)):
+        section, _, name = setting.key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = draw(values_of(setting.schema))
+    write = tree.get("write", {})
+    if write.get("coco_ground_truth") is not None:
+        write["coco"] = True
     return tree
 
 
@@ -151,3 +273,40 @@ def test_a_config_written_out_and_read_again_is_the_same(tmp_path_factory, tree)
         assert written == values or (isinstance(values, dict) and {key: written[key] for key in values} == values)
     path.write_text(yaml.safe_dump(config.as_dict(), allow_unicode=True), encoding="utf-8")
     assert load_config(str(path), {}) == config
+
+
+SCHEMA = jsonschema.Draft202012Validator(config_schema())
+
+
+@pytest.mark.parametrize("path", sorted((REPO / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_example_configs_fit_the_schema_of_editors(path):
+    SCHEMA.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("tree", "where"),
+    [
+        pytest.param({"inputs": ["a"]}, [], id="unknown key"),
+        pytest.param({"detect": {"score_threshold": 1.5}}, ["detect", "score_threshold"], id="out of bounds"),
+        pytest.param({"detect": {"precision": "int8"}}, ["detect", "precision"], id="choice"),
+        pytest.param({"model": {"input_hw": [416]}}, ["model", "input_hw"], id="one of two"),
+        pytest.param({"beam_options": {"a": {"b": 1}}}, ["beam_options", "a"], id="section for an option"),
+    ],
+)
+def test_the_schema_of_editors_points_at_mistakes(tree, where):
+    (error,) = SCHEMA.iter_errors(tree)
+    assert list(error.absolute_path) == where
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(trees())
+def test_what_is_a_config_fits_the_schema_of_editors(tree):
+    SCHEMA.validate(tree)
+
+
+def test_the_schema_is_written_with_the_help_of_each_setting():
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.config_schema"], cwd=REPO, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout) == config_schema()
+    assert all(json.dumps(setting.help)[1:-1] in done.stdout for setting in settings())

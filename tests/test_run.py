@@ -1,5 +1,6 @@
 """The command line: every setting is a flag, and every mistake is one line and exit code 2, before TensorFlow is imported."""
 
+import functools
 import json
 import re
 import subprocess
@@ -9,13 +10,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.config import Config, settings
+from pipeline.config import Config, load_config, settings
 from pipeline.run import _overrides, make_parser
 from tests.fixtures import REPO
 
 
-def overrides(*argv):
-    return _overrides(make_parser().parse_known_args(argv)[0])
+def leaves(config):
+    """Dotted key to value."""
+    return {setting.key: functools.reduce(dict.__getitem__, setting.key.split("."), config.as_dict()) for setting in settings()}
+
+
+def changed(*argv):
+    """The settings that a command line changes, and to what."""
+    defaults = leaves(Config())
+    now = leaves(load_config(None, _overrides(make_parser().parse_known_args(argv)[0])))
+    return {key: value for key, value in now.items() if value != defaults[key]}
 
 
 @pytest.mark.parametrize(
@@ -28,16 +37,23 @@ def overrides(*argv):
         pytest.param(["--batch-sizes", "1,2", "4"], {"detect.batch_sizes": [1, 2, 4]}, id="numbers"),
         pytest.param(["--value-range", "-1", "1"], {"model.value_range": [-1, 1]}, id="negative numbers"),
         pytest.param(["--value-range=-1,1"], {"model.value_range": [-1, 1]}, id="negative numbers with a comma"),
+        pytest.param(["--value-range", "-1,1"], {"model.value_range": [-1, 1]}, id="negative numbers after a space"),
+        pytest.param(["--value-range", "-1e-3", "1E0"], {"model.value_range": [-0.001, 1]}, id="negative exponents"),
+        pytest.param(["--value-range", "-.5,.5"], {"model.value_range": [-0.5, 0.5]}, id="no digit before the point"),
+        pytest.param(["--score-threshold", "1e-3"], {"detect.score_threshold": 0.001}, id="exponent"),
+        pytest.param(["--class-id-offset", "-1"], {"model.class_id_offset": -1}, id="negative number"),
+        pytest.param(["--input", "a", "--input", "b", "c"], {"input": ["a", "b", "c"]}, id="a list's flag twice adds up"),
+        pytest.param(["--classes", "a,", " b "], {"detect.classes": ["a", "b"]}, id="commas and spaces at the ends"),
+        pytest.param(["--input", "x", "--input", "\udcff.jpg"], {"input": ["x", "\udcff.jpg"]}, id="file name that is no UTF-8"),
         pytest.param(["--model", "/m", "--name", "7"], {"model.path": "/m", "model.name": "7"}, id="texts stay texts"),
         pytest.param(["--score-threshold", "0.4"], {"detect.score_threshold": 0.4}, id="number"),
         pytest.param(["--xla", "--no-scaled-decode"], {"detect.xla": True, "detect.scaled_decode": False}, id="switches"),
         pytest.param(["--output", "5"], {"output": "5"}, id="text that looks like a number"),
-        pytest.param(["--score-threshold", "["], {"detect.score_threshold": "["}, id="no yaml is left to the config"),
         pytest.param(["--precision", "bfloat16"], {"detect.precision": "bfloat16"}, id="choice"),
     ],
 )
-def test_flags_are_read_as_yaml_would_read_them(argv, expected):
-    assert overrides(*argv) == expected
+def test_flags_are_read_as_their_settings_need(argv, expected):
+    assert changed(*argv) == expected
 
 
 @pytest.mark.parametrize(("flags", "seconds"), [([], 10 * 365 * 86_400), (["--job_server_timeout=7"], 7)])
@@ -67,32 +83,51 @@ def test_local_workers_do_not_wait_long_at_the_end_of_a_bundle():
 
 def test_help_names_every_setting_with_its_default():
     text = " ".join(make_parser().format_help().split())
-    for key, field, _ in settings():
-        name = key.rpartition(".")[2]
-        if name == "beam_options":
+    for setting in settings():
+        if setting.key == "beam_options":
             continue
-        flag = "--model" if key == "model.path" else "--" + name.replace("_", "-")
+        flag = "--model" if setting.key == "model.path" else "--" + setting.name.replace("_", "-")
         assert re.search(rf"(?<!\S){flag}(?!-)", text), flag
-        assert " ".join(field.metadata["help"].split()) in text, flag
+        assert " ".join(setting.help.split()) in text, flag
 
 
-def test_every_flag_reaches_its_setting():
-    """Each with a value that differs from its default."""
-    other = {"bool": True, "int": 7, "float": 0.5, "str": "x"}
-    for key, _, hint in settings():
-        name = key.rpartition(".")[2]
-        if name == "beam_options":
-            continue
-        flag = "--model" if key == "model.path" else "--" + name.replace("_", "-")
-        kind = next((kind for kind in other if kind in str(hint)), "str")
-        argv = [flag] if "bool" in str(hint) else [flag, str(other[kind])]
-        assert list(overrides(*argv)) == [key]
+@pytest.mark.parametrize("code", ["0 done", "1 the job failed", "2 wrong command", "130 stopped by Ctrl-C"])
+def test_help_names_the_exit_codes(code):
+    assert code in " ".join(make_parser().format_help().split())
+
+
+def another_value(setting):
+    """A value that is not the setting's default."""
+    schema = setting.schema
+    if "enum" in schema:
+        return next(option for option in schema["enum"] if option != setting.default)
+    match schema["type"]:
+        case "boolean":
+            return not setting.default
+        case "array":
+            elements = schema.get("prefixItems") or [schema["items"]] * 3
+            return ["a", "b", "c"] if elements[0]["type"] == "string" else list(range(2, 2 + len(elements)))
+        case "string":
+            return "x"
+    return {"integer": 77, "number": 1.5 if schema.get("maximum", 2) > 1.5 else 0.125}[schema["type"]]
+
+
+@pytest.mark.parametrize("setting", [setting for setting in settings() if setting.key != "beam_options"], ids=lambda s: s.key)
+def test_every_flag_reaches_its_setting(setting):
+    """Alone, with a value that differs from its default, and changes no other."""
+    flag = "--model" if setting.key == "model.path" else "--" + setting.name.replace("_", "-")
+    value = another_value(setting)
+    assert value != setting.default
+    if isinstance(value, bool):
+        argv = [flag if value else flag.replace("--", "--no-", 1)]
+    else:
+        argv = [flag, *map(str, value if isinstance(value, list) else [value])]
+    needed = {"write.coco": True} if setting.key == "write.coco_ground_truth" else {}
+    assert changed(*argv, *(["--coco"] if needed else [])) == {setting.key: value} | needed
 
 
 @pytest.mark.parametrize("path", sorted((REPO / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_example_configs_are_valid(path):
-    from pipeline.config import load_config
-
     assert load_config(str(path), {}) != Config()
     assert yaml.safe_load(path.read_text(encoding="utf-8"))
 
@@ -109,49 +144,53 @@ for argv in json.load(sys.stdin):
             code = main(argv)
         except SystemExit as end:
             code = end.code
-    results.append((code, out.getvalue(), err.getvalue(), "tensorflow" in sys.modules))
+    results.append((code, out.getvalue(), err.getvalue(), "tensorflow" in sys.modules, "apache_beam" in sys.modules))
 json.dump(results, sys.stdout)
 """
 
-MISTAKES = {
-    "no input": (["--output", "out"], "no input: expected --input"),
+JOB = ["--input", "a.jpg", "--output", "out"]
+WRONG_SETTINGS = {
     "no output": (["--input", "a.jpg"], "no output: expected --output"),
-    "missing input": (["--input", "absent/*.jpg", "--output", "out"], "input absent/*.jpg: no file matches"),
     "missing config": (["--config", "absent.yaml"], "config absent.yaml: cannot be read"),
     "config of junk": (["--config", "junk.yaml"], "config junk.yaml: is no YAML"),
     "unknown key": (["--config", "typo.yaml"], "unknown key 'detect.score_treshold'; did you mean 'detect.score_threshold'?"),
-    "wrong type": (
-        ["--input", "a.jpg", "--output", "out", "--max-detections", "many"],
-        "--max-detections: expected a whole number",
+    "wrong type": ([*JOB, "--max-detections", "many"], "--max-detections: expected a whole number"),
+    "out of range": ([*JOB, "--score-threshold", "2"], "--score-threshold: expected a number between"),
+    "unparsable": ([*JOB, "--score-threshold", "["], "--score-threshold: expected a number, got"),
+    "unknown choice": ([*JOB, "--precision", "int8"], "--precision: expected 'float32' or 'bfloat16'"),
+    "beyond 32 bits": (
+        [*JOB, "--max-detections", "3000000000"],
+        "--max-detections: expected a number at most 2147483647, got 3000000000",
     ),
-    "out of range": (
-        ["--input", "a.jpg", "--output", "out", "--score-threshold", "2"],
-        "--score-threshold: expected a number between",
-    ),
-    "unparsable": (
-        ["--input", "a.jpg", "--output", "out", "--score-threshold", "["],
-        "--score-threshold: expected a number, got",
-    ),
-    "unknown choice": (
-        ["--input", "a.jpg", "--output", "out", "--precision", "int8"],
-        "--precision: expected 'float32' or 'bfloat16'",
-    ),
-    "unknown flag": (["--input", "a.jpg", "--output", "out", "--score-treshold", "1"], "did you mean --score-threshold?"),
+    "infinite": ([*JOB, "--value-range", "-inf", "1"], "--value-range: expected a number at least -2147483647, got -inf"),
+    "no number": ([*JOB, "--batch-timeout-ms", "nan"], "--batch-timeout-ms: expected a number at least 0.0, got nan"),
+    "one of two": ([*JOB, "--input-hw", "416"], "--input-hw: expected 2 values, got ['416']"),
+    "fraction": ([*JOB, "--class-id-offset", "1.5"], "--class-id-offset: expected a whole number, got 1.5"),
+    "descending": ([*JOB, "--batch-sizes", "4,2"], "--batch-sizes: expected ascending sizes such as"),
+    "ground truth for nothing": ([*JOB, "--coco-ground-truth", "a.json"], "--coco-ground-truth: expected coco (--coco) with it"),
+    "flag without its value": ([*JOB, "--classes"], "argument --classes: expected at least one argument; see --help"),
+    "switch with a value": ([*JOB, "--xla=1"], "argument --xla/--no-xla: ignored explicit argument '1'; see --help"),
+}
+WRONG_PLACES = {
+    "no input": (["--output", "out"], "no input: expected --input"),
+    "missing input": (["--input", "absent/*.jpg", "--output", "out"], "input absent/*.jpg: no file matches"),
+    "unknown flag": ([*JOB, "--score-treshold", "1"], "did you mean --score-threshold?"),
     "stray argument": (["a.jpg", "--output", "out", "--input", "a.jpg"], "unexpected argument 'a.jpg'"),
-    "unknown runner": (["--input", "a.jpg", "--output", "out", "--runner", "NoRunner"], "runner NoRunner: expected DirectRunner"),
+    "unknown runner": ([*JOB, "--runner", "NoRunner"], "runner NoRunner: expected DirectRunner"),
     "no job server": (
-        ["--input", "a.jpg", "--output", "out", "--runner", "FlinkRunner", "--job_endpoint=localhost:1"],
+        [*JOB, "--runner", "FlinkRunner", "--job_endpoint=localhost:1"],
         "job_endpoint localhost:1: expected <host>:<port> where a job server listens",
     ),
     "unwritable output": (["--input", "a.jpg", "--output", "a.jpg/out"], "output a.jpg/out: "),
-    "missing model": (["--input", "a.jpg", "--output", "out", "--model", "absent"], "model absent: expected a SavedModel"),
-    "missing model, dry": (["--input", "a.jpg", "--output", "out", "--model", "absent", "--dry-run"], "model absent: expected"),
+    "missing model": ([*JOB, "--model", "absent"], "model absent: expected a SavedModel"),
+    "missing model, dry": ([*JOB, "--model", "absent", "--dry-run"], "model absent: expected"),
 }
+MISTAKES = WRONG_SETTINGS | WRONG_PLACES
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """What help and all mistakes answer: (exit code, stdout, stderr, whether TensorFlow was imported)."""
+    """What help and all mistakes answer: (exit code, stdout, stderr, whether TensorFlow was imported, whether Beam was)."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "a.jpg").touch()
     (folder / "junk.yaml").write_text("a: [\n")
@@ -170,17 +209,18 @@ def answers(tmp_path_factory):
     return dict(zip(commands, json.loads(done.stdout), strict=True)), left
 
 
-def test_help_answers_without_tensorflow(answers):
-    code, out, err, tensorflow = answers[0]["help"]
-    assert (code, err, tensorflow) == (0, "", False)
+def test_help_answers_without_tensorflow_and_beam(answers):
+    code, out, err, tensorflow, beam = answers[0]["help"]
+    assert (code, err, tensorflow, beam) == (0, "", False, False)
     assert "--score-threshold" in out
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line_and_exit_code_2_without_tensorflow(answers, name):
-    code, out, err, tensorflow = answers[0][name]
+    code, out, err, tensorflow, beam = answers[0][name]
     assert MISTAKES[name][1] in err
     assert (code, out, tensorflow) == (2, "", False)
+    assert not beam or name in WRONG_PLACES
     assert err.startswith("error: ")
     assert err.count("\n") == 1
 

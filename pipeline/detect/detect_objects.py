@@ -39,7 +39,10 @@ class DetectObjects(beam.PTransform):
       model: A SavedModel's path (local or `gs://`), or a `ModelConfig` for one that does not describe itself.
       detect: How to run it; keyword arguments below override single settings.
       samples: How many images get a thumbnail in their record (for a report).
-      **settings: Any field of `DetectConfig`, e.g. `score_threshold=0.4`.
+      **settings: Any field of `DetectConfig`, e.g. `score_threshold=0.4`, `classes=["dog"]`.
+
+    Raises:
+      ConfigError: A setting is unknown, or its value is none that it may have.
 
     Example:
       `images | DetectObjects("/models/yolov4", score_threshold=0.4)`

@@ -1,0 +1,189 @@
+"""Every setting of a job, declared once: its type and bounds, its default, and the line that `--help` shows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ValidationInfo, WithJsonSchema, field_validator
+from pydantic_core import PydanticCustomError
+
+from pipeline.config.checked import Between, Count, CountFrom0, ListOf, PairOf, Share, Switch, Threads, checked, section, setting
+from pipeline.config.setting import MOST, Setting, settings_of
+
+
+def _beam_option(value: Any) -> Any:
+    if all(isinstance(element, (str, int, float)) for element in (value if isinstance(value, list) else [value])):
+        return value
+    raise PydanticCustomError("beam_option", "text, a number, true or false, or a list of these")
+
+
+_BeamOption = Annotated[Any, AfterValidator(_beam_option), WithJsonSchema({"type": ["string", "number", "boolean", "array"]})]
+
+
+@checked
+class ModelConfig:
+    """Which detector, and for a model that does not describe itself, how to feed and read it.
+
+    Everything below `path` and `name` overrides what the model says of itself.
+    """
+
+    path: str = setting(
+        "digits", "SavedModel, or a folder of versions <path>/<integer>; local or gs://. 'digits' is the bundled detector"
+    )
+    name: str | None = setting(None, "name written into every row; default: what the model says, else its folder's name")
+    signature: str | None = setting(None, "signature to call; default: what the model says, else serving_default")
+    input_name: str | None = setting(None, "foreign models: name of the image input")
+    input_hw: PairOf[Count] | None = setting(None, "foreign models: height and width of the input, as [H, W]")
+    input_dtype: Literal["uint8", "float32"] | None = setting(None, "foreign models: what the input takes")
+    value_range: PairOf[Annotated[float, Between(-MOST)]] | None = setting(
+        None, "foreign models: what pixel values 0 and 255 become: [0, 1] or [-1, 1]; as a flag, 0 1 or -1 1"
+    )
+    resize: Literal["stretch", "letterbox"] | None = setting(None, "foreign models: how images are fitted to the input")
+    letterbox_value: Annotated[int, Between(0, 255)] | None = setting(
+        None, "foreign models: grey of the letterbox padding, 0..255"
+    )
+    boxes_output: str | None = setting(None, "foreign models: name of the output with boxes (N, M, 4)")
+    scores_output: str | None = setting(None, "foreign models: name of the output with scores (N, M) or (N, M, classes)")
+    classes_output: str | None = setting(
+        None, "foreign models: name of the output with class numbers (N, M); '' where scores have a class axis"
+    )
+    count_output: str | None = setting(
+        None, "foreign models: name of the output with the number of boxes (N,); '' where there is none"
+    )
+    box_format: Literal["xyxy", "yxyx", "xywh", "cxcywh"] | None = setting(None, "foreign models: order of a box's four numbers")
+    box_units: Literal["norm", "pixels"] | None = setting(
+        None, "foreign models: boxes as shares of the model's input, or in its pixels"
+    )
+    class_id_offset: Annotated[int, Between(-MOST)] | None = setting(
+        None, "foreign models: number of the first class (1 for the TF Object Detection API)"
+    )
+    class_names: ListOf[str] | None = setting(
+        None, "foreign models: class names in order, as a list or a text file with one a line"
+    )
+    nms: Literal["model", "pipeline"] | None = setting(None, "foreign models: who suppresses overlapping boxes")
+
+
+@checked
+class DetectConfig:
+    """How the detector runs. The defaults are measured; BENCHMARKS.md has the figures."""
+
+    score_threshold: Share = setting(0.25, "least confidence of a detection")
+    iou_threshold: Share = setting(0.45, "boxes of one class that overlap more than this are one object")
+    classes: ListOf[str] = setting((), "keep only these class names; default: all")
+    max_detections: Count = setting(100, "most detections of one image")
+    precision: Literal["float32", "bfloat16"] = setting(
+        "float32", "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs"
+    )
+    xla: Switch = setting(False, "compile the model with XLA; slower on CPU where that was measured, often faster on GPU")
+    device: str = setting("auto", "auto, cpu, gpu or gpu:<number>")
+    gpu_memory_mb: Annotated[int, Between(64)] | None = setting(None, "limit of the GPU memory; default: grow as needed")
+    batch_sizes: ListOf[Count] = setting((), "batch ladder, ascending; default: 1,2,4 on CPU and up to 32 on GPU")
+    batch_timeout_ms: Annotated[float, Between(0.0)] = setting(1.0, "longest wait of an image for others to share its batch")
+    streams: Threads | None = setting(None, "batches in flight; default: one more than cores, up to 4, on CPU; 2 on GPU")
+    intra_op_threads: Threads | None = setting(None, "threads inside one operation; default: cores / streams on CPU")
+    inter_op_threads: Threads | None = setting(None, "operations side by side; default: streams on CPU")
+    cpu_affinity: ListOf[CountFrom0] = setting((), "run on these cores only; default: all")
+    decode_threads: Threads | None = setting(None, "images decoded side by side; default: one for each core")
+    max_megapixels: Annotated[float, Between(0.01)] = setting(
+        100.0, "larger images are refused on their header; for JPEG this counts after decoding at reduced scale"
+    )
+    scaled_decode: Switch = setting(
+        True, "decode large JPEGs at 1/2, 1/4 or 1/8 where at least 1.5 times the model's input remains"
+    )
+    request_images: Count = setting(256, "most images under way in the detector")
+    request_mb: Annotated[float, Between(0.1)] = setting(64.0, "most encoded megabytes under way in the detector")
+
+    @field_validator("batch_sizes")
+    @classmethod
+    def _ascending(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        if sizes != tuple(sorted(set(sizes))):
+            raise PydanticCustomError("ascending", "ascending sizes such as [1, 2, 4, 8]")
+        return sizes
+
+
+@checked
+class ReadConfig:
+    """How images are read."""
+
+    read_threads: Threads = setting(16, "images read side by side, ahead of the detector")
+    max_file_mb: Annotated[float, Between(0.001)] = setting(256.0, "larger files are refused before they are read")
+
+
+@checked
+class WriteConfig:
+    """What is written beside the JSON Lines, the summary and the report."""
+
+    shards: Count = setting(1, "number of detections-*.jsonl files")
+    parquet: Switch = setting(False, "write detections/*.parquet too, one row an image")
+    coco: Switch = setting(False, "write coco/results.json (and coco/images.json) too")
+    coco_ground_truth: str | None = setting(None, "COCO annotations whose image and category ids coco/results.json shall use")
+    samples: CountFrom0 = setting(0, "write this many annotated images under samples/")
+    report_samples: Annotated[int, Between(0, 200)] = setting(12, "annotated images shown in report.html")
+
+    @field_validator("coco_ground_truth")
+    @classmethod
+    def _has_a_use(cls, path: str | None, before: ValidationInfo) -> str | None:
+        if path is not None and before.data.get("coco") is False:
+            raise PydanticCustomError("no_use", "coco (--coco) with it, since only coco/results.json uses it")
+        return path
+
+
+@checked
+class StreamConfig:
+    """What streaming jobs need beside: input is a Pub/Sub subscription, output the topic of the detections."""
+
+    archive: str = setting("", "folder for the same rows in files, in the layout of batch; also for summary and report")
+    archive_window_s: Annotated[float, Between(1.0)] = setting(60.0, "seconds of rows in one archive file")
+    dead_letter_topic: str = setting("", "topic for dead letters; they go to files as well")
+    answer_topic: str = setting("", "topic for one answer per request; default: none")
+    answer_deadline_s: Annotated[float, Between(0.1)] = setting(
+        60.0, "longest time to a request's answer; it then names what is missing"
+    )
+    allow_uri_prefix: ListOf[str] = setting(("gs://",), "folders whose images a message may name; each ends at a slash")
+    max_message_images: Count = setting(1000, "most images of one message")
+    max_message_mb: Annotated[float, Between(0.001)] = setting(20.0, "most megabytes of one message's inline images")
+    deduplicate_s: Annotated[float, Between(1.0)] = setting(600.0, "seconds within which one version of an image gets one result")
+    pull_images: Count = setting(128, "most images pulled ahead, and in one bundle")
+    pull_mb: Annotated[float, Between(0.1)] = setting(64.0, "most megabytes of messages pulled ahead, and in one bundle")
+
+
+@checked
+class Config:
+    """One job."""
+
+    input: ListOf[str] = setting(
+        (), "images: files, folders, globs (with **), gs://; manifests .txt .csv .jsonl; TFRecord shards *.tfrecord*"
+    )
+    output: str = setting("", "folder for the results, local or gs://")
+    mode: Literal["batch", "streaming"] = setting("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
+    runner: str = setting(
+        "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner or DataflowRunner"
+    )
+    max_dead_share: Share = setting(0.5, "exit with 1 when a larger share of the images became dead letters")
+    allow_empty: Switch = setting(False, "an input that names no image is no error")
+    beam_options: Mapping[str, _BeamOption] = section(dict, "options of Beam and its runners, by their flag's name")
+    model: ModelConfig = section(ModelConfig)
+    detect: DetectConfig = section(DetectConfig)
+    read: ReadConfig = section(ReadConfig)
+    write: WriteConfig = section(WriteConfig)
+    stream: StreamConfig = section(StreamConfig)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as plain nested dicts and lists, for the summary."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+
+def settings() -> tuple[Setting, ...]:
+    """All settings of a job, in the order of their declaration."""
+    return settings_of(Config)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (tuple, list)) else value
