@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import apache_beam as beam
 from apache_beam.ml.inference.base import ModelHandler, RunInference
-from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector, shared_detector
 from pipeline.figures import metrics
+from pipeline.look_ahead import LookAhead, Place
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage
 
 _REQUEST_IMAGES = 64  # what RunInference waits for at once; as many as request_images more are under way
@@ -103,26 +102,19 @@ class StartDetecting(beam.DoFn):
         self._detector = self._handler.load_model()
 
     def start_bundle(self) -> None:
-        self._under_way: deque[WindowedValue] = deque()
-        self._bytes = 0
+        self._ahead: LookAhead[EncodedImage, StartedImage] = LookAhead(self._start, self._most, self._most_bytes)
 
     def process(
         self, image: EncodedImage, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[WindowedValue]:
-        started = StartedImage(image, self._detector.start(image))
-        self._under_way.append(WindowedValue(started, timestamp, (window or GlobalWindow(),)))
-        self._bytes += len(image.content)
-        while len(self._under_way) > self._most or (self._bytes > self._most_bytes and len(self._under_way) > 1):
-            yield self._oldest()
+        return self._ahead.add(image, timestamp, window)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
-        while self._under_way:
-            yield self._oldest()
+        return self._ahead.rest()
 
-    def _oldest(self) -> WindowedValue:
-        oldest = self._under_way.popleft()
-        self._bytes -= len(oldest.value.image.content)
-        return oldest
+    def _start(self, place: Place[EncodedImage, StartedImage]) -> None:
+        place.hold(len(place.element.content))
+        place.result.set_result(StartedImage(place.element, self._detector.start(place.element)))
 
 
 class DetectorHandler(ModelHandler[StartedImage, DetectedImage | DeadLetter, Detector]):

@@ -5,27 +5,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import apache_beam as beam
-from apache_beam.transforms.window import GlobalWindow, GlobalWindows
+from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import ReadConfig
 from pipeline.failures import ImageError
 from pipeline.figures import metrics
 from pipeline.figures.summary import TALLY, Tally
-from pipeline.look_ahead import started_pool
-from pipeline.read.fetch import fetch
+from pipeline.look_ahead import LookAhead, NoRoomError, Place, started_pool
+from pipeline.read.fetch import Reserve, fetch, take_freely
 from pipeline.read.list_images import is_tfrecord, list_images
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
 _READ_AHEAD_IMAGES = 512  # enough for the detector's next request, so that it finds its images read
 _READ_AHEAD_BYTES = 64_000_000
-_ASSUMED_BYTES = 1_000_000  # of an image whose size was not listed
 
 
 class ReadOutputs(NamedTuple):
@@ -121,54 +118,62 @@ class ReadAhead(beam.DoFn):
     """Reads images on a pool of threads, ahead of the steps behind it.
 
     Those steps run while this one yields; the reads go on meanwhile, so that a detector which is fused with it never waits for
-    storage. Bounded by count and by bytes. Each image keeps its window and timestamp; one that has its bytes already passes.
+    storage. Bounded by count and by bytes, also where no size was listed: a read waits until its bytes have room before it takes
+    them. Each image keeps its window and timestamp; one that has its bytes already passes.
     """
 
     def __init__(self, read: ReadConfig):
-        self._read = read
+        self._settings = read
 
     def setup(self) -> None:
-        self._pool = started_pool(self._read.read_threads, "read")
+        self._pool = started_pool(self._settings.read_threads, "read")
 
     def teardown(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def start_bundle(self) -> None:
-        self._reads: deque[tuple[Future[EncodedImage | DeadLetter], int, Any, Any]] = deque()
-        self._bytes = 0
+        self._ahead: LookAhead[ImageRef, EncodedImage | DeadLetter] = LookAhead(
+            self._start, _READ_AHEAD_IMAGES, _READ_AHEAD_BYTES
+        )
 
     def process(
         self, ref: ImageRef | EncodedImage, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[Any]:
         if isinstance(ref, EncodedImage):
             yield ref
-            return
-        size = ref.size_bytes or _ASSUMED_BYTES
-        self._reads.append((self._pool.submit(read_image, ref, self._read), size, timestamp, window))
-        self._bytes += size
-        while len(self._reads) > _READ_AHEAD_IMAGES or (self._bytes > _READ_AHEAD_BYTES and len(self._reads) > 1):
-            yield self._next()
+        else:
+            yield from map(_part, self._ahead.add(ref, timestamp, window))
 
     def finish_bundle(self) -> Iterator[Any]:
-        while self._reads:
-            yield self._next()
+        return map(_part, self._ahead.rest())
 
-    def _next(self) -> Any:
-        read, size, timestamp, window = self._reads.popleft()
-        self._bytes -= size
-        result = read.result()
-        value = WindowedValue(result, timestamp, (window or GlobalWindow(),))
-        if isinstance(result, EncodedImage):
-            return value
-        metrics.count_result(result)
-        return beam.pvalue.TaggedOutput("dead", value)
+    def _start(self, place: Place[ImageRef, EncodedImage | DeadLetter]) -> None:
+        self._pool.submit(self._read, place)
+
+    def _read(self, place: Place[ImageRef, EncodedImage | DeadLetter]) -> None:
+        ref = place.element
+        if place.held_bytes:  # started again with room for what it has; no need to look again how much that is
+            ref = dataclasses.replace(ref, size_bytes=place.held_bytes)
+        try:
+            place.result.set_result(read_image(ref, self._settings, place.reserve))
+        except NoRoomError:
+            return
+        except BaseException as err:  # noqa: BLE001  whoever waits for the result must learn of it
+            place.result.set_exception(err)
 
 
-def read_image(ref: ImageRef, read: ReadConfig) -> EncodedImage | DeadLetter:
+def _part(read: WindowedValue) -> Any:
+    if isinstance(read.value, EncodedImage):
+        return read
+    metrics.count_result(read.value)
+    return beam.pvalue.TaggedOutput("dead", read)
+
+
+def read_image(ref: ImageRef, read: ReadConfig, reserve: Reserve = take_freely) -> EncodedImage | DeadLetter:
     """Reads one image; what cannot be read becomes a dead letter that says why."""
     received_at, started = time.time(), time.monotonic()
     try:
-        content, generation = fetch(ref, int(read.max_file_mb * 1e6))
+        content, generation = fetch(ref, int(read.max_file_mb * 1e6), reserve)
     except ImageError as err:
         return err.dead_letter(ref)
     return EncodedImage(dataclasses.replace(ref, generation=generation), content, time.monotonic() - started, received_at)
