@@ -18,7 +18,7 @@ def latency_bucket(milliseconds: float) -> int:
     >>> latency_bucket(1.0), latency_bucket(1.05), latency_bucket(100.0), latency_bucket(-5.0), latency_bucket(float("inf"))
     (0, 1, 49, -72, 266)
     """
-    return math.ceil(math.log(min(max(milliseconds, _SHORTEST_MS), _LONGEST_MS), _LATENCY_STEP))
+    return math.ceil(math.log(min(max(_SHORTEST_MS, milliseconds), _LONGEST_MS), _LATENCY_STEP))
 
 
 def percentiles_ms(latencies: Mapping[int, int]) -> dict[str, float]:

@@ -12,18 +12,21 @@ from pipeline.figures.metrics import STAGES
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, identity_hash, row_bytes
 
 _EXAMPLES = 20  # dead letters kept for the report, for each reason
+_EXAMPLE_CHARACTERS = 1000  # of each text in one: a message may name a URI of megabytes
+_MOST_CLASSES = 5000  # COCO has 80 classes, Open Images 601, LVIS 1,203
+OTHER_CLASSES = "(other classes)"
 TALLY = ""  # the key of tallies, where they travel among the names of shards
 
 
 @dataclasses.dataclass
 class Tally:
-    """Counts of images seen so far; two of them add up to one of both.
+    """Counts of images seen so far; two of them add up to one of both, and none grows with the number of images.
 
     Attributes:
       read: Images listed.
       skipped: Images listed more than once, or not wanted.
       dead: Dead letters by (stage, reason).
-      classes: Detections by class name.
+      classes: Detections by class name; of a model with thousands of names, the rare ones together as `OTHER_CLASSES`.
       batches: Device batches by rung.
       stage_seconds: Seconds by stage, summed over images; stages of different images overlap.
       latencies: Images by `latency_bucket`.
@@ -53,6 +56,7 @@ class Tally:
     def add_detected(self, image: DetectedImage, samples: int) -> None:
         """Counts one detected image."""
         self.classes.update(image.detections.class_names)
+        self._bound_classes()
         timing = image.timing
         if timing.led_batch:
             self.batches[timing.led_batch] += 1
@@ -70,7 +74,7 @@ class Tally:
         self.dead[letter.stage, letter.reason] += 1
         examples = self.dead_examples.setdefault(letter.reason, [])
         if len(examples) < _EXAMPLES:
-            examples.append(dead_letter_row(dataclasses.replace(letter, payload=b"")))
+            examples.append(_shortened(dead_letter_row(dataclasses.replace(letter, payload=b""))))
 
     def merge(self, other: Tally, samples: int) -> None:
         """Adds another tally to this one."""
@@ -78,6 +82,7 @@ class Tally:
         self.skipped += other.skipped
         for name in ("dead", "classes", "batches", "latencies"):
             getattr(self, name).update(getattr(other, name))
+        self._bound_classes()
         self.finished.merge(other.finished)
         for stage, seconds in other.stage_seconds.items():
             self.stage_seconds[stage] += seconds
@@ -85,6 +90,13 @@ class Tally:
         for reason, examples in other.dead_examples.items():
             self.dead_examples[reason] = [*self.dead_examples.get(reason, []), *examples][:_EXAMPLES]
         self.model = max(self.model, other.model)
+
+    def _bound_classes(self) -> None:
+        if len(self.classes) > 2 * _MOST_CLASSES:
+            detections = sum(self.classes.values())
+            self.classes.pop(OTHER_CLASSES, None)
+            self.classes = Counter(dict(self.classes.most_common(_MOST_CLASSES)))
+            self.classes[OTHER_CLASSES] = detections - sum(self.classes.values())
 
 
 def merge_tallies(tallies: Iterable[Tally], samples: int) -> Tally:
@@ -160,6 +172,18 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
 def to_json(summary: Mapping[str, Any]) -> bytes:
     """summary.json's bytes."""
     return row_bytes(summary, indent=2) + b"\n"
+
+
+def _shortened(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with its long texts cut, however deep they stand."""
+    return {
+        key: _shortened(value) if isinstance(value, dict) else _cut(value) if isinstance(value, str) else value
+        for key, value in row.items()
+    }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _EXAMPLE_CHARACTERS else text[: _EXAMPLE_CHARACTERS - 1] + "…"
 
 
 def _smallest(samples: list[tuple[int, DetectedImage]], size: int) -> list[tuple[int, DetectedImage]]:

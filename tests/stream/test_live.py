@@ -1,5 +1,6 @@
 """The lines of a streaming job, and the tally behind its summary."""
 
+import pickle
 import re
 
 import numpy as np
@@ -9,10 +10,10 @@ from pipeline.stream.live import LiveFigures
 from pipeline.stream.messages import Request
 
 
-def detected(n, latency_s, led_batch=0):
+def detected(n, latency_s, led_batch=0, now=1000.0):
     found = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
-    ref = ImageRef(f"gs://b/{n}", event_time=1000.0 - latency_s)
-    return DetectedImage(ref, 4, 3, "m", "1", found, Timing(led_batch=led_batch, finished_at=1000.0))
+    ref = ImageRef(f"gs://b/{n}", event_time=now - latency_s)
+    return DetectedImage(ref, 4, 3, "m", "1", found, Timing(led_batch=led_batch, finished_at=now))
 
 
 def figures_of_a_minute():
@@ -46,3 +47,16 @@ def test_a_line_covers_the_time_since_the_last_one():
     figures = figures_of_a_minute()
     figures.line(seconds=10.0)
     assert figures.line(seconds=10.0) == "98 images, 0.0 images/s, backlog age 0.0 s, 2 dead, 2 skipped"
+
+
+def test_a_day_of_a_stream_is_kept_in_as_much_memory_as_an_hour():
+    """A result a second, each with a latency and a class; nobody asks for lines, as on workers that are elsewhere."""
+    figures, sizes = LiveFigures(), []
+    for second in range(86_400):
+        figures.add_request(Request("m", images=(ImageRef("gs://b/1"),)), publish_time=0.0)
+        now = 1e9 + second
+        figures.add_result(detected(second % 10, 0.001 * (second % 3600), led_batch=4, now=now), now)
+        if second in (3599, 86_399):
+            sizes.append(len(pickle.dumps((figures.tally(), figures._period))))
+    assert figures.tally().detected == 86_400
+    assert max(sizes) < 12_000
