@@ -20,7 +20,8 @@ from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import MessageLimits
 from pipeline.stream.pubsub import ReadMessages, ReadNative
-from pipeline.stream.steps import ArchiveRows, ParseMessages, PublishResults, ReadRequested, Topics
+from pipeline.stream.run import RunSettings
+from pipeline.stream.steps import ArchiveRows, ParseMessages, PublishResults, ReadRequested
 from pipeline.write.write_rows import SpoolRows, WriteResults
 
 
@@ -45,39 +46,36 @@ def build(pipeline: beam.Pipeline, config: Config, staging: str) -> None:
 
 
 def build_streaming(
-    pipeline: beam.Pipeline, config: Config, job: str, results: str, *, in_process: bool, native_source: bool = False
+    pipeline: beam.Pipeline, config: Config, run: RunSettings, results: str, *, native_source: bool = False
 ) -> None:
     """Adds a streaming job to a pipeline.
 
     Args:
       pipeline: An empty pipeline.
       config: The job.
-      job: Names this run: its stop event, its figures, its archive files.
+      run: Which run it is. Where not all steps are in one process, duplicates are dropped in the runner's durable state.
       results: Folder of the archive and the dead letters.
-      in_process: Whether every step runs in this process; else duplicates are dropped in the runner's durable state.
       native_source: Whether the runner reads with Beam's own Pub/Sub source; else with the project's puller.
     """
-    stream, deadline_s = config.stream, config.stream.answer_deadline_s if config.stream.answer_topic else None
+    stream = config.stream
     limits = MessageLimits(stream.allow_uri_prefix, stream.max_message_images, int(stream.max_message_mb * 1e6))
-    topics = Topics(config.output, stream.dead_letter_topic, stream.answer_topic)
-    pulled = ReadMessages(config.input[0], job, stream.pull_images, int(stream.pull_mb * 1e6))
 
-    messages = pipeline | "ReadMessages" >> (ReadNative(config.input[0]) if native_source else pulled)
-    asked = messages | "ParseMessages" >> ParseMessages(limits, job, deadline_s)
+    messages = pipeline | "ReadMessages" >> (ReadNative(run.subscription) if native_source else ReadMessages(run))
+    asked = messages | "ParseMessages" >> ParseMessages(limits, run)
     read = asked.images | "ReadImages" >> ReadRequested(config.read)
-    if in_process:
-        new, repeats = read.images | "DropDuplicates" >> DropDuplicates(job, stream.deduplicate_s)
-        _ = repeats | "PublishRepeats" >> PublishResults(topics, job, deadline_s)
+    if run.in_process:
+        new, repeats = read.images | "DropDuplicates" >> DropDuplicates(run)
+        _ = repeats | "PublishRepeats" >> PublishResults(run)
     else:
         new = read.images | "DropDuplicates" >> DropDuplicatesInState(stream.deduplicate_s)
-    found = new | "DetectObjects" >> DetectObjects(config.model, config.detect, samples=samples_kept(config))
+    found = new | "DetectObjects" >> DetectObjects(config.model, config.detect, samples=run.samples)
 
-    _ = asked.dead | "PublishRefused" >> PublishResults(topics, job, deadline_s)
-    _ = read.dead | "PublishUnread" >> PublishResults(topics, job, deadline_s)
-    _ = found.dead | "PublishUndetected" >> PublishResults(topics, job, deadline_s)
-    _ = found.detected | "PublishDetections" >> PublishResults(topics, job, deadline_s)
+    _ = asked.dead | "PublishRefused" >> PublishResults(run)
+    _ = read.dead | "PublishUnread" >> PublishResults(run)
+    _ = found.dead | "PublishUndetected" >> PublishResults(run)
+    _ = found.detected | "PublishDetections" >> PublishResults(run)
 
-    archive = functools.partial(ArchiveRows, results, window_s=stream.archive_window_s, job=job, shards=config.write.shards)
+    archive = functools.partial(ArchiveRows, results, window_s=stream.archive_window_s, job=run.name, shards=config.write.shards)
     _ = (asked.dead, read.dead, found.dead) | "ArchiveDeadLetters" >> archive("dead_letters", dead_letter_row)
     if stream.archive:
         _ = found.detected | "ArchiveDetections" >> archive("detections", detection_row)

@@ -10,6 +10,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipeline import graph
 from pipeline.config import load_config
+from pipeline.stream.run import RunSettings
 
 GOLDEN = Path(__file__).parent / "golden" / "streaming_steps.txt"
 BEAMS_OWN = re.compile(
@@ -25,7 +26,8 @@ def build(in_process: bool, native_source: bool = False) -> beam.Pipeline:
     }
     config = load_config("configs/streaming_pubsub_prism.yaml", {**flags, "stream.archive": "out"})
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    graph.build_streaming(pipeline, config, "job", "out", in_process=in_process, native_source=native_source)
+    run = RunSettings.of(config, "job", in_process=in_process, samples=0)
+    graph.build_streaming(pipeline, config, run, "out", native_source=native_source)
     return pipeline
 
 

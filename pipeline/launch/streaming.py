@@ -25,8 +25,7 @@ from pipeline.launch.options import Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.storage.results import check_output
 from pipeline.stream.check_pubsub import check_subscription, check_topic
-from pipeline.stream.intake import stop_event
-from pipeline.stream.live import live_figures
+from pipeline.stream.run import RunSettings, opened
 
 _WITHOUT_ARCHIVE = "out/streaming"
 
@@ -78,21 +77,21 @@ def show_plan(job: Job) -> int:
 
 def run(job: Job) -> int:
     """Runs until SIGTERM or SIGINT; returns the exit code."""
-    config, runner, name = job.config, job.runner, uuid.uuid4().hex[:8]
+    config, runner = job.config, job.runner
     results = results_folder(config)
     check_output(results)
     if not logging.getLogger().isEnabledFor(logging.WARNING):
         logging.getLogger("pipeline").setLevel(logging.WARNING)  # that Pub/Sub is lost must be seen
-    figures = live_figures(name, graph.samples_kept(config))
+    name, samples = uuid.uuid4().hex[:8], graph.samples_kept(config)
+    settings = RunSettings.of(config, name, in_process=runner.in_process, samples=samples)
     detector = load_detector(config) if runner.in_process else None
     ready_at = time.time()
     try:
-        with runner.served(job.options), ProgressDisplay(figures.line):
+        with opened(settings) as stream, runner.served(job.options), ProgressDisplay(stream.figures.line):
             pipeline = job.pipeline()
-            means = {"in_process": runner.in_process, "native_source": runner.native_source}
-            graph.build_streaming(pipeline, config, name, results, **means)
+            graph.build_streaming(pipeline, config, settings, results, native_source=runner.native_source)
             running = pipeline.run()
-            with finished_by_signals(stop_event(name).set):
+            with finished_by_signals(stream.stop):
                 print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
                 running.wait_until_finish()
     except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
@@ -101,7 +100,7 @@ def run(job: Job) -> int:
         return DONE  # the figures are with the runner, as Beam metrics
     ladder = detector.batch_sizes
     facts = RunFacts(job.started_at, ready_at, time.time(), job.command, config.as_dict(), config.mode, config.model.path, ladder)
-    return Ending(results, config.write).finish(figures.tally(), facts)
+    return Ending(results, config.write).finish(stream.figures.tally(), facts)
 
 
 def results_folder(config: Config) -> str:

@@ -18,16 +18,8 @@ from pipeline.records import DeadLetter, DetectedImage, ImageRef, dead_letter_ro
 from pipeline.stream.messages import MAX_MESSAGE_BYTES, OutgoingMessage, Request
 
 _MOST_ROWS = 20_000  # rows remembered for requests that ask again
-_shared: dict[str, Answers] = {}
-_shared_lock = threading.Lock()
 
 Row = dict[str, Any]
-
-
-def shared_answers(job: str, deadline_s: float) -> Answers:
-    """The open requests of one job of this process."""
-    with _shared_lock:
-        return _shared.setdefault(job, Answers(deadline_s))
 
 
 @dataclasses.dataclass

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from pipeline.errors import InputError, OutputError, UserError
-from pipeline.stream.intake import one_line
-from pipeline.stream.pubsub import connect_subscriber, shared_publisher
+from pipeline.stream.clients import connect_subscriber, one_line, shared_publisher
 
 _NAME = re.compile(r"projects/([^/]+)/(subscriptions|topics)/([A-Za-z][A-Za-z0-9._~+%-]{2,254})")
 _CHECK_SECONDS = 20.0

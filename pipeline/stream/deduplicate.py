@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -14,41 +11,7 @@ from apache_beam.transforms.deduplicate import DeduplicatePerKey
 from apache_beam.utils.timestamp import Duration
 
 from pipeline.records import EncodedImage, ImageRef
-
-_MOST = 200_000  # identities remembered; about 60 MB
-_shared: dict[str, RecentIdentities] = {}
-_shared_lock = threading.Lock()
-
-
-class RecentIdentities:
-    """Remembers identities for a time, at most so many; thread-safe.
-
-    Args:
-      seconds: How long.
-      most: How many; the oldest are forgotten first.
-      clock: Seconds, monotonic.
-    """
-
-    def __init__(self, seconds: float, most: int = _MOST, clock: Callable[[], float] = time.monotonic):
-        self._seconds = seconds
-        self._most = most
-        self._clock = clock
-        self._seen: OrderedDict[str, float] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-    def is_new(self, identity: str) -> bool:
-        """Whether an identity is seen for the first time within the time; remembers it."""
-        now = self._clock()
-        with self._lock:
-            while self._seen and (len(self._seen) > self._most or next(iter(self._seen.values())) <= now - self._seconds):
-                self._seen.popitem(last=False)
-            if identity in self._seen:
-                return False
-            self._seen[identity] = now
-            return True
+from pipeline.stream.run import RunSettings, run_of
 
 
 class NewAndRepeats(NamedTuple):
@@ -67,19 +30,17 @@ class DropDuplicates(beam.PTransform):
     repeats when they come again.
 
     Args:
-      job: Names the run whose memory this is.
-      seconds: How long an identity is remembered.
+      run: The run whose memory this is.
     """
 
-    job: str
-    seconds: float
+    run: RunSettings
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def expand(self, images: beam.PCollection[EncodedImage]) -> NewAndRepeats:
         """Wires one DoFn; no shuffle, so that acknowledgement still waits for the answers."""
-        parted = images | "Remember" >> beam.ParDo(_Remember(self.job, self.seconds)).with_outputs("repeats", main="images")
+        parted = images | "Remember" >> beam.ParDo(_Remember(self.run)).with_outputs("repeats", main="images")
         return NewAndRepeats(parted.images, parted.repeats)
 
 
@@ -107,13 +68,11 @@ class DropDuplicatesInState(beam.PTransform):
 
 
 class _Remember(beam.DoFn):
-    def __init__(self, job: str, seconds: float):
-        self._job = job
-        self._seconds = seconds
+    def __init__(self, run: RunSettings):
+        self._run = run
 
     def setup(self) -> None:
-        with _shared_lock:
-            self._recent = _shared.setdefault(self._job, RecentIdentities(self._seconds))
+        self._recent = run_of(self._run).identities
 
     def process(self, image: EncodedImage) -> Iterator[Any]:
         yield image if self._recent.is_new(image.ref.identity) else beam.pvalue.TaggedOutput("repeats", image.ref)

@@ -18,7 +18,9 @@ from typing import Any
 
 from google.api_core import exceptions, retry
 
+from pipeline.stream.clients import is_lost_connection, one_line
 from pipeline.stream.messages import Message, image_count
+from pipeline.stream.threads import RunThreads
 
 EXTEND_SECONDS = 20
 _EXTEND_EVERY_SECONDS = 4.0  # a subscription's own deadline can be as short as 10 s
@@ -28,33 +30,8 @@ _PULL_MESSAGES = 200
 _FIRST_PULL_MESSAGES = 10
 _IDS_PER_CALL = 1000  # ack ids of ~200 bytes against a limit of 512 kB a call
 _BACK_OFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
-_FOR_GOOD = (
-    exceptions.NotFound,
-    exceptions.Forbidden,
-    exceptions.Unauthorized,
-    exceptions.BadRequest,
-    exceptions.MethodNotImplemented,
-)
 
 _log = logging.getLogger(__name__)
-_stops: dict[str, threading.Event] = {}
-_intakes: dict[tuple[str, str], Intake] = {}
-_registry = threading.Lock()
-
-
-def stop_event(job: str) -> threading.Event:
-    """The event that ends intake for one job of this process."""
-    with _registry:
-        return _stops.setdefault(job, threading.Event())
-
-
-def shared_intake(job: str, subscription: str, connect: Callable[[], Any], max_images: int, max_bytes: int) -> Intake:
-    """The intake of this process for one subscription of one job; started at the first call."""
-    stop = stop_event(job)
-    with _registry:
-        if (job, subscription) not in _intakes:
-            _intakes[job, subscription] = Intake(subscription, connect(), max_images, max_bytes, stop)
-        return _intakes[job, subscription]
 
 
 @dataclasses.dataclass(slots=True)
@@ -70,37 +47,38 @@ class Intake:
 
     Args:
       subscription: Full name.
-      client: A `SubscriberClient`.
+      connect: Makes a `SubscriberClient`.
       max_images: Pulling pauses while this many images wait to be taken.
       max_bytes: Pulling pauses while this many bytes wait to be taken.
-      stop: Ends pulling when set; what nobody has taken by then is released.
+      threads: Those of the run. `stop` ends pulling; what nobody has taken by then is released.
     """
 
-    def __init__(self, subscription: str, client: Any, max_images: int, max_bytes: int, stop: threading.Event):
+    def __init__(self, subscription: str, connect: Callable[[], Any], max_images: int, max_bytes: int, threads: RunThreads):
         self._subscription = subscription
-        self._client = client
+        self._client = connect()
+        self._puller = connect()  # of its own, since a pull that waits ends at once only with its connection
         self._max_images = max_images
         self._max_bytes = max_bytes
-        self._stop = stop
+        self._threads = threads
+        self._stop = threads.stop
         self._changed = threading.Condition()
         self._waiting: deque[_Held] = deque()
         self._held: dict[str, _Held] = {}
         self._mean_bytes: float | None = None
-        self._failure: Exception | None = None
-        for work in (self._pull_ahead, self._extend):
-            threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True).start()
+        self._pulling = threads.start("pulling", self._pull_ahead)
+        threads.repeat("extending deadlines", self._extend, _EXTEND_EVERY_SECONDS)
 
     def take(self, max_images: int, max_bytes: int, wait_s: float) -> list[Message]:
         """Hands out what waits, or the first that comes within `wait_s`; a message that is larger than the bounds comes alone.
 
         Raises:
           google.api_core.exceptions.GoogleAPICallError: Pulling failed in a way that does not pass.
+          Exception: Another thread of the run did.
         """
+        self._threads.raise_failure()
         taken: list[_Held] = []
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._failure or self._stop.is_set(), wait_s)
-            if self._failure:
-                raise self._failure
+            self._changed.wait_for(lambda: self._waiting or self._stop.is_set(), wait_s)
             images = size = 0
             while self._waiting and not self._stop.is_set():
                 first = self._waiting[0]
@@ -126,7 +104,19 @@ class Intake:
         """Gives messages back, to be delivered again at once."""
         self._set_deadline(self._forget(message_ids), 0)
 
+    def close(self) -> None:
+        """Gives back everything that is in hand still, and lets go of the connections."""
+        self._stop.set()
+        self._puller.close()
+        self._pulling.join(_PULL_SECONDS)  # else it would take what is given back
+        with self._changed:
+            self._waiting.clear()
+            ids = list(self._held)
+        self.release(ids)
+        self._client.close()
+
     def _pull_ahead(self) -> None:
+        """Pulls until stopped; what does not pass by itself is raised, and ends the job."""
         failures = 0
         while not self._stop.is_set():
             try:
@@ -134,22 +124,16 @@ class Intake:
                 failures = 0
             except exceptions.DeadlineExceeded:
                 continue  # nothing was there for a while
-            except Exception as err:  # noqa: BLE001  what does not pass is raised where the messages are awaited
-                if not is_lost_connection(err):
-                    self._fail(err)
-                    return
+            except Exception as err:
                 if self._stop.is_set():
                     break
+                if not is_lost_connection(err):
+                    raise
                 wait_s = _BACK_OFF_SECONDS[min(failures, len(_BACK_OFF_SECONDS) - 1)]
                 failures += 1
                 _log.warning("lost Pub/Sub (%s); pulling again in %g s", one_line(err), wait_s)
                 self._stop.wait(wait_s)
         self._release_waiting()
-
-    def _fail(self, err: Exception) -> None:
-        with self._changed:
-            self._failure = err
-            self._changed.notify_all()
 
     def _pull_once(self) -> None:
         with self._changed:
@@ -157,7 +141,7 @@ class Intake:
             if self._stop.is_set() or not self._has_room():
                 return
             count = self._pull_size()
-        answer = self._client.pull(subscription=self._subscription, max_messages=count, timeout=_PULL_SECONDS, retry=None)
+        answer = self._puller.pull(subscription=self._subscription, max_messages=count, timeout=_PULL_SECONDS, retry=None)
         now = time.time()
         with self._changed:
             for received in answer.received_messages:
@@ -193,12 +177,10 @@ class Intake:
         self._mean_bytes = size if self._mean_bytes is None else self._mean_bytes + 0.1 * (size - self._mean_bytes)
 
     def _extend(self) -> None:
-        while self._held or not self._stop.is_set():
-            oldest = time.time() - _HOLD_SECONDS
-            with self._changed:
-                ack_ids = [held.ack_ids[-1] for held in self._held.values() if held.since > oldest]
-            self._set_deadline(ack_ids, EXTEND_SECONDS)
-            time.sleep(_EXTEND_EVERY_SECONDS)
+        oldest = time.time() - _HOLD_SECONDS
+        with self._changed:
+            ack_ids = [held.ack_ids[-1] for held in self._held.values() if held.since > oldest]
+        self._set_deadline(ack_ids, EXTEND_SECONDS)
 
     def _set_deadline(self, ack_ids: Sequence[str], seconds: int) -> None:
         try:
@@ -224,19 +206,6 @@ class Intake:
             self._changed.notify_all()
         with contextlib.suppress(ValueError):  # the channel is closed already
             self.release(ids)
-
-
-def is_lost_connection(err: BaseException) -> bool:
-    """Whether an error of Pub/Sub may pass by itself: anything but a wrong name, a missing permission or a wrong request.
-
-    A connection that breaks is not always `ServiceUnavailable`; seen were `Unknown` ("Stream removed") and `Cancelled` as well.
-    """
-    return isinstance(err, (exceptions.GoogleAPICallError, exceptions.RetryError)) and not isinstance(err, _FOR_GOOD)
-
-
-def one_line(err: BaseException) -> str:
-    """An error of Google's clients, on one line."""
-    return " ".join(str(getattr(err, "message", None) or err).split())[:300] or type(err).__name__
 
 
 _RETRY = retry.Retry(predicate=is_lost_connection, initial=0.5, maximum=10.0, timeout=60.0)

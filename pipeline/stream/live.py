@@ -18,15 +18,6 @@ from pipeline.figures.summary import Tally
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.stream.messages import Request
 
-_shared: dict[str, LiveFigures] = {}
-_shared_lock = threading.Lock()
-
-
-def live_figures(job: str, samples: int = 0) -> LiveFigures:
-    """The figures of one job of this process; `samples` counts at the first call."""
-    with _shared_lock:
-        return _shared.setdefault(job, LiveFigures(samples))
-
 
 @dataclasses.dataclass
 class _Period:

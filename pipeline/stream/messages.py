@@ -25,6 +25,7 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pipeline.failures import ImageError
 from pipeline.records import (
     INLINE,
     DeadLetter,
@@ -118,15 +119,6 @@ class OutgoingMessage:
     attributes: Mapping[str, str]
 
 
-class _RefusedError(Exception):
-    """Part of a message cannot be done."""
-
-    def __init__(self, reason: str, message: str, uri: str = ""):
-        super().__init__(message)
-        self.reason = reason
-        self.uri = uri
-
-
 def parse_message(message: Message, limits: MessageLimits) -> Request:
     """Finds out what a message asks for; never raises, whatever stands in it."""
     try:
@@ -134,12 +126,16 @@ def parse_message(message: Message, limits: MessageLimits) -> Request:
         if asked is None:
             return Request(message.message_id, request_id, skipped=True)
         if not 1 <= len(asked) <= limits.max_images:
-            raise _RefusedError(
-                "too_many_images" if asked else "no_images", f"expected 1 to {limits.max_images} images, got {len(asked)}"
+            raise ImageError(
+                "message",
+                "too_many_images" if asked else "no_images",
+                f"expected 1 to {limits.max_images} images, got {len(asked)}",
             )
-    except _RefusedError as err:
+    except ImageError as err:
         request_id = message.attributes.get("request_id", "")
-        return Request(message.message_id, request_id, dead_letters=(_dead_letter(err, request_id, message.data),))
+        return Request(
+            message.message_id, request_id, dead_letters=(err.dead_letter(ImageRef("", request_id=request_id), message.data),)
+        )
     return _request(message, request_id, asked, limits)
 
 
@@ -147,7 +143,7 @@ def image_count(message: Message) -> int:
     """How many images a message names, at least 1: what it weighs when intake is bounded."""
     try:
         return max(1, len(_recognise(message)[1] or ()))
-    except _RefusedError:
+    except ImageError:
         return 1
 
 
@@ -216,8 +212,8 @@ def _recognise(message: Message) -> tuple[str, list[Any] | None]:
         return _asked_in_json(data, request_id)
     if len(data) <= 2 * _MAX_URI and _SCHEME.fullmatch(data):
         return request_id, [{"uri": data.decode("utf-8", "replace").strip()}]
-    raise _RefusedError(
-        "not_recognised", f"expected a storage notification, JSON or image bytes, got {len(data)} bytes: {data[:24]!r}"
+    raise ImageError(
+        "message", "not_recognised", f"expected a storage notification, JSON or image bytes, got {len(data)} bytes: {data[:24]!r}"
     )
 
 
@@ -226,7 +222,7 @@ def _notified(attributes: Mapping[str, str]) -> list[Any] | None:
         return None
     bucket = attributes.get("bucketId", "")
     if not _BUCKET.fullmatch(bucket):
-        raise _RefusedError("bad_notification", f"expected a bucket's name in bucketId, got {bucket[:80]!r}")
+        raise ImageError("message", "bad_notification", f"expected a bucket's name in bucketId, got {bucket[:80]!r}")
     return [{"uri": f"gs://{bucket}/{attributes['objectId']}", "generation": attributes.get("objectGeneration", "")}]
 
 
@@ -234,14 +230,14 @@ def _asked_in_json(data: bytes, request_id: str) -> tuple[str, list[Any]]:
     try:
         asked = json.loads(data)
     except (ValueError, RecursionError) as err:
-        raise _RefusedError("bad_json", f"the JSON cannot be parsed: {str(err)[:200]}") from err
+        raise ImageError("message", "bad_json", f"the JSON cannot be parsed: {str(err)[:200]}") from err
     if isinstance(asked, dict):
         request_id = str(asked.get("request_id") or request_id)[:_MAX_ATTRIBUTE_BYTES]
         asked = asked.get("images", [asked])
     if isinstance(asked, str):
         asked = [asked]
     if not isinstance(asked, list):
-        raise _RefusedError("bad_request", f"expected a list in 'images', got {type(asked).__name__}")
+        raise ImageError("message", "bad_request", f"expected a list in 'images', got {type(asked).__name__}")
     return request_id, [{"uri": entry} if isinstance(entry, str) else entry for entry in asked]
 
 
@@ -254,39 +250,45 @@ def _request(message: Message, request_id: str, asked: list[Any], limits: Messag
             image = _image(entry, limits, bytes_left, request_id, event_time)
             bytes_left -= len(image.content) if isinstance(image, EncodedImage) else 0
             images.append(image)
-        except _RefusedError as err:
-            dead.append(_dead_letter(err, request_id, message.data if len(asked) == 1 else row_bytes(entry)))
+        except ImageError as err:
+            ref = ImageRef(_uri(entry)[:_MAX_URI], request_id=request_id)
+            dead.append(err.dead_letter(ref, message.data if len(asked) == 1 else row_bytes(entry)))
     return Request(message.message_id, request_id, tuple(images), tuple(dead))
 
 
 def _image(entry: Any, limits: MessageLimits, bytes_left: int, request_id: str, event_time: float) -> ImageRef | EncodedImage:
     if not isinstance(entry, dict):
-        raise _RefusedError("bad_request", f"expected an image as {{'uri'}} or {{'bytes'}}, got {type(entry).__name__}")
-    uri = entry.get("uri")
-    if isinstance(uri, str) and uri:
+        raise ImageError("message", "bad_request", f"expected an image as {{'uri'}} or {{'bytes'}}, got {type(entry).__name__}")
+    uri = _uri(entry)
+    if uri:
         if not is_allowed(uri, limits.allowed_prefixes):
             allowed = ", ".join(limits.allowed_prefixes)
-            raise _RefusedError(
-                "not_allowed", f"{uri[:200]!r} lies under none of the allowed prefixes ({allowed})", uri[:_MAX_URI]
-            )
+            raise ImageError("message", "not_allowed", f"{uri[:200]!r} lies under none of the allowed prefixes ({allowed})")
         return ImageRef(uri, str(entry.get("generation") or ""), event_time=event_time, request_id=request_id)
     content = (
         entry["content"] if "content" in entry and isinstance(entry["content"], bytes) else _decode_base64(entry.get("bytes"))
     )
     if len(content) > bytes_left:
-        raise _RefusedError("too_large", f"expected at most {limits.max_bytes} bytes of inline images in a message, got more")
+        raise ImageError(
+            "message", "too_large", f"expected at most {limits.max_bytes} bytes of inline images in a message, got more"
+        )
     digest = hashlib.sha256(content).hexdigest()[:32]
     name = _CONTROL.sub("?", str(entry.get("name") or digest))[:1024]
     return EncodedImage(ImageRef(INLINE + name, digest, len(content), event_time, request_id), content)
 
 
+def _uri(entry: Any) -> str:
+    uri = entry.get("uri") if isinstance(entry, dict) else ""
+    return uri if isinstance(uri, str) else ""
+
+
 def _decode_base64(text: Any) -> bytes:
     if not isinstance(text, str) or not text:
-        raise _RefusedError("bad_request", "expected an image as {'uri'} or {'bytes'} with text, got neither")
+        raise ImageError("message", "bad_request", "expected an image as {'uri'} or {'bytes'} with text, got neither")
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as err:
-        raise _RefusedError("bad_base64", f"the image's bytes are no base64: {err}") from err
+        raise ImageError("message", "bad_base64", f"the image's bytes are no base64: {err}") from err
 
 
 def _looks_like_image(data: bytes) -> bool:
@@ -302,10 +304,6 @@ def _event_time(message: Message) -> float:
         return moment.replace(tzinfo=moment.tzinfo or datetime.timezone.utc).timestamp()
     except (ValueError, OverflowError):
         return message.publish_time
-
-
-def _dead_letter(err: _RefusedError, request_id: str, payload: bytes) -> DeadLetter:
-    return DeadLetter(ImageRef(err.uri, request_id=request_id), "message", err.reason, str(err), payload)
 
 
 def _ref_attributes(ref: ImageRef, now: float) -> dict[str, str]:

@@ -1,18 +1,15 @@
 """Messages in and out of Pub/Sub, so that nothing is acknowledged before it is answered.
 
 `ReadMessages` is a splittable DoFn: it takes what was pulled, yields it, and acknowledges in the *bundle finalizer*, when the
-runner has committed everything that was fused with it. `PublishMessages` waits in `finish_bundle` until Pub/Sub has its
+runner has committed everything that was fused with it. `PublishResults` waits in `finish_bundle` until Pub/Sub has its
 messages. Where a runner fuses the two (Prism does, as long as no shuffle, flatten or side input stands between), a message is
 acknowledged only after its answers are published, whenever the process dies.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
-import logging
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -24,36 +21,26 @@ from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
 
-from pipeline.stream.intake import is_lost_connection, one_line, shared_intake, stop_event
-from pipeline.stream.messages import Message, OutgoingMessage
+from pipeline.stream.messages import Message
+from pipeline.stream.run import RunSettings, run_of
 
 _PULLERS = 2  # while one's images are detected and published, another's are read; and a huge request holds up one of them only
 _STEP_BACK_SECONDS = 2.0
 _IDLE_SECONDS = 0.5
-_PUBLISH_LINE_SECONDS = 10.0
-_MAX_OPEN_PUBLISHES = 1000
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
 class ReadMessages(beam.PTransform):
     """Reads a subscription with the project's own splittable source.
 
-    Element out: `Message`, at the time of its arrival (so nothing is ever late). Unbounded, until `stop_event(job)` is set: then
-    what was taken is finished, and the pipeline ends. At least once.
+    Element out: `Message`, at the time of its arrival (so nothing is ever late). Unbounded, until the run is stopped: then what
+    was taken is finished, and the pipeline ends. At least once.
 
     Args:
-      subscription: `projects/P/subscriptions/S`.
-      job: Names this run; the stop event and what is in hand are kept by it.
-      max_images: Most images (by what the messages name) in hand for each bundle, and waiting.
-      max_bytes: The same in bytes of messages.
+      run: The run whose subscription is read.
     """
 
-    subscription: str
-    job: str
-    max_images: int = 128
-    max_bytes: int = 64_000_000
+    run: RunSettings
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -63,7 +50,7 @@ class ReadMessages(beam.PTransform):
         return (
             begin
             | "Pullers" >> beam.Create(range(_PULLERS), reshuffle=False)
-            | "Pull" >> beam.ParDo(_Pull(self)).with_output_types(Message)
+            | "Pull" >> beam.ParDo(_Pull(self.run)).with_output_types(Message)
         )
 
 
@@ -89,27 +76,6 @@ class ReadNative(beam.PTransform):
             | "ReadFromPubSub" >> beam.io.ReadFromPubSub(subscription=self.subscription, with_attributes=True)
             | "ToMessages" >> beam.Map(_from_beam).with_output_types(Message)
         )
-
-
-@dataclasses.dataclass
-class PublishMessages(beam.PTransform):
-    """Publishes to a topic; a bundle ends only when Pub/Sub has all of its messages.
-
-    Element in: `OutgoingMessage`; nothing comes out. Bounded or unbounded. At least once: a bundle run again publishes again.
-    A lost connection is waited for, with a line in the log every ten seconds.
-
-    Args:
-      topic: `projects/P/topics/T`.
-    """
-
-    topic: str
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def expand(self, messages: beam.PCollection[OutgoingMessage]) -> beam.PCollection[None]:
-        """Wires the publishing DoFn."""
-        return messages | "Publish" >> beam.ParDo(_Publish(self.topic))
 
 
 class _EndlessTracker(RestrictionTracker):
@@ -157,13 +123,13 @@ class _Endless(RestrictionProvider):
 class _Pull(beam.DoFn):
     """One turn: take what waits, yield it, acknowledge when the bundle is final, come again."""
 
-    def __init__(self, settings: ReadMessages):
-        self._subscription = settings.subscription
-        self._job = settings.job
-        self._bounds = (settings.max_images, settings.max_bytes)
+    def __init__(self, run: RunSettings):
+        self._run = run
+        self._bounds = (run.max_images, run.max_bytes)
 
     def setup(self) -> None:
-        self._intake = shared_intake(self._job, self._subscription, connect_subscriber, *self._bounds)
+        self._intake = run_of(self._run).intake
+        self._stop = run_of(self._run).threads.stop
         self._unfinished: set[str] = set()
 
     def start_bundle(self) -> None:
@@ -194,7 +160,7 @@ class _Pull(beam.DoFn):
         else:
             again_after = Duration.of(_STEP_BACK_SECONDS * puller)
         watermark.set_watermark(arrival)
-        if not stop_event(self._job).is_set():
+        if not self._stop.is_set():
             tracker.defer_remainder(again_after)
 
     def _is_first_in_bundle(self) -> bool:
@@ -205,86 +171,6 @@ class _Pull(beam.DoFn):
     def _acknowledge(self, ids: list[str]) -> None:
         self._intake.acknowledge(ids)
         self._unfinished.difference_update(ids)
-
-
-class _Publish(beam.DoFn):
-    def __init__(self, topic: str):
-        self._topic = topic
-
-    def start_bundle(self) -> None:
-        self._publishing = Publishing()
-
-    def process(self, message: OutgoingMessage) -> None:
-        self._publishing.send(self._topic, message)
-
-    def finish_bundle(self) -> None:
-        self._publishing.wait()
-
-
-class Publishing:
-    """Messages on their way to Pub/Sub, for the length of a bundle."""
-
-    def __init__(self) -> None:
-        self._client = shared_publisher()
-        self._open: list[tuple[str, OutgoingMessage, Any]] = []
-
-    def send(self, topic: str, message: OutgoingMessage) -> None:
-        """Hands a message to Pub/Sub; waits only when very many are on their way."""
-        self._open.append((topic, message, self._client.publish(topic, message.data, **message.attributes)))
-        if len(self._open) >= _MAX_OPEN_PUBLISHES:
-            self.wait()
-
-    def wait(self) -> None:
-        """Waits until Pub/Sub has all of them."""
-        for topic, message, future in self._open:
-            _wait_published(self._client, topic, message, future)
-        self._open = []
-
-
-def _wait_published(client: Any, topic: str, message: OutgoingMessage, future: Any) -> None:
-    """Waits until Pub/Sub has a message; publishes it again where the connection was lost.
-
-    Raises:
-      google.api_core.exceptions.GoogleAPICallError: Pub/Sub refuses the message or the topic.
-    """
-    started = time.monotonic()
-    while True:
-        try:
-            future.result(timeout=_PUBLISH_LINE_SECONDS)
-            return
-        except concurrent.futures.TimeoutError:
-            _log.warning("no answer from Pub/Sub for %.0f s while publishing to %s; waiting", time.monotonic() - started, topic)
-        except Exception as err:
-            if not is_lost_connection(err):
-                raise
-            _log.warning("lost Pub/Sub while publishing to %s (%s); publishing again", topic, one_line(err))
-            future = client.publish(topic, message.data, **message.attributes)
-
-
-def connect_subscriber() -> Any:
-    """A subscriber client whose channel takes answers of any size (that for the emulator has gRPC's limit of 4 MB else)."""
-    from google.cloud import pubsub_v1
-
-    emulator = os.environ.get("PUBSUB_EMULATOR_HOST")
-    if not emulator:
-        return pubsub_v1.SubscriberClient()
-    import grpc  # type: ignore[import-untyped]
-    from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
-
-    channel = grpc.insecure_channel(emulator, options=[("grpc.max_receive_message_length", -1)])
-    return pubsub_v1.SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
-
-
-@functools.lru_cache(maxsize=4)
-def _publisher(emulator: str) -> Any:
-    from google.cloud import pubsub_v1
-
-    return pubsub_v1.PublisherClient(pubsub_v1.types.BatchSettings(max_bytes=1_000_000, max_latency=0.005, max_messages=100))
-
-
-def shared_publisher() -> Any:
-    """The publisher client of this process."""
-    return _publisher(os.environ.get("PUBSUB_EMULATOR_HOST", ""))
 
 
 def _from_beam(message: Any) -> Message:

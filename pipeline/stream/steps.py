@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -21,27 +20,9 @@ from pipeline.read.read_images import ReadAhead
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, row_bytes
 from pipeline.storage.files import write_file
 from pipeline.storage.results import archive_name, shard_of
-from pipeline.stream.answers import Answers, shared_answers
-from pipeline.stream.live import live_figures
+from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message, MessageLimits, dead_letter_message, detection_message, parse_message
-from pipeline.stream.pubsub import Publishing
-
-_OVERDUE_SECONDS = 0.25
-
-
-@dataclasses.dataclass(frozen=True)
-class Topics:
-    """Where answers go.
-
-    Attributes:
-      detections: One message an image.
-      dead_letters: One message a dead letter; empty: only files.
-      answers: One message a request; empty: none.
-    """
-
-    detections: str
-    dead_letters: str = ""
-    answers: str = ""
+from pipeline.stream.run import RunSettings, run_of
 
 
 class Requested(NamedTuple):
@@ -66,20 +47,18 @@ class ParseMessages(beam.PTransform):
 
     Args:
       limits: What a message may ask for.
-      job: Names the run whose figures and open requests are kept.
-      answer_deadline_s: Deadline of a request's answer; None where nobody wants answers by request.
+      run: The run whose figures and open requests are kept.
     """
 
     limits: MessageLimits
-    job: str
-    answer_deadline_s: float | None = None
+    run: RunSettings
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def expand(self, messages: beam.PCollection[Message]) -> Requested:
         """Wires the parsing DoFn."""
-        parsed = messages | "Parse" >> beam.ParDo(_Parse(self)).with_outputs("dead", main="images")
+        parsed = messages | "Parse" >> beam.ParDo(_Parse(self.limits, self.run)).with_outputs("dead", main="images")
         return Requested(parsed.images, parsed.dead)
 
 
@@ -112,21 +91,17 @@ class PublishResults(beam.PTransform):
     has all of its messages.
 
     Args:
-      topics: Where they go.
-      job: Names the run whose figures and open requests are kept.
-      answer_deadline_s: Deadline of a request's answer; None where nobody wants answers by request.
+      run: The run whose topics they go to, and whose figures and open requests are kept.
     """
 
-    topics: Topics
-    job: str
-    answer_deadline_s: float | None = None
+    run: RunSettings
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def expand(self, results: beam.PCollection[Any]) -> beam.PCollection[None]:
         """Wires the publishing DoFn."""
-        return results | "Publish" >> beam.ParDo(_PublishResults(self))
+        return results | "Publish" >> beam.ParDo(_PublishResults(self.run))
 
 
 @dataclasses.dataclass
@@ -182,14 +157,13 @@ class ArchiveRows(beam.PTransform):
 
 
 class _Parse(beam.DoFn):
-    def __init__(self, settings: ParseMessages):
-        self._limits = settings.limits
-        self._job = settings.job
-        self._deadline_s = settings.answer_deadline_s
+    def __init__(self, limits: MessageLimits, run: RunSettings):
+        self._limits = limits
+        self._run = run
 
     def setup(self) -> None:
-        self._figures = live_figures(self._job)
-        self._answers = shared_answers(self._job, self._deadline_s) if self._deadline_s else None
+        run = run_of(self._run)
+        self._figures, self._answers = run.figures, run.answers
 
     def process(self, message: Message) -> Iterator[Any]:
         request = parse_message(message, self._limits)
@@ -201,16 +175,13 @@ class _Parse(beam.DoFn):
 
 
 class _PublishResults(beam.DoFn):
-    def __init__(self, settings: PublishResults):
-        self._topics = settings.topics
-        self._job = settings.job
-        self._deadline_s = settings.answer_deadline_s
+    def __init__(self, run: RunSettings):
+        self._run = run
+        self._topics = run.topics
 
     def setup(self) -> None:
-        self._figures = live_figures(self._job)
-        self._answers = shared_answers(self._job, self._deadline_s) if self._deadline_s else None
-        if self._answers:
-            _watch_deadlines(self._job, self._answers, self._topics.answers)
+        run = run_of(self._run)
+        self._figures, self._answers = run.figures, run.answers
 
     def start_bundle(self) -> None:
         self._publishing = Publishing()
@@ -234,25 +205,3 @@ class _PublishResults(beam.DoFn):
     def _send_answers(self, answers: Iterable[Any]) -> None:
         for answer in answers:
             self._publishing.send(self._topics.answers, answer)
-
-
-_watched: set[str] = set()
-_watched_lock = threading.Lock()
-
-
-def _watch_deadlines(job: str, answers: Answers, topic: str) -> None:
-    """Starts, once a job, the thread that answers overdue requests."""
-    with _watched_lock:
-        if job in _watched:
-            return
-        _watched.add(job)
-    threading.Thread(target=_answer_overdue, args=(answers, topic), name="deadlines", daemon=True).start()
-
-
-def _answer_overdue(answers: Answers, topic: str) -> None:
-    while True:
-        publishing = Publishing()
-        for answer in answers.overdue():
-            publishing.send(topic, answer)
-        publishing.wait()
-        time.sleep(_OVERDUE_SECONDS)

@@ -12,8 +12,8 @@ from pipeline import graph
 from pipeline.config import load_config
 from pipeline.figures import metrics
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
-from pipeline.stream.live import live_figures
 from pipeline.stream.messages import Message, MessageLimits
+from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ParseMessages
 from pipeline.write.write_rows import read_tally
 from tests.conftest import write_bright_image
@@ -87,10 +87,10 @@ def test_what_messages_ask_for_is_counted_where_they_are_parsed():
         Message(b"", {"eventType": "OBJECT_DELETE", "bucketId": "b", "objectId": "o", "payloadFormat": "NONE"}),
         Message(b"\x00nothing", publish_time=1.0),
     ]
-    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        _ = pipeline | beam.Create(messages) | ParseMessages(MessageLimits(), "counted")
+    with opened(RunSettings("counted")) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        _ = pipeline | beam.Create(messages) | ParseMessages(MessageLimits(), run.settings)
     totals, sums = counted(pipeline.result)
-    tally = live_figures("counted").tally()
+    tally = run.figures.tally()
     assert totals == {"read": 5, "skipped": 1, "dead": 2}
     assert (tally.read, tally.skipped) == (5, 1)
     assert sums["backlog_age_ms"][1] == 3

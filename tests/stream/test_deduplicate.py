@@ -8,7 +8,9 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 
 from pipeline.records import EncodedImage, ImageRef
-from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState, RecentIdentities
+from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
+from pipeline.stream.remembered import RecentIdentities
+from pipeline.stream.run import RunSettings, opened
 
 
 class Clock:
@@ -42,8 +44,8 @@ DISTINCT = {image.ref.identity for image in IMAGES}
 
 
 def test_repeats_come_out_apart_from_new_images():
-    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        parted = pipeline | beam.Create(IMAGES) | DropDuplicates("test-repeats", 60.0)
+    with opened(RunSettings("repeats")) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        parted = pipeline | beam.Create(IMAGES) | DropDuplicates(run.settings)
         assert_that(parted.new | "New" >> beam.Map(lambda image: image.ref.identity), equal_to(DISTINCT), "CheckNew")
         count = parted.repeats | beam.combiners.Count.Globally()
         assert_that(count, equal_to([len(IMAGES) - len(DISTINCT)]), "CheckRepeats")
@@ -55,6 +57,8 @@ def test_runner_state_drops_the_same():
         assert_that(new, equal_to(DISTINCT))
 
 
-@pytest.mark.parametrize("transform", [DropDuplicates("job", 60.0), DropDuplicatesInState(60.0)], ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize(
+    "transform", [DropDuplicates(RunSettings("run")), DropDuplicatesInState(60.0)], ids=lambda t: type(t).__name__
+)
 def test_the_transforms_survive_pickling(transform):
     assert pickle.loads(pickle.dumps(transform)) == transform

@@ -6,9 +6,10 @@ import time
 import pytest
 from google.api_core import exceptions
 
+from pipeline.stream.clients import Publishing, connect_subscriber
 from pipeline.stream.intake import Intake
 from pipeline.stream.messages import OutgoingMessage
-from pipeline.stream.pubsub import Publishing, connect_subscriber
+from pipeline.stream.threads import RunThreads
 
 
 @pytest.fixture
@@ -31,9 +32,11 @@ def intake_of(request):
     """Makes intakes that end with the test."""
 
     def make(queue, max_images: int = 100, max_bytes: int = 50_000_000) -> tuple[Intake, threading.Event]:
-        stop = threading.Event()
-        request.addfinalizer(stop.set)
-        return Intake(queue.subscription, connect_subscriber(), max_images, max_bytes, stop), stop
+        threads = RunThreads()
+        intake = Intake(queue.subscription, connect_subscriber, max_images, max_bytes, threads)
+        request.addfinalizer(threads.close)
+        request.addfinalizer(intake.close)
+        return intake, threads.stop
 
     return make
 

@@ -1,0 +1,161 @@
+"""One run of a stream: everything that its steps share in a process, made once, looked up here, closed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
+
+from pipeline.config import Config
+from pipeline.stream.answers import Answers
+from pipeline.stream.clients import Publishing, connect_subscriber
+from pipeline.stream.intake import Intake
+from pipeline.stream.live import LiveFigures
+from pipeline.stream.remembered import RecentIdentities
+from pipeline.stream.threads import RunThreads
+
+_OVERDUE_SECONDS = 0.25
+_runs: dict[str, StreamRun] = {}
+_registry = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Topics:
+    """Where answers go.
+
+    Attributes:
+      detections: One message an image.
+      dead_letters: One message a dead letter; empty: only files.
+      answers: One message a request; empty: none.
+    """
+
+    detections: str
+    dead_letters: str = ""
+    answers: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """What a run is made of; steps carry it to wherever they work.
+
+    Attributes:
+      name: Names the run: its archive files, and the one `StreamRun` of each process.
+      subscription: Where messages come from.
+      topics: Where answers go.
+      in_process: Whether all steps work in the launcher's process. Then the launcher opens the run and closes it; elsewhere the
+        first step that asks opens it, and it ends with its process.
+      max_images: Most images (by what messages name) in one bundle, and as many waiting.
+      max_bytes: The same in bytes of messages.
+      answer_deadline_s: Longest time to a request's answer.
+      deduplicate_s: How long an image is remembered.
+      samples: How many annotated images the report will show.
+    """
+
+    name: str
+    subscription: str = ""
+    topics: Topics = Topics("")
+    in_process: bool = True
+    max_images: int = 128
+    max_bytes: int = 64_000_000
+    answer_deadline_s: float = 60.0
+    deduplicate_s: float = 600.0
+    samples: int = 0
+
+    @staticmethod
+    def of(config: Config, name: str, *, in_process: bool, samples: int) -> RunSettings:
+        """The settings of a job's run."""
+        stream = config.stream
+        return RunSettings(
+            name,
+            config.input[0],
+            Topics(config.output, stream.dead_letter_topic, stream.answer_topic),
+            in_process,
+            stream.pull_images,
+            int(stream.pull_mb * 1e6),
+            stream.answer_deadline_s,
+            stream.deduplicate_s,
+            samples,
+        )
+
+
+class StreamRun:
+    """The state of one run in this process; thread-safe.
+
+    Attributes:
+      settings: What it was made of.
+      threads: Its threads, its stop event, and the failure that ends it.
+      figures: What it has counted.
+      identities: The images that it has seen of late.
+      answers: Its open requests; None where nobody wants answers by request.
+    """
+
+    def __init__(self, settings: RunSettings):
+        self.settings = settings
+        self.threads = RunThreads()
+        self._lock = threading.Lock()
+        self._intake: Intake | None = None
+        self.figures = LiveFigures(settings.samples)
+        self.identities = RecentIdentities(settings.deduplicate_s)
+        self.answers = Answers(settings.answer_deadline_s) if settings.topics.answers else None
+        if self.answers:
+            self.threads.start("answers that are overdue", self._answer_overdue)
+
+    @property
+    def intake(self) -> Intake:
+        """The messages in hand; pulling begins with the first step that asks for them."""
+        with self._lock:
+            if self._intake is None:
+                bounds = self.settings.max_images, self.settings.max_bytes
+                self._intake = Intake(self.settings.subscription, connect_subscriber, *bounds, self.threads)
+            return self._intake
+
+    def stop(self) -> None:
+        """Ends intake; what is in hand is still finished."""
+        self.threads.stop.set()
+
+    def close(self) -> None:
+        """Gives back what is in hand still, and ends the run's threads."""
+        self.stop()
+        if self._intake:
+            self._intake.close()
+        self.threads.close()
+
+    def _answer_overdue(self) -> None:
+        """Answers requests whose time is over. Where Pub/Sub refuses an answer for good, so it would in a step: the job ends."""
+        assert self.answers is not None  # noqa: S101  started only with them
+        while not self.threads.closed.wait(_OVERDUE_SECONDS):
+            late = self.answers.overdue()
+            if late:
+                publishing = Publishing()
+                for answer in late:
+                    publishing.send(self.settings.topics.answers, answer)
+                publishing.wait()
+
+
+@contextlib.contextmanager
+def opened(settings: RunSettings) -> Iterator[StreamRun]:
+    """Opens a run for the length of a block."""
+    run = StreamRun(settings)
+    with _registry:
+        _runs[settings.name] = run
+    try:
+        yield run
+    finally:
+        with _registry:
+            del _runs[settings.name]
+        run.close()
+
+
+def run_of(settings: RunSettings) -> StreamRun:
+    """The run of this process.
+
+    Raises:
+      LookupError: All steps work in the launcher's process, and the launcher has closed the run.
+    """
+    with _registry:
+        if settings.name not in _runs:
+            if settings.in_process:
+                raise LookupError(f"the run {settings.name} is over")
+            _runs[settings.name] = StreamRun(settings)
+        return _runs[settings.name]

@@ -1,0 +1,70 @@
+"""The threads of one run: none dies unseen, and none outlives it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+_END_SECONDS = 10.0
+_log = logging.getLogger(__name__)
+
+
+class RunThreads:
+    """Starts the threads of one run, keeps the first failure for those who can end the job, and ends them all.
+
+    Attributes:
+      stop: Set when the run shall take no more work; what is in hand is still finished.
+      closed: Set when the run is over; each thread ends then.
+    """
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.closed = threading.Event()
+        self._failure: Exception | None = None
+        self._threads: list[threading.Thread] = []
+
+    def start(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        """Starts a thread; what `work` raises ends the job with that reason (`raise_failure`)."""
+        thread = threading.Thread(target=self._watch, args=(work,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def repeat(self, name: str, work: Callable[[], None], every_s: float) -> None:
+        """Starts a thread that works every so often; what `work` raises costs a warning and this one time."""
+
+        def again_and_again() -> None:
+            while not self.closed.wait(every_s):
+                try:
+                    work()
+                except Exception as err:  # noqa: BLE001  the next time may do better, and the job goes on meanwhile
+                    _log.warning("%s: %s: %s; trying again in %g s", name, type(err).__name__, err, every_s)
+
+        self.start(name, again_and_again)
+
+    def raise_failure(self) -> None:
+        """Raises what a thread of this run has died of.
+
+        To be called where an exception ends the job: in a step of the pipeline.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Ends the threads; says so where one does not end."""
+        self.stop.set()
+        self.closed.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_END_SECONDS)
+        left = [thread.name for thread in self._threads if thread.is_alive()]
+        if left:
+            _log.warning("still busy after %g s: %s", _END_SECONDS, ", ".join(left))
+
+    def _watch(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as err:  # noqa: BLE001  kept for raise_failure
+            self._failure = self._failure or err
+            _log.warning("%s failed: %s: %s", threading.current_thread().name, type(err).__name__, err)

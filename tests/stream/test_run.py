@@ -1,0 +1,111 @@
+"""One run: made once, found in one place, gone when it ends; no thread of it dies unseen."""
+
+import pickle
+import threading
+import time
+
+import pytest
+from google.api_core import exceptions
+
+from pipeline.records import ImageRef
+from pipeline.stream import run as run_module
+from pipeline.stream.messages import Request
+from pipeline.stream.run import RunSettings, StreamRun, Topics, opened, run_of
+from pipeline.stream.threads import RunThreads
+
+
+def threads_left(before):
+    return [thread for thread in threading.enumerate() if thread not in before]
+
+
+def until(true, seconds=20.0):
+    """Waits for what other threads do."""
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return true()
+
+
+def test_all_steps_find_the_same_run_and_nothing_is_left_of_it():
+    before, settings = threading.enumerate(), RunSettings("a run", topics=Topics("d", answers="a"))
+    with opened(settings) as run:
+        assert run_of(pickle.loads(pickle.dumps(settings))) is run
+        assert threads_left(before)
+    assert run_module._runs == {}
+    assert threads_left(before) == []
+
+
+def test_a_local_run_that_is_over_is_not_begun_again():
+    """A step that is set up late would wait for messages that nobody pulls."""
+    with pytest.raises(LookupError, match="is over"):
+        run_of(RunSettings("never opened"))
+
+
+def test_a_worker_elsewhere_opens_its_own():
+    settings = RunSettings("elsewhere", in_process=False)
+    run = run_of(settings)
+    assert run_of(settings) is run
+    del run_module._runs["elsewhere"]
+    run.close()
+
+
+def test_a_run_is_closed_also_when_its_job_fails():
+    before = threading.enumerate()
+    with pytest.raises(ZeroDivisionError), opened(RunSettings("fails", topics=Topics("d", answers="a"))):
+        raise ZeroDivisionError
+    assert run_module._runs == {}
+    assert threads_left(before) == []
+
+
+def test_what_a_thread_dies_of_is_raised_where_the_job_hears_it():
+    threads = RunThreads()
+    threads.start("dividing", lambda: 1 // 0)
+    threads.close()
+    with pytest.raises(ZeroDivisionError):
+        threads.raise_failure()
+
+
+def test_a_thread_that_repeats_survives_with_a_warning(caplog):
+    threads, calls = RunThreads(), []
+
+    def work():
+        calls.append(1)
+        raise ValueError("closed channel")
+
+    threads.repeat("extending", work, every_s=0.01)
+    assert until(lambda: len(calls) > 2)
+    threads.close()
+    threads.raise_failure()
+    assert "extending: ValueError: closed channel; trying again" in caplog.text
+
+
+def test_overdue_answers_that_pubsub_refuses_for_good_end_the_job(pubsub_emulator):
+    """The thread used to die unseen, and no request was answered at its deadline from then on."""
+    missing = f"projects/{pubsub_emulator.project}/topics/none"
+    run = StreamRun(RunSettings("refused", topics=Topics("d", answers=missing), answer_deadline_s=0.0))
+    run.answers.open(Request("m", "r", (ImageRef("a"),)))
+    assert until(lambda: run.threads._failure is not None)
+    run.close()
+    with pytest.raises(exceptions.NotFound):
+        run.threads.raise_failure()
+
+
+def test_a_failed_thread_ends_the_intake_of_the_job(pubsub_emulator):
+    """Whatever thread it was: the next turn raises its reason, and the job ends with it."""
+    _, subscription = pubsub_emulator.create()
+    with opened(RunSettings("intake", subscription)) as run:
+        assert run.intake.take(1, 1, wait_s=0) == []
+        run.threads.start("dividing", lambda: 1 // 0)
+        assert until(lambda: run.threads._failure is not None)
+        with pytest.raises(ZeroDivisionError):
+            run.intake.take(1, 1, wait_s=0)
+
+
+def test_what_is_in_hand_when_a_run_ends_is_delivered_again_at_once(pubsub_emulator):
+    topic, subscription = pubsub_emulator.create(ack_deadline_seconds=600)
+    pubsub_emulator.publisher().publish(topic, b"taken").result()
+    before = threading.enumerate()
+    with opened(RunSettings("first", subscription)) as run:
+        assert [message.data for message in run.intake.take(1, 1000, wait_s=20)] == [b"taken"]
+    assert [thread.name for thread in threads_left(before) if thread.name in ("pulling", "extending deadlines")] == []
+    assert [message.data for message in pubsub_emulator.take(subscription, 1, timeout_s=20)] == [b"taken"]
