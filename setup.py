@@ -9,7 +9,7 @@ setup(
     description="Batch and streaming object detection with Apache Beam and a shared TensorFlow model",
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["pipeline", "pipeline.*", "models", "models.*"]),
-    package_data={"models": ["digits/*.npz", "digits/*.md", "digits/samples/*"], "pipeline.report": ["*.css"]},
+    package_data={"models": ["digits/*.npz", "digits/*.md", "digits/samples/*"], "pipeline.report": ["*.css", "*.html"]},
     install_requires=[
         "apache-beam[gcp]>=2.77,<2.80; python_version >= '3.11'",
         "apache-beam[gcp]>=2.70,<2.80; python_version < '3.11'",  # newer ones and tfx-bsl want different protobufs there

@@ -6,15 +6,16 @@ import html.parser
 import re
 
 import cv2
+import jinja2
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.config import Config, DetectConfig
 from pipeline.detect.thumbnails import make_thumbnail
 from pipeline.records import DetectedImage, Detections, ImageRef
 from pipeline.report import charts as report_charts
-from pipeline.report import markup
 from pipeline.report import page as report
 
 HOSTILE = [
@@ -43,6 +44,7 @@ class Page(html.parser.HTMLParser):
     def __init__(self, document):
         super().__init__(convert_charrefs=True)
         self.shape, self.texts, self.attributes, self.open_tags = [], [], [], []
+        self.folded = ""  # what a reader sees after unfolding it
         self.feed(document)
         self.close()
 
@@ -56,7 +58,9 @@ class Page(html.parser.HTMLParser):
         assert self.open_tags.pop() == tag
 
     def handle_data(self, data):
-        self.texts.append((self.open_tags[-1] if self.open_tags else "", data))
+        if data.strip("\n "):  # what only separates tags in the source
+            self.texts.append((self.open_tags[-1] if self.open_tags else "", data))
+            self.folded += data if "details" in self.open_tags else ""
 
     def handle_comment(self, data):
         raise AssertionError(f"a comment: {data!r}")
@@ -286,6 +290,42 @@ def test_settings_are_shown_under_their_group_with_dotted_names():
         assert shown in page.text
 
 
+def test_settings_that_nobody_changed_are_folded():
+    config = Config(output="out/", detect=DetectConfig(score_threshold=0.4, batch_sizes=(1, 8)))
+    page = Page(report.render_report({"config": config.as_dict()}, [], []))
+    shown, folded = page.text.replace(page.folded, ""), page.folded
+    assert [word in shown for word in ("outputout/", "score_threshold0.4", "batch_sizes1, 8")] == [True] * 3
+    assert [word in folded for word in ("iou_threshold0.45", "xlafalse", "runnerDirectRunner")] == [True] * 3
+    assert "settings as they are by default" in folded
+    assert [word in folded for word in ("out/", "score_threshold", "batch_sizes")] == [False] * 3
+    assert "xla" not in shown
+
+
+def test_each_picture_opens_its_own_view_and_can_be_closed():
+    page = Page(report.render_report({}, [sample(), sample(), sample(thumbnail=b"")], []))
+    views = [value for tag, name, value in page.attributes if (tag, name) == ("div", "id")]
+    assert views == ["sample-1", "sample-2", "sample-3"]
+    assert sum(name == "popover" for _, name, _ in page.attributes) == 3
+    targets = [value for _, name, value in page.attributes if name == "popovertarget"]
+    assert targets == ["sample-1", "sample-1", "sample-2", "sample-2", "sample-3", "sample-3"]
+    assert page.text_of("button").count("Close") == 3
+
+
+def test_dead_letters_say_what_their_reason_means_and_what_to_do():
+    row = {"image": {"uri": "a.jpg"}, "stage": "decode", "reason": "empty", "message": "m"}
+    text = Page(report.render_report({"dead_by_reason": {"empty": 1}}, [], [row])).text
+    assert "emptyin decodezero bytes1" in text.replace(" in", "in")
+    assert "a reason that does not pass by itself" in text
+    assert "once the cause is mended, give these files as --input to try again" in text
+    assert "cannot succeed" not in text
+
+
+def test_failures_stand_before_the_pictures():
+    failed, well = (Page(report.render_report({"dead_by_reason": dead}, [], [])).text_of("h2") for dead in ({"empty": 1}, {}))
+    assert failed.index("Dead letters") < failed.index("Samples")
+    assert well.index("Dead letters") > well.index("Samples")
+
+
 def test_the_page_has_language_title_and_one_main_heading():
     page = Page(rendered("word"))
     assert ("html", "lang", "en") in page.attributes
@@ -321,10 +361,37 @@ def test_axes_have_round_ticks(largest, ticks):
     assert top >= max(largest, *ticks)
 
 
+@given(st.lists(st.integers(0, 500), min_size=3, max_size=300), st.sampled_from([1, 2, 4096]))
+def test_the_line_of_the_mean_lies_among_the_steps(images, interval_s):
+    """Also where a run was so short that its images per second, start and end included, are more than any of its seconds had."""
+    points = [[second * interval_s, number] for second, number in enumerate(images)]
+    curve = report_charts.throughput_curve(points, interval_s, "images/s")
+    heights = [float(point.split(",")[1]) for point in curve.line.split()]
+    assert min(heights) - 0.01 <= curve.mean.at <= max(heights) + 0.01
+
+
+@pytest.mark.parametrize("points", [[[0, 24]], [[0, 5], [1, 50]]], ids=["one second", "two seconds"])
+def test_a_run_of_seconds_has_no_curve(points):
+    assert "Throughput" not in Page(report.render_report({"throughput": points, "images_per_second": 99.0}, [], [])).text_of("h2")
+
+
+def test_intervals_are_as_long_as_the_summary_says():
+    assert report_charts._rates([[0, 4096], [8192, 8192]], 4096) == ([1.0, 0.0, 2.0], 4096)
+    text = Page(report.render_report({"throughput": [[0, 60], [120, 60]], "throughput_interval_s": 60}, [], [])).text
+    assert "mean 0.7" in text
+
+
 def test_throughput_of_no_images_draws_a_flat_line():
-    assert Page(report.render_report({"throughput": [[0, 0], [1, 0]], "images_per_second": 0.0}, [], [])).open_tags == []
+    assert Page(report.render_report({"throughput": [[0, 0], [1, 0], [2, 0]], "images_per_second": 0.0}, [], [])).open_tags == []
 
 
 def test_only_markup_is_taken_for_markup():
-    assert markup.tag("p", "<b>", markup.tag("i", '"'), None, 3) == "<p>&lt;b&gt;<i>&quot;</i>3</p>"
-    assert markup.tag("p", title='">') == '<p title="&quot;&gt;"></p>'
+    template = report.environment().from_string(
+        """{% macro i(x) %}<i>{{ x }}</i>{% endmacro %}<p title="{{ t }}">{{ b }}{{ i('"') }}{{ 3 }}</p>"""
+    )
+    assert template.render(t='">', b="<b>\u202e") == '<p title="&#34;&gt;">&lt;b&gt;\\u202e<i>&#34;</i>3</p>'
+
+
+def test_a_name_that_nobody_fills_is_an_error():
+    with pytest.raises(jinja2.UndefinedError):
+        report.environment().from_string("{{ typo }}").render()

@@ -1,0 +1,87 @@
+"""Numbers, times and texts as a person reads them on the page; what is missing is a dash."""
+
+from __future__ import annotations
+
+import datetime
+import math
+
+MISSING = "—"
+_JOINERS = "\u200c\u200d"  # zero-width, but part of correctly written Persian, Hindi and emoji
+
+
+def readable(value: object) -> str:
+    r"""Any value as text in which nothing hides: control and bidirectional characters and lone surrogates are shown as escapes.
+
+    >>> readable("<b>\u202egpj.exe")
+    '<b>\\u202egpj.exe'
+    """
+    return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode("ascii") for c in str(value))
+
+
+def number(value: object, digits: int = 0) -> str:
+    """A number with thousands separators, or a dash where there is none.
+
+    >>> number(12345), number(39.46, 1), number(None), number(float("nan"))
+    ('12,345', '39.5', '—', '—')
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return MISSING
+    return f"{value:,.{digits}f}"
+
+
+def counted(amount: int, singular: str, plural: str = "") -> str:
+    """An amount of something.
+
+    >>> counted(1, "detection"), counted(1200, "detection"), counted(0, "batch", "batches")
+    ('1 detection', '1,200 detections', '0 batches')
+    """
+    return f"{number(amount)} {singular if amount == 1 else plural or singular + 's'}"
+
+
+def duration(seconds: object) -> str:
+    """Seconds in the unit that reads best, or a dash.
+
+    >>> [duration(s) for s in (0, 0.0042, 0.155, 12.34, 185, 7384, 2_592_000, None)]
+    ['0 s', '4.2 ms', '155 ms', '12.3 s', '3 min 05 s', '2 h 03 min', '30 d 0 h', '—']
+    """
+    if number(seconds) == MISSING:
+        return MISSING
+    value = float(str(seconds))
+    if value <= 0:
+        return "0 s"
+    if value < 1:
+        return f"{value * 1000:.{1 if value < 0.01 else 0}f} ms"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24:,} d {hours % 24} h"
+
+
+def moment(value: object) -> str:
+    """An ISO 8601 time to the second, as it came where it is none.
+
+    >>> moment("2026-03-01T12:30:05.123+00:00"), moment("soon"), moment(None)
+    ('2026-03-01 12:30:05 UTC', 'soon', '—')
+    """
+    if value is None:
+        return MISSING
+    try:
+        return datetime.datetime.fromisoformat(str(value)).strftime("%Y-%m-%d %H:%M:%S %Z").strip()
+    except ValueError:
+        return str(value)
+
+
+def setting(value: object) -> str:
+    """A value as it would stand in the YAML file.
+
+    >>> setting(False), setting([1, 2]), setting(0.5), setting(None), setting([])
+    ('false', '1, 2', '0.5', '—', '—')
+    """
+    if value is None or value in ("", [], {}, ()):
+        return MISSING
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
