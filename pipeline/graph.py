@@ -1,14 +1,15 @@
 """The whole pipeline on one screen.
 
-ReadImages ──> DetectObjects ──> SpoolRows (detections) ──┐
-    │                │                                    ├──> WriteResults: files, and the figures of the summary
-    ├─ dead letters ─┴─────────> SpoolRows (dead letters)─┤
-    └─ counted ───────────────────────────────────────────┘        read = detected + dead + skipped
+ReadImages ──> DetectObjects ── detected ──┐
+    │                │                     ├──> Results ──> each sink: WriteFiles, …
+    ├────────────────┴─ dead letters ──────┤
+    └─ counted ────────────────────────────┘        read = detected + dead + skipped
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import apache_beam as beam
 
@@ -16,33 +17,38 @@ from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
 from pipeline.read.read_images import ReadImages
 from pipeline.records import dead_letter_row, detection_row
-from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import MessageLimits
 from pipeline.stream.pubsub import ReadMessages, ReadNative
 from pipeline.stream.run import RunSettings
 from pipeline.stream.steps import ArchiveRows, ParseMessages, PublishResults, ReadRequested
-from pipeline.write.write_rows import SpoolRows, WriteResults
+from pipeline.write.sink import Results, Sink
+from pipeline.write.write_files import WriteFiles
 
 
-def build(pipeline: beam.Pipeline, config: Config, staging: str) -> None:
+def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink]) -> None:
     """Adds a batch job to a pipeline.
 
     Args:
       pipeline: An empty pipeline.
       config: The job.
-      staging: Folder under the output for unfinished files; the job leaves its `Tally` there for `write_rows.read_tally`.
+      to: Where its results go; see `sinks`.
     """
-    samples, shards = samples_kept(config), config.write.shards
     read = pipeline | "ReadImages" >> ReadImages(config.input, config.read, exclude=config.output)
-    found = read.images | "DetectObjects" >> DetectObjects(config.model, config.detect, samples=samples)
+    found = read.images | "DetectObjects" >> DetectObjects(config.model, config.detect, samples=samples_kept(config))
+    results = Results(found.detected, (read.dead, found.dead), read.counted)
+    for sink in to:
+        _ = results | sink
 
-    detections = found.detected | "SpoolDetections" >> SpoolRows(staging, DETECTIONS, detection_row, shards, samples)
-    unread = read.dead | "SpoolUnread" >> SpoolRows(staging, DEAD_LETTERS, dead_letter_row)
-    undetected = found.dead | "SpoolUndetected" >> SpoolRows(staging, DEAD_LETTERS, dead_letter_row)
 
-    spooled = (detections, unread, undetected, read.counted)
-    _ = spooled | "WriteResults" >> WriteResults(config.output, staging, config.write, samples)
+def sinks(config: Config, staging: str) -> list[Sink]:
+    """Where the results of a batch job go, by its config.
+
+    Args:
+      config: The job.
+      staging: Folder under the output for unfinished files; `WriteFiles` leaves there what the summary needs.
+    """
+    return [WriteFiles(config.output, staging, config.write, samples_kept(config))]
 
 
 def build_streaming(

@@ -15,7 +15,6 @@ _EXAMPLES = 20  # dead letters kept for the report, for each reason
 _EXAMPLE_CHARACTERS = 1000  # of each text in one: a message may name a URI of megabytes
 _MOST_CLASSES = 5000  # COCO has 80 classes, Open Images 601, LVIS 1,203
 OTHER_CLASSES = "(other classes)"
-TALLY = ""  # the key of tallies, where they travel among the names of shards
 
 
 @dataclasses.dataclass

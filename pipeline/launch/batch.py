@@ -19,8 +19,8 @@ from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector
 from pipeline.launch.options import Job, checked_job
 from pipeline.read.list_images import check_inputs, is_manifest, is_tfrecord, list_images
-from pipeline.storage.results import STAGING, check_output, remove_staging
-from pipeline.write.write_rows import read_tally
+from pipeline.storage.results import STAGING, remove_staging
+from pipeline.write.write_files import read_written
 
 
 def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:
@@ -39,7 +39,8 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
 def show_plan(job: Job) -> int:
     """Prints what a run would do, and what is wrong; writes nothing."""
     config = job.config
-    check_output(config.output, write=False)
+    for sink in graph.sinks(config, config.output):
+        sink.check(write=False)
     detector = load_detector(config)
     images = [pattern for pattern in config.input if not is_tfrecord(pattern)]
     uris = sorted({ref.uri for pattern in images for ref in list_images(pattern, config.output)})
@@ -67,7 +68,9 @@ def show_plan(job: Job) -> int:
 def run(job: Job) -> int:
     """Runs the job; returns the exit code."""
     config, staging = job.config, f"{job.config.output}/{STAGING}{uuid.uuid4().hex[:12]}"
-    check_output(config.output)
+    sinks = graph.sinks(config, staging)
+    for sink in sinks:
+        sink.check()
     launched_at = time.time()
     try:
         with stopped_by_signals():
@@ -77,11 +80,11 @@ def run(job: Job) -> int:
                 progress.ProgressDisplay(),
             ):
                 pipeline = job.pipeline()
-                graph.build(pipeline, config, staging)
+                graph.build(pipeline, config, sinks)
                 pipeline.run().wait_until_finish()
                 detector = loading.result() if loading else None
-            tally = read_tally(staging)
-            if tally is None or not tally.read:
+            tally, notes = read_written(staging)
+            if not tally.read:
                 raise InputError(f"input {', '.join(config.input)}: names no image")
             facts = RunFacts(
                 job.started_at,
@@ -93,7 +96,7 @@ def run(job: Job) -> int:
                 config.model.path,
                 detector.batch_sizes if detector else (),
             )
-            return _ending(config).finish(tally, facts)
+            return _ending(config).finish(tally, facts, notes)
     except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
         return failed(err)
     finally:

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pipeline import errors
@@ -37,11 +37,11 @@ class Ending:
     write: WriteConfig
     max_dead_share: float = 1.0
 
-    def finish(self, tally: Tally, facts: RunFacts) -> int:
+    def finish(self, tally: Tally, facts: RunFacts, notes: Sequence[str] = ()) -> int:
         """Writes summary, report and samples, says in a few lines how it went, and returns the exit code."""
         summary = summarise(tally, facts)
         self._write(summary, tally)
-        self._say(summary)
+        self._say(summary, notes)
         return self._judge(summary["images"])
 
     def files(self) -> list[str]:
@@ -61,7 +61,7 @@ class Ending:
         write_file(f"{self.results}/report.html", report.encode("utf-8", "backslashreplace"))
         write_file(f"{self.results}/summary.json", to_json(summary))
 
-    def _say(self, summary: dict[str, Any]) -> None:
+    def _say(self, summary: dict[str, Any], notes: Sequence[str]) -> None:
         images = summary["images"]
         print(
             f"{images['read']} images read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped; "
@@ -70,6 +70,8 @@ class Ending:
         )
         for reason, count in summary["dead_by_reason"].items():
             print(f"  dead: {count} {reason}")
+        for note in notes:
+            print(f"  {note}")
         print(f"results in {self.results}: {', '.join(self.files())}")
 
     def _judge(self, images: dict[str, int]) -> int:

@@ -15,7 +15,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 from pipeline.config import ReadConfig
 from pipeline.failures import ImageError
 from pipeline.figures import metrics
-from pipeline.figures.summary import TALLY, Tally
+from pipeline.figures.summary import Tally
 from pipeline.look_ahead import LookAhead, NoRoomError, Place, started_pool
 from pipeline.read.fetch import Reserve, fetch, take_freely
 from pipeline.read.list_images import is_tfrecord, list_images
@@ -28,12 +28,12 @@ _READ_AHEAD_BYTES = 64_000_000
 class ReadOutputs(NamedTuple):
     """The outputs of `ReadImages`: each listed image is in one of the first two, or was listed more than once.
 
-    `counted` holds (`TALLY`, `Tally`)s of images read and skipped.
+    `counted` says how many images were read and skipped.
     """
 
     images: beam.PCollection[EncodedImage]
     dead: beam.PCollection[DeadLetter]
-    counted: beam.PCollection[tuple[str, Tally]]
+    counted: beam.PCollection[Tally]
 
 
 @dataclasses.dataclass
@@ -89,13 +89,13 @@ def _list_all(_start: bytes, patterns: Sequence[str], exclude: str) -> Iterator[
 
 
 class _Counting(beam.DoFn):
-    """Gives its bundle's count as (`TALLY`, `Tally`) when the bundle ends."""
+    """Gives its bundle's count when the bundle ends."""
 
     def start_bundle(self) -> None:
         self._tally = Tally()
 
     def finish_bundle(self) -> Iterator[Any]:
-        counted = GlobalWindows.windowed_value_at_end_of_window((TALLY, self._tally))
+        counted = GlobalWindows.windowed_value_at_end_of_window(self._tally)
         yield beam.pvalue.TaggedOutput("counted", counted)
 
 

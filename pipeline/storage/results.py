@@ -47,9 +47,9 @@ def shard_of(ref: ImageRef, shards: int) -> int:
     return identity_hash(ref.identity) % shards
 
 
-def shard_names(kind: str, shards: int) -> list[str]:
-    """The names of all files of a kind, without their ending."""
-    return [f"{kind}/{kind}-{shard:05d}-of-{shards:05d}" for shard in range(shards)]
+def shard_name(kind: str, number: int, shards: int) -> str:
+    """The name of one of a kind's files, without its ending."""
+    return f"{kind}/{kind}-{number:05d}-of-{shards:05d}"
 
 
 def archive_name(kind: str, window: str, job: str, shard: int, shards: int) -> str:

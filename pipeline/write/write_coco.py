@@ -2,73 +2,99 @@
 
 from __future__ import annotations
 
-import heapq
+import dataclasses
 import json
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import InputError
 from pipeline.records import row_bytes
-from pipeline.storage.files import create, read_lines
+from pipeline.storage.files import create, read_file
 from pipeline.storage.results import COCO_IMAGES, COCO_RESULTS
 
 
-def write_coco(shards: Sequence[str], staging: str, ground_truth: str | None) -> Iterator[tuple[str, str]]:
-    """Writes `coco/results.json` (a list of results) and `coco/images.json` (a data set without annotations) from sorted shards.
+@dataclasses.dataclass(frozen=True)
+class GroundTruth:
+    """The ids that somebody else's annotations use.
 
-    With `ground_truth`, image ids are those of its images with the same file name and category ids those of its categories
+    Attributes:
+      image_ids: By file name without its folder.
+      category_ids: By class name.
+    """
+
+    image_ids: Mapping[str, int]
+    category_ids: Mapping[str, int]
+
+
+def read_ground_truth(path: str) -> GroundTruth:
+    """Reads the ids of COCO annotations.
+
+    Raises:
+      InputError: These are none.
+    """
+    try:
+        truth = json.loads(read_file(path))
+        images = {posixpath.basename(image["file_name"]): image["id"] for image in truth["images"]}
+        return GroundTruth(images, {category["name"]: category["id"] for category in truth["categories"]})
+    except Exception as err:
+        raise InputError(
+            f"coco_ground_truth {path}: expected COCO annotations with images and categories: {type(err).__name__}: {err}"
+        ) from err
+
+
+def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = None) -> int:
+    """Writes `coco/results.json` (a list of results) and `coco/images.json` (a data set without annotations), as rows come.
+
+    With a ground truth, image ids are those of its images with the same file name and category ids those of its categories
     with the same name; other images are left out, since a COCO evaluation refuses them. Without it, images count from 1 in
     order of their rows, and a category's id is its class id + 1.
 
     Args:
-      shards: Paths of sorted JSON Lines files.
-      staging: Folder to write to.
-      ground_truth: COCO annotations, or None.
+      lines: JSON rows of detections, sorted.
+      folder: The files go below it.
+      truth: Whose ids to use.
 
-    Yields:
-      (path of a written file, its final name).
+    Returns:
+      How many images were left out.
 
     Source of the format: https://cocodataset.org/#format-results
     """
-    image_ids, category_ids = _ids_of(ground_truth) if ground_truth else ({}, {})
     categories: dict[int, str] = {}
-    lines = heapq.merge(*(read_lines(shard) for shard in shards))  # as text they are sorted; their URIs need not be
-    rows = map(json.loads, lines)
-    with (
-        create(f"{staging}/{COCO_RESULTS}") as results,
-        create(f"{staging}/{COCO_IMAGES}") as images,
-    ):
-        results.write(b"[")
-        images.write(b'{"images": [')
-        comma_results, comma_images, last = b"", b"", 0
-        for row in rows:
+    number, left_out = 0, 0
+    with create(f"{folder}/{COCO_RESULTS}") as results_file, create(f"{folder}/{COCO_IMAGES}") as images_file:
+        results, images = _JsonList(results_file, b"["), _JsonList(images_file, b'{"images": [')
+        for row in map(json.loads, lines):
             name = posixpath.basename(row["image"]["uri"])
-            if ground_truth and name not in image_ids:
+            if truth and name not in truth.image_ids:
+                left_out += 1
                 continue
-            last += 1
-            image_id = image_ids[name] if ground_truth else last
-            image = {
-                "id": image_id,
-                "file_name": row["image"]["uri"],
-                "width": row["image"]["width"],
-                "height": row["image"]["height"],
-            }
-            images.write(comma_images + row_bytes(image))
-            comma_images = b",\n"
+            number += 1
+            image_id = truth.image_ids[name] if truth else number
+            size = {"width": row["image"]["width"], "height": row["image"]["height"]}
+            images.add({"id": image_id, "file_name": row["image"]["uri"], **size})
             for found in row["detections"]:
-                category = category_ids.get(found["class_name"]) if ground_truth else found["class_id"] + 1
+                category = truth.category_ids.get(found["class_name"]) if truth else found["class_id"] + 1
                 if category is not None:
                     categories[category] = found["class_name"]
-                    results.write(comma_results + row_bytes(_result(image_id, category, found)))
-                    comma_results = b",\n"
-        results.write(b"]\n")
-        named = [{"id": number, "name": categories[number]} for number in sorted(categories)]
-        images.write(b'],\n"annotations": [], "categories": ' + row_bytes(named) + b"}\n")
-    yield f"{staging}/{COCO_RESULTS}", COCO_RESULTS
-    yield f"{staging}/{COCO_IMAGES}", COCO_IMAGES
+                    results.add(_result(image_id, category, found))
+        results_file.write(b"]\n")
+        named = [{"id": category, "name": categories[category]} for category in sorted(categories)]
+        images_file.write(b'],\n"annotations": [], "categories": ' + row_bytes(named) + b"}\n")
+    return left_out
+
+
+class _JsonList:
+    """A list whose elements are written as they come."""
+
+    def __init__(self, file: Any, beginning: bytes):
+        self._file = file
+        file.write(beginning)
+        self._comma = b""
+
+    def add(self, element: Any) -> None:
+        self._file.write(self._comma + row_bytes(element))
+        self._comma = b",\n"
 
 
 def _result(image_id: int, category_id: int, found: dict[str, Any]) -> dict[str, Any]:
@@ -79,15 +105,3 @@ def _result(image_id: int, category_id: int, found: dict[str, Any]) -> dict[str,
         "bbox": [x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)],
         "score": found["confidence"],
     }
-
-
-def _ids_of(path: str) -> tuple[dict[str, int], dict[str, int]]:
-    try:
-        with FileSystems.open(path) as file:
-            truth = json.load(file)
-        images = {posixpath.basename(image["file_name"]): image["id"] for image in truth["images"]}
-        return images, {category["name"]: category["id"] for category in truth["categories"]}
-    except (OSError, ValueError, KeyError, TypeError) as err:
-        raise InputError(
-            f"coco_ground_truth {path}: expected COCO annotations with images and categories: {type(err).__name__}: {err}"
-        ) from err

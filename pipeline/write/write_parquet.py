@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -20,15 +21,15 @@ SCHEMA = pa.schema([("image", _IMAGE), ("model", _MODEL), ("detections", pa.list
 _ROWS_AT_ONCE = 2000
 
 
-def write_parquet(lines: Sequence[bytes], path: str) -> None:
+def write_parquet(lines: Iterable[bytes], path: str) -> None:
     """Writes JSON rows of detections as a Parquet file, a few thousand rows in memory at a time."""
     with (
         create(path) as file,
         pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer,
     ):
-        for start in range(0, len(lines), _ROWS_AT_ONCE):
-            rows = [_row(line) for line in lines[start : start + _ROWS_AT_ONCE]]
-            writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
+        rows = map(_row, lines)
+        while some := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+            writer.write_table(pa.Table.from_pylist(some, schema=SCHEMA))
 
 
 def _row(line: bytes) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Ti
 from pipeline.stream.messages import Message, MessageLimits
 from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ParseMessages
-from pipeline.write.write_rows import read_tally
+from pipeline.write.write_files import read_written
 from tests.conftest import write_bright_image
 
 NOTHING = Detections(*([()] * 4))
@@ -58,10 +58,10 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
     )
     before, staging = metrics.process_counts(), f"{images}/out/.staging-test"
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    graph.build(pipeline, config, staging)
+    graph.build(pipeline, config, graph.sinks(config, staging))
     result = pipeline.run()
     result.wait_until_finish()
-    tally = read_tally(staging)
+    tally, _ = read_written(staging)
 
     totals, sums = counted(result)
     assert totals == {"read": 10, "skipped": 1, "detected": 7, "dead": 2}

@@ -6,7 +6,8 @@ import pytest
 from pycocotools.coco import COCO
 
 from pipeline.errors import InputError
-from pipeline.write.write_coco import write_coco
+from pipeline.storage.spools import merge_lines
+from pipeline.write.write_coco import read_ground_truth, write_coco
 
 
 def row(uri, *found):
@@ -24,8 +25,7 @@ ROWS = [row("in/a.jpg", CAT, DOG), row("in/b.jpg"), row("in/ä.jpg", DOG)]
 @pytest.fixture
 def write(tmp_path):
     def run(rows, shards=1, truth=None):
-        for folder in ("coco", "detections"):
-            (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / "detections").mkdir(exist_ok=True)
         staged = []
         for shard in range(shards):
             path = tmp_path / "detections" / f"{shard}.jsonl"
@@ -33,9 +33,10 @@ def write(tmp_path):
                 "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in rows[shard::shards]), encoding="utf-8"
             )
             staged.append(str(path))
-        files = list(write_coco(staged, str(tmp_path), truth))
-        assert [final for _, final in files] == ["coco/results.json", "coco/images.json"]
-        return [json.loads(open(path, encoding="utf-8").read()) for path, _ in files]
+        lines = merge_lines(staged, str(tmp_path))
+        run.left_out = write_coco(lines, str(tmp_path), read_ground_truth(truth) if truth else None)
+        assert sorted(path.name for path in (tmp_path / "coco").iterdir()) == ["images.json", "results.json"]
+        return [json.loads((tmp_path / "coco" / name).read_text(encoding="utf-8")) for name in ("results.json", "images.json")]
 
     return run
 
@@ -75,6 +76,7 @@ def test_ids_are_those_of_the_ground_truth(write, tmp_path):
     results, images = write(ROWS, truth=str(tmp_path / "truth.json"))
     assert results == [{"image_id": 80, "category_id": 5, "bbox": [-5.0, 0.0, 10.0, 5.0], "score": 0.5}]
     assert [image["id"] for image in images["images"]] == [80, 70]
+    assert write.left_out == 1
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"images": [{}], "categories": []}'])

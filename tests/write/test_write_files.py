@@ -10,12 +10,13 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipeline.config import WriteConfig
-from pipeline.errors import OutputError
-from pipeline.figures.summary import TALLY, Tally
-from pipeline.records import DetectedImage, Detections, ImageRef, detection_row
+from pipeline.errors import InputError, OutputError
+from pipeline.figures.summary import Tally
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
 from pipeline.storage.files import write_file
-from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, STAGING, StagedFile, check_output, publish, remove_staging
-from pipeline.write.write_rows import SpoolRows, WriteResults, read_tally
+from pipeline.storage.results import STAGING, StagedFile, check_output, publish, remove_staging
+from pipeline.write.sink import Results
+from pipeline.write.write_files import WriteFiles, read_written
 
 NO_DEAD_LETTERS = "dead_letters/dead_letters-00000-of-00001.jsonl"
 NAMES = ["a.jpg", "b.jpg", "ä\udc80.jpg", "<b>.jpg", *(f"{n}.jpg" for n in range(40))]
@@ -26,14 +27,17 @@ def detected(name):
     return DetectedImage(ImageRef(name, "1"), 10, 20, "m", "3", one)
 
 
-def write(output, names, shards=1, parquet=False):
+def write(output, names, dead=(), **settings):
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        records = pipeline | beam.Create([detected(name) for name in names]) | beam.Reshuffle()
-        spooled = records | SpoolRows(f"{output}/{STAGING}x", DETECTIONS, detection_row, shards)
-        counted = pipeline | "Counted" >> beam.Create([(TALLY, Tally(read=len(names)))])
-        _ = (spooled, counted) | WriteResults(str(output), f"{output}/{STAGING}x", WriteConfig(shards=shards, parquet=parquet))
-    tally = read_tally(f"{output}/{STAGING}x")
-    assert (tally.read, tally.detected) == (len(names), len(names))
+        results = Results(
+            pipeline | "Detected" >> beam.Create([detected(name) for name in names]) | beam.Reshuffle(),
+            (pipeline | "Dead" >> beam.Create([DeadLetter(ImageRef(name), "read", "not_found", "gone") for name in dead]),),
+            pipeline | "Counted" >> beam.Create([Tally(read=len(names) + len(dead))]),
+        )
+        _ = results | WriteFiles(str(output), f"{output}/{STAGING}x", WriteConfig(**settings))
+    tally, notes = read_written(f"{output}/{STAGING}x")
+    assert (tally.read, tally.detected, sum(tally.dead.values())) == (len(names) + len(dead), len(names), len(dead))
+    return notes
 
 
 def files_of(folder):
@@ -48,8 +52,8 @@ def files_of(folder):
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_the_same_input_gives_the_same_bytes_whatever_the_order(tmp_path, shards):
-    write(tmp_path / "one", NAMES, shards)
-    write(tmp_path / "two", NAMES[::-1], shards)
+    write(tmp_path / "one", NAMES, shards=shards)
+    write(tmp_path / "two", NAMES[::-1], shards=shards)
     first, second = files_of(tmp_path / "one"), files_of(tmp_path / "two")
     assert first == second
     assert first.pop(NO_DEAD_LETTERS) == b""
@@ -88,14 +92,8 @@ def test_shards_of_an_earlier_run_go_and_other_peoples_files_stay(tmp_path):
 
 
 def test_a_run_that_fails_before_the_end_leaves_nothing_that_a_reader_sees(tmp_path):
-    def fail_late(row):
-        raise RuntimeError("the last step fails")
-
-    with pytest.raises(Exception, match="the last step fails"), beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        records = pipeline | beam.Create([detected("a.jpg")])
-        good = records | SpoolRows(f"{tmp_path}/{STAGING}x", DETECTIONS, detection_row)
-        bad = records | "Bad" >> SpoolRows(f"{tmp_path}/{STAGING}x", DEAD_LETTERS, fail_late)
-        _ = (good, bad) | WriteResults(str(tmp_path), f"{tmp_path}/{STAGING}x", WriteConfig())
+    with pytest.raises(Exception, match=r"coco_ground_truth .*no-such-file"):
+        write(tmp_path, ["a.jpg", "b.jpg"], coco=True, coco_ground_truth=str(tmp_path / "no-such-file"))
     assert files_of(tmp_path) == {}
     remove_staging(str(tmp_path))
     assert os.listdir(tmp_path) == []
@@ -138,3 +136,17 @@ class TestCheckOutput:
         with pytest.raises(OutputError, match=f"output {place}: ") as caught:
             check_output(place, write)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("truth", [None, '{"images": [{"id": 7, "file_name": "x/a.jpg"}], "categories": []}'])
+def test_images_that_the_ground_truth_does_not_name_are_said(tmp_path, truth):
+    path = tmp_path / "truth.json"
+    path.write_text(truth or "{}")
+    notes = write(tmp_path / "out", ["a.jpg", "b.jpg", "c.jpg"], coco=True, coco_ground_truth=str(path) if truth else None)
+    assert notes == ((f"coco/ leaves out 2 images that {path} does not name",) if truth else ())
+
+
+def test_a_ground_truth_that_is_none_is_refused_before_the_job_starts(tmp_path):
+    sink = WriteFiles(f"{tmp_path}/out", f"{tmp_path}/out/x", WriteConfig(coco=True, coco_ground_truth=f"{tmp_path}/none.json"))
+    with pytest.raises(InputError, match=r"^coco_ground_truth .*none\.json: expected COCO annotations"):
+        sink.check(write=False)

@@ -1,0 +1,227 @@
+"""`WriteFiles`: rows become sorted JSON Lines files, and what is made of these, that get their names all at once, at the end.
+
+Bundles write sorted spools to a hidden staging folder while they run, so memory stays flat. These are merged into shards there,
+and only when all shards are complete do they get their names. Whatever a killed run leaves lies in staging, where no reader
+looks. The same input gives the same files: a row's place depends on the rows alone, not on who wrote it when.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pickle
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+from apache_beam.pvalue import AsIter, TaggedOutput
+from apache_beam.transforms.window import GlobalWindows
+
+from pipeline.config import WriteConfig
+from pipeline.figures.summary import Tally, merge_tallies
+from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
+from pipeline.storage.files import create, read_file, read_lines
+from pipeline.storage.results import (
+    COCO_IMAGES,
+    COCO_RESULTS,
+    DEAD_LETTERS,
+    DETECTIONS,
+    StagedFile,
+    check_output,
+    publish,
+    shard_name,
+    shard_of,
+)
+from pipeline.storage.spools import Spool, Spooler, merge_lines
+from pipeline.write.sink import Results, Sink
+from pipeline.write.write_coco import GroundTruth, read_ground_truth, write_coco
+from pipeline.write.write_parquet import write_parquet
+
+ROWS_PER_SHARD = 100_000  # where the config names no number of shards: files of 20 to 100 MB
+_WRITTEN = "written"
+_BY_ROWS = 0  # number of shards of a kind whose shards are counted once its rows are
+
+
+class Shard(NamedTuple):
+    """A file of rows to be: `number` of `shards`, or all files of its kind where `shards` is `_BY_ROWS`."""
+
+    kind: str
+    number: int
+    shards: int
+
+
+class Written(NamedTuple):
+    """What a finished job leaves for its summary.
+
+    Attributes:
+      tally: The whole job's.
+      notes: Lines for the user.
+    """
+
+    tally: Tally
+    notes: tuple[str, ...] = ()
+
+
+class Spooled(NamedTuple):
+    """The outputs of `SpoolRows`: sorted spools, a few a bundle, and what was counted."""
+
+    spools: beam.PCollection[tuple[Shard, Spool]]
+    tallies: beam.PCollection[Tally]
+
+
+@dataclasses.dataclass
+class WriteFiles(Sink):
+    """Writes rows, and on request Parquet and COCO files, to a results folder.
+
+    Bounded. The files get their names when all are complete; where nothing was read, none do. What the summary needs stays in
+    staging, for `read_written`.
+
+    Args:
+      output: The results folder.
+      staging: Folder for this run's unfinished files.
+      write: Which files, and how many.
+      samples: How many images with a thumbnail the tally keeps.
+    """
+
+    output: str
+    staging: str
+    write: WriteConfig
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def check(self, *, write: bool = True) -> None:
+        """Makes sure that the folder can be written, and that the ground truth is one."""
+        check_output(self.output, write)
+        self._ground_truth()
+
+    def expand(self, results: Results) -> beam.PCollection[None]:
+        """Wires a shuffle of the names of spools, and then a look at all that is ready."""
+        to_detections = SpoolRows(self.staging, DETECTIONS, detection_row, self.write.shards, self.samples)
+        to_dead_letters = SpoolRows(self.staging, DEAD_LETTERS, dead_letter_row)
+
+        spooled = [results.detected | "SpoolDetections" >> to_detections]
+        spooled += [dead | f"SpoolDeadLetters{n}" >> to_dead_letters for n, dead in enumerate(results.dead)]
+        spools = [each.spools for each in spooled] | "AllSpools" >> beam.Flatten()
+        tallies = [results.counted, *(each.tallies for each in spooled)] | "AllTallies" >> beam.Flatten()
+        finished = spools | "GatherShards" >> beam.GroupByKey() | "FinishShards" >> beam.FlatMap(self._finish)
+
+        end = results.counted.pipeline | "End" >> beam.Impulse()
+        return end | "Publish" >> beam.Map(self._publish, AsIter(finished), AsIter(tallies))
+
+    def _finish(self, shard_and_spools: tuple[Shard, Iterable[Spool]]) -> Iterator[StagedFile]:
+        """Merges the spools of one shard, or of a whole kind, into files."""
+        (kind, number, shards), spools = Shard(*shard_and_spools[0]), list(shard_and_spools[1])
+        lines = merge_lines((spool.path for spool in spools), f"{self.staging}/merge")
+        if shards != _BY_ROWS:
+            yield from self._write_shard(shard_name(kind, number, shards), lines)
+            return
+        shards = -(-sum(spool.lines for spool in spools) // ROWS_PER_SHARD)
+        for number in range(shards):
+            yield from self._write_shard(shard_name(kind, number, shards), itertools.islice(lines, ROWS_PER_SHARD))
+
+    def _write_shard(self, name: str, lines: Iterable[bytes]) -> Iterator[StagedFile]:
+        attempt = f"{self.staging}/{uuid.uuid4().hex}"  # of two workers that write the same shard, none disturbs the other
+        with create(f"{attempt}/{name}.jsonl") as file:
+            file.writelines(lines)
+        yield StagedFile(f"{attempt}/{name}.jsonl", f"{name}.jsonl")
+        if self.write.parquet and name.startswith(DETECTIONS):
+            write_parquet(read_lines(f"{attempt}/{name}.jsonl"), f"{attempt}/{name}.parquet")
+            yield StagedFile(f"{attempt}/{name}.parquet", f"{name}.parquet")
+
+    def _publish(self, _end: bytes, finished: Iterable[StagedFile], tallies: Iterable[Tally]) -> None:
+        tally = merge_tallies(tallies, self.samples)
+        notes: tuple[str, ...] = ()
+        if tally.read:  # the results of an earlier run outlive one that found no input
+            files = list(finished)
+            files += self._empty_shards({file.final for file in files})
+            if self.write.coco:
+                coco, notes = self._write_coco(file.staged for file in files if _is_rows(file))
+                files += coco
+            publish(self.output, files)
+        with create(f"{self.staging}/{_WRITTEN}") as file:
+            file.write(pickle.dumps(Written(tally, notes)))
+
+    def _empty_shards(self, written: set[str]) -> Iterator[StagedFile]:
+        """Files for shards that got no row."""
+        for kind, shards in ((DETECTIONS, self.write.shards), (DEAD_LETTERS, _BY_ROWS)):
+            if shards == _BY_ROWS and any(final.startswith(f"{kind}/") for final in written):
+                continue
+            for number in range(shards or 1):
+                name = shard_name(kind, number, shards or 1)
+                if f"{name}.jsonl" not in written:
+                    yield from self._write_shard(name, ())
+
+    def _write_coco(self, shards: Iterable[str]) -> tuple[list[StagedFile], tuple[str, ...]]:
+        attempt = f"{self.staging}/{uuid.uuid4().hex}"
+        left_out = write_coco(merge_lines(shards, f"{attempt}/merge"), attempt, self._ground_truth())
+        notes = (f"coco/ leaves out {left_out} images that {self.write.coco_ground_truth} does not name",) if left_out else ()
+        return [StagedFile(f"{attempt}/{name}", name) for name in (COCO_RESULTS, COCO_IMAGES)], notes
+
+    def _ground_truth(self) -> GroundTruth | None:
+        return read_ground_truth(self.write.coco_ground_truth) if self.write.coco and self.write.coco_ground_truth else None
+
+
+@dataclasses.dataclass
+class SpoolRows(beam.PTransform):
+    """Writes one kind of record to sorted spools in staging, and counts it.
+
+    Element in: `DetectedImage` or `DeadLetter`; out: `Spooled`. Bounded. A retried bundle leaves only an orphan in staging.
+
+    Args:
+      staging: Folder for unfinished files.
+      kind: `detections` or `dead_letters`.
+      to_row: Record -> JSON-able row; its first key must be the image, since rows are sorted as text.
+      shards: Number of files of this kind, over which images are spread by their identity; 0: as many as the rows need.
+      samples: How many images with a thumbnail the tally keeps.
+    """
+
+    staging: str
+    kind: str
+    to_row: Callable[[Any], dict[str, Any]]
+    shards: int = _BY_ROWS
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, records: beam.PCollection[Any]) -> Spooled:
+        """Wires the one DoFn that does it."""
+        spooled = records | "Spool" >> beam.ParDo(_Spool(self)).with_outputs("tallies", main="spools")
+        return Spooled(spooled.spools, spooled.tallies)
+
+
+class _Spool(beam.DoFn):
+    def __init__(self, settings: SpoolRows):
+        self._settings = settings
+
+    def start_bundle(self) -> None:
+        self._spooler = Spooler(f"{self._settings.staging}/spool")
+        self._tally = Tally()
+
+    def process(self, record: DetectedImage | DeadLetter) -> Iterator[tuple[Shard, Spool]]:
+        settings = self._settings
+        if isinstance(record, DetectedImage):
+            self._tally.add_detected(record, settings.samples)
+        else:
+            self._tally.add_dead(record)
+        number = shard_of(record.ref, settings.shards) if settings.shards else 0
+        line = row_bytes(settings.to_row(record)) + b"\n"
+        yield from self._spooler.add(Shard(settings.kind, number, settings.shards), line)
+
+    def finish_bundle(self) -> Iterator[Any]:
+        for spool in self._spooler.flush():
+            yield GlobalWindows.windowed_value_at_end_of_window(spool)
+        yield TaggedOutput("tallies", GlobalWindows.windowed_value_at_end_of_window(self._tally))
+
+
+def read_written(staging: str) -> Written:
+    """What a finished job left for its summary."""
+    written: Written = pickle.loads(read_file(f"{staging}/{_WRITTEN}"))  # noqa: S301  written by this very job
+    return written
+
+
+def _is_rows(file: StagedFile) -> bool:
+    return file.final.startswith(f"{DETECTIONS}/") and file.final.endswith(".jsonl")
