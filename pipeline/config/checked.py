@@ -66,6 +66,7 @@ Count = Annotated[int, Between(1)]
 CountFrom0 = Annotated[int, Between(0)]
 Threads = Annotated[int, Between(1, 1024)]  # all of a pool's are started at once
 Switch = Annotated[bool, Strict()]  # not 1, 'on'
+Text = Annotated[str, Strict()]  # not bytes
 ListOf = Annotated[tuple[Element, ...], BeforeValidator(_listed), _OrOne()]
 PairOf = Annotated[tuple[Element, Element], BeforeValidator(_listed)]
 

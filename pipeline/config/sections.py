@@ -9,14 +9,28 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ValidationInfo, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
-from pipeline.config.checked import Between, Count, CountFrom0, ListOf, PairOf, Share, Switch, Threads, checked, section, setting
+from pipeline.config.checked import (
+    Between,
+    Count,
+    CountFrom0,
+    ListOf,
+    PairOf,
+    Share,
+    Switch,
+    Text,
+    Threads,
+    checked,
+    section,
+    setting,
+)
 from pipeline.config.setting import MOST, Setting, settings_of
 
 
 def _beam_option(value: Any) -> Any:
-    if all(isinstance(element, (str, int, float)) for element in (value if isinstance(value, list) else [value])):
-        return value
-    raise PydanticCustomError("beam_option", "text, a number, true or false, or a list of these")
+    for element in value if isinstance(value, list) else [value]:
+        if not (isinstance(element, str) or (isinstance(element, (int, float)) and abs(element) < 2**63)):  # NaN is not, either
+            raise PydanticCustomError("beam_option", "text, a number, true or false, or a list of these")
+    return value
 
 
 _BeamOption = Annotated[Any, AfterValidator(_beam_option), WithJsonSchema({"type": ["string", "number", "boolean", "array"]})]
@@ -29,12 +43,12 @@ class ModelConfig:
     Everything below `path` and `name` overrides what the model says of itself.
     """
 
-    path: str = setting(
+    path: Text = setting(
         "digits", "SavedModel, or a folder of versions <path>/<integer>; local or gs://. 'digits' is the bundled detector"
     )
-    name: str | None = setting(None, "name written into every row; default: what the model says, else its folder's name")
-    signature: str | None = setting(None, "signature to call; default: what the model says, else serving_default")
-    input_name: str | None = setting(None, "foreign models: name of the image input")
+    name: Text | None = setting(None, "name written into every row; default: what the model says, else its folder's name")
+    signature: Text | None = setting(None, "signature to call; default: what the model says, else serving_default")
+    input_name: Text | None = setting(None, "foreign models: name of the image input")
     input_hw: PairOf[Count] | None = setting(None, "foreign models: height and width of the input, as [H, W]")
     input_dtype: Literal["uint8", "float32"] | None = setting(None, "foreign models: what the input takes")
     value_range: PairOf[Annotated[float, Between(-MOST)]] | None = setting(
@@ -44,12 +58,12 @@ class ModelConfig:
     letterbox_value: Annotated[int, Between(0, 255)] | None = setting(
         None, "foreign models: grey of the letterbox padding, 0..255"
     )
-    boxes_output: str | None = setting(None, "foreign models: name of the output with boxes (N, M, 4)")
-    scores_output: str | None = setting(None, "foreign models: name of the output with scores (N, M) or (N, M, classes)")
-    classes_output: str | None = setting(
+    boxes_output: Text | None = setting(None, "foreign models: name of the output with boxes (N, M, 4)")
+    scores_output: Text | None = setting(None, "foreign models: name of the output with scores (N, M) or (N, M, classes)")
+    classes_output: Text | None = setting(
         None, "foreign models: name of the output with class numbers (N, M); '' where scores have a class axis"
     )
-    count_output: str | None = setting(
+    count_output: Text | None = setting(
         None, "foreign models: name of the output with the number of boxes (N,); '' where there is none"
     )
     box_format: Literal["xyxy", "yxyx", "xywh", "cxcywh"] | None = setting(None, "foreign models: order of a box's four numbers")
@@ -59,7 +73,7 @@ class ModelConfig:
     class_id_offset: Annotated[int, Between(-MOST)] | None = setting(
         None, "foreign models: number of the first class (1 for the TF Object Detection API)"
     )
-    class_names: ListOf[str] | None = setting(
+    class_names: ListOf[Text] | None = setting(
         None, "foreign models: class names in order, as a list or a text file with one a line"
     )
     nms: Literal["model", "pipeline"] | None = setting(None, "foreign models: who suppresses overlapping boxes")
@@ -71,13 +85,13 @@ class DetectConfig:
 
     score_threshold: Share = setting(0.25, "least confidence of a detection")
     iou_threshold: Share = setting(0.45, "boxes of one class that overlap more than this are one object")
-    classes: ListOf[str] = setting((), "keep only these class names; default: all")
+    classes: ListOf[Text] = setting((), "keep only these class names; default: all")
     max_detections: Count = setting(100, "most detections of one image")
     precision: Literal["float32", "bfloat16"] = setting(
         "float32", "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs"
     )
     xla: Switch = setting(False, "compile the model with XLA; slower on CPU where that was measured, often faster on GPU")
-    device: str = setting("auto", "auto, cpu, gpu or gpu:<number>")
+    device: Text = setting("auto", "auto, cpu, gpu or gpu:<number>")
     gpu_memory_mb: Annotated[int, Between(64)] | None = setting(None, "limit of the GPU memory; default: grow as needed")
     batch_sizes: ListOf[Count] = setting((), "batch ladder, ascending; default: 1,2,4 on CPU and up to 32 on GPU")
     batch_timeout_ms: Annotated[float, Between(0.0)] = setting(1.0, "longest wait of an image for others to share its batch")
@@ -118,7 +132,7 @@ class WriteConfig:
     shards: Count = setting(1, "number of detections-*.jsonl files")
     parquet: Switch = setting(False, "write detections/*.parquet too, one row an image")
     coco: Switch = setting(False, "write coco/results.json (and coco/images.json) too")
-    coco_ground_truth: str | None = setting(None, "COCO annotations whose image and category ids coco/results.json shall use")
+    coco_ground_truth: Text | None = setting(None, "COCO annotations whose image and category ids coco/results.json shall use")
     samples: CountFrom0 = setting(0, "write this many annotated images under samples/")
     report_samples: Annotated[int, Between(0, 200)] = setting(12, "annotated images shown in report.html")
 
@@ -134,14 +148,14 @@ class WriteConfig:
 class StreamConfig:
     """What streaming jobs need beside: input is a Pub/Sub subscription, output the topic of the detections."""
 
-    archive: str = setting("", "folder for the same rows in files, in the layout of batch; also for summary and report")
+    archive: Text = setting("", "folder for the same rows in files, in the layout of batch; also for summary and report")
     archive_window_s: Annotated[float, Between(1.0)] = setting(60.0, "seconds of rows in one archive file")
-    dead_letter_topic: str = setting("", "topic for dead letters; they go to files as well")
-    answer_topic: str = setting("", "topic for one answer per request; default: none")
+    dead_letter_topic: Text = setting("", "topic for dead letters; they go to files as well")
+    answer_topic: Text = setting("", "topic for one answer per request; default: none")
     answer_deadline_s: Annotated[float, Between(0.1)] = setting(
         60.0, "longest time to a request's answer; it then names what is missing"
     )
-    allow_uri_prefix: ListOf[str] = setting(("gs://",), "folders whose images a message may name; each ends at a slash")
+    allow_uri_prefix: ListOf[Text] = setting(("gs://",), "folders whose images a message may name; each ends at a slash")
     max_message_images: Count = setting(1000, "most images of one message")
     max_message_mb: Annotated[float, Between(0.001)] = setting(20.0, "most megabytes of one message's inline images")
     deduplicate_s: Annotated[float, Between(1.0)] = setting(600.0, "seconds within which one version of an image gets one result")
@@ -153,17 +167,17 @@ class StreamConfig:
 class Config:
     """One job."""
 
-    input: ListOf[str] = setting(
+    input: ListOf[Text] = setting(
         (), "images: files, folders, globs (with **), gs://; manifests .txt .csv .jsonl; TFRecord shards *.tfrecord*"
     )
-    output: str = setting("", "folder for the results, local or gs://")
+    output: Text = setting("", "folder for the results, local or gs://")
     mode: Literal["batch", "streaming"] = setting("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
-    runner: str = setting(
+    runner: Text = setting(
         "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner or DataflowRunner"
     )
     max_dead_share: Share = setting(0.5, "exit with 1 when a larger share of the images became dead letters")
     allow_empty: Switch = setting(False, "an input that names no image is no error")
-    beam_options: Mapping[str, _BeamOption] = section(dict, "options of Beam and its runners, by their flag's name")
+    beam_options: Mapping[Text, _BeamOption] = section(dict, "options of Beam and its runners, by their flag's name")
     model: ModelConfig = section(ModelConfig)
     detect: DetectConfig = section(DetectConfig)
     read: ReadConfig = section(ReadConfig)
