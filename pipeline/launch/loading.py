@@ -9,13 +9,18 @@ from typing import Any
 
 from pipeline import graph
 from pipeline.config import Config
+from pipeline.figures import progress
 
 
 def load_detector(config: Config) -> Any:
     """The detector of this process, loaded and warm."""
     from pipeline.detect.detector import shared_detector
 
-    return shared_detector(config.model, config.detect, graph.samples_kept(config))
+    progress.note("loading the model")
+    try:
+        return shared_detector(config.model, config.detect, graph.samples_kept(config))
+    finally:
+        progress.note("")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
+from pipeline.config import load_config
 from pipeline.figures import metrics, progress
+from pipeline.launch.loading import load_detector
 from tests.figures.test_metrics import DEAD, DETECTED
 
 
@@ -77,3 +79,14 @@ def test_a_stream_says_its_own_line_also_on_a_terminal(monkeypatch):
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
     with progress.ProgressDisplay(lambda seconds: f"what happened in {seconds} s"):
         assert terminal.shown.wait(30)
+
+
+def test_a_job_says_that_its_model_is_loading(monkeypatch, bright_model):
+    terminal = Terminal(False, r"^ *\d+ s  loading the model$")
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
+    config = load_config(None, {"model.path": bright_model, "detect.batch_sizes": [3]})
+    with progress.ProgressDisplay():
+        load_detector(config)
+        assert terminal.shown.is_set()  # tens of lines in the time that a model takes
+    assert progress._state == ""
