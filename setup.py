@@ -18,6 +18,7 @@ setup(
         "numpy>=1.26,<3",
         "google-cloud-storage>=2.18,<4",
         "google-cloud-pubsub>=2.30,<3",
+        "jinja2>=3.1,<4",
         "opencv-python-headless>=4.10,<5",  # 5 no longer reads Darknet models, which the benchmarks compare with
         "pandas>=2,<2.4",  # Beam's notebook runner breaks with newer ones
         "pillow>=11,<13",
