@@ -20,6 +20,8 @@ from pipeline.launch.loading import detector_loading, load_detector
 from pipeline.launch.options import Job, checked_job
 from pipeline.read.list_images import check_inputs, is_manifest, is_tfrecord, list_images
 from pipeline.storage.results import STAGING, remove_staging
+from pipeline.storage.stopping import begin_publishing
+from pipeline.write.sink import Sink
 from pipeline.write.write_files import read_written
 
 
@@ -71,36 +73,42 @@ def run(job: Job) -> int:
     sinks = graph.sinks(config, staging)
     for sink in sinks:
         sink.check()
-    launched_at = time.time()
-    try:
-        with stopped_by_signals():
-            with (
-                detector_loading(config) if job.runner.in_process else contextlib.nullcontext() as loading,
-                job.runner.served(job.options),
-                progress.ProgressDisplay(),
-            ):
-                pipeline = job.pipeline()
-                graph.build(pipeline, config, sinks)
-                pipeline.run().wait_until_finish()
-                detector = loading.result() if loading else None
+    with stopped_by_signals():
+        try:
+            facts = _run_graph(job, sinks)
             tally, notes = read_written(staging)
             if not tally.read:
                 raise InputError(f"input {', '.join(config.input)}: names no image")
-            facts = RunFacts(
-                job.started_at,
-                detector.ready_at if detector else launched_at,
-                time.time(),
-                job.command,
-                config.as_dict(),
-                config.mode,
-                config.model.path,
-                detector.batch_sizes if detector else (),
-            )
             return _ending(config).finish(tally, facts, notes)
-    except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
-        return failed(err)
-    finally:
-        remove_staging(config.output)
+        except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
+            return failed(err)
+        finally:
+            remove_staging(config.output)
+
+
+def _run_graph(job: Job, sinks: Sequence[Sink]) -> RunFacts:
+    """Runs the graph to its end, when the results have their names."""
+    config, launched_at = job.config, time.time()
+    with (
+        detector_loading(config) if job.runner.in_process else contextlib.nullcontext() as loading,
+        job.runner.served(job.options),
+        progress.ProgressDisplay(),
+    ):
+        pipeline = job.pipeline()
+        graph.build(pipeline, config, sinks)
+        pipeline.run().wait_until_finish()
+        begin_publishing()  # if only now: other processes did it
+        detector = loading.result() if loading else None
+    return RunFacts(
+        job.started_at,
+        detector.ready_at if detector else launched_at,
+        time.time(),
+        job.command,
+        config.as_dict(),
+        config.mode,
+        config.model.path,
+        detector.batch_sizes if detector else (),
+    )
 
 
 def _ending(config: Config) -> Ending:

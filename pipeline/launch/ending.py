@@ -18,6 +18,7 @@ from pipeline.errors import UserError
 from pipeline.figures.summary import RunFacts, Tally, summarise, to_json
 from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
+from pipeline.storage import stopping
 from pipeline.storage.files import write_file
 
 DONE, FAILED = 0, 1
@@ -121,12 +122,15 @@ def _last_line(err: Exception) -> str:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """While this lasts, SIGTERM stops the job as Ctrl-C does: by a KeyboardInterrupt."""
+    """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt, unless it publishes already."""
 
-    def stop(_number: int, _frame: Any) -> None:
-        raise KeyboardInterrupt
+    def stop() -> None:
+        if stopping.stop():
+            raise KeyboardInterrupt
+        _say_at_once(_PUBLISHING)
 
-    with _signals_to(stop):
+    stopping.begin()
+    with _signals_call(stop):
         yield
 
 
@@ -134,24 +138,36 @@ def stopped_by_signals() -> Iterator[None]:
 def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
     """While this lasts, the first SIGTERM or SIGINT calls `end`, and the job finishes what it has; the next ends the process."""
 
-    def stop(_number: int, _frame: Any) -> None:
-        print("stopping: finishing what is in hand", file=sys.stderr, flush=True)
+    def stop() -> None:
+        _say_at_once("stopping: finishing what is in hand")
         end()
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
-    with _signals_to(stop):
+    with _signals_call(stop):
+        yield
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """While this lasts, SIGTERM and SIGINT only say that the job is about to end by itself."""
+    with _signals_call(lambda: _say_at_once(_PUBLISHING)):
         yield
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PUBLISHING = "stopping: the results get their names, then the job ends"
 
 
 @contextlib.contextmanager
-def _signals_to(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+def _signals_call(act: Callable[[], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, lambda _number, _frame: act()) for number in _SIGNALS}
     try:
         yield
     finally:
         for number, former in before.items():
             signal.signal(number, former)
+
+
+def _say_at_once(text: str) -> None:
+    os.write(2, f"{text}\n".encode())  # a handler may interrupt a `print`, and another one within would raise RuntimeError

@@ -6,6 +6,7 @@ second one ends the job at once: what was in hand will be delivered again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -19,7 +20,7 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError, InputError
 from pipeline.figures.progress import ProgressDisplay
 from pipeline.figures.summary import RunFacts
-from pipeline.launch.ending import DONE, Ending, failed, finished_by_signals
+from pipeline.launch.ending import DONE, Ending, failed, finished_by_signals, undisturbed
 from pipeline.launch.loading import load_detector
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
@@ -86,21 +87,31 @@ def run(job: Job) -> int:
     settings = RunSettings.of(config, name, in_process=runner.in_process, samples=samples)
     detector = load_detector(config) if runner.in_process else None
     ready_at = time.time()
-    try:
-        with opened(settings) as stream, runner.served(job.options), ProgressDisplay(stream.figures.line):
-            pipeline = job.pipeline()
-            graph.build_streaming(pipeline, config, settings, results, native_source=runner.native_source)
-            running = pipeline.run()
-            with finished_by_signals(stream.stop):
-                print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
-                running.wait_until_finish()
-    except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
-        return failed(err)
-    if detector is None:
-        return DONE  # the figures are with the runner, as Beam metrics
-    ladder = detector.batch_sizes
-    facts = RunFacts(job.started_at, ready_at, time.time(), job.command, config.as_dict(), config.mode, config.model.path, ladder)
-    return Ending(results, config.write).finish(stream.figures.tally(), facts)
+    with contextlib.ExitStack() as ending:
+        try:
+            with opened(settings) as stream, runner.served(job.options), ProgressDisplay(stream.figures.line):
+                pipeline = job.pipeline()
+                graph.build_streaming(pipeline, config, settings, results, native_source=runner.native_source)
+                running = pipeline.run()
+                ending.enter_context(undisturbed())  # for what comes after the signals that end the intake
+                with finished_by_signals(stream.stop):
+                    print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
+                    running.wait_until_finish()
+        except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
+            return failed(err)
+        if detector is None:
+            return DONE  # the figures are with the runner, as Beam metrics
+        facts = RunFacts(
+            job.started_at,
+            ready_at,
+            time.time(),
+            job.command,
+            config.as_dict(),
+            config.mode,
+            config.model.path,
+            detector.batch_sizes,
+        )
+        return Ending(results, config.write).finish(stream.figures.tally(), facts)
 
 
 def results_folder(config: Config) -> str:

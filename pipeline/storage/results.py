@@ -25,6 +25,7 @@ from pipeline.errors import OutputError
 from pipeline.records import ImageRef, identity_hash
 from pipeline.storage.files import UNFINISHED, create, delete_files, list_files, make_folder
 from pipeline.storage.globs import escape_glob, is_below
+from pipeline.storage.stopping import begin_publishing
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
 SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
@@ -68,7 +69,11 @@ def is_result(path: str, output: str) -> bool:
 
 
 def publish(output: str, staged: Sequence[StagedFile]) -> int:
-    """Moves staged files under `output`; files of an earlier run of a batch job that are not among them go."""
+    """Moves staged files under `output`; files of an earlier run of a batch job that are not among them go.
+
+    From its beginning a signal does not stop the job any more (`stopping`).
+    """
+    begin_publishing()
     final = {f"{output}/{file.final}": file.staged for file in staged}
     for folder in sorted({posixpath.dirname(path) for path in final}):
         make_folder(folder)
