@@ -175,6 +175,7 @@ WRONG_PLACES = {
     "no input": (["--output", "out"], "no input: expected --input"),
     "missing input": (["--input", "absent/*.jpg", "--output", "out"], "input absent/*.jpg: no file matches"),
     "unknown flag": ([*JOB, "--score-treshold", "1"], "did you mean --score-threshold?"),
+    "misspelt flag of the model": ([*JOB, "--modell", "x"], "did you mean --model?"),
     "stray argument": (["a.jpg", "--output", "out", "--input", "a.jpg"], "unexpected argument 'a.jpg'"),
     "unknown runner": ([*JOB, "--runner", "NoRunner"], "runner NoRunner: expected DirectRunner"),
     "no job server": (

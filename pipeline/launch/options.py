@@ -106,7 +106,7 @@ def _check_known(flags: Sequence[str]) -> None:
 
 
 def _nearest_flag(flag: str, of_beam: Sequence[str]) -> str:
-    ours = ["--" + key.rsplit(".", 1)[-1].replace("_", "-") for key, _, _ in settings()]
+    ours = [setting.flag for setting in settings()]
     close = difflib.get_close_matches(flag, [*ours, *of_beam], n=1)
     return f"; did you mean {close[0]}?" if close else "; see --help"
 
