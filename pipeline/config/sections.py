@@ -173,7 +173,7 @@ class Config:
     output: Text = setting("", "folder for the results, local or gs://")
     mode: Literal["batch", "streaming"] = setting("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
     runner: Text = setting(
-        "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner or DataflowRunner"
+        "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner, SparkRunner or DataflowRunner"
     )
     max_dead_share: Share = setting(0.5, "exit with 1 when a larger share of the images became dead letters")
     allow_empty: Switch = setting(False, "an input that names no image is no error")

@@ -34,7 +34,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     config = dataclasses.replace(config, output=config.output.rstrip("/") or "/")
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
-    check_inputs(config.input)
+    check_inputs(config.input, config.allow_empty)
     return job
 
 
@@ -77,7 +77,7 @@ def run(job: Job) -> int:
         try:
             facts = _run_graph(job, sinks)
             tally, notes = read_written(staging)
-            if not tally.read:
+            if not (tally.read or config.allow_empty):
                 raise InputError(f"input {', '.join(config.input)}: names no image")
             return _ending(config).finish(tally, facts, notes)
         except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import posixpath
 import re
 import signal
 import sys
@@ -22,6 +23,7 @@ from pipeline.storage import stopping
 from pipeline.storage.files import write_file
 
 DONE, FAILED = 0, 1
+_STEM_BYTES = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,20 +45,23 @@ class Ending:
         summary = summarise(tally, facts)
         self._write(summary, tally)
         self._say(summary, notes)
-        return self._judge(summary["images"])
+        return self._judge(summary["images"], tally)
 
-    def files(self) -> list[str]:
-        """What is written, for a person."""
-        write = self.write
-        optional = (("detections/*.parquet", write.parquet), ("coco/", write.coco), ("samples/", write.samples))
-        always = ["report.html", "summary.json", "detections/*.jsonl", "dead_letters/*.jsonl"]
-        return [*always, *(name for name, wanted in optional if wanted)]
+    def files(self, rows: bool = True) -> list[str]:
+        """What is written, for a person; `rows`: whether an image was read, or is expected to be."""
+        optional = {
+            "detections/*.jsonl": rows,
+            "dead_letters/*.jsonl": rows,
+            "detections/*.parquet": rows and self.write.parquet,
+            "coco/": rows and self.write.coco,
+            "samples/": rows and self.write.samples > 0,
+        }
+        return ["report.html", "summary.json", *(name for name, wanted in optional.items() if wanted)]
 
     def _write(self, summary: dict[str, Any], tally: Tally) -> None:
         samples = [image for _, image in tally.samples]
         for number, image in enumerate(samples[: self.write.samples], 1):
-            stem = re.sub(r"[^\w.-]+", "_", os.path.splitext(os.path.basename(image.ref.uri))[0])[:80]
-            write_file(f"{self.results}/samples/{number:03d}-{stem}.jpg", annotate(image))
+            write_file(f"{self.results}/samples/{number:03d}-{_stem(image.ref.uri)}.jpg", annotate(image))
         examples = [row for rows in tally.dead_examples.values() for row in rows]
         report = render_report(summary, samples[: self.write.report_samples], examples)
         write_file(f"{self.results}/report.html", report.encode("utf-8", "backslashreplace"))
@@ -73,9 +78,9 @@ class Ending:
             print(f"  dead: {count} {reason}")
         for note in notes:
             print(f"  {note}")
-        print(f"results in {self.results}: {', '.join(self.files())}")
+        print(f"results in {self.results}: {', '.join(self.files(rows=images['read'] > 0))}")
 
-    def _judge(self, images: dict[str, int]) -> int:
+    def _judge(self, images: dict[str, int], tally: Tally) -> int:
         lost = images["read"] - images["detected"] - images["dead"] - images["skipped"]
         if lost:
             print(f"error: {lost} images have no result; this is a defect of the pipeline", file=sys.stderr)
@@ -83,11 +88,24 @@ class Ending:
         if images["dead"] > self.max_dead_share * max(images["read"], 1):
             print(
                 f"error: {images['dead']} of {images['read']} images failed, more than max_dead_share = "
-                f"{self.max_dead_share:g}; see {self.results}/dead_letters",
+                f"{self.max_dead_share:g}{_commonest(tally)}; see {self.results}/dead_letters",
                 file=sys.stderr,
             )
             return FAILED
         return DONE
+
+
+def _commonest(tally: Tally) -> str:
+    """What most of the dead images died of, with an example: where storage is gone, that is all there is to know."""
+    ((_, reason), count) = tally.dead.most_common(1)[0]
+    example = next((row["message"] for row in tally.dead_examples.get(reason, ())), reason)
+    return f"; {count} of them {reason}, such as: {' '.join(example.split())[:300]}"
+
+
+def _stem(uri: str) -> str:
+    """An image's name without its ending, as a part of a file's name; file systems bound its bytes, not its characters."""
+    name = re.sub(r"[^\w.-]+", "_", posixpath.splitext(posixpath.basename(uri))[0])
+    return name.encode()[:_STEM_BYTES].decode(errors="ignore")
 
 
 def failed(err: Exception) -> int:

@@ -155,7 +155,7 @@ def check_runner(runner: Runner, options: Any) -> None:
       RunnerError: What it runs on is not there.
     """
     given = options.get_all_options()
-    for need in runner.needs:
-        if not any(given[option] for option in need.options) and not need.instead():
-            raise ConfigError(f"runner {runner.name}: expected {need.example}")
+    missing = [need for need in runner.needs if not any(given[option] for option in need.options) and not need.instead()]
+    if missing:
+        raise ConfigError(f"runner {runner.name}: expected {'; and '.join(need.example for need in missing)}")
     runner.check(options)

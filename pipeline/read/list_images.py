@@ -46,8 +46,8 @@ def list_images(pattern: str, exclude: str = "") -> Iterator[ImageRef]:
             yield ref
 
 
-def check_inputs(patterns: Sequence[str]) -> None:
-    """Makes sure that each input names something, looking no further than its first file.
+def check_inputs(patterns: Sequence[str], allow_empty: bool = False) -> None:
+    """Makes sure that each input names something, looking no further than its first file; with `allow_empty` it may be nothing.
 
     Raises:
       InputError: One does not, or cannot be listed.
@@ -61,7 +61,7 @@ def check_inputs(patterns: Sequence[str]) -> None:
             ) or os.path.isfile(pattern)
         except Exception as err:
             raise InputError(f"input {pattern}: cannot be listed: {' '.join(str(err).split())[:300]}") from err
-        if not found:
+        if not (found or allow_empty):
             raise InputError(
                 f"input {pattern}: no file matches; check the path (quote globs so that the shell leaves them alone)"
             )

@@ -1,0 +1,154 @@
+"""One table says what a runner can do: each row as a user meets it, and nothing else that knows a runner by its name."""
+
+import ast
+import re
+import socket
+
+import pytest
+
+from pipeline import run
+from pipeline.config import settings
+from pipeline.errors import RunnerError
+from pipeline.launch import runners
+from pipeline.launch.runners import RUNNERS, Runner, runner_named
+from tests.conftest import REPO, write_bright_image
+
+STREAM = ("--config", "configs/streaming_pubsub_prism.yaml", "--input", "projects/p-of-test/subscriptions/s01")
+DATAFLOW = ("--region=europe-west1", "--project=p-of-test", "--temp_location=gs://bucket/tmp")
+NAMES = [runner.name for runner in RUNNERS]
+
+
+@pytest.fixture
+def error_of(monkeypatch, capfd, tmp_path):
+    """Runs a command that must fail on its words; returns its one line. There is no Java and no gcloud."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CLOUDSDK_COMPUTE_REGION", raising=False)
+
+    def run_it(*flags: object) -> str:
+        assert run.main([*map(str, flags)]) == 2
+        out, err = capfd.readouterr()
+        assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+        return err
+
+    return run_it
+
+
+@pytest.mark.parametrize(
+    ("runner", "flags", "message"),
+    [
+        ("FlinkRunner", (), "runner FlinkRunner: expected --job_endpoint <host>:<port> of a Flink job server, or Java"),
+        ("PortableRunner", (), "runner PortableRunner: expected --job_endpoint <host>:<port> of a job server"),
+        ("SparkRunner", (), "runner SparkRunner: expected --job_endpoint <host>:<port> of a job server"),
+        ("SparkRunner", ("--job_endpoint=localhost:1",), "job_endpoint localhost:1: expected <host>:<port> where a job server"),
+        ("DataflowRunner", DATAFLOW[1:], "runner DataflowRunner: expected --region, e.g. europe-west1"),
+        (
+            "DataflowRunner",
+            DATAFLOW[:1],
+            "expected --project, the Google Cloud project that pays for it; and --temp_location gs://",
+        ),
+        ("DataflowRunner", DATAFLOW[:2], "runner DataflowRunner: expected --temp_location gs://<bucket>/<folder>"),
+        (
+            "Spark",
+            (),
+            "runner Spark: expected DirectRunner, PrismRunner, FlinkRunner, PortableRunner, SparkRunner or DataflowRunner",
+        ),
+        ("PrismRunner", ("--prism_location=/nowhere/prism",), "--prism_location /nowhere/prism: there is no such file"),
+    ],
+)
+def test_a_runner_that_cannot_start_is_one_line_and_exit_code_2(runner, flags, message, error_of, tmp_path):
+    write_bright_image(tmp_path / "a.png", (64, 48), (10, 10, 30, 30))
+    assert message in error_of("--input", tmp_path / "a.png", "--output", tmp_path / "out", "--runner", runner, *flags)
+
+
+@pytest.mark.parametrize(
+    ("runner", "flags", "expected"),
+    [
+        ("DirectRunner", (), "runner DirectRunner: it acknowledges messages before they are answered; use PrismRunner"),
+        ("SparkRunner", (), "runner SparkRunner: Spark has no bundle finalization"),
+        ("FlinkRunner", ("--answer-topic", "projects/p-of-test/topics/t01"), "answers by request need PrismRunner"),
+        ("DataflowRunner", ("--answer-topic", "projects/p-of-test/topics/t01"), "answers by request need PrismRunner"),
+    ],
+)
+def test_what_a_runner_cannot_do_in_a_stream_is_said_before_anything_else(runner, flags, expected, error_of):
+    assert expected in error_of(*STREAM, "--output", "projects/p-of-test/topics/t01", "--runner", runner, *flags)
+
+
+@pytest.mark.parametrize("option", ["--temp_location", "--staging_location"])
+def test_one_of_several_options_is_enough(option, monkeypatch):
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    monkeypatch.setenv("CLOUDSDK_COMPUTE_REGION", "europe-west1")  # Beam's runner takes it where no flag says otherwise
+    runners.check_runner(runner_named("DataflowRunner"), PipelineOptions(["--project=p-of-test", f"{option}=gs://bucket/tmp"]))
+
+
+def test_a_job_server_that_listens_is_enough():
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        options = PipelineOptions([f"--job_endpoint=127.0.0.1:{server.getsockname()[1]}"])
+        for name in ("FlinkRunner", "PortableRunner", "SparkRunner"):
+            runners.check_runner(runner_named(name), options)
+
+
+@pytest.mark.parametrize("runner", RUNNERS, ids=NAMES)
+def test_beam_knows_the_runner_of_each_row(runner):
+    assert type(runner.make()).__name__ == (runner.beam_name or runner.name)
+
+
+@pytest.mark.parametrize("runner", RUNNERS, ids=NAMES)
+def test_help_names_each_runner(runner):
+    (help_text,) = (setting.help for setting in settings() if setting.key == "runner")
+    assert runner.name in help_text
+
+
+def test_the_readme_says_of_each_streaming_runner_when_it_acknowledges():
+    """Its table names no other runner, and has the table's words."""
+    table = re.search(r"\| runner \|.*?\n\n", (REPO / "README.md").read_text(), re.DOTALL)[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:] if line]
+    named = {name: row for row in rows for name in re.findall(r"\w+Runner", row[0])}
+    assert set(named) <= set(NAMES)
+    assert [name for name in NAMES if not runner_named(name).no_stream and name not in named] == []
+    for name, row in named.items():
+        assert ("refused" in row[2]) == bool(runner_named(name).no_stream), name
+
+
+def test_no_other_module_asks_for_a_runner_by_its_name():
+    """It asks what the runner can do."""
+    compared = []
+    for path in sorted((REPO / "pipeline").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                names = [leaf.value for leaf in ast.walk(node) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)]
+                compared += [(path.name, name) for name in names if name.endswith("Runner")]
+    assert compared == []
+
+
+def test_a_runner_is_added_by_one_row(monkeypatch, tmp_path, bright_model, capsys):
+    """A toy one, that is Beam's in-memory runner under another name: it is checked, served, loads the model here, and runs."""
+    import contextlib
+
+    seen = []
+
+    @contextlib.contextmanager
+    def served(options):
+        seen.append("begins")
+        yield
+        seen.append("ends")
+
+    def check(options):
+        seen.append("checked")
+
+    toy = Runner("ToyRunner", "never", in_process=True, beam_name="FnApiRunner", check=check, served=served)
+    monkeypatch.setattr(runners, "RUNNERS", (*RUNNERS, toy))
+    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
+
+    arguments = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--model", bright_model]
+    assert run.main([*arguments, "--runner", "ToyRunner"]) == 0
+
+    assert seen == ["checked", "begins", "ends"]
+    assert "1 images read: 1 detected" in capsys.readouterr().out
+
+
+def test_an_unknown_runner_is_an_error_of_the_runner():
+    with pytest.raises(RunnerError, match="expected DirectRunner"):
+        runner_named("directrunner")
