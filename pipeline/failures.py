@@ -26,10 +26,11 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "decode": {
         "empty": "zero bytes",
-        "not_an_image": "no image format that is read here",
+        "not_an_image": "no image of a format that is read",
         "truncated": "the file ends within its pixels",
         "corrupt": "damaged",
         "too_large": "more than `max_megapixels`",
+        "too_much_work": "decoding would take longer than `max_megapixels` allows: hundreds of scans, a million parts",
     },
     "detect": {
         "model_failed": "the model fails on this image alone",

@@ -24,8 +24,9 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import saved_model
 from pipeline.detect.batching import Answer, BatchedModel
-from pipeline.detect.decode import Size, decode_image
+from pipeline.detect.decode import decode_image
 from pipeline.detect.detections import check_classes, to_detections
+from pipeline.detect.headers.header import Size
 from pipeline.detect.thumbnails import make_thumbnail
 from pipeline.errors import ModelError
 from pipeline.failures import ImageError

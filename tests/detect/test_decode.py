@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from pipeline import failures
 from pipeline.detect.decode import decode_image
-from pipeline.detect.image_size import declared_wh
+from pipeline.detect.headers.formats import read_header
 from pipeline.failures import ImageError
 from tests.fixtures import REPO, fixtures_dir
 
@@ -24,7 +25,7 @@ LIMIT = 1e8
 RANDOM = np.random.default_rng(0)
 NOISE = RANDOM.integers(0, 255, (40, 60, 3), np.uint8)
 SMOOTH = cv2.resize(NOISE[:4, :6], (60, 40), interpolation=cv2.INTER_CUBIC)
-REASONS = {"empty", "not_an_image", "truncated", "corrupt", "too_large"}
+REASONS = set(failures.REASONS["decode"])
 
 
 def encoded(image, file_format="PNG", **options):
@@ -42,6 +43,13 @@ def refusal(content, max_pixels=LIMIT):
         decode_image(content, max_pixels)
     assert "\n" not in str(caught.value)
     return caught.value.reason
+
+
+def declared_wh(content):
+    try:
+        return read_header(content).wh
+    except ImageError:
+        return None
 
 
 def png_chunk(kind, body):

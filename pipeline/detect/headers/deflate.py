@@ -1,0 +1,53 @@
+"""A bound on deflate streams (RFC 1951) that cost their reader far more than they hold."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+
+from pipeline.detect.headers.header import too_much
+
+_TRUSTED = 48 << 20  # bytes of empty blocks cost 80 ns each: so many take 4 s
+_SLICE = 1 << 20
+_READ = 4 << 20
+Stream = Sequence[memoryview]
+
+
+def check_deflate(streams: Sequence[Stream]) -> None:
+    """Refuses very large zlib streams in which compressed bytes give no pixels.
+
+    An empty dynamic block of 11 bytes costs as much as thousands of pixels; what holds something never grows by more than a
+    thousandth. Only above 48 MB are streams looked through: below, even the worst takes no more than seconds.
+
+    Args:
+      streams: Zlib streams, each of which may come in pieces.
+
+    Raises:
+      ImageError: They are not worth their work.
+    """
+    if sum(len(piece) for stream in streams for piece in stream) <= _TRUSTED:
+        return
+    taken = given = 0
+    for stream in streams:
+        for more_taken, more_given in _unpack(stream):
+            taken, given = taken + more_taken, given + more_given
+            if given < taken - taken // 16 - _SLICE:
+                raise too_much(f"{taken} compressed bytes hold {given} bytes of pixels")
+
+
+def _unpack(stream: Stream) -> Iterator[tuple[int, int]]:
+    """(bytes taken, bytes given) for each slice of a stream, up to its end or to what a decoder fails at too."""
+    unpacker = zlib.decompressobj()
+    for piece in stream:
+        for at in range(0, len(piece), _SLICE):
+            rest: bytes | memoryview = piece[at : at + _SLICE]
+            taken, given = len(rest), 0
+            try:
+                while rest:
+                    given += len(unpacker.decompress(rest, _READ))
+                    rest = unpacker.unconsumed_tail
+            except zlib.error:
+                return
+            yield taken, given
+            if unpacker.eof:
+                return
