@@ -21,8 +21,12 @@ REASONS: dict[str, dict[str, str]] = {
         "permission_denied": "this user or these credentials may not read it",
         "too_large_file": "larger than `max_file_mb`",
         "not_a_file": "a folder, a device, a pipe",
+        "storage_unavailable": "storage, or what gives the credentials for it, did not answer for a minute; try again later",
         "unreadable": "storage fails in another way; the message says how",
-        "no_image": "a `tf.Example` without `image/encoded`",
+        "no_image": "a `tf.Example` without bytes as its `image/encoded`",
+        "no_example": "a record of a TFRecord file that is no `tf.Example`",
+        "bad_checksum": "a record of a TFRecord file that is not as it was written",
+        "broken_file": "the rest of a TFRecord file behind a place where it is damaged or ends; the message says how much",
     },
     "decode": {
         "empty": "zero bytes",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.config import ReadConfig
 from pipeline.look_ahead import LookAhead, NoRoomError, started_pool
-from pipeline.read.read_images import ReadAhead
+from pipeline.read.read_ahead import ReadAhead
 from pipeline.records import ImageRef
 
 MOST_BYTES = 64

@@ -18,7 +18,8 @@ from pipeline.figures.summary import RunFacts
 from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector
 from pipeline.launch.options import Job, checked_job
-from pipeline.read.list_images import check_inputs, is_manifest, is_tfrecord, list_images
+from pipeline.read.list_images import check_inputs, is_manifest, list_images
+from pipeline.read.tfrecords import is_tfrecord
 from pipeline.storage.results import STAGING, remove_staging
 from pipeline.storage.stopping import begin_publishing
 from pipeline.write.sink import Sink
@@ -44,8 +45,8 @@ def show_plan(job: Job) -> int:
     for sink in graph.sinks(config, config.output):
         sink.check(write=False)
     detector = load_detector(config)
-    images = [pattern for pattern in config.input if not is_tfrecord(pattern)]
-    uris = sorted({ref.uri for pattern in images for ref in list_images(pattern, config.output)})
+    listed = {ref.uri for pattern in config.input for ref in list_images(pattern, config.output)}
+    uris = sorted(uri for uri in listed if not is_tfrecord(uri))
     ladder = ", ".join(map(str, detector.batch_sizes))
     print(
         f"input    {len(uris)} images"

@@ -1,29 +1,53 @@
-"""One image's bytes and generation, from a local file, Cloud Storage or whatever else Beam can open."""
+"""One image's bytes and generation, from a local file, Cloud Storage or whatever else Beam can open; and how storage fails."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
+import http.client
 import io
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from google.api_core import retry
+
 from pipeline.failures import ImageError
+from pipeline.look_ahead import NoRoomError
 from pipeline.records import ImageRef
 
-_RETRY_SECONDS = 60.0
-
+RETRY_SECONDS = 60.0
+_LONGEST_WAIT_SECONDS = 5.0  # between two tries, and so after the job was stopped
+_CHUNK_BYTES = 8 << 20  # of what is read piece by piece; Google's reader would take 40 MB
+_PASSING_ERRNOS = {
+    *(errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM),  # this machine is short of something
+    *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN),
+}  # EIO is not among them: a bad sector does not mend
 
 Reserve = Callable[[int], None]
+
+
+class StorageUnavailableError(ImageError):
+    """Storage does not answer, or not now, or takes no credentials: nothing is wrong with the image, a later read may succeed."""
+
+    def __init__(self, message: str):
+        super().__init__("read", "storage_unavailable", message)
 
 
 def take_freely(_size_bytes: int) -> None:
     """Room for any number of bytes."""
 
 
-def fetch(ref: ImageRef, max_bytes: int, reserve: Reserve = take_freely) -> tuple[bytes, str]:
+def fetch(
+    ref: ImageRef,
+    max_bytes: int,
+    reserve: Reserve = take_freely,
+    retry_seconds: float = RETRY_SECONDS,
+    on_failure: Callable[[Exception], None] | None = None,
+) -> tuple[bytes, str]:
     """Reads an image: (bytes, generation).
 
     The generation is the object's on Cloud Storage, and size and modification time of a local file.
@@ -32,31 +56,105 @@ def fetch(ref: ImageRef, max_bytes: int, reserve: Reserve = take_freely) -> tupl
       ref: Which image.
       max_bytes: A larger one is refused.
       reserve: Is told how many bytes will be taken before they are; what it raises ends the reading.
+      retry_seconds: How long to go on trying while storage fails in a way that may pass.
+      on_failure: Is told of each such failure; what it raises ends the reading.
 
     Raises:
-      ImageError: It is gone, closed to us, too large or unreadable.
+      StorageUnavailableError: Storage failed all that time.
+      ImageError: The image is gone, closed to us, too large or unreadable.
+    """
+    trying = retry.Retry(is_passing, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds, on_error=on_failure)
+    with storage_failures(ref.uri):
+        read: tuple[bytes, str] = trying(_fetch_once)(ref, max_bytes, reserve)
+        return read
+
+
+def open_file(uri: str, retry_seconds: float = RETRY_SECONDS) -> Any:
+    """Opens a file or object to be read piece by piece, as it is; what it and its reader raise is for `storage_failures`."""
+    if uri.startswith("gs://"):
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        blob, again = _blob(ImageRef(uri)), DEFAULT_RETRY.with_timeout(retry_seconds)
+        return blob.open("rb", chunk_size=_CHUNK_BYTES, raw_download=True, retry=again)
+    if "://" in uri:
+        from apache_beam.io.filesystems import FileSystems
+
+        return FileSystems.open(uri, compression_type="uncompressed")
+    file = open(uri, "rb", opener=_open_without_waiting)  # noqa: SIM115  the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ImageError("read", "not_a_file", f"{uri} is no regular file")
+    return file
+
+
+@contextlib.contextmanager
+def storage_failures(uri: str) -> Iterator[None]:
+    """Within, whatever a storage raises when something is read becomes an `ImageError` that says what is wrong with the file.
+
+    Raises:
+      StorageUnavailableError: Nothing is wrong with it; the same read may succeed later.
+      ImageError: It is gone, closed to us or unreadable.
     """
     try:
-        if ref.uri.startswith("gs://"):
-            return _fetch_object(ref, max_bytes, reserve)
-        if "://" in ref.uri:
-            return _fetch_through_beam(ref, max_bytes, reserve), ref.generation
-        return _fetch_file(ref.uri, max_bytes, reserve)
-    except FileNotFoundError as err:
-        raise ImageError("read", "not_found", f"{ref.uri} does not exist") from err
-    except IsADirectoryError as err:
-        raise ImageError("read", "not_a_file", f"{ref.uri} is a folder") from err
-    except PermissionError as err:
-        raise ImageError("read", "permission_denied", f"{ref.uri} may not be read by this user") from err
-    except (OSError, ValueError) as err:
-        raise ImageError("read", "unreadable", f"{ref.uri} cannot be read: {' '.join(str(err).split())[:300]}") from err
+        yield
+    except (ImageError, NoRoomError):
+        raise
+    except Exception as err:
+        raise _image_error(uri, err) from err
+
+
+def is_passing(err: BaseException) -> bool:
+    """Whether a failure of storage may pass by itself, so that it is worth trying again: local, Cloud Storage or other."""
+    if isinstance(err, OSError) and err.errno in _PASSING_ERRNOS:
+        return True
+    if isinstance(err, (ConnectionError, TimeoutError, http.client.HTTPException)):
+        return True
+    import requests
+    import urllib3
+    from google.api_core import exceptions
+    from google.auth.exceptions import GoogleAuthError, TransportError
+    from google.cloud.storage.exceptions import DataCorruption
+
+    if isinstance(err, GoogleAuthError):
+        return isinstance(err, TransportError) or bool(err.retryable)
+    of_google = (exceptions.TooManyRequests, exceptions.ServerError, exceptions.RetryError, DataCorruption)
+    of_http = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError, urllib3.exceptions.HTTPError)
+    return isinstance(err, (*of_google, *of_http)) or getattr(err, "code", None) == http.client.REQUEST_TIMEOUT
+
+
+def _image_error(uri: str, err: Exception) -> ImageError:
+    from google.api_core import exceptions
+    from google.auth.exceptions import GoogleAuthError
+
+    for kinds, reason, what in (
+        ((FileNotFoundError, exceptions.NotFound), "not_found", "does not exist"),
+        ((IsADirectoryError,), "not_a_file", "is a folder"),
+        ((PermissionError,), "permission_denied", "may not be read by this user"),
+        ((exceptions.Forbidden, exceptions.Unauthorized), "permission_denied", "may not be read with these credentials"),
+    ):
+        if isinstance(err, kinds):
+            return ImageError("read", reason, f"{uri} {what}")
+    cause = getattr(err, "cause", None) or err  # `RetryError` has the failure of its last try
+    said = " ".join(str(getattr(cause, "message", None) or cause).split())[:300]
+    if isinstance(cause, GoogleAuthError):
+        return StorageUnavailableError(f"{uri} cannot be read for want of credentials: {said}")
+    if is_passing(err):
+        return StorageUnavailableError(f"{uri} cannot be read now, storage does not answer as it should: {said}")
+    kind = "" if isinstance(cause, (OSError, ValueError, exceptions.GoogleAPIError)) and said else f"{type(cause).__name__}: "
+    return ImageError("read", "unreadable", f"{uri} cannot be read: {kind}{said}")
+
+
+def _fetch_once(ref: ImageRef, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
+    if ref.uri.startswith("gs://"):
+        return _fetch_object(ref, max_bytes, reserve)
+    if "://" in ref.uri:
+        return _fetch_through_beam(ref, max_bytes, reserve), ref.generation
+    return _fetch_file(ref.uri, max_bytes, reserve)
 
 
 def _fetch_file(path: str, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
-    with open(path, "rb", opener=_open_without_waiting) as file:
+    with open_file(path) as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ImageError("read", "not_a_file", f"{path} is no regular file")
         _check_size(path, status.st_size, max_bytes)
         reserve(status.st_size)
         return file.read(status.st_size), f"{status.st_size}-{status.st_mtime_ns}"
@@ -67,39 +165,28 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def _fetch_object(ref: ImageRef, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
-    from google.api_core.exceptions import Forbidden, GoogleAPICallError, NotFound, Unauthorized
-    from google.cloud.storage.retry import DEFAULT_RETRY
-
-    retry = DEFAULT_RETRY.with_timeout(_RETRY_SECONDS)
-    bucket, _, name = ref.uri[len("gs://") :].partition("/")
-    blob = (
-        _storage_client(threading.get_ident())
-        .bucket(bucket)
-        .blob(name, generation=int(ref.generation) if ref.generation else None)
-    )
-    size = ref.size_bytes
-    try:
-        while True:
-            if not size:  # not listed, or not that large any more: look before taking memory
-                blob.reload(retry=retry)
-                size = blob.size or 0
-            _check_size(ref.uri, size, max_bytes)
-            reserve(size)
-            content = _AtMost(size)
-            try:
-                blob.download_to_file(content, raw_download=True, retry=retry)
-                break
-            except _LargerError:
-                size = 0
-        if blob.generation is None:  # Cloud Storage sends it along; not everything that speaks its protocol does
-            blob.reload(retry=retry)
-    except NotFound as err:
-        raise ImageError("read", "not_found", f"{ref.uri} does not exist") from err
-    except (Forbidden, Unauthorized) as err:
-        raise ImageError("read", "permission_denied", f"{ref.uri} may not be read with these credentials") from err
-    except GoogleAPICallError as err:
-        raise ImageError("read", "unreadable", f"{ref.uri} cannot be read: {err.message}") from err
+    blob, size = _blob(ref), ref.size_bytes
+    while True:
+        if not size:  # not listed, or not that small any more: look before taking memory
+            blob.reload(retry=None)
+            size = blob.size or 0
+        _check_size(ref.uri, size, max_bytes)
+        reserve(size)
+        content = _AtMost(size)
+        try:
+            blob.download_to_file(content, raw_download=True, retry=None)
+            break
+        except _LargerError:
+            size = 0
+    if blob.generation is None:  # Cloud Storage sends it along; not everything that speaks its protocol does
+        blob.reload(retry=None)
     return content.getvalue(), str(blob.generation or ref.generation)
+
+
+def _blob(ref: ImageRef) -> Any:
+    bucket, _, name = ref.uri[len("gs://") :].partition("/")
+    generation = int(ref.generation) if ref.generation else None
+    return _storage_client(threading.get_ident()).bucket(bucket).blob(name, generation=generation)
 
 
 @functools.lru_cache(maxsize=256)
@@ -133,7 +220,7 @@ def _fetch_through_beam(ref: ImageRef, max_bytes: int, reserve: Reserve) -> byte
     size = ref.size_bytes or FileSystems.get_filesystem(ref.uri).size(ref.uri)
     _check_size(ref.uri, size, max_bytes)
     reserve(size)
-    with FileSystems.open(ref.uri, compression_type="uncompressed") as file:
+    with open_file(ref.uri) as file:
         content: bytes = file.read(size + 1)
     if len(content) > size:
         raise ImageError("read", "unreadable", f"{ref.uri} has more than the {size} bytes that it had when it was looked at")

@@ -6,8 +6,6 @@ import csv
 import io
 import json
 import os
-import posixpath
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from apache_beam.io.filesystems import FileSystems
@@ -18,12 +16,6 @@ from pipeline.storage.globs import expand_pattern, is_folder
 from pipeline.storage.results import is_result
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
-_TFRECORD = re.compile(r"\.tfrecords?(\b|$)|\.tfrecord-\d", re.IGNORECASE)
-
-
-def is_tfrecord(pattern: str) -> bool:
-    """Whether an input names TFRecord shards, by its name."""
-    return bool(_TFRECORD.search(posixpath.basename(pattern)))
 
 
 def is_manifest(pattern: str) -> bool:

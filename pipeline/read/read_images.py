@@ -1,28 +1,21 @@
-"""`ReadImages`: from patterns, folders, manifests and TFRecord shards to encoded images, by steps of the pipeline."""
+"""`ReadImages`: from patterns, folders, manifests and TFRecord files to encoded images, by steps of the pipeline."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
 from apache_beam.transforms.window import GlobalWindows
-from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import ReadConfig
-from pipeline.failures import ImageError
 from pipeline.figures import metrics
 from pipeline.figures.summary import Tally
-from pipeline.look_ahead import LookAhead, NoRoomError, Place, started_pool
-from pipeline.read.fetch import Reserve, fetch, take_freely
-from pipeline.read.list_images import is_tfrecord, list_images
-from pipeline.records import DeadLetter, EncodedImage, ImageRef
-
-_READ_AHEAD_IMAGES = 512  # enough for the detector's next request, so that it finds its images read
-_READ_AHEAD_BYTES = 64_000_000
+from pipeline.read.list_images import list_images
+from pipeline.read.read_ahead import ReadAhead
+from pipeline.read.tfrecords import images_of_file, is_tfrecord
+from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes
 
 
 class ReadOutputs(NamedTuple):
@@ -41,9 +34,10 @@ class ReadImages(beam.PTransform):
     """Lists and reads images.
 
     Element out: `EncodedImage` for each distinct image, or a `DeadLetter`. Bounded. At least once, as the runner retries bundles.
+    Only names are shuffled; no image's bytes are, nor are they held anywhere but on their way to the next step.
 
     Args:
-      patterns: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord shards; local or `gs://`.
+      patterns: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord files; local or `gs://`.
       read: How to read.
       exclude: The job's output; results of an earlier run there are not input.
     """
@@ -56,36 +50,30 @@ class ReadImages(beam.PTransform):
         super().__init__()
 
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
-        """Wires listing, dropping of doubles, and reading; TFRecord shards carry their images with them."""
-        shards = [pattern for pattern in self.patterns if is_tfrecord(pattern)]
-        files = [pattern for pattern in self.patterns if not is_tfrecord(pattern)]
+        """Wires listing, dropping of doubles, and reading, in one line: a Flatten would make the runner keep all images."""
+        listed = begin | "Start" >> beam.Impulse() | "ListImages" >> beam.FlatMap(_list_all, self.patterns, self.exclude)
         distinct = (
-            begin
-            | "Start" >> beam.Impulse()
-            | "ListImages" >> beam.FlatMap(_list_all, files, self.exclude)
+            listed
             | "GatherDoubles" >> beam.GroupByKey()
             | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="refs")
         )
-        read = distinct.refs | "ReadAhead" >> beam.ParDo(ReadAhead(self.read)).with_outputs("dead", main="images")
-        if not shards:
-            return ReadOutputs(read.images, read.dead, distinct.counted)
-        examples = (
-            tuple(begin | f"ReadTFRecord{n}" >> ReadTFRecord(pattern) for n, pattern in enumerate(shards))
-            | "FlattenTFRecords" >> beam.Flatten()
-            | "CountExamples" >> beam.ParDo(_CountExamples()).with_outputs("dead", "counted", main="images")
+        opened = distinct.refs | "OpenTFRecords" >> beam.ParDo(_OpenTFRecords(self.read)).with_outputs(
+            "dead", "counted", main="images"
         )
+        read = opened.images | "ReadAhead" >> beam.ParDo(ReadAhead(self.read)).with_outputs("dead", main="images")
         return ReadOutputs(
-            (read.images, examples.images) | "AllRead" >> beam.Flatten(),
-            (read.dead, examples.dead) | "AllUnread" >> beam.Flatten(),
-            (distinct.counted, examples.counted) | "AllCounted" >> beam.Flatten(),
+            read.images,
+            (opened.dead, read.dead) | "AllUnread" >> beam.Flatten(),
+            (distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten(),
         )
 
 
-def _list_all(_start: bytes, patterns: Sequence[str], exclude: str) -> Iterator[tuple[str, ImageRef]]:
+def _list_all(_start: bytes, patterns: Sequence[str], exclude: str) -> Iterator[tuple[bytes, ImageRef]]:
     for pattern in patterns:
         for ref in list_images(pattern, exclude):
-            metrics.count_read()
-            yield ref.uri, ref
+            if not is_tfrecord(ref.uri):
+                metrics.count_read()
+            yield name_bytes(ref.uri), ref  # a text as the key would have to be Unicode, which not every name is
 
 
 class _Counting(beam.DoFn):
@@ -100,128 +88,32 @@ class _Counting(beam.DoFn):
 
 
 class _DropDoubles(_Counting):
-    def process(self, uri_and_refs: tuple[str, Iterable[ImageRef]]) -> Iterator[ImageRef]:
-        refs = list(uri_and_refs[1])
-        self._tally.read += len(refs)
-        self._tally.skipped += len(refs) - 1
-        metrics.count_skipped(len(refs) - 1)
+    """Passes each image's ref once, and each TFRecord file's, which is no image."""
+
+    def process(self, name_and_refs: tuple[bytes, Iterable[ImageRef]]) -> Iterator[ImageRef]:
+        refs = list(name_and_refs[1])
+        if not is_tfrecord(refs[0].uri):
+            self._tally.read += len(refs)
+            self._tally.skipped += len(refs) - 1
+            metrics.count_skipped(len(refs) - 1)
         yield refs[0]
 
 
-class _CountExamples(_Counting):
-    def process(self, example: EncodedImage | DeadLetter) -> Iterator[Any]:
-        self._tally.read += 1
-        yield beam.pvalue.TaggedOutput("dead", example) if isinstance(example, DeadLetter) else example
-
-
-class ReadAhead(beam.DoFn):
-    """Reads images on a pool of threads, ahead of the steps behind it.
-
-    Those steps run while this one yields; the reads go on meanwhile, so that a detector which is fused with it never waits for
-    storage. Bounded by count and by bytes, also where no size was listed: a read waits until its bytes have room before it takes
-    them. Each image keeps its window and timestamp; one that has its bytes already passes.
-    """
+class _OpenTFRecords(_Counting):
+    """Puts the images of a TFRecord file in its place; other refs pass."""
 
     def __init__(self, read: ReadConfig):
-        self._settings = read
+        self._max_bytes = int(read.max_file_mb * 1e6)
 
-    def setup(self) -> None:
-        self._pool = started_pool(self._settings.read_threads, "read")
-
-    def teardown(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def start_bundle(self) -> None:
-        self._ahead: LookAhead[ImageRef, EncodedImage | DeadLetter] = LookAhead(
-            self._start, _READ_AHEAD_IMAGES, _READ_AHEAD_BYTES
-        )
-
-    def process(
-        self, ref: ImageRef | EncodedImage, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
-    ) -> Iterator[Any]:
-        if isinstance(ref, EncodedImage):
+    def process(self, ref: ImageRef) -> Iterator[Any]:
+        if not is_tfrecord(ref.uri):
             yield ref
-        else:
-            yield from map(_part, self._ahead.add(ref, timestamp, window))
-
-    def finish_bundle(self) -> Iterator[Any]:
-        return map(_part, self._ahead.rest())
-
-    def _start(self, place: Place[ImageRef, EncodedImage | DeadLetter]) -> None:
-        self._pool.submit(self._read, place)
-
-    def _read(self, place: Place[ImageRef, EncodedImage | DeadLetter]) -> None:
-        ref = place.element
-        if place.held_bytes:  # started again with room for what it has; no need to look again how much that is
-            ref = dataclasses.replace(ref, size_bytes=place.held_bytes)
-        try:
-            place.result.set_result(read_image(ref, self._settings, place.reserve))
-        except NoRoomError:
             return
-        except BaseException as err:  # noqa: BLE001  whoever waits for the result must learn of it
-            place.result.set_exception(err)
-
-
-def _part(read: WindowedValue) -> Any:
-    if isinstance(read.value, EncodedImage):
-        return read
-    metrics.count_result(read.value)
-    return beam.pvalue.TaggedOutput("dead", read)
-
-
-def read_image(ref: ImageRef, read: ReadConfig, reserve: Reserve = take_freely) -> EncodedImage | DeadLetter:
-    """Reads one image; what cannot be read becomes a dead letter that says why."""
-    received_at, started = time.time(), time.monotonic()
-    try:
-        content, generation = fetch(ref, int(read.max_file_mb * 1e6), reserve)
-    except ImageError as err:
-        return err.dead_letter(ref)
-    return EncodedImage(dataclasses.replace(ref, generation=generation), content, time.monotonic() - started, received_at)
-
-
-class ReadTFRecord(beam.PTransform):
-    """Reads TFRecord shards of `tf.Example`s with the TF Object Detection API's keys (`image/encoded`, `image/source_id`, …).
-
-    Element out: `EncodedImage`, or a `DeadLetter` for an example without an image. An example's URI is its source id, else its
-    file name, else a hash of its bytes.
-    """
-
-    def __init__(self, pattern: str):
-        super().__init__()
-        self._pattern = pattern
-
-    def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection[EncodedImage | DeadLetter]:
-        """Wires tfx-bsl's source; it decodes the examples into Arrow record batches."""
-        from tfx_bsl.public.tfxio import TFExampleRecord
-
-        source = TFExampleRecord(self._pattern, telemetry_descriptors=["pipeline"])
-        return (
-            begin
-            | "TFExamples" >> source.BeamSource()
-            | "ExamplesToImages" >> beam.FlatMap(images_of_examples)
-            | "Redistribute" >> beam.Reshuffle()
-        )
-
-
-def images_of_examples(examples: Any) -> Iterator[EncodedImage | DeadLetter]:
-    """The images of one Arrow record batch of `tf.Example`s."""
-    columns = {
-        name: examples.column(name).to_pylist()
-        for name in ("image/encoded", "image/source_id", "image/filename")
-        if name in examples.schema.names
-    }
-    nothing = [None] * examples.num_rows
-    for encoded, *names in zip(
-        *(columns.get(name, nothing) for name in ("image/encoded", "image/source_id", "image/filename")), strict=True
-    ):
-        metrics.count_read()
-        content = bytes(encoded[0]) if encoded else b""
-        name = next((value[0].decode("utf-8", "replace") for value in names if value and value[0]), "")
-        digest = hashlib.sha256(content).hexdigest()[:16]
-        ref = ImageRef(name or f"tfrecord:{digest}", generation=digest, size_bytes=len(content))
-        if encoded:
-            yield EncodedImage(ref, content, 0.0, time.time())
-        else:
-            letter = ImageError("read", "no_image", "the tf.Example has no 'image/encoded'").dead_letter(ref)
-            metrics.count_result(letter)
-            yield letter
+        for image in images_of_file(ref, self._max_bytes):
+            self._tally.read += 1
+            metrics.count_read()
+            if isinstance(image, EncodedImage):
+                yield image
+            else:
+                metrics.count_result(image)
+                yield beam.pvalue.TaggedOutput("dead", image)

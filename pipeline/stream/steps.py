@@ -16,7 +16,7 @@ import apache_beam as beam
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from pipeline.config import ReadConfig
-from pipeline.read.read_images import ReadAhead
+from pipeline.read.read_ahead import ReadAhead
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, row_bytes
 from pipeline.storage.files import write_file
 from pipeline.storage.results import archive_name, shard_of

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.read.list_images import check_inputs, is_manifest, is_tfrecord, list_images
+from pipeline.read.list_images import check_inputs, is_manifest, list_images
 from pipeline.records import DeadLetter, ImageRef, dead_letter_row
 
 TREE = [
@@ -161,23 +161,6 @@ def test_an_input_that_names_nothing_is_one_clear_error(tree, patterns, message)
         check_inputs(patterns)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "yes"),
-    [
-        ("a.tfrecord", True),
-        ("gs://b/a.tfrecords", True),
-        ("a.tfrecord-00000-of-00010", True),
-        ("a.tfrecord*", True),
-        ("a.TFRecord.gz", True),
-        ("tfrecord/a.jpg", False),
-        ("a.tfrecord/a.jpg", False),
-        ("a.jpg", False),
-    ],
-)
-def test_tfrecord_shards_are_told_by_their_name(name, yes):
-    assert is_tfrecord(name) is yes
 
 
 def test_dead_letters_written_as_rows_are_a_manifest(tree):

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import tracemalloc
 
 import apache_beam as beam
 import pytest
@@ -11,7 +12,8 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from pipeline.config import ReadConfig
 from pipeline.figures.summary import merge_tallies
-from pipeline.read.read_images import ReadAhead, ReadImages, images_of_examples
+from pipeline.read.read_ahead import ReadAhead
+from pipeline.read.read_images import ReadImages
 from pipeline.records import EncodedImage, ImageRef
 
 NAMES = ["a.jpg", "b.jpg", "in/a.jpg", "in/deep/a.jpg"]
@@ -119,8 +121,41 @@ def test_tfrecord_shards_carry_their_images(tmp_path):
     assert merge_tallies(got["counted"], 0).read == 6
 
 
-def test_examples_without_any_of_the_columns_are_dead_letters():
-    import pyarrow as pa
+def test_the_bytes_of_tfrecords_are_held_by_no_shuffle(tmp_path):
+    """128 MB of records on their way to the next step: a few of them are in memory at a time."""
+    import tensorflow as tf
 
-    batch = pa.RecordBatch.from_pydict({"label": pa.array([[1], [2]])})
-    assert [letter.reason for letter in images_of_examples(batch)] == ["no_image", "no_image"]
+    image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes(2_000_000)]))
+    record = tf.train.Example(features=tf.train.Features(feature={"image/encoded": image})).SerializeToString()
+    with tf.io.TFRecordWriter(str(tmp_path / "large.tfrecord")) as writer:
+        for _ in range(64):
+            writer.write(record)
+
+    def build(pipeline):
+        read = pipeline | ReadImages([f"{tmp_path}/large.tfrecord"])
+        return {"sizes": read.images | beam.Map(lambda image: len(image.content))}
+
+    tracemalloc.start()
+    try:
+        sizes = run(build)["sizes"]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sizes == [2_000_000] * 64
+    assert peak < 40_000_000
+
+
+def test_a_folder_may_hold_images_and_tfrecord_files(tree):
+    """Each file is read as what it is, and one that is named twice once."""
+    import tensorflow as tf
+
+    image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"in a record"]))
+    record = tf.train.Example(features=tf.train.Features(feature={"image/encoded": image})).SerializeToString()
+    with tf.io.TFRecordWriter("in/b.record-00000-of-00001") as writer:
+        writer.write(record)
+    (tree / "in" / "a.tfrecord.jpg").write_text("an image")
+    got = run(lambda pipeline: (pipeline | ReadImages(["in", "in/*.record*"]))._asdict())
+    assert sorted(image.content for image in got["images"]) == [b"an image", b"in a record", b"in/a.jpg", b"in/deep/a.jpg"]
+    assert got["dead"] == []
+    counted = merge_tallies(got["counted"], 0)
+    assert (counted.read, counted.skipped) == (4, 0)

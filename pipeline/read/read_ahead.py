@@ -1,0 +1,86 @@
+"""Reads images on threads, ahead of the steps behind: as many as those will soon want, in the bytes that there is room for."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.utils.windowed_value import WindowedValue
+
+from pipeline.config import ReadConfig
+from pipeline.failures import ImageError
+from pipeline.figures import metrics
+from pipeline.look_ahead import LookAhead, NoRoomError, Place, started_pool
+from pipeline.read.fetch import Reserve, fetch, take_freely
+from pipeline.records import DeadLetter, EncodedImage, ImageRef
+
+_READ_AHEAD_IMAGES = 512  # enough for the detector's next request, so that it finds its images read
+_READ_AHEAD_BYTES = 64_000_000
+
+
+class ReadAhead(beam.DoFn):
+    """Reads images on a pool of threads, ahead of the steps behind it.
+
+    Those steps run while this one yields; the reads go on meanwhile, so that a detector which is fused with it never waits for
+    storage. Bounded by count and by bytes, also where no size was listed: a read waits until its bytes have room before it takes
+    them. Each image keeps its window and timestamp; one that has its bytes already passes.
+    """
+
+    def __init__(self, read: ReadConfig):
+        self._settings = read
+
+    def setup(self) -> None:
+        self._pool = started_pool(self._settings.read_threads, "read")
+
+    def teardown(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def start_bundle(self) -> None:
+        self._ahead: LookAhead[ImageRef, EncodedImage | DeadLetter] = LookAhead(
+            self._start, _READ_AHEAD_IMAGES, _READ_AHEAD_BYTES
+        )
+
+    def process(
+        self, ref: ImageRef | EncodedImage, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[Any]:
+        if isinstance(ref, EncodedImage):
+            yield ref
+        else:
+            yield from map(_part, self._ahead.add(ref, timestamp, window))
+
+    def finish_bundle(self) -> Iterator[Any]:
+        return map(_part, self._ahead.rest())
+
+    def _start(self, place: Place[ImageRef, EncodedImage | DeadLetter]) -> None:
+        self._pool.submit(self._read, place)
+
+    def _read(self, place: Place[ImageRef, EncodedImage | DeadLetter]) -> None:
+        ref = place.element
+        if place.held_bytes:  # started again with room for what it has; no need to look again how much that is
+            ref = dataclasses.replace(ref, size_bytes=place.held_bytes)
+        try:
+            place.result.set_result(read_image(ref, self._settings, place.reserve))
+        except NoRoomError as no_room:
+            no_room.with_traceback(None)  # its frames, which know this place, would keep what is read into it until the next gc
+        except BaseException as err:  # noqa: BLE001  whoever waits for the result must learn of it
+            place.result.set_exception(err)
+
+
+def _part(read: WindowedValue) -> Any:
+    if isinstance(read.value, EncodedImage):
+        return read
+    metrics.count_result(read.value)
+    return beam.pvalue.TaggedOutput("dead", read)
+
+
+def read_image(ref: ImageRef, read: ReadConfig, reserve: Reserve = take_freely) -> EncodedImage | DeadLetter:
+    """Reads one image; what cannot be read becomes a dead letter that says why."""
+    received_at, started = time.time(), time.monotonic()
+    try:
+        content, generation = fetch(ref, int(read.max_file_mb * 1e6), reserve)
+    except ImageError as err:
+        return err.dead_letter(ref)
+    return EncodedImage(dataclasses.replace(ref, generation=generation), content, time.monotonic() - started, received_at)

@@ -1,0 +1,206 @@
+"""TFRecord files of `tf.Example`s become images, one record after the other; what is damaged costs itself, and says so.
+
+A file is records of: length as uint64, masked CRC-32C of the length, content, masked CRC-32C of the content, little-endian
+(https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details). The readers of TensorFlow, tfx-bsl and Beam
+end at the first damage, so the framing is read here; tfx-bsl decodes the examples. Keys are those of the TF Object Detection API.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import posixpath
+import re
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+import google_crc32c
+
+from pipeline.failures import ImageError
+from pipeline.read.fetch import RETRY_SECONDS, open_file, storage_failures
+from pipeline.records import DeadLetter, EncodedImage, ImageRef
+
+_NAME = re.compile(r"\.(tf)?records?([-_*?\[][^.]*)?(\.gz)?(@\d+-\d*)?$", re.IGNORECASE)
+_RANGE = re.compile(r"(.*)@(\d+)-(\d*)", re.DOTALL)
+_HEAD = struct.Struct("<QI")
+_MASK_DELTA = 0xA282EAD8
+_ENCODED, _NAMES = "image/encoded", ("image/source_id", "image/filename")
+
+
+def is_tfrecord(name: str) -> bool:
+    """Whether a name or pattern is that of TFRecord files: `.tfrecord`, `.record`, with an `s` or not, numbered, gzipped.
+
+    >>> [is_tfrecord(name) for name in ("a.record-00000-of-00010", "a.tfrecords.gz", "gs://b/a.tfrecord*", "a.tfrecord.jpg")]
+    [True, True, True, False]
+    """
+    return bool(_NAME.search(posixpath.basename(name)))
+
+
+def images_of_file(shard: ImageRef, max_bytes: int, retry_seconds: float = RETRY_SECONDS) -> Iterator[EncodedImage | DeadLetter]:
+    """The images of one TFRecord file, each read when it is asked for.
+
+    Args:
+      shard: The file. `<file>@<start>-<end>` names the records that begin in this range of its bytes, `<file>@<start>-` the rest:
+        so do dead letters, which can therefore be given as input again.
+      max_bytes: A larger record is refused.
+      retry_seconds: How long to go on trying while storage fails in a way that may pass.
+
+    Yields:
+      For each record its image, or a dead letter that says what is wrong with it; one for all that can't be told apart any more.
+      An image's URI is its source id, else its file name, else a hash of its bytes; its generation is a hash of its bytes.
+    """
+    ranged = _RANGE.fullmatch(shard.uri)
+    path, start, end = (ranged[1], int(ranged[2]), ranged[3]) if ranged else (shard.uri, 0, "")
+    begins = start
+    try:
+        with storage_failures(path), open_file(path, retry_seconds) as opened, _as_written(opened) as file:
+            file.seek(start)
+            asked = time.monotonic()
+            for record in read_records(file, path, max_bytes):
+                if end and record.start >= int(end):
+                    return
+                yield _image_of_record(record, path, time.monotonic() - asked)
+                begins, asked = record.end or 0, time.monotonic()
+    except ImageError as err:
+        yield err.dead_letter(ImageRef(f"{path}@{begins}-{end}") if begins else shard)
+
+
+class Record(NamedTuple):
+    """One record of a file, or what is wrong with it.
+
+    Attributes:
+      start: Where it begins, in bytes of the file (of a gzipped one, of what is in it).
+      end: Where the next one begins; None where that cannot be known.
+      content: Its bytes, or why there are none.
+    """
+
+    start: int
+    end: int | None
+    content: bytes | ImageError
+
+
+def read_records(file: BinaryIO, path: str, max_bytes: int) -> Iterator[Record]:
+    """The records from where a file stands, each read when it is asked for.
+
+    Args:
+      file: The file, to be read and sought.
+      path: Its name, for messages.
+      max_bytes: A larger record is passed over without its bytes being taken.
+
+    Yields:
+      Each record. Damaged content is one record; behind a damaged length nothing can be found, so that ends the file.
+    """
+    start = file.tell()
+    try:
+        while head := file.read(_HEAD.size):
+            length = _length(head)
+            if length is None:
+                yield _broken(file, path, start, "its length is wrong" if len(head) == _HEAD.size else "it ends within a length")
+                return
+            end = start + _HEAD.size + length + 4
+            content = _content(file, f"{path}: the record of {length} bytes at byte {start}", length, max_bytes)
+            if content is None:
+                yield _broken(file, path, start, f"the record of {length} bytes there is not all there")
+                return
+            yield Record(start, end, content)
+            start = end
+    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
+        yield _broken(file, path, start, f"what was gzipped cannot be unpacked: {err}")
+
+
+def _length(head: bytes) -> int | None:
+    """A record's length; None where it is damaged."""
+    if len(head) < _HEAD.size:
+        return None
+    length, checksum = _HEAD.unpack(head)
+    return int(length) if checksum == _masked_crc(head[:8]) else None
+
+
+def _content(file: BinaryIO, what: str, length: int, max_bytes: int) -> bytes | ImageError | None:
+    """A record's bytes or what is wrong with them; None where the file ends within."""
+    if length > max_bytes:
+        said = f"{what}: expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)"
+        return ImageError("read", "too_large_file", said) if _pass_over(file, length + 4) else None
+    content, checksum = file.read(length), file.read(4)
+    if len(checksum) < 4:
+        return None
+    if int.from_bytes(checksum, "little") == _masked_crc(content):
+        return content
+    return ImageError("read", "bad_checksum", f"{what} is not as it was written: its checksum differs")
+
+
+def _pass_over(file: BinaryIO, size: int) -> bool:
+    """Goes on behind so many bytes; False where there are not so many."""
+    if isinstance(file, gzip.GzipFile):
+        file.seek(size - 1, 1)
+        return len(file.read(1)) == 1
+    end = file.tell() + size
+    if end > file.seek(0, 2):
+        return False
+    file.seek(end)
+    return True
+
+
+def _broken(file: BinaryIO, path: str, start: int, why: str) -> Record:
+    size = None if isinstance(file, gzip.GzipFile) else file.seek(0, 2)  # the rest of a gzipped one may be endless
+    lost = f"its last {size - start} of {size} bytes" if size else "all that is gzipped behind it"
+    said = f"{path} is damaged at byte {start} ({why}): {lost} cannot be read"
+    return Record(start, None, ImageError("read", "broken_file", said))
+
+
+def _masked_crc(content: bytes) -> int:
+    crc: int = google_crc32c.value(content)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _as_written(opened: Any) -> Any:
+    """The file as it was written before it was gzipped, if it was, whatever its name; TensorFlow's writer adds no ending."""
+    head = opened.read(_HEAD.size)
+    opened.seek(0)
+    return gzip.GzipFile(fileobj=opened) if head.startswith(b"\x1f\x8b") and _length(head) is None else opened
+
+
+def _image_of_record(record: Record, path: str, read_seconds: float) -> EncodedImage | DeadLetter:
+    place = f"{path}@{record.start}-{record.end or ''}"
+    if isinstance(record.content, ImageError):
+        return record.content.dead_letter(ImageRef(place))
+    try:
+        content, name = decode_example(record.content)
+    except RuntimeError:
+        said = f"{path}: the record of {len(record.content)} bytes at byte {record.start} is no tf.Example"
+        return ImageError("read", "no_example", said).dead_letter(ImageRef(place))
+    if not isinstance(content, bytes):
+        said = f"{path}: the tf.Example at byte {record.start} has {content} as {_ENCODED!r}; expected the bytes of an image"
+        return ImageError("read", "no_image", said).dead_letter(ImageRef(name or place))
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    ref = ImageRef(name or f"tfrecord:{digest}", generation=digest, size_bytes=len(content))
+    return EncodedImage(ref, content, read_seconds, time.time())
+
+
+def decode_example(example: bytes) -> tuple[bytes | str, str]:
+    """The encoded image of a serialized `tf.Example`, or what it has instead; and its name, which may be empty.
+
+    Raises:
+      RuntimeError: It is no example.
+    """
+    columns = _decoder().DecodeBatch([example])
+    values = {name: columns.column(name)[0].as_py() or [] for name in (_ENCODED, *_NAMES) if name in columns.schema.names}
+    encoded = values.get(_ENCODED) or ["nothing"]
+    named = (values[name][0] for name in _NAMES if values.get(name))
+    name = next((text for text in map(_text, named) if text), "")
+    return encoded[0] if isinstance(encoded[0], bytes) else f"{encoded[0]!s:.20}", name
+
+
+def _text(name: Any) -> str:
+    return name.decode("utf-8", "surrogateescape") if isinstance(name, bytes) else str(name)
+
+
+@functools.cache
+def _decoder() -> Any:
+    from tfx_bsl.coders.example_coder import ExamplesToRecordBatchDecoder
+
+    return ExamplesToRecordBatchDecoder()

@@ -1,0 +1,256 @@
+"""TFRecord files: every record is an image or one dead letter, whatever is damaged; and no more than one is held."""
+
+import gzip
+import os
+import struct
+import tracemalloc
+
+import google_crc32c
+import pytest
+import tensorflow as tf
+
+from pipeline.read.tfrecords import images_of_file, is_tfrecord, read_records
+from pipeline.records import EncodedImage, ImageRef
+
+LIMIT = 1000
+
+
+def feature(*values):
+    if values and isinstance(values[0], int):
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+    if values and isinstance(values[0], float):
+        return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+
+
+def example(**features):
+    """A serialized example; `image_encoded` is the key `image/encoded`."""
+    named = {
+        name.replace("_", "/", 1): feature(*value) if isinstance(value, tuple) else feature(value)
+        for name, value in features.items()
+    }
+    return tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString()
+
+
+def write(path, *records, options=None):
+    """By TensorFlow itself, so that the framing is what others write."""
+    with tf.io.TFRecordWriter(str(path), options=options) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+def images(path, **known):
+    """What a file holds: (content, uri) of an image, (reason, uri) of a dead letter."""
+    found = []
+    for image in images_of_file(ImageRef(str(path), **known), LIMIT):
+        is_image = isinstance(image, EncodedImage)
+        found.append((image.content if is_image else image.reason, image.ref.uri))
+        assert is_image or "\n" not in image.message
+    return found
+
+
+def numbered(count):
+    return [example(image_encoded=b"%d" % n, image_source_id=b"id-%d" % n) for n in range(count)]
+
+
+def starts_of(content):
+    """Where each record of an undamaged file begins, and where the last ends."""
+    starts = [0]
+    while starts[-1] < len(content):
+        starts.append(starts[-1] + 16 + struct.unpack_from("<Q", content, starts[-1])[0])
+    return starts
+
+
+@pytest.mark.parametrize(
+    ("name", "yes"),
+    [
+        ("a.tfrecord", True),
+        ("gs://b/a.tfrecords", True),
+        ("a.tfrecord-00000-of-00010", True),
+        ("a.tfrecord*", True),
+        ("a.TFRecord.gz", True),
+        ("tfrecord/a.jpg", False),
+        ("a.tfrecord/a.jpg", False),
+        ("a.jpg", False),
+        ("a.record", True),
+        ("a.records", True),
+        ("gs://b/a.record-00000-of-00010", True),
+        ("a.record-?????-of-00010", True),
+        ("a.tfrecord-00000-of-00010.gz", True),
+        ("a.tfrecord@12-34", True),
+        ("a.tfrecord.gz@12-", True),
+        ("a.tfrecord.jpg", False),
+        ("a.record-1.jpg", False),
+        ("record", False),
+        ("a.recording", False),
+    ],
+)
+def test_tfrecord_shards_are_told_by_their_name(name, yes):
+    assert is_tfrecord(name) is yes
+
+
+def test_no_records_are_no_images(tmp_path):
+    assert images(write(tmp_path / "a.tfrecord")) == []
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("options", [None, "GZIP"])
+def test_each_record_is_an_image_also_when_it_is_gzipped_under_any_name(tmp_path, count, options):
+    path = write(tmp_path / "a.tfrecord", *numbered(count), options=options)
+    assert images(path) == [(b"%d" % n, f"id-{n}") for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("record", "found"),
+    [
+        pytest.param({"image_encoded": b"x", "image_source_id": b"id", "image_filename": b"name"}, (b"x", "id"), id="source id"),
+        pytest.param({"image_encoded": b"x", "image_source_id": b"", "image_filename": b"name"}, (b"x", "name"), id="file name"),
+        pytest.param({"image_encoded": b"x", "image_source_id": 7}, (b"x", "7"), id="a number as its name"),
+        pytest.param({"image_encoded": b"x", "image_source_id": b"\xff"}, (b"x", "\udcff"), id="a name that is no UTF-8"),
+        pytest.param({"image_encoded": (b"x", b"y"), "image_source_id": ()}, (b"x", "tfrecord:2d711642b726b044"), id="no name"),
+        pytest.param({"image_encoded": b"", "image_source_id": b"id"}, (b"", "id"), id="empty, which decoding refuses"),
+        pytest.param({"image_encoded": ()}, "no_image", id="no value"),
+        pytest.param({"image_source_id": b"id"}, ("no_image", "id"), id="no such key"),
+        pytest.param({}, "no_image", id="no key at all"),
+        pytest.param({"image_encoded": 5}, "no_image", id="a number"),
+        pytest.param({"image_encoded": 0.5}, "no_image", id="a float"),
+    ],
+)
+def test_what_an_example_holds_is_an_image_or_one_dead_letter(tmp_path, record, found):
+    path = write(tmp_path / "a.tfrecord", example(**record), *numbered(1))
+    first, neighbour = images(path)
+    assert neighbour == (b"0", "id-0")
+    assert first == found if isinstance(found, tuple) else first == (found, f"{path}@0-{16 + len(example(**record))}")
+
+
+@pytest.mark.parametrize("record", [b"no example", b"\x0a\xff", os.urandom(200)], ids=["text", "cut", "noise"])
+def test_a_record_that_is_no_example_is_one_dead_letter(tmp_path, record):
+    good = numbered(2)
+    path = write(tmp_path / "a.tfrecord", good[0], record, good[1])
+    start = 16 + len(good[0])
+    assert images(path) == [(b"0", "id-0"), ("no_example", f"{path}@{start}-{start + 16 + len(record)}"), (b"1", "id-1")]
+
+
+def test_damaged_content_costs_its_own_record(tmp_path):
+    """One bit, in the content or in its checksum."""
+    path = write(tmp_path / "a.tfrecord", *numbered(4))
+    content = bytearray(path.read_bytes())
+    starts = starts_of(content)
+    content[starts[1] + 20] ^= 1
+    content[starts[4] - 1] ^= 1
+    path.write_bytes(content)
+    assert images(path) == [
+        (b"0", "id-0"),
+        ("bad_checksum", f"{path}@{starts[1]}-{starts[2]}"),
+        (b"2", "id-2"),
+        ("bad_checksum", f"{path}@{starts[3]}-{starts[4]}"),
+    ]
+
+
+def test_behind_a_damaged_length_the_rest_is_one_dead_letter_that_says_how_much(tmp_path):
+    path = write(tmp_path / "a.tfrecord", *numbered(4))
+    content = bytearray(path.read_bytes())
+    start = starts_of(content)[2]
+    content[start] ^= 1
+    path.write_bytes(content)
+    *good, rest = images_of_file(ImageRef(str(path)), LIMIT)
+    assert [image.ref.uri for image in good] == ["id-0", "id-1"]
+    assert (rest.stage, rest.reason, rest.ref.uri) == ("read", "broken_file", f"{path}@{start}-")
+    assert f"its last {len(content) - start} of {len(content)} bytes cannot be read" in rest.message
+
+
+@pytest.mark.parametrize("left", [1, 11, 12, 13, -5, -4, -1])
+def test_a_file_that_ends_within_a_record_loses_that_one(tmp_path, left):
+    """Wherever it was cut: within the length, the content, or the checksum."""
+    path = write(tmp_path / "a.tfrecord", *numbered(2))
+    content = path.read_bytes()
+    start = starts_of(content)[1]
+    cut = start + left if left > 0 else len(content) + left
+    path.write_bytes(content[:cut])
+    assert images(path) == [(b"0", "id-0"), ("broken_file", f"{path}@{start}-")]
+
+
+def test_a_gzipped_file_that_ends_too_early_loses_what_lies_behind(tmp_path):
+    records = [example(image_encoded=os.urandom(200), image_source_id=b"id-%d" % n) for n in range(200)]
+    path = write(tmp_path / "a.tfrecord.gz", *records, options="GZIP")
+    path.write_bytes(path.read_bytes()[:20_000])
+    *good, rest = images_of_file(ImageRef(str(path)), LIMIT)
+    assert [image.ref.uri for image in good] == [f"id-{n}" for n in range(len(good))]
+    assert 50 < len(good) < 200
+    lost_from = sum(16 + len(record) for record in records[: len(good)])
+    assert (rest.reason, rest.ref.uri) == ("broken_file", f"{path}@{lost_from}-")
+    assert "all that is gzipped behind it cannot be read" in rest.message
+
+
+def test_damage_within_a_gzipped_file_is_dead_letters(tmp_path):
+    """Of the records that it changed, and of what cannot be unpacked any more."""
+    records = [example(image_encoded=os.urandom(200), image_source_id=b"id-%d" % n) for n in range(200)]
+    path = write(tmp_path / "a.tfrecord.gz", *records, options="GZIP")
+    content = bytearray(path.read_bytes())
+    content[20_000:20_050] = bytes(50)
+    path.write_bytes(content)
+    found = images(path)
+    assert [uri for _, uri in found[:50]] == [f"id-{n}" for n in range(50)]
+    assert {reason for reason, _ in found if isinstance(reason, str)} <= {"bad_checksum", "broken_file"}
+    assert found[-1][0] == "broken_file", "the file's own checksum differs, whatever else was found"
+
+
+@pytest.mark.parametrize("content", [b"\0" * 100, b"\xff\xd8\xff\xe0" + bytes(50), b"short"], ids=["zeros", "a JPEG", "short"])
+def test_a_file_that_is_no_tfrecord_is_one_dead_letter(tmp_path, content):
+    (tmp_path / "a.record").write_bytes(content)
+    assert images(tmp_path / "a.record") == [("broken_file", f"{tmp_path}/a.record@0-")]
+
+
+def test_a_record_above_the_limit_is_passed_over_without_taking_its_bytes(tmp_path):
+    """Also one that says it is an exabyte."""
+    large, small = example(image_encoded=bytes(30_000_000), image_source_id=b"large"), numbered(1)[0]
+    path = write(tmp_path / "a.tfrecord", large, small)
+    length = struct.pack("<Q", 1 << 60)
+    with open(path, "ab") as file:
+        file.write(length + struct.pack("<I", _masked(length)))
+    end = 16 + len(large)
+    tracemalloc.start()
+    try:
+        found = images(path)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    last = end + 16 + len(small)
+    assert found == [("too_large_file", f"{path}@0-{end}"), (b"0", "id-0"), ("broken_file", f"{path}@{last}-")]
+
+
+def _masked(content):
+    crc = google_crc32c.value(content)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("options", [None, "GZIP"])
+def test_a_dead_letters_range_reads_the_same_records_again_once_they_are_mended(tmp_path, options):
+    path = write(tmp_path / "a.tfrecord", *numbered(4), options=options)
+    starts = starts_of(gzip.decompress(path.read_bytes()) if options else path.read_bytes())
+    assert images(f"{path}@{starts[1]}-{starts[2]}") == [(b"1", "id-1")]
+    assert images(f"{path}@{starts[2]}-") == [(b"2", "id-2"), (b"3", "id-3")]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        pytest.param(lambda path: None, "not_found", id="missing"),
+        pytest.param(os.mkdir, "not_a_file", id="folder"),
+        pytest.param(os.mkfifo, "not_a_file", id="fifo without a writer"),
+    ],
+)
+def test_a_file_that_cannot_be_opened_is_one_dead_letter(tmp_path, make, reason):
+    make(tmp_path / "a.tfrecord")
+    assert images(tmp_path / "a.tfrecord") == [(reason, f"{tmp_path}/a.tfrecord")]
+
+
+def test_records_are_read_when_they_are_asked_for(tmp_path):
+    """So that no more than one is held, however large the file is."""
+    records = numbered(3)
+    path = write(tmp_path / "a.tfrecord", *records)
+    with open(path, "rb") as file:
+        reading = read_records(file, str(path), LIMIT)
+        ends = [(next(reading).end, file.tell()) for _ in records]
+    assert [end for end, _ in ends] == [position for _, position in ends] == starts_of(path.read_bytes())[1:]
