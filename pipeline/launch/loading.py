@@ -18,9 +18,12 @@ def load_detector(config: Config) -> Any:
 
     progress.note("loading the model")
     try:
-        return shared_detector(config.model, config.detect, graph.samples_kept(config))
-    finally:
+        detector = shared_detector(config.model, config.detect, graph.samples_kept(config))
+    except BaseException:
         progress.note("")
+        raise
+    progress.note("the model is loaded")
+    return detector
 
 
 @contextlib.contextmanager

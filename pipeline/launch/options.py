@@ -48,8 +48,9 @@ class Job:
         """
         try:
             return beam.Pipeline(runner=self.runner.make(), options=self.options)
-        except ValueError as err:  # what PipelineOptionsValidator finds, a line each
-            raise RunnerError(f"runner {self.runner.name}: {'; '.join(str(err).split(chr(10))).strip()}") from err
+        except ValueError as err:  # what Beam's PipelineOptionsValidator finds, a line each
+            found = str(err).removeprefix("Pipeline has validations errors:")
+            raise RunnerError(f"runner {self.runner.name}: {' '.join(found.split())}") from err
 
 
 def checked_job(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:

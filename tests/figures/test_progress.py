@@ -89,4 +89,4 @@ def test_a_job_says_that_its_model_is_loading(monkeypatch, bright_model):
     with progress.ProgressDisplay():
         load_detector(config)
         assert terminal.shown.is_set()  # tens of lines in the time that a model takes
-    assert progress._state == ""
+    assert progress._state == "the model is loaded"

@@ -152,3 +152,12 @@ def test_a_runner_is_added_by_one_row(monkeypatch, tmp_path, bright_model, capsy
 def test_an_unknown_runner_is_an_error_of_the_runner():
     with pytest.raises(RunnerError, match="expected DirectRunner"):
         runner_named("directrunner")
+
+
+def test_options_that_beam_refuses_are_one_line_and_exit_code_2(tmp_path, bright_model, capfd):
+    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
+    arguments = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--model", bright_model]
+    assert run.main([*arguments, "--pickle_library=dill"]) == 2
+    out, err = capfd.readouterr()
+    assert err.startswith("error: runner DirectRunner: ") and "pickle_library=dill" in err and err.count("\n") == 1
+    assert out == "" and list((tmp_path / "out").iterdir()) == []
