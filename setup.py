@@ -1,5 +1,7 @@
 """Packaging: what the pipeline needs to run, and with `dev` what its tests, checks and benchmarks need."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 setup(
@@ -7,9 +9,17 @@ setup(
     version="0.1.0",
     license="Apache-2.0",
     description="Batch and streaming object detection with Apache Beam and a shared TensorFlow model",
+    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     python_requires=">=3.10,<3.14",
-    packages=find_packages(include=["pipeline", "pipeline.*", "models", "models.*"]),
-    package_data={"models": ["digits/*.npz", "digits/*.md", "digits/samples/*"], "pipeline.report": ["*.css", "*.html"]},
+    packages=[*find_packages(include=["pipeline", "pipeline.*", "models", "models.*"]), "pipeline.configs"],
+    package_dir={"pipeline.configs": "configs"},  # beside the code in a checkout, inside it where it is installed
+    package_data={
+        "models": ["digits/*.npz", "digits/*.md", "digits/samples/*"],
+        "pipeline.configs": ["*.yaml"],
+        "pipeline.report": ["*.css", "*.html"],
+    },
+    entry_points={"console_scripts": ["detect-objects = pipeline.run:main"]},
     install_requires=[
         "apache-beam[gcp]>=2.77,<2.80; python_version >= '3.11'",
         "apache-beam[gcp]>=2.70,<2.80; python_version < '3.11'",  # newer ones and tfx-bsl want different protobufs there

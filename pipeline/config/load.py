@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +13,15 @@ from pipeline.config.mistakes import what_is_wrong
 from pipeline.config.sections import Config, settings
 from pipeline.errors import ConfigError
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN_CONFIGS = (os.path.join(_PACKAGE, "configs"), os.path.join(os.path.dirname(_PACKAGE), "configs"))  # installed, checkout
+
 
 def load_config(path: str | None, overrides: Mapping[str, Any]) -> Config:
     """Reads a config file and lays flags over it.
 
     Args:
-      path: YAML file; None for the defaults.
+      path: YAML file; None for the defaults. `configs/<name>.yaml` or `<name>` that is not here is the project's own.
       overrides: Dotted key (`detect.score_threshold`) to value; a number may be text, as on the command line.
 
     Raises:
@@ -44,9 +48,18 @@ def _laid_over(tree: Mapping[Any, Any], overrides: Mapping[str, Any]) -> dict[An
     return merged
 
 
+def _found(path: str) -> str:
+    """The file that a path means: one that comes with the project, where there is no other of that name."""
+    folder, name = os.path.split(path)
+    if os.path.exists(path) or folder not in ("", "configs"):
+        return path
+    own = [os.path.join(configs, name if name.endswith(".yaml") else f"{name}.yaml") for configs in _OWN_CONFIGS]
+    return next(filter(os.path.isfile, own), path)
+
+
 def _read_yaml(path: str) -> Mapping[Any, Any]:
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(_found(path), encoding="utf-8") as file:
             tree = yaml.safe_load(file)
     except OSError as err:
         raise ConfigError(

@@ -7,7 +7,6 @@ TensorFlow's graph optimiser once (fusions; bfloat16 on request), and everything
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import re
 import shutil
@@ -79,19 +78,19 @@ def locate(path: str) -> tuple[str, str]:
 
 
 def _bundled_model() -> str:
-    """The bundled detector's folder of versions; exported from its weights at first use, and again when they change."""
-    from models import digits
+    """The bundled detector's folder of versions.
 
-    folder = os.path.dirname(digits.__file__)
-    with open(os.path.join(folder, "weights.npz"), "rb") as weights:
-        digest = hashlib.sha256(weights.read()).hexdigest()[:12]
-    base = os.path.join(folder, "saved_model", digest)
-    if not os.path.isdir(os.path.join(base, "1")):
-        with quiet_stderr():
-            from models.digits.export import export_digits
+    Raises:
+      ModelError: It is not in the user's cache, and cannot be written there.
+    """
+    from models.digits.cache import cached_digits
 
-            export_digits(os.path.join(base, "1"))
-    return base
+    try:
+        return cached_digits()
+    except OSError as err:
+        raise ModelError(
+            f"model {BUNDLED}: expected a cache that can be written, but: {_first_line(err)}; set XDG_CACHE_HOME to a folder"
+        ) from err
 
 
 def load(model: ModelConfig, detect: DetectConfig) -> SavedDetector:

@@ -1,0 +1,114 @@
+"""The wheel and the sdist, as a user or a worker installs them: complete, and usable from any folder."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.stager import Stager
+
+from tests.conftest import REPO, write_bright_image
+
+IN_THE_WHEEL = {"pipeline": "pipeline", "models": "models", "configs": "pipeline/configs"}
+
+
+def tracked(*folders: str) -> list[str]:
+    """What the repository holds, and what is about to be added to it."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders]
+    names = subprocess.run(listed, cwd=REPO, capture_output=True, text=True, check=True).stdout.split()
+    return [name for name in names if (REPO / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """A copy of the working tree: building writes beside setup.py."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in tracked():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes((REPO / name).read_bytes())
+    return copy
+
+
+def build_wheel(source: Path, folder: Path) -> Path:
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source], check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout, tmp_path_factory) -> Path:
+    return build_wheel(checkout, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """A fresh environment with the wheel in it; the packages that it needs are those of these tests."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=False)
+    site = next(folder.glob("lib/python*/site-packages"))
+    install = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", folder / "bin" / "python"]
+    subprocess.run([*install, "install", "--no-deps", wheel], check=True)
+    (site / "of_these_tests.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")  # comes after what is installed here
+    return folder
+
+
+def run_installed(installed: Path, cwd: Path, command: str, *args: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command of the fresh environment where nothing leads to this repository."""
+    command_line = [str(installed / "bin" / command), *map(str, args)]
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(command_line, cwd=cwd, capture_output=True, text=True, timeout=240, check=False, env={**kept, **env})
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_the_configs(wheel):
+    """Also one that is added later: weights, samples, templates."""
+    named = {f"{IN_THE_WHEEL[name.split('/')[0]]}/{name.split('/', 1)[1]}" for name in tracked(*IN_THE_WHEEL)}
+    with zipfile.ZipFile(wheel) as file:
+        held = {name for name in file.namelist() if ".dist-info/" not in name}
+    assert held == named
+
+
+def test_the_sdist_that_beam_stages_gives_the_same_wheel(checkout, wheel, tmp_path):
+    """What `--setup_file` sends to workers without a container of ours."""
+    options = PipelineOptions([f"--setup_file={checkout / 'setup.py'}", "--no_save_main_session"])
+    staged = Stager.extract_staging_tuple_iter(Stager.create_job_resources(options, str(tmp_path)))
+    (sdist,) = [path for path, name, _ in staged if name == "workflow.tar.gz"]
+    with tarfile.open(sdist) as file:
+        file.extractall(tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    with zipfile.ZipFile(build_wheel(source, tmp_path / "wheel")) as from_sdist, zipfile.ZipFile(wheel) as from_checkout:
+        assert sorted(from_sdist.namelist()) == sorted(from_checkout.namelist())
+    assert (source / "requirements.lock").is_file()
+
+
+def test_the_console_command_shows_its_help_from_any_folder(installed, tmp_path):
+    done = run_installed(installed, tmp_path, "detect-objects", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--score-threshold" in done.stdout
+
+
+@pytest.mark.parametrize("config", ["configs/batch_gcs_direct.yaml", "batch_gcs_direct"])
+def test_an_installed_copy_finds_configs_and_bundled_model(installed, tmp_path, config):
+    """From a foreign folder; the model goes to the user's cache, and nothing to where the package is."""
+    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 12, 30, 36))
+    before = sorted(path for path in installed.rglob("*") if "__pycache__" not in path.parts)
+    args = ["--config", config, "--input", "in", "--output", "out", "--dry-run"]
+    done = run_installed(installed, tmp_path, "detect-objects", *args, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "digits 1, 320x320 letterbox, 10 classes" in done.stdout
+    assert "input    1 images" in done.stdout
+    assert [path.parent.name for path in tmp_path.glob("cache/**/saved_model.pb")] == ["1"]
+    assert sorted(path for path in installed.rglob("*") if "__pycache__" not in path.parts) == before
+
+
+def test_a_file_of_the_same_name_here_comes_before_the_projects_own(installed, tmp_path):
+    (tmp_path / "batch_gcs_direct.yaml").write_text("detect: {score_treshold: 1}\n")
+    done = run_installed(installed, tmp_path, "detect-objects", "--config", "batch_gcs_direct.yaml", "--output", "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "unknown key 'detect.score_treshold'" in done.stderr
