@@ -34,7 +34,8 @@ def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink]) -> None:
       config: The job.
       to: Where its results go; see `sinks`.
     """
-    read = pipeline | "ReadImages" >> ReadImages(config.input, config.read, exclude=config.output)
+    patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
+    read = pipeline | "ReadImages" >> ReadImages(patterns, config.read, exclude=config.output)
     found = read.images | "DetectObjects" >> DetectObjects(config.model, config.detect, samples=samples_kept(config))
     results = Results(found.detected, (read.dead, found.dead), read.counted)
     for sink in to:

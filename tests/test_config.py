@@ -1,10 +1,12 @@
 """Settings: each checked before anything starts, each error one line that says what to change."""
 
 import dataclasses
+import datetime
 import json
 import pickle
 import subprocess
 import sys
+import zoneinfo
 
 import jsonschema
 import pytest
@@ -41,7 +43,7 @@ def write_config(tmp_path):
             "detect: {score_treshold: 0.5}", "'detect.score_treshold'; did you mean 'detect.score_threshold'?", id="typo"
         ),
         pytest.param("score_threshold: 0.5", "did you mean 'detect.score_threshold'?", id="key of a section at the top"),
-        pytest.param("xyzzy: 1", "known keys: allow_empty, beam_options, detect.batch_sizes", id="nothing near"),
+        pytest.param("xyzzy: 1", "known keys: allow_empty, beam_options, dates, detect.batch_sizes", id="nothing near"),
         pytest.param("1: 2", "unknown key '1'", id="key that is no text"),
         pytest.param("detect: 5", "detect: expected a section with keys, got 5", id="value for a section"),
         pytest.param("detect: 0", "detect: expected a section with keys, got 0", id="falsy value for a section"),
@@ -83,6 +85,36 @@ def write_config(tmp_path):
             "write.coco_ground_truth: expected coco (--coco) with it, since only coco/results.json uses it, got 'a.json'",
             id="ground truth for nothing",
         ),
+        pytest.param("time_zone: europe/zurich", "time_zone: expected a time zone such as Europe/Zurich, got 'euro", id="zone"),
+        pytest.param("time_zone: ../UTC", "time_zone: expected a time zone such as", id="zone outside the folder of zones"),
+        pytest.param("time_zone: Europe", "time_zone: expected a time zone such as", id="folder of zones"),
+        pytest.param("dates: tomorrow", "dates: expected days such as 2026-11-20, 2026-11-01..2026-11-20, today", id="no days"),
+        pytest.param("dates: 2026-11-20 10:00:00", "dates: expected days such as 2026-11-20, 2026", id="moment for a day"),
+        pytest.param("dates: 2026-02-01..2026-02-30", "last 7 days'; day is out of range for month, got", id="no such day"),
+        pytest.param("dates: 2026-11-02..2026-11-01", "dates: expected 1 to 3660 days between 1970-01-01", id="days backwards"),
+        pytest.param("dates: last 0 days", "dates: expected 1 to 3660 days between 1970-01-01", id="no days at all"),
+        pytest.param("dates: 1900-01-01..2026-11-01", "dates: expected 1 to 3660 days between 1970-01-01", id="many days"),
+        pytest.param(
+            "{dates: '2026-11-20', input: ['a/{date}', b/]}",
+            "dates: expected none, or {date:%Y/%m/%d} in input b/, got '2026-11-20'",
+            id="input without a place for days",
+        ),
+        pytest.param(
+            "input: raw/{date}/**",
+            "dates: expected days such as 2026-11-20, 2026-11-01..2026-11-20, today, yesterday or 'last 7 days', since input "
+            "raw/{date}/** has a place for them, got ''",
+            id="place for days that are not given",
+        ),
+        pytest.param(
+            "input: 'raw/{date:%Y-%M-%d}/**'",
+            "input: expected no directive finer than hours in {date:…} (%m is the month, %M the minute; * matches any), got "
+            "'raw/{date:%Y-%M-%d}/**'",
+            id="minutes for months",
+        ),
+        pytest.param(
+            "input: 'raw/{date:%Q}/**'", "expected {date}, or strftime's directives in it such as {date:%Y/%m/%d}", id="%Q"
+        ),
+        pytest.param(r'input: "raw/{date:\ud800%Y}/**"', "expected {date}, or strftime's directives in it", id="no Unicode"),
         pytest.param("detct: {xla: true}", "unknown key 'detct'; did you mean 'detect'?", id="typo of a section"),
         pytest.param('"a\\nb": 1', "unknown key 'a\\nb'", id="key of two lines"),
         pytest.param('"\\ud800": 1', "unknown key '\\ud800'", id="key that is no UTF-8"),
@@ -134,6 +166,34 @@ def test_a_wrong_value_of_the_file_counts_only_where_no_flag_replaces_it(write_c
         load_config(path, {"detect.score_threshold": 0.5})
     path = write_config("detect: {score_threshold: high}")
     assert load_config(path, {"detect.score_threshold": 0.5}).detect == DetectConfig(score_threshold=0.5)
+
+
+def test_days_are_settled_when_they_are_said(write_config):
+    """So that all of the job means the same, also after midnight."""
+    config = load_config(write_config("input: raw/{date}/**"), {"dates": "yesterday", "time_zone": "Asia/Tokyo"})
+    in_tokyo = datetime.datetime.now(zoneinfo.ZoneInfo("Asia/Tokyo")).date()
+    before = [in_tokyo - datetime.timedelta(days=1), in_tokyo - datetime.timedelta(days=2)]  # midnight may just have passed
+    assert config.dates in map(str, before)
+    assert dataclasses.replace(config, output="out").dates == config.dates
+
+
+def test_a_day_of_yaml_is_a_day(write_config):
+    config = load_config(write_config("input: ['raw/{date:%Y/%m/%d}/**', 'list-{date}.txt']\ndates: 2026-11-20"), {})
+    assert config.patterns() == {
+        "raw/{date:%Y/%m/%d}/**": ("raw/2026/11/20/**",),
+        "list-{date}.txt": ("list-2026-11-20.txt",),
+    }
+
+
+def test_without_days_an_input_stands_for_itself():
+    assert Config(input=("a", "b{c}")).patterns() == {"a": ("a",), "b{c}": ("b{c}",)}
+
+
+def test_a_day_that_never_was_is_one_clear_error():
+    """Samoa went from 29 to 31 December 2011."""
+    config = Config(input=("{date}",), dates="2011-12-30", time_zone="Pacific/Apia")
+    with pytest.raises(ConfigError, match=r"^dates: expected days that there were in Pacific/Apia, got 2011-12-30$"):
+        config.patterns()
 
 
 def test_ground_truth_finds_its_use_in_file_or_flag(write_config):
@@ -233,8 +293,8 @@ def values_of(schema):
     """Values that a setting of this JSON Schema may have in YAML."""
     if "anyOf" in schema:
         return st.none() | values_of({key: part for key, part in schema.items() if key != "anyOf"})
-    if "enum" in schema:
-        return st.sampled_from(schema["enum"])
+    if "enum" in schema or "examples" in schema:
+        return st.sampled_from(schema.get("enum") or schema["examples"])
     low, high = max(schema.get("minimum", -1000), -1000), min(schema.get("maximum", 1000), 1000)
     match schema["type"]:
         case "array" if "items" in schema:
@@ -262,6 +322,8 @@ def trees(draw):
     write = tree.get("write", {})
     if write.get("coco_ground_truth") is not None:
         write["coco"] = True
+    if tree.get("dates"):
+        tree["input"] = ["photos/{date}/**"]
     return tree
 
 

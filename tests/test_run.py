@@ -101,6 +101,8 @@ def another_value(setting):
     schema = setting.schema
     if "enum" in schema:
         return next(option for option in schema["enum"] if option != setting.default)
+    if "examples" in schema:
+        return schema["examples"][0]
     match schema["type"]:
         case "boolean":
             return not setting.default
@@ -122,8 +124,12 @@ def test_every_flag_reaches_its_setting(setting):
         argv = [flag if value else flag.replace("--", "--no-", 1)]
     else:
         argv = [flag, *map(str, value if isinstance(value, list) else [value])]
-    needed = {"write.coco": True} if setting.key == "write.coco_ground_truth" else {}
-    assert changed(*argv, *(["--coco"] if needed else [])) == {setting.key: value} | needed
+    needs = {
+        "write.coco_ground_truth": (["--coco"], {"write.coco": True}),
+        "dates": (["--input", "{date}"], {"input": ["{date}"]}),
+    }
+    more, needed = needs.get(setting.key, ([], {}))
+    assert changed(*argv, *more) == {setting.key: value} | needed
 
 
 @pytest.mark.parametrize("path", sorted((REPO / "configs").glob("*.yaml")), ids=lambda path: path.stem)

@@ -71,9 +71,9 @@ ListOf = Annotated[tuple[Element, ...], BeforeValidator(_listed), _OrOne()]
 PairOf = Annotated[tuple[Element, Element], BeforeValidator(_listed)]
 
 
-def setting(default: Any, help_text: str) -> Any:
-    """A setting with its default and its one-line help."""
-    return Field(default=default, description=help_text)
+def setting(default: Any, help_text: str, **more: Any) -> Any:
+    """A setting with its default, its one-line help, and what else pydantic's `Field` takes."""
+    return Field(default=default, description=help_text, **more)
 
 
 def section(declared: Any, help_text: str | None = None) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+import datetime
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
+from pipeline.config import dates as days
 from pipeline.config.checked import (
     Between,
     Count,
@@ -24,6 +26,7 @@ from pipeline.config.checked import (
     setting,
 )
 from pipeline.config.setting import MOST, Setting, settings_of
+from pipeline.errors import ConfigError
 
 
 def _beam_option(value: Any) -> Any:
@@ -34,6 +37,21 @@ def _beam_option(value: Any) -> Any:
 
 
 _BeamOption = Annotated[Any, AfterValidator(_beam_option), WithJsonSchema({"type": ["string", "number", "boolean", "array"]})]
+
+Given = TypeVar("Given")
+Kept = TypeVar("Kept")
+
+
+def _checked_by(check: Callable[[Given], Kept], value: Given) -> Kept:
+    try:
+        return check(value)
+    except days.DatesError as err:
+        raise PydanticCustomError("days", "{expected}", {"expected": str(err)}) from err
+
+
+_Input = Annotated[Text, AfterValidator(lambda pattern: _checked_by(days.check_places, pattern))]
+_Zone = Annotated[Text, AfterValidator(lambda name: _checked_by(days.zone_named, name) and name)]
+_Days = Annotated[Text, BeforeValidator(lambda value: str(value) if isinstance(value, datetime.date) else value)]  # YAML's type
 
 
 @checked
@@ -167,8 +185,17 @@ class StreamConfig:
 class Config:
     """One job."""
 
-    input: ListOf[Text] = setting(
-        (), "images: files, folders, globs (with **), gs://; manifests .txt .csv .jsonl; TFRecord shards *.tfrecord*"
+    input: ListOf[_Input] = setting(
+        (),
+        "images: files, folders, globs (with **), gs://; manifests .txt .csv .jsonl; TFRecord shards *.tfrecord*; {date} or "
+        "{date:%Y/%m/%d}, with any directives of strftime, stands for each of --dates",
+    )
+    time_zone: _Zone = setting("UTC", "where days begin and end, e.g. Europe/Zurich", examples=["Europe/Zurich", "UTC"])
+    dates: _Days = setting(
+        "",
+        "days for which {date} stands: 2026-11-20, 2026-11-01..2026-11-20, today, yesterday, or 'last 7 days', up to yesterday",
+        examples=["2026-11-20", "2026-11-01..2026-11-20"],
+        validate_default=True,
     )
     output: Text = setting("", "folder for the results, local or gs://")
     mode: Literal["batch", "streaming"] = setting("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
@@ -183,6 +210,31 @@ class Config:
     read: ReadConfig = section(ReadConfig)
     write: WriteConfig = section(WriteConfig)
     stream: StreamConfig = section(StreamConfig)
+
+    @field_validator("dates")
+    @classmethod
+    def _settled(cls, text: str, before: ValidationInfo) -> str:
+        """What `yesterday` means is settled when it is said, so that all parts of the job mean the same, also after midnight."""
+        if not {"input", "time_zone"} <= before.data.keys():  # there is something else to say first
+            return text
+        today = datetime.datetime.now(days.zone_named(before.data["time_zone"])).date()
+        settled = _checked_by(lambda given: days.settle(given, today), text) if text else ""
+        _checked_by(lambda given: days.check_use(before.data["input"], given), settled)
+        return settled
+
+    def patterns(self) -> dict[str, tuple[str, ...]]:
+        """Each input, with the patterns that it stands for: itself, or one or more for each of the days.
+
+        Raises:
+          ConfigError: The time zone left these days out.
+        """
+        if not self.dates:
+            return {pattern: (pattern,) for pattern in self.input}
+        zone, of_days = days.zone_named(self.time_zone), days.days_of(self.dates)
+        try:
+            return {pattern: days.dated(pattern, of_days, zone) for pattern in self.input}
+        except days.DatesError as err:
+            raise ConfigError(f"dates: expected {err}, got {self.dates}") from err
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as plain nested dicts and lists, for the summary."""

@@ -35,7 +35,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     config = dataclasses.replace(config, output=config.output.rstrip("/") or "/")
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
-    check_inputs(config.input, config.allow_empty)
+    check_inputs(config.patterns(), config.allow_empty)
     return job
 
 
@@ -45,7 +45,8 @@ def show_plan(job: Job) -> int:
     for sink in graph.sinks(config, config.output):
         sink.check(write=False)
     detector = load_detector(config)
-    listed = {ref.uri for pattern in config.input for ref in list_images(pattern, config.output)}
+    patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
+    listed = {ref.uri for pattern in patterns for ref in list_images(pattern, config.output)}
     uris = sorted(uri for uri in listed if not is_tfrecord(uri))
     ladder = ", ".join(map(str, detector.batch_sizes))
     print(
@@ -53,9 +54,11 @@ def show_plan(job: Job) -> int:
         + "".join(f"\n         {uri}" for uri in uris[:5])
         + ("\n         …" if len(uris) > 5 else "")
     )
-    for pattern in config.input:
+    for pattern in patterns:
         if is_tfrecord(pattern) or is_manifest(pattern):
             print(f"         from {pattern}")
+    if config.dates:
+        print(f"         of {config.dates}, {config.time_zone}")
     height, width = detector.metadata.input_hw
     print(
         f"model    {detector.metadata.name} {detector.version}, {width}x{height} {detector.metadata.resize}, "

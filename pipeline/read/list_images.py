@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from apache_beam.io.filesystems import FileSystems
 
@@ -16,6 +17,8 @@ from pipeline.storage.globs import expand_pattern, is_folder
 from pipeline.storage.results import is_result
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
+_PATTERNS_AT_ONCE = 16  # each waits for storage
+_HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
 
 
 def is_manifest(pattern: str) -> bool:
@@ -38,25 +41,37 @@ def list_images(pattern: str, exclude: str = "") -> Iterator[ImageRef]:
             yield ref
 
 
-def check_inputs(patterns: Sequence[str], allow_empty: bool = False) -> None:
-    """Makes sure that each input names something, looking no further than its first file; with `allow_empty` it may be nothing.
+def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False) -> None:
+    """Makes sure that each input names something, looking no further than its first file.
+
+    Args:
+      inputs: Each input, with the patterns that it stands for, of which one must name something.
+      allow_empty: An input may name nothing.
 
     Raises:
       InputError: One does not, or cannot be listed.
     """
-    if not patterns:
+    if not inputs:
         raise InputError("no input: expected --input with a file, folder, glob, gs:// pattern or manifest")
-    for pattern in patterns:
-        try:
-            found = any(
-                FileSystems.match([variant], limits=[1])[0].metadata_list for variant in expand_pattern(pattern)
-            ) or os.path.isfile(pattern)
-        except Exception as err:
-            raise InputError(f"input {pattern}: cannot be listed: {' '.join(str(err).split())[:300]}") from err
-        if not (found or allow_empty):
-            raise InputError(
-                f"input {pattern}: no file matches; check the path (quote globs so that the shell leaves them alone)"
-            )
+    with ThreadPoolExecutor(_PATTERNS_AT_ONCE, "check-input") as pool:
+        for name, patterns in inputs.items():
+            looked = [pool.submit(_names_something, pattern) for pattern in patterns]
+            try:
+                found = any(look.result() for look in looked)
+            except Exception as err:
+                raise InputError(f"input {name}: cannot be listed: {' '.join(str(err).split())[:300]}") from err
+            finally:
+                for look in looked:
+                    look.cancel()
+            if not (found or allow_empty):
+                days = f" on any of {len(patterns)} days or hours" if len(patterns) > 1 else ""
+                raise InputError(f"input {name}: no file matches{days}; {_HINT}")
+
+
+def _names_something(pattern: str) -> bool:
+    if os.path.isfile(pattern):
+        return True
+    return any(FileSystems.match([variant], limits=[1])[0].metadata_list for variant in expand_pattern(pattern))
 
 
 def _list_files(pattern: str) -> Iterator[ImageRef]:

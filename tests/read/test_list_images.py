@@ -68,7 +68,7 @@ def test_patterns_mean_what_a_user_means(tree, pattern, names):
     if pattern not in (".", "./"):
         assert listed(f"{tree}/{pattern}") == names
     if names:
-        check_inputs([pattern])
+        check_inputs({pattern: [pattern]})
 
 
 def test_the_size_is_known_from_listing(tree):
@@ -115,7 +115,7 @@ def test_manifests_are_lists_of_images(tree, name, text, names):
     (tree / name).write_text(text, encoding="utf-8")
     assert is_manifest(name)
     assert [ref.uri for ref in list_images(name)] == names
-    check_inputs([name])
+    check_inputs({name: [name]})
 
 
 def test_a_manifests_relative_paths_may_be_relative_to_itself(tree, monkeypatch):
@@ -158,9 +158,22 @@ def test_a_manifest_that_is_none_is_one_clear_error(tree, name, content, message
 def test_an_input_that_names_nothing_is_one_clear_error(tree, patterns, message):
     (tree / "empty").mkdir()
     with pytest.raises(InputError) as caught:
-        check_inputs(patterns)
+        check_inputs({pattern: [pattern] for pattern in patterns})
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [1, 2, 500])
+def test_of_an_inputs_days_one_must_have_an_image(tree, number):
+    patterns = [f"in/{day}/**" for day in range(number)]
+    with pytest.raises(InputError) as caught:
+        check_inputs({"a.jpg": ["a.jpg"], "in/{date:%d}/**": patterns})
+    of_days = "" if number == 1 else f" on any of {number} days or hours"
+    assert str(caught.value).startswith(f"input in/{{date:%d}}/**: no file matches{of_days}; check the path")
+    check_inputs({"in/{date:%d}/**": patterns}, allow_empty=True)
+    (tree / "in" / str(number // 2)).mkdir()
+    (tree / "in" / str(number // 2) / "a.jpg").touch()
+    check_inputs({"in/{date:%d}/**": patterns})
 
 
 def test_dead_letters_written_as_rows_are_a_manifest(tree):

@@ -1,0 +1,170 @@
+"""Days: which ones a job is about, and the patterns that name their images. Pure: who asks says what day it is."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import re
+import zoneinfo
+from collections.abc import Iterator, Sequence
+
+_EXPECTED = "days such as 2026-11-20, 2026-11-01..2026-11-20, today, yesterday or 'last 7 days'"
+_EXPECTED_PLACE = "{date}, or strftime's directives in it such as {date:%Y/%m/%d}"
+_DAY = r"\d{4}-\d\d-\d\d|today|yesterday"
+_DAYS = re.compile(rf"({_DAY})(?:\.\.({_DAY}))?|last[ _-](\d{{1,4}})[ _-]days?", re.ASCII | re.IGNORECASE)
+_PLACE = re.compile(r"\{date(?::([^{}]*))?\}")
+_ISO = "%Y-%m-%d"
+_FIRST, _LAST = datetime.date(1970, 1, 1), datetime.date(2999, 12, 31)
+_MOST_DAYS = 3660  # ten years, each of which is listed by itself
+_HOUR = datetime.timedelta(hours=1)
+
+
+class DatesError(ValueError):
+    """What was given names no days, no zone, or no place for a day; the message says what was expected."""
+
+
+def settle(text: str, today: datetime.date) -> str:
+    """The days that are meant, as `first..last`, or as one day where it is just one.
+
+    The last days are whole ones: yesterday is the newest of them.
+
+    Raises:
+      DatesError: None are.
+
+    >>> today = datetime.date(2026, 11, 21)
+    >>> settle("last 7 days", today)
+    '2026-11-14..2026-11-20'
+    >>> settle("2026-11-01..yesterday", today), settle("yesterday", today)
+    ('2026-11-01..2026-11-20', '2026-11-20')
+    """
+    found = _DAYS.fullmatch(text.strip())
+    if not found:
+        raise DatesError(_EXPECTED)
+    first, last, count = found.groups()
+    yesterday = today - datetime.timedelta(days=1)
+    if count:
+        start, end = today - datetime.timedelta(days=int(count)), yesterday
+    else:
+        start = _day(first, today)
+        end = _day(last, today) if last else start
+    if not _FIRST <= start <= end <= _LAST or (end - start).days >= _MOST_DAYS:
+        raise DatesError(f"1 to {_MOST_DAYS} days between {_FIRST} and {_LAST}, the first one first")
+    return str(start) if start == end else f"{start}..{end}"
+
+
+def days_of(settled: str) -> tuple[datetime.date, ...]:
+    """Each day of what `settle` gives.
+
+    >>> [str(day) for day in days_of("2026-02-27..2026-03-01")]
+    ['2026-02-27', '2026-02-28', '2026-03-01']
+    """
+    first, _, last = settled.partition("..")
+    start, end = datetime.date.fromisoformat(first), datetime.date.fromisoformat(last or first)
+    return tuple(start + datetime.timedelta(days=number) for number in range((end - start).days + 1))
+
+
+def zone_named(name: str) -> datetime.tzinfo:
+    """The time zone of a name such as `Europe/Zurich`.
+
+    Raises:
+      DatesError: None has it.
+    """
+    if name == "UTC":
+        return datetime.timezone.utc  # there also where the machine has no time zones
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (OSError, ValueError, KeyError) as err:
+        known = {zone.lower(): zone for zone in zoneinfo.available_timezones()}
+        close = difflib.get_close_matches(name.lower(), known, n=1)
+        raise DatesError(f"a time zone such as {known[close[0]] if close else 'Europe/Zurich'}") from err
+
+
+def has_dates(pattern: str) -> bool:
+    """Whether a pattern has a place for a day.
+
+    >>> has_dates("gs://cams/raw/{date:%Y/%m/%d}/**"), has_dates("{date}.txt"), has_dates("a/**")
+    (True, True, False)
+    """
+    return _PLACE.search(pattern) is not None
+
+
+def check_places(pattern: str) -> str:
+    """The pattern, whose places for a day are in order.
+
+    Raises:
+      DatesError: One has no format, or one that is finer than hours.
+    """
+    hour = datetime.datetime(2026, 11, 20, 13, tzinfo=datetime.timezone.utc)
+    for text in filter(None, _PLACE.findall(pattern)):
+        try:
+            first, last = (
+                moment.strftime(text.replace("%%", "")) for moment in (hour, hour + _HOUR - datetime.timedelta.resolution)
+            )
+        except ValueError as err:
+            raise DatesError(_EXPECTED_PLACE) from err
+        if "%" in first:  # what strftime does not know, it leaves as it is
+            raise DatesError(_EXPECTED_PLACE)
+        if first != last:
+            raise DatesError("no directive finer than hours in {date:…} (%m is the month, %M the minute; * matches any)")
+    return pattern
+
+
+def check_use(patterns: Sequence[str], days: str) -> None:
+    """Makes sure that where there are days, each pattern has a place for them, and none where there are not.
+
+    Raises:
+      DatesError: So it is not.
+    """
+    for pattern in patterns:
+        if days and not has_dates(pattern):
+            raise DatesError(f"none, or {{date:%Y/%m/%d}} in input {pattern}")
+        if not days and has_dates(pattern):
+            raise DatesError(f"{_EXPECTED}, since input {pattern} has a place for them")
+
+
+def dated(pattern: str, days: tuple[datetime.date, ...], zone: datetime.tzinfo) -> tuple[str, ...]:
+    """The patterns for each of the days, in their order, each once.
+
+    Where a format has hours, there is one for each hour that the day has in its time zone: 23 or 25 where clocks change.
+
+    Args:
+      pattern: With `{date}` or `{date:<strftime format>}`, any number of times.
+      days: Which days.
+      zone: Where a day begins and ends.
+
+    Raises:
+      DatesError: There was no such day in this zone.
+
+    >>> dated("raw/{date:%Y/%m}/{date:%d}-*.jpg", days_of("2026-11-30..2026-12-01"), zone_named("UTC"))
+    ('raw/2026/11/30-*.jpg', 'raw/2026/12/01-*.jpg')
+    >>> spring = days_of("2026-03-29")
+    >>> dated("{date:%H}", spring, zone_named("UTC"))[:4], dated("{date:%H}", spring, zone_named("Europe/Zurich"))[:4]
+    (('00', '01', '02', '03'), ('00', '01', '03', '04'))
+    """
+    found = dict.fromkeys(_filled(pattern, hour) for day in days for hour in _hours(day, zone))
+    if not found:
+        raise DatesError(f"days that there were in {zone}")
+    return tuple(found)
+
+
+def _day(text: str, today: datetime.date) -> datetime.date:
+    if text.lower() in ("today", "yesterday"):
+        return today - datetime.timedelta(days=text.lower() == "yesterday")
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError as err:
+        raise DatesError(f"{_EXPECTED}; {err}") from err
+
+
+def _hours(day: datetime.date, zone: datetime.tzinfo) -> Iterator[datetime.datetime]:
+    """A moment of each hour of a day; none for a day that a zone left out when it crossed the date line."""
+    start, end = (
+        datetime.datetime.combine(midnight, datetime.time(), zone).astimezone(datetime.timezone.utc)
+        for midnight in (day, day + datetime.timedelta(days=1))
+    )
+    for number in range(-((start - end) // _HOUR)):
+        yield (start + number * _HOUR).astimezone(zone)
+
+
+def _filled(pattern: str, moment: datetime.datetime) -> str:
+    return _PLACE.sub(lambda found: moment.strftime(found[1] or _ISO), pattern)
