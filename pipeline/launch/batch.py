@@ -18,7 +18,8 @@ from pipeline.figures.summary import RunFacts
 from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector
 from pipeline.launch.options import Job, checked_job
-from pipeline.read.list_images import check_inputs, is_manifest, list_images
+from pipeline.read.list_images import check_inputs, list_images
+from pipeline.read.manifests import is_manifest
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.storage.results import STAGING, remove_staging
 from pipeline.storage.stopping import begin_publishing

@@ -6,7 +6,8 @@ import os
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.read.list_images import check_inputs, is_manifest, list_images
+from pipeline.read.list_images import check_inputs, list_images
+from pipeline.read.manifests import is_manifest
 from pipeline.records import DeadLetter, ImageRef, dead_letter_row
 
 TREE = [
