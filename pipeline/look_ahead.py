@@ -45,6 +45,11 @@ class Place(Generic[Element, Result]):
         self._timestamp = timestamp
         self._window = window or GlobalWindow()
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody will ask for the result: what is around has failed, or was stopped."""
+        return self._ahead.abandoned
+
     def reserve(self, size_bytes: int) -> None:
         """Says how many bytes the work is about to take, before it takes them.
 
@@ -76,9 +81,13 @@ class LookAhead(Generic[Element, Result]):
       start: Starts (or does) the work on a place's element.
       most: Most elements under way.
       most_bytes: Most bytes held by them.
+
+    Attributes:
+      abandoned: Whether an exception has ended the passing on, so that nobody asks for the other results.
     """
 
     def __init__(self, start: Callable[[Place[Element, Result]], None], most: int, most_bytes: float):
+        self.abandoned = False
         self._start = start
         self._most = most
         self._most_bytes = most_bytes
@@ -93,15 +102,20 @@ class LookAhead(Generic[Element, Result]):
         with self._lock:
             self._places.append(place)
         self._start(place)
-        while len(self._places) > self._most or (len(self._places) > 1 and self._is_full()):
-            yield self._places[0].passed_on()
-            self._release_oldest()
+        return self._pass_on(lambda: len(self._places) > self._most or (len(self._places) > 1 and self._is_full()))
 
     def rest(self) -> Iterator[WindowedValue]:
         """All results that are left."""
-        while self._places:
-            yield self._places[0].passed_on()
-            self._release_oldest()
+        return self._pass_on(lambda: bool(self._places))
+
+    def _pass_on(self, wanted: Callable[[], bool]) -> Iterator[WindowedValue]:
+        try:
+            while wanted():
+                yield self._places[0].passed_on()
+                self._release_oldest()
+        except BaseException:
+            self.abandoned = True
+            raise
 
     def _release_oldest(self) -> None:
         with self._lock:

@@ -118,7 +118,10 @@ def is_passing(err: BaseException) -> bool:
     if isinstance(err, GoogleAuthError):
         return isinstance(err, TransportError) or bool(err.retryable)
     of_google = (exceptions.TooManyRequests, exceptions.ServerError, exceptions.RetryError, DataCorruption)
-    of_http = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError, urllib3.exceptions.HTTPError)
+    of_http = (
+        *(requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError),
+        *(requests.exceptions.ChunkedEncodingError, requests.exceptions.JSONDecodeError),
+    )
     return isinstance(err, (*of_google, *of_http)) or getattr(err, "code", None) == http.client.REQUEST_TIMEOUT
 
 

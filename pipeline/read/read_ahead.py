@@ -14,7 +14,8 @@ from pipeline.config import ReadConfig
 from pipeline.failures import ImageError
 from pipeline.figures import metrics
 from pipeline.look_ahead import LookAhead, NoRoomError, Place, started_pool
-from pipeline.read.fetch import Reserve, fetch, take_freely
+from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError, fetch
+from pipeline.read.patience import GIVE_UP_SECONDS, Patience
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
 _READ_AHEAD_IMAGES = 512  # enough for the detector's next request, so that it finds its images read
@@ -27,15 +28,24 @@ class ReadAhead(beam.DoFn):
     Those steps run while this one yields; the reads go on meanwhile, so that a detector which is fused with it never waits for
     storage. Bounded by count and by bytes, also where no size was listed: a read waits until its bytes have room before it takes
     them. Each image keeps its window and timestamp; one that has its bytes already passes.
+
+    Args:
+      read: How to read.
+      retry_seconds: How long an image is tried again while storage fails in a way that may pass.
+      give_up_seconds: How long storage may fail for all images before they are dead letters untried.
     """
 
-    def __init__(self, read: ReadConfig):
+    def __init__(self, read: ReadConfig, retry_seconds: float = RETRY_SECONDS, give_up_seconds: float = GIVE_UP_SECONDS):
         self._settings = read
+        self._retry_seconds = retry_seconds
+        self._give_up_seconds = give_up_seconds
 
     def setup(self) -> None:
+        self._patience = Patience(self._retry_seconds, self._give_up_seconds)
         self._pool = started_pool(self._settings.read_threads, "read")
 
     def teardown(self) -> None:
+        self._ahead.abandoned = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def start_bundle(self) -> None:
@@ -58,11 +68,13 @@ class ReadAhead(beam.DoFn):
         self._pool.submit(self._read, place)
 
     def _read(self, place: Place[ImageRef, EncodedImage | DeadLetter]) -> None:
+        if place.abandoned:
+            return
         ref = place.element
         if place.held_bytes:  # started again with room for what it has; no need to look again how much that is
             ref = dataclasses.replace(ref, size_bytes=place.held_bytes)
         try:
-            place.result.set_result(read_image(ref, self._settings, place.reserve))
+            place.result.set_result(read_image(ref, self._settings, self._patience, place))
         except NoRoomError as no_room:
             no_room.with_traceback(None)  # its frames, which know this place, would keep what is read into it until the next gc
         except BaseException as err:  # noqa: BLE001  whoever waits for the result must learn of it
@@ -76,11 +88,28 @@ def _part(read: WindowedValue) -> Any:
     return beam.pvalue.TaggedOutput("dead", read)
 
 
-def read_image(ref: ImageRef, read: ReadConfig, reserve: Reserve = take_freely) -> EncodedImage | DeadLetter:
-    """Reads one image; what cannot be read becomes a dead letter that says why."""
+def read_image(
+    ref: ImageRef, read: ReadConfig, patience: Patience, place: Place[ImageRef, EncodedImage | DeadLetter]
+) -> EncodedImage | DeadLetter:
+    """Reads one image in its place; what cannot be read becomes a dead letter that says why.
+
+    Raises:
+      NoRoomError: Not now; see `Place.reserve`.
+    """
+
+    def wait(err: Exception) -> None:
+        patience.failed(err)
+        if place.abandoned:  # by whoever would have waited for it
+            raise err
+
     received_at, started = time.time(), time.monotonic()
     try:
-        content, generation = fetch(ref, int(read.max_file_mb * 1e6), reserve)
-    except ImageError as err:
+        with patience.trying(ref.uri) as retry_seconds:
+            content, generation = fetch(ref, int(read.max_file_mb * 1e6), place.reserve, retry_seconds, wait)
+    except StorageUnavailableError as err:
         return err.dead_letter(ref)
+    except ImageError as err:
+        patience.succeeded()  # it answered
+        return err.dead_letter(ref)
+    patience.succeeded()
     return EncodedImage(dataclasses.replace(ref, generation=generation), content, time.monotonic() - started, received_at)

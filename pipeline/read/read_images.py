@@ -12,6 +12,7 @@ from apache_beam.transforms.window import GlobalWindows
 from pipeline.config import ReadConfig
 from pipeline.figures import metrics
 from pipeline.figures.summary import Tally
+from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.list_images import list_images
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.tfrecords import images_of_file, is_tfrecord
@@ -40,11 +41,13 @@ class ReadImages(beam.PTransform):
       patterns: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord files; local or `gs://`.
       read: How to read.
       exclude: The job's output; results of an earlier run there are not input.
+      retry_seconds: How long an image is tried again while storage fails in a way that may pass.
     """
 
     patterns: Sequence[str]
     read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
     exclude: str = ""
+    retry_seconds: float = RETRY_SECONDS
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -57,10 +60,12 @@ class ReadImages(beam.PTransform):
             | "GatherDoubles" >> beam.GroupByKey()
             | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="refs")
         )
-        opened = distinct.refs | "OpenTFRecords" >> beam.ParDo(_OpenTFRecords(self.read)).with_outputs(
+        opened = distinct.refs | "OpenTFRecords" >> beam.ParDo(_OpenTFRecords(self.read, self.retry_seconds)).with_outputs(
             "dead", "counted", main="images"
         )
-        read = opened.images | "ReadAhead" >> beam.ParDo(ReadAhead(self.read)).with_outputs("dead", main="images")
+        read = opened.images | "ReadAhead" >> beam.ParDo(ReadAhead(self.read, self.retry_seconds)).with_outputs(
+            "dead", main="images"
+        )
         return ReadOutputs(
             read.images,
             (opened.dead, read.dead) | "AllUnread" >> beam.Flatten(),
@@ -102,14 +107,15 @@ class _DropDoubles(_Counting):
 class _OpenTFRecords(_Counting):
     """Puts the images of a TFRecord file in its place; other refs pass."""
 
-    def __init__(self, read: ReadConfig):
+    def __init__(self, read: ReadConfig, retry_seconds: float):
         self._max_bytes = int(read.max_file_mb * 1e6)
+        self._retry_seconds = retry_seconds
 
     def process(self, ref: ImageRef) -> Iterator[Any]:
         if not is_tfrecord(ref.uri):
             yield ref
             return
-        for image in images_of_file(ref, self._max_bytes):
+        for image in images_of_file(ref, self._max_bytes, self._retry_seconds):
             self._tally.read += 1
             metrics.count_read()
             if isinstance(image, EncodedImage):

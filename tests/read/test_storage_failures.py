@@ -1,0 +1,295 @@
+"""Storage that fails: what may pass is tried again for a while, then is a dead letter of its own reason; nothing ends the job."""
+
+import base64
+import errno
+import functools
+import http.client
+import http.server
+import json
+import threading
+import urllib.parse
+
+import apache_beam as beam
+import google_crc32c
+import pytest
+import requests
+import urllib3
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.testing.util import assert_that
+from apache_beam.transforms.window import GlobalWindow
+from google.api_core import exceptions
+from google.auth import exceptions as auth
+from google.cloud.storage.exceptions import DataCorruption
+
+from pipeline.config import ReadConfig
+from pipeline.failures import ImageError
+from pipeline.read import fetch as fetching
+from pipeline.read.fetch import StorageUnavailableError, fetch, is_passing, storage_failures
+from pipeline.read.patience import Patience
+from pipeline.read.read_ahead import ReadAhead
+from pipeline.read.read_images import ReadImages
+from pipeline.records import ImageRef
+from tests.emulators import EmulatorMissing, running_gcs_emulator
+
+LIMIT = 1_000_000
+CONTENT = b"content of the object"
+CHECKSUM = base64.b64encode(google_crc32c.Checksum(CONTENT).digest()).decode()
+
+
+@pytest.fixture(autouse=True)
+def no_credentials(monkeypatch):
+    """Clients connect without looking for any, and none is left over from another test."""
+    from apache_beam.internal.gcp import auth as beam_auth
+
+    monkeypatch.setattr(beam_auth._Credentials, "_credentials_init", True)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    fetching._storage_client.cache_clear()
+    yield
+    fetching._storage_client.cache_clear()
+
+
+class Storage(http.server.ThreadingHTTPServer):
+    """As much of Cloud Storage's protocol as a download needs; fails as each request's script says, then works."""
+
+    daemon_threads = True
+
+    def __init__(self, script):
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.script = list(script)
+        self.requests = 0
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *arguments):
+        pass
+
+    def do_GET(self):
+        if "/o/" in self.path:
+            self.answer_object()
+        else:
+            self.answer(404, b"{}")  # the client looks at the bucket on a thread of its own
+
+    def answer_object(self):
+        self.server.requests += 1
+        failure = self.server.script.pop(0) if self.server.script else 200
+        if failure == "reset":
+            self.close_connection = True
+            self.connection.close()
+        elif failure == "cut":
+            self.answer(200, CONTENT[:5], length=len(CONTENT))
+            self.close_connection = True
+        elif failure == "corrupt":
+            self.answer(200, CONTENT[::-1])
+        elif failure != 200:
+            self.answer(failure, json.dumps({"error": {"message": "as the script says"}}).encode())
+        elif "alt=media" in self.path:
+            self.answer(200, CONTENT)
+        else:
+            name = urllib.parse.unquote(self.path.rpartition("/o/")[2].partition("?")[0])
+            self.answer(200, json.dumps({"name": name, "bucket": "b", "size": str(len(CONTENT)), "generation": "7"}).encode())
+
+    def answer(self, status, content, length=None):
+        self.send_response(status)
+        self.send_header("Content-Length", str(length or len(content)))
+        self.send_header("X-Goog-Generation", "7")
+        self.send_header("X-Goog-Hash", "crc32c=" + CHECKSUM)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def storage(monkeypatch):
+    """Starts a storage with a script; the environment names it."""
+    servers = []
+
+    def start(*script):
+        server = Storage(script)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
+        return server
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def dead_storage(monkeypatch):
+    """A storage that was there and is gone: connections are refused."""
+    try:
+        with running_gcs_emulator() as url:
+            monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+    except EmulatorMissing as err:
+        pytest.skip(str(err))
+
+
+@pytest.mark.parametrize("failure", [429, 408, 500, 502, 503, 504, "reset", "cut", "corrupt"])
+@pytest.mark.parametrize("listed", [0, len(CONTENT)], ids=["unknown size", "listed"])
+def test_what_passes_by_itself_is_tried_again(storage, failure, listed):
+    """Once or twice, while the object is looked at or read: its content comes, whole."""
+    server = storage(failure, failure)
+    assert fetch(ImageRef("gs://b/a.jpg", size_bytes=listed), LIMIT, retry_seconds=30) == (CONTENT, "7")
+    assert server.requests >= 3
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"), [(400, "unreadable"), (401, "storage_unavailable"), (403, "permission_denied"), (404, "not_found")]
+)
+def test_what_does_not_pass_is_not_tried_again(storage, failure, reason):
+    server = storage(*[failure] * 9)
+    with pytest.raises(ImageError) as caught:
+        fetch(ImageRef("gs://b/a.jpg"), LIMIT, retry_seconds=30)
+    assert (caught.value.reason, server.requests) == (reason, 1)
+
+
+def test_storage_that_fails_for_too_long_is_a_reason_of_its_own(dead_storage):
+    failures = []
+    with pytest.raises(StorageUnavailableError) as caught:
+        fetch(ImageRef("gs://b/a.jpg"), LIMIT, retry_seconds=0.3, on_failure=failures.append)
+    assert (caught.value.stage, caught.value.reason) == ("read", "storage_unavailable")
+    assert str(caught.value).startswith("gs://b/a.jpg cannot be read now") and "\n" not in str(caught.value)
+    assert failures
+
+
+def test_an_object_larger_than_it_was_listed_comes_whole(storage):
+    """And no more of it is taken than there was room for when it was asked."""
+    storage()
+    reserved = []
+    assert fetch(ImageRef("gs://b/a.jpg", size_bytes=3), LIMIT, reserved.append) == (CONTENT, "7")
+    assert reserved == [3, len(CONTENT)]
+    with pytest.raises(ImageError, match="max_file_mb"):
+        fetch(ImageRef("gs://b/a.jpg", size_bytes=3), 10)
+
+
+@pytest.mark.parametrize(
+    ("err", "passing", "reason"),
+    [
+        (exceptions.RetryError("60 s", exceptions.ServiceUnavailable("down")), True, "storage_unavailable"),
+        (exceptions.TooManyRequests("slow down"), True, "storage_unavailable"),
+        (exceptions.InternalServerError("oops"), True, "storage_unavailable"),
+        (exceptions.BadRequest("no"), False, "unreadable"),
+        (auth.TransportError("no route"), True, "storage_unavailable"),
+        (auth.RefreshError("try later", retryable=True), True, "storage_unavailable"),
+        (auth.RefreshError("revoked"), False, "storage_unavailable"),
+        (auth.DefaultCredentialsError("none found"), False, "storage_unavailable"),
+        (requests.ConnectionError("refused"), True, "storage_unavailable"),
+        (requests.Timeout("60 s"), True, "storage_unavailable"),
+        (requests.exceptions.ChunkedEncodingError("cut"), True, "storage_unavailable"),
+        (requests.exceptions.InvalidURL("no host"), False, "unreadable"),
+        (urllib3.exceptions.ProtocolError("cut"), True, "storage_unavailable"),
+        (http.client.IncompleteRead(b"half"), True, "storage_unavailable"),
+        (DataCorruption(None, "checksum"), True, "storage_unavailable"),
+        (ConnectionResetError("reset"), True, "storage_unavailable"),
+        (TimeoutError("slow"), True, "storage_unavailable"),
+        (OSError(errno.EMFILE, "too many open files"), True, "storage_unavailable"),
+        (OSError(errno.ESTALE, "stale file handle"), True, "storage_unavailable"),
+        (OSError(errno.EIO, "input/output error"), False, "unreadable"),
+        (ValueError("no such path"), False, "unreadable"),
+        (RuntimeError("a client that we do not know"), False, "unreadable"),
+        (FileNotFoundError("gone"), False, "not_found"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_each_failure_is_known_as_what_it_is(err, passing, reason):
+    assert is_passing(err) is passing
+    with pytest.raises(ImageError) as caught, storage_failures("gs://b/a.jpg"):
+        raise err
+    assert caught.value.reason == reason
+    assert isinstance(caught.value, StorageUnavailableError) is (reason == "storage_unavailable")
+    assert str(caught.value).startswith("gs://b/a.jpg ") and "\n" not in str(caught.value)
+
+
+KEPT = {}
+
+
+def keep(name, elements):
+    KEPT[name] = list(elements)
+
+
+def test_without_storage_each_image_there_is_a_dead_letter_and_the_others_are_read(dead_storage, tmp_path):
+    """Objects and TFRecord files of a storage that is gone, between local files."""
+    (tmp_path / "here.jpg").write_text("here")
+    lines = ["gs://b/1.jpg", str(tmp_path / "here.jpg"), "gs://b/2.jpg", "gs://b/3.tfrecord"]
+    (tmp_path / "list.txt").write_text("\n".join(lines))
+    KEPT.clear()
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        for name, collection in (pipeline | ReadImages([f"{tmp_path}/list.txt"], retry_seconds=0.2))._asdict().items():
+            assert_that(collection, functools.partial(keep, name), label=f"Keep{name}")
+    assert [image.content for image in KEPT["images"]] == [b"here"]
+    dead = sorted((letter.ref.uri, letter.stage, letter.reason) for letter in KEPT["dead"])
+    assert dead == [(uri, "read", "storage_unavailable") for uri in sorted(lines) if uri.startswith("gs://")]
+
+
+def read_all(read_ahead, refs):
+    """What becomes of refs: `ReadAhead` as a runner calls it."""
+    read_ahead.setup()
+    try:
+        read_ahead.start_bundle()
+        done = [found for ref in refs for found in read_ahead.process(ref, 0, GlobalWindow())]
+        done += read_ahead.finish_bundle()
+    finally:
+        read_ahead.teardown()
+    return [getattr(found.value, "value", found.value) for found in done]
+
+
+def test_where_storage_stays_away_images_are_given_up_untried(dead_storage):
+    """So that a job ends; one at a time still looks whether it is back."""
+    refs = [ImageRef(f"gs://b/{n}.jpg") for n in range(20)]
+    letters = read_all(ReadAhead(ReadConfig(read_threads=2), retry_seconds=0.0, give_up_seconds=0.0), refs)
+    assert [(letter.ref, letter.reason) for letter in letters] == [(ref, "storage_unavailable") for ref in refs]
+
+
+def test_images_are_read_again_once_storage_is_back(storage):
+    """A failure of one costs none of the others."""
+    storage(*[503] * 3)
+    read_ahead = ReadAhead(ReadConfig(read_threads=1), retry_seconds=0.0, give_up_seconds=0.0)
+    found = read_all(read_ahead, [ImageRef(f"gs://b/{n}.jpg", size_bytes=len(CONTENT)) for n in range(6)])
+    assert [getattr(image, "reason", "read") for image in found] == ["storage_unavailable"] * 3 + ["read"] * 3
+
+
+def test_reads_end_when_the_bundle_around_them_does(dead_storage):
+    """They would go on trying for an hour, and a process waits for its threads."""
+    read_ahead = ReadAhead(ReadConfig(read_threads=2), retry_seconds=3600.0)
+    read_ahead.setup()
+    read_ahead.start_bundle()
+    assert [list(read_ahead.process(ImageRef(f"gs://b/{n}.jpg"), 0, GlobalWindow())) for n in range(8)] == [[]] * 8
+    read_ahead.teardown()
+    read_ahead._pool.shutdown(wait=True)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_patience_ends_when_nothing_was_read_for_long_and_is_back_with_the_first_success():
+    clock, down = Clock(), ConnectionError("down")
+    patience = Patience(60.0, 600.0, clock)
+    waits = []
+
+    def try_once(*, fails):
+        with patience.trying("a.jpg") as retry_seconds:
+            waits.append(retry_seconds)
+            patience.failed(down) if fails else patience.succeeded()
+
+    try_once(fails=True)
+    clock.now = 599.0
+    try_once(fails=True)
+    clock.now = 600.0
+    try_once(fails=True)
+    with patience.trying("probe.jpg") as probing:
+        assert probing == 0.0
+        with (
+            pytest.raises(StorageUnavailableError, match=r"^b.jpg was not tried: nothing .* for 600 s$"),
+            patience.trying("b.jpg"),
+        ):
+            pass
+    try_once(fails=False)
+    try_once(fails=True)
+    assert waits == [60.0, 60.0, 0.0, 0.0, 60.0]
