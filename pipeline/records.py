@@ -28,6 +28,7 @@ class ImageRef:
       size_bytes: Size as listed, 0 where unknown.
       event_time: Seconds since the epoch at which the image came into being for a stream; None in batch.
       request_id: The request that asked for this image; empty in batch.
+      extra: What else was said of it where it was named, as the JSON text of `extra_fields.extra_text`; mostly empty.
     """
 
     uri: str
@@ -35,6 +36,7 @@ class ImageRef:
     size_bytes: int = 0
     event_time: float | None = None
     request_id: str = ""
+    extra: str = ""
 
     @property
     def is_inline(self) -> bool:
@@ -167,6 +169,7 @@ def detection_row(image: DetectedImage) -> dict[str, Any]:
                 boxes, found.class_ids.tolist(), found.class_names, confidences, strict=True
             )
         ],
+        **_extra(image.ref),
     }
 
 
@@ -178,10 +181,15 @@ def dead_letter_row(letter: DeadLetter) -> dict[str, Any]:
         "stage": letter.stage,
         "reason": letter.reason,
         "message": letter.message,
+        **_extra(letter.ref),
     }
     if letter.payload:
         row["payload_base64"] = base64.b64encode(letter.payload).decode("ascii")
     return row
+
+
+def _extra(ref: ImageRef) -> dict[str, Any]:
+    return {"extra": json.loads(ref.extra)} if ref.extra else {}
 
 
 def row_bytes(row: Any, indent: int | None = None) -> bytes:

@@ -101,7 +101,7 @@ class _DropDoubles(_Counting):
             self._tally.read += len(refs)
             self._tally.skipped += len(refs) - 1
             metrics.count_skipped(len(refs) - 1)
-        yield refs[0]
+        yield max(refs, key=lambda ref: ref.extra)  # the one of which something is said, and always the same
 
 
 class _OpenTFRecords(_Counting):

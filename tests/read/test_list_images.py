@@ -119,6 +119,38 @@ def test_manifests_are_lists_of_images(tree, name, text, names):
     check_inputs({name: [name]})
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        pytest.param("m.txt", "a.jpg\n", [{}], id="txt"),
+        pytest.param("m.csv", "a.jpg,7\n", [{}], id="csv without a header"),
+        pytest.param(
+            "m.csv",
+            'Camera, uri ,path,,empty\n7,a.jpg,p,x,\n"8, rear",b.PNG\n9,star*.jpg,,,,much,more\n',
+            [{"Camera": "7", "path": "p"}, {"Camera": "8, rear"}, {"Camera": "9"}],
+            id="csv",
+        ),
+        pytest.param(
+            "m.jsonl",
+            '{"uri": "a.jpg", "generation": "1", "camera": 7, "tags": ["x"], "message": "m"}\n"a.jpg"\n'
+            '{"image": "b.PNG", "camera": 8, "extra": "more"}\n{"path": "a.jpg", "camera": 9, "extra": {"camera": 10}}\n',
+            [{"camera": 7, "tags": ["x"], "message": "m"}, {}, {"camera": 8, "extra": "more"}, {"camera": 10}],
+            id="jsonl",
+        ),
+        pytest.param(
+            "dead.jsonl",
+            '{"image": {"uri": "a.jpg"}, "stage": "read", "reason": "x", "message": "y", "extra": {"camera": 7, "...": 2}}\n',
+            [{"camera": 7, "...": 2}],
+            id="rows of an earlier run",
+        ),
+        pytest.param("m.jsonl", json.dumps({"uri": "a.jpg", "notes": "x" * 5000}), [{"...": 1}], id="too large"),
+    ],
+)
+def test_what_a_manifest_says_beyond_names_travels_with_the_image(tree, name, text, said):
+    (tree / name).write_text(text, encoding="utf-8")
+    assert [json.loads(ref.extra or "{}") for ref in list_images(name)] == said
+
+
 def test_a_manifests_relative_paths_may_be_relative_to_itself(tree, monkeypatch):
     (tree / "in" / "m.txt").write_text("deep/a.jpg\nabsent.jpg\n")
     assert [ref.uri for ref in list_images("in/m.txt")] == ["in/deep/a.jpg", "absent.jpg"]
@@ -135,6 +167,7 @@ def test_a_manifests_relative_paths_may_be_relative_to_itself(tree, monkeypatch)
         ("m.jsonl", b'"a.jpg"\nb.jpg\n', "manifest m.jsonl, line 2: expected JSON, got 'b.jpg'"),
         ("m.jsonl", b"{}", "manifest m.jsonl, line 1: expected a URI as a text"),
         ("m.jsonl", b'{"image": {"uri": 5}}', "manifest m.jsonl, line 1: expected a URI as a text"),
+        ("m.jsonl", b"[" * 100_000, "manifest m.jsonl, line 1: expected JSON"),
         ("m.jsonl", b"[1]", "manifest m.jsonl, line 1: expected a URI as a text"),
     ],
 )
@@ -180,7 +213,7 @@ def test_of_an_inputs_days_one_must_have_an_image(tree, number):
 def test_dead_letters_written_as_rows_are_a_manifest(tree):
     letters = [
         DeadLetter(ImageRef("a.jpg", "1"), "read", "not_found", "x"),
-        DeadLetter(ImageRef("ä b,c.jpg"), "decode", "empty", "y"),
+        DeadLetter(ImageRef("ä b,c.jpg", extra='{"camera": "ä"}'), "decode", "empty", "y"),
     ]
     (tree / "dead.jsonl").write_text("".join(json.dumps(dead_letter_row(letter)) + "\n" for letter in letters))
-    assert [ref.uri for ref in list_images("dead.jsonl")] == ["a.jpg", "ä b,c.jpg"]
+    assert list(list_images("dead.jsonl")) == [ImageRef("a.jpg"), ImageRef("ä b,c.jpg", extra='{"camera": "ä"}')]

@@ -5,6 +5,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.records import row_bytes
 from pipeline.write.write_parquet import SCHEMA, write_parquet
 
 
@@ -22,7 +23,15 @@ def test_it_reads_back_as_the_same_rows(tmp_path, rows):
     write_parquet(lines, f"{tmp_path}/rows.parquet")
     table = pq.read_table(tmp_path / "rows.parquet")
     assert table.schema.equals(SCHEMA)
-    assert table.to_pylist() == [json.loads(each) for each in lines]
+    assert table.to_pylist() == [json.loads(each) | {"extra": None} for each in lines]
+
+
+def test_what_else_was_said_of_an_image_is_json_text(tmp_path):
+    row = {"image": {"uri": "a"}, "extra": {"camera": 7, "label": "\udc80ä"}}
+    write_parquet([row_bytes(row)], f"{tmp_path}/rows.parquet")
+    (extra,) = pq.read_table(tmp_path / "rows.parquet")["extra"].to_pylist()
+    assert extra == '{"camera": 7, "label": "\\udc80ä"}'
+    assert json.loads(extra) == row["extra"]
 
 
 def test_a_name_that_is_no_unicode_stays_escaped(tmp_path):

@@ -1,0 +1,85 @@
+"""What somebody says of an image beyond its name (`camera`, `label`): it travels with the image into its row, bounded.
+
+Whatever was said, what comes of it is small, plain JSON: at most 32 fields of 2,000 bytes together, with names of up to 64
+characters, and lists and sections up to 4 deep. A field that does not fit is left out whole, and `...` says how many were. A
+number that JSON cannot say is null, and a whole number beyond 64 bits is text, since readers of JSON differ on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.records import row_bytes
+
+LEFT_OUT = "..."  # the name under which a row says how many fields it leaves out
+
+_MOST_FIELDS = 32
+_NAME_CHARACTERS = 64
+_MOST_BYTES = 2000  # of JSON; less than most rows have
+_DEEPEST = 4
+
+
+def extra_text(fields: Mapping[Any, Any]) -> str:
+    r"""The fields as the JSON text that `ImageRef.extra` holds; empty where there are none. Never raises for what JSON can hold.
+
+    >>> extra_text({"camera": 7, "label": "häslein"})
+    '{"camera": 7, "label": "häslein"}'
+    >>> extra_text({"temperature": float("nan"), "id": 2**64, "notes": "x" * 5000})
+    '{"temperature": null, "id": "18446744073709551616", "...": 1}'
+    >>> extra_text({})
+    ''
+    """
+    kept: dict[str, Any] = {}
+    room, left_out = _MOST_BYTES, int(_number_before(fields))
+    for name, value in fields.items():
+        if name == LEFT_OUT:
+            continue
+        try:
+            entry = {_name(name): _plain(value, _DEEPEST)}
+            size = len(row_bytes(entry))
+        except _TooLargeError:
+            size = room + 1
+        if size > room or len(kept) == _MOST_FIELDS:
+            left_out += 1
+            continue
+        kept |= entry
+        room -= size
+    if left_out:
+        kept[LEFT_OUT] = left_out
+    return row_bytes(kept).decode() if kept else ""
+
+
+class _TooLargeError(Exception):
+    """A value is too large, too deep, or nothing that JSON has."""
+
+
+def _number_before(fields: Mapping[Any, Any]) -> int:
+    """How many were left out when these fields came out of a row before."""
+    number = fields.get(LEFT_OUT)
+    return number if isinstance(number, int) and 0 <= number < 1_000_000 else 0
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARACTERS:
+        raise _TooLargeError
+    return name
+
+
+def _plain(value: Any, deepest: int) -> Any:
+    """The value in types that all readers of JSON agree on, looked at no further than it can be kept."""
+    match value:
+        case None | bool():
+            return value
+        case str() if len(value) <= _MOST_BYTES:
+            return value
+        case int() if value.bit_length() <= _MOST_BYTES:
+            return value if -(2**63) <= value < 2**63 else str(value)
+        case float():
+            return value if math.isfinite(value) else None
+        case list() | tuple() if deepest and len(value) <= _MOST_BYTES:
+            return [_plain(part, deepest - 1) for part in value]
+        case dict() if deepest and len(value) <= _MOST_BYTES:
+            return {_name(name): _plain(part, deepest - 1) for name, part in value.items()}
+    raise _TooLargeError
