@@ -15,6 +15,7 @@ from typing import Any
 
 from google.api_core import retry
 
+from pipeline.errors import UserError
 from pipeline.failures import ImageError
 from pipeline.look_ahead import NoRoomError
 from pipeline.records import ImageRef
@@ -97,7 +98,7 @@ def storage_failures(uri: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ImageError, NoRoomError):
+    except (ImageError, NoRoomError, UserError):
         raise
     except Exception as err:
         raise _image_error(uri, err) from err

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.read.list_images import check_inputs, list_images
-from pipeline.read.manifests import is_manifest
+from pipeline.read.manifests import is_manifest, read_manifest
 from pipeline.records import DeadLetter, ImageRef, dead_letter_row
 
 TREE = [
@@ -100,6 +100,15 @@ def test_the_jobs_own_output_is_no_input_however_it_is_written(tree, pattern, ex
         pytest.param("m.csv", "a.jpg,1\n\nin/a.jpg,2\n", ["a.jpg", "in/a.jpg"], id="csv without a header"),
         pytest.param("m.csv", '\ufeffid, URI \n1,"ä b,c.jpg"\n2\n3,\n', ["ä b,c.jpg"], id="csv with a header"),
         pytest.param("m.csv", "path,uri\nno,a.jpg\n", ["a.jpg"], id="csv prefers uri"),
+        pytest.param("m.csv", "Photo,Label\na.jpg,cat\n", ["a.jpg"], id="csv with a header of other names"),
+        pytest.param("m.csv", "id;no,where\n1,gs://b/x\n2,b.PNG\n", ["gs://b/x", "b.PNG"], id="so too, in another column"),
+        pytest.param("m.csv", "id,where\n1,in\n2,m.csv\n", ["id", "1", "2"], id="csv where nothing looks like an image"),
+        pytest.param("m.csv", "1,a.jpg\n2,b.PNG\n", ["a.jpg", "b.PNG"], id="csv without a header, in the second column"),
+        pytest.param("m.csv", "set/one\na.jpg\n", ["set/one", "a.jpg"], id="a path without an ending is no header"),
+        pytest.param("m.csv", "no ending\nm.txt\n", ["m.txt"], id="a file is an image, whatever its ending"),
+        pytest.param("m.csv", "label\n", ["label"], id="csv of one row"),
+        pytest.param("m.csv", "uri\n", [], id="csv of a header alone"),
+        pytest.param("m.csv", "\n,\n\n a.jpg ,1\n", ["a.jpg"], id="csv that begins with empty rows"),
         pytest.param(
             "m.jsonl", '"a.jpg"\n\n{"uri": "in/a.jpg"}\n{"path": "b.PNG"}\n', ["a.jpg", "in/a.jpg", "b.PNG"], id="jsonl"
         ),
@@ -113,6 +122,7 @@ def test_the_jobs_own_output_is_no_input_however_it_is_written(tree, pattern, ex
     ],
 )
 def test_manifests_are_lists_of_images(tree, name, text, names):
+    (tree / "m.txt").touch()
     (tree / name).write_text(text, encoding="utf-8")
     assert is_manifest(name)
     assert [ref.uri for ref in list_images(name)] == names
@@ -169,6 +179,7 @@ def test_a_manifests_relative_paths_may_be_relative_to_itself(tree, monkeypatch)
         ("m.jsonl", b'{"image": {"uri": 5}}', "manifest m.jsonl, line 1: expected a URI as a text"),
         ("m.jsonl", b"[" * 100_000, "manifest m.jsonl, line 1: expected JSON"),
         ("m.jsonl", b"[1]", "manifest m.jsonl, line 1: expected a URI as a text"),
+        ("m.jsonl", b"\xff\n", "manifest m.jsonl: expected UTF-8 text with one URI a line"),
     ],
 )
 def test_a_manifest_that_is_none_is_one_clear_error(tree, name, content, message):
@@ -187,6 +198,11 @@ def test_a_manifest_that_is_none_is_one_clear_error(tree, name, content, message
         (["empty"], "input empty: no file matches"),
         (["absent.txt"], "input absent.txt: no file matches"),
         (["nosuchscheme://x/y"], "input nosuchscheme://x/y: cannot be listed"),
+        (["s3://b/*.jpg"], "input s3://b/*.jpg: cannot be listed: expected files on this machine or on Cloud Storage (gs://"),
+        (
+            ["https://b/a.jpg"],
+            "input https://b/a.jpg: cannot be listed: expected files on this machine or on Cloud Storage (gs://",
+        ),
     ],
 )
 def test_an_input_that_names_nothing_is_one_clear_error(tree, patterns, message):
@@ -217,3 +233,71 @@ def test_dead_letters_written_as_rows_are_a_manifest(tree):
     ]
     (tree / "dead.jsonl").write_text("".join(json.dumps(dead_letter_row(letter)) + "\n" for letter in letters))
     assert list(list_images("dead.jsonl")) == [ImageRef("a.jpg"), ImageRef("ä b,c.jpg", extra='{"camera": "ä"}')]
+
+
+ROW = {"image": {"uri": "a.jpg", "generation": "1"}}
+
+
+@pytest.mark.parametrize("pattern", ["results", "results/**", "results/*/*", "results/dead_letters/*"])
+def test_a_folder_of_results_names_the_images_of_its_dead_letters(tree, pattern):
+    """Rows of detections are no images, and no images to detect again; nor is an empty file of dead letters an image."""
+    for kind in ("detections", "dead_letters"):
+        for shard in (0, 1):
+            path = tree / "results" / kind / f"{kind}-{shard:05d}-of-00002.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(ROW) + "\n" if shard else "")
+    (tree / "results" / "detections" / "detections-00000-of-00001.parquet").write_bytes(b"PAR1")
+    (tree / "results" / "detections" / "detections-20261121T020000Z-job-00000-of-00001.jsonl").write_text(json.dumps(ROW))
+    assert listed(pattern) == ["a.jpg"]
+    check_inputs({pattern: (pattern,)})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('{"uri": "in/a.jpg"}\n', ["in/a.jpg"]),
+        ('\n"in/a.jpg"\n"b.PNG"\n', ["in/a.jpg", "b.PNG"]),
+        ('{"file_name": "a.jpg", "label": 3}\n', ["set/list.jsonl"]),
+        ("no JSON", ["set/list.jsonl"]),
+        ("", ["set/list.jsonl"]),
+    ],
+    ids=["rows", "texts", "rows of something else", "no JSON", "empty"],
+)
+def test_json_lines_within_a_folder_are_a_manifest_if_they_read_like_one(tree, text, names):
+    """Else the file is one of the folder, and a dead letter will say that it is no image."""
+    (tree / "set").mkdir()
+    (tree / "set" / "list.jsonl").write_text(text)
+    assert listed("set") == names
+
+
+def test_dead_letters_of_the_jobs_own_output_are_no_input(tree):
+    """They would be listed again and count as doubles."""
+    (tree / "out" / "dead_letters").mkdir()
+    (tree / "out" / "dead_letters" / "dead_letters-00000-of-00001.jsonl").write_text(json.dumps(ROW))
+    assert listed(".", exclude="out").count("a.jpg") == 1
+
+
+def test_a_folder_of_object_storage_needs_no_slash(gcs_bucket):
+    """It is taken for one where there is no object of that name; one that there is comes first."""
+    for name in ("folder/a.jpg", "folder/deep/b.jpg", "folder/.hidden.jpg", "folder2/c.jpg", "object", "object/d.jpg"):
+        gcs_bucket.blob(name).upload_from_string(b"x")
+    bucket = f"gs://{gcs_bucket.name}"
+
+    def names(pattern):
+        check_inputs({pattern: (pattern,)})
+        return [ref.uri.removeprefix(bucket) for ref in list_images(pattern)]
+
+    assert names(f"{bucket}/folder") == names(f"{bucket}/folder/") == ["/folder/a.jpg", "/folder/deep/b.jpg"]
+    assert names(f"{bucket}/object") == ["/object"]
+    with pytest.raises(InputError, match="no file matches"):
+        check_inputs({"f": (f"{bucket}/fol",)})
+
+
+def test_a_storage_that_cannot_be_listed_in_the_middle_of_a_job_is_one_clear_error(tree):
+    """Not the end of the job without a word."""
+    with pytest.raises(InputError) as caught:
+        list(list_images("nosuchscheme://x/y"))
+    assert str(caught.value).startswith("input nosuchscheme://x/y: cannot be listed: ")
+    (tree / "m.txt").symlink_to("m.txt")
+    with pytest.raises(InputError, match=r"^manifest m.txt cannot be read: "):
+        list(read_manifest("m.txt"))
