@@ -33,6 +33,7 @@ _SCALED_MARGIN = 1.5  # a scaled decode keeps at least this many pixels for each
 _BYTES_PER_PIXEL = 16  # of decoding; formats that take more may have fewer pixels
 _SECONDS = 5.0  # what one image may take of a core, where at most so many pixels are allowed:
 _SECONDS_PIXELS = 100_000_000
+_ROWS = 64
 _LARGE_PIXELS = 25_000_000
 _large_decode = threading.Lock()  # one large image at a time: their pixels take 75 MB and more
 
@@ -129,17 +130,21 @@ def _pillow(header: Header, max_pixels: float) -> np.ndarray:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(header.content), formats=(header.format,)) as image:
-                many_bits = image.mode.startswith(("I", "F"))  # Pillow would clip these to 8 bits, not scale
-                return np.asarray((_to_8_bit(image) if many_bits else image).convert("RGB"))
+                if image.mode.startswith(("I", "F")):  # Pillow would clip these to 8 bits, not scale
+                    return _to_8_bit(image)
+                return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     except Exception as err:
         reason = "truncated" if header.cut or "truncated" in str(err).lower() else "corrupt"
         raise ImageError("decode", reason, f"the pixels cannot be decoded: {_one_line(err)}") from err
 
 
-def _to_8_bit(image: Image.Image) -> Image.Image:
-    values = np.asarray(image).astype(np.float32)
+def _to_8_bit(image: Image.Image) -> np.ndarray:
+    values = np.asarray(image)
     top = 65535.0 if image.mode.startswith("I") else max(float(values.max(initial=0)), 1e-9)
-    return Image.fromarray(np.clip(values * (255.0 / top), 0, 255).astype(np.uint8))
+    grey = np.empty(values.shape, np.uint8)
+    for row in range(0, len(values), _ROWS):  # all at once would take 12 bytes more a pixel
+        grey[row : row + _ROWS] = np.clip(values[row : row + _ROWS] * np.float32(255.0 / top), 0, 255)
+    return np.repeat(grey[..., None], 3, axis=2)
 
 
 def _turn_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:

@@ -10,9 +10,11 @@ import dataclasses
 import struct
 from collections.abc import Iterator
 
+from pipeline.detect.headers.exif import orientation
 from pipeline.detect.headers.header import Header, Size, corrupt, not_read, too_much
 
 _MOST_BOXES = 10_000
+_MOST_TEXT = 65_536
 _MOST_UNITS = 100_000
 _SEQUENCE, _FRAME_HEADERS = 1, {3, 6, 7}  # AV1 (version 1.0.0 with errata 1), 6.2.2
 # orientations of Exif, by quarter turns against the clock, then by mirror: none, top to bottom, left to right
@@ -51,9 +53,10 @@ def read_avif(content: bytes) -> Header:
     streams = [places.get(item, b"") for item, (kind, _) in items.items() if kind == b"av01"]
     pixels, decoded = map(sum, zip(*(_measure(stream) for stream in streams), strict=True)) if streams else (0, 0)
     changed = bytearray(content)
-    changed[8:12] = b"avif"  # else a sequence would be read frame by frame
+    changed[8 : top[0].end] = content[8 : top[0].end].replace(b"avis", b"avif")  # else a sequence's frames would be read
     for at in [box.at for box in top if box.kind == b"moov"] + [at for kind, at in items.values() if kind == b"Exif"]:
         changed[at : at + 4] = b"free"  # in AVIF no pixel depends on it
+    texts = b"".join(places.get(item, b"")[:_MOST_TEXT] for item, (kind, _) in items.items() if kind == b"mime")
     whole = wh[0] * wh[1]
     return Header(
         "AVIF",
@@ -61,7 +64,7 @@ def read_avif(content: bytes) -> Header:
         bytes(changed),
         1e-9 * (20 * whole + 25 * decoded + 110 * sum(map(len, streams))),
         ("pillow",),
-        orientation=_TURNS[turns][mirror],
+        orientation=_TURNS[turns][mirror] if turns or mirror else orientation(b"", texts),
         bytes_per_pixel=20 * max(whole, pixels) / whole,
     )
 

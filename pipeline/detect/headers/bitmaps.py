@@ -66,8 +66,10 @@ def read_pnm(content: bytes) -> Header:
     return Header(
         "PPM",
         (values[0], values[1]),
-        plain + b"\n" + content[at + 1 :] + b"\n" * text,  # text: a last number is read up to what follows it
-        1e-9 * (10 * pixels + (20 if text else 1) * len(content)),
+        b"".join(
+            (plain, b"\n", memoryview(content)[at + 1 :], b"\n" * text)
+        ),  # text: a last number is read up to what follows it
+        1e-9 * (15 * pixels + (20 if text else 1) * len(content)),
         bytes_per_pixel=10,
     )
 
@@ -94,7 +96,7 @@ def read_radiance(content: bytes) -> Header:
     return Header(
         "HDR",
         wh,
-        b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n" + content[found.start() :],
+        b"".join((b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n", memoryview(content)[found.start() :])),
         1e-9 * (30 * wh[0] * wh[1] + 5 * len(content)),
         bytes_per_pixel=16,
     )

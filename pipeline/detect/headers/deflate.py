@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.detect.headers.header import too_much
 
-_TRUSTED = 48 << 20  # bytes of empty blocks cost 80 ns each: so many take 4 s
+_TRUSTED = 32 << 20  # bytes of empty blocks cost 80 ns each: so many take 3 s
 _SLICE = 1 << 20
 _READ = 4 << 20
 Stream = Sequence[memoryview]
@@ -17,7 +17,7 @@ def check_deflate(streams: Sequence[Stream]) -> None:
     """Refuses very large zlib streams in which compressed bytes give no pixels.
 
     An empty dynamic block of 11 bytes costs as much as thousands of pixels; what holds something never grows by more than a
-    thousandth. Only above 48 MB are streams looked through: below, even the worst takes no more than seconds.
+    thousandth. Only above 32 MB are streams looked through: below, even the worst takes no more than seconds.
 
     Args:
       streams: Zlib streams, each of which may come in pieces.

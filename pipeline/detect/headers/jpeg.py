@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import struct
+from collections.abc import Iterator
 
 from pipeline.detect.headers.exif import orientation
 from pipeline.detect.headers.header import Header, Size, corrupt, not_read, too_much
@@ -12,9 +13,12 @@ from pipeline.failures import ImageError
 
 _MARKER = re.compile(rb"\xff([\x01-\xfe])")  # whatever stands between two segments is skipped, as libjpeg does
 _MARKER_AFTER_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restarts belong to the scan
-_SOF, _SOI, _EOI, _SOS, _APP1 = (0xC0, 0xC1, 0xC2), 0xD8, 0xD9, 0xDA, 0xE1
+_PROGRESSIVE, _SOI, _EOI, _SOS, _APP1 = 0xC2, 0xD8, 0xD9, 0xDA, 0xE1
+_SOF = {0xC0, 0xC1, _PROGRESSIVE}
 _OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _BARE = {0x01, *range(0xD0, 0xD8)}  # markers without a segment
+_TABLES = {*_SOF, 0xC4, 0xDB, 0xDC, 0xDD, 0xE0, 0xEE}  # with JFIF and Adobe, which tell the colours
+_LARGE_HEADER = 256 << 10  # of which nothing but tables is decoded: OpenCV took 14 s for the Exif of 59 MB of header
 _MOST_SEGMENTS = 10_000  # an ICC profile of 16 MB takes 256
 _FEW_SCANS = 64  # encoders write 10, optimisers up to 20
 
@@ -27,6 +31,7 @@ class Frame:
       wh: Width and height.
       scans: Passes over the pixels; at most so many where it is more than one.
       scans_at: Where the first scan begins.
+      tables: The segments before it on which pixels depend.
       exif: The first Exif segment, or nothing.
       xmp: The first XMP segment, or nothing.
     """
@@ -34,6 +39,7 @@ class Frame:
     wh: Size
     scans: int
     scans_at: int
+    tables: tuple[bytes, ...]
     exif: bytes = b""
     xmp: bytes = b""
 
@@ -55,7 +61,9 @@ def read_jpeg(content: bytes) -> Header:
     return Header(
         "JPEG",
         frame.wh,
-        content,
+        content
+        if frame.scans_at < _LARGE_HEADER
+        else b"".join((b"\xff\xd8", *frame.tables, memoryview(content)[frame.scans_at :])),
         frame.seconds(len(content)),
         orientation=orientation(frame.exif, frame.xmp),
         bytes_per_pixel=12,
@@ -69,33 +77,36 @@ def read_frame(content: bytes) -> Frame:
     Raises:
       ImageError: There is no frame or more than one, or it is of a kind that is not read.
     """
-    frame: tuple[Size, int, bool] | None = None
-    exif = xmp = b""
-    at = 2
+    segments = list(_segments(content))
+    frames = [(marker, content[at:end]) for marker, at, end in segments if marker in _SOF]
+    if len(frames) != 1:
+        raise corrupt(f"a JPEG has one frame before its pixels, got {len(frames)}")
+    marker, body = frames[0]
+    wh, components = _read_sof(body)
+    _, at, _ = segments[-1]
+    several = marker == _PROGRESSIVE or content[at : at + 1] != bytes([components])
+    notes = [content[at:end] for marker, at, end in segments if marker == _APP1]
+    return Frame(
+        wh,
+        scans=_count_scans(content, at - 4) if several else 1,
+        scans_at=at - 4,
+        tables=tuple(content[at - 4 : end] for marker, at, end in segments if marker in _TABLES),
+        exif=next((note for note in notes if note.startswith(b"Exif\0\0")), b""),
+        xmp=next((note for note in notes if note.startswith(b"http://ns.adobe.com/xap/1.0/\0")), b""),
+    )
+
+
+def _segments(content: bytes) -> Iterator[tuple[int, int, int]]:
+    """(marker, start of its body, its end) of all segments up to and with the start of the first scan."""
+    marker, end = 0, 2
     for _ in range(_MOST_SEGMENTS):
-        marker, at, end = _next_segment(content, at, _MARKER)
+        marker, at, end = _next_segment(content, end, _MARKER)
         if marker == _EOI:
-            break
-        if marker in _SOF:
-            if frame:
-                raise corrupt("the JPEG declares two frames")
-            frame = _read_sof(content[at:end], progressive=marker == 0xC2)
-        elif marker == _SOS:
-            if frame is None:
-                raise corrupt("the JPEG's pixels begin before their size is given")
-            wh, components, progressive = frame
-            several = progressive or content[at : at + 1] != bytes([components])
-            return Frame(wh, _count_scans(content, at - 4) if several else 1, at - 4, exif, xmp)
-        elif marker == _APP1:
-            segment = content[at:end]
-            if segment.startswith(b"Exif\0\0"):
-                exif = exif or segment
-            elif segment.startswith(b"http://ns.adobe.com/xap/1.0/\0"):
-                xmp = xmp or segment
-        at = end
-    else:
-        raise too_much(f"more than {_MOST_SEGMENTS} segments before the JPEG's pixels")
-    raise corrupt("the JPEG ends before its pixels")
+            raise corrupt("the JPEG ends before its pixels")
+        yield marker, at, end
+        if marker == _SOS:
+            return
+    raise too_much(f"more than {_MOST_SEGMENTS} segments before the JPEG's pixels")
 
 
 def _next_segment(content: bytes, at: int, pattern: re.Pattern[bytes]) -> tuple[int, int, int]:
@@ -116,16 +127,16 @@ def _next_segment(content: bytes, at: int, pattern: re.Pattern[bytes]) -> tuple[
     raise corrupt("the JPEG ends before its pixels")
 
 
-def _read_sof(body: bytes, *, progressive: bool) -> tuple[Size, int, bool]:
-    """(size, number of components, progressive) of a start of frame."""
+def _read_sof(body: bytes) -> tuple[Size, int]:
+    """(size, number of components) of a start of frame."""
     if len(body) < 6:
         raise corrupt("a JPEG frame is cut")
     bits, height, width, components = struct.unpack_from(">BHHB", body)
     if bits != 8:
         raise not_read(f"a JPEG of {bits} bits; 8 are read")
-    if not width or not height or components not in (1, 3, 4):
+    if not width or not height or not 1 <= components <= 4:
         raise corrupt(f"a JPEG of {width} x {height} pixels in {components} components")
-    return (width, height), components, progressive
+    return (width, height), components
 
 
 def _count_scans(content: bytes, at: int) -> int:

@@ -37,7 +37,7 @@ def read_webp(content: bytes) -> Header:
         "WEBP",
         wh,
         clean.ljust(_LEAST_BYTES, b"\0"),
-        1e-9 * (15 * wh[0] * wh[1] + 65 * len(body)),
+        1e-9 * (25 * wh[0] * wh[1] + (10 if b"VP8L" in kept else 65) * len(body)),
         orientation=orientation(chunks.get(b"EXIF", b""), chunks.get(b"XMP ", b"")),
         bytes_per_pixel=16 if animated else 9,
         cut=struct.unpack_from("<I", content, 4)[0] + 8 > len(content),
