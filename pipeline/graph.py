@@ -16,6 +16,7 @@ import apache_beam as beam
 from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
 from pipeline.read.read_images import ReadImages
+from pipeline.read.source import Source
 from pipeline.records import dead_letter_row, detection_row
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import MessageLimits
@@ -26,20 +27,25 @@ from pipeline.write.sink import Results, Sink
 from pipeline.write.write_files import WriteFiles
 
 
-def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink]) -> None:
+def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: Source | None = None) -> None:
     """Adds a batch job to a pipeline.
 
     Args:
       pipeline: An empty pipeline.
       config: The job.
       to: Where its results go; see `sinks`.
+      source: Where its images come from; default: see `source_of`.
     """
-    patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
-    read = pipeline | "ReadImages" >> ReadImages(patterns, config.read, exclude=config.output)
+    read = pipeline | "ReadImages" >> (source or source_of(config))
     found = read.images | "DetectObjects" >> DetectObjects(config.model, config.detect, samples=samples_kept(config))
     results = Results(found.detected, (read.dead, found.dead), read.counted)
     for sink in to:
         _ = results | sink
+
+
+def source_of(config: Config) -> Source:
+    """Where the images of a batch job come from, by its config."""
+    return ReadImages(config.patterns(), config.read, exclude=config.output, allow_empty=config.allow_empty)
 
 
 def sinks(config: Config, staging: str) -> list[Sink]:

@@ -18,7 +18,7 @@ from pipeline.figures.summary import RunFacts
 from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector
 from pipeline.launch.options import Job, checked_job
-from pipeline.read.list_images import check_inputs, list_images
+from pipeline.read.list_images import list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.storage.results import STAGING, remove_staging
@@ -36,7 +36,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     config = dataclasses.replace(config, output=config.output.rstrip("/") or "/")
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
-    check_inputs(config.patterns(), config.allow_empty)
+    graph.source_of(config).check()
     return job
 
 

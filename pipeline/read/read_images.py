@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import apache_beam as beam
 from apache_beam.transforms.window import GlobalWindows
@@ -13,48 +13,48 @@ from pipeline.config import ReadConfig
 from pipeline.figures import metrics
 from pipeline.figures.summary import Tally
 from pipeline.read.fetch import RETRY_SECONDS
-from pipeline.read.list_images import list_images
+from pipeline.read.list_images import check_inputs, list_images
 from pipeline.read.read_ahead import ReadAhead
+from pipeline.read.source import ReadOutputs, Source
 from pipeline.read.tfrecords import images_of_file, is_tfrecord
-from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes
-
-
-class ReadOutputs(NamedTuple):
-    """The outputs of `ReadImages`: each listed image is in one of the first two, or was listed more than once.
-
-    `counted` says how many images were read and skipped.
-    """
-
-    images: beam.PCollection[EncodedImage]
-    dead: beam.PCollection[DeadLetter]
-    counted: beam.PCollection[Tally]
+from pipeline.records import EncodedImage, ImageRef, name_bytes
 
 
 @dataclasses.dataclass
-class ReadImages(beam.PTransform):
+class ReadImages(Source):
     """Lists and reads images.
 
     Element out: `EncodedImage` for each distinct image, or a `DeadLetter`. Bounded. At least once, as the runner retries bundles.
     Only names are shuffled; no image's bytes are, nor are they held anywhere but on their way to the next step.
 
     Args:
-      patterns: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord files; local or `gs://`.
+      inputs: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord files; local or `gs://`.
+        Or by the names that messages use, each with the patterns that it stands for, of which one must name something.
       read: How to read.
       exclude: The job's output; results of an earlier run there are not input.
+      allow_empty: For `check`: an input may name nothing.
       retry_seconds: How long an image is tried again while storage fails in a way that may pass.
     """
 
-    patterns: Sequence[str]
+    inputs: Sequence[str] | Mapping[str, Sequence[str]]
     read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
     exclude: str = ""
+    allow_empty: bool = False
     retry_seconds: float = RETRY_SECONDS
 
     def __post_init__(self) -> None:
         super().__init__()
+        named = self.inputs if isinstance(self.inputs, Mapping) else {pattern: (pattern,) for pattern in self.inputs}
+        self._inputs: Mapping[str, Sequence[str]] = named
+
+    def check(self) -> None:
+        """Makes sure that each input names something, looking no further than its first file."""
+        check_inputs(self._inputs, self.allow_empty)
 
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
         """Wires listing, dropping of doubles, and reading, in one line: a Flatten would make the runner keep all images."""
-        listed = begin | "Start" >> beam.Impulse() | "ListImages" >> beam.FlatMap(_list_all, self.patterns, self.exclude)
+        patterns = [pattern for patterns in self._inputs.values() for pattern in patterns]
+        listed = begin | "Start" >> beam.Impulse() | "ListImages" >> beam.FlatMap(_list_all, patterns, self.exclude)
         distinct = (
             listed
             | "GatherDoubles" >> beam.GroupByKey()
