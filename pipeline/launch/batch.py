@@ -18,6 +18,7 @@ from pipeline.figures.summary import RunFacts
 from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector
 from pipeline.launch.options import Job, checked_job
+from pipeline.launch.plan import first_images, model_lines, say, shown, trial_lines
 from pipeline.read.list_images import list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.tfrecords import is_tfrecord
@@ -41,34 +42,23 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
 
 
 def show_plan(job: Job) -> int:
-    """Prints what a run would do, and what is wrong; writes nothing."""
+    """Prints what a run would do, what it finds in one image, and what is wrong; writes nothing."""
     config = job.config
     for sink in graph.sinks(config, config.output):
         sink.check(write=False)
     detector = load_detector(config)
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
-    listed = {ref.uri for pattern in patterns for ref in list_images(pattern, config.output)}
-    uris = sorted(uri for uri in listed if not is_tfrecord(uri))
-    ladder = ", ".join(map(str, detector.batch_sizes))
-    print(
-        f"input    {len(uris)} images"
-        + "".join(f"\n         {uri}" for uri in uris[:5])
-        + ("\n         …" if len(uris) > 5 else "")
-    )
-    for pattern in patterns:
-        if is_tfrecord(pattern) or is_manifest(pattern):
-            print(f"         from {pattern}")
-    if config.dates:
-        print(f"         of {config.dates}, {config.time_zone}")
-    height, width = detector.metadata.input_hw
-    print(
-        f"model    {detector.metadata.name} {detector.version}, {width}x{height} {detector.metadata.resize}, "
-        f"{len(detector.metadata.class_names)} classes"
-    )
-    print(f"batches  {ladder} at {config.detect.precision}")
-    print(f"runner   {config.runner}")
-    print(f"output   {config.output} ({', '.join(_ending(config).files())})")
-    print("dry run: nothing was written")
+    listed = sorted({ref.uri for pattern in patterns for ref in list_images(pattern, config.output)})
+    if not (listed or config.allow_empty):
+        raise _nothing(config)
+    images = [uri for uri in listed if not is_tfrecord(uri)]
+    say([f"input    {len(images)} images", *shown(images)])
+    say(f"         from {pattern}" for pattern in patterns if is_tfrecord(pattern) or is_manifest(pattern))
+    say([f"         of {config.dates}, {config.time_zone}"] if config.dates else [])
+    say(model_lines(detector, config))
+    say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(_ending(config).files())})"])
+    say(trial_lines(detector, first_images(sorted(listed, key=is_tfrecord), config.read)))
+    say(["dry run: nothing was written"])
     return DONE
 
 
@@ -83,7 +73,7 @@ def run(job: Job) -> int:
             facts = _run_graph(job, sinks)
             tally, notes = read_written(staging)
             if not (tally.read or config.allow_empty):
-                raise InputError(f"input {', '.join(config.input)}: names no image")
+                raise _nothing(config)
             return _ending(config).finish(tally, facts, notes)
         except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
             return failed(err)
@@ -114,6 +104,10 @@ def _run_graph(job: Job, sinks: Sequence[Sink]) -> RunFacts:
         config.model.path,
         detector.batch_sizes if detector else (),
     )
+
+
+def _nothing(config: Config) -> InputError:
+    return InputError(f"input {', '.join(config.input)}: names no image")
 
 
 def _ending(config: Config) -> Ending:

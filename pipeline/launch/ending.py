@@ -140,7 +140,7 @@ def _last_line(err: Exception) -> str:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt, unless it publishes already."""
+    """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt; once it publishes, they only say that it ends."""
 
     def stop() -> None:
         if stopping.stop():
@@ -166,13 +166,6 @@ def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """While this lasts, SIGTERM and SIGINT only say that the job is about to end by itself."""
-    with _signals_call(lambda: _say_at_once(_PUBLISHING)):
-        yield
-
-
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PUBLISHING = "stopping: the results get their names, then the job ends"
 
@@ -184,7 +177,7 @@ def _signals_call(act: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         for number, former in before.items():
-            signal.signal(number, former)
+            signal.signal(number, former or signal.SIG_DFL)  # None: set by other than Python
 
 
 def _say_at_once(text: str) -> None:

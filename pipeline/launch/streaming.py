@@ -6,7 +6,6 @@ second one ends the job at once: what was in hand will be delivered again.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import time
@@ -20,11 +19,13 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError, InputError
 from pipeline.figures.progress import ProgressDisplay
 from pipeline.figures.summary import RunFacts
-from pipeline.launch.ending import DONE, Ending, failed, finished_by_signals, undisturbed
+from pipeline.launch.ending import DONE, Ending, failed, finished_by_signals, stopped_by_signals
 from pipeline.launch.loading import load_detector
 from pipeline.launch.options import Job, checked_job
+from pipeline.launch.plan import model_lines, say
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.storage.results import check_output
+from pipeline.storage.stopping import begin_publishing
 from pipeline.stream.check_pubsub import check_subscription, check_topic
 from pipeline.stream.run import RunSettings, opened
 
@@ -67,12 +68,10 @@ def show_plan(job: Job) -> int:
     """Prints what a run would do; reads no message and writes nothing."""
     config, detector = job.config, load_detector(job.config)
     check_output(results_folder(config), write=False)
-    print(f"input    {config.input[0]}, images under {', '.join(config.stream.allow_uri_prefix)}")
-    print(f"model    {detector.metadata.name} {detector.version}")
-    print(f"batches  {', '.join(map(str, detector.batch_sizes))} at {config.detect.precision}")
-    print(f"runner   {job.runner.name}: {job.runner.guarantee}")
-    print(f"output   {config.output}; files in {results_folder(config)}")
-    print("dry run: nothing was written")
+    say([f"input    {config.input[0]}, images under {', '.join(config.stream.allow_uri_prefix)}"])
+    say(model_lines(detector, config))
+    say([f"runner   {job.runner.name}: {job.runner.guarantee}", f"output   {config.output}; files in {results_folder(config)}"])
+    say(["dry run: nothing was written"])
     return DONE
 
 
@@ -85,16 +84,16 @@ def run(job: Job) -> int:
         logging.getLogger("pipeline").setLevel(logging.WARNING)  # that Pub/Sub is lost must be seen
     name, samples = uuid.uuid4().hex[:8], graph.samples_kept(config)
     settings = RunSettings.of(config, name, in_process=runner.in_process, samples=samples)
-    detector = load_detector(config) if runner.in_process else None
-    ready_at = time.time()
-    with contextlib.ExitStack() as ending:
+    with stopped_by_signals():
         try:
+            detector = load_detector(config) if runner.in_process else None
+            ready_at = time.time()
             with opened(settings) as stream, runner.served(job.options), ProgressDisplay(stream.figures.line):
                 pipeline = job.pipeline()
                 graph.build_streaming(pipeline, config, settings, results, native_source=runner.native_source)
                 running = pipeline.run()
-                ending.enter_context(undisturbed())  # for what comes after the signals that end the intake
                 with finished_by_signals(stream.stop):
+                    begin_publishing()  # the results that are there when a signal ends the intake
                     print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
                     running.wait_until_finish()
         except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line

@@ -1,7 +1,7 @@
-"""Whether a batch job that is told to stop still can: until its results begin to get their names; from then on it ends by itself.
+"""Whether a job that is told to stop still can: until its results begin to get their names; from then on it ends by itself.
 
 Who comes first decides, once for a run: a stop, after which nothing is published, or publishing, after which nothing stops.
-Signals belong to the process, and so does this; one batch job runs in a process at a time.
+Signals belong to the process, and so does this; one job runs in a process at a time.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import REPO, write_bright_image
+from tests.conftest import REPO, without_progress, write_bright_image
 from tests.fixtures import fixtures_dir
 
 SIZES_AND_BOXES = [
@@ -61,7 +61,7 @@ def signal_at_work(sent: signal.Signals, arguments: list, out: Path) -> tuple[in
             time.sleep(0.01)
         assert glob.glob(f"{out}/.staging-*/spool/*"), "the job was met at work"
         job.send_signal(sent)
-        return job.wait(60), job.stderr.read()
+        return job.wait(60), without_progress(job.stderr.read())
     finally:
         job.kill()
         job.wait()

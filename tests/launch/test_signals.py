@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import write_bright_image
 from tests.launch.test_batch_job import files_of, rows_of
-from tests.streaming_job import StreamingJob
+from tests.streaming_job import CONFIG, StreamingJob
 
 # Python imports a module of this name at its start; the hook is called before a file is opened or renamed
 HOOK = """
@@ -86,6 +86,14 @@ def test_a_signal_before_the_first_file_has_its_name_stops_the_job(signalled, tm
     assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; nothing was published\n")
     assert [len(rows_of(out, kind)) for kind in ("detections", "dead_letters")] == [4, 1]
     assert not list(out.glob(".*"))
+
+
+def test_a_signal_while_the_model_loads_stops_a_stream(signalled, run_job, pubsub_emulator, bright_model):
+    """It has taken nothing in hand yet."""
+    output, subscription = pubsub_emulator.create()
+    arguments = ["--config", CONFIG, "--input", subscription, "--output", output, "--model", bright_model]
+    code, stdout, stderr = run_job(*arguments, env=signalled("import:tensorflow.python.eager"))
+    assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; nothing was published\n")
 
 
 def test_a_second_signal_while_a_stream_sums_up_does_not_lose_its_summary(

@@ -1,0 +1,165 @@
+"""A dry run tries one image, so that a wrong description of a model shows before a million images are done with it."""
+
+import numpy as np
+import pytest
+
+from models.metadata import DetectorMetadata
+from pipeline import run
+from pipeline.launch.plan import doubts
+from pipeline.records import DetectedImage, Detections, ImageRef, Timing
+from tests.conftest import write_bright_image
+from tests.read.test_tfrecords import example
+from tests.read.test_tfrecords import write as write_tfrecord
+from tests.tiny_models import bright_box, save_model
+
+BOX = (256, 96, 576, 384)  # of an image of 640x480: shares 0.4, 0.2, 0.9, 0.8
+SHARES = ("--resize", "stretch", "--box-format", "xyxy", "--box-units", "norm")
+NAMES = ("--class-names", "cat,dog,cow")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Says nothing of itself; gives a box as xyxy in shares, and scores of three classes, of which the last one is the best."""
+    import tensorflow as tf
+
+    def predict(images):
+        boxes = bright_box(images)[:, None, :]
+        scores = tf.tile(tf.constant([[[0.1, 0.2, 0.8]]]), (tf.shape(images)[0], 1, 1))
+        return {"boxes": boxes, "scores": scores}
+
+    spec = tf.TensorSpec((None, 96, 128, 3), tf.uint8, "images")
+    return save_model(tmp_path_factory.mktemp("models") / "foreign", predict, spec)
+
+
+@pytest.fixture
+def plan_of(tmp_path, capsys):
+    """Runs a dry run with flags; its lines. Nothing is written."""
+
+    def lines(*flags: object, images: object = tmp_path / "in") -> list[str]:
+        command = ["--input", images, "--output", tmp_path / "out", "--dry-run", "--batch-sizes", 1, *flags]
+        assert run.main([*map(str, command)]) == 0
+        assert not (tmp_path / "out").exists()
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("flags", "found", "wrong"),
+    [
+        pytest.param((*SHARES, *NAMES), "cow 0.80 at [255, 95, 575, 385]", [], id="as it is"),
+        pytest.param(
+            (*SHARES[:3], "cxcywh", *SHARES[4:], *NAMES),
+            "cow 0.80 at [-32, -98, 542, 288]",
+            [],
+            id="a format that may be, and is not",
+        ),
+        pytest.param(
+            (*SHARES[:3], "xywh", *SHARES[4:], *NAMES),
+            "cow 0.80 at [255, 95, 830, 480]",
+            [],
+            id="another one",
+        ),
+        pytest.param(
+            (*SHARES[:5], "pixels", *NAMES),
+            "cow 0.80 at [2, 1, 4, 4]",
+            ["1 of 1 boxes are smaller than a pixel of the model's input; model.box_format is xyxy, model.box_units pixels"],
+            id="units",
+        ),
+        pytest.param(
+            (*SHARES, "--class-names", "cat,dog"),
+            "class 2 0.80 at [255, 95, 575, 385]",
+            [
+                "class 2 was found, class_names has 0 to 1; model.class_id_offset is 0",
+            ],
+            id="too few names",
+        ),
+        pytest.param(
+            (*SHARES, *NAMES[:1], "cat,dog,cow,ox"),
+            "cow 0.80 at [255, 95, 575, 385]",
+            [],
+            id="too many names",
+        ),
+    ],
+)
+def test_what_is_found_in_an_image_is_shown_with_what_looks_wrong(flags, found, wrong, plan_of, tmp_path, model):
+    write_bright_image(tmp_path / "in" / "a.png", (640, 480), BOX)
+    lines = plan_of("--model", model, *flags)
+    at = lines.index(f"tried    {tmp_path}/in/a.png: 640x480, 1 objects")
+    assert lines[at + 1] == f"         {found}"
+    assert [line.removeprefix("wrong?   ") for line in lines if line.startswith("wrong?")] == wrong
+    assert lines[-1] == "dry run: nothing was written"
+
+
+def test_images_that_cannot_be_read_do_not_hide_the_boxes_of_one_that_can(plan_of, tmp_path, bright_model):
+    """Each says why, and the first good one is tried."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.jpg").write_bytes(b"")
+    (tmp_path / "in" / "1.jpg").write_text("no image")
+    for n in (2, 3):
+        write_bright_image(tmp_path / "in" / f"{n}.png", (640, 480), (0, 0, 0, 0))
+    tried = [line for line in plan_of("--model", bright_model) if line.startswith("tried")]
+    assert [line.split(": ")[:2] for line in tried] == [
+        [f"tried    {tmp_path}/in/0.jpg", "dead letter, empty"],
+        [f"tried    {tmp_path}/in/1.jpg", "dead letter, not_an_image"],
+        [f"tried    {tmp_path}/in/2.png", "640x480, 0 objects"],
+    ]
+
+
+def test_an_image_of_a_tfrecord_file_is_tried(plan_of, tmp_path, bright_model):
+    write_bright_image(tmp_path / "a.png", (640, 480), BOX)
+    write_tfrecord(tmp_path / "in.tfrecord", example(image_encoded=(tmp_path / "a.png").read_bytes(), image_source_id=b"first"))
+    assert "tried    first: 640x480, 1 objects" in plan_of("--model", bright_model, images=tmp_path / "in.tfrecord")
+
+
+def test_a_name_that_is_no_unicode_is_shown_all_the_same(tmp_path, run_job, bright_model):
+    """In a process of its own: standard output is strict there."""
+    write_bright_image(tmp_path / "a.png", (640, 480), BOX)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "a.png").rename(tmp_path / "in" / "caf\udce9.png")
+    code, out, err = run_job("--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--dry-run")
+    assert (code, err) == (0, "")
+    assert f"tried    {tmp_path}/in/caf\\udce9.png: 640x480, 1 objects" in out
+
+
+def test_an_input_that_names_nothing_is_an_error_in_a_dry_run_too(plan_of, tmp_path, bright_model, capsys):
+    (tmp_path / "empty.txt").write_text("")
+    arguments = ["--input", str(tmp_path / "empty.txt"), "--output", str(tmp_path / "out"), "--model", bright_model]
+    assert run.main([*arguments, "--dry-run"]) == 2
+    assert capsys.readouterr().err == f"error: input {tmp_path}/empty.txt: names no image\n"
+    assert "input    0 images" in plan_of("--model", bright_model, "--allow-empty", images=tmp_path / "empty.txt")
+
+
+@pytest.mark.parametrize(
+    ("boxes", "class_ids", "expected"),
+    [
+        pytest.param([], [], [], id="no objects"),
+        pytest.param([[10, 10, 30, 40], [0, 0, 640, 480]], [0, 1], [], id="boxes within the image"),
+        pytest.param([[-100, 10, 300, 400]], [0], [], id="an object that reaches beyond"),
+        pytest.param(
+            [[5, 5, 5.5, 6]], [0], ["1 of 1 boxes are smaller than a pixel of the model's input"], id="shares taken for pixels"
+        ),
+        pytest.param(
+            [[300, 200, 50, 60], [1, 2, 9, 9]],
+            [0, 0],
+            ["1 of 2 boxes are smaller than a pixel of the model's input"],
+            id="corners upside down",
+        ),
+        pytest.param(
+            [[4000, 3000, 9000, 7000], [600, 10, 700, 50]],
+            [0, 0],
+            ["2 of 2 boxes are for the most part outside of the image"],
+            id="pixels taken for shares",
+        ),
+        pytest.param([[1, 2, 9, 9]], [2], ["class 2 was found, class_names has 0 to 1"], id="a class too many"),
+        pytest.param([[1, 2, 9, 9]], [-1], ["class -1 was found, class_names has 0 to 1"], id="a class below the first"),
+    ],
+)
+def test_what_cannot_be_true_is_doubted(boxes, class_ids, expected):
+    metadata = DetectorMetadata("any", (96, 128), "stretch", ("cat", "dog"))
+    count = len(class_ids)
+    found = Detections(
+        np.array(boxes, np.float32).reshape(-1, 4), np.array(class_ids, np.int32), np.ones(count, np.float32), ("any",) * count
+    )
+    image = DetectedImage(ImageRef("a.jpg"), 640, 480, "any", "1", found, Timing(0, 0, 0, 0, 0, 0, 0, 0))
+    assert [doubt.split("; ")[0] for doubt in doubts(image, metadata)] == expected
