@@ -17,6 +17,7 @@ from PIL import Image, ImageOps
 
 from pipeline import failures
 from pipeline.detect.decode import decode_image
+from pipeline.detect.headers.exif import orientation as orientation_of
 from pipeline.detect.headers.formats import read_header
 from pipeline.failures import ImageError
 from tests.fixtures import REPO, fixtures_dir
@@ -94,6 +95,25 @@ class TestOrientation:
         exif[0x0112] = orientation
         assert decode_image(encoded(SMOOTH, "JPEG", exif=exif), LIMIT).image_wh == (60, 40)
 
+    @pytest.mark.parametrize("file_format", ["JPEG", "WEBP", "AVIF"])
+    @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+    def test_xmp_says_what_is_up_where_exif_does_not(self, file_format, orientation):
+        xmp = b'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="%d"/>' % orientation
+        content = encoded(SMOOTH, file_format, quality=95, xmp=xmp)
+        decoded = decode_image(content, LIMIT)
+        assert decoded.image_wh == ((40, 60) if orientation >= 5 else (60, 40))
+        assert np.abs(decoded.pixels.astype(int) - as_pillow_sees_it(content)).mean() < 3
+
+    @settings(max_examples=200, deadline=None)
+    @given(
+        exif=st.binary(max_size=60)
+        | st.builds(
+            lambda head, rest: head + rest, st.sampled_from([b"II*\0\x08\0\0\0", b"MM\0*\0\0\0\x08"]), st.binary(max_size=60)
+        )
+    )
+    def test_a_damaged_block_of_exif_leaves_the_image_as_it_is_or_turns_it(self, exif):
+        assert orientation_of(exif) in range(1, 9)
+
     def test_real_photos_of_one_scene_in_all_orientations_look_alike(self):
         photos = [
             decode_image((fixtures_dir() / "orientation" / f"Landscape_{n}.jpg").read_bytes(), LIMIT).pixels for n in range(1, 9)
@@ -142,7 +162,7 @@ class TestFormats:
         content = encoded(image)
         assert np.array_equal(decode_image(content, LIMIT).pixels, as_pillow_sees_it(content))
 
-    @pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
+    @pytest.mark.parametrize("file_format", ["PNG", "TIFF", "JPEG2000", "PPM"])
     def test_16_bits_are_scaled_to_8_not_clipped(self, file_format):
         values = np.linspace(0, 65535, 60 * 40).reshape(40, 60).astype(np.uint16)
         pixels = decode_image(encoded(values, file_format), LIMIT).pixels
@@ -153,6 +173,46 @@ class TestFormats:
         pixels = decode_image(encoded(values, "TIFF"), LIMIT).pixels
         assert pixels.max() == 255
         assert (np.diff(pixels[..., 0].ravel().astype(int)) >= 0).all()
+
+    @pytest.mark.parametrize("mode", ["RGBA", "LA", "RGB", "L"])
+    def test_avif_keeps_its_colours_with_and_without_alpha(self, mode):
+        image = Image.fromarray(np.dstack([SMOOTH, SMOOTH[..., 0] | 128])).convert(mode)
+        pixels = decode_image(encoded(image, "AVIF", quality=100, subsampling="4:4:4"), LIMIT).pixels
+        assert np.abs(pixels.astype(int) - np.asarray(image.convert("RGB"))).mean() < 3
+
+    @pytest.mark.parametrize(
+        "options", [{"compression": name} for name in ("tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", "zstd")]
+    )
+    @pytest.mark.parametrize("big", [False, True], ids=["classic", "bigtiff"])
+    def test_tiff_is_read_however_it_is_packed(self, options, big):
+        pixels = decode_image(encoded(SMOOTH, "TIFF", big_tiff=big, **options), LIMIT).pixels
+        assert np.abs(pixels.astype(int) - SMOOTH).mean() < (4 if options["compression"] == "jpeg" else 0.01)
+
+    @pytest.mark.parametrize(
+        "options", [{}, {"no_jp2": True}, {"tile_size": (16, 16)}, {"precinct_size": (32, 32)}, {"num_resolutions": 1}]
+    )
+    @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA"])
+    def test_jpeg_2000_is_read_however_it_is_cut(self, options, mode):
+        image = (
+            Image.fromarray(SMOOTH[..., 0].astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(SMOOTH).convert(mode)
+        )
+        pixels = decode_image(encoded(image, "JPEG2000", **options), LIMIT).pixels
+        assert np.array_equal(pixels, np.repeat(SMOOTH[..., :1], 3, 2) if mode == "I;16" else np.asarray(image.convert("RGB")))
+
+    def test_what_a_png_says_of_itself_does_not_change_its_pixels(self):
+        from PIL.PngImagePlugin import PngInfo
+
+        notes = PngInfo()
+        notes.add_text("Comment", "x" * 1000, zip=True)
+        plain = decode_image(encoded(SMOOTH), LIMIT).pixels
+        assert np.array_equal(
+            decode_image(encoded(SMOOTH, pnginfo=notes, dpi=(9, 9), icc_profile=b"no profile"), LIMIT).pixels, plain
+        )
+
+    @pytest.mark.parametrize("end", [0, 4, 11])
+    def test_a_png_that_lacks_its_end_alone_is_read(self, end):
+        content = encoded(SMOOTH)
+        assert np.array_equal(decode_image(content[: len(content) - 12 + end], LIMIT).pixels, SMOOTH)
 
     def test_cmyk_is_converted_within_what_colour_profiles_leave_open(self):
         content = encoded(Image.fromarray(SMOOTH).convert("CMYK"), "JPEG", quality=95)
@@ -272,8 +332,9 @@ class TestLimits:
             (tmp_path / name).write_bytes(content)
         hostile = [path for path in (fixtures_dir() / "hostile").iterdir() if path.suffix != ".tsv"]
         code = (
-            "import resource, sys; from pipeline.detect.decode import decode_image; from pipeline.failures import ImageError\n"
-            "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+            "import sys; from pathlib import Path\n"
+            "from pipeline.detect.decode import decode_image; from pipeline.failures import ImageError\n"
+            "peak = lambda: int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) // 1024\n"
             "decode_image(open(sys.argv[1], 'rb').read(), 25e6); before = peak()\n"
             "for path in sys.argv[2:]:\n"
             "    try: result = 'pixels %dx%d' % decode_image(open(path, 'rb').read(), 25e6).image_wh\n"
