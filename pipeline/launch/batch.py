@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from pipeline.config import Config
 from pipeline.errors import InputError
 from pipeline.figures import progress
 from pipeline.figures.summary import RunFacts
-from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals
+from pipeline.launch.ending import DONE, Ending, failed, last_line, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import first_images, model_lines, say, shown, trial_lines
@@ -78,7 +79,7 @@ def run(job: Job) -> int:
         except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
             return failed(err)
         finally:
-            remove_staging(config.output)
+            _tidy(config.output)
 
 
 def _run_graph(job: Job, sinks: Sequence[Sink]) -> RunFacts:
@@ -104,6 +105,14 @@ def _run_graph(job: Job, sinks: Sequence[Sink]) -> RunFacts:
         config.model.path,
         detector.batch_sizes if detector else (),
     )
+
+
+def _tidy(output: str) -> None:
+    """Removes unfinished files; a job that is done has not failed because some are left."""
+    try:
+        remove_staging(output)
+    except Exception as err:  # noqa: BLE001  whatever storage says
+        print(f"unfinished files are left in {output}: {last_line(err)}", file=sys.stderr)
 
 
 def _nothing(config: Config) -> InputError:

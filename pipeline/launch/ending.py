@@ -119,20 +119,20 @@ def failed(err: Exception) -> int:
         raise err
     _raise_as_it_was(err)
     logging.getLogger(__name__).info("the job failed", exc_info=err)
-    print(f"error: the job failed: {_last_line(err)}", file=sys.stderr)
+    print(f"error: the job failed: {last_line(err)}", file=sys.stderr)
     return FAILED
 
 
 def _raise_as_it_was(err: Exception) -> None:
     """Beam's runners hand an exception back as text; one of ours, and the one of Ctrl-C, is raised again as itself."""
-    if _last_line(err).startswith("KeyboardInterrupt"):
+    if last_line(err).startswith("KeyboardInterrupt"):
         raise KeyboardInterrupt from err
     found = re.findall(r"^pipeline\.errors\.(\w+): (.*?)(?: \[while running .*)?$", str(err), re.MULTILINE)
     for name, message in found[-1:]:
         raise getattr(errors, name, UserError)(message) from err
 
 
-def _last_line(err: Exception) -> str:
+def last_line(err: Exception) -> str:
     """The line of a runner's error that says what happened."""
     lines = [line.strip() for line in str(err).splitlines() if re.search(r"\w", line)]
     return (lines[-1] if lines else type(err).__name__)[:500]

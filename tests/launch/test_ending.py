@@ -1,6 +1,7 @@
 """How a batch job ends: with nothing to do, with nothing done, with names that are hard to write."""
 
 import json
+import re
 
 import pytest
 
@@ -69,3 +70,23 @@ def test_a_sample_is_named_after_its_image_whatever_that_is_called(tmp_path, run
     assert (code, err) == (0, "")
     samples = sorted(path.name[len("001-") :] for path in (tmp_path / "out" / "samples").iterdir())
     assert samples == sorted(["猫" * 40 + ".jpg", "\U00020bb7" * 30 + ".jpg", ("a_b_c" * 40)[:120] + ".jpg"])
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "said"),
+    [
+        pytest.param(
+            "os.rename:/detections-00000", 1, "error: the job failed: .*storage is gone", id="when rows get their names"
+        ),
+        pytest.param("os.rename:/summary.json", 1, "error: the job failed: .*storage is gone", id="when the summary is written"),
+        pytest.param("shutil.rmtree:/.staging-", 0, "unfinished files are left in .*: storage is gone", id="when all is done"),
+    ],
+)
+def test_storage_that_fails_at_the_end_is_one_line(place, code, said, hooked, tmp_path, run_job, bright_model):
+    """No traceback; and what is left over does not make a failure of a job that is done."""
+    write_bright_image(tmp_path / "in" / "good.png", (64, 48), (10, 10, 30, 30))
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
+    found, stdout, stderr = run_job(*arguments, env=hooked(place, "fail"))
+    assert (found, stderr.count("\n")) == (code, 1), stderr
+    assert re.match(said, stderr)
+    assert stdout.startswith("1 images read") == (code == 0)

@@ -1,7 +1,6 @@
-"""Signals that come while a job ends: at a chosen system call, by an audit hook in the job's own process."""
+"""Signals that come while a job ends: at a chosen system call, by an audit hook in the job's own process (`hooked`)."""
 
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -10,33 +9,6 @@ import pytest
 from tests.conftest import write_bright_image
 from tests.launch.test_batch_job import files_of, rows_of
 from tests.streaming_job import CONFIG, StreamingJob
-
-# Python imports a module of this name at its start; the hook is called before a file is opened or renamed
-HOOK = """
-import os, signal, sys
-
-event, place = os.environ["SIGNAL_AT"].split(":")
-sent = []
-
-def send(name, args):
-    if name == event and not sent and any(isinstance(arg, str) and place in arg for arg in args):
-        sent.append(name)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-sys.addaudithook(send)
-"""
-
-
-@pytest.fixture
-def signalled(tmp_path, monkeypatch):
-    """Makes each Python process that is started from now on send itself a SIGTERM at an event: `open:<part of a path>`."""
-
-    def at(place: str) -> dict[str, str]:
-        (tmp_path / "hook").mkdir()
-        (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)
-        return {**os.environ, "PYTHONPATH": str(tmp_path / "hook"), "SIGNAL_AT": place}
-
-    return at
 
 
 def write_images(folder: Path) -> None:
@@ -56,7 +28,7 @@ def write_images(folder: Path) -> None:
         pytest.param("shutil.rmtree:/.staging-", id="what is left over is removed"),
     ],
 )
-def test_a_signal_while_results_get_their_names_does_not_lose_them(place, signalled, tmp_path, run_job, bright_model):
+def test_a_signal_while_results_get_their_names_does_not_lose_them(place, hooked, tmp_path, run_job, bright_model):
     """Not those of this run, nor those of the run before: the job says so, and ends by itself."""
     write_images(tmp_path / "in")
     out = tmp_path / "out"
@@ -65,7 +37,7 @@ def test_a_signal_while_results_get_their_names_does_not_lose_them(place, signal
     expected = files_of(out)
     (out / "summary.json").unlink()
 
-    code, stdout, stderr = run_job(*arguments, env=signalled(place))
+    code, stdout, stderr = run_job(*arguments, env=hooked(place))
 
     assert (code, stderr) == (0, "stopping: the results get their names, then the job ends\n"), stdout
     assert files_of(out) == expected
@@ -73,7 +45,7 @@ def test_a_signal_while_results_get_their_names_does_not_lose_them(place, signal
     assert not list(out.glob(".*"))
 
 
-def test_a_signal_before_the_first_file_has_its_name_stops_the_job(signalled, tmp_path, run_job, bright_model):
+def test_a_signal_before_the_first_file_has_its_name_stops_the_job(hooked, tmp_path, run_job, bright_model):
     """Then nothing of this run is published, and what an earlier one published stays."""
     write_images(tmp_path / "in")
     out = tmp_path / "out"
@@ -81,27 +53,27 @@ def test_a_signal_before_the_first_file_has_its_name_stops_the_job(signalled, tm
     assert run_job(*arguments)[0] == 0
     (tmp_path / "in" / "broken.png").unlink()
 
-    code, stdout, stderr = run_job(*arguments, env=signalled("open:/detections/detections-00000"))
+    code, stdout, stderr = run_job(*arguments, env=hooked("open:/detections/detections-00000"))
 
     assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; nothing was published\n")
     assert [len(rows_of(out, kind)) for kind in ("detections", "dead_letters")] == [4, 1]
     assert not list(out.glob(".*"))
 
 
-def test_a_signal_while_the_model_loads_stops_a_stream(signalled, run_job, pubsub_emulator, bright_model):
+def test_a_signal_while_the_model_loads_stops_a_stream(hooked, run_job, pubsub_emulator, bright_model):
     """It has taken nothing in hand yet."""
     output, subscription = pubsub_emulator.create()
     arguments = ["--config", CONFIG, "--input", subscription, "--output", output, "--model", bright_model]
-    code, stdout, stderr = run_job(*arguments, env=signalled("import:tensorflow.python.eager"))
+    code, stdout, stderr = run_job(*arguments, env=hooked("import:tensorflow.python.eager"))
     assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; nothing was published\n")
 
 
 def test_a_second_signal_while_a_stream_sums_up_does_not_lose_its_summary(
-    signalled, tmp_path, monkeypatch, pubsub_emulator, bright_model
+    hooked, tmp_path, monkeypatch, pubsub_emulator, bright_model
 ):
     """The first one ends the intake; when the next comes, the report is being written."""
     write_bright_image(tmp_path / "bright.png", (64, 48), (10, 10, 30, 30))
-    for name, value in signalled("os.rename:/report.html").items():
+    for name, value in hooked("os.rename:/report.html").items():
         monkeypatch.setenv(name, value)
     with StreamingJob(pubsub_emulator, tmp_path, bright_model) as job:
         job.publish((tmp_path / "bright.png").read_bytes())
