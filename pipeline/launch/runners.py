@@ -16,8 +16,12 @@ from pipeline.errors import ConfigError, RunnerError
 from pipeline.launch import prism
 
 
-def _nothing() -> bool:
+def _nowhere() -> bool:
     return False
+
+
+def _is_there(_options: Any) -> None:
+    """Nothing that a runner would have to find or start."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Need:
 
     options: tuple[str, ...]
     example: str
-    instead: Callable[[], object] = _nothing
+    instead: Callable[[], object] = _nowhere
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Runner:
 
     Attributes:
       name: As the user gives it.
-      acknowledges: When it acknowledges a stream's message: "a message is acknowledged …".
+      acknowledges: When it acknowledges a stream's message: "a message is acknowledged …"; "" where it has none.
       in_process: Whether each step runs in the process that launches the job: the model is loaded, images are counted and
         duplicates are known there. Answers by request need that too, since the images of a request meet in memory.
       native_source: Whether a stream is read by Beam's own Pub/Sub source; else by the project's splittable puller.
@@ -53,13 +57,13 @@ class Runner:
     """
 
     name: str
-    acknowledges: str
+    acknowledges: str = ""
     in_process: bool = False
     native_source: bool = False
     no_stream: str = ""
     needs: tuple[Need, ...] = ()
     beam_name: str = ""
-    check: Callable[[Any], object] = bool
+    check: Callable[[Any], object] = _is_there
     served: Callable[[Any], AbstractContextManager[object]] = contextlib.nullcontext
 
     @property
@@ -116,7 +120,6 @@ RUNNERS = (
     Runner("PortableRunner", "at the checkpoint that holds it", needs=(_JOB_SERVER,)),
     Runner(
         "SparkRunner",
-        "never",
         # https://beam.apache.org/documentation/runners/capability-matrix/: neither of the two works on Spark
         no_stream="Spark has no bundle finalization and cannot resume an unbounded source; it runs batch jobs only",
         needs=(_JOB_SERVER,),

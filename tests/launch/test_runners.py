@@ -96,6 +96,12 @@ def test_beam_knows_the_runner_of_each_row(runner):
 
 
 @pytest.mark.parametrize("runner", RUNNERS, ids=NAMES)
+def test_a_runner_that_can_stream_says_when_it_acknowledges_and_any_other_why_it_cannot(runner):
+    assert runner.acknowledges or runner.no_stream
+    assert runner.answers == (runner.in_process and not runner.no_stream)
+
+
+@pytest.mark.parametrize("runner", RUNNERS, ids=NAMES)
 def test_help_names_each_runner(runner):
     (help_text,) = (setting.help for setting in settings() if setting.key == "runner")
     assert runner.name in help_text
@@ -138,7 +144,7 @@ def test_a_runner_is_added_by_one_row(monkeypatch, tmp_path, bright_model, capsy
     def check(options):
         seen.append("checked")
 
-    toy = Runner("ToyRunner", "never", in_process=True, beam_name="FnApiRunner", check=check, served=served)
+    toy = Runner("ToyRunner", in_process=True, beam_name="FnApiRunner", check=check, served=served)
     monkeypatch.setattr(runners, "RUNNERS", (*RUNNERS, toy))
     write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
 
