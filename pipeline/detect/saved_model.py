@@ -1,4 +1,4 @@
-"""From a SavedModel on disk to one optimised TensorFlow function over uint8 images.
+"""From a SavedModel on disk to a `LoadedModel`: one optimised TensorFlow graph over uint8 images, behind the batch scheduler.
 
 The model is asked what it is (`models.metadata`); what it does not say comes from the config. It is then frozen, rewritten by
 TensorFlow's graph optimiser once (fusions; bfloat16 on request), and everything that was loaded to get there is released.
@@ -6,7 +6,6 @@ TensorFlow's graph optimiser once (fusions; bfloat16 on request), and everything
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shutil
@@ -16,35 +15,20 @@ from contextlib import contextmanager
 from typing import Any
 
 from models.metadata import METADATA_PATH, DetectorMetadata, read_metadata
-from models.quiet import quiet_stderr
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect import tensorflow_setup
+from pipeline.detect.batching import BatchedModel
 from pipeline.detect.describe_model import describe, pick_signature
+from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory
+from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler
 from pipeline.errors import ModelError
 from pipeline.storage.globs import escape_glob
 
 BUNDLED = "digits"
 _WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
 _FILTERED_DETECTIONS = 300
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedDetector:
-    """A detector as a function.
-
-    Attributes:
-      metadata: What it expects and returns.
-      version: Its version, as a string; "" where its folder has none.
-      predict: `uint8 (n, H, W, 3)` -> {"boxes": (n, M, 4), "scores": (n, M) or (n, M, C), "classes": (n, M), "count": (n,)}; the
-        last two only where the model has them.
-      fixed_batch: The only batch size that it takes; None for any.
-      warmup_requests: Inputs of TF Serving's warm-up file: encoded images, or arrays as `predict` takes them.
-    """
-
-    metadata: DetectorMetadata
-    version: str
-    predict: Any
-    fixed_batch: int | None
-    warmup_requests: tuple[Any, ...]
+_CPU_LADDER = (1, 2, 4)  # on CPU larger batches gain nothing, and each of their images waits for all
+_GPU_LADDER = (1, 2, 4, 8, 16, 32)
 
 
 def locate(path: str) -> tuple[str, str]:
@@ -93,14 +77,14 @@ def _bundled_model() -> str:
         ) from err
 
 
-def load(model: ModelConfig, detect: DetectConfig) -> SavedDetector:
-    """Loads, freezes and optimises a detector.
+def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
+    """Loads, freezes and optimises a detector, and runs every rung of its ladder on blank images.
 
     Raises:
-      ModelError: It is missing, damaged, or has no signature that fits.
+      ModelError: It is missing, damaged, has no signature that fits, or fails on a blank image.
     """
     folder, version = locate(model.path)
-    tf = configure_tensorflow(detect)
+    tf = tensorflow_setup.configure_tensorflow(detect)
     with _local_copy(folder) as local:
         try:
             described = read_metadata(local)
@@ -117,60 +101,22 @@ def load(model: ModelConfig, detect: DetectConfig) -> SavedDetector:
         except Exception as err:
             raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {_first_line(err)}; repair or remove it") from err
     fixed_batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
-    frozen = _freeze(_as_predict(signature, metadata, detect))
-    return SavedDetector(metadata, version, _optimise(frozen, detect.precision), fixed_batch, requests)
-
-
-def configure_tensorflow(detect: DetectConfig) -> Any:
-    """Imports TensorFlow with the threads, device and memory that the settings ask for.
-
-    Later calls in a process change nothing.
-    """
-    if detect.xla:
-        os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
-    if detect.cpu_affinity:
-        try:
-            os.sched_setaffinity(0, detect.cpu_affinity)
-        except OSError as err:
-            raise ModelError(
-                f"cpu_affinity {list(detect.cpu_affinity)}: this machine has the cores 0 to {(os.cpu_count() or 1) - 1}"
-            ) from err
-    with quiet_stderr():
-        import tensorflow as tf
-
-    gpus = tf.config.list_physical_devices("GPU")
-    kind, _, number = detect.device.partition(":")
-    if kind not in ("auto", "cpu", "gpu") or (number and not number.isdigit()):
-        raise ModelError(f"device: expected auto, cpu, gpu or gpu:<number>, got {detect.device!r}")
-    if kind == "gpu" and len(gpus) <= int(number or 0):
-        raise ModelError(f"device {detect.device}: TensorFlow sees {len(gpus)} GPUs; use --device cpu or auto")
-    used = [] if kind == "cpu" else gpus[int(number or 0) : int(number or 0) + 1]
+    predict = _optimised(_as_function(signature, metadata, detect), detect.precision)
+    engine = _batched(predict, metadata.input_hw, fixed_batch, detect)
     try:
-        tf.config.set_visible_devices(used, "GPU")
-        for gpu in used:
-            if detect.gpu_memory_mb:
-                tf.config.set_logical_device_configuration(
-                    gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=detect.gpu_memory_mb)]
-                )
-            else:
-                tf.config.experimental.set_memory_growth(gpu, True)
-        streams = streams_of(detect, bool(used))
-        intra = detect.intra_op_threads or (0 if used else max(1, usable_cores() // streams))
-        tf.config.threading.set_intra_op_parallelism_threads(intra)
-        tf.config.threading.set_inter_op_parallelism_threads(detect.inter_op_threads or (0 if used else streams))
-    except RuntimeError:  # TensorFlow has started already: this process keeps the settings of its first model
-        pass
-    return tf
+        engine.warm_up()
+    except (ModelFailed, OutOfMemory) as err:
+        engine.close()
+        raise ModelError(f"model {model.path}: fails on a blank image: {err}") from err
+    return LoadedModel(metadata, version, engine, requests)
 
 
-def streams_of(detect: DetectConfig, gpu: bool) -> int:
-    """Batches in flight: as set; else two on a GPU (one computes while one is fed), one more than cores, up to four, on CPU."""
-    return detect.streams or (2 if gpu else min(4, usable_cores() + 1))
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _batched(predict: Predict, input_hw: tuple[int, int], fixed_batch: int | None, detect: DetectConfig) -> BatchedModel:
+    gpu = tensorflow_setup.uses_gpu()
+    ladder = (fixed_batch,) if fixed_batch else detect.batch_sizes or (_GPU_LADDER if gpu else _CPU_LADDER)
+    streams = tensorflow_setup.streams_of(detect, gpu)
+    scheduler = TensorFlowScheduler(predict, input_hw, ladder, streams, detect.batch_timeout_ms)
+    return BatchedModel(scheduler, input_hw, ladder, streams)
 
 
 @contextmanager
@@ -195,7 +141,7 @@ def _local_copy(folder: str) -> Iterator[str]:
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def _as_predict(signature: Any, metadata: DetectorMetadata, detect: DetectConfig) -> Any:
+def _as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfig) -> Any:
     """The signature as a function of uint8 images alone: scaled to the model's range inside the graph, thresholds bound."""
     import tensorflow as tf
 
@@ -225,23 +171,23 @@ def _as_predict(signature: Any, metadata: DetectorMetadata, detect: DetectConfig
     return predict.get_concrete_function()
 
 
-def _freeze(function: Any) -> Any:
-    """Variables become constants, so that the optimiser can fold them: (outputs' names, function)."""
+def _optimised(function: Any, precision: str) -> Predict:
+    """The function, optimised here, so that no call and no rung pays for it again; keeps nothing of what it came from."""
+    import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)
-    return list(function.structured_outputs), frozen
-
-
-def _optimise(named_function: tuple[list[str], Any], precision: str) -> Any:
-    """Runs TensorFlow's graph optimiser here, so that no call and no rung pays for it again."""
-    import tensorflow as tf
-
-    names, frozen = named_function
+    frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)  # only constants can be folded
     graph = optimised_graph(frozen, precision)
-    fed, fetched = frozen.inputs[0].name, [tensor.name for tensor in frozen.outputs]
-    pruned = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(graph, name=""), []).prune(fed, fetched)
-    return lambda images: dict(zip(sorted(names), pruned(images), strict=True))
+    fed, fetched = frozen.inputs[0], [tensor.name for tensor in frozen.outputs]
+    names = sorted(function.structured_outputs)  # the order in which TensorFlow flattens a mapping
+
+    replaced = fed.name, f"^{fed.op.name}"  # the optimiser lets folded constants wait for the input
+
+    def predict(images: Any) -> dict[str, Any]:
+        outputs = tf.import_graph_def(graph, dict.fromkeys(replaced, images), fetched, name="")
+        return dict(zip(names, outputs, strict=True))
+
+    return predict
 
 
 def optimised_graph(frozen: Any, precision: str) -> Any:

@@ -38,7 +38,7 @@ def shown(names: Iterable[str]) -> Iterator[str]:
 
 def model_lines(detector: Any, config: Config) -> Iterator[str]:
     """What the model is, how it will run, and whether it knows as many classes as have names."""
-    model = getattr(detector, "model", detector)
+    model = detector.model
     height, width = model.metadata.input_hw
     names = len(model.metadata.class_names)
     yield f"model    {model.metadata.name} {model.version}, {width}x{height} {model.metadata.resize}, {names} classes"
@@ -50,8 +50,6 @@ def model_lines(detector: Any, config: Config) -> Iterator[str]:
 
 def _classes_scored(model: Any) -> int | None:
     """How many classes the model gives a box scores for; None where that does not show, or it fails on a black image."""
-    if not hasattr(model, "engine"):
-        return None
     (output,) = model.engine([np.zeros((*model.metadata.input_hw, 3), np.uint8)])
     scores = output.arrays["scores"] if hasattr(output, "arrays") else np.empty(0)
     return int(scores.shape[-1]) if scores.ndim == 2 else None
@@ -76,7 +74,7 @@ def trial_lines(detector: Any, images: Iterable[EncodedImage | DeadLetter]) -> I
         result = image if isinstance(image, DeadLetter) else detector.detect([image])[0]
         if isinstance(result, DetectedImage):
             yield from _found_lines(result)
-            yield from (f"wrong?   {doubt}" for doubt in doubts(result, getattr(detector, "model", detector).metadata))
+            yield from (f"wrong?   {doubt}" for doubt in doubts(result, detector.model.metadata))
             return
         yield f"tried    {result.ref.uri}: dead letter, {result.reason}: {result.message}"
 

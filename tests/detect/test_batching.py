@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline.detect.batching import BatchedModel
+from pipeline.detect.loaded_model import ModelFailed, OutOfMemory
+from pipeline.detect.tensorflow_scheduler import TensorFlowScheduler
 
 HW = (4, 6)
 LONG_MS = 5000.0  # a batch leaves because it is full, never because time is up
@@ -16,7 +18,7 @@ def image(value):
 
 
 def model(predict, ladder, streams=2, timeout_ms=1.0):
-    return BatchedModel(predict, HW, ladder, streams, timeout_ms)
+    return BatchedModel(TensorFlowScheduler(predict, HW, ladder, streams, timeout_ms), HW, ladder, streams)
 
 
 def means(images):
@@ -32,31 +34,31 @@ def ask(batched, values, together=1):
     """Each call from a thread of its own, with `together` images in it (the last with what is left)."""
     calls = [[image(value) for value in values[start : start + together]] for start in range(0, len(values), together)]
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [answer for answers in pool.map(batched, calls) for answer in answers]
+        return [output for outputs in pool.map(batched, calls) for output in outputs]
 
 
 @pytest.mark.parametrize("together", [1, 3, 4, 20])
 @pytest.mark.parametrize("images", [8, 16, 40])
 def test_images_of_many_threads_travel_in_full_batches(images, together):
-    answers = ask(model(means, (1, 2, 4, 8), timeout_ms=LONG_MS), range(images), together)
-    assert [answer.outputs["mean"] for answer in answers] == list(range(images))
-    assert sorted(answer.led_batch for answer in answers) == (images - images // 8) * [0] + images // 8 * [8]
-    assert all((answer.model_seconds > 0) == (answer.led_batch > 0) for answer in answers)
+    outputs = ask(model(means, (1, 2, 4, 8), timeout_ms=LONG_MS), range(images), together)
+    assert [output.arrays["mean"] for output in outputs] == list(range(images))
+    assert sorted(output.led_batch for output in outputs) == (images - images // 8) * [0] + images // 8 * [8]
+    assert all((output.model_seconds > 0) == (output.led_batch > 0) for output in outputs)
 
 
 @pytest.mark.parametrize(("ladder", "rung"), [((1, 2, 4), 1), ((2, 4), 2), ((8,), 8)])
 def test_a_lone_image_travels_on_the_smallest_rung(ladder, rung):
-    answer = model(means, ladder)([image(7)])[0]
-    assert (answer.outputs["mean"], answer.outputs["rung"], answer.led_batch) == (7, rung, rung)
+    output = model(means, ladder)([image(7)])[0]
+    assert (output.arrays["mean"], output.arrays["rung"], output.led_batch) == (7, rung, rung)
 
 
 def test_led_batches_count_every_batch_once_whatever_their_sizes():
-    answers = ask(model(means, (1, 2, 4)), [n % 200 for n in range(150)])
+    outputs = ask(model(means, (1, 2, 4)), [n % 200 for n in range(150)])
     ran = {}  # rung -> images that travelled on it
-    for answer in answers:
-        ran[int(answer.outputs["rung"])] = ran.get(int(answer.outputs["rung"]), 0) + 1
+    for output in outputs:
+        ran[int(output.arrays["rung"])] = ran.get(int(output.arrays["rung"]), 0) + 1
     for rung, count in ran.items():
-        batches = sum(answer.led_batch == rung for answer in answers)
+        batches = sum(output.led_batch == rung for output in outputs)
         assert -(-count // rung) <= batches <= count
 
 
@@ -67,21 +69,23 @@ def test_two_models_in_one_process_share_no_batch():
     first = model(lambda images: {"n": tf.ones([tf.shape(images)[0]])}, (2,), timeout_ms=LONG_MS)
     second = model(lambda images: {"n": 2 * tf.ones([tf.shape(images)[0]])}, (2,), timeout_ms=LONG_MS)
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda batched: batched([image(0)])[0].outputs["n"], [first, second, first, second]))
-    assert answers == [1, 2, 1, 2]
+        outputs = list(pool.map(lambda batched: batched([image(0)])[0].arrays["n"], [first, second, first, second]))
+    assert outputs == [1, 2, 1, 2]
 
 
 @pytest.mark.parametrize(("ladder", "streams"), [((1, 2, 4), 2), ((3,), 1), ((1, 8), 3)])
-def test_every_rung_is_warmed_on_every_stream(ladder, streams):
+def test_every_rung_is_warmed_and_the_largest_on_every_stream(ladder, streams):
+    import tensorflow as tf
+
     seen = []
 
     def predict(images):
-        if images.shape[0] is not None:  # called, not traced
-            seen.append(images.shape[0])
-        return means(images)
+        noted = tf.numpy_function(lambda rung: seen.append(int(rung)) or np.int32(0), [tf.shape(images)[0]], tf.int32)
+        with tf.control_dependencies([noted]):
+            return means(tf.identity(images))
 
     model(predict, ladder, streams).warm_up()
-    assert seen == [rung for rung in ladder for _ in range(streams)]
+    assert seen == [*ladder, *[ladder[-1]] * streams]
 
 
 def out_of_memory_above(limit):
@@ -105,11 +109,11 @@ def out_of_memory_above(limit):
 @pytest.mark.parametrize(("limit", "ladder"), [(1, (1,)), (3, (1, 2)), (4, (1, 2, 4))])
 def test_out_of_memory_shortens_the_ladder_for_good_and_loses_no_image(limit, ladder, together):
     batched = model(out_of_memory_above(limit), (1, 2, 4, 8), timeout_ms=20.0)
-    answers = ask(batched, range(40), together)
-    assert [answer.outputs["mean"] for answer in answers] == list(range(40))
-    assert max(answer.outputs["rung"] for answer in answers) <= limit
+    outputs = ask(batched, range(40), together)
+    assert [output.arrays["mean"] for output in outputs] == list(range(40))
+    assert max(output.arrays["rung"] for output in outputs) <= limit
     assert batched.batch_sizes == ladder
-    assert ask(batched, range(8))[0].outputs["rung"] <= limit
+    assert ask(batched, range(8))[0].arrays["rung"] <= limit
     assert batched.batch_sizes == ladder
 
 
@@ -122,28 +126,28 @@ def test_out_of_memory_while_warming_shortens_the_ladder_before_any_image(capfd)
 
 
 def test_out_of_memory_on_the_last_rung_is_an_error():
-    import tensorflow as tf
-
-    with pytest.raises(tf.errors.ResourceExhaustedError):
+    with pytest.raises(OutOfMemory):
         model(out_of_memory_above(0), (1, 2)).warm_up()
-    with pytest.raises(tf.errors.ResourceExhaustedError):
+    with pytest.raises(OutOfMemory):
         model(out_of_memory_above(0), (1, 2))([image(0)])
 
 
-@pytest.mark.parametrize("together", [1, 4, 16])
-def test_an_image_that_breaks_the_model_breaks_no_other(together):
+@pytest.mark.parametrize("broken", [0, 5, 13, 15])
+@pytest.mark.parametrize("together", [1, 4, 6, 16])
+def test_an_image_that_breaks_the_model_breaks_no_other(together, broken):
+    """Also where the images of one call are divided among several model calls, the first or the last of which fails."""
     import tensorflow as tf
 
     @tf.function(autograph=False)
     def predict(images):
-        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(images[:, 0, 0, 0] != 13), ["pixel 13"])]):
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(images[:, 0, 0, 0] != broken), ["that pixel"])]):
             return means(tf.identity(images))
 
     batched = model(predict, (1, 2, 4, 8), timeout_ms=50.0)
 
-    answers = ask(batched, range(16), together)
-    broken = answers.pop(13)
-    assert isinstance(broken, tf.errors.InvalidArgumentError)
-    assert "pixel 13" in broken.message
-    assert [answer.outputs["mean"] for answer in answers] == [n for n in range(16) if n != 13]
+    outputs = ask(batched, range(16), together)
+    failed = outputs.pop(broken)
+    assert isinstance(failed, ModelFailed)
+    assert "that pixel" in str(failed)
+    assert [output.arrays["mean"] for output in outputs] == [n for n in range(16) if n != broken]
     assert batched.batch_sizes == (1, 2, 4, 8)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.detector import Detector, shared_detector
+from pipeline.detect.detector import load_detector, shared_detector
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
 from tests.tiny_models import bright_box, save_model
@@ -28,7 +28,7 @@ def bright(name="a", wh=(640, 480), box=BOX, value=255):
 
 @pytest.fixture(scope="module")
 def detector(bright_model):
-    return Detector(ModelConfig(path=bright_model), CPU, samples=2)
+    return load_detector(ModelConfig(path=bright_model), CPU, samples=2)
 
 
 def test_each_image_has_its_own_result_in_order_among_broken_ones(detector):
@@ -86,17 +86,17 @@ def test_boxes_are_on_the_original_image_for_each_resize_rule(request, model, wh
 def test_settings_have_an_effect(bright_model, settings, names):
     import dataclasses
 
-    result = Detector(ModelConfig(path=bright_model), dataclasses.replace(CPU, **settings)).detect([bright()])[0]
+    result = load_detector(ModelConfig(path=bright_model), dataclasses.replace(CPU, **settings)).detect([bright()])[0]
     assert (result.reason if isinstance(result, DeadLetter) else list(result.detections.class_names)) == names
 
 
 def test_a_class_that_the_model_lacks_is_refused(bright_model):
     with pytest.raises(ModelError, match="has no class 'rectangl'; did you mean 'rectangle'"):
-        Detector(ModelConfig(path=bright_model), DetectConfig(classes=("rectangl",)))
+        load_detector(ModelConfig(path=bright_model), DetectConfig(classes=("rectangl",)))
 
 
 def test_images_of_the_sample_carry_a_thumbnail(bright_model):
-    results = Detector(ModelConfig(path=bright_model), CPU, samples=2).detect([bright(str(n)) for n in range(20)])
+    results = load_detector(ModelConfig(path=bright_model), CPU, samples=2).detect([bright(str(n)) for n in range(20)])
     wanted = sorted((result.ref.identity for result in results), key=identity_hash)[:2]
     with_thumbnail = {result.ref.identity for result in results if result.thumbnail}
     assert set(wanted) <= with_thumbnail
@@ -127,7 +127,7 @@ def picky_model(tmp_path_factory):
 
 def test_an_image_that_breaks_the_model_is_one_dead_letter(picky_model):
     images = [bright(str(n), value=13 if n == 5 else 200) for n in range(12)]
-    results = Detector(ModelConfig(path=picky_model), CPU).detect(images)
+    results = load_detector(ModelConfig(path=picky_model), CPU).detect(images)
     dead = [result for result in results if isinstance(result, DeadLetter)]
     assert [(letter.ref.uri, letter.stage, letter.reason) for letter in dead] == [("5", "detect", "model_failed")]
     assert "\n" not in dead[0].message
@@ -163,10 +163,10 @@ def test_requests_of_the_warm_up_file_are_run(tmp_path, picky_model, request_of,
     shutil.copytree(picky_model, folder)
     warm_up_file(folder, request_of())
     if message is None:
-        assert len(Detector(ModelConfig(path=str(folder)), CPU).detect([bright()])[0].detections) == 1
+        assert len(load_detector(ModelConfig(path=str(folder)), CPU).detect([bright()])[0].detections) == 1
         return
     with pytest.raises(ModelError) as caught:
-        Detector(ModelConfig(path=str(folder)), CPU)
+        load_detector(ModelConfig(path=str(folder)), CPU)
     assert "fails on a request of its warm-up file: " in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -182,5 +182,5 @@ def test_a_model_that_fails_on_a_blank_image_is_one_clear_error(tmp_path):
 
     folder = save_model(tmp_path / "model", predict, tf.TensorSpec((None, 96, 128, 3), tf.uint8, "images"))
     with pytest.raises(ModelError, match="fails on a blank image: ") as caught:
-        Detector(ModelConfig(path=folder), CPU)
+        load_detector(ModelConfig(path=folder), CPU)
     assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ import pytest
 
 from models.metadata import DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.detector import Detector
+from pipeline.detect.detector import load_detector
 from pipeline.detect.saved_model import load, locate, optimised_graph
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
@@ -122,14 +122,14 @@ RAW = {
 )
 def test_foreign_models_find_the_same_box(tmp_path, bright_image, predict, spec, config, rows, batch_sizes):
     folder = save_model(tmp_path / "foreign", predict, images_spec(**spec))
-    detector = Detector(ModelConfig(path=folder, **config), CPU)
+    detector = load_detector(ModelConfig(path=folder, **config), CPU)
     results = detector.detect([bright_image] * 3)
     for result in results:
         found = result.detections
         assert [(name, round(float(c), 4)) for name, c in zip(found.class_names, found.confidences, strict=True)] == rows
         assert np.abs(found.boxes_xyxy - BOX).max() <= 5.01  # a pixel of the model's input
     assert detector.batch_sizes == batch_sizes
-    assert (detector.metadata.name, detector.version) == ("foreign", "")
+    assert (detector.model.metadata.name, detector.model.version) == ("foreign", "")
 
 
 @pytest.fixture(scope="module")
@@ -336,11 +336,11 @@ def test_bfloat16_rounds_a_little_and_float32_does_not(convolutions):
     plain = tf.saved_model.load(convolutions).signatures["serving_default"]
     exact = plain(images=tf.constant(images, tf.float32) / 255.0)["scores"]
     full, half = (
-        load(ModelConfig(path=convolutions), dataclasses.replace(CPU, precision=precision)).predict(tf.constant(images))["scores"]
-        for precision in ("float32", "bfloat16")
+        [output.arrays["scores"] for output in load(ModelConfig(path=convolutions), settings).engine(images)]
+        for settings in (CPU, dataclasses.replace(CPU, precision="bfloat16"))
     )
     assert np.allclose(full, exact, atol=1e-5)
-    difference = np.abs(half - exact).max()
+    difference = np.abs(np.array(half) - exact).max()
     assert 1e-5 < difference < 2e-2
 
 
