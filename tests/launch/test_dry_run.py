@@ -70,6 +70,7 @@ def plan_of(tmp_path, capsys):
             (*SHARES, "--class-names", "cat,dog"),
             "class 2 0.80 at [255, 95, 575, 385]",
             [
+                "the model scores 3 classes, class_names has 2",
                 "class 2 was found, class_names has 0 to 1; model.class_id_offset is 0",
             ],
             id="too few names",
@@ -77,7 +78,7 @@ def plan_of(tmp_path, capsys):
         pytest.param(
             (*SHARES, *NAMES[:1], "cat,dog,cow,ox"),
             "cow 0.80 at [255, 95, 575, 385]",
-            [],
+            ["the model scores 3 classes, class_names has 4"],
             id="too many names",
         ),
     ],
