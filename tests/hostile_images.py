@@ -9,14 +9,13 @@ import re
 import struct
 import zlib
 
-import numpy as np
 from PIL import Image
 
 
 def encoded(image: Image.Image, file_format: str, **options: object) -> bytes:
     """An image in one of Pillow's formats."""
     file = io.BytesIO()
-    image.save(file, file_format, **options)
+    image.copy().save(file, file_format, **options)  # Pillow leaves settings of one format on the image
     return file.getvalue()
 
 
@@ -289,7 +288,3 @@ def ico(inner: bytes) -> bytes:
 def icns(inner: bytes) -> bytes:
     """An icon of macOS whose one picture is a PNG."""
     return b"icns" + struct.pack(">I", 16 + len(inner)) + b"ic07" + struct.pack(">I", 8 + len(inner)) + inner
-
-
-def noise(wh: tuple[int, int], seed: int = 0) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (wh[1], wh[0], 3), np.uint8))

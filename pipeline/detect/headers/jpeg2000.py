@@ -185,7 +185,7 @@ def _read_style(style: int, body: bytes, cuts: _Cuts) -> None:
     cuts.levels = max(cuts.levels, levels)
     cuts.block = min(cuts.block, 4 << (width_log2 & 15), 4 << (height_log2 & 15))
     if style & 1:
-        cuts.precinct_log2 = min(cuts.precinct_log2, *(min(size & 15, size >> 4) for size in body[5 : 6 + levels]))
+        cuts.precinct_log2 = min([cuts.precinct_log2, *(min(size & 15, size >> 4) for size in body[5 : 6 + levels])])
 
 
 def _cost(siz: _Siz, cuts: _Cuts) -> tuple[float, float]:

@@ -1,0 +1,88 @@
+"""Mutated images of every format, each decoded in a child process within bounds of memory and time.
+
+    python -m tests.fuzz.images --minutes 30 --seed 1
+
+Each case ends as pixels or as an `ImageError`, takes about what its header was taken to cost and no more memory than the limit of
+pixels allows. What does not is kept in tests/fuzz/corpus/, which the tests replay, and named with its seed and number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import hashlib
+import random
+import sys
+import time
+from pathlib import Path
+
+from pipeline.failures import REASONS
+from tests.decoding_process import DecodingProcess, Outcome
+from tests.fuzz.image_seeds import seeds
+from tests.fuzz.mutate_images import mutate
+
+CORPUS = Path(__file__).parent / "corpus"
+MAX_PIXELS = 25e6
+_BYTES_PER_PIXEL = 16
+_EXPECTED_ENDS = {*REASONS["decode"], "pixels"}
+
+
+def make_case(seed: int, number: int) -> tuple[str, bytes]:
+    """(format, image) of a case; the same at each call."""
+    rng = random.Random(f"{seed}-{number}")
+    name = rng.choice(sorted(seeds()))
+    return name, mutate(name, rng.choice(seeds()[name]), seeds()[name], rng)
+
+
+def problem(content: bytes, outcome: Outcome) -> str:
+    """What must not be about an outcome; "" where all is well."""
+    if outcome.end not in _EXPECTED_ENDS:
+        return f"ended as {outcome.end}: {outcome.message}"
+    if outcome.seconds > 2 * outcome.expected_seconds + 0.5:
+        return f"took {outcome.seconds:.2f} s of CPU, {outcome.expected_seconds:.2f} s were expected"
+    most = (MAX_PIXELS * _BYTES_PER_PIXEL + 4 * len(content)) / 1e6 + 100
+    if outcome.megabytes > most:
+        return f"took {outcome.megabytes:.0f} MB, at most {most:.0f} are allowed"
+    return ""
+
+
+def fuzz(seconds: float, seed: int) -> int:
+    """Runs cases for so long; prints what it did and found.
+
+    Returns:
+      The number of findings.
+    """
+    ends: collections.Counter[tuple[str, str]] = collections.Counter()
+    slowest, largest, found = Outcome(""), Outcome(""), 0
+    started, number = time.monotonic(), 0
+    with DecodingProcess(MAX_PIXELS) as process:
+        while time.monotonic() - started < seconds:
+            name, content = make_case(seed, number)
+            outcome = process.decode(content)
+            ends[name, outcome.end] += 1
+            slowest = max(slowest, outcome, key=lambda one: one.seconds)
+            largest = max(largest, outcome, key=lambda one: one.megabytes)
+            if complaint := problem(content, outcome):
+                found += 1
+                path = CORPUS / f"{name.lower()}-{hashlib.sha256(content).hexdigest()[:10]}.bin"
+                path.write_bytes(content)
+                print(f"FOUND with seed {seed}, number {number} ({path.name}): {complaint}", flush=True)
+            number += 1
+    for name in sorted(seeds()):
+        print(f"{name:9s}", ", ".join(f"{count} {end}" for (of, end), count in sorted(ends.items()) if of == name))
+    print(f"slowest {slowest.seconds:.2f} s of CPU (expected {slowest.expected_seconds:.2f}), largest {largest.megabytes:.0f} MB")
+    print(f"{number} images with seed {seed} in {time.monotonic() - started:.0f} s, {found} findings")
+    return found
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    args = parser.parse_args()
+    sys.exit(1 if fuzz(60 * args.minutes, args.seed) else 0)
+
+
+if __name__ == "__main__":
+    main()
