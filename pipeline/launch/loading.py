@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from pipeline import graph
 from pipeline.config import Config
+from pipeline.detect.detector import Detector, shared_detector
 from pipeline.figures import progress
 
 
-def load_detector(config: Config) -> Any:
+def load_detector(config: Config) -> Detector:
     """The detector of this process, loaded and warm."""
-    from pipeline.detect.detector import shared_detector
-
     progress.note("loading the model")
     try:
         detector = shared_detector(config.model, config.detect, graph.samples_kept(config))
@@ -27,7 +25,7 @@ def load_detector(config: Config) -> Any:
 
 
 @contextlib.contextmanager
-def detector_loading(config: Config) -> Iterator[Future[Any]]:
+def detector_loading(config: Config) -> Iterator[Future[Detector]]:
     """Loads the detector of this process while the block within sets a runner up; its own error comes before what that broke."""
     with ThreadPoolExecutor(1, "load") as loader:
         loading = loader.submit(load_detector, config)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from models.metadata import DetectorMetadata
 from pipeline.config import Config, ReadConfig
+from pipeline.detect.detector import Detector
+from pipeline.detect.loaded_model import LoadedModel, Output
 from pipeline.failures import ImageError
 from pipeline.read.fetch import fetch
 from pipeline.read.tfrecords import images_of_file, is_tfrecord
@@ -36,7 +37,7 @@ def shown(names: Iterable[str]) -> Iterator[str]:
             return
 
 
-def model_lines(detector: Any, config: Config) -> Iterator[str]:
+def model_lines(detector: Detector, config: Config) -> Iterator[str]:
     """What the model is, how it will run, and whether it knows as many classes as have names."""
     model = detector.model
     height, width = model.metadata.input_hw
@@ -48,10 +49,10 @@ def model_lines(detector: Any, config: Config) -> Iterator[str]:
         yield f"wrong?   the model scores {classes} classes, class_names has {names}"
 
 
-def _classes_scored(model: Any) -> int | None:
+def _classes_scored(model: LoadedModel) -> int | None:
     """How many classes the model gives a box scores for; None where that does not show, or it fails on a black image."""
     (output,) = model.engine([np.zeros((*model.metadata.input_hw, 3), np.uint8)])
-    scores = output.arrays["scores"] if hasattr(output, "arrays") else np.empty(0)
+    scores = output.arrays["scores"] if isinstance(output, Output) else np.empty(0)
     return int(scores.shape[-1]) if scores.ndim == 2 else None
 
 
@@ -68,7 +69,7 @@ def first_images(uris: Sequence[str], read: ReadConfig) -> Iterator[EncodedImage
             yield err.dead_letter(ref)
 
 
-def trial_lines(detector: Any, images: Iterable[EncodedImage | DeadLetter]) -> Iterator[str]:
+def trial_lines(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> Iterator[str]:
     """What the detector finds in the first image that it can detect in; of those before it, why it cannot."""
     for image in images:
         result = image if isinstance(image, DeadLetter) else detector.detect([image])[0]
