@@ -37,7 +37,8 @@ def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: S
       source: Where its images come from; default: see `source_of`.
     """
     read = pipeline | "ReadImages" >> (source or source_of(config))
-    found = read.images | "DetectObjects" >> DetectObjects(config.model, config.detect, samples=samples_kept(config))
+    detect = DetectObjects(config.model, config.detect, samples=samples_kept(config))
+    found = read.images | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
     results = Results(found.detected, (read.dead, found.dead), read.counted)
     for sink in to:
         _ = results | sink
@@ -81,7 +82,8 @@ def build_streaming(
         _ = repeats | "PublishRepeats" >> PublishResults(run)
     else:
         new = read.images | "DropDuplicates" >> DropDuplicatesInState(stream.deduplicate_s)
-    found = new | "DetectObjects" >> DetectObjects(config.model, config.detect, samples=run.samples)
+    detect = DetectObjects(config.model, config.detect, samples=run.samples)
+    found = new | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
 
     _ = asked.dead | "PublishRefused" >> PublishResults(run)
     _ = read.dead | "PublishUnread" >> PublishResults(run)
@@ -97,3 +99,14 @@ def build_streaming(
 def samples_kept(config: Config) -> int:
     """How many images the job keeps a thumbnail of."""
     return max(config.write.samples, config.write.report_samples)
+
+
+def machine_hints(config: Config) -> dict[str, str]:
+    """What `DetectObjects` asks of its machines, as Beam's resource hints.
+
+    Steps that a runner fuses with it run on the same machines, so images are read there and cross no shuffle:
+    https://cloud.google.com/dataflow/docs/guides/right-fitting
+    """
+    worker = config.worker
+    hints = {"accelerator": worker.accelerator, "min_ram": f"{worker.min_ram_gb:g}GB" if worker.min_ram_gb else ""}
+    return {name: value for name, value in hints.items() if value}

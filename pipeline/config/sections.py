@@ -182,6 +182,14 @@ class StreamConfig:
 
 
 @checked
+class WorkerConfig:
+    """The machines that `DetectObjects` runs on, where a runner fits machines to steps: Dataflow. Other steps need none of it."""
+
+    accelerator: Text = setting("", "devices of a worker that detects: type:nvidia-tesla-t4;count:1;install-nvidia-driver")
+    min_ram_gb: Annotated[float, Between(0.1)] | None = setting(None, "least memory of a worker that detects")
+
+
+@checked
 class Config:
     """One job."""
 
@@ -210,6 +218,7 @@ class Config:
     read: ReadConfig = section(ReadConfig)
     write: WriteConfig = section(WriteConfig)
     stream: StreamConfig = section(StreamConfig)
+    worker: WorkerConfig = section(WorkerConfig)
 
     @field_validator("dates")
     @classmethod

@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from apache_beam.io.filesystems import FileSystems
 
@@ -20,6 +21,7 @@ from pipeline.launch.ending import DONE, Ending, failed, last_line, stopped_by_s
 from pipeline.launch.loading import detector_loading, load_detector
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import first_images, model_lines, say, shown, trial_lines
+from pipeline.launch.templates import write_template
 from pipeline.read.list_images import list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.tfrecords import is_tfrecord
@@ -69,6 +71,8 @@ def run(job: Job) -> int:
     sinks = graph.sinks(config, staging)
     for sink in sinks:
         sink.check()
+    if job.template:
+        return write_template(job, lambda pipeline: graph.build(pipeline, config, sinks))
     with stopped_by_signals():
         try:
             facts = _run_graph(job, sinks)
@@ -86,13 +90,13 @@ def _run_graph(job: Job, sinks: Sequence[Sink]) -> RunFacts:
     """Runs the graph to its end, when the results have their names."""
     config, launched_at = job.config, time.time()
     with (
-        detector_loading(config) if job.runner.in_process else contextlib.nullcontext() as loading,
+        detector_loading(config) if job.in_process else contextlib.nullcontext() as loading,
         job.runner.served(job.options),
         progress.ProgressDisplay(),
     ):
         pipeline = job.pipeline()
         graph.build(pipeline, config, sinks)
-        pipeline.run().wait_until_finish()
+        _wait(job, pipeline.run())
         begin_publishing()  # if only now: other processes did it
         detector = loading.result() if loading else None
     return RunFacts(
@@ -105,6 +109,16 @@ def _run_graph(job: Job, sinks: Sequence[Sink]) -> RunFacts:
         config.model.path,
         detector.batch_sizes if detector else (),
     )
+
+
+def _wait(job: Job, running: Any) -> None:
+    """Waits for the job's end; one that runs elsewhere does not go on there when it is stopped here."""
+    try:
+        job.runner.wait(running)
+    except KeyboardInterrupt:
+        if not job.runner.in_process:
+            running.cancel()
+        raise
 
 
 def _tidy(output: str) -> None:

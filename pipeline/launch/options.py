@@ -10,12 +10,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions
+from apache_beam.options.pipeline_options import (
+    DebugOptions,
+    DirectOptions,
+    GoogleCloudOptions,
+    PipelineOptions,
+    PortableOptions,
+    SetupOptions,
+)
 from apache_beam.runners.worker.statesampler import StateSampler
 
 from pipeline.config import Config, settings
 from pipeline.errors import ConfigError, RunnerError
-from pipeline.launch.runners import Runner, check_runner, runner_named
+from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
 _SAMPLING_MS = 20
@@ -40,6 +47,16 @@ class Job:
     command: str
     started_at: float
 
+    @property
+    def in_process(self) -> bool:
+        """Whether the launcher's own process detects, and so needs the model."""
+        return self.runner.in_process and self.options.view_as(DirectOptions).direct_running_mode != "multi_processing"
+
+    @property
+    def template(self) -> str:
+        """Where the job is to be written as a template, instead of being run; "" where it is to run."""
+        return self.options.view_as(GoogleCloudOptions).template_location or ""
+
     def pipeline(self) -> beam.Pipeline:
         """An empty pipeline for this job.
 
@@ -62,6 +79,8 @@ def checked_job(config: Config, beam_flags: Sequence[str], command: str, started
     runner = runner_named(config.runner)
     options = beam_options(config, beam_flags)
     check_runner(runner, options)
+    _check_workers(config, runner)
+    _set_unless_asked(options, runner, config.mode)
     end_bundles_promptly()
     return Job(config, runner, options, command, started_at)
 
@@ -91,6 +110,30 @@ def end_bundles_promptly() -> None:
     option sets it.
     """
     StateSampler.__init__.__defaults__ = (_SAMPLING_MS,)
+
+
+def _check_workers(config: Config, runner: Runner) -> None:
+    """Makes sure that a runner's workers can be what is asked for, and can write where they shall.
+
+    Raises:
+      ConfigError: They cannot.
+    """
+    if (config.worker.accelerator or config.worker.min_ram_gb) and not runner.fits_machines:
+        able = " or ".join(other.name for other in RUNNERS if other.fits_machines)
+        raise ConfigError(f"worker.accelerator and worker.min_ram_gb: expected {able}, which fits machines; got {runner.name}")
+    name, place = ("archive", config.stream.archive) if config.mode == "streaming" else ("output", config.output)
+    if not runner.local_files and "://" not in place:
+        raise ConfigError(f"{name}: expected a folder that the workers of {runner.name} reach, gs://<bucket>/…; got {place!r}")
+
+
+def _set_unless_asked(options: PipelineOptions, runner: Runner, mode: str) -> None:
+    """Sets what each job on a runner wants, where the user does not say otherwise."""
+    setup, debug = options.view_as(SetupOptions), options.view_as(DebugOptions)
+    if setup.save_main_session is None:
+        setup.save_main_session = False  # what steps need of this project is imported; a pickle of `__main__` helps nobody
+    for experiment in (*runner.experiments, *(runner.stream_experiments if mode == "streaming" else ())):
+        if not debug.lookup_experiment(experiment.removeprefix("no_")):
+            debug.add_experiment(experiment)
 
 
 def _check_known(flags: Sequence[str]) -> None:

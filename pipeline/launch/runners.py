@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from pipeline.errors import ConfigError, RunnerError
-from pipeline.launch import prism
+from pipeline.launch import dataflow, prism
 
 
 def _nowhere() -> bool:
@@ -22,6 +22,14 @@ def _nowhere() -> bool:
 
 def _is_there(_options: Any) -> None:
     """Nothing that a runner would have to find or start."""
+
+
+def _wait(running: Any) -> None:
+    running.wait_until_finish()
+
+
+def _hears(_running: Any) -> None:
+    """Nothing to do where steps hear in this process that the stream ends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +59,14 @@ class Runner:
       native_source: Whether a stream is read by Beam's own Pub/Sub source; else by the project's splittable puller.
       no_stream: Why it cannot run a stream; "" where it can.
       needs: What must be known before it can start.
+      local_files: Whether its workers may see the files of the machine that launches.
+      fits_machines: Whether it gives steps the machines that they ask for; elsewhere such a wish would only part steps that
+        belong together.
+      experiments: Beam's experiments that its jobs are run with, where the user does not ask for the opposite.
+      stream_experiments: More of them, for streams.
       beam_name: The runner's name in Beam.
+      wait: Waits for the end of a job, given what Beam calls its result; raises where that is a failure.
+      end_stream: Asks a stream to finish what it has, given the same, where its steps do not hear of it in this process.
       check: Makes sure that what it runs on is there, given Beam's options; raises a `RunnerError` where it is not.
       served: Keeps what it runs on alive for the length of a block, given Beam's options.
     """
@@ -62,7 +77,13 @@ class Runner:
     native_source: bool = False
     no_stream: str = ""
     needs: tuple[Need, ...] = ()
+    local_files: bool = True
+    fits_machines: bool = False
+    experiments: tuple[str, ...] = ()
+    stream_experiments: tuple[str, ...] = ()
     beam_name: str = ""
+    wait: Callable[[Any], object] = _wait
+    end_stream: Callable[[Any], object] = _hears
     check: Callable[[Any], object] = _is_there
     served: Callable[[Any], AbstractContextManager[object]] = contextlib.nullcontext
 
@@ -103,6 +124,7 @@ RUNNERS = (
         "PrismRunner",
         "when its answers are published",
         in_process=True,
+        stream_experiments=("prism_disable_sdf_split",),  # a puller is one turn: nothing to split
         check=prism.prism_binary,
         served=prism.prism_serving,
     ),
@@ -133,6 +155,12 @@ RUNNERS = (
             Need(("project",), "--project, the Google Cloud project that pays for it"),
             Need(("temp_location", "staging_location"), "--temp_location gs://<bucket>/<folder>"),
         ),
+        check=dataflow.check,
+        wait=dataflow.wait,
+        end_stream=dataflow.drain,
+        local_files=False,
+        fits_machines=True,
+        experiments=("no_use_multiple_sdk_containers",),  # one process a worker; by default each core loads a model of its own
     ),
 )
 

@@ -6,13 +6,14 @@ second one ends the job at once: what was in hand will be delivered again.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import time
 import uuid
 from collections.abc import Sequence
 
-from apache_beam.options.pipeline_options import DebugOptions, StandardOptions
+from apache_beam.options.pipeline_options import StandardOptions
 
 from pipeline import graph
 from pipeline.config import Config
@@ -24,6 +25,7 @@ from pipeline.launch.loading import load_detector
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import model_lines, say
 from pipeline.launch.runners import RUNNERS, runner_named
+from pipeline.launch.templates import write_template
 from pipeline.storage.results import check_output
 from pipeline.storage.stopping import begin_publishing
 from pipeline.stream.check_pubsub import check_subscription, check_topic
@@ -41,7 +43,6 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     _check_settings(config)
     job = checked_job(config, beam_flags, command, started_at)
     job.options.view_as(StandardOptions).streaming = True
-    job.options.view_as(DebugOptions).add_experiment("prism_disable_sdf_split")  # a puller is one turn: nothing to split
     stream = config.stream
     check_subscription(config.input[0])
     check_topic(config.output)
@@ -84,18 +85,28 @@ def run(job: Job) -> int:
         logging.getLogger("pipeline").setLevel(logging.WARNING)  # that Pub/Sub is lost must be seen
     name, samples = uuid.uuid4().hex[:8], graph.samples_kept(config)
     settings = RunSettings.of(config, name, in_process=runner.in_process, samples=samples)
+    build = functools.partial(
+        graph.build_streaming, config=config, run=settings, results=results, native_source=runner.native_source
+    )
+    if job.template:
+        return write_template(job, build)
     with stopped_by_signals():
         try:
-            detector = load_detector(config) if runner.in_process else None
+            detector = load_detector(config) if job.in_process else None
             ready_at = time.time()
             with opened(settings) as stream, runner.served(job.options), ProgressDisplay(stream.figures.line):
                 pipeline = job.pipeline()
-                graph.build_streaming(pipeline, config, settings, results, native_source=runner.native_source)
+                build(pipeline)
                 running = pipeline.run()
-                with finished_by_signals(stream.stop):
+
+                def end() -> None:
+                    stream.stop()
+                    runner.end_stream(running)
+
+                with finished_by_signals(end):
                     begin_publishing()  # the results that are there when a signal ends the intake
                     print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
-                    running.wait_until_finish()
+                    runner.wait(running)
         except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
             return failed(err)
         if detector is None:

@@ -1,0 +1,298 @@
+"""What a Dataflow job is made of, read off the template that Beam's own Dataflow runner writes to the storage emulator."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import yaml
+from apache_beam.portability.api import beam_runner_api_pb2
+
+from pipeline import run
+from tests.conftest import REPO
+from tests.dataflow_service import running_dataflow_service
+
+BATCH, STREAMING = "configs/batch_gcs_dataflow_gpu.yaml", "configs/streaming_pubsub_dataflow_gpu.yaml"
+GOLDEN = REPO / "tests" / "golden"
+GPU = {
+    "beam:resources:accelerator:v1": b"type:nvidia-tesla-t4;count:1;install-nvidia-driver",
+    "beam:resources:min_ram_bytes:v1": b"16000000000",
+}
+DETECT_OBJECTS = {
+    "DetectObjects/StartDetecting",
+    "DetectObjects/RunInference/BatchElements/ParDo(_GlobalWindowsBatchingDoFn)",
+    "DetectObjects/RunInference/BeamML_RunInference",
+    "DetectObjects/PartDeadLetters/FlatMap(_part)",
+}
+SHUFFLES = {"beam:transform:group_by_key:v1", "beam:transform:reshuffle:v1"}
+
+
+@dataclasses.dataclass
+class Template:
+    """A job as Dataflow would get it."""
+
+    job: dict[str, Any]
+    graph: beam_runner_api_pb2.Pipeline
+    said: str = ""
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        return self.job["environment"]
+
+    @property
+    def pool(self) -> dict[str, Any]:
+        (pool,) = self.environment["workerPools"]
+        return pool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.environment["sdkPipelineOptions"]["options"]
+
+    def leaves(self) -> dict[str, Any]:
+        """Its steps by their full names."""
+        transforms = self.graph.components.transforms.values()
+        return {each.unique_name: each for each in transforms if not each.subtransforms}
+
+    def hints(self) -> dict[str, dict[str, bytes]]:
+        """What each step asks of its machines."""
+        environments = self.graph.components.environments
+        return {
+            name: dict(environments[step.environment_id].resource_hints) if step.environment_id else {}
+            for name, step in self.leaves().items()
+        }
+
+    def before(self, name: str) -> set[str]:
+        """The steps that elements pass on their way to this one since the last shuffle."""
+        made_by = {output: each.unique_name for each in self.leaves().values() for output in each.outputs.values()}
+        found, open_ends = set(), [name]
+        while open_ends:
+            step = self.leaves()[open_ends.pop()]
+            if step.spec.urn not in SHUFFLES:
+                sources = {made_by[each] for each in step.inputs.values()} - found
+                found |= sources
+                open_ends += sources
+        return found
+
+
+@pytest.fixture
+def write_template(gcs_bucket, tmp_path, capsys):
+    """Runs a command line with `--template_location`, and reads what it wrote."""
+
+    def write(config: str, *flags: str) -> Template:
+        bucket, place = f"gs://{gcs_bucket.name}", tmp_path / "template.json"
+        flags = ("--project=test-project", "--region=europe-west1", "--no_auth", f"--template_location={place}", *flags)
+        code = run.main(["--config", config, f"--temp_location={bucket}/tmp", "--sdk_container_image=reg/worker:gpu", *flags])
+        said = capsys.readouterr()
+        assert (code, said.err) == (0, "")
+        (graph,) = [blob for blob in gcs_bucket.list_blobs() if blob.name.endswith("/pipeline.pb")]
+        content = graph.download_as_bytes()
+        graph.delete()
+        return Template(json.loads(place.read_text()), beam_runner_api_pb2.Pipeline.FromString(content), said.out)
+
+    return write
+
+
+@pytest.fixture
+def batch(write_template, gcs_bucket):
+    """Writes the batch config's template, with more flags."""
+    gcs_bucket.blob("in/a.jpg").upload_from_string(b"not read by the launcher")
+    places = ("--input", f"gs://{gcs_bucket.name}/in/*", "--output", f"gs://{gcs_bucket.name}/out")
+    return lambda *flags, config=BATCH: write_template(config, *places, *flags)
+
+
+@pytest.fixture
+def streaming(write_template, gcs_bucket, pubsub_emulator):
+    """Writes the streaming config's template, with more flags."""
+    output, subscription = pubsub_emulator.create()
+    places = ("--input", subscription, "--output", output, "--archive", f"gs://{gcs_bucket.name}/archive")
+    return lambda *flags, config=STREAMING: write_template(config, *places, *flags)
+
+
+def one_machine_settings(template: Template, config: str) -> None:
+    """What both configs say of machines, field by field."""
+    said = yaml.safe_load((REPO / config).read_text())["beam_options"]
+    assert template.pool["machineType"] == said["machine_type"]
+    assert template.pool["diskSizeGb"] == said["disk_size_gb"]
+    assert template.pool["autoscalingSettings"] == {
+        "algorithm": "AUTOSCALING_ALGORITHM_BASIC",
+        "maxNumWorkers": said["max_num_workers"],
+    }
+    assert template.pool.get("numWorkers") == said.get("num_workers")
+    assert template.pool.get("numThreadsPerWorker") == said.get("number_of_worker_harness_threads")
+    assert {image["containerImage"] for image in template.pool["sdkHarnessContainerImages"]} == {"reg/worker:gpu"}
+    experiments = template.environment["experiments"]
+    assert "no_use_multiple_sdk_containers" in experiments
+    assert "use_multiple_sdk_containers" not in experiments
+    assert not [name for name in experiments if "prism" in name]
+    assert template.options["save_main_session"] is False
+    assert not [package["name"] for package in template.pool["packages"] if package["name"].endswith((".tar.gz", ".pickle"))]
+
+
+def test_the_batch_job_asks_for_what_its_config_says(batch):
+    template = batch()
+    assert template.job["type"] == "JOB_TYPE_BATCH"
+    one_machine_settings(template, BATCH)
+    assert "serviceOptions" not in template.environment
+    assert "template.json; nothing runs yet; its results will go to gs://" in template.said
+
+
+def test_the_streaming_job_asks_for_what_its_config_says(streaming):
+    template = streaming()
+    assert template.job["type"] == "JOB_TYPE_STREAMING"
+    one_machine_settings(template, STREAMING)
+    assert {"enable_streaming_engine", "enable_windmill_service"} <= set(template.environment["experiments"])
+    assert "serviceOptions" not in template.environment
+    sources = {step.spec.urn for name, step in template.leaves().items() if name.startswith("ReadMessages/ReadFromPubSub/")}
+    assert "beam:transform:pubsub_read:v1" in sources
+
+
+def test_repeats_may_be_taken_for_less_cost(streaming):
+    template = streaming(
+        "--dataflow_service_options=streaming_mode_at_least_once", "--dataflow_service_options=min_num_workers=2"
+    )
+    assert template.environment["serviceOptions"] == ["streaming_mode_at_least_once", "min_num_workers=2"]
+
+
+@pytest.mark.parametrize("mode", ["batch", "streaming"])
+def test_only_detect_objects_asks_for_a_gpu(mode, request):
+    """Its four steps, and none of the rest."""
+    hints = request.getfixturevalue(mode)().hints()
+    assert {name for name, asked in hints.items() if asked == GPU} == DETECT_OBJECTS
+    assert {name for name, asked in hints.items() if asked} == DETECT_OBJECTS
+
+
+def test_images_are_read_where_they_are_detected(batch):
+    """Between reading and detecting lies no shuffle, so Dataflow fuses the two, and no image crosses the network twice."""
+    before = batch().before("DetectObjects/StartDetecting")
+    assert "ReadImages/ReadAhead/ParDo(ReadAhead)" in before
+    assert "ReadImages/ListImages" not in before
+
+
+def test_without_a_wish_all_steps_share_one_kind_of_machine(batch):
+    template = batch("--runner=DataflowRunner", config="configs/batch_gcs_direct.yaml")
+    assert len(template.graph.components.environments) == 1
+    assert not any(template.hints().values())
+
+
+def test_steps_keep_their_names(streaming):
+    """A running job is updated by them (`--update`); where a change is meant, write the file anew."""
+    assert sorted(streaming().leaves()) == (REPO / "tests/golden/dataflow_streaming_steps.txt").read_text().splitlines()
+
+
+def test_the_user_may_ask_for_a_process_a_core(batch):
+    flags = ("--runner=DataflowRunner", "--experiments=use_multiple_sdk_containers")
+    experiments = batch(*flags, config="configs/batch_gcs_direct.yaml").environment["experiments"]
+    assert "use_multiple_sdk_containers" in experiments
+    assert "no_use_multiple_sdk_containers" not in experiments
+
+
+def test_the_launcher_loads_neither_tensorflow_nor_a_model(gcs_bucket, tmp_path):
+    """Workers do; a launcher may be a small machine, and the model's path may be one that only workers have."""
+    gcs_bucket.blob("in/a.jpg").upload_from_string(b"not read by the launcher")
+    places = ["--input", f"gs://{gcs_bucket.name}/in/*", "--output", f"gs://{gcs_bucket.name}/out", "--model", "/only/there"]
+    cloud = ["--project=test-project", "--region=europe-west1", "--no_auth", f"--temp_location=gs://{gcs_bucket.name}/tmp"]
+    template = tmp_path / "template.json"
+    argv = ["--config", BATCH, *places, *cloud, f"--template_location={template}"]
+    script = f"""
+import sys
+from apache_beam.internal.gcp import auth
+auth._Credentials._credentials_init = True  # else Beam looks for credentials for seconds
+from pipeline.run import main
+code = main({argv})
+sys.exit(code or "tensorflow" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert template.is_file()
+
+
+CLOUD = ["--project=test-project", "--region=europe-west1", "--temp_location=gs://bucket/tmp"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        pytest.param(["--config", BATCH, "--output", "out"], "output: expected a folder that the workers", id="local output"),
+        pytest.param(["--config", STREAMING, "--output", "projects/p12345/topics/t01"], "archive: expected", id="no archive"),
+        pytest.param(
+            ["--runner=DirectRunner", "--config", BATCH, "--output", "out"], "DataflowRunner, which fits", id="local GPU"
+        ),
+        pytest.param(
+            ["--min-ram-gb", "4", "--output", "out"], "DataflowRunner, which fits machines; got DirectRunner", id="local RAM"
+        ),
+    ],
+)
+def test_what_its_workers_cannot_be_or_reach_is_one_line_and_exit_code_2(flags, expected, capfd):
+    assert run.main([*flags, *CLOUD, "--input", "projects/p12345/subscriptions/s01"]) == 2
+    said = capfd.readouterr().err
+    assert expected in said and said.count("\n") == 1
+
+
+@pytest.fixture
+def dataflow():
+    with running_dataflow_service() as service:
+        yield service
+
+
+@pytest.fixture
+def stream_flags(gcs_bucket, pubsub_emulator, dataflow):
+    """A command line that submits the streaming job to the service."""
+    output, subscription = pubsub_emulator.create()
+    bucket = f"gs://{gcs_bucket.name}"
+    places = ["--input", subscription, "--output", output, "--archive", f"{bucket}/archive", f"--temp_location={bucket}/tmp"]
+    cloud = ["--project=test-project", "--region=europe-west1", "--no_auth", f"--dataflow_endpoint={dataflow.endpoint}"]
+    return ["--config", STREAMING, *places, *cloud, "--job_name=detect"]
+
+
+@contextlib.contextmanager
+def signalled_when_running(service, number: signal.Signals):
+    """Sends this process a signal once its launcher watches the job run."""
+    sender = threading.Thread(target=lambda: service.running.wait(60) and os.kill(os.getpid(), number))
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.join()
+
+
+def test_a_signal_drains_the_stream_and_waits_for_it(dataflow, stream_flags, capfd):
+    """The launcher's own memory of a stop reaches no worker there."""
+    with signalled_when_running(dataflow, signal.SIGTERM):
+        assert run.main(stream_flags) == 0
+    assert [(job["name"], job["currentState"]) for job in dataflow.jobs.values()] == [("detect", "JOB_STATE_DRAINED")]
+    said = capfd.readouterr().err
+    assert "stopping: finishing what is in hand" in said and "error" not in said
+
+
+def test_an_update_replaces_the_running_job_of_its_name(dataflow, stream_flags):
+    """With its id, and the user's renamings; the launcher that waits for the old one ends well."""
+    dataflow.jobs["old"] = {"id": "old", "name": "detect", "currentState": "JOB_STATE_RUNNING"}
+    with signalled_when_running(dataflow, signal.SIGINT):
+        assert run.main([*stream_flags, "--update", '--transform_name_mapping={"Old": "New"}']) == 0
+    new = dataflow.jobs["job-1"]
+    assert (new["replaceJobId"], new["transformNameMapping"]) == ("old", {"Old": "New"})
+    assert dataflow.jobs["old"]["currentState"] == "JOB_STATE_UPDATED"
+
+
+def test_an_update_of_a_job_that_does_not_run_is_one_line_and_exit_code_2(dataflow, stream_flags, capfd):
+    dataflow.jobs["other"] = {"id": "other", "name": "others", "currentState": "JOB_STATE_RUNNING"}
+    assert run.main([*stream_flags, "--update"]) == 2
+    said = capfd.readouterr().err
+    assert said == "error: --update: expected --job_name of a job that runs in europe-west1: others; got detect\n"
+
+
+def test_a_batch_job_that_is_stopped_here_does_not_go_on_there(dataflow, gcs_bucket, capfd):
+    gcs_bucket.blob("in/a.jpg").upload_from_string(b"not read by the launcher")
+    bucket = f"gs://{gcs_bucket.name}"
+    places = ["--input", f"{bucket}/in/*", "--output", f"{bucket}/out", f"--temp_location={bucket}/tmp"]
+    cloud = ["--project=test-project", "--region=europe-west1", "--no_auth", f"--dataflow_endpoint={dataflow.endpoint}"]
+    with signalled_when_running(dataflow, signal.SIGINT):
+        assert run.main(["--config", BATCH, *places, *cloud]) == 130
+    assert [job["requestedState"] for job in dataflow.jobs.values()] == ["JOB_STATE_CANCELLED"]
+    assert "stopped; nothing was published" in capfd.readouterr().err
