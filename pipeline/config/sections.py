@@ -185,7 +185,7 @@ class StreamConfig:
 class WorkerConfig:
     """The machines that `DetectObjects` runs on, where a runner fits machines to steps: Dataflow. Other steps need none of it."""
 
-    accelerator: Text = setting("", "devices of a worker that detects: type:nvidia-tesla-t4;count:1;install-nvidia-driver")
+    accelerator: Text = setting("", "devices of a worker that detects, as Dataflow writes them: type:NAME;count:1;…")
     min_ram_gb: Annotated[float, Between(0.1)] | None = setting(None, "least memory of a worker that detects")
 
 
