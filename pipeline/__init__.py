@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 # TensorFlow's libraries read this when they are imported; what goes wrong there reaches the user as an error of this project.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# OpenCV reads this when it is first imported; it guards images whose header nothing else can read.
-os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(1 << 27))
 
 if TYPE_CHECKING:
     from pipeline.detect.detect_objects import DetectObjects as DetectObjects

@@ -95,6 +95,14 @@ def empty_deflate(size: int) -> bytes:
     return b"\x78\x9c" + block * (size // len(block))
 
 
+def long_deflate(size: int) -> bytes:
+    """A zlib stream of about so many bytes, each thousand of which hold a million zeros."""
+    packer = zlib.compressobj(9)
+    begin = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
+    block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
+    return begin + block * (size // len(block))
+
+
 # GIF -----------------------------------------------------------------------------------------------------------------
 
 
@@ -226,6 +234,15 @@ def jpeg2000(change: dict[int, bytes], *, tile_wh: tuple[int, int] | None = None
     return bytes(content[:cod] + style + content[cod + length :])
 
 
+def jpeg2000_of_headers_within_headers(parts: int, segments: int) -> bytes:
+    """Each of so many tile parts' headers is one long comment, which ends before the same chain of comments."""
+    content = encoded(Image.new("RGB", (8, 8), "teal"), "JPEG2000", no_jp2=True)
+    start = content.index(b"\xff\x90")
+    part = b"\xff\x90\0\x0a" + bytes(8)
+    jumps = b"".join(part + b"\xff\x64" + struct.pack(">H", 2 + 16 * (parts - n - 1)) for n in range(parts))
+    return content[:start] + jumps + b"\xff\x64\0\2" * segments + b"\xff\x93\xff\xd9"
+
+
 def jpeg2000_that_names_avif() -> bytes:
     """A JP2 file that lists AVIF's brand among those that it is compatible with."""
     return encoded(Image.new("RGB", (8, 8), "teal"), "JPEG2000").replace(b"ftypjp2 \0\0\0\0jp2 ", b"ftypjp2 \0\0\0\0avif")
@@ -241,6 +258,26 @@ def avif_of_another_size(wh: tuple[int, int]) -> bytes:
     """The boxes say 2 x 2 pixels, the AV1 stream holds more."""
     content = encoded(Image.new("RGB", wh, "teal"), "AVIF", speed=10)
     return re.sub(rb"(ispe\0\0\0\0).{8}", rb"\g<1>" + struct.pack(">II", 2, 2), content, flags=re.DOTALL)
+
+
+def avif_whose_items_share_their_bytes(items: int) -> bytes:
+    """So many items, each of which is the whole file."""
+    content = encoded(Image.new("RGB", (8, 8), "teal"), "AVIF", speed=10) + bytes(1 << 20)
+
+    def box(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I4s", 8 + len(body), kind) + body
+
+    numbers = range(1, items + 1)
+    entries = b"".join(box(b"infe", struct.pack(">BBHHH4sB", 2, 0, 0, number, 0, b"av01", 0)) for number in numbers)
+    meta = content[content.index(b"meta") + 4 : content.index(b"iloc") - 4]
+    rest = content[content.index(b"iprp") - 4 :][
+        : int.from_bytes(content[content.index(b"iprp") - 4 : content.index(b"iprp")], "big")
+    ]
+    iloc = box(
+        b"iloc", struct.pack(">IHH", 0, 0x4400, items) + b"".join(struct.pack(">HHHII", n, 0, 1, 0, 1 << 20) for n in numbers)
+    )
+    inner = box(b"meta", meta + iloc + box(b"iinf", struct.pack(">IH", 0, items) + entries) + rest)
+    return content[: content.index(b"meta") - 4] + inner + bytes(1 << 20)
 
 
 def webp_of_another_size(wh: tuple[int, int]) -> bytes:

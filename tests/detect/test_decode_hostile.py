@@ -88,6 +88,15 @@ def test_formats_that_nest_others_or_start_programs_are_not_read(process, conten
             id="jpeg 2000 of a million precincts",
         ),
         pytest.param(lambda: hostile.jpeg2000({}, tile_wh=(4, 4)), "too_large", id="jpeg 2000 of 62,500 tiles"),
+        pytest.param(
+            lambda: hostile.jpeg2000_of_headers_within_headers(3000, 60000), "too_much_work", id="jpeg 2000 of headers in headers"
+        ),
+        pytest.param(
+            lambda: hostile.avif_whose_items_share_their_bytes(5000), "too_much_work", id="avif whose items share their bytes"
+        ),
+        pytest.param(
+            lambda: hostile.png((5000, 5000), 16, 6, hostile.long_deflate(40 << 20)), "pixels", id="png that unpacks to 40 GB"
+        ),
         pytest.param(lambda: hostile.ascii_pixels((2900, 2000)), "pixels", id="pixels as text"),
     ],
 )
@@ -161,6 +170,11 @@ def test_scans_are_counted_as_the_decoder_counts_them():
     within = plain.index(b"\xff\xda")
     for content in (plain[:within] + decoys + plain[within:], plain + decoys):
         assert read_header(content).seconds == pytest.approx(scans + 40e-9 * len(decoys))
+
+
+def test_who_raises_the_limit_gets_larger_images():
+    with DecodingProcess(max_pixels=200e6) as process:
+        assert process.decode(hostile.png((12000, 12000), 1, 0, zlib.compress(bytes(1501 * 12000)))).image_wh == (12000, 12000)
 
 
 def test_a_second_net_bounds_pillow_in_any_process_that_decodes():

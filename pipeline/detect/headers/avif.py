@@ -14,6 +14,7 @@ from pipeline.detect.headers.exif import orientation
 from pipeline.detect.headers.header import Header, Size, corrupt, not_read, too_much
 
 _MOST_BOXES = 10_000
+_MOST_EXTENTS = 16  # one for each layer
 _MOST_TEXT = 65_536
 _MOST_UNITS = 100_000
 _SEQUENCE, _FRAME_HEADERS = 1, {3, 6, 7}  # AV1 (version 1.0.0 with errata 1), 6.2.2
@@ -51,7 +52,7 @@ def read_avif(content: bytes) -> Header:
     places = _read_places(content, meta)
     wh, turns, mirror = _read_properties(content, meta[b"iprp"], primary)
     streams = [places.get(item, b"") for item, (kind, _) in items.items() if kind == b"av01"]
-    pixels, decoded = map(sum, zip(*(_measure(stream) for stream in streams), strict=True)) if streams else (0, 0)
+    pixels, decoded = _measure(streams)
     changed = bytearray(content)
     changed[8 : top[0].end] = content[8 : top[0].end].replace(b"avis", b"avif")  # else a sequence's frames would be read
     for at in [box.at for box in top if box.kind == b"moov"] + [at for kind, at in items.values() if kind == b"Exif"]:
@@ -122,6 +123,7 @@ def _read_places(content: bytes, meta: dict[bytes, _Box]) -> dict[int, bytes]:
     if count > _MOST_BOXES:
         raise too_much(f"{count} items in an AVIF")
     places: dict[int, bytes] = {}
+    held = 0
     for _ in range(count):
         item = _number(content, at, wide)
         at += wide
@@ -129,13 +131,19 @@ def _read_places(content: bytes, meta: dict[bytes, _Box]) -> dict[int, bytes]:
         at += 2 * bool(version) + 2
         base, extents = _number(content, at, base_size), _number(content, at + base_size, 2)
         at += base_size + 2
-        if inside > 1 or extents != 1 or item in places:
-            raise not_read(f"an AVIF whose item {item} lies in {extents} pieces")
-        offset = base + _number(content, at + index_size, offset_size)
-        length = _number(content, at + index_size + offset_size, length_size)
-        at += index_size + offset_size + length_size
+        if inside > 1 or extents > _MOST_EXTENTS or item in places:
+            raise not_read(f"an AVIF whose item {item} lies in {extents} pieces, or in another one")
         start, end = (meta[b"idat"].start, meta[b"idat"].end) if inside and b"idat" in meta else (0, len(content))
-        places[item] = content[start + offset : min(start + offset + length, end) if length else end]
+        places[item] = b""
+        for _ in range(extents):
+            offset = start + base + _number(content, at + index_size, offset_size)
+            length = _number(content, at + index_size + offset_size, length_size)
+            at += index_size + offset_size + length_size
+            piece = content[offset : min(offset + length, end) if length else end]
+            held += len(piece)
+            if held > 2 * len(content):
+                raise too_much("an AVIF whose items share their bytes")
+            places[item] += piece
     return places
 
 
@@ -143,17 +151,10 @@ def _read_properties(content: bytes, iprp: _Box, primary: int) -> tuple[Size, in
     """(size, quarter turns against the clock, mirror) of the primary image."""
     inner = list(_boxes(content, iprp.start, iprp.end))
     containers, tables = ([box for box in inner if box.kind == kind] for kind in (b"ipco", b"ipma"))
-    if len(containers) != 1 or not tables:
-        raise corrupt("an AVIF without properties")
+    if len(containers) != 1 or len(tables) != 1:
+        raise corrupt("an AVIF has one list of properties, and one of whose they are")
     known = list(_boxes(content, containers[0].start, containers[0].end))
-    own = [
-        known[n - 1]
-        for table in tables
-        for item, used in _associations(content, table)
-        if item == primary
-        for n in used
-        if 0 < n <= len(known)
-    ]
+    own = [known[n - 1] for n in _properties_of(content, tables[0], primary) if 0 < n <= len(known)]
     sizes = {content[box.start + 4 : box.start + 12] for box in own if box.kind == b"ispe"}
     if len(sizes) != 1:
         raise corrupt(f"an AVIF has one size, got {len(sizes)}")
@@ -165,37 +166,45 @@ def _read_properties(content: bytes, iprp: _Box, primary: int) -> tuple[Size, in
     return wh, turns, mirror
 
 
-def _associations(content: bytes, ipma: _Box) -> Iterator[tuple[int, list[int]]]:
-    """(item, numbers of its properties) of each entry."""
-    version, wide_numbers = content[ipma.start], content[ipma.start + 3] & 1
-    at = ipma.start + 8
+def _properties_of(content: bytes, ipma: _Box, wanted: int) -> list[int]:
+    """Numbers of an item's properties (ISO/IEC 23008-12, 9.3.1)."""
+    wide_items, wide_numbers = 2 if content[ipma.start] < 1 else 4, content[ipma.start + 3] & 1
+    at, size, found = ipma.start + 8, 1 + wide_numbers, []
     for _ in range(min(_number(content, ipma.start + 4, 4), _MOST_BOXES)):
-        wide = 2 if version < 1 else 4
-        item, count = _number(content, at, wide), _number(content, at + wide, 1)
-        at += wide + 1
-        size = 1 + wide_numbers
-        yield item, [_number(content, at + n * size, size) & (0x7FFF if wide_numbers else 0x7F) for n in range(count)]
+        item, count = _number(content, at, wide_items), _number(content, at + wide_items, 1)
+        at += wide_items + 1
+        if item == wanted:
+            found += [_number(content, at + n * size, size) & (0x7FFF if wide_numbers else 0x7F) for n in range(count)]
         at += count * size
+    return found
 
 
-def _measure(stream: bytes) -> tuple[int, int]:
-    """(largest frame in pixels, pixels of all frames) of an AV1 stream (5.3 of its specification)."""
-    largest = frames = at = 0
-    for _ in range(_MOST_UNITS):
-        if at >= len(stream):
-            return largest, largest * max(frames, 1)
-        head = stream[at]
-        at += 2 if head & 4 else 1
-        length = len(stream) - at
-        if head & 2:
-            length, at = _leb128(stream, at)
-        kind = head >> 3 & 15
-        if kind == _SEQUENCE:
-            width, height = _sequence_wh(_Bits(stream[at : at + 256]))
-            largest = max(largest, width * height)
-        frames += kind in _FRAME_HEADERS
-        at += length
-    raise too_much(f"more than {_MOST_UNITS} units in an AVIF")
+def _measure(streams: list[bytes]) -> tuple[int, int]:
+    """(pixels of the largest frame of each AV1 stream, pixels of all their frames) (5.3 of its specification)."""
+    pixels = decoded = units = 0
+    for stream in streams:
+        largest = frames = at = 0
+        while at < len(stream):
+            kind, at, length = _read_unit(stream, at)
+            if kind == _SEQUENCE:
+                width, height = _sequence_wh(_Bits(stream[at : at + 256]))
+                largest = max(largest, width * height)
+            frames += kind in _FRAME_HEADERS
+            at, units = at + length, units + 1
+            if units > _MOST_UNITS:
+                raise too_much(f"more than {_MOST_UNITS} units in an AVIF")
+        pixels, decoded = pixels + largest, decoded + largest * max(frames, 1)
+    return pixels, decoded
+
+
+def _read_unit(stream: bytes, at: int) -> tuple[int, int, int]:
+    """(type, where its body begins, its length)."""
+    head = stream[at]
+    at += 2 if head & 4 else 1
+    length = len(stream) - at
+    if head & 2:
+        length, at = _leb128(stream, at)
+    return head >> 3 & 15, at, length
 
 
 def _leb128(stream: bytes, at: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ _READ = 4 << 20
 Stream = Sequence[memoryview]
 
 
-def check_deflate(streams: Sequence[Stream]) -> None:
+def check_deflate(streams: Sequence[Stream], raw: int) -> None:
     """Refuses very large zlib streams in which compressed bytes give no pixels.
 
     An empty dynamic block of 11 bytes costs as much as thousands of pixels; what holds something never grows by more than a
@@ -21,6 +21,7 @@ def check_deflate(streams: Sequence[Stream]) -> None:
 
     Args:
       streams: Zlib streams, each of which may come in pieces.
+      raw: Bytes that they hold where they are whole; no decoder unpacks more.
 
     Raises:
       ImageError: They are not worth their work.
@@ -31,23 +32,25 @@ def check_deflate(streams: Sequence[Stream]) -> None:
     for stream in streams:
         for more_taken, more_given in _unpack(stream):
             taken, given = taken + more_taken, given + more_given
+            if given > raw:
+                return
             if given < taken - taken // 16 - _SLICE:
                 raise too_much(f"{taken} compressed bytes hold {given} bytes of pixels")
 
 
 def _unpack(stream: Stream) -> Iterator[tuple[int, int]]:
-    """(bytes taken, bytes given) for each slice of a stream, up to its end or to what a decoder fails at too."""
+    """(bytes taken, bytes given), a few megabytes at a time, up to the stream's end or to what a decoder fails at too."""
     unpacker = zlib.decompressobj()
     for piece in stream:
         for at in range(0, len(piece), _SLICE):
             rest: bytes | memoryview = piece[at : at + _SLICE]
-            taken, given = len(rest), 0
-            try:
-                while rest:
-                    given += len(unpacker.decompress(rest, _READ))
-                    rest = unpacker.unconsumed_tail
-            except zlib.error:
-                return
-            yield taken, given
+            taken = len(rest)
+            while rest:
+                try:
+                    given = len(unpacker.decompress(rest, _READ))
+                except zlib.error:
+                    return
+                yield taken, given
+                taken, rest = 0, unpacker.unconsumed_tail
             if unpacker.eof:
                 return

@@ -3,7 +3,7 @@
 | format | read because | decoded by | what bounds it |
 |---|---|---|---|
 | JPEG, MPO | cameras, the web | OpenCV | pixels x scans and bytes |
-| PNG | screens, data sets | OpenCV | unpacked bytes; texts, profiles and later frames are taken out |
+| PNG | screens, data sets | OpenCV; above 4 MB Pillow | unpacked bytes; texts, profiles and later frames are taken out |
 | GIF | the web | Pillow | the canvas; the first frame alone is kept |
 | BMP | Windows, microscopes | OpenCV, Pillow | the header's size |
 | TIFF | scanners, microscopes, maps | OpenCV, Pillow | tiles, strips, bytes of tags; the first page alone is kept |

@@ -38,7 +38,7 @@ _MARKERS = {
 _TILE_PART = re.compile(rb"\xff\x90\0\x0a")  # cannot stand in packets
 _SRGB, _GREY, _SYCC, _CMYK = 16, 17, 18, 12
 _MOST_TILES = 65_535  # of the format
-_MOST_SEGMENTS = 10_000
+_MOST_SEGMENTS = 300_000  # four a tile, where there are most tiles
 
 
 @dataclasses.dataclass(slots=True)
@@ -50,6 +50,7 @@ class _Cuts:
     block: int = 4096
     precinct_log2: int = 15
     orders: int = 1
+    segments: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -160,7 +161,8 @@ def _read_cuts(stream: bytes, components: int) -> _Cuts:
 
 def _read_segments(stream: bytes, at: int, components: int, cuts: _Cuts) -> None:
     """Reads the segments of one header, up to its end."""
-    for _ in range(_MOST_SEGMENTS):
+    while cuts.segments < _MOST_SEGMENTS:
+        cuts.segments += 1
         (marker,) = struct.unpack_from(">H", stream, at)
         if marker in (_SOT, _SOD):
             return
@@ -177,7 +179,7 @@ def _read_segments(stream: bytes, at: int, components: int, cuts: _Cuts) -> None
         elif marker == _POC:
             cuts.orders += len(body) // 7
         at += 2 + max(length, 2)
-    raise too_much(f"more than {_MOST_SEGMENTS} segments in a header of a JPEG 2000 file")
+    raise too_much(f"more than {_MOST_SEGMENTS} segments in the headers of a JPEG 2000 file")
 
 
 def _read_style(style: int, body: bytes, cuts: _Cuts) -> None:

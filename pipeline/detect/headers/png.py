@@ -17,6 +17,7 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _NEEDED = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _END = b"\0\0\0\0IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
+_OPENCV_BYTES = 4 << 20  # OpenCV, faster by a seventh, unpacks what comes behind the last row too: a thousand bytes for each
 _MOST_CHUNKS = 100_000  # encoders write 8 KB and more a chunk
 
 
@@ -41,15 +42,16 @@ def read_png(content: bytes) -> Header:
     size = sum(map(len, chunks.data))
     if size > 2 * raw + 65536:
         raise too_much(f"{size} compressed bytes for {raw} bytes of pixels in a PNG")
-    check_deflate([chunks.data])
+    check_deflate([chunks.data], raw)
     unchanged = chunks.whole and len(chunks.kept) == 1 and len(chunks.kept[0]) == len(content)
     return Header(
         "PNG",
         (width, height),
         content if unchanged else b"".join(chunks.kept) + (b"" if chunks.whole else _END),
         1e-9 * (6 * width * height + 5 * raw + 2 * size),
+        ("opencv",) if size <= _OPENCV_BYTES else ("pillow",),
         orientation=orientation(chunks.exif),
-        bytes_per_pixel=7,
+        bytes_per_pixel=7 if size <= _OPENCV_BYTES else 15,
         cut=not chunks.whole,
     )
 

@@ -77,6 +77,11 @@ class _Layout:
         """With what tiles hold beyond the image."""
         return self.part_wh[0] * self.part_wh[1] * self.across * self.down
 
+    @property
+    def raw(self) -> int:
+        """Bytes of all pixels, unpacked."""
+        return self.pixels * self.bits // 8 + self.parts
+
 
 def read_tiff(content: bytes) -> Header:
     """Reads a TIFF file; only its first page.
@@ -167,7 +172,7 @@ def _read_spans(directory: _Directory, layout: _Layout) -> list[tuple[int, int]]
     most = len(directory.content)
     spans = [(min(at, most), min(at + size, most)) for at, size in zip(offsets, sizes, strict=True)]
     taken = sum(end - at for at, end in spans)
-    raw = layout.pixels * layout.bits // 8 + layout.parts
+    raw = layout.raw
     if taken > 2 * most or (layout.compression != _NONE and taken > 3 * raw + 65536):
         raise too_much(f"{taken} bytes of strips or tiles for {raw} bytes of pixels in a TIFF of {most} bytes")
     return spans
@@ -181,7 +186,7 @@ def _seconds(content: bytes, layout: _Layout, spans: list[tuple[int, int]]) -> f
     )
     if layout.compression in _DEFLATE:
         view = memoryview(content)
-        check_deflate([[view[at:end]] for at, end in spans])
+        check_deflate([[view[at:end]] for at, end in spans], layout.raw)
     if layout.compression != _JPEG:
         return plain
     seconds = 0.0
