@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import zlib
 
 import cv2
 import numpy as np
 from PIL import Image
 
-from tests.hostile_images import encoded
+from tests.hostile_images import encoded, tiff
 
 _RGB = cv2.resize(np.random.default_rng(7).integers(0, 255, (5, 7, 3), np.uint8), (61, 43), interpolation=cv2.INTER_CUBIC)
 _IMAGE = Image.fromarray(_RGB)
@@ -65,8 +66,29 @@ def _bmp() -> list[bytes]:
     ]
 
 
+def _tiled_tiff() -> bytes:
+    tiles = [
+        zlib.compress(_RGB[top : top + 16, left : left + 16].tobytes().ljust(768, b"\0")) for top in (0, 16) for left in (0, 16)
+    ]
+    places = [8 + sum(map(len, tiles[:n])) for n in range(4)]
+    tags = {
+        256: [30],
+        257: [31],
+        258: [8, 8, 8],
+        259: [8],
+        262: [2],
+        277: [3],
+        322: [16],
+        323: [16],
+        324: places,
+        325: [*map(len, tiles)],
+    }
+    return tiff(tags, b"".join(tiles))
+
+
 def _tiff() -> list[bytes]:
     return [
+        _tiled_tiff(),
         encoded(_IMAGE, "TIFF"),
         encoded(_IMAGE, "TIFF", compression="tiff_lzw", tiffinfo={278: 5, 317: 2}),
         encoded(_IMAGE, "TIFF", compression="tiff_adobe_deflate", big_tiff=True),

@@ -35,36 +35,46 @@ def mutate(name: str, content: bytes, others: list[bytes], rng: random.Random) -
       others: More of the same format, from which pieces may come.
       rng: Decides.
     """
-    split, join = FORMATS[name]
+    split, join, length_of_name = FORMATS[name]
     pieces = split(content)
     for _ in range(1 + int(rng.expovariate(0.5))):
-        pieces = _change_pieces(pieces, split(rng.choice(others)), rng, keeps_places=name in _OF_PLACES and rng.random() < 0.9)
+        keeps_places = name in _OF_PLACES and rng.random() < 0.9
+        if pieces and rng.random() < 0.55:
+            at = _choose(pieces, rng)
+            kept = length_of_name(pieces[at]) if rng.random() < 0.9 else 0
+            changed = pieces[at][:kept] + _change_bytes(pieces[at][kept:], rng, keeps_places=keeps_places)
+            pieces = [*pieces[:at], changed, *pieces[at + 1 :]]
+        elif len(pieces) > 2 or not keeps_places:
+            pieces = _change_pieces(pieces, split(rng.choice(others)), rng)
     content = join(pieces) if rng.random() < 0.85 else b"".join(pieces)
     if rng.random() < 0.1:
         content = content[: rng.randrange(len(content) + 1)]
     return content[:_MOST_BYTES]
 
 
-def _change_pieces(pieces: Pieces, others: Pieces, rng: random.Random, *, keeps_places: bool) -> Pieces:
+def _choose(pieces: Pieces, rng: random.Random) -> int:
+    """A piece; less often the first one, without which nothing is recognised."""
+    return rng.randrange(len(pieces)) if rng.random() < 0.3 else rng.randrange(min(1, len(pieces) - 1), len(pieces))
+
+
+def _change_pieces(pieces: Pieces, others: Pieces, rng: random.Random) -> Pieces:
+    """Drops, repeats or swaps a piece, or takes one of another image."""
     if not pieces:
         return others
-    at = rng.randrange(len(pieces)) if rng.random() < 0.3 else rng.randrange(min(1, len(pieces) - 1), len(pieces))
-    choice = rng.random() * (0.6 if keeps_places and len(pieces) < 3 else 1)
-    if choice < 0.55:
-        return [*pieces[:at], _change_bytes(pieces[at], rng, keeps_places=keeps_places), *pieces[at + 1 :]]
-    if choice < 0.65:
+    at, choice = _choose(pieces, rng), rng.random()
+    if choice < 0.2:
         return pieces[:at] + pieces[at + 1 :]
-    if choice < 0.75:
+    if choice < 0.45:
         times = rng.choice((1, 1, 1, 2, 10, 100, 3000))
         return pieces[:at] + [pieces[at]] * min(times, max(1, _MOST_BYTES // (len(pieces[at]) + 1))) + pieces[at:]
-    if choice < 0.85:
-        other = rng.randrange(len(pieces))
+    if choice < 0.65:
+        other = _choose(pieces, rng)
         swapped = pieces.copy()
         swapped[at], swapped[other] = pieces[other], pieces[at]
         return swapped
-    if choice < 0.95 and others:
+    if choice < 0.85:
         return [*pieces[:at], rng.choice(others), *pieces[at:]]
-    return [*pieces[:at], others[min(at, len(others) - 1)] if others else b"", *pieces[at + 1 :]]
+    return [*pieces[:at], others[min(at, len(others) - 1)], *pieces[at + 1 :]]
 
 
 def _change_bytes(piece: bytes, rng: random.Random, *, keeps_places: bool) -> bytes:
@@ -156,8 +166,6 @@ def _boxes_within(content: bytes, around: bytes) -> Pieces:
             skip = _HOLDERS[kind]
             pieces.append(around + kind + b"/" + body[:skip])
             pieces += _boxes_within(body[skip:], around + kind + b"/")
-        elif kind == b"jp2c":
-            pieces.append(around + kind + body)
         else:
             pieces.append(around + kind + body)
         at = end
@@ -255,16 +263,25 @@ def _plain(pieces: Pieces) -> bytes:
     return b"".join(pieces)
 
 
-FORMATS: dict[str, tuple[Callable[[bytes], Pieces], Callable[[Pieces], bytes]]] = {
-    "JPEG": (_split_jpeg, _join_jpeg),
-    "PNG": (_split_png, _join_png),
-    "GIF": (_split_gif, _plain),
-    "BMP": (_split_head(54), _plain),
-    "TIFF": (_split_tiff, _join_tiff),
-    "WEBP": (_split_riff, _join_riff),
-    "JPEG2000": (_split_jpeg2000, _join_jpeg2000),
-    "AVIF": (_split_boxes, _join_boxes),
-    "PNM": (_split_lines, _plain),
-    "HDR": (_split_lines, _plain),
-    "TGA": (_split_head(18), _plain),
+def _names(length: int) -> Callable[[bytes], int]:
+    return lambda _: length
+
+
+def _length_of_path(piece: bytes) -> int:
+    return piece.rfind(b"/", 0, 40) + 5
+
+
+# format -> (cuts an image into pieces, puts pieces together again, how many bytes of a piece say what it is)
+FORMATS: dict[str, tuple[Callable[[bytes], Pieces], Callable[[Pieces], bytes], Callable[[bytes], int]]] = {
+    "JPEG": (_split_jpeg, _join_jpeg, _names(4)),
+    "PNG": (_split_png, _join_png, _names(4)),
+    "GIF": (_split_gif, _plain, _names(2)),
+    "BMP": (_split_head(54), _plain, _names(2)),
+    "TIFF": (_split_tiff, _join_tiff, _names(2)),
+    "WEBP": (_split_riff, _join_riff, _names(4)),
+    "JPEG2000": (_split_jpeg2000, _join_jpeg2000, _names(4)),
+    "AVIF": (_split_boxes, _join_boxes, _length_of_path),
+    "PNM": (_split_lines, _plain, _names(0)),
+    "HDR": (_split_lines, _plain, _names(0)),
+    "TGA": (_split_head(18), _plain, _names(0)),
 }
