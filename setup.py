@@ -49,6 +49,7 @@ setup(
             "pytest>=8",
             "pytest-randomly>=3.15",
             "pytest-timeout>=2.3",
+            "python-hcl2>=8,<9",
             "ruff>=0.12",
             "scikit-learn>=1.5",
             "setuptools<81",  # tensorflow_hub imports pkg_resources, which newer ones no longer have

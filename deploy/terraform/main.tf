@@ -1,0 +1,267 @@
+# What a detection service needs beside its jobs. The streaming job itself is started from the Flex Template (see ../README.md), since an
+# update must replace it by a command, not by destroying it.
+
+locals {
+  image = "${var.region}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.images.repository_id}/worker:${var.image_tag}"
+  apis = toset([
+    "artifactregistry.googleapis.com",
+    "cloudscheduler.googleapis.com",
+    "compute.googleapis.com",
+    "dataflow.googleapis.com",
+    "pubsub.googleapis.com",
+    "storage.googleapis.com",
+  ])
+  published = {
+    detections = google_pubsub_topic.detections.id
+    dead       = google_pubsub_topic.dead.id
+  }
+}
+
+data "google_project" "this" {}
+
+data "google_storage_project_service_account" "this" {}
+
+resource "google_project_service" "this" {
+  for_each           = local.apis
+  service            = each.value
+  disable_on_destroy = false
+}
+
+# ---- Bucket: images, models, results, and what jobs leave for a while
+
+resource "google_storage_bucket" "this" {
+  name                        = "${var.project}-${var.name}"
+  location                    = var.region
+  uniform_bucket_level_access = true
+  public_access_prevention    = "enforced"
+
+  # scratch files are deleted by their jobs; keeping them for a week after that would only cost
+  soft_delete_policy {
+    retention_duration_seconds = 0
+  }
+
+  lifecycle_rule {
+    condition {
+      age            = 7
+      matches_prefix = ["tmp/"]
+    }
+    action {
+      type = "Delete"
+    }
+  }
+
+  depends_on = [google_project_service.this]
+}
+
+resource "google_storage_bucket_object" "template" {
+  name         = "templates/detect.json"
+  bucket       = google_storage_bucket.this.name
+  content_type = "application/json"
+  content = jsonencode({
+    image    = local.image
+    sdkInfo  = { language = "PYTHON" }
+    metadata = jsondecode(file("${path.module}/../flex_template/metadata.json"))
+  })
+}
+
+resource "google_artifact_registry_repository" "images" {
+  repository_id = var.name
+  location      = var.region
+  format        = "DOCKER"
+  depends_on    = [google_project_service.this]
+}
+
+# ---- Topics and subscriptions
+
+resource "google_pubsub_topic" "images" {
+  name       = "${var.name}-images"
+  depends_on = [google_project_service.this]
+}
+
+resource "google_pubsub_topic" "detections" {
+  name       = "${var.name}-detections"
+  depends_on = [google_project_service.this]
+}
+
+# images that cannot be detected, each with its reason
+resource "google_pubsub_topic" "dead" {
+  name       = "${var.name}-dead"
+  depends_on = [google_project_service.this]
+}
+
+# messages that no job could take
+resource "google_pubsub_topic" "undeliverable" {
+  name       = "${var.name}-undeliverable"
+  depends_on = [google_project_service.this]
+}
+
+resource "google_pubsub_subscription" "images" {
+  name                       = "${var.name}-images"
+  topic                      = google_pubsub_topic.images.id
+  ack_deadline_seconds       = 600
+  message_retention_duration = "604800s"
+
+  expiration_policy {
+    ttl = ""
+  }
+
+  retry_policy {
+    minimum_backoff = "10s"
+    maximum_backoff = "600s"
+  }
+
+  # a message is delivered again whenever a worker goes away: only one that comes back a hundred times is no accident
+  dead_letter_policy {
+    dead_letter_topic     = google_pubsub_topic.undeliverable.id
+    max_delivery_attempts = 100
+  }
+}
+
+resource "google_pubsub_subscription" "undeliverable" {
+  name                       = "${var.name}-undeliverable"
+  topic                      = google_pubsub_topic.undeliverable.id
+  message_retention_duration = "604800s"
+
+  expiration_policy {
+    ttl = ""
+  }
+}
+
+# Pub/Sub itself moves what is undeliverable
+resource "google_pubsub_topic_iam_member" "undeliverable" {
+  topic  = google_pubsub_topic.undeliverable.id
+  role   = "roles/pubsub.publisher"
+  member = "serviceAccount:service-${data.google_project.this.number}@gcp-sa-pubsub.iam.gserviceaccount.com"
+}
+
+resource "google_pubsub_subscription_iam_member" "undeliverable" {
+  subscription = google_pubsub_subscription.images.id
+  role         = "roles/pubsub.subscriber"
+  member       = "serviceAccount:service-${data.google_project.this.number}@gcp-sa-pubsub.iam.gserviceaccount.com"
+}
+
+# ---- New images are notified
+
+resource "google_pubsub_topic_iam_member" "notified" {
+  topic  = google_pubsub_topic.images.id
+  role   = "roles/pubsub.publisher"
+  member = "serviceAccount:${data.google_storage_project_service_account.this.email_address}"
+}
+
+resource "google_storage_notification" "images" {
+  bucket             = google_storage_bucket.this.name
+  topic              = google_pubsub_topic.images.id
+  payload_format     = "JSON_API_V1"
+  event_types        = ["OBJECT_FINALIZE"]
+  object_name_prefix = var.images_prefix
+  depends_on         = [google_pubsub_topic_iam_member.notified]
+}
+
+# ---- Workers: this bucket, this subscription, these topics, this repository, and being a worker
+
+resource "google_service_account" "worker" {
+  account_id   = "${var.name}-worker"
+  display_name = "Workers and launcher of ${var.name}"
+}
+
+resource "google_project_iam_member" "worker" {
+  project = var.project
+  role    = "roles/dataflow.worker"
+  member  = google_service_account.worker.member
+}
+
+resource "google_storage_bucket_iam_member" "worker" {
+  bucket = google_storage_bucket.this.name
+  role   = "roles/storage.objectUser"
+  member = google_service_account.worker.member
+}
+
+resource "google_pubsub_subscription_iam_member" "worker" {
+  for_each     = toset(["roles/pubsub.subscriber", "roles/pubsub.viewer"])
+  subscription = google_pubsub_subscription.images.id
+  role         = each.value
+  member       = google_service_account.worker.member
+}
+
+resource "google_pubsub_topic_iam_member" "publisher" {
+  for_each = local.published
+  topic    = each.value
+  role     = "roles/pubsub.publisher"
+  member   = google_service_account.worker.member
+}
+
+# the launcher makes sure that they are there before it starts
+resource "google_pubsub_topic_iam_member" "viewer" {
+  for_each = local.published
+  topic    = each.value
+  role     = "roles/pubsub.viewer"
+  member   = google_service_account.worker.member
+}
+
+resource "google_artifact_registry_repository_iam_member" "worker" {
+  repository = google_artifact_registry_repository.images.name
+  location   = var.region
+  role       = "roles/artifactregistry.reader"
+  member     = google_service_account.worker.member
+}
+
+# ---- The schedule: may launch jobs, as the workers' account
+
+resource "google_service_account" "scheduler" {
+  account_id   = "${var.name}-scheduler"
+  display_name = "Starts the nightly job of ${var.name}"
+}
+
+resource "google_project_iam_member" "scheduler" {
+  project = var.project
+  role    = "roles/dataflow.developer"
+  member  = google_service_account.scheduler.member
+}
+
+resource "google_service_account_iam_member" "scheduler" {
+  service_account_id = google_service_account.worker.name
+  role               = "roles/iam.serviceAccountUser"
+  member             = google_service_account.scheduler.member
+}
+
+resource "google_storage_bucket_iam_member" "scheduler" {
+  bucket = google_storage_bucket.this.name
+  role   = "roles/storage.objectViewer"
+  member = google_service_account.scheduler.member
+}
+
+resource "google_cloud_scheduler_job" "nightly" {
+  count            = var.schedule == "" ? 0 : 1
+  name             = "${var.name}-nightly"
+  region           = var.region
+  schedule         = var.schedule
+  time_zone        = var.time_zone
+  attempt_deadline = "180s"
+
+  retry_config {
+    retry_count = 3
+  }
+
+  http_target {
+    http_method = "POST"
+    uri         = "https://dataflow.googleapis.com/v1b3/projects/${var.project}/locations/${var.region}/flexTemplates:launch"
+    headers     = { "Content-Type" = "application/json" }
+    body = base64encode(templatefile("${path.module}/../flex_template/nightly.json.tftpl", {
+      name            = var.name
+      spec            = "gs://${google_storage_bucket.this.name}/${google_storage_bucket_object.template.name}"
+      image           = local.image
+      input           = "gs://${google_storage_bucket.this.name}/${var.images_prefix}${var.nightly_input}"
+      output          = "gs://${google_storage_bucket.this.name}/results"
+      model           = var.model
+      temp            = "gs://${google_storage_bucket.this.name}/tmp"
+      service_account = google_service_account.worker.email
+      max_workers     = var.max_workers
+    }))
+
+    oauth_token {
+      service_account_email = google_service_account.scheduler.email
+    }
+  }
+
+  depends_on = [google_project_service.this]
+}

@@ -1,0 +1,24 @@
+output "image" {
+  description = "Build deploy/Dockerfile under this name, and push it."
+  value       = local.image
+}
+
+output "template" {
+  description = "The Flex Template, for gcloud dataflow flex-template run --template-file-gcs-location."
+  value       = "gs://${google_storage_bucket.this.name}/${google_storage_bucket_object.template.name}"
+}
+
+output "subscription" {
+  description = "The stream's --input."
+  value       = google_pubsub_subscription.images.id
+}
+
+output "topics" {
+  description = "The stream's --output (detections) and --dead-letter-topic (dead)."
+  value       = local.published
+}
+
+output "service_account" {
+  description = "The workers' --service_account_email."
+  value       = google_service_account.worker.email
+}

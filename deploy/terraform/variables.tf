@@ -1,0 +1,63 @@
+variable "project" {
+  description = "The Google Cloud project that pays for it."
+  type        = string
+}
+
+variable "region" {
+  description = "Where the bucket, the workers and the schedule are: images should not leave their region."
+  type        = string
+  default     = "europe-west1"
+}
+
+variable "name" {
+  description = "Names all that is made here; several may stand beside each other in a project."
+  type        = string
+  default     = "detection"
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{3,20}$", var.name))
+    error_message = "Expected 4 to 21 lowercase letters, digits and dashes, a letter first."
+  }
+}
+
+variable "images_prefix" {
+  description = "Folder of the bucket where new images arrive; each is notified to the stream."
+  type        = string
+  default     = "images/"
+}
+
+variable "nightly_input" {
+  description = "What the nightly job reads, below images_prefix; {date} stands for yesterday."
+  type        = string
+  default     = "{date:%Y/%m/%d}/**"
+}
+
+variable "model" {
+  description = "A SavedModel or a folder of versions: gs://, or /models/<name> where it is in the image."
+  type        = string
+  default     = "digits"
+}
+
+variable "image_tag" {
+  description = "Tag of the image built from deploy/Dockerfile and pushed as <repository>/worker:<tag>."
+  type        = string
+  default     = "gpu"
+}
+
+variable "max_workers" {
+  description = "Most workers of the nightly job, within your GPU quota."
+  type        = number
+  default     = 20
+}
+
+variable "schedule" {
+  description = "When the nightly job starts, as cron writes it; empty: never."
+  type        = string
+  default     = "0 3 * * *"
+}
+
+variable "time_zone" {
+  description = "Time zone of the schedule."
+  type        = string
+  default     = "Etc/UTC"
+}
