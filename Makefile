@@ -41,8 +41,9 @@ check: format lint types test ## All that CI runs: format, lint, types, tests
 format: $(READY) ## Check the format
 	$(BIN)/ruff format --check .
 
-lint: $(READY) ## Check the style
+lint: $(READY) ## Check the style, and that imports go one way
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 
 types: $(READY) ## Check the types
 	$(BIN)/mypy
