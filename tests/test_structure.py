@@ -24,7 +24,7 @@ def test_the_guide_for_contributors_names_each_folder():
 def test_each_folder_says_in_a_sentence_what_it_is_for():
     for folder in FOLDERS:
         text = (REPO / "pipeline" / folder / "__init__.py").read_text(encoding="utf-8")
-        assert re.match(r'"""[A-Z].{20,}\."""', text), folder
+        assert re.match(r'"""[A-Z].{20,}\.("""|\n)', text), folder
 
 
 def test_the_readme_lists_each_reason_of_a_dead_letter_and_no_other():
