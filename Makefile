@@ -13,7 +13,7 @@ FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
 CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming test check format lint types bench bench-darknet bench-peers prism lock clean
+.PHONY: help demo demo-streaming test check format lint types fuzz bench bench-darknet bench-peers prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -47,6 +47,12 @@ lint: $(READY) ## Check the style, and that imports go one way
 
 types: $(READY) ## Check the types
 	$(BIN)/mypy
+
+FUZZ_MINUTES ?= 30
+FUZZ_EXAMPLES ?= 20000
+fuzz: $(READY) ## Random messages, manifests, records, configs and damaged images, for half an hour of images (FUZZ_MINUTES)
+	FUZZ=1 FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest --timeout 3600 tests/fuzz
+	$(BIN)/python -m tests.fuzz.images --minutes $(FUZZ_MINUTES)
 
 bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet machine, 30 minutes
 	$(BIN)/python -m tests.benchmarks.throughput
