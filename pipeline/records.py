@@ -219,6 +219,11 @@ def name_bytes(name: str) -> bytes:
     return name.encode("utf-8", "surrogatepass")
 
 
+def name_of(name: bytes) -> str:
+    """The name of `name_bytes`."""
+    return name.decode("utf-8", "surrogatepass")
+
+
 def identity_hash(identity: str) -> int:
     """A fixed pseudo-random number of 64 bits for an image; it decides the image's shard, and whether the report shows it."""
     return int.from_bytes(hashlib.blake2b(name_bytes(identity), digest_size=8).digest(), "big")

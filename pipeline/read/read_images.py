@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import apache_beam as beam
@@ -13,11 +14,17 @@ from pipeline.config import ReadConfig
 from pipeline.figures import metrics
 from pipeline.figures.summary import Tally
 from pipeline.read.fetch import RETRY_SECONDS
-from pipeline.read.list_images import check_inputs, list_images
+from pipeline.read.list_images import Piece, check_inputs, list_pieces, pieces_of
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.read.tfrecords import images_of_file, is_tfrecord
-from pipeline.records import EncodedImage, ImageRef, name_bytes
+from pipeline.records import EncodedImage, ImageRef, identity_hash, name_bytes, name_of
+from pipeline.storage.listing import AT_ONCE
+
+# An image on its way through the shuffle: its name in bytes, since a text would have to be Unicode there, which not every name
+# is; `extra`; `size_bytes`. So it takes 210 bytes of a local runner's memory, a record with a key of its own took 750.
+_Listed = tuple[bytes, str, int]
+_PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 
 
 @dataclasses.dataclass
@@ -54,9 +61,11 @@ class ReadImages(Source):
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
         """Wires listing, dropping of doubles, and reading, in one line: a Flatten would make the runner keep all images."""
         patterns = [pattern for patterns in self._inputs.values() for pattern in patterns]
-        listed = begin | "Start" >> beam.Impulse() | "ListImages" >> beam.FlatMap(_list_all, patterns, self.exclude)
+        pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> beam.FlatMap(_find_folders, patterns)
         distinct = (
-            listed
+            pieces
+            | "SpreadFolders" >> beam.Reshuffle()
+            | "ListImages" >> beam.FlatMap(_list_some, self.exclude)
             | "GatherDoubles" >> beam.GroupByKey()
             | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="refs")
         )
@@ -73,12 +82,18 @@ class ReadImages(Source):
         )
 
 
-def _list_all(_start: bytes, patterns: Sequence[str], exclude: str) -> Iterator[tuple[bytes, ImageRef]]:
-    for pattern in patterns:
-        for ref in list_images(pattern, exclude):
-            if not is_tfrecord(ref.uri):
-                metrics.count_read()
-            yield name_bytes(ref.uri), ref  # a text as the key would have to be Unicode, which not every name is
+def _find_folders(_start: bytes, patterns: Sequence[str]) -> Iterator[list[Piece]]:
+    """Where to look for images, in groups of what one worker lists side by side."""
+    pieces = pieces_of(patterns)
+    while group := list(islice(pieces, AT_ONCE)):
+        yield group
+
+
+def _list_some(group: Sequence[Piece], exclude: str) -> Iterator[tuple[int, _Listed]]:
+    for ref in list_pieces(group, exclude):
+        if not is_tfrecord(ref.uri):
+            metrics.count_read()
+        yield identity_hash(ref.uri) % _PARTITIONS, (name_bytes(ref.uri), ref.extra, ref.size_bytes)
 
 
 class _Counting(beam.DoFn):
@@ -95,13 +110,20 @@ class _Counting(beam.DoFn):
 class _DropDoubles(_Counting):
     """Passes each image's ref once, and each TFRecord file's, which is no image."""
 
-    def process(self, name_and_refs: tuple[bytes, Iterable[ImageRef]]) -> Iterator[ImageRef]:
-        refs = list(name_and_refs[1])
-        if not is_tfrecord(refs[0].uri):
-            self._tally.read += len(refs)
-            self._tally.skipped += len(refs) - 1
-            metrics.count_skipped(len(refs) - 1)
-        yield max(refs, key=lambda ref: ref.extra)  # the one of which something is said, and always the same
+    def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[ImageRef]:
+        best: dict[bytes, tuple[str, int]] = {}
+        images = doubles = 0
+        for name, extra, size_bytes in partition[1]:
+            known = best.get(name)
+            best[name] = max(known or ("", 0), (extra, size_bytes))  # the one of which something is said, and always the same
+            if not is_tfrecord(name_of(name)):
+                images += 1
+                doubles += known is not None
+        self._tally.read += images
+        self._tally.skipped += doubles
+        metrics.count_skipped(doubles)
+        for name, (extra, size_bytes) in best.items():
+            yield ImageRef(name_of(name), size_bytes=size_bytes, extra=extra)  # no generation: what is read is the newest
 
 
 class _OpenTFRecords(_Counting):

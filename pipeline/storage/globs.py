@@ -1,9 +1,54 @@
-"""What a user means by a path or a pattern, in the patterns of Beam's file systems."""
+"""What a user means by a path or a pattern, and the patterns of Beam's file systems."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+
+_WILDCARD = re.compile(r"[*?[]")
+_TOKEN = re.compile(r"(?:(?<=/)|\A)\*\*/|\*\*|\*|\?|\[!?\]?[^]/]*\]|.", re.DOTALL)
+
+
+def has_wildcard(part: str) -> bool:
+    """Whether a pattern can match another name than its own."""
+    return _WILDCARD.search(part) is not None
+
+
+def fixed_beginning(pattern: str) -> str:
+    """What every match begins with."""
+    return _WILDCARD.split(pattern, maxsplit=1)[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def to_regex(pattern: str) -> re.Pattern[str]:
+    r"""The regular expression of a pattern of paths.
+
+    `*` and `?` stand for characters but slashes, `[a-z]` for one of them and `[!a-z]` for one that is none of them, `**` for any
+    characters; `**/` for any folders, also none.
+
+    >>> [path for path in ("a.jpg", "x/a.jpg", "x/y/b.jpg", "x/a.png") if to_regex("**/[!b]*.jpg").fullmatch(path)]
+    ['a.jpg', 'x/a.jpg']
+    """
+    return re.compile("".join(map(_token_regex, _TOKEN.findall(pattern))), re.DOTALL)
+
+
+def _token_regex(token: str) -> str:
+    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    if token in known:
+        return known[token]
+    return _set_regex(token) if token[0] == "[" and len(token) > 1 else re.escape(token)
+
+
+def _set_regex(token: str) -> str:
+    without = token[1] == "!"
+    ranges = re.findall(r".-.|.", token[1 + without : -1], re.DOTALL)
+    escaped = [
+        "-".join(map(re.escape, (part[0], part[-1]))) if len(part) == 3 else re.escape(part)
+        for part in ranges
+        if part[0] <= part[-1]
+    ]
+    return f"(?!/)[{'^' * without}{''.join(escaped)}]" if escaped else "[^/]" if without else "(?!)"
 
 
 def escape_glob(path: str) -> str:
@@ -22,6 +67,11 @@ def is_below(path: str, folder: str) -> bool:
     if "://" not in path and "://" not in folder:
         path, folder = os.path.abspath(path), os.path.abspath(folder)
     return path.startswith(folder.rstrip("/") + "/")
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether a folder is or holds the other, or is held by it, however the two are written."""
+    return is_below(f"{one}/x", other) or is_below(f"{other}/x", one)
 
 
 def expand_pattern(pattern: str) -> list[str]:

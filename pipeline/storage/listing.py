@@ -1,0 +1,149 @@
+"""All files that patterns match: as they come, many folders side by side, in little memory."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
+
+from apache_beam.io.filesystems import FileSystems
+
+from pipeline.errors import InputError
+from pipeline.storage.globs import expand_pattern, fixed_beginning, has_wildcard
+from pipeline.storage.places import GS, FoundFile, LocalPlace, ObjectPlace, Place
+
+AT_ONCE = 16  # folders looked at side by side; each waits for storage
+_CHUNK = 250  # files of one place before it is the others' turn
+
+
+def place_of(pattern: str) -> Place:
+    """Where the files lie that a user means by a pattern.
+
+    A folder stands for all files below it but hidden ones: a local folder, a bucket, and whatever ends at a slash.
+
+    Raises:
+      InputError: The pattern names no bucket.
+    """
+    if pattern.startswith(GS):
+        pattern += "/" * (pattern.count("/") == 2)
+        folder, rest = _split(pattern)
+        if folder.count("/") < 3 or folder[len(GS)] == "/":
+            raise InputError(f"input {pattern}: cannot be listed: expected gs://<bucket>/<name>")
+        return ObjectPlace(folder, rest, hidden=not pattern.endswith("/")).settled()
+    if "://" in pattern:
+        return _OtherPlace(*_split(pattern), hidden=not pattern.endswith("/"))
+    pattern = pattern.removeprefix("./")
+    if os.path.isfile(pattern):  # also when its name has characters that would mean something in a pattern
+        folder, name = pattern[: pattern.rfind("/") + 1], pattern[pattern.rfind("/") + 1 :]
+        return LocalPlace(folder, (glob.escape(name),))
+    if os.path.isdir(pattern or "."):
+        folder = os.path.normpath(pattern)
+        return LocalPlace("" if folder == "." else folder.rstrip("/") + "/", ("**",), hidden=False)
+    folder, rest = _split(pattern)
+    return LocalPlace(folder, rest, hidden=not pattern.endswith("/"))
+
+
+def divided(places: Iterable[Place], wanted: int) -> list[Place]:
+    """Places that together are these, about as many as wanted where looking at a few folders gives so many.
+
+    Raises:
+      InputError: A folder cannot be listed.
+    """
+    whole, rest = list[Place](), deque(places)
+    while rest and len(whole) + len(rest) < wanted:
+        place = rest.popleft()
+        try:
+            parts = place.parts()
+        except Exception as err:
+            raise _cannot_list(place, err) from err
+        if parts == [place]:
+            whole.append(place)
+        else:
+            rest.extend(parts)
+    return whole + list(rest)
+
+
+def files_in(place: Place) -> Iterator[FoundFile]:
+    """All files that match in a place.
+
+    Raises:
+      InputError: It cannot be listed.
+    """
+    looks = [place.look()]
+    while looks:
+        try:
+            found = next(looks[-1], None)
+        except Exception as err:
+            raise _cannot_list(place, err) from err
+        if found is None:
+            looks.pop()
+        elif isinstance(found, Place):
+            looks.append(found.look())
+        else:
+            yield found
+
+
+def files_in_all(places: Iterable[Place]) -> Iterator[FoundFile]:
+    """All files in several places, a few places side by side; who takes them slowly has them listed slowly.
+
+    Raises:
+      InputError: A place cannot be listed.
+    """
+    waiting = iter(places)
+    running: dict[Future[list[FoundFile]], Iterator[FoundFile]] = {}
+    with ThreadPoolExecutor(AT_ONCE, "list-files") as pool:
+
+        def go_on(files: Iterator[FoundFile]) -> None:
+            running[pool.submit(lambda: list(islice(files, _CHUNK)))] = files
+
+        for place in islice(waiting, AT_ONCE):
+            go_on(files_in(place))
+        while running:
+            for ready in wait(running, return_when=FIRST_COMPLETED).done:
+                files, chunk = running.pop(ready), ready.result()
+                if len(chunk) == _CHUNK:
+                    go_on(files)
+                else:
+                    for place in islice(waiting, 1):
+                        go_on(files_in(place))
+                yield from chunk
+
+
+def _cannot_list(place: Place, err: Exception) -> InputError:
+    said = " ".join(str(err).split())[:300]
+    scheme = place.pattern.partition("://")[0]
+    if isinstance(place, _OtherPlace):
+        said = (
+            f"expected files on this machine or on Cloud Storage (gs://bucket/folder/); {scheme}:// is read only where Beam "
+            f"is set up for it, so copy the images first ({said})"
+        )
+    return InputError(f"input {place.pattern}: cannot be listed: {said}")
+
+
+def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
+    """The folder that is known, and the parts of what follows; of a folder, everything below."""
+    folder = fixed_beginning(pattern)
+    folder = folder[: folder.rfind("/") + 1]
+    parts = pattern[len(folder) :].split("/")
+    return folder, (*parts[:-1], parts[-1] or "**")
+
+
+class _OtherPlace(Place):
+    """One in another file system of Beam's, which tells all that matches at once."""
+
+    def look(self) -> Iterator[FoundFile | Place]:
+        """Looks for all files; a plain name that no file has is a folder's."""
+        matches = FileSystems.match(expand_pattern(self.pattern))
+        sizes = {entry.path: entry.size_in_bytes for match in matches for entry in match.metadata_list}
+        if not sizes and not has_wildcard(self.pattern):
+            yield _OtherPlace(f"{self.pattern}/", ("**",), hidden=False)
+        for path, size_bytes in sizes.items():
+            if self.matches(path[len(self.folder) :]):
+                yield FoundFile(path, size_bytes or 0)
+
+    def parts(self) -> list[Place]:
+        """Just this one."""
+        return [self]

@@ -1,0 +1,175 @@
+"""Listing finds what a pattern means, however folders are divided, as it comes, in little memory; local or on Cloud Storage."""
+
+import os
+import stat
+import tracemalloc
+import uuid
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from pipeline.errors import InputError
+from pipeline.storage.globs import to_regex
+from pipeline.storage.listing import divided, files_in, files_in_all, place_of
+from pipeline.storage.places import FoundFile
+
+NAMES = ["a", "b.jpg", ".h", "x[1]", "ä b"]
+PARTS = ["*", "?", "**", "a", "b.jpg", "*.jpg", "[ab]*", "[!a]*", "a**", "**.jpg", "x[[]1]", ".h", "ä b", "[", "[b-a]", "?[!.]*"]
+
+trees = st.sets(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join), max_size=12)
+patterns = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map("/".join)
+
+
+def means(pattern, path, at_start=True):
+    """What a pattern means, character by character."""
+    if not pattern:
+        return not path
+    if at_start and pattern.startswith("**/"):
+        ends = [n + 1 for n, character in enumerate(path) if character == "/"]
+        return any(means(pattern[3:], path[end:]) for end in [0, *ends])
+    if pattern.startswith("**"):
+        return any(means(pattern[2:], path[end:], False) for end in range(len(path) + 1))
+    if pattern[0] == "*":
+        length = len(path.partition("/")[0])
+        return any(means(pattern[1:], path[end:], False) for end in range(length + 1))
+    end = pattern.find("]", 3 if pattern.startswith("[!") else 2)
+    if pattern[0] == "[" and end > 0 and "/" not in pattern[:end]:
+        inside, negated = pattern[1:end].removeprefix("!"), pattern[1] == "!"
+        among = set() if inside == "b-a" else set(inside)
+        return path[:1] not in ("", "/") and (path[0] in among) is not negated and means(pattern[end + 1 :], path[1:], False)
+    same = path[:1] not in ("", "/") if pattern[0] == "?" else path[:1] == pattern[0]
+    return same and means(pattern[1:], path[1:], pattern[0] == "/")
+
+
+def without_folders(paths):
+    """Of some paths those that can be files together."""
+    return {path for path in paths if not any(other.startswith(path + "/") for other in paths)}
+
+
+@given(patterns, st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join))
+def test_a_pattern_means_the_same_as_character_by_character(pattern, path):
+    assert (to_regex(pattern).fullmatch(path) is not None) is means(pattern, path)
+
+
+@hypothesis_settings(deadline=None)
+@given(tree=trees, pattern=patterns, wanted=st.sampled_from([1, 2, 5, 64]))
+def test_all_files_that_match_are_found_once_however_the_folder_is_divided(tmp_path_factory, tree, pattern, wanted):
+    root = tmp_path_factory.mktemp("tree")
+    files = without_folders(tree)
+    for path in files:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(path)
+    expected = sorted(path for path in files if means(pattern, path))
+    if (root / pattern).is_dir():
+        shown = {path for path in files if path.startswith(pattern + "/")}
+        expected = sorted(path for path in shown if "/." not in path[len(pattern) :])
+    place = place_of(f"{root}/{pattern}")
+    for found in (files_in(place), files_in_all(divided([place], wanted))):
+        assert sorted(os.path.relpath(file.path, root) for file in found) == expected
+
+
+@hypothesis_settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tree=trees, pattern=patterns, wanted=st.sampled_from([1, 2, 64]))
+def test_all_objects_that_match_are_found_once_however_the_bucket_is_divided(gcs_bucket, tree, pattern, wanted):
+    root = uuid.uuid4().hex
+    files = without_folders(tree)
+    for path in files:
+        gcs_bucket.blob(f"{root}/{path}").upload_from_string(path)
+    expected = sorted(path for path in files if means(pattern, path))
+    if "*" not in pattern and "?" not in pattern and "[" not in pattern and not expected:
+        shown = {path for path in files if path.startswith(pattern + "/")}
+        expected = sorted(path for path in shown if "/." not in path[len(pattern) :])
+    place = place_of(f"gs://{gcs_bucket.name}/{root}/{pattern}")
+    beginning = len(f"gs://{gcs_bucket.name}/{root}/")
+    for found in (files_in(place), files_in_all(divided([place], wanted))):
+        assert sorted(file.path[beginning:] for file in found) == expected
+
+
+def test_a_file_is_found_with_size_and_version(tmp_path, gcs_bucket):
+    (tmp_path / "a.jpg").write_bytes(b"12345")
+    status = os.stat(tmp_path / "a.jpg")
+    (found,) = files_in(place_of(f"{tmp_path}/*"))
+    assert found == FoundFile(f"{tmp_path}/a.jpg", 5, f"5-{status.st_mtime_ns}")
+    blob = gcs_bucket.blob("sized/a.jpg")
+    blob.upload_from_string(b"12345")
+    for pattern in ("*", "a.jpg", "**", ""):
+        (found,) = files_in(place_of(f"gs://{gcs_bucket.name}/sized/{pattern}"))
+        assert found == FoundFile(f"gs://{gcs_bucket.name}/sized/a.jpg", 5, str(blob.generation))
+
+
+def test_a_bucket_or_a_folder_of_it_needs_no_slash(gcs_bucket):
+    for name in ("2026/11/a.jpg", "2026/.hidden", "2026/11/", "2027/b.jpg", "20/c.jpg"):
+        gcs_bucket.blob(name).upload_from_string(b"")
+    bucket = f"gs://{gcs_bucket.name}"
+    for folder in ("2026", "2026/", "2026/11", "2026/11/"):
+        assert [file.path for file in files_in(place_of(f"{bucket}/{folder}"))] == [f"{bucket}/2026/11/a.jpg"]
+    assert {f"{bucket}/{name}" for name in ("2026/11/a.jpg", "2027/b.jpg", "20/c.jpg")} <= {
+        file.path for file in files_in(place_of(bucket))
+    }
+
+
+@pytest.mark.parametrize("pattern", ["gs://", "gs:///a", "gs://*/a", "gs://b*"])
+def test_a_pattern_must_name_its_bucket(pattern):
+    with pytest.raises(InputError, match=r"^input gs:.*: cannot be listed: expected gs://<bucket>/<name>"):
+        place_of(pattern)
+
+
+def test_links_are_followed_to_files_but_not_in_circles(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").touch()
+    (tmp_path / "in" / "link.jpg").symlink_to("a.jpg")
+    (tmp_path / "in" / "circle").symlink_to(".")
+    (tmp_path / "in" / "gone.jpg").symlink_to("absent.jpg")
+    (tmp_path / "in" / "itself.jpg").symlink_to("itself.jpg")
+    (tmp_path / "other").symlink_to("in")
+    expected = ["a.jpg", "itself.jpg", "link.jpg"]  # the one that cannot be opened is for its reader to complain of
+    for pattern in ("in", "in/**", "in/*", "other", "other/", "other/*", "other/**"):
+        assert sorted(os.path.basename(file.path) for file in files_in(place_of(f"{tmp_path}/{pattern}"))) == expected
+
+
+def test_a_folder_that_may_not_be_looked_into_is_given_for_its_reader_to_complain_of(tmp_path):
+    name = "d" * 250
+    path = f"{tmp_path}/" + f"{name}/" * 20  # longer than the system takes; also for root, who may look into everything
+    for pattern in (f"{path}*", f"{path}**", f"{path}a.jpg"):
+        (found,) = files_in(place_of(pattern))
+        assert found == FoundFile(path.rstrip("/") if "*" in pattern else pattern)
+
+
+def test_files_come_while_others_are_still_to_be_found(tmp_path):
+    """So what goes meanwhile is no longer found, and is no error."""
+    for number in range(10):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "a.jpg").touch()
+    files = files_in(place_of(str(tmp_path)))
+    first = next(files).path
+    for folder in tmp_path.iterdir():
+        if not first.startswith(f"{folder}/"):
+            (folder / "a.jpg").unlink()
+            folder.rmdir()
+    assert [file.path for file in files] == []
+
+
+def test_what_fails_in_one_place_fails_the_listing(tmp_path):
+    places = [place_of(str(tmp_path)), place_of("nosuchscheme://x/*")]
+    with pytest.raises(InputError, match=r"^input nosuchscheme://x/\*: cannot be listed: expected files on this machine"):
+        list(files_in_all(places))
+
+
+@pytest.mark.parametrize("wanted", [1, 64])
+def test_memory_stays_flat_however_many_files_there_are(tmp_path, wanted):
+    """Half of them in one folder, the others in folders of folders."""
+    peaks = []
+    made = 0
+    for total in (2_000, 40_000):
+        for number in range(made, total):
+            folder = tmp_path / ("flat" if number % 2 else f"{number % 50}/{number % 350}")
+            folder.mkdir(parents=True, exist_ok=True)
+            os.mknod(folder / f"{number:06d}.jpg", stat.S_IFREG | 0o600)
+        made = total
+        tracemalloc.start()
+        assert sum(1 for _ in files_in_all(divided([place_of(str(tmp_path))], wanted))) == total
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 2_000_000  # up to 4,000 are under way at once; all together take 10 MB
