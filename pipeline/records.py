@@ -27,7 +27,8 @@ class ImageRef:
         Empty where it is not known (yet).
       size_bytes: Size as listed, 0 where unknown.
       event_time: Seconds since the epoch at which the image came into being for a stream; None in batch.
-      request_id: The request that asked for this image; empty in batch.
+      request_id: The request that asked for this image, as its sender names it; empty in batch.
+      message_id: The message that asked for it; empty in batch.
       extra: What else was said of it where it was named, as the JSON text of `extra_fields.extra_text`; mostly empty.
     """
 
@@ -36,6 +37,7 @@ class ImageRef:
     size_bytes: int = 0
     event_time: float | None = None
     request_id: str = ""
+    message_id: str = ""
     extra: str = ""
 
     @property

@@ -44,11 +44,11 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     job = checked_job(config, beam_flags, command, started_at)
     job.options.view_as(StandardOptions).streaming = True
     stream = config.stream
-    check_subscription(config.input[0])
-    check_topic(config.output)
+    source = check_subscription(config.input[0])
+    check_topic(config.output, "output", source)
     for name, what in ((stream.dead_letter_topic, "dead_letter_topic"), (stream.answer_topic, "answer_topic")):
         if name:
-            check_topic(name, what)
+            check_topic(name, what, source)
     return job
 
 

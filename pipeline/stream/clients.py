@@ -11,7 +11,7 @@ from typing import Any
 
 from google.api_core import exceptions
 
-from pipeline.stream.messages import OutgoingMessage
+from pipeline.stream.outgoing import OutgoingMessage
 
 _PUBLISH_LINE_SECONDS = 10.0
 _MAX_OPEN_PUBLISHES = 1000

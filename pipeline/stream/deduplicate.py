@@ -10,7 +10,8 @@ import apache_beam as beam
 from apache_beam.transforms.deduplicate import DeduplicatePerKey
 from apache_beam.utils.timestamp import Duration
 
-from pipeline.records import EncodedImage, ImageRef
+from pipeline.records import EncodedImage
+from pipeline.stream.remembered import Repeat
 from pipeline.stream.run import RunSettings, run_of
 
 
@@ -18,16 +19,16 @@ class NewAndRepeats(NamedTuple):
     """The outputs of `DropDuplicates`."""
 
     new: beam.PCollection[EncodedImage]
-    repeats: beam.PCollection[ImageRef]
+    repeats: beam.PCollection[Repeat]
 
 
 @dataclasses.dataclass
 class DropDuplicates(beam.PTransform):
-    """Lets each identity pass once within a time; the others come out as `repeats`.
+    """Lets an image pass unless it is under way or has a result of late; the others come out as `repeats`.
 
-    Element in: `EncodedImage`; out: the same, or its `ImageRef`. Bounded or unbounded. What is remembered lives in the process:
-    a restart forgets it, and a failed bundle must end the process (as it does on Prism), or its images would be taken for
-    repeats when they come again.
+    Element in: `EncodedImage`; out: the same, or the `Repeat` that it is. Bounded or unbounded. What is remembered lives in the
+    process: a restart forgets it, and a failed bundle must end the process (as it does on Prism), or its images would be under
+    way for ever.
 
     Args:
       run: The run whose memory this is.
@@ -72,10 +73,11 @@ class _Remember(beam.DoFn):
         self._run = run
 
     def setup(self) -> None:
-        self._recent = run_of(self._run).identities
+        self._recent = run_of(self._run).recent
 
     def process(self, image: EncodedImage) -> Iterator[Any]:
-        yield image if self._recent.is_new(image.ref.identity) else beam.pvalue.TaggedOutput("repeats", image.ref)
+        repeat = self._recent.ask(image.ref)
+        yield beam.pvalue.TaggedOutput("repeats", repeat) if repeat else image
 
 
 def _by_identity(image: EncodedImage) -> tuple[str, EncodedImage]:

@@ -40,6 +40,8 @@ class _Held:
     ack_ids: list[str]
     images: int
     since: float
+    final: bool = False
+    unanswered: bool = False
 
 
 class Intake:
@@ -89,6 +91,32 @@ class Intake:
             self._changed.notify_all()
         return [held.message for held in taken]
 
+    def await_answer(self, message_id: str) -> None:
+        """Keeps a message from being acknowledged before its request is answered."""
+        with self._changed:
+            if message_id in self._held:
+                self._held[message_id].unanswered = True
+
+    def answered(self, message_ids: Iterable[str]) -> None:
+        """Notes that the answers to these messages are published; acknowledges those whose bundle is final."""
+        with self._changed:
+            held = {message_id: self._held[message_id] for message_id in message_ids if message_id in self._held}
+            for each in held.values():
+                each.unanswered = False
+        self.acknowledge([message_id for message_id, each in held.items() if each.final])
+
+    def finalize(self, message_ids: Iterable[str]) -> None:
+        """Notes that all is done that the bundle of these messages could do; acknowledges those that await no answer.
+
+        An image of a request may be under way in another bundle, which asked for it first. If the process dies before that ends,
+        the request must come again: nobody else would ask for its answer.
+        """
+        with self._changed:
+            held = {message_id: self._held[message_id] for message_id in message_ids if message_id in self._held}
+            for each in held.values():
+                each.final = True
+        self.acknowledge([message_id for message_id, each in held.items() if not each.unanswered])
+
     def acknowledge(self, message_ids: Iterable[str]) -> None:
         """Tells Pub/Sub that these messages are done; where it does not listen they will come again."""
         ack_ids = self._forget(message_ids)
@@ -104,11 +132,15 @@ class Intake:
         """Gives messages back, to be delivered again at once."""
         self._set_deadline(self._forget(message_ids), 0)
 
-    def close(self) -> None:
-        """Gives back everything that is in hand still, and lets go of the connections."""
+    def end_pulling(self) -> None:
+        """Ends a pull that waits; else it would take what is given back."""
         self._stop.set()
         self._puller.close()
-        self._pulling.join(_PULL_SECONDS)  # else it would take what is given back
+        self._pulling.join(_PULL_SECONDS)
+
+    def close(self) -> None:
+        """Gives back everything that is in hand still, and lets go of the connection."""
+        self.end_pulling()
         with self._changed:
             self._waiting.clear()
             ids = list(self._held)

@@ -78,6 +78,15 @@ class ReadNative(beam.PTransform):
         )
 
 
+def arrival_time(now: float, watermark: Timestamp | None) -> Timestamp:
+    """The time of what arrives now: that of the clock, but never before a time that was already promised to be over.
+
+    A clock may step back (NTP, a virtual machine that was moved); Beam ends a pipeline whose watermark does.
+    """
+    arrival = Timestamp.of(now)
+    return arrival if watermark is None else max(arrival, watermark)
+
+
 class _EndlessTracker(RestrictionTracker):
     """A restriction without an end that is split only by deferring what remains of it."""
 
@@ -128,8 +137,8 @@ class _Pull(beam.DoFn):
         self._bounds = (run.max_images, run.max_bytes)
 
     def setup(self) -> None:
-        self._intake = run_of(self._run).intake
-        self._stop = run_of(self._run).threads.stop
+        run = run_of(self._run)
+        self._intake, self._stop, self._clock = run.intake, run.threads.stop, run.clock
         self._unfinished: set[str] = set()
 
     def start_bundle(self) -> None:
@@ -147,21 +156,18 @@ class _Pull(beam.DoFn):
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider()),  # noqa: B008
     ) -> Iterator[Any]:
         tracker.try_claim(tracker.current_restriction())
-        arrival = Timestamp.of(time.time())
-        if self._is_first_in_bundle():
-            messages = self._intake.take(*self._bounds, wait_s=_IDLE_SECONDS)
-            arrival = Timestamp.of(time.time())
+        first = self._is_first_in_bundle()
+        messages = self._intake.take(*self._bounds, wait_s=_IDLE_SECONDS) if first else []
+        arrival = arrival_time(self._clock(), watermark.current_watermark())
+        if first:
             ids = [message.message_id for message in messages]
             self._unfinished.update(ids)
             finalizer.register(functools.partial(self._acknowledge, ids))
-            for message in messages:
-                yield TimestampedValue(message, arrival)
-            again_after = Duration.of(0)
-        else:
-            again_after = Duration.of(_STEP_BACK_SECONDS * puller)
+        for message in messages:
+            yield TimestampedValue(message, arrival)
         watermark.set_watermark(arrival)
         if not self._stop.is_set():
-            tracker.defer_remainder(again_after)
+            tracker.defer_remainder(Duration.of(0 if first else _STEP_BACK_SECONDS * puller))
 
     def _is_first_in_bundle(self) -> bool:
         """Whether no other puller is in this bundle; those that are step back, to have bundles of their own beside it."""
@@ -169,7 +175,7 @@ class _Pull(beam.DoFn):
         return self._turns == 1
 
     def _acknowledge(self, ids: list[str]) -> None:
-        self._intake.acknowledge(ids)
+        self._intake.finalize(ids)
         self._unfinished.difference_update(ids)
 
 

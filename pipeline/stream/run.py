@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.config import Config
 from pipeline.stream.answers import Answers
 from pipeline.stream.clients import Publishing, connect_subscriber
 from pipeline.stream.intake import Intake
 from pipeline.stream.live import LiveFigures
-from pipeline.stream.remembered import RecentIdentities
+from pipeline.stream.messages import Request
+from pipeline.stream.outgoing import OutgoingMessage
+from pipeline.stream.remembered import RecentImages
 from pipeline.stream.threads import RunThreads
 
 _OVERDUE_SECONDS = 0.25
@@ -85,18 +88,20 @@ class StreamRun:
     Attributes:
       settings: What it was made of.
       threads: Its threads, its stop event, and the failure that ends it.
+      clock: Seconds since the epoch, as this machine has them.
       figures: What it has counted.
-      identities: The images that it has seen of late.
+      recent: The images that are under way, and what became of those of late.
       answers: Its open requests; None where nobody wants answers by request.
     """
 
-    def __init__(self, settings: RunSettings):
+    def __init__(self, settings: RunSettings, clock: Callable[[], float] = time.time):
         self.settings = settings
+        self.clock = clock
         self.threads = RunThreads()
         self._lock = threading.Lock()
         self._intake: Intake | None = None
         self.figures = LiveFigures(settings.samples)
-        self.identities = RecentIdentities(settings.deduplicate_s)
+        self.recent = RecentImages(settings.deduplicate_s)
         self.answers = Answers(settings.answer_deadline_s) if settings.topics.answers else None
         if self.answers:
             self.threads.start("answers that are overdue", self._answer_overdue)
@@ -110,16 +115,30 @@ class StreamRun:
                 self._intake = Intake(self.settings.subscription, connect_subscriber, *bounds, self.threads)
             return self._intake
 
+    def open_request(self, request: Request) -> None:
+        """Begins to wait for the images of a request, where somebody wants its answer; until then its message is in hand."""
+        if self.answers and request.wants_answer:
+            if self._intake:
+                self._intake.await_answer(request.message_id)
+            self.answers.open(request)
+
+    def answered(self, published: Iterable[OutgoingMessage]) -> None:
+        """Notes which messages have been answered: Pub/Sub has the answers."""
+        if self._intake:
+            self._intake.answered([message.answers for message in published if message.answers])
+
     def stop(self) -> None:
         """Ends intake; what is in hand is still finished."""
         self.threads.stop.set()
 
     def close(self) -> None:
-        """Gives back what is in hand still, and ends the run's threads."""
+        """Ends the run's threads, and gives back what is in hand still."""
         self.stop()
         if self._intake:
+            self._intake.end_pulling()
+        self.threads.close()  # so the last answers are published, or not, before their messages are given back
+        if self._intake:
             self._intake.close()
-        self.threads.close()
 
     def _answer_overdue(self) -> None:
         """Answers requests whose time is over. Where Pub/Sub refuses an answer for good, so it would in a step: the job ends."""
@@ -131,12 +150,13 @@ class StreamRun:
                 for answer in late:
                     publishing.send(self.settings.topics.answers, answer)
                 publishing.wait()
+                self.answered(late)
 
 
 @contextlib.contextmanager
-def opened(settings: RunSettings) -> Iterator[StreamRun]:
+def opened(settings: RunSettings, clock: Callable[[], float] = time.time) -> Iterator[StreamRun]:
     """Opens a run for the length of a block."""
-    run = StreamRun(settings)
+    run = StreamRun(settings, clock)
     with _registry:
         _runs[settings.name] = run
     try:

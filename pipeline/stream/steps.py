@@ -17,11 +17,13 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from pipeline.config import ReadConfig
 from pipeline.read.read_ahead import ReadAhead
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, row_bytes
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, row_bytes
 from pipeline.storage.files import write_file
 from pipeline.storage.results import archive_name, shard_of
 from pipeline.stream.clients import Publishing
-from pipeline.stream.messages import Message, MessageLimits, dead_letter_message, detection_message, parse_message
+from pipeline.stream.messages import Message, MessageLimits, parse_message
+from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
+from pipeline.stream.remembered import Repeat
 from pipeline.stream.run import RunSettings, run_of
 
 
@@ -37,6 +39,9 @@ class ReadOrDead(NamedTuple):
 
     images: beam.PCollection[EncodedImage]
     dead: beam.PCollection[DeadLetter]
+
+
+_BEFORE_DETECTING = ("message", "read")  # stages whose failures were never under way for a repeat to join
 
 
 @dataclasses.dataclass
@@ -87,7 +92,7 @@ class ReadRequested(beam.PTransform):
 class PublishResults(beam.PTransform):
     """Publishes the message of each result, and the answer of each request that it completes.
 
-    Element in: `DetectedImage`, `DeadLetter`, or the `ImageRef` of a repeat. Nothing comes out. A bundle ends only when Pub/Sub
+    Element in: `DetectedImage`, `DeadLetter`, or a `Repeat`. Nothing comes out. A bundle ends only when Pub/Sub
     has all of its messages.
 
     Args:
@@ -162,14 +167,12 @@ class _Parse(beam.DoFn):
         self._run = run
 
     def setup(self) -> None:
-        run = run_of(self._run)
-        self._figures, self._answers = run.figures, run.answers
+        self._shared = run_of(self._run)
 
     def process(self, message: Message) -> Iterator[Any]:
         request = parse_message(message, self._limits)
-        self._figures.add_request(request, message.publish_time)
-        if self._answers:
-            self._answers.open(request)
+        self._shared.figures.add_request(request, message.publish_time)
+        self._shared.open_request(request)
         yield from request.images
         yield from (beam.pvalue.TaggedOutput("dead", letter) for letter in request.dead_letters)
 
@@ -180,28 +183,41 @@ class _PublishResults(beam.DoFn):
         self._topics = run.topics
 
     def setup(self) -> None:
-        run = run_of(self._run)
-        self._figures, self._answers = run.figures, run.answers
+        self._shared = run_of(self._run)
 
     def start_bundle(self) -> None:
         self._publishing = Publishing()
+        self._answers: list[OutgoingMessage] = []
 
-    def process(self, result: DetectedImage | DeadLetter | ImageRef) -> None:
-        now = time.time()
-        if isinstance(result, ImageRef):
-            self._figures.add_duplicate()
-            self._send_answers(self._answers.repeat(result) if self._answers else ())
+    def process(self, result: DetectedImage | DeadLetter | Repeat) -> None:
+        if isinstance(result, Repeat):
+            self._shared.figures.add_duplicate()
+            if result.outcome:
+                self._answer([result.ref], result.outcome)
             return
-        if isinstance(result, DetectedImage):
-            self._publishing.send(self._topics.detections, detection_message(result, now))
-        elif self._topics.dead_letters:
-            self._publishing.send(self._topics.dead_letters, dead_letter_message(result, now))
-        self._figures.add_result(result, now)
-        self._send_answers(self._answers.done(result) if self._answers else ())
+        now = time.time()
+        outcome = self._publish(result, now)
+        self._shared.figures.add_result(result, now)
+        begun = not (isinstance(result, DeadLetter) and result.stage in _BEFORE_DETECTING)
+        others = self._shared.recent.done(result.ref, outcome) if begun else []
+        self._answer([result.ref, *others], outcome)
 
     def finish_bundle(self) -> None:
         self._publishing.wait()
+        self._shared.answered(self._answers)
 
-    def _send_answers(self, answers: Iterable[Any]) -> None:
-        for answer in answers:
-            self._publishing.send(self._topics.answers, answer)
+    def _publish(self, result: DetectedImage | DeadLetter, now: float) -> Outcome:
+        if isinstance(result, DetectedImage):
+            message = detection_message(result, now)
+            self._publishing.send(self._topics.detections, message)
+            return Outcome(message.data if self._topics.answers else b"", failed=False)
+        if self._topics.dead_letters:
+            self._publishing.send(self._topics.dead_letters, dead_letter_message(result, now))
+        return Outcome(row_bytes(dead_letter_row(dataclasses.replace(result, payload=b""))), failed=True)
+
+    def _answer(self, asking: Iterable[ImageRef], outcome: Outcome) -> None:
+        """Publishes the answers that this outcome completes."""
+        for ref in asking:
+            for answer in self._shared.answers.done(ref, outcome) if self._shared.answers else ():
+                self._publishing.send(self._topics.answers, answer)
+                self._answers.append(answer)

@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def rows_in(folder: object, kind: str = "detections") -> list[dict]:
     return [json.loads(line) for path in glob.glob(f"{folder}/{kind}/*.jsonl") for line in open(path, encoding="utf-8")]
 
 
+def is_broken(uri: str) -> bool:
+    return Path(uri).name in BROKEN
+
+
+def by_image(rows: list[dict]) -> list[dict]:
+    return sorted(rows, key=lambda row: row["image"].get("uri", ""))
+
+
 def by_uri(rows: list[dict]) -> dict[str, dict]:
     return {row["image"]["uri"]: row for row in rows}
 
@@ -50,6 +59,7 @@ class Ended:
 
     folder: Path
     images: list[str]
+    requests: dict[str, list[str]]
     detections: list[Any]
     dead_letters: list[Any]
     answers: list[Any]
@@ -60,8 +70,13 @@ class Ended:
 
 
 HOSTILE = [b"hello", b"{", b'{"images": []}', b'{"uri": "/etc/passwd"}', b'["file:///etc/passwd"]', b'{"bytes": "?"}']
+REFUSED = {
+    "empty": b'{"request_id": "empty", "images": []}',
+    "oversized": json.dumps({"request_id": "oversized", "images": [f"gs://b/{n}" for n in range(51)]}).encode(),
+    "no list": b'{"request_id": "no list", "images": 3}',
+}
 INLINE_BROKEN = b"\xff\xd8\xff\xe0 not a whole JPEG"
-DEAD = 10  # those, the broken files, and the broken bytes
+DEAD = 13  # all of these, the broken files, and the broken bytes
 BROKEN = {"empty.jpg": b"", "text.jpg": b"no image", "cut.jpg": b"\xff\xd8\xff\xe0\0\x10JFIF"}
 
 
@@ -75,30 +90,33 @@ def ended(_pubsub_process, tmp_path_factory, bright_model) -> Ended:
     for name, content in BROKEN.items():
         (folder / "in" / name).write_bytes(content)
     images = sorted(str(path) for path in (folder / "in").iterdir())
-    requests, left = [], list(images)
+    requests, left = {}, list(images)
     for number, size in enumerate(n for _ in range(60) for n in (1, 3, 11, 40)):
         asked, left = left[:size], left[size:]
         if asked:
-            requests.append(json.dumps({"request_id": f"r{number}", "images": [{"uri": uri} for uri in asked]}).encode())
+            requests[f"r{number}"] = asked
+    asking = [{"request_id": name, "images": [{"uri": uri} for uri in uris]} for name, uris in requests.items()]
     notice = (b"{}", {"eventType": "OBJECT_DELETE", "bucketId": "bucket", "objectId": "x.jpg", "objectGeneration": "1"})
-    mixed = [*requests, *({"uri": uri} for uri in images), *({"uri": uri} for uri in images), *HOSTILE, INLINE_BROKEN, notice]
+    singly = [{"uri": uri} for uri in images if not is_broken(uri)]  # what fails is tried again when it is asked for again
+    mixed = [*asking, *singly, *singly, *HOSTILE, *REFUSED.values(), INLINE_BROKEN, notice]
     messages = [json.dumps(m).encode() if isinstance(m, dict) else m for m in mixed]
     random.shuffle(messages)
 
     # the model is so quick that it would take each image at once: only waiting shows that batches form
     flags = ("--allow-uri-prefix", "gs://", folder / "in", "--archive-window-s", "2", "--batch-timeout-ms", "20")
+    flags += ("--max-message-images", "50")
     with StreamingJob(_pubsub_process, folder, bright_model, *flags) as job:
         job.publish(*messages)
         detections = job.take(job.detections, IMAGES)
         dead_letters = job.take(job.dead_letters, DEAD)
-        answers = job.take(job.answers, len(requests))
+        answers = job.take(job.answers, len(requests) + len(REFUSED))
         started = time.monotonic()
         code = job.signal(signal.SIGTERM)
         stop_seconds = time.monotonic() - started
         detections += job.take(job.detections, 1, timeout_s=3)
         dead_letters += job.take(job.dead_letters, 1, timeout_s=3)
         answers += job.take(job.answers, 1, timeout_s=3)
-    return Ended(folder, images, detections, dead_letters, answers, job.archive, code, stop_seconds, job.output())
+    return Ended(folder, images, requests, detections, dead_letters, answers, job.archive, code, stop_seconds, job.output())
 
 
 def test_batch_and_stream_give_equal_rows(ended, run_job, bright_model, tmp_path):
@@ -127,7 +145,7 @@ def test_what_is_no_request_is_a_dead_letter_and_stops_nothing(ended):
     rows = [json.loads(message.data) for message in ended.dead_letters]
     assert len(rows) == DEAD
     payloads = {base64.b64decode(row.get("payload_base64", "")) for row in rows if row["stage"] == "message"}
-    assert payloads == set(HOSTILE)
+    assert payloads == {*HOSTILE, *REFUSED.values()}
     inline = [row for row in rows if row["image"].get("uri", "").startswith("inline:")]
     assert [base64.b64decode(row["payload_base64"]) for row in inline] == [INLINE_BROKEN]
     assert sorted(map(str, rows)) == sorted(map(str, rows_in(ended.archive, "dead_letters")))
@@ -137,12 +155,34 @@ def test_what_is_no_request_is_a_dead_letter_and_stops_nothing(ended):
 def test_each_request_is_answered_once_with_all_its_images(ended):
     """Also for images that another request or message asked for first; what failed is named."""
     answers = [json.loads(message.data) for message in ended.answers]
-    assert len({answer["request_id"] for answer in answers}) == len(answers)
     assert all(answer["complete"] for answer in answers)
-    results = by_uri([row for answer in answers for row in answer["results"]])
-    failed = by_uri([row for answer in answers for row in answer["failed"]])
-    assert sorted([*results, *failed]) == ended.images
-    assert sorted(Path(uri).name for uri in failed) == sorted(BROKEN)
+    answered = sorted(
+        (
+            answer["request_id"],
+            [row["image"]["uri"] for row in by_image(answer["results"])],
+            [row["image"].get("uri") for row in by_image(answer["failed"])],
+        )
+        for answer in answers
+    )
+    expected = [
+        (name, [uri for uri in uris if not is_broken(uri)], [uri for uri in uris if is_broken(uri)])
+        for name, uris in ended.requests.items()
+    ]
+    assert answered == sorted([*expected, *((name, [], [None]) for name in REFUSED)])
+
+
+def test_the_rows_of_answers_are_those_of_the_topic(ended):
+    rows = by_uri([json.loads(message.data) for message in ended.detections])
+    for message in ended.answers:
+        for row in json.loads(message.data)["results"]:
+            assert row == rows[row["image"]["uri"]]
+
+
+def test_a_refused_request_is_known_by_the_id_in_its_json(ended):
+    """By its answer and by its dead letter."""
+    ids = [message.attributes["request_id"] for message in ended.dead_letters if "request_id" in message.attributes]
+    broken = [name for name, uris in ended.requests.items() for uri in uris if is_broken(uri)]
+    assert sorted(ids) == sorted([*REFUSED, *broken])
 
 
 def test_sigterm_ends_the_job_well(ended):
@@ -153,7 +193,8 @@ def test_sigterm_ends_the_job_well(ended):
     images = summary["images"]
     assert images["detected"] == IMAGES
     assert images["dead"] == DEAD
-    assert len(ended.images) < images["read"] <= 3 * len(ended.images) + len(HOSTILE) + 2  # repeats may be left when it ends
+    most = 3 * len(ended.images) + len(HOSTILE) + len(REFUSED) + 2
+    assert len(ended.images) < images["read"] <= most  # repeats may be left when it ends
     assert images["read"] == images["detected"] + images["dead"] + images["skipped"]
     assert summary["mode"] == "streaming"
     assert sum(int(size) * count for size, count in summary["batch_sizes"].items()) >= IMAGES
@@ -167,11 +208,14 @@ def test_batches_form_across_messages(ended):
 
 
 def test_a_killed_job_loses_nothing(pubsub_emulator, tmp_path, bright_model):
-    """What it had in hand is delivered again to the next one; results that were published twice have the same id."""
+    """What it had in hand is delivered again to the next one; results that were published twice have the same id.
+
+    Each image and each answer comes at least once.
+    """
     write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
     content = (tmp_path / "bright.png").read_bytes()
     with StreamingJob(pubsub_emulator, tmp_path, bright_model) as job:
-        job.publish(*((content, {"name": str(n)}) for n in range(300)))
+        job.publish(*((content, {"name": str(n), "request_id": f"r{n}"}) for n in range(300)))
         before = job.take(job.detections, 40)
         assert job.signal(signal.SIGKILL) == -signal.SIGKILL
         job.start()
@@ -183,7 +227,75 @@ def test_a_killed_job_loses_nothing(pubsub_emulator, tmp_path, bright_model):
                 earlier = seen.setdefault(message.attributes["image_uri"], message)
                 assert earlier.attributes["detection_id"] == message.attributes["detection_id"]
         assert set(seen) == wanted
+        assert answered_in_time(job, {f"r{n}" for n in range(300)})
         assert job.signal(signal.SIGINT, group=True) == 0, job.output()
+
+
+def answered_in_time(job: StreamingJob, requests: set[str]) -> bool:
+    """Takes answers until each of these requests has one; no answer may name another image than asked for."""
+    left, end = set(requests), time.monotonic() + 120
+    while left and time.monotonic() < end:
+        left -= {json.loads(message.data)["request_id"] for message in job.take(job.answers, 1, timeout_s=5)}
+    return not left
+
+
+def test_a_request_whose_images_others_are_at_is_answered_also_when_the_job_is_killed(
+    pubsub_emulator, gcs_bucket, tmp_path, bright_model, monkeypatch
+):
+    """It used to be acknowledged as soon as its own images were done, and nobody asked for its answer again.
+
+    The job is killed while a repeat waits: the first request has an image in hand that the second asks for as well, and hangs at
+    an object that cannot be read; what the second asked for alone is published, and so is an image of a third message, whose
+    bundle came after the second's was final.
+    """
+    for name in ("both", "second", "third"):
+        write_bright_image(tmp_path / "in" / f"{name}.png", (64, 48), (10, 12, 30, 36))
+        for attempt in range(10):
+            gcs_bucket.blob(f"out of reach {attempt}.png").upload_from_filename(str(tmp_path / "in" / f"{name}.png"))
+    storage = CuttableProxy(os.environ["STORAGE_EMULATOR_HOST"].removeprefix("http://"))
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{storage.host}")
+
+    def link(name: str) -> str:
+        uri = str(tmp_path / "in" / f"{name}-{attempt}.png")
+        os.link(tmp_path / "in" / f"{name}.png", uri)
+        return uri
+
+    def ask(name: str, *uris: str) -> None:
+        job.publish(json.dumps({"request_id": f"{name} {attempt}", "images": uris}).encode())
+
+    def published(uri: str, timeout_s: float) -> bool:
+        done.update(message.attributes["image_uri"] for message in job.take(job.detections, 1, timeout_s=timeout_s))
+        return uri in done
+
+    flags = ("--allow-uri-prefix", "gs://", tmp_path / "in")
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model, *flags) as job:
+        for attempt in range(10):  # a job that has just begun may have one bundle at a time, and all hangs
+            done: set[str] = set()
+            both, second, third = link("both"), link("second"), link("third")
+            storage.cut()
+            ask("first", both, f"gs://{gcs_bucket.name}/out of reach {attempt}.png")
+            assert eventually(lambda n=attempt + 1: job.output().count("storage fails") == n), job.output()
+            ask("second", both, second)
+            if published(second, timeout_s=5):
+                break
+            storage.mend()
+            assert eventually(lambda uri=both: published(uri, timeout_s=1))
+        ask("third", third)
+        assert published(third, timeout_s=60)
+        assert job.signal(signal.SIGKILL) == -signal.SIGKILL
+        assert both not in done
+        storage.mend()
+        job.start()
+        assert answered_in_time(job, {f"{name} {attempt}" for name in ("first", "second", "third")})
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+
+
+def eventually(true: Callable[[], bool], seconds: float = 60) -> bool:
+    """Waits for what another process does."""
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.05)
+    return true()
 
 
 def test_a_lost_connection_is_waited_for_and_seen(pubsub_emulator, tmp_path, bright_model):
@@ -259,6 +371,10 @@ def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator,
         (["--output", "projects/test-project/topics/none"], "there is no such topic"),
         (["--dead-letter-topic", "projects/test-project/topics/none"], "dead_letter_topic projects/test-project/topics/none"),
         (["--answer-topic", "nonsense"], "expected projects/<project>/topics/<name>"),
+        (["--input", "projects/p/subscriptions/s01"], "with a project id of 6 characters or more, got 'p'"),
+        (["--input", "projects/test-project/subscriptions/s"], "with a name of 3 to 255 characters, got 1: 's'"),
+        (["--output", "projects/test-project/topics/1st"], "with a name that begins with a letter, got '1st'"),
+        (["--output", "projects/test-project/topics/täglich"], "with letters, digits and a few signs, got 'ä'"),
         (["--input", "photos/*.jpg"], "expected projects/<project>/subscriptions/<name>"),
         (["--input", "a", "b"], "expected one subscription"),
         (["--runner", "DirectRunner"], "use PrismRunner"),
@@ -268,7 +384,8 @@ def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator,
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_wrong_place_is_one_line_and_exit_code_2(pubsub_emulator, capfd, flags, message):
-    output, subscription = pubsub_emulator.create()
+    _, subscription = pubsub_emulator.create()
+    output, _ = pubsub_emulator.create()
     command = [*CONFIG, "--input", subscription, "--output", output]
     if flags[0] in command:
         at = command.index(flags[0])
@@ -279,6 +396,53 @@ def test_a_wrong_place_is_one_line_and_exit_code_2(pubsub_emulator, capfd, flags
     err = capfd.readouterr().err
     assert err.startswith("error: ") and message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--output", "--dead-letter-topic", "--answer-topic"])
+def test_a_job_that_would_read_what_it_publishes_is_refused(pubsub_emulator, capfd, flag):
+    """One image gave hundreds of dead letters a minute."""
+    images, subscription = pubsub_emulator.create()
+    output, _ = pubsub_emulator.create()
+    flags = {"--input": subscription, "--output": output, flag: images}
+    assert run.main([*CONFIG, *(part for pair in flags.items() for part in pair)]) == 2
+    err = capfd.readouterr().err
+    assert f"{images}: it feeds the input, so the job would read what it publishes" in err and err.count("\n") == 1
+
+
+def test_poison_messages_end_as_results_or_dead_letters(pubsub_emulator, tmp_path, bright_model):
+    """One of them used to end the job, and each that was started again."""
+    write_bright_image(tmp_path / "in" / "bright.png", (64, 48), (10, 12, 30, 36))
+    content = (tmp_path / "in" / "bright.png").read_bytes()
+    broken = str(tmp_path / "in" / "broken.png")
+    Path(broken).write_bytes(b"no image")
+    inline = base64.b64encode(content).decode()
+    poison = [
+        json.dumps({"bytes": inline, "name": "\ud800"}).encode(),
+        json.dumps({"request_id": "\udfff", "images": [{"bytes": inline, "name": "half a request id"}]}).encode(),
+        (content, {"name": "before", "event_time": "0001-01-01T00:00:00+23:59"}),
+        (content, {"name": "after", "event_time": "9999-12-31T23:59:59-23:59"}),
+        json.dumps({"uri": f"{tmp_path}/in/\ud800.png"}).encode(),
+        json.dumps({"uri": f"{tmp_path}/in/\udc80.png", "generation": [[[]]]}).encode(),
+    ]
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model, "--allow-uri-prefix", tmp_path / "in") as job:
+        job.publish(*poison)
+        rows = [json.loads(message.data) for message in job.take(job.detections, 4)]
+        assert sorted(row["image"]["uri"] for row in rows) == [
+            "inline:after",
+            "inline:before",
+            "inline:half a request id",
+            "inline:\ud800",
+        ]
+        assert [json.loads(message.data)["request_id"] for message in job.take(job.answers, 1)] == ["\udfff"]
+        assert {json.loads(message.data)["reason"] for message in job.take(job.dead_letters, 2)} == {"not_found", "not_allowed"}
+        for _ in range(2):  # a failure is no result: who asks again has another try
+            job.publish(json.dumps({"request_id": "again", "images": [broken]}).encode())
+            assert [json.loads(message.data)["reason"] for message in job.take(job.dead_letters, 1)] == ["not_an_image"]
+            assert len(job.take(job.answers, 1)) == 1
+        Path(broken).write_bytes(content)
+        job.publish(json.dumps({"request_id": "mended", "images": [broken]}).encode())
+        assert [json.loads(message.data)["image"]["uri"] for message in job.take(job.detections, 1)] == [broken]
+        assert job.signal(signal.SIGTERM) == 0, job.output()
 
 
 def test_missing_credentials_are_one_line_and_exit_code_2(monkeypatch, capfd, tmp_path):
@@ -303,6 +467,7 @@ def test_an_unreachable_pubsub_is_one_line_and_exit_code_2(monkeypatch, capfd):
 
 
 def test_a_dry_run_reads_no_message(pubsub_emulator, bright_model, capsys):
-    output, subscription = pubsub_emulator.create()
+    _, subscription = pubsub_emulator.create()
+    output, _ = pubsub_emulator.create()
     assert run.main([*CONFIG, "--input", subscription, "--output", output, "--model", bright_model, "--dry-run"]) == 0
     assert "a message is acknowledged when its answers are published" in capsys.readouterr().out

@@ -9,35 +9,7 @@ from apache_beam.testing.util import assert_that, equal_to
 
 from pipeline.records import EncodedImage, ImageRef
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
-from pipeline.stream.remembered import RecentIdentities
 from pipeline.stream.run import RunSettings, opened
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_an_identity_is_new_once_within_the_time():
-    clock = Clock()
-    recent = RecentIdentities(10.0, clock=clock)
-    assert [recent.is_new(identity) for identity in "aabab"] == [True, False, True, False, False]
-    clock.now += 9.9
-    assert not recent.is_new("a")
-    clock.now += 0.1
-    assert recent.is_new("a")
-
-
-def test_no_more_than_so_many_are_remembered():
-    recent = RecentIdentities(1e9, most=100)
-    for n in range(10_000):
-        assert recent.is_new(str(n))
-    assert len(recent) <= 101
-    assert not recent.is_new("9999")
-    assert recent.is_new("0")
-
 
 IMAGES = [EncodedImage(ImageRef(f"gs://b/{n % 7}", str(n % 2)), b"x") for n in range(70)]
 DISTINCT = {image.ref.identity for image in IMAGES}

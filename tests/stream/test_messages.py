@@ -8,18 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef
+from pipeline.records import DetectedImage, Detections, EncodedImage, ImageRef
 from pipeline.stream.messages import (
-    MAX_MESSAGE_BYTES,
     Message,
     MessageLimits,
-    dead_letter_message,
-    detection_id,
-    detection_message,
     image_count,
     is_allowed,
     parse_message,
 )
+from pipeline.stream.outgoing import dead_letter_message, detection_message
 
 JPEG = b"\xff\xd8\xff\xe0 not really"
 LIMITS = MessageLimits()
@@ -42,7 +39,7 @@ def only_dead_letter(request):
 
 def test_a_storage_notification_asks_for_that_generation_of_the_object():
     request = notified(eventTime="2026-11-21T02:00:00.5Z")
-    assert request.images == (ImageRef("gs://photos/a/b.jpg", "17", event_time=1795226400.5),)
+    assert request.images == (ImageRef("gs://photos/a/b.jpg", "17", event_time=1795226400.5, message_id="m1"),)
     assert request.dead_letters == ()
     assert not request.skipped
 
@@ -262,53 +259,86 @@ def test_the_event_time_is_the_attribute_or_else_the_publish_time():
     assert asked(JPEG, event_time="yesterday").images[0].ref.event_time == 100.0
 
 
-def detected(uri="gs://b/a.jpg", version="3", **ref):
+@pytest.mark.parametrize(
+    "edge",
+    ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "9999-12-31T23:59:59.9999999Z", "0000-00-00", "10000-01-01"],
+)
+def test_a_moment_that_the_calendar_has_not_is_no_event_time(edge):
+    """In its own time zone it may exist; in UTC, as it would be published, it does not."""
+    (image,) = asked(JPEG, event_time=edge).images
+    assert detection_message(detected(image.ref), 200.0).attributes["event_time"]
+
+
+@pytest.mark.parametrize(
+    ("data", "attributes", "request_id"),
+    [
+        (b'{"request_id": "r", "images": []}', {}, "r"),
+        (b'{"request_id": "r", "images": ["gs://b/1", "gs://b/2", "gs://b/3"]}', {}, "r"),
+        (b'{"request_id": "r", "images": 3}', {}, "r"),
+        (b'{"request_id": "r", "images": null}', {}, "r"),
+        (b'{"request_id": "r"}', {}, "r"),
+        (b'{"request_id": 7, "images": []}', {}, "7"),
+        (b'{"request_id": [[]], "images": []}', {"request_id": "a"}, "a"),
+        (b'{"images": []}', {"request_id": "a"}, "a"),
+        (b"[]", {"request_id": "a"}, "a"),
+        (b"{", {"request_id": "a"}, "a"),
+        (b"hello", {"request_id": "a"}, "a"),
+    ],
+    ids=str,
+)
+def test_a_request_that_cannot_be_done_is_answered_under_its_id(data, attributes, request_id):
+    request = asked(data, MessageLimits(max_images=2), **attributes)
+    assert (request.request_id, request.wants_answer) == (request_id, True)
+    assert only_dead_letter(request).ref.request_id == request_id
+
+
+def test_a_notification_that_needs_no_work_needs_no_answer():
+    assert not notified(event="OBJECT_DELETE", request_id="r").wants_answer
+
+
+SURROGATES = b"""
+{"request_id": "\\ud800",
+ "images": [{"uri": "gs://b/\\udfff"}, {"bytes": "/9j/4A==", "name": "\\ud83d"}, {"uri": "\\udc80"}]}
+"""
+
+
+def test_half_characters_are_kept_in_rows_and_replaced_where_pubsub_takes_none():
+    request = asked(SURROGATES)
+    named, inline = request.images
+    (letter,) = request.dead_letters
+    for message in (
+        detection_message(detected(named), 0.0),
+        detection_message(detected(inline.ref), 0.0),
+        dead_letter_message(letter, 0.0),
+    ):
+        assert message.attributes["request_id"] == "?"
+        message.data.decode()
+    assert json.loads(detection_message(detected(named), 0.0).data)["image"]["uri"] == "gs://b/\udfff"
+    assert detection_message(detected(inline.ref), 0.0).attributes["image_uri"] == "inline:?"
+
+
+def test_a_local_file_lies_where_links_lead(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key.jpg").write_bytes(b"key")
+    (tmp_path / "photos" / "own.jpg").write_bytes(b"own")
+    (tmp_path / "photos" / "link.jpg").symlink_to(tmp_path / "secret" / "key.jpg")
+    (tmp_path / "photos" / "folder").symlink_to(tmp_path / "secret")
+    (tmp_path / "photos" / "within.jpg").symlink_to(tmp_path / "photos" / "own.jpg")
+    (tmp_path / "photos" / "round.jpg").symlink_to(tmp_path / "photos" / "round.jpg")
+    (tmp_path / "mounted").symlink_to(tmp_path / "photos")
+    photos, mounted = f"{tmp_path}/photos", f"{tmp_path}/mounted"
+    assert not is_allowed(f"{photos}/link.jpg", [photos])
+    assert not is_allowed(f"{photos}/folder/key.jpg", [photos])
+    assert is_allowed(f"{photos}/link.jpg", [photos, f"{tmp_path}/secret"])
+    assert is_allowed(f"{photos}/within.jpg", [photos])
+    assert is_allowed(f"{photos}/own.jpg", ["gs://", photos])
+    assert is_allowed(f"{mounted}/own.jpg", [mounted])
+    assert not is_allowed(f"{mounted}/own.jpg", [photos])
+    assert is_allowed(f"{photos}/round.jpg", [photos])  # leads nowhere, so reading it says so
+    assert not is_allowed(f"{photos}/\ud800.jpg", [photos])
+
+
+def detected(ref):
     found = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
-    return DetectedImage(ImageRef(uri, "17", **ref), 640, 480, "yolov4", version, found)
-
-
-def test_a_detection_is_the_batch_row_with_what_readers_route_on_as_attributes():
-    message = detection_message(detected(event_time=60.0, request_id="r1"), now=60.25)
-    assert json.loads(message.data) == {
-        "image": {"uri": "gs://b/a.jpg", "generation": "17", "width": 640, "height": 480},
-        "model": {"name": "yolov4", "version": "3"},
-        "detections": [],
-    }
-    assert message.attributes == {
-        "kind": "detections",
-        "detection_id": detection_id(ImageRef("gs://b/a.jpg", "17"), "yolov4", "3"),
-        "image_uri": "gs://b/a.jpg",
-        "generation": "17",
-        "model_name": "yolov4",
-        "model_version": "3",
-        "request_id": "r1",
-        "event_time": "1970-01-01T00:01:00.000Z",
-        "latency_ms": "250.0",
-    }
-
-
-def test_a_detection_id_depends_on_image_and_model_version_alone():
-    same = detection_message(detected(event_time=1.0), 2.0), detection_message(detected(event_time=3.0, request_id="r"), 9.0)
-    assert same[0].attributes["detection_id"] == same[1].attributes["detection_id"]
-    ids = {
-        detection_message(image, 0.0).attributes["detection_id"]
-        for image in (detected(), detected(version="4"), detected("gs://b/b"))
-    }
-    assert len(ids) == 3
-
-
-def test_an_attribute_is_cut_where_pubsub_would_refuse_it():
-    long = "gs://b/" + "ü" * 1000
-    message = detection_message(detected(long), 0.0)
-    assert len(message.attributes["image_uri"].encode()) <= 1024
-    assert long.startswith(message.attributes["image_uri"])
-    assert json.loads(message.data)["image"]["uri"] == long
-
-
-def test_a_dead_letter_carries_its_payload_unless_pubsub_would_refuse_it():
-    letter = DeadLetter(ImageRef(""), "message", "not_recognised", "expected …", b"hello")
-    assert json.loads(dead_letter_message(letter, 0.0).data)["payload_base64"] == base64.b64encode(b"hello").decode()
-    large = DeadLetter(ImageRef(""), "message", "not_recognised", "expected …", b"x" * MAX_MESSAGE_BYTES)
-    message = dead_letter_message(large, 0.0)
-    assert "payload_base64" not in json.loads(message.data)
-    assert message.attributes["payload"] == "left out, too large"
+    return DetectedImage(ref, 4, 3, "m", "1", found)

@@ -3,12 +3,17 @@
 import threading
 import time
 
+import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from google.api_core import exceptions
 
-from pipeline.stream.clients import Publishing, connect_subscriber
+from pipeline.stream.clients import Publishing, connect_subscriber, shared_publisher
 from pipeline.stream.intake import Intake
-from pipeline.stream.messages import OutgoingMessage
+from pipeline.stream.outgoing import OutgoingMessage
+from pipeline.stream.pubsub import ReadMessages
+from pipeline.stream.run import RunSettings, opened, run_of
 from pipeline.stream.threads import RunThreads
 
 
@@ -112,6 +117,27 @@ def test_what_is_released_is_delivered_again_and_what_is_acknowledged_is_not(que
     assert again == [b"not done"]
 
 
+@pytest.mark.parametrize("final_first", [True, False])
+def test_a_request_is_acknowledged_when_its_bundle_is_final_and_its_answer_published(queue, intake_of, final_first):
+    """Whichever comes first: an image of it may be under way in another bundle."""
+    queue.put(b"both", b"final only", b"answered only")
+    intake, _ = intake_of(queue)
+    ids = {message.data: message.message_id for _ in range(3) for message in intake.take(1, 1000, wait_s=10)}
+    for message_id in ids.values():
+        intake.await_answer(message_id)
+    steps = [
+        lambda: intake.finalize([ids[b"both"], ids[b"final only"]]),
+        lambda: intake.answered([ids[b"both"], ids[b"answered only"]]),
+    ]
+    for step in steps if final_first else reversed(steps):
+        step()
+    intake.close()
+    other = intake_of(queue)[0]
+    again = [message.data for _ in range(2) for message in other.take(1, 1000, wait_s=10)]
+    assert sorted(again) == [b"answered only", b"final only"]
+    assert other.take(1, 1000, wait_s=1) == []
+
+
 def test_stopping_gives_back_what_nobody_has_taken(queue, intake_of):
     contents = {b"%d" % n for n in range(50)}
     queue.put(*contents)
@@ -147,3 +173,34 @@ def test_publishing_to_a_topic_that_is_not_there_fails_the_wait(pubsub_emulator)
     publishing.send(f"projects/{pubsub_emulator.project}/topics/none", OutgoingMessage(b"x", {}))
     with pytest.raises(exceptions.NotFound):
         publishing.wait()
+
+
+SEEN: list[tuple[bytes, float]] = []
+
+
+class See(beam.DoFn):
+    """Notes each message and asks for the next, until there are four."""
+
+    def __init__(self, run: RunSettings, topic: str):
+        self._run = run
+        self._topic = topic
+
+    def process(self, message, timestamp=beam.DoFn.TimestampParam):
+        SEEN.append((message.data, float(timestamp)))
+        if len(SEEN) < 4:
+            shared_publisher().publish(self._topic, b"%d" % len(SEEN)).result()
+        else:
+            run_of(self._run).stop()
+
+
+def test_a_clock_that_steps_back_does_not_end_the_stream(queue):
+    """Beam ends a pipeline whose watermark does."""
+    SEEN.clear()
+    times = iter([1_000_000.0, 999_000.0, 1_000_001.0, 5.0])
+    queue.put(b"0")
+    with opened(RunSettings("steps back", queue.subscription), clock=lambda: next(times, 4.0)) as run:
+        pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(["--streaming"]))
+        _ = pipeline | "ReadMessages" >> ReadMessages(run.settings) | "See" >> beam.ParDo(See(run.settings, queue.topic))
+        pipeline.run().wait_until_finish()
+    assert [data for data, _ in SEEN] == [b"0", b"1", b"2", b"3"]
+    assert [time for _, time in SEEN] == sorted(time for _, time in SEEN)

@@ -1,0 +1,140 @@
+"""The messages that a stream publishes: results, dead letters, answers. Pure functions; nothing here talks to Pub/Sub.
+
+Each fits into Pub/Sub, whatever stands in it: what is too large is left out, and the message says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from pipeline.records import (
+    DeadLetter,
+    DetectedImage,
+    ImageRef,
+    dead_letter_row,
+    detection_row,
+    identity_bytes,
+    name_bytes,
+    row_bytes,
+)
+
+MAX_MESSAGE_BYTES = 9_500_000  # Pub/Sub takes 10 MB a message, with its attributes
+_MAX_ATTRIBUTE_BYTES = 1024
+_MAX_EXPLANATION = 10_000  # characters of a dead letter's explanation where the message is too large
+_LEFT_OUT = "left out, too large"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OutgoingMessage:
+    """A message to publish.
+
+    Attributes:
+      data: Its payload.
+      attributes: Its attributes.
+      answers: Id of the message that asked; it is acknowledged only when this one is published.
+    """
+
+    data: bytes
+    attributes: Mapping[str, str]
+    answers: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an image.
+
+    Attributes:
+      row: Its row, or its dead letter's, as UTF-8 JSON; empty where no request could ask for it.
+      failed: Whether it is a dead letter.
+    """
+
+    row: bytes
+    failed: bool
+
+
+def detection_id(ref: ImageRef, model_name: str, model_version: str) -> str:
+    """Equal for each result of one version of an image from one version of a model, so that repeats can be recognised."""
+    return hashlib.sha256(b"\n".join((identity_bytes(ref), name_bytes(model_name), name_bytes(model_version)))).hexdigest()[:32]
+
+
+def detection_message(image: DetectedImage, now: float) -> OutgoingMessage:
+    """The message for one image: its row as JSON; what readers route on as attributes.
+
+    Of a row that Pub/Sub would refuse the detections are left out; `detections_left_out` in the row says how many, and the
+    attribute `detections` that it is so. The archive has the whole row.
+
+    Args:
+      image: What was detected.
+      now: Seconds since the epoch, for `latency_ms` (from the image's event time).
+    """
+    attributes = {
+        "kind": "detections",
+        "detection_id": detection_id(image.ref, image.model_name, image.model_version),
+        "model_name": image.model_name,
+        "model_version": image.model_version,
+        **_ref_attributes(image.ref, now),
+    }
+    row = detection_row(image)
+    data = row_bytes(row)
+    if len(data) > MAX_MESSAGE_BYTES:
+        data = row_bytes({**row, "detections": [], "detections_left_out": len(image.detections)})
+        attributes["detections"] = _LEFT_OUT
+    return OutgoingMessage(data, _fit(attributes))
+
+
+def dead_letter_message(letter: DeadLetter, now: float) -> OutgoingMessage:
+    """The message for one dead letter; a payload that Pub/Sub would refuse is left out, and the attribute `payload` says so."""
+    attributes = {"kind": "dead_letter", "stage": letter.stage, "reason": letter.reason, **_ref_attributes(letter.ref, now)}
+    data = row_bytes(dead_letter_row(letter))
+    if len(data) > MAX_MESSAGE_BYTES:
+        short = dataclasses.replace(letter, payload=b"", message=letter.message[:_MAX_EXPLANATION])
+        data = row_bytes(dead_letter_row(short))
+        attributes["payload"] = _LEFT_OUT
+    return OutgoingMessage(data, _fit(attributes))
+
+
+def answer_message(request_id: str, outcomes: Sequence[Outcome], *, on_time: bool, answers: str = "") -> OutgoingMessage:
+    """The answer to a request: `{"request_id", "complete", "results": [rows], "failed": [dead-letter rows]}`.
+
+    `complete` is false where the deadline came first. Rows that Pub/Sub would refuse for their size are left out, and
+    `rows_left_out` says so; they have been published one by one.
+    """
+    results = [outcome.row for outcome in outcomes if not outcome.failed]
+    failed = [outcome.row for outcome in outcomes if outcome.failed]
+    head = row_bytes({"request_id": request_id, "complete": on_time})[:-1]
+    data = b'%s, "results": [%s], "failed": [%s]}' % (head, b", ".join(results), b", ".join(failed))
+    if len(data) > MAX_MESSAGE_BYTES:
+        data = b'%s, "rows_left_out": %d, "results": [], "failed": []}' % (head, len(outcomes))
+    attributes = {"kind": "answer", "request_id": request_id, "images": str(len(results)), "failed": str(len(failed))}
+    return OutgoingMessage(data, _fit(attributes), answers)
+
+
+def utc(seconds: float) -> str:
+    """RFC 3339, UTC, milliseconds.
+
+    Raises:
+      ValueError: The calendar has no such moment.
+      OverflowError: The same.
+    """
+    return (
+        datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    )
+
+
+def _ref_attributes(ref: ImageRef, now: float) -> dict[str, str]:
+    attributes = {"image_uri": ref.uri, "generation": ref.generation, "request_id": ref.request_id}
+    if ref.event_time:
+        attributes["event_time"] = utc(ref.event_time)
+        attributes["latency_ms"] = f"{max(0.0, now - ref.event_time) * 1e3:.1f}"
+    return {name: value for name, value in attributes.items() if value}
+
+
+def _fit(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Cuts what Pub/Sub would refuse: values of at most 1024 bytes (a URI can be longer; the row has all of it)."""
+    return {
+        name: value.encode("utf-8", "replace")[:_MAX_ATTRIBUTE_BYTES].decode("utf-8", "ignore")
+        for name, value in attributes.items()
+    }

@@ -1,0 +1,202 @@
+"""Whatever stands in a message: each image ends as a result or a dead letter, each request with one answer to publish."""
+
+import base64
+import itertools
+import json
+
+import numpy as np
+from google.cloud import pubsub_v1
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pipeline.records import (
+    DeadLetter,
+    DetectedImage,
+    Detections,
+    EncodedImage,
+    ImageRef,
+    dead_letter_row,
+    detection_row,
+    row_bytes,
+)
+from pipeline.stream.answers import Answers
+from pipeline.stream.messages import Message, MessageLimits, Request, image_count, parse_message
+from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
+from pipeline.stream.remembered import RecentImages
+
+LIMITS = MessageLimits(allowed_prefixes=("gs://", "/data/photos"), max_images=20, max_bytes=1000)
+JPEG = b"\xff\xd8\xff\xe0 not really"
+
+characters = st.characters(exclude_categories=())  # also the halves of surrogate pairs, which JSON can name
+unicode_texts = st.text(max_size=30)  # what Pub/Sub takes in attributes
+uris = st.sampled_from(["gs://b/a.jpg", "/data/photos/a.jpg", "/etc/passwd", "gs://b/../a", "inline:x", "gs://b/%2e%2e/x"])
+texts = st.text(characters, max_size=30) | uris | st.text(characters, min_size=1).map(lambda name: f"gs://b/{name}")
+inline = st.binary(max_size=40).map(lambda content: base64.b64encode(content).decode())
+numbers = st.integers() | st.floats() | st.just(10**30)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | texts | inline,
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(characters, max_size=8), part, max_size=3),
+    max_leaves=8,
+)
+entries = st.fixed_dictionaries(
+    {},
+    optional={"uri": texts | values, "bytes": inline | values, "name": texts | values, "generation": texts | values, "x": values},
+)
+requests = st.fixed_dictionaries(
+    {},
+    optional={
+        "request_id": texts | values,
+        "images": st.lists(entries | values, max_size=25) | values,
+        "uri": texts,
+        "bytes": inline,
+    },
+)
+nested = st.tuples(st.sampled_from(['{"request_id": %s}', '{"images": ["gs://b/a", %s]}', "%s"]), st.integers(1, 1200)).map(
+    lambda form: (form[0] % ("[" * form[1] + "]" * form[1])).encode()
+)
+moments = (
+    st.datetimes(timezones=st.none() | st.timezones()).map(lambda moment: moment.isoformat())
+    | st.sampled_from(["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59.999999-23:59", "1969-12-31", "2026-W01", "24:00"])
+    | unicode_texts
+)
+contents = (
+    st.binary(max_size=60)
+    | st.binary(max_size=20).map(lambda rest: JPEG + rest)
+    | (requests | values).map(lambda body: json.dumps(body).encode())
+    | st.tuples(requests, st.sampled_from(["utf-16", "utf-32", "utf-8-sig"])).map(
+        lambda pair: json.dumps(pair[0]).encode(pair[1])
+    )
+    | nested
+)
+attributes = st.fixed_dictionaries(
+    {},
+    optional={
+        "request_id": unicode_texts | st.text(min_size=1000, max_size=1024),
+        "name": unicode_texts,
+        "event_time": moments,
+        "eventTime": moments,
+        "eventType": st.sampled_from(["OBJECT_FINALIZE", "OBJECT_DELETE", "", "é"]),
+        "objectId": unicode_texts,
+        "bucketId": st.sampled_from(["photos", "PHOTOS", ""]) | unicode_texts,
+        "objectGeneration": unicode_texts,
+        "content-type": st.sampled_from(["image/jpeg", "IMAGE/x", "text/plain", ""]),
+        "payload": unicode_texts,
+    },
+)
+messages = st.builds(Message, contents, attributes, st.just("m"), st.floats(0, 4e9))
+boxes = st.sampled_from([0.0, -1.5, 3e38, np.inf, -np.inf, np.nan])
+
+
+def publishable(message: OutgoingMessage) -> bytes:
+    """The message as Pub/Sub's client makes it, which refuses what the service would; its payload."""
+    made = pubsub_v1.types.PubsubMessage(data=message.data, attributes=message.attributes)
+    assert all(len(value.encode()) <= 1024 and len(key) <= 256 for key, value in made.attributes.items())
+    json.loads(message.data.decode())
+    return bytes(made.data)
+
+
+def archived(row: bytes) -> None:
+    assert b"\n" not in row
+    json.loads(row)
+
+
+def end(image: ImageRef | EncodedImage, number: float) -> DetectedImage | DeadLetter:
+    """A result, or for some images a failure."""
+    ref = image if isinstance(image, ImageRef) else image.ref
+    if len(ref.identity) % 3 == 0:
+        return DeadLetter(ref, "decode", "corrupt", f"{ref.uri} is damaged: {number}", getattr(image, "content", b""))
+    found = Detections(np.full((1, 4), number, np.float32), np.zeros(1, np.int32), np.full(1, number, np.float32), (ref.uri,))
+    return DetectedImage(ref, 4, 3, ref.generation, "1", found)
+
+
+def outcomes(request: Request, now: float, number: float):
+    for letter in request.dead_letters:
+        archived(row_bytes(dead_letter_row(letter)))
+        publishable(dead_letter_message(letter, now))
+        yield letter.ref, Outcome(row_bytes(dead_letter_row(letter)), failed=True)
+    for image in request.images:
+        result = end(image, number)
+        if isinstance(result, DeadLetter):
+            archived(row_bytes(dead_letter_row(result)))
+            yield result.ref, Outcome(publishable(dead_letter_message(result, now)), failed=True)
+        else:
+            archived(row_bytes(detection_row(result)))
+            yield result.ref, Outcome(publishable(detection_message(result, now)), failed=False)
+
+
+@given(messages, st.floats(0, 4e9), boxes)
+@example(Message(b'{"bytes": "/9j/4A==", "name": "\\ud800"}'), 0.0, 0.0)
+@example(Message(b'{"request_id": "\\udfff", "images": ["gs://b/\\ud83d"]}'), 0.0, 0.0)
+@example(Message(JPEG, {"event_time": "0001-01-01T00:00:00+23:59", "request_id": "r"}), 0.0, 0.0)
+@example(Message(JPEG, {"event_time": "9999-12-31T23:59:59-23:59"}), 0.0, 0.0)
+@example(Message(b'{"request_id": "r", "images": []}'), 0.0, 0.0)
+@example(Message(b'{"request_id": "r", "images": 3}'), 0.0, 0.0)
+def test_each_message_ends_in_results_dead_letters_and_one_answer(message, now, number):
+    assert image_count(message) >= 1
+    request = parse_message(message, LIMITS)
+    assert request.skipped != bool(request.images or request.dead_letters)
+    answers = Answers(60.0)
+    if request.wants_answer:
+        answers.open(request)
+    ended = list(outcomes(request, now, number))
+    sent = [answer for ref, outcome in ended for answer in answers.done(ref, outcome)]
+    assert len(sent) == request.wants_answer
+    for answer in sent:
+        content = json.loads(publishable(answer))
+        assert content["request_id"] == request.request_id
+        assert len(content["results"]) + len(content["failed"]) == len(ended) == len(request.images) + len(request.dead_letters)
+
+
+@given(messages)
+def test_an_overdue_answer_names_all_that_is_missing(message):
+    request = parse_message(message, LIMITS)
+    answers = Answers(0.0)
+    if request.wants_answer:
+        answers.open(request)
+    late = answers.overdue()
+    assert len(late) == request.wants_answer
+    for answer in late:
+        content = json.loads(publishable(answer))
+        assert len(content["failed"]) == len(request.images) + len(request.dead_letters)
+
+
+@given(st.lists(messages, min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_whatever_order_images_end_in_each_request_is_answered_once_with_all_its_images(received, random):
+    """Requests share images; some ask while an image is under way, some after it has ended, some after it failed."""
+    answers, recent, sent = Answers(60.0), RecentImages(600.0), []
+    parsed = [parse_message(Message(each.data, each.attributes, f"m{n}"), LIMITS) for n, each in enumerate(received)]
+    steps = [("ask", request, image) for request in parsed for image in (*request.images, *request.dead_letters)]
+    for request in parsed:
+        if request.wants_answer:
+            answers.open(request)
+    leading: list[ImageRef | EncodedImage] = []
+    while steps or leading:
+        if leading and (not steps or random.random() < 0.5):
+            image = leading.pop(random.randrange(len(leading)))
+            result = end(image, 0.0)
+            outcome = Outcome(b"{}", isinstance(result, DeadLetter))
+            for ref in (result.ref, *recent.done(result.ref, outcome)):
+                sent += answers.done(ref, outcome)
+            continue
+        _, request, image = steps.pop(0)
+        if isinstance(image, DeadLetter):
+            sent += answers.done(image.ref, Outcome(b"{}", failed=True))
+            continue
+        ref = image if isinstance(image, ImageRef) else image.ref
+        repeat = recent.ask(ref)
+        if repeat is None:
+            leading.append(image)
+        elif repeat.outcome:
+            sent += answers.done(ref, repeat.outcome)
+    wanted = [(request.message_id, len(request.images) + len(request.dead_letters)) for request in parsed if request.wants_answer]
+    got = [(answer.answers, sum(int(answer.attributes[kind]) for kind in ("images", "failed"))) for answer in sent]
+    assert sorted(got) == sorted(wanted)
+    assert answers.overdue() == []
+
+
+def test_every_depth_of_nesting_ends_as_a_dead_letter_or_is_passed_over():
+    """Somewhere the reader of JSON still manages what its writer does not."""
+    forms = ['{"request_id": %s, "images": []}', '{"images": ["gs://b/a", %s]}', '{"uri": "gs://b/a", "generation": %s}', "%s"]
+    for form, depth in itertools.product(forms, range(1, 1100)):
+        request = parse_message(Message((form % ("[" * depth + "]" * depth)).encode()), LIMITS)
+        assert request.images or request.dead_letters

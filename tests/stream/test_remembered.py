@@ -1,0 +1,108 @@
+"""What is under way, and what became of the images of late."""
+
+import collections
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.records import ImageRef
+from pipeline.stream.outgoing import Outcome
+from pipeline.stream.remembered import RecentImages, Repeat
+
+RESULT = Outcome(b"{}", failed=False)
+FAILURE = Outcome(b"{}", failed=True)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def recent(clock):
+    return RecentImages(10.0, clock=clock)
+
+
+def ref(name, message_id=""):
+    return ImageRef(f"gs://b/{name}", "1", message_id=message_id)
+
+
+def test_who_asks_for_an_image_under_way_is_named_at_its_end(recent):
+    assert recent.ask(ref("a")) is None
+    assert recent.ask(ref("b")) is None
+    assert recent.ask(ref("a", "m2")) == Repeat(ref("a", "m2"), None)
+    assert recent.ask(ref("a", "m3")) == Repeat(ref("a", "m3"), None)
+    assert recent.done(ref("b"), RESULT) == []
+    assert recent.done(ref("a"), RESULT) == [ref("a", "m2"), ref("a", "m3")]
+
+
+def test_a_result_answers_who_asks_after_it_for_a_time(recent, clock):
+    recent.ask(ref("a"))
+    recent.done(ref("a"), RESULT)
+    assert recent.ask(ref("a", "m2")) == Repeat(ref("a", "m2"), RESULT)
+    clock.now += 9.9
+    assert recent.ask(ref("a")) == Repeat(ref("a"), RESULT)
+    clock.now += 0.1
+    assert recent.ask(ref("a")) is None
+
+
+def test_an_image_that_failed_is_new_when_it_comes_again(recent):
+    recent.ask(ref("a"))
+    assert recent.ask(ref("a", "m2")) == Repeat(ref("a", "m2"), None)
+    assert recent.done(ref("a"), FAILURE) == [ref("a", "m2")]
+    assert recent.ask(ref("a")) is None
+
+
+def test_an_image_stays_under_way_however_long_it_takes(recent, clock):
+    recent.ask(ref("a"))
+    clock.now += 1000.0
+    assert recent.ask(ref("a")) == Repeat(ref("a"), None)
+
+
+def test_what_was_never_under_way_is_not_remembered(recent):
+    """On runners that drop duplicates in their own state."""
+    assert recent.done(ref("a"), RESULT) == []
+    assert recent.ask(ref("a")) is None
+
+
+def test_results_take_no_more_bytes_than_allowed():
+    recent = RecentImages(1e9, max_bytes=1_000_000)
+    row = Outcome(b"x" * 9_500, failed=False)
+    for n in range(1000):
+        assert recent.ask(ref(n)) is None
+        recent.done(ref(n), row)
+    assert 90 <= len(recent) <= 105
+    assert recent.ask(ref(999)) == Repeat(ref(999), row)
+    assert recent.ask(ref(0)) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["ask", "result", "failure", "wait"])), max_size=60))
+def test_whoever_asks_has_an_outcome_or_is_named_with_one(events):
+    """However askings, ends and the passing of time are mixed, nobody who asks is forgotten, and nobody is named twice."""
+    clock = Clock()
+    recent = RecentImages(10.0, max_bytes=1200, clock=clock)
+    waiting: collections.defaultdict[str, list[ImageRef]] = collections.defaultdict(list)
+    leading: set[str] = set()
+    for number, (name, event) in enumerate(events):
+        asked = ref(name, str(number))
+        if event == "wait":
+            clock.now += 4.0
+        elif event == "ask":
+            repeat = recent.ask(asked)
+            if repeat is None:
+                assert name not in leading
+                leading.add(name)
+            elif repeat.outcome is None:
+                assert name in leading
+                waiting[name].append(asked)
+        elif name in leading:
+            leading.remove(name)
+            assert recent.done(ref(name), RESULT if event == "result" else FAILURE) == waiting.pop(name, [])
