@@ -10,7 +10,7 @@ import struct
 
 from pipeline.detect.headers.header import Header, corrupt, too_much
 
-_IMAGE, _EXTENSION, _CONTROL = 0x2C, 0x21, 0xF9
+_IMAGE, _EXTENSION, _CONTROL, _NOTHING = 0x2C, 0x21, 0xF9, 0
 _MOST_BLOCKS = 2_000_000  # 0.2 s; 255 bytes each are usual
 
 
@@ -21,20 +21,14 @@ def read_gif(content: bytes) -> Header:
       ImageError: There is no frame, or more bytes than its pixels can need.
     """
     width, height, flags = struct.unpack_from("<HHB", content, 6)
-    at = start = 13 + _table_size(flags)
-    control, blocks = b"", 0
-    while content[at] == _EXTENSION:
-        end, found = _skip_blocks(content, at + 2, _MOST_BLOCKS - blocks)
-        blocks += found
-        if content[at + 1] == _CONTROL and end - at == 8:
-            control = content[at:end]
-        at = end
+    start = 13 + _table_size(flags)
+    at, control = _skip_extensions(content, start)
     if content[at] != _IMAGE:
         raise corrupt("a GIF without a frame")
     left, top, frame_width, frame_height, flags = struct.unpack_from("<4HB", content, at + 1)
     pixels_at = at + 10 + _table_size(flags) + 1
     try:
-        end, _ = _skip_blocks(content, pixels_at, _MOST_BLOCKS - blocks)
+        end, _ = _skip_blocks(content, pixels_at, _MOST_BLOCKS)
     except IndexError:
         end = len(content)
     wh = max(width, left + frame_width), max(height, top + frame_height)  # a frame beyond the canvas enlarges it
@@ -56,6 +50,20 @@ def read_gif(content: bytes) -> Header:
 
 def _table_size(flags: int) -> int:
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _skip_extensions(content: bytes, at: int) -> tuple[int, bytes]:
+    """(where the first frame begins, the last graphic control before it)."""
+    control, left = b"", _MOST_BLOCKS
+    while left > 0 and content[at] in (_EXTENSION, _NOTHING):
+        end = at + 1  # some encoders end a run of blocks twice
+        if content[at] == _EXTENSION:
+            end, blocks = _skip_blocks(content, at + 2, left)
+            left -= blocks
+            if content[at + 1] == _CONTROL and end - at == 8:
+                control = content[at:end]
+        at, left = end, left - 1
+    return at, control
 
 
 def _skip_blocks(content: bytes, at: int, most: int) -> tuple[int, int]:

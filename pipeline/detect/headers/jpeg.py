@@ -19,6 +19,7 @@ _OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _BARE = {0x01, *range(0xD0, 0xD8)}  # markers without a segment
 _TABLES = {*_SOF, 0xC4, 0xDB, 0xDC, 0xDD, 0xE0, 0xEE}  # with JFIF and Adobe, which tell the colours
 _LARGE_HEADER = 256 << 10  # of which nothing but tables is decoded: OpenCV took 14 s for the Exif of 59 MB of header
+_MOST_GARBAGE = 65536
 _MOST_SEGMENTS = 10_000  # an ICC profile of 16 MB takes 256
 _FEW_SCANS = 64  # encoders write 10, optimisers up to 20
 
@@ -100,7 +101,7 @@ def _segments(content: bytes) -> Iterator[tuple[int, int, int]]:
     """(marker, start of its body, its end) of all segments up to and with the start of the first scan."""
     marker, end = 0, 2
     for _ in range(_MOST_SEGMENTS):
-        marker, at, end = _next_segment(content, end, _MARKER)
+        marker, at, end = _next_segment(content, end, _MARKER, _MOST_GARBAGE)
         if marker == _EOI:
             raise corrupt("the JPEG ends before its pixels")
         yield marker, at, end
@@ -109,9 +110,9 @@ def _segments(content: bytes) -> Iterator[tuple[int, int, int]]:
     raise too_much(f"more than {_MOST_SEGMENTS} segments before the JPEG's pixels")
 
 
-def _next_segment(content: bytes, at: int, pattern: re.Pattern[bytes]) -> tuple[int, int, int]:
+def _next_segment(content: bytes, at: int, pattern: re.Pattern[bytes], within: int) -> tuple[int, int, int]:
     """The next marker that has a segment (or ends the image): (marker, start of its body, its end)."""
-    while found := pattern.search(content, at):
+    while found := pattern.search(content, at, at + within):
         marker, at = content[found.end() - 1], found.end()
         if marker == _EOI:
             return marker, at, at
@@ -147,7 +148,7 @@ def _count_scans(content: bytes, at: int) -> int:
     scans = 0
     for _ in range(_MOST_SEGMENTS):
         try:
-            marker, _, at = _next_segment(content, at, _MARKER_AFTER_SCAN)
+            marker, _, at = _next_segment(content, at, _MARKER_AFTER_SCAN, len(content))
         except ImageError:
             return max(scans, 2)  # a decoder stops there as well
         if marker == _EOI:

@@ -17,24 +17,8 @@ from pipeline.detect.headers.header import Header, Size, corrupt, not_read, too_
 BOXES = b"\0\0\0\x0cjP  \r\n\x87\n"
 CODESTREAM = b"\xff\x4f\xff\x51"
 _SIZ, _COD, _COC, _POC, _SOT, _SOD = 0xFF51, 0xFF52, 0xFF53, 0xFF5F, 0xFF90, 0xFF93
-_MARKERS = {
-    _SIZ,
-    0xFF50,
-    _COD,
-    _COC,
-    0xFF55,
-    0xFF57,
-    0xFF58,
-    0xFF59,
-    0xFF5C,
-    0xFF5D,
-    0xFF5E,
-    _POC,
-    0xFF60,
-    0xFF61,
-    0xFF63,
-    0xFF64,
-}
+_MARKERS = {_SIZ, _COD, _COC, _POC}
+_MARKERS |= {0xFF00 | low for low in (0x50, 0x55, 0x56, 0x57, 0x58, 0x59, 0x5C, 0x5D, 0x5E, 0x60, 0x61, 0x63, 0x64)}
 _TILE_PART = re.compile(rb"\xff\x90\0\x0a")  # cannot stand in packets
 _SRGB, _GREY, _SYCC, _CMYK = 16, 17, 18, 12
 _MOST_TILES = 65_535  # of the format

@@ -30,6 +30,7 @@ _BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12
 _NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}
 _NONE, _JPEG, _DEFLATE = 1, 7, (8, 32946)
 _COMPRESSIONS = {_NONE, 2, 3, 4, 5, _JPEG, *_DEFLATE, 32773, 50000}  # plain, CCITT, LZW, JPEG, Deflate, PackBits, Zstandard
+_PRIVATE = 32768  # tags from here on say nothing of the pixels
 _MOST_PARTS = 100_000
 _LARGE_TILE = 1 << 22
 
@@ -123,7 +124,7 @@ def _read_directory(content: bytes) -> tuple[_Directory, int]:
         if size > inline:
             (where,) = struct.unpack_from(order + ("Q" if big else "I"), content, where)
             values += min(size, len(content))
-        if tag in tags:
+        if tag in tags and tag < _PRIVATE:
             raise corrupt(f"the TIFF gives tag {tag} twice")
         tags[tag] = kind, number, where
         at += entry.size + inline
