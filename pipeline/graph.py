@@ -76,7 +76,7 @@ def build_streaming(
 
     messages = pipeline | "ReadMessages" >> (ReadNative(run.subscription) if native_source else ReadMessages(run))
     asked = messages | "ParseMessages" >> ParseMessages(limits, run)
-    read = asked.images | "ReadImages" >> ReadRequested(config.read)
+    read = asked.images | "ReadImages" >> ReadRequested(config.read, run)
     if run.in_process:
         new, repeats = read.images | "DropDuplicates" >> DropDuplicates(run)
         _ = repeats | "PublishRepeats" >> PublishResults(run)

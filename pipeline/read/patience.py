@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,9 +67,8 @@ class Patience:
             if self._failing_since is not None:
                 return
             self._failing_since = self._clock()
-        _log.warning(
-            "storage fails (%s); each image is tried again for %g s", " ".join(str(err).split())[:300], self._retry_seconds
-        )
+        how_long = "until it is back" if math.isinf(self._retry_seconds) else f"for {self._retry_seconds:g} s"
+        _log.warning("storage fails (%s); each image is tried again %s", " ".join(str(err).split())[:300], how_long)
 
     def succeeded(self) -> None:
         """Notes that storage did what it was asked."""

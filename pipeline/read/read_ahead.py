@@ -74,11 +74,14 @@ class ReadAhead(beam.DoFn):
         if place.held_bytes:  # started again with room for what it has; no need to look again how much that is
             ref = dataclasses.replace(ref, size_bytes=place.held_bytes)
         try:
-            place.result.set_result(read_image(ref, self._settings, self._patience, place))
+            place.result.set_result(self._read_one(ref, place))
         except NoRoomError as no_room:
             no_room.with_traceback(None)  # its frames, which know this place, would keep what is read into it until the next gc
         except BaseException as err:  # noqa: BLE001  whoever waits for the result must learn of it
             place.result.set_exception(err)
+
+    def _read_one(self, ref: ImageRef, place: Place[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
+        return read_image(ref, self._settings, self._patience, place)
 
 
 def _part(read: WindowedValue) -> Any:

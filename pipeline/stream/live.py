@@ -73,6 +73,11 @@ class LiveFigures:
             self._tally.skipped += 1
         metrics.count_skipped()
 
+    def add_given_back(self) -> None:
+        """Counts an image that was not read when the run was stopped; its message comes again."""
+        with self._lock:
+            self._tally.skipped += 1
+
     def add_result(self, result: DetectedImage | DeadLetter, now: float) -> None:
         """Counts an answer at the time it is handed to Pub/Sub."""
         if isinstance(result, DeadLetter):

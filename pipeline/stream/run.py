@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.config import Config
+from pipeline.records import ImageRef
 from pipeline.stream.answers import Answers
 from pipeline.stream.clients import Publishing, connect_subscriber
 from pipeline.stream.intake import Intake
@@ -126,6 +127,12 @@ class StreamRun:
         """Notes which messages have been answered: Pub/Sub has the answers."""
         if self._intake:
             self._intake.answered([message.answers for message in published if message.answers])
+
+    def give_back(self, ref: ImageRef) -> None:
+        """Leaves an image without an outcome: its message stays in hand, and comes again when the run is over."""
+        self.figures.add_given_back()
+        if self._intake:
+            self._intake.await_answer(ref.message_id)
 
     def stop(self) -> None:
         """Ends intake; what is in hand is still finished."""

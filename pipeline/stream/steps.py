@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import apache_beam as beam
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from pipeline.config import ReadConfig
+from pipeline.look_ahead import Place
+from pipeline.read.fetch import StorageUnavailableError
+from pipeline.read.patience import Patience
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, row_bytes
 from pipeline.storage.files import write_file
@@ -41,6 +46,7 @@ class ReadOrDead(NamedTuple):
     dead: beam.PCollection[DeadLetter]
 
 
+_AGAIN_SECONDS = 5.0
 _BEFORE_DETECTING = ("message", "read")  # stages whose failures were never under way for a repeat to join
 
 
@@ -71,21 +77,25 @@ class ParseMessages(beam.PTransform):
 class ReadRequested(beam.PTransform):
     """Reads the images that messages name; those that came with their bytes pass.
 
-    Element in: `ImageRef` or `EncodedImage`. Elements out: `EncodedImage` or `DeadLetter`. Unbounded.
+    Element in: `ImageRef` or `EncodedImage`. Elements out: `EncodedImage` or `DeadLetter`. Unbounded. While storage does not
+    answer, its images wait, and so does intake. Where the run is stopped meanwhile they have no outcome: their messages are not
+    acknowledged, and come again.
 
     Args:
       read: How to read.
+      run: The run whose stop ends the waiting.
     """
 
     read: ReadConfig
+    run: RunSettings
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def expand(self, requested: beam.PCollection[ImageRef | EncodedImage]) -> ReadOrDead:
-        """Wires the reading DoFn of batch."""
-        read = requested | "ReadAhead" >> beam.ParDo(ReadAhead(self.read)).with_outputs("dead", main="images")
-        return ReadOrDead(read.images, read.dead)
+        """Wires the reading DoFn of batch, with more patience, and what becomes of images that it was stopped at."""
+        read = requested | "ReadAhead" >> beam.ParDo(_ReadPatiently(self.read, self.run)).with_outputs("dead", main="images")
+        return ReadOrDead(read.images, read.dead | "GiveBack" >> beam.ParDo(_GiveBack(self.run)))
 
 
 @dataclasses.dataclass
@@ -175,6 +185,62 @@ class _Parse(beam.DoFn):
         self._shared.open_request(request)
         yield from request.images
         yield from (beam.pvalue.TaggedOutput("dead", letter) for letter in request.dead_letters)
+
+
+class _ReadPatiently(ReadAhead):
+    def __init__(self, read: ReadConfig, run: RunSettings):
+        super().__init__(read)
+        self._run = run
+
+    def setup(self) -> None:
+        super().setup()
+        self._stop = run_of(self._run).threads.stop
+        self._patience = self._waiting = _PatienceUntilStopped(self._stop)
+
+    def _read_one(self, ref: ImageRef, place: Place[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
+        while True:
+            read = super()._read_one(ref, place)
+            if not _is_unavailable(read) or place.abandoned or self._stop.is_set():
+                return read
+            self._waiting.note(read)  # for want of credentials, which is no failure that a single read would wait for
+            self._stop.wait(_AGAIN_SECONDS)
+
+
+class _PatienceUntilStopped(Patience):
+    """Waits for storage as long as the run goes on."""
+
+    def __init__(self, stop: threading.Event):
+        super().__init__(retry_seconds=math.inf, give_up_seconds=math.inf)
+        self._stop = stop
+
+    def failed(self, err: Exception) -> None:
+        super().failed(err)
+        if self._stop.is_set():
+            raise err
+
+    def note(self, unread: DeadLetter) -> None:
+        """Notes an image that could not be read for now."""
+        super().failed(StorageUnavailableError(unread.message))
+
+
+class _GiveBack(beam.DoFn):
+    """Takes out what is no failure of an image, but was not read when the run was stopped."""
+
+    def __init__(self, run: RunSettings):
+        self._run = run
+
+    def setup(self) -> None:
+        self._shared = run_of(self._run)
+
+    def process(self, letter: DeadLetter) -> Iterator[DeadLetter]:
+        if _is_unavailable(letter) and self._shared.threads.stop.is_set():
+            self._shared.give_back(letter.ref)
+        else:
+            yield letter
+
+
+def _is_unavailable(read: EncodedImage | DeadLetter) -> TypeGuard[DeadLetter]:
+    return isinstance(read, DeadLetter) and (read.stage, read.reason) == ("read", "storage_unavailable")
 
 
 class _PublishResults(beam.DoFn):

@@ -318,6 +318,40 @@ def test_a_lost_connection_is_waited_for_and_seen(pubsub_emulator, tmp_path, bri
         assert job.signal(signal.SIGTERM) == 0, job.output()
 
 
+def test_a_storage_that_fails_is_waited_for_and_seen(pubsub_emulator, gcs_bucket, tmp_path, bright_model, monkeypatch):
+    """However long it is away. Where the job is stopped meanwhile, the image is no dead letter: its message comes again."""
+    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
+    uris = [f"gs://{gcs_bucket.name}/{n}.png" for n in range(2)]
+    for n in range(2):
+        gcs_bucket.blob(f"{n}.png").upload_from_filename(str(tmp_path / "bright.png"))
+    storage = CuttableProxy(os.environ["STORAGE_EMULATOR_HOST"].removeprefix("http://"))
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{storage.host}")
+
+    def next_detection(job: StreamingJob) -> list[str]:
+        return [message.attributes["image_uri"] for message in job.take(job.detections, 1)]
+
+    def outages() -> int:
+        return job.output().count("each image is tried again until it is back")
+
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model) as job:
+        storage.cut()
+        job.publish(uris[0].encode())
+        assert eventually(lambda: outages() == 1), job.output()
+        storage.mend()
+        assert next_detection(job) == [uris[0]]
+        storage.cut()
+        job.publish(uris[1].encode())
+        assert eventually(lambda: outages() == 2), job.output()
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+        images = json.loads((job.archive / "summary.json").read_text())["images"]
+        assert images == {"read": 2, "detected": 1, "dead": 0, "skipped": 1}
+        storage.mend()
+        job.start()
+        assert next_detection(job) == [uris[1]]
+        assert job.take(job.dead_letters, 1, timeout_s=1) == []
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+
+
 def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator, bright_model, tmp_path):
     """A finalized object is read in its generation, once, however often it is notified; the archive may be a bucket."""
     write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
