@@ -15,7 +15,7 @@ from pipeline.records import row_bytes
 
 LEFT_OUT = "..."  # the name under which a row says how many fields it leaves out
 
-_MOST_FIELDS = 32
+MOST_FIELDS = 32
 _NAME_CHARACTERS = 64
 _MOST_BYTES = 2000  # of JSON; less than most rows have
 _DEEPEST = 4
@@ -41,7 +41,7 @@ def extra_text(fields: Mapping[Any, Any]) -> str:
             size = len(row_bytes(entry))
         except _TooLargeError:
             size = room + 1
-        if size > room or len(kept) == _MOST_FIELDS:
+        if size > room or len(kept) == MOST_FIELDS:
             left_out += 1
             continue
         kept |= entry

@@ -5,6 +5,7 @@ import zoneinfo
 
 import pytest
 from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pipeline.config.dates import DatesError, check_places, check_use, dated, days_of, settle, zone_named
@@ -71,6 +72,7 @@ def test_what_names_no_days_is_refused(text):
         settle(text, TODAY)
 
 
+@hypothesis_settings(deadline=None)
 @given(today=days, count=st.integers(1, 3660))
 def test_the_last_days_are_as_many_as_said_and_end_yesterday(today, count):
     if today - datetime.timedelta(days=count) < datetime.date(1970, 1, 1):
@@ -80,6 +82,7 @@ def test_the_last_days_are_as_many_as_said_and_end_yesterday(today, count):
     assert found[-1:] == days_of(settle("yesterday", today))
 
 
+@hypothesis_settings(deadline=None)
 @given(first=days, length=st.integers(1, 400), today=days)
 def test_a_range_has_each_of_its_days_once_in_order_whatever_day_it_is(first, length, today):
     expected = [first + datetime.timedelta(days=number) for number in range(length)]
@@ -88,6 +91,7 @@ def test_a_range_has_each_of_its_days_once_in_order_whatever_day_it_is(first, le
     assert settle(settled, today) == settled
 
 
+@hypothesis_settings(deadline=None)
 @given(day=days, length=st.integers(1, 3), span=hours, zone=zones, formats=st.lists(st.sampled_from(FORMATS), min_size=1))
 @example(datetime.date(2026, 3, 29), 1, datetime.timedelta(hours=2), zone_named("Europe/Zurich"), ["%H"])  # 23 hours
 @example(datetime.date(2026, 10, 25), 1, datetime.timedelta(hours=24), zone_named("Europe/Zurich"), ["%H"])  # 25 hours
@@ -146,6 +150,7 @@ def test_what_only_looks_like_a_place_for_days_stays_as_it_is():
     assert dated(pattern, days_of("2026-11-20"), zone_named("UTC")) == (pattern,)
 
 
+@hypothesis_settings(deadline=None)
 @given(st.text(st.characters(), max_size=12) | st.text(st.sampled_from("%YmdHMSfzZjcxXpIeEOQ-_#019 :"), max_size=8))
 def test_any_format_is_filled_in_or_refused_in_one_line(text):
     pattern = f"{{date:{text}}}"
@@ -157,6 +162,7 @@ def test_any_format_is_filled_in_or_refused_in_one_line(text):
         assert len(dated(pattern, days_of("2026-11-20"), zone_named("UTC"))) <= 24
 
 
+@hypothesis_settings(deadline=None)
 @given(st.text(max_size=40) | st.sampled_from(ZONES).map(lambda name: name[:-1]))
 @example("")
 @example("/etc/localtime")

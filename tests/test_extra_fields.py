@@ -5,6 +5,7 @@ import math
 
 import pytest
 from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pipeline.extra_fields import LEFT_OUT, extra_text
@@ -47,6 +48,7 @@ def test_fields_come_out_as_they_went_in_or_are_counted(fields, extra):
     assert json.loads(extra_text(fields) or "{}") == (fields if extra is ... else extra)
 
 
+@hypothesis_settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=70), values, max_size=50))
 @example({"...": True})
 def test_whatever_is_said_the_row_stays_one_small_line_of_json(fields):

@@ -48,6 +48,7 @@ def without_folders(paths):
     return {path for path in paths if not any(other.startswith(path + "/") for other in paths)}
 
 
+@hypothesis_settings(deadline=None)
 @given(patterns, st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join))
 def test_a_pattern_means_the_same_as_character_by_character(pattern, path):
     assert (to_regex(pattern).fullmatch(path) is not None) is means(pattern, path)

@@ -1,0 +1,102 @@
+"""`python -m pipeline.row_schema`: writes the JSON Schema of what this program gives: rows of detections and dead letters.
+
+    python -m pipeline.row_schema detections > detections.schema.json
+    python -m pipeline.row_schema dead_letters > dead_letters.schema.json
+
+Each line of the files under `detections/` and `dead_letters/` fits its schema, and so does the body of each message of a stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.extra_fields import LEFT_OUT, MOST_FIELDS
+from pipeline.failures import REASONS
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def _text(said: str) -> dict[str, Any]:
+    return {"type": "string", "description": said}
+
+
+def _object(said: str, properties: Mapping[str, Any], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    """An object with these properties and no others."""
+    required = [name for name in properties if name not in optional]
+    return {
+        **{"type": "object", "description": said, "properties": dict(properties)},
+        **{"required": required, "additionalProperties": False},
+    }
+
+
+_URI = _text("path or URI of the image, as it was given; inline:<name> where it came with its message")
+_GENERATION = _text("the object's generation on Cloud Storage; size and time of a local file; a hash of an inline image")
+_EXTRA = {
+    "type": "object",
+    "description": "what the manifest or message said of the image beyond its name; absent where it said nothing",
+    "properties": {LEFT_OUT: {"type": "integer", "minimum": 1, "description": "how many fields were too large or too many"}},
+    "maxProperties": MOST_FIELDS + 1,
+}
+
+
+def detection_schema() -> dict[str, Any]:
+    """The schema of a row of detections, in JSON Schema's dialect 2020-12."""
+    size = {"type": "integer", "minimum": 1}
+    image = {
+        **{"uri": _URI, "generation": _GENERATION},
+        "width": {**size, "description": "of the upright image, in pixels"},
+        "height": {**size, "description": "of the upright image, in pixels"},
+    }
+    found = {
+        "box_xyxy": {
+            **{"type": "array", "items": {"type": "number"}, "minItems": 4, "maxItems": 4},
+            "description": "x0, y0, x1, y1 in pixels of the original upright image, to 0.01; may lie beyond its edges",
+        },
+        "class_id": {"type": "integer", "description": "the model's number of the class, from 0"},
+        "class_name": _text("its name"),
+        "confidence": {"type": "number", "minimum": 0, "maximum": 1, "description": "to 0.00001"},
+    }
+    row = {
+        "image": _object("which image", image),
+        "model": _object("which model", {"name": _text("its name"), "version": _text("its version; empty where it has none")}),
+        "detections": {"type": "array", "items": _object("one object", found), "description": "confidence descending"},
+        "extra": _EXTRA,
+    }
+    return {"$schema": _DIALECT, "title": "Detections", **_object("What was found in one image.", row, ("extra",))}
+
+
+def dead_letter_schema() -> dict[str, Any]:
+    """The schema of a dead letter, in JSON Schema's dialect 2020-12."""
+    row = {
+        "image": _object("what is known of it", {"uri": _URI, "generation": _GENERATION}, ("uri", "generation")),
+        "stage": {"enum": list(REASONS), "description": "where it failed"},
+        "reason": {"enum": sorted({reason for reasons in REASONS.values() for reason in reasons}), "description": "why"},
+        "message": _text("the same for a person: what was expected, what came"),
+        "extra": _EXTRA,
+        "payload_base64": {
+            **_text("the message as it came, where it names no image that could be read again"),
+            "contentEncoding": "base64",
+        },
+    }
+    of_stage = [{"properties": {"stage": {"const": stage}, "reason": {"enum": list(REASONS[stage])}}} for stage in REASONS]
+    said = "An image, or a message, that has no result."
+    return {"$schema": _DIALECT, "title": "Dead letter", **_object(said, row, ("extra", "payload_base64")), "oneOf": of_stage}
+
+
+_SCHEMAS = {"detections": detection_schema, "dead_letters": dead_letter_schema}
+
+
+def main() -> None:
+    """Writes the schema that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m pipeline.row_schema", description=__doc__.partition("\n")[0])
+    parser.add_argument("of", choices=_SCHEMAS)
+    json.dump(_SCHEMAS[parser.parse_args().of](), sys.stdout, indent=2)
+    print()
+
+
+if __name__ == "__main__":
+    main()
