@@ -94,13 +94,12 @@ class LookAhead(Generic[Element, Result]):
         self._places: deque[Place[Element, Result]] = deque()
         self._waiting: dict[Place[Element, Result], int] = {}  # bytes wanted, in the order of asking
         self._held_bytes = 0
-        self._lock = threading.Lock()  # of all three; work reserves on threads of its own
+        self._lock = threading.Lock()  # of what changes these; work reserves on threads of its own
 
     def add(self, element: Element, timestamp: Any = 0, window: Any = None) -> Iterator[WindowedValue]:
         """Starts work on one more, then gives the oldest results while there is too much under way."""
         place = Place(self, element, timestamp, window)
-        with self._lock:
-            self._places.append(place)
+        self._places.append(place)
         self._start(place)
         return self._pass_on(lambda: len(self._places) > self._most or (len(self._places) > 1 and self._is_full()))
 
@@ -125,8 +124,7 @@ class LookAhead(Generic[Element, Result]):
             self._start(place)
 
     def _is_full(self) -> bool:
-        with self._lock:
-            return bool(self._waiting) or self._held_bytes > self._most_bytes
+        return bool(self._waiting) or self._held_bytes > self._most_bytes
 
     def _hold(self, place: Place[Element, Result], size_bytes: int) -> None:
         with self._lock:

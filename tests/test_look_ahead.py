@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from apache_beam.transforms.window import GlobalWindow, IntervalWindow
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import ReadConfig
@@ -66,6 +66,7 @@ def threads():
 
 
 @pytest.mark.parametrize("on_threads", [False, True], ids=["in turn", "on threads"])
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 20), st.integers(0, 200)), max_size=60), st.integers(1, 8))
 def test_all_elements_come_in_their_order_and_no_more_bytes_are_held_than_allowed_and_one_element(
     threads, on_threads, sizes, most

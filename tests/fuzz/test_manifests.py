@@ -1,0 +1,105 @@
+"""Whatever stands in a manifest: images that are read or dead letters, or one line that says what is wrong with the list."""
+
+import json
+import os
+import pickle
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import InputError
+from pipeline.failures import ImageError
+from pipeline.read.fetch import fetch
+from pipeline.read.list_images import list_images
+from pipeline.read.manifests import is_manifest_of_rows, named_images, read_manifest
+from pipeline.records import dead_letter_row, identity_bytes, row_bytes
+
+ENDINGS = (".txt", ".csv", ".jsonl")
+
+uris = st.sampled_from(
+    ["a.jpg", "in/b.png", "../a.jpg", "/dev/zero", ".", "..", "gone.jpg", "x" * 300, "a\0b", "\ud800", "\udcff"]
+)
+texts = uris | st.text(max_size=10) | st.sampled_from(["uri", "path", "image", "#", "[]", "{}", "nosuchscheme://b/x", "inline:1"])
+values = st.recursive(
+    texts | st.none() | st.booleans() | st.integers() | st.floats() | st.just(10**400),
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(texts, part, max_size=3),
+)
+rows = st.dictionaries(st.sampled_from(["uri", "path", "image", "extra", "camera"]) | texts, values, max_size=4) | values
+cells = st.lists(texts.map(lambda text: '"' + text.replace('"', '""') + '"') | texts, max_size=4)
+lines = (
+    rows.map(json.dumps)
+    | cells.map(",".join)
+    | texts
+    | st.binary(max_size=12).map(lambda noise: noise.decode("latin-1"))
+    | st.sampled_from(["", "\ufeff", '"', "[" * 2000, '{"uri": ' * 2000, '{"uri": "a.jpg"', "1" * 5000, "NaN"])
+)
+ends = st.sampled_from(["\n", "\r\n", "\r", "\u2028", ""])
+manifests = st.lists(st.tuples(lines, ends).map("".join), max_size=6).map("".join).map(
+    lambda text: text.encode("utf-8", "surrogatepass")
+) | st.binary(max_size=60)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A few files that a manifest may name; the current folder while the module runs."""
+    path = tmp_path_factory.mktemp("manifests")
+    (path / "in").mkdir()
+    (path / "a.jpg").write_bytes(b"a")
+    (path / "in" / "b.png").write_bytes(b"b")
+    before = os.getcwd()
+    os.chdir(path)
+    yield path
+    os.chdir(before)
+
+
+def one_line(err):
+    assert len(str(err).splitlines()) == 1
+    assert len(str(err)) < 1000
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@settings(deadline=None)
+@given(content=manifests)
+@example(content=b'{"uri": "a.jpg"}\n\n"in/b.png"')
+@example(content=b"uri\na.jpg\n")
+@example(content=b"[" * 100_000)
+@example(content=b'{"uri": "\\ud800"}')
+@example(content=b"\x00\x00")
+@example(content=b"\xef\xbb\xbf")
+@example(content=b'"unclosed\n' * 9)
+def test_a_manifest_is_images_or_one_line(folder, ending, content):
+    path = folder / f"list{ending}"
+    path.write_bytes(content)
+    assert is_manifest_of_rows(str(path)) in (True, False)
+    try:
+        refs = list(read_manifest(str(path)))
+    except InputError as err:
+        one_line(err)
+        return
+    assert refs == list(list_images(str(path)))
+    for ref in refs:
+        assert ref.uri
+        assert pickle.loads(pickle.dumps(ref)) == ref
+        assert identity_bytes(ref)
+        assert len(ref.extra) < 3000
+        try:
+            found, generation = fetch(ref, 1000)
+        except ImageError as err:
+            json.loads(row_bytes(dead_letter_row(err.dead_letter(ref))))
+        else:
+            assert found in (b"a", b"b", content)
+            assert generation
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc", "Zs", "Zl", "Zp"]), min_size=1), max_size=9))
+def test_names_come_back_from_each_kind_of_manifest(names):
+    """However odd they are, where the kind can say them."""
+    as_json = [json.dumps(row) for name in names for row in (name, {"uri": name}, {"image": {"uri": name}})]
+    read = [uri for uri, _ in named_images(as_json, "list.jsonl", lambda _: False)]
+    assert read == [name for name in names for _ in range(3)]
+    as_csv = ["uri,label"] + ['"' + name.replace('"', '""') + '",1' for name in names]
+    assert [uri for uri, _ in named_images(as_csv, "list.csv", lambda _: False)] == names
+    plain = [name for name in names if not name.startswith("#")]
+    assert [uri for uri, _ in named_images(plain, "list.txt", lambda _: False)] == plain
