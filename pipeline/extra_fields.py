@@ -8,7 +8,7 @@ number that JSON cannot say is null, and a whole number beyond 64 bits is text, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pipeline.records import row_bytes
@@ -49,6 +49,19 @@ def extra_text(fields: Mapping[Any, Any]) -> str:
     if left_out:
         kept[LEFT_OUT] = left_out
     return row_bytes(kept).decode() if kept else ""
+
+
+def said_beyond(known: Collection[str], said: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of an image but for what has names of its own; an `extra`, as rows have it, counts as the fields in it.
+
+    >>> said_beyond({"uri"}, {"uri": "a.jpg", "camera": 7, "extra": {"label": "cat"}})
+    {'camera': 7, 'label': 'cat'}
+    """
+    others = {name: value for name, value in said.items() if name not in known and name != "extra"}
+    extra = said.get("extra")
+    if isinstance(extra, Mapping):
+        return others | dict(extra)
+    return others | {"extra": extra} if extra else others
 
 
 class _TooLargeError(Exception):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.extra_fields import extra_text
+from pipeline.extra_fields import extra_text, said_beyond
 from pipeline.failures import ImageError
 from pipeline.read.fetch import open_file, storage_failures
 from pipeline.records import ImageRef
@@ -20,7 +20,7 @@ from pipeline.records import ImageRef
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
 _IMAGE_NAME = re.compile(r"\.(jpe?g|jpe|png|bmp|gif|webp|tiff?|avif|hei[cf]|jp2|p[bgpn]m|hdr|(tf)?records?)$", re.IGNORECASE)
 _NAMING = ("uri", "path", "file", "filename", "image")  # columns that name the image, the best first
-_OURS = frozenset({"uri", "path", "image", "generation", "extra"})
+_OURS = frozenset({"uri", "path", "image", "generation"})
 _LONGEST_LINE = 64 << 20  # a dead letter may have its image within
 
 Named = tuple[str, Mapping[str, Any]]  # an image's URI, and what else is said of it
@@ -133,11 +133,8 @@ def _in_json(text: str, where: str) -> Named:
 
 def _said_in(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a row says of its image: of one of ours its `extra`, of another all but the name."""
-    extra = row.get("extra")
-    said = {"extra": extra} if extra and not isinstance(extra, dict) else extra or {}
-    if isinstance(row.get("image"), dict):
-        return said
-    return {name: value for name, value in row.items() if name not in _OURS} | said
+    of_ours = isinstance(row.get("image"), dict)
+    return said_beyond((), {"extra": row.get("extra")}) if of_ours else said_beyond(_OURS, row)
 
 
 def _resolve(uri: str, folder: str) -> str:

@@ -4,7 +4,8 @@ A message is recognised by what it holds, without a setting:
 
     Cloud Storage notification     attributes eventType, bucketId, objectId, objectGeneration (only OBJECT_FINALIZE is work)
     JSON                           {"uri"} or {"bytes"} (base64), or {"request_id", "images": [{"uri"} | {"bytes"}, …]},
-                                   each image optionally with "name" (inline images) or "generation"; a list of URIs; one URI
+                                   each image optionally with "name" (inline images) or "generation"; a list of URIs; one URI;
+                                   other keys, of an image or of all, are what its row has as `extra`
     plain text                     one URI
     raw image bytes                by a content type of image/*, or by how the bytes start
 
@@ -27,6 +28,7 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pipeline.extra_fields import extra_text, said_beyond
 from pipeline.failures import ImageError
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
 from pipeline.stream.outgoing import utc
@@ -48,6 +50,7 @@ _IMAGE_STARTS = (
     b"\xff\x4f\xff\x51",
     b"#?RADIANCE",
 )
+_OURS = frozenset({"uri", "bytes", "content", "name", "generation", "request_id", "images"})
 _NO_WORK = object()  # what a message asks for that needs none
 _FTYP_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1")
 
@@ -199,15 +202,18 @@ def _asked_in_json(data: bytes) -> tuple[str, Any]:
         asked = json.loads(data)
     except (ValueError, RecursionError) as err:
         raise ImageError("message", "bad_json", f"the JSON cannot be parsed: {str(err)[:200]}") from err
-    request_id = ""
+    request_id, of_all = "", {}
     if isinstance(asked, dict):
         request_id = _text(asked.get("request_id"))
+        if "images" in asked:  # made small once, not for each image
+            of_all = json.loads(extra_text(said_beyond(_OURS, asked)) or "{}")
         asked = asked.get("images", [asked])
     if isinstance(asked, str):
         asked = [asked]
     if not isinstance(asked, list):
         return request_id, asked
-    return request_id, [{"uri": entry} if isinstance(entry, str) else entry for entry in asked]
+    entries = [{"uri": entry} if isinstance(entry, str) else entry for entry in asked]
+    return request_id, [of_all | entry if of_all and isinstance(entry, dict) else entry for entry in entries]
 
 
 def _text(value: Any) -> str:
@@ -253,7 +259,7 @@ def _image(entry: Any, limits: MessageLimits, bytes_left: int) -> ImageRef | Enc
         if not is_allowed(uri, limits.allowed_prefixes):
             allowed = ", ".join(limits.allowed_prefixes)
             raise ImageError("message", "not_allowed", f"{uri[:200]!r} lies under none of the allowed prefixes ({allowed})")
-        return ImageRef(uri, _text(entry.get("generation")))
+        return ImageRef(uri, _text(entry.get("generation")), extra=extra_text(said_beyond(_OURS, entry)))
     content = (
         entry["content"] if "content" in entry and isinstance(entry["content"], bytes) else _decode_base64(entry.get("bytes"))
     )
@@ -263,7 +269,7 @@ def _image(entry: Any, limits: MessageLimits, bytes_left: int) -> ImageRef | Enc
         )
     digest = hashlib.sha256(content).hexdigest()[:32]
     name = _CONTROL.sub("?", _text(entry.get("name")) or digest)
-    return EncodedImage(ImageRef(INLINE + name, digest, len(content)), content)
+    return EncodedImage(ImageRef(INLINE + name, digest, len(content), extra=extra_text(said_beyond(_OURS, entry))), content)
 
 
 def _uri(entry: Any) -> str:

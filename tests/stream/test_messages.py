@@ -44,6 +44,43 @@ def test_a_storage_notification_asks_for_that_generation_of_the_object():
     assert not request.skipped
 
 
+INLINE_BYTES = base64.b64encode(JPEG).decode()
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        pytest.param({"uri": "gs://b/a"}, [{}], id="nothing"),
+        pytest.param({"uri": "gs://b/a", "name": "n", "generation": "1", "request_id": "r"}, [{}], id="only what is ours"),
+        pytest.param({"uri": "gs://b/a", "camera": 7, "tags": ["x"]}, [{"camera": 7, "tags": ["x"]}], id="of one image"),
+        pytest.param({"bytes": INLINE_BYTES, "camera": 7}, [{"camera": 7}], id="of an inline image"),
+        pytest.param({"uri": "gs://b/a", "extra": {"camera": 7}, "label": "x"}, [{"camera": 7, "label": "x"}], id="as in rows"),
+        pytest.param(
+            {"request_id": "r", "camera": 7, "images": ["gs://b/a", {"uri": "gs://b/b", "camera": 8}, {"bytes": INLINE_BYTES}]},
+            [{"camera": 7}, {"camera": 8}, {"camera": 7}],
+            id="of all images",
+        ),
+        pytest.param(
+            {"notes": "x" * 100_000, "images": [{"uri": "gs://b/a", "notes": "y" * 3000, "n": 1}]},
+            [{"n": 1, "...": 2}],
+            id="large",
+        ),
+        pytest.param({"images": ["gs://b/a"], "a\ud800": float("nan")}, [{"a\ud800": None}], id="no Unicode, no number"),
+    ],
+)
+def test_what_a_message_says_beyond_what_we_know_travels_with_its_images(message, said):
+    images = asked(json.dumps(message).encode()).images
+    refs = [image.ref if isinstance(image, EncodedImage) else image for image in images]
+    assert [json.loads(ref.extra or "{}") for ref in refs] == said
+
+
+def test_what_a_message_says_is_in_the_row_that_answers_it():
+    (ref,) = asked(b'{"uri": "gs://b/a", "camera": 7}').images
+    nothing = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
+    answer = detection_message(DetectedImage(ref, 2, 1, "m", "3", nothing), 0.0)
+    assert json.loads(answer.data)["extra"] == {"camera": 7}
+
+
 @pytest.mark.parametrize("event", ["OBJECT_DELETE", "OBJECT_ARCHIVE", "OBJECT_METADATA_UPDATE", "NEW_KIND"])
 def test_other_notifications_are_skipped(event):
     request = notified(event=event)
