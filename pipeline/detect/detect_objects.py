@@ -13,6 +13,7 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector, shared_detector
+from pipeline.detect.loaded_model import LoadModel
 from pipeline.figures import metrics
 from pipeline.look_ahead import LookAhead, Place
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage
@@ -35,7 +36,8 @@ class DetectObjects(beam.PTransform):
     Bounded or unbounded; deterministic but for the last bits of floats, so a retried bundle gives the same rows.
 
     Args:
-      model: A SavedModel's path (local or `gs://`), or a `ModelConfig` for one that does not describe itself.
+      model: A SavedModel's path (local or `gs://`), a `ModelConfig` for one that does not describe itself, or a function that
+        loads a model of another engine (`loaded_model`).
       detect: How to run it; keyword arguments below override single settings.
       samples: How many images get a thumbnail in their record (for a report).
       **settings: Any field of `DetectConfig`, e.g. `score_threshold=0.4`, `classes=["dog"]`.
@@ -48,7 +50,11 @@ class DetectObjects(beam.PTransform):
     """
 
     def __init__(
-        self, model: str | ModelConfig = "digits", detect: DetectConfig | None = None, samples: int = 0, **settings: Any
+        self,
+        model: str | ModelConfig | LoadModel = "digits",
+        detect: DetectConfig | None = None,
+        samples: int = 0,
+        **settings: Any,
     ):
         super().__init__()
         self._model = ModelConfig(path=model) if isinstance(model, str) else model
@@ -124,7 +130,7 @@ class DetectorHandler(ModelHandler[StartedImage, DetectedImage | DeadLetter, Det
     flight, filled with the images of whatever requests there are.
     """
 
-    def __init__(self, model: ModelConfig, detect: DetectConfig, samples: int = 0):
+    def __init__(self, model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0):
         super().__init__()
         self._model = model
         self._detect = detect

@@ -172,7 +172,8 @@ class Detector:
     def _detect_together(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
         model = self.model  # taken once: what these images meet from here on is one version
         prepared = [self._prepare(image, model.metadata) for image in images]
-        outputs = iter(model.engine([ready.pixels for ready in prepared if isinstance(ready, _Prepared)]))
+        pixels = [ready.pixels for ready in prepared if isinstance(ready, _Prepared)]
+        outputs = iter(model.engine(pixels) if pixels else ())
         return [self._finish(ready, next(outputs), model) if isinstance(ready, _Prepared) else ready for ready in prepared]
 
     def _prepare(self, image: EncodedImage, metadata: DetectorMetadata) -> _Prepared | DeadLetter:

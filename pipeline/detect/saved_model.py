@@ -20,6 +20,7 @@ from pipeline.detect import tensorflow_setup
 from pipeline.detect.batching import BatchedModel
 from pipeline.detect.describe_model import describe, pick_signature
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory
+from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler
 from pipeline.errors import ModelError
 from pipeline.storage.globs import escape_glob
@@ -102,12 +103,15 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
             raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {_first_line(err)}; repair or remove it") from err
     fixed_batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
     predict = _optimised(_as_function(signature, metadata, detect), detect.precision)
+    del loaded, signature
+    return_free_memory()  # optimising took several times the model
     engine = _batched(predict, metadata.input_hw, fixed_batch, detect)
     try:
         engine.warm_up()
     except (ModelFailed, OutOfMemory) as err:
         engine.close()
         raise ModelError(f"model {model.path}: fails on a blank image: {err}") from err
+    return_free_memory()
     return LoadedModel(metadata, version, engine, requests)
 
 

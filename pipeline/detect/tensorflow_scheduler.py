@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline.detect.loaded_model import ModelFailed, OutOfMemory, Output
+from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.tensorflow_setup import session_config
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class TensorFlowScheduler:
         """Gives back memory and threads; nothing may be under way."""
         self._run.clear()
         self._session.close()
+        del self._session  # with its graph
+        return_free_memory(circles=True)
 
 
 class _TracedModel:

@@ -7,6 +7,7 @@ from typing import Any
 
 from models.quiet import quiet_stderr
 from pipeline.config import DetectConfig
+from pipeline.detect.process_memory import share_heaps
 from pipeline.errors import ModelError
 
 
@@ -21,6 +22,7 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     if detect.xla:
         os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
     _keep_to_cores(detect.cpu_affinity)
+    share_heaps(max(2, usable_cores()))
     with quiet_stderr():
         import tensorflow as tf
 

@@ -1,0 +1,129 @@
+"""Another engine stands behind `LoadedModel` with one class and one function, both here; all else is as with TensorFlow."""
+
+import apache_beam as beam
+import cv2
+import numpy as np
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.testing.util import assert_that
+
+from models.metadata import DetectorMetadata
+from pipeline.config import DetectConfig
+from pipeline.detect.detect_objects import DetectObjects
+from pipeline.detect.detector import load_detector
+from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory, Output
+from pipeline.errors import ModelError
+from pipeline.records import DeadLetter, EncodedImage, ImageRef, detection_row
+
+HW = (48, 64)
+UNLUCKY = 13  # the grey of images on which the toy fails
+BOX = (16, 6, 48, 30)  # of images as large as the input
+
+
+class NumPyEngine:
+    """Finds the bright rectangle of an image; one image after the other."""
+
+    batch_sizes = (1,)
+    images_in_flight = 4
+
+    def __init__(self):
+        self.closed = False
+
+    def __call__(self, images):
+        return [ModelFailed("13 is unlucky") if (pixels == UNLUCKY).any() else self._box(pixels) for pixels in images]
+
+    def _box(self, pixels):
+        rows, columns = (np.flatnonzero((pixels[..., 0] > 127).any(axis)) for axis in (1, 0))
+        found = [[columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]] if len(rows) else []
+        boxes = np.array(found, np.float32).reshape(-1, 4)
+        return Output({"boxes": boxes, "scores": np.full(len(boxes), 0.75)}, led_batch=1, model_seconds=1e-6)
+
+    def close(self):
+        self.closed = True
+
+
+def load_toy(_detect: DetectConfig) -> LoadedModel:
+    metadata = DetectorMetadata("toy", HW, "stretch", ("rectangle",), box_units="pixels", threshold_inputs=False)
+    return LoadedModel(metadata, "7", NumPyEngine())
+
+
+def image(name, grey=0, box=None):
+    pixels = np.full((*HW, 3), grey, np.uint8)
+    if box:
+        pixels[box[1] : box[3], box[0] : box[2]] = 255
+    return EncodedImage(ImageRef(name), cv2.imencode(".png", pixels)[1].tobytes())
+
+
+def test_a_toy_engine_detects_through_the_whole_transform():
+    images = [image("found", box=BOX), image("empty"), image("unlucky", grey=UNLUCKY), EncodedImage(ImageRef("text"), b"text")]
+
+    def rows_are(rows):
+        by_uri = {row["image"]["uri"]: row for row in rows}
+        assert set(by_uri) == {"found", "empty"}
+        assert by_uri["found"]["model"] == {"name": "toy", "version": "7"}
+        assert by_uri["found"]["detections"] == [
+            {"box_xyxy": [*map(float, BOX)], "class_id": 0, "class_name": "rectangle", "confidence": 0.75}
+        ]
+        assert by_uri["empty"]["detections"] == []
+
+    def letters_are(letters):
+        assert sorted((letter.ref.uri, letter.stage, letter.reason) for letter in letters) == [
+            ("text", "decode", "not_an_image"),
+            ("unlucky", "detect", "model_failed"),
+        ]
+        assert "the model fails on this image alone: 13 is unlucky" in {letter.message for letter in letters}
+
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        found = pipeline | beam.Create(images) | DetectObjects(load_toy)
+        assert_that(found.detected | beam.Map(detection_row), rows_are, "Rows")
+        assert_that(found.dead, letters_are, "Letters")
+
+
+def test_a_detector_closes_its_engine():
+    detector = load_detector(load_toy, DetectConfig())
+    assert [len(result.detections) for result in detector.detect([image("a", box=BOX), image("b")])] == [1, 0]
+    assert not detector.model.engine.closed
+    detector.close()
+    assert detector.model.engine.closed
+
+
+def warmed_by(*requests):
+    def load(detect):
+        toy = load_toy(detect)
+        return LoadedModel(toy.metadata, toy.version, toy.engine, requests)
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("load", "settings", "message"),
+    [
+        pytest.param(warmed_by(image("a", grey=UNLUCKY).content), {}, "13 is unlucky", id="an image it fails on"),
+        pytest.param(warmed_by(np.full((2, *HW, 3), UNLUCKY, np.uint8)), {}, "13 is unlucky", id="an array it fails on"),
+        pytest.param(load_toy, {"classes": ("circle",)}, "model toy has no class 'circle'", id="a class it lacks"),
+    ],
+)
+def test_a_model_that_is_refused_is_closed(load, settings, message):
+    loaded = []
+
+    def load_and_keep(detect):
+        loaded.append(load(detect))
+        return loaded[0]
+
+    with pytest.raises(ModelError, match=message):
+        load_detector(load_and_keep, DetectConfig(**settings))
+    assert loaded[0].engine.closed
+
+
+class FullEngine(NumPyEngine):
+    def __call__(self, images):
+        raise OutOfMemory("no room for one image")
+
+
+def test_an_engine_without_memory_for_one_image_fails_whoever_waits():
+    """The bundle fails, and its runner tries again: the image is not to blame."""
+    toy = load_toy(DetectConfig())
+    detector = load_detector(lambda _: LoadedModel(toy.metadata, toy.version, FullEngine()), DetectConfig())
+    with pytest.raises(OutOfMemory):
+        detector.detect([image("a")])
+    assert isinstance(detector.detect([EncodedImage(ImageRef("b"), b"")])[0], DeadLetter)
