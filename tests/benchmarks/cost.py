@@ -1,0 +1,181 @@
+"""Measures what an image costs beside its share of the model: the constants of `pipeline.cost`, from real runs on this machine.
+
+    .venv/bin/python -m tests.benchmarks.cost
+
+Operations are counted by a storage emulator, request by request; bytes of shuffles by encoding what goes into each of them with
+the coder that Beam chose. Both are the difference of a larger and a smaller run, so that what a job costs once stays apart.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam import coders
+from apache_beam.metrics import Metrics, MetricsFilter
+from apache_beam.pipeline import PipelineVisitor
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from pipeline import graph, run
+from pipeline.config import Config
+from pipeline.records import DetectedImage, detection_row, row_bytes
+from pipeline.stream.messages import detection_message
+from tests.conftest import REPO
+
+SAMPLES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
+# https://cloud.google.com/storage/pricing#operations-by-class; what an upload sends in parts is one operation, deleting is free
+_CLASSES = (
+    ("class_a", re.compile(r"GET /storage/v1/b/[^/]+/o|POST /upload/.*|POST .*/(rewriteTo|copyTo|compose)/?.*|POST /batch/.*")),
+    ("class_b", re.compile(r"GET /storage/v1/b/[^/]+(/o/.+)?|GET /download/.*")),
+)
+
+
+@contextlib.contextmanager
+def counting_storage() -> Iterator[tuple[Any, collections.Counter[str]]]:
+    """A storage emulator in this process: a new bucket, and its operations by class. The environment names it for this while."""
+    from apache_beam.internal.gcp import auth
+    from gcp_storage_emulator import server
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud import storage
+
+    counts: collections.Counter[str] = collections.Counter()
+
+    class Counting(server.Router):
+        def handle(self, method: str) -> None:
+            path = urllib.parse.urlparse(self._request_handler.path).path
+            counts.update(name for name, known in _CLASSES if known.fullmatch(f"{method} {path}"))
+            super().handle(method)
+
+    before, server.Router, environment = server.Router, Counting, dict(os.environ)
+    running = server.create_server("127.0.0.1", 0, in_memory=True)
+    running.start()
+    running._api.is_running.wait(30)
+    os.environ.update(STORAGE_EMULATOR_HOST=f"http://127.0.0.1:{running._api._httpd.server_port}", NO_GCE_CHECK="true")
+    auth._Credentials._credentials_init = True  # else Beam looks for credentials for seconds
+    try:
+        yield storage.Client(project="test-project", credentials=AnonymousCredentials()).create_bucket("bucket-cost"), counts
+    finally:
+        running.stop()
+        server.Router = before
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
+    """Operations of each class an image and a job, from runs of two sizes over images in a bucket."""
+    seen: list[collections.Counter[str]] = []
+    with counting_storage() as (bucket, counts):
+        for size in sizes:
+            for number in range(size):
+                bucket.blob(f"in{size}/{number}.jpg").upload_from_filename(str(SAMPLES[number % len(SAMPLES)]))
+            counts.clear()
+            places = ["--input", f"gs://{bucket.name}/in{size}/*", "--output", f"gs://{bucket.name}/out{size}"]
+            with contextlib.redirect_stdout(sys.stderr):
+                code = run.main(places)
+            if code:
+                raise RuntimeError(f"the job ended with {code}")
+            seen.append(counts.copy())
+    an_image = {name: (seen[1][name] - seen[0][name]) / (sizes[1] - sizes[0]) for name, _ in _CLASSES}
+    return {f"{name}_an_image": an_image[name] for name in an_image} | {
+        f"{name}_a_job": seen[0][name] - an_image[name] * sizes[0] for name in an_image
+    }
+
+
+class _CountBytes(beam.DoFn):
+    def __init__(self, coder: Any):
+        self._coder = coder
+
+    def process(self, element: Any) -> None:
+        Metrics.counter("cost", "shuffled").inc(len(self._coder.encode(element)))
+
+
+def _count_shuffled(pipeline: beam.Pipeline) -> None:
+    """Adds a count beside each shuffle of a built pipeline."""
+    shuffled: list[Any] = []
+
+    class Find(PipelineVisitor):
+        def visit_transform(self, node: Any) -> None:
+            if isinstance(node.transform, beam.GroupByKey):
+                shuffled.extend(node.main_inputs.values())
+
+    pipeline.visit(Find())
+    for number, elements in enumerate(shuffled):
+        coder = coders.registry.get_coder(elements.element_type)
+        _ = elements | f"CountShuffled{number}" >> beam.ParDo(_CountBytes(coder))
+
+
+def shuffled_bytes(folder: Path, sizes: tuple[int, int]) -> float:
+    """Bytes that an image brings into the shuffles of a batch job, from runs of two sizes."""
+    found = []
+    for size in sizes:
+        images = folder / f"in{size}"
+        images.mkdir()
+        for number in range(size):
+            shutil.copy(SAMPLES[number % len(SAMPLES)], images / f"{number:04d}.jpg")
+        config = Config(input=(str(images),), output=str(folder / f"out{size}"))
+        pipeline = beam.Pipeline(runner=FnApiRunner())
+        graph.build(pipeline, config, graph.sinks(config, f"{config.output}/.staging-cost"))
+        _count_shuffled(pipeline)
+        result = pipeline.run()
+        result.wait_until_finish()
+        counters = result.metrics().query(MetricsFilter().with_name("shuffled"))["counters"]  # one for each shuffle
+        found.append(sum(counter.result for counter in counters))
+    return (found[1] - found[0]) / (sizes[1] - sizes[0])
+
+
+def detected() -> list[DetectedImage]:
+    """The sample scenes as the bundled detector sees them."""
+    from pipeline.config import DetectConfig, ModelConfig
+    from pipeline.detect.detector import shared_detector
+    from pipeline.records import EncodedImage, ImageRef
+
+    refs = [ImageRef(f"gs://bucket/images/2026/11/21/{path.name}", "1795219200000000") for path in SAMPLES]
+    images = [EncodedImage(ref, path.read_bytes()) for ref, path in zip(refs, SAMPLES, strict=True)]
+    found = shared_detector(ModelConfig(), DetectConfig(), 0).detect(images)
+    return [each for each in found if isinstance(each, DetectedImage)]
+
+
+def row_and_message_bytes(images: Sequence[DetectedImage]) -> dict[str, float]:
+    """Bytes of a row without objects, of each object in it, and of what a message holds beside its row."""
+    objects = np.array([len(image.detections) for image in images])
+    rows = np.array([len(row_bytes(detection_row(image))) + 1 for image in images])
+    (an_object, a_row), *_ = np.linalg.lstsq(np.stack([objects, np.ones(len(rows))], 1), rows, rcond=None)
+    messages = [detection_message(image, time.time()) for image in images]
+    beside = [sum(len(name) + len(str(value)) for name, value in message.attributes.items()) for message in messages]
+    return {"row_bytes": a_row, "object_bytes": an_object, "attribute_bytes": float(np.mean(beside))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How many images the smaller and the larger run of each measurement have."""
+
+    storage: tuple[int, int] = (8, 40)
+    shuffles: tuple[int, int] = (24, 120)
+
+
+def measure(sizes: Sizes) -> dict[str, float]:
+    """All constants."""
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            **row_and_message_bytes(detected()),
+            "shuffled_bytes": shuffled_bytes(Path(folder), sizes.shuffles),
+            **storage_operations(sizes.storage),
+        }
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: round(value, 3) for name, value in measure(Sizes()).items()}, indent=2))

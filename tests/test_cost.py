@@ -1,0 +1,153 @@
+"""What a job costs: the arithmetic by hand, and each constant against a small real run."""
+
+import math
+import time
+
+import apache_beam as beam
+import pytest
+from apache_beam.pipeline import PipelineVisitor
+from apache_beam.transforms import userstate
+from hypothesis import given, strategies
+
+from pipeline import cost
+from pipeline.cost import Measured, Usage, Work, estimate
+from tests.benchmarks.cost import SAMPLES, Sizes, detected, measure
+from tests.test_streaming_graph import build
+
+SIMPLE = Measured(
+    cpu_ms=50.0,
+    row_bytes=100.0,
+    object_bytes=50.0,
+    attribute_bytes=200.0,
+    notice_bytes=1500.0,
+    shuffled_bytes=250.0,
+    class_b_an_image=2.0,
+    class_a_a_job=20.0,
+    class_b_a_job=40.0,
+    class_a_a_spool=1.0,
+    class_b_a_spool=3.0,
+    listed_at_once=1000.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        pytest.param(
+            Work(0, startup_minutes=0),
+            Usage(0, 0, class_a=20, class_b=40, read_gb=0, results_gb=0, pubsub_gb=0, shuffle_gb=0),
+            id="nothing but the job's own files",
+        ),
+        pytest.param(
+            Work(3_600_000, objects=4, image_kb=100, machines=10, images_per_second=100, startup_minutes=6, bundle_images=1000),
+            # 10 machine-hours of work, and a tenth of an hour of each machine's start
+            Usage(
+                hours=1.1,
+                machine_hours=11.0,
+                class_a=20 + 3600 + 3600,
+                class_b=40 + 7_200_000 + 10_800,
+                read_gb=360.0,
+                results_gb=3.6e6 * 300 / 1e9,
+                pubsub_gb=0,
+                shuffle_gb=0.9,
+            ),
+            id="batch",
+        ),
+        pytest.param(
+            Work(160 * 3600, machines=1, cores=8, objects=0, startup_minutes=0),
+            # eight cores at 50 ms an image are 160 images/s
+            Usage(1.0, 1.0, 20 + 576 + 576, 40 + 1_152_000 + 1728, 115.2, 0.0576, 0, 0.144),
+            id="rate of the cores",
+        ),
+        pytest.param(
+            Work(1_000_000, "streaming", objects=0, image_kb=1, machines=2, images_per_second=1e9, hours=24, startup_minutes=0),
+            # messages of 1,500 and 300 bytes, the latter billed as 1,000; each published and delivered
+            Usage(24.0, 48.0, 20 + 1440, 40 + 2_000_000, 1.0, 0.1, 5.0, (100 + 250 + 1000 * cost._IMAGES_IN_STATE) / 1e3),
+            id="streaming",
+        ),
+    ],
+)
+def test_a_job_takes_what_it_takes_by_hand(work, expected):
+    for name, value in vars(estimate(work, SIMPLE)).items():
+        assert value == pytest.approx(getattr(expected, name), rel=1e-3), name
+
+
+@given(strategies.floats(0, 1e12), strategies.floats(1, 1e4), strategies.sampled_from(["batch", "streaming"]))
+def test_more_images_take_more_of_everything_and_more_machines_no_more_work(images, machines, mode):
+    some, more = estimate(Work(images, mode)), estimate(Work(images * 2 + 1, mode))
+    assert all(getattr(some, name) <= getattr(more, name) for name in vars(some))
+    side_by_side = estimate(Work(images, mode, machines=machines, startup_minutes=0))
+    assert side_by_side.machine_hours == pytest.approx(estimate(Work(images, mode, startup_minutes=0)).machine_hours)
+    assert side_by_side.hours * machines == pytest.approx(side_by_side.machine_hours)
+
+
+def test_each_part_costs_its_price_by_its_unit():
+    usage = Usage(hours=1, machine_hours=10, class_a=20_000, class_b=5_000, read_gb=2, results_gb=3, pubsub_gb=4, shuffle_gb=5)
+    prices = {"machine_hours": 0.5, "class_a": 0.05, "class_b": 0.004, "results_gb": 0.02}
+    assert cost.costs(usage, prices) == {"machine_hours": 5.0, "class_a": 0.1, "class_b": 0.002, "results_gb": 0.06}
+
+
+def test_it_shows_a_line_for_each_power_of_ten(capsys):
+    assert cost.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["images", *(f"{10**n:,}" for n in range(3, 10))]
+    assert "cost" not in lines[0]
+
+
+def test_prices_stand_below_what_they_are_for(capsys):
+    assert cost.main(["--images", "3.6e6", "--images-per-second", "1000", "--startup-minutes", "0", "--machine-hour", "2"]) == 0
+    head, numbers, prices = capsys.readouterr().out.splitlines()
+    assert (head.split()[-1], numbers.split()[-1], prices.split()) == ("cost", "2", ["(2)"])
+
+
+@pytest.mark.parametrize(
+    "argv", [["--mode", "daily"], ["--machines", "0"], ["--images", "-1"], ["--window-s", "0"], ["--images", "nan"]], ids=" ".join
+)
+def test_what_is_no_amount_is_one_line_and_exit_code_2(argv, capsys):
+    assert cost.main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return measure(Sizes(storage=(4, 12), shuffles=(24, 48)))
+
+
+@pytest.mark.parametrize("name", ["row_bytes", "object_bytes", "attribute_bytes", "shuffled_bytes", "class_b_an_image"])
+def test_a_constant_of_an_image_is_what_a_real_run_takes(measured, name):
+    """To within a third: names of images are longer or shorter."""
+    assert getattr(Measured(), name) == pytest.approx(measured[name], rel=1 / 3)
+
+
+@pytest.mark.parametrize("name", ["class_a_a_job", "class_b_a_job"])
+def test_a_constant_of_a_job_is_of_the_order_of_a_real_run(measured, name):
+    assert abs(math.log10(getattr(Measured(), name) / measured[name])) < 0.5
+
+
+def test_no_image_of_a_batch_job_is_written_or_listed_by_itself(measured):
+    assert measured["class_a_an_image"] == pytest.approx(0, abs=0.25)
+
+
+def test_the_cpu_time_of_an_image_is_of_the_order_of_a_real_one():
+    """The bundled model is smaller than the one that was measured."""
+    detected()
+    before = time.process_time()
+    detected()
+    milliseconds = (time.process_time() - before) / len(SAMPLES) * 1e3
+    assert abs(math.log10(Measured().cpu_ms / milliseconds)) < 1
+
+
+def test_images_pass_a_service_runners_state_as_often_as_is_said():
+    """What a shuffle or a state holds of them is billed by the byte."""
+    found = []
+
+    class Find(PipelineVisitor):
+        def visit_transform(self, node):
+            stateful = isinstance(node.transform, beam.ParDo) and userstate.is_stateful_dofn(node.transform.fn)
+            if stateful or isinstance(node.transform, beam.GroupByKey):
+                found.extend(str(each.element_type) for each in node.main_inputs.values())
+
+    build(in_process=False, native_source=True).visit(Find())
+    assert found
+    assert sum("EncodedImage" in each for each in found) == cost._IMAGES_IN_STATE
