@@ -1,6 +1,7 @@
 """What a job costs: the arithmetic by hand, and each constant against a small real run."""
 
 import math
+import re
 import time
 
 import apache_beam as beam
@@ -12,6 +13,7 @@ from hypothesis import given, strategies
 from pipeline import cost
 from pipeline.cost import Measured, Usage, Work, estimate
 from tests.benchmarks.cost import SAMPLES, Sizes, detected, measure
+from tests.conftest import REPO
 from tests.test_streaming_graph import build
 
 SIMPLE = Measured(
@@ -92,6 +94,15 @@ def test_it_shows_a_line_for_each_power_of_ten(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["images", *(f"{10**n:,}" for n in range(3, 10))]
     assert "cost" not in lines[0]
+
+
+def test_the_document_shows_what_the_command_prints(capsys):
+    document = (REPO / "docs" / "COST.md").read_text()
+    assert cost.main([]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if f"    {line}\n" not in document] == []
+    of_an_image = [f"{getattr(Measured(), name):,.10g}" for name in ("cpu_ms", "row_bytes", "object_bytes", "attribute_bytes")]
+    of_a_job = [f"{getattr(Measured(), name):,.10g}" for name in ("shuffled_bytes", "class_a_a_job", "class_b_a_job")]
+    assert [number for number in (*of_an_image, *of_a_job) if not re.search(rf"\| .*(?<![\d.]){number} ", document)] == []
 
 
 def test_prices_stand_below_what_they_are_for(capsys):

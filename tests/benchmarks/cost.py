@@ -33,7 +33,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipeline import graph, run
 from pipeline.config import Config
 from pipeline.records import DetectedImage, detection_row, row_bytes
-from pipeline.stream.messages import detection_message
+from pipeline.stream.outgoing import detection_message
 from tests.conftest import REPO
 
 SAMPLES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
