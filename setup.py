@@ -31,7 +31,7 @@ setup(
         "jinja2>=3.1,<4",
         "opencv-python-headless>=4.10,<5",  # 5 no longer reads Darknet models, which the benchmarks compare with
         "pandas>=2,<2.4",  # Beam's notebook runner breaks with newer ones
-        "pillow>=11,<13",
+        "pillow>=11.3,<13",
         "pyarrow>=16,<26",
         "pydantic>=2.11,<3",
         "pyyaml>=6,<7",
