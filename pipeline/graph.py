@@ -49,14 +49,15 @@ def source_of(config: Config) -> Source:
     return ReadImages(config.patterns(), config.read, exclude=config.output, allow_empty=config.allow_empty)
 
 
-def sinks(config: Config, staging: str) -> list[Sink]:
+def sinks(config: Config, staging: str, *, launched: bool = True) -> list[Sink]:
     """Where the results of a batch job go, by its config.
 
     Args:
       config: The job.
-      staging: Folder under the output for unfinished files; `WriteFiles` leaves there what the summary needs.
+      staging: Folder in the output for unfinished files; `WriteFiles` leaves there what the summary needs.
+      launched: Whether a launcher holds that folder while the job runs.
     """
-    return [WriteFiles(config.output, staging, config.write, samples_kept(config))]
+    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched)]
 
 
 def build_streaming(
@@ -90,7 +91,9 @@ def build_streaming(
     _ = found.dead | "PublishUndetected" >> PublishResults(run)
     _ = found.detected | "PublishDetections" >> PublishResults(run)
 
-    archive = functools.partial(ArchiveRows, results, window_s=stream.archive_window_s, job=run.name, shards=config.write.shards)
+    archive = functools.partial(
+        ArchiveRows, results, window_s=stream.archive_window_s, job=run.name, shards=config.write.shards or 1
+    )
     _ = (asked.dead, read.dead, found.dead) | "ArchiveDeadLetters" >> archive("dead_letters", dead_letter_row)
     if stream.archive:
         _ = found.detected | "ArchiveDetections" >> archive("detections", detection_row)

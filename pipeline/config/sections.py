@@ -147,7 +147,8 @@ class ReadConfig:
 class WriteConfig:
     """What is written beside the JSON Lines, the summary and the report."""
 
-    shards: Count = setting(1, "number of detections-*.jsonl files")
+    shards: Count | None = setting(None, "number of detections-*.jsonl files; default: one for each 100,000 rows")
+    replace: Switch = setting(False, "remove what an earlier run with other settings left in the output folder")
     parquet: Switch = setting(False, "write detections/*.parquet too, one row an image")
     coco: Switch = setting(False, "write coco/results.json (and coco/images.json) too")
     coco_ground_truth: Text | None = setting(None, "COCO annotations whose image and category ids coco/results.json shall use")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +15,7 @@ from pipeline.config import Config
 from pipeline.errors import InputError
 from pipeline.figures import progress
 from pipeline.figures.summary import RunFacts
-from pipeline.launch.ending import DONE, Ending, failed, last_line, stopped_by_signals
+from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals, tidy
 from pipeline.launch.loading import detector_loading, load_detector
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import first_images, model_lines, say, shown, trial_lines
@@ -25,7 +23,7 @@ from pipeline.launch.templates import write_template
 from pipeline.read.list_images import list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.tfrecords import is_tfrecord
-from pipeline.storage.results import STAGING, remove_staging
+from pipeline.storage.staging import held, new_staging, run_of
 from pipeline.storage.stopping import begin_publishing
 from pipeline.write.sink import Sink
 from pipeline.write.write_files import read_written
@@ -47,7 +45,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
 def show_plan(job: Job) -> int:
     """Prints what a run would do, what it finds in one image, and what is wrong; writes nothing."""
     config = job.config
-    for sink in graph.sinks(config, config.output):
+    for sink in graph.sinks(config, new_staging(config.output)):
         sink.check(write=False)
     detector = load_detector(config)
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
@@ -67,23 +65,24 @@ def show_plan(job: Job) -> int:
 
 def run(job: Job) -> int:
     """Runs the job; returns the exit code."""
-    config, staging = job.config, f"{job.config.output}/{STAGING}{uuid.uuid4().hex[:12]}"
-    sinks = graph.sinks(config, staging)
+    config, staging = job.config, new_staging(job.config.output)
+    sinks = graph.sinks(config, staging, launched=not job.template)
     for sink in sinks:
         sink.check()
     if job.template:
         return write_template(job, lambda pipeline: graph.build(pipeline, config, sinks))
     with stopped_by_signals():
         try:
-            facts = _run_graph(job, sinks)
-            tally, notes = read_written(staging)
-            if not (tally.read or config.allow_empty):
-                raise _nothing(config)
-            return _ending(config).finish(tally, facts, notes)
+            with held(staging, {"settings": config.as_dict(), "command": job.command, "started_at": job.started_at}):
+                facts = _run_graph(job, sinks)
+                tally, notes = read_written(staging)
+                if not (tally.read or config.allow_empty):
+                    raise _nothing(config)
+                code = _ending(config).finish(tally, facts, run_of(staging), notes)
+                tidy(staging)
+                return code
         except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
             return failed(err)
-        finally:
-            _tidy(config.output)
 
 
 def _run_graph(job: Job, sinks: Sequence[Sink]) -> RunFacts:
@@ -119,14 +118,6 @@ def _wait(job: Job, running: Any) -> None:
         if not job.runner.in_process:
             running.cancel()
         raise
-
-
-def _tidy(output: str) -> None:
-    """Removes unfinished files; a job that is done has not failed because some are left."""
-    try:
-        remove_staging(output)
-    except Exception as err:  # noqa: BLE001  whatever storage says
-        print(f"unfinished files are left in {output}: {last_line(err)}", file=sys.stderr)
 
 
 def _nothing(config: Config) -> InputError:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import posixpath
 import re
 import signal
 import sys
@@ -20,10 +19,11 @@ from pipeline.figures.summary import RunFacts, Tally, summarise, to_json
 from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
 from pipeline.storage import stopping
-from pipeline.storage.files import write_file
+from pipeline.storage.files import delete_files, write_file
+from pipeline.storage.results import earlier_samples, sample_name
+from pipeline.storage.staging import output_of, remove, remove_dead, staging_of
 
 DONE, FAILED = 0, 1
-_STEM_BYTES = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +40,17 @@ class Ending:
     write: WriteConfig
     max_dead_share: float = 1.0
 
-    def finish(self, tally: Tally, facts: RunFacts, notes: Sequence[str] = ()) -> int:
-        """Writes summary, report and samples, says in a few lines how it went, and returns the exit code."""
+    def finish(self, tally: Tally, facts: RunFacts, run: str, notes: Sequence[str] = ()) -> int:
+        """Writes summary, report and samples, says in a few lines how it went, and returns the exit code.
+
+        Args:
+          tally: What was counted.
+          facts: What the launcher knows.
+          run: Name of the run; the summary carries it.
+          notes: Lines for the user.
+        """
         summary = summarise(tally, facts)
-        self._write(summary, tally)
+        self._write(summary, tally, run)
         self._say(summary, notes)
         return self._judge(summary["images"], tally)
 
@@ -58,14 +65,16 @@ class Ending:
         }
         return ["report.html", "summary.json", *(name for name, wanted in optional.items() if wanted)]
 
-    def _write(self, summary: dict[str, Any], tally: Tally) -> None:
-        samples = [image for _, image in tally.samples]
-        for number, image in enumerate(samples[: self.write.samples], 1):
-            write_file(f"{self.results}/samples/{number:03d}-{_stem(image.ref.uri)}.jpg", annotate(image))
+    def _write(self, summary: dict[str, Any], tally: Tally, run: str) -> None:
+        samples, staging = [image for _, image in tally.samples], staging_of(self.results, run)
+        named = {sample_name(number, image.ref.uri): image for number, image in enumerate(samples[: self.write.samples], 1)}
+        delete_files(f"{self.results}/{name}" for name in earlier_samples(self.results, run) if name not in named)
+        for name, image in named.items():
+            write_file(f"{self.results}/{name}", annotate(image), staging)
         examples = [row for rows in tally.dead_examples.values() for row in rows]
         report = render_report(summary, samples[: self.write.report_samples], examples)
-        write_file(f"{self.results}/report.html", report.encode("utf-8", "backslashreplace"))
-        write_file(f"{self.results}/summary.json", to_json(summary))
+        write_file(f"{self.results}/report.html", report.encode("utf-8", "backslashreplace"), staging)
+        write_file(f"{self.results}/summary.json", to_json({**summary, "run": run, "samples": list(named)}), staging)
 
     def _say(self, summary: dict[str, Any], notes: Sequence[str]) -> None:
         images = summary["images"]
@@ -102,10 +111,13 @@ def _commonest(tally: Tally) -> str:
     return f"; {count} of them {reason}, such as: {' '.join(example.split())[:300]}"
 
 
-def _stem(uri: str) -> str:
-    """An image's name without its ending, as a part of a file's name; file systems bound its bytes, not its characters."""
-    name = re.sub(r"[^\w.-]+", "_", posixpath.splitext(posixpath.basename(uri))[0])
-    return name.encode()[:_STEM_BYTES].decode(errors="ignore")
+def tidy(staging: str) -> None:
+    """Removes the unfinished files of a run that is done, and of killed ones; it has not failed because some are left."""
+    try:
+        remove_dead(output_of(staging), but=staging)
+        remove(staging)
+    except Exception as err:  # noqa: BLE001  whatever storage says
+        print(f"unfinished files are left in {output_of(staging)}: {last_line(err)}", file=sys.stderr)
 
 
 def failed(err: Exception) -> int:

@@ -20,13 +20,15 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError, InputError
 from pipeline.figures.progress import ProgressDisplay
 from pipeline.figures.summary import RunFacts
-from pipeline.launch.ending import DONE, Ending, failed, finished_by_signals, stopped_by_signals
+from pipeline.launch.ending import DONE, Ending, failed, finished_by_signals, stopped_by_signals, tidy
 from pipeline.launch.loading import load_detector
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import model_lines, say
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.launch.templates import write_template
+from pipeline.storage.earlier import check_earlier
 from pipeline.storage.results import check_output
+from pipeline.storage.staging import held, staging_of
 from pipeline.storage.stopping import begin_publishing
 from pipeline.stream.check_pubsub import check_subscription, check_topic
 from pipeline.stream.run import RunSettings, opened
@@ -81,6 +83,7 @@ def run(job: Job) -> int:
     config, runner = job.config, job.runner
     results = results_folder(config)
     check_output(results)
+    check_earlier(results, config.as_dict())
     if not logging.getLogger().isEnabledFor(logging.WARNING):
         logging.getLogger("pipeline").setLevel(logging.WARNING)  # that Pub/Sub is lost must be seen
     name, samples = uuid.uuid4().hex[:8], graph.samples_kept(config)
@@ -90,7 +93,8 @@ def run(job: Job) -> int:
     )
     if job.template:
         return write_template(job, build)
-    with stopped_by_signals():
+    staging = staging_of(results, name)
+    with stopped_by_signals(), held(staging, {"settings": config.as_dict()}):
         try:
             detector = load_detector(config) if job.in_process else None
             ready_at = time.time()
@@ -121,7 +125,9 @@ def run(job: Job) -> int:
             config.model.path,
             detector.batch_sizes,
         )
-        return Ending(results, config.write).finish(stream.figures.tally(), facts)
+        code = Ending(results, config.write).finish(stream.figures.tally(), facts, name)
+        tidy(staging)
+        return code
 
 
 def results_folder(config: Config) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.errors import InputError
@@ -49,7 +49,9 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
     yield from divided(places, _PIECES)
 
 
-def list_pieces(pieces: Sequence[Piece], exclude: str = "") -> Iterator[ImageRef]:
+def list_pieces(
+    pieces: Sequence[Piece], exclude: str = "", count_left_out: Callable[[], None] | None = None
+) -> Iterator[ImageRef]:
     """All images, and files of images, in these pieces, as they come.
 
     A manifest's lines are taken as they are; whether they can be read shows when they are. Everything else is listed now, with
@@ -58,14 +60,18 @@ def list_pieces(pieces: Sequence[Piece], exclude: str = "") -> Iterator[ImageRef
 
     Args:
       pieces: Where to look.
-      exclude: An output folder, whose results are no images.
+      exclude: An output folder; what this program wrote there is left out.
+      count_left_out: Called for each file that is left out for that.
 
     Raises:
       InputError: It cannot be listed, or a manifest cannot be understood.
     """
 
     def is_input(ref: ImageRef) -> bool:
-        return not (exclude and is_result(ref.uri, exclude))
+        is_ours = bool(exclude) and is_result(ref.uri, exclude)
+        if is_ours and count_left_out:
+            count_left_out()
+        return not is_ours
 
     for piece in pieces:
         if isinstance(piece, Manifest):

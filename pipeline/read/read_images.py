@@ -38,7 +38,7 @@ class ReadImages(Source):
       inputs: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord files; local or `gs://`.
         Or by the names that messages use, each with the patterns that it stands for, of which one must name something.
       read: How to read.
-      exclude: The job's output; results of an earlier run there are not input.
+      exclude: The job's output; what this program wrote there is skipped.
       allow_empty: For `check`: an input may name nothing.
       retry_seconds: How long an image is tried again while storage fails in a way that may pass.
     """
@@ -62,10 +62,10 @@ class ReadImages(Source):
         """Wires listing, dropping of doubles, and reading, in one line: a Flatten would make the runner keep all images."""
         patterns = [pattern for patterns in self._inputs.values() for pattern in patterns]
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> beam.FlatMap(_find_folders, patterns)
+        spread = pieces | "SpreadFolders" >> beam.Reshuffle()
+        listed = spread | "ListImages" >> beam.ParDo(_ListImages(self.exclude)).with_outputs("counted", main="refs")
         distinct = (
-            pieces
-            | "SpreadFolders" >> beam.Reshuffle()
-            | "ListImages" >> beam.FlatMap(_list_some, self.exclude)
+            listed.refs
             | "GatherDoubles" >> beam.GroupByKey()
             | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="refs")
         )
@@ -78,7 +78,7 @@ class ReadImages(Source):
         return ReadOutputs(
             read.images,
             (opened.dead, read.dead) | "AllUnread" >> beam.Flatten(),
-            (distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten(),
+            (listed.counted, distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten(),
         )
 
 
@@ -87,13 +87,6 @@ def _find_folders(_start: bytes, patterns: Sequence[str]) -> Iterator[list[Piece
     pieces = pieces_of(patterns)
     while group := list(islice(pieces, AT_ONCE)):
         yield group
-
-
-def _list_some(group: Sequence[Piece], exclude: str) -> Iterator[tuple[int, _Listed]]:
-    for ref in list_pieces(group, exclude):
-        if not is_tfrecord(ref.uri):
-            metrics.count_read()
-        yield identity_hash(ref.uri) % _PARTITIONS, (name_bytes(ref.uri), ref.extra, ref.size_bytes)
 
 
 class _Counting(beam.DoFn):
@@ -105,6 +98,25 @@ class _Counting(beam.DoFn):
     def finish_bundle(self) -> Iterator[Any]:
         counted = GlobalWindows.windowed_value_at_end_of_window(self._tally)
         yield beam.pvalue.TaggedOutput("counted", counted)
+
+
+class _ListImages(_Counting):
+    """Lists groups of places, and skips what an earlier run of this program wrote there."""
+
+    def __init__(self, exclude: str):
+        self._exclude = exclude
+
+    def process(self, group: Sequence[Piece]) -> Iterator[tuple[int, _Listed]]:
+        for ref in list_pieces(group, self._exclude, self._skip):
+            if not is_tfrecord(ref.uri):
+                metrics.count_read()
+            yield identity_hash(ref.uri) % _PARTITIONS, (name_bytes(ref.uri), ref.extra, ref.size_bytes)
+
+    def _skip(self) -> None:
+        self._tally.read += 1
+        self._tally.skipped += 1
+        metrics.count_read()
+        metrics.count_skipped()
 
 
 class _DropDoubles(_Counting):

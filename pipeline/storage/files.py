@@ -7,9 +7,10 @@ import io
 import os
 import posixpath
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.storage.globs import escape_glob
@@ -23,13 +24,20 @@ def create(path: str) -> Any:
     return FileSystems.create(path, compression_type=_AS_IT_IS)
 
 
-def write_file(path: str, content: bytes) -> None:
-    """Writes a whole file: under its final name there is all of it or nothing, also while two do so at once."""
-    staged = posixpath.join(
-        posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12]
-    )  # not made of the name, which may be as long as names can be
+def write_file(path: str, content: bytes, staging: str = "") -> None:
+    """Writes a whole file: under its final name there is all of it or nothing, also while two do so at once.
+
+    Args:
+      path: Its name; a folder that is missing is made.
+      content: All of it.
+      staging: Folder for what a kill leaves, on the same disk; without it that is a hidden file beside.
+    """
+    folder = posixpath.dirname(path)
+    # not made of the file's name, which may be as long as names can be
+    staged = posixpath.join(staging or folder, UNFINISHED + uuid.uuid4().hex[:12])
     with create(staged) as file:
         file.write(content)
+    make_folder(folder)
     FileSystems.rename([staged], [path])
 
 
@@ -60,6 +68,37 @@ def delete_files(paths: Iterable[str]) -> None:
                 os.remove(path)
         elif FileSystems.exists(path):
             FileSystems.delete([escape_glob(path)])
+
+
+def exists(path: str) -> bool:
+    """Whether a file is there."""
+    found: bool = FileSystems.exists(path)
+    return found
+
+
+def move_files(names: Mapping[str, str]) -> None:
+    """Gives files other names, replacing what has them; may be called again, and by several at once.
+
+    Args:
+      names: Path -> new path.
+
+    Raises:
+      FileNotFoundError: A file is neither there nor has it its new name already.
+      BeamIOError: Storage fails.
+    """
+    for folder in {posixpath.dirname(final) for final in names.values()}:
+        make_folder(folder)
+    for _ in range(2):  # what another one moves meanwhile fails here, and is not there the second time
+        left = {path: final for path, final in names.items() if exists(path)}
+        try:
+            FileSystems.rename(list(left), list(left.values()))
+            break
+        except BeamIOError:
+            if left == {path: final for path, final in names.items() if exists(path)}:
+                raise
+    missing = [final for final in names.values() if not exists(final)]
+    if missing:
+        raise FileNotFoundError(f"{missing[0]} is neither in staging nor under its name; did somebody remove the staging folder?")
 
 
 def make_folder(folder: str) -> None:

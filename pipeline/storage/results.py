@@ -13,27 +13,32 @@ Whatever else lies there belongs to somebody else: it is read like any input, ne
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+import uuid
+from typing import Any, NamedTuple
 
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import OutputError
 from pipeline.records import ImageRef, identity_hash
-from pipeline.storage.files import UNFINISHED, create, delete_files, list_files, make_folder
+from pipeline.storage.files import UNFINISHED, create, delete_files, exists, list_files, make_folder, read_file
 from pipeline.storage.globs import escape_glob, is_below
-from pipeline.storage.stopping import begin_publishing
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
 SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
 COCO_RESULTS, COCO_IMAGES = "coco/results.json", "coco/images.json"
 STAGING = UNFINISHED
 
-_SHARD_NAME = re.compile(r"/(detections|dead_letters)-\d{5}-of-\d{5}\.(jsonl|parquet)$|/coco/(results|images)\.json$")
-_RESULTS = (f"{DETECTIONS}/", f"{DEAD_LETTERS}/", "coco/", f"{SAMPLES}/", SUMMARY, REPORT, STAGING)
+_BATCH = re.compile(r"(detections|dead_letters)/\1-\d{5,}-of-\d{5,}\.(jsonl|parquet)|coco/(results|images)\.json")
+_STREAM = re.compile(r"(detections|dead_letters)/\1-\d{8}T\d{6}Z-[\w-]+-\d{5,}-of-\d{5,}\.jsonl")
+_OTHERS = re.compile(
+    r"summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|coco|samples)/)?\.staging-[^/]+(/.*)?",
+    re.DOTALL,
+)
+_STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 
 
 class StagedFile(NamedTuple):
@@ -58,41 +63,61 @@ def archive_name(kind: str, window: str, job: str, shard: int, shards: int) -> s
     return f"{kind}/{kind}-{window}-{job}-{shard:05d}-of-{shards:05d}.jsonl"
 
 
+def sample_name(number: int, uri: str) -> str:
+    """The name of an annotated image.
+
+    >>> sample_name(1, "gs://bucket/some/photo one.png")
+    'samples/001-photo_one.jpg'
+    """
+    stem = re.sub(r"[^\w.-]+", "_", posixpath.splitext(posixpath.basename(uri))[0])
+    return f"{SAMPLES}/{number:03d}-{stem.encode()[:_STEM_BYTES].decode('utf-8', 'ignore')}.jpg"
+
+
 def is_result(path: str, output: str) -> bool:
-    """Whether a file is a result of a run into `output`, finished or not; images that lie there are input like any other."""
+    """Whether a file in an output folder has a name that this program gives, finished or not; others are somebody else's."""
     if not is_below(path, output):
         return False
     if "://" not in path:
         path, output = os.path.abspath(path), os.path.abspath(output)
-    below = path[len(output.rstrip("/")) + 1 :]
-    return below.startswith(_RESULTS)
+    name = path[len(output.rstrip("/")) + 1 :]
+    return any(pattern.fullmatch(name) for pattern in (_BATCH, _STREAM, _OTHERS))
 
 
-def publish(output: str, staged: Sequence[StagedFile]) -> int:
-    """Moves staged files under `output`; files of an earlier run of a batch job that are not among them go.
+class Rows(NamedTuple):
+    """The names of the files of rows, and of what is made of them, in an output folder.
 
-    From its beginning a signal does not stop the job any more (`stopping`).
+    Attributes:
+      of_batch: Those that each run of a batch job writes anew.
+      of_streams: Those of archives, where each run adds its own.
     """
-    begin_publishing()
-    final = {f"{output}/{file.final}": file.staged for file in staged}
-    for folder in sorted({posixpath.dirname(path) for path in final}):
-        make_folder(folder)
-        old = list_files(f"{escape_glob(folder)}/*")
-        delete_files(path for path in old if _SHARD_NAME.search(path) and path not in final)
-    FileSystems.rename(list(final.values()), list(final))
-    return len(final)
+
+    of_batch: list[str]
+    of_streams: list[str]
 
 
-def remove_staging(output: str) -> None:
-    """Removes the staging folders of this and earlier runs."""
-    if "://" not in output:
-        import glob
-        import shutil
+def list_rows(output: str) -> Rows:
+    """What lies in an output folder under names that this program gives to files of rows."""
+    folders = [f"{output}/{kind}" for kind in (DETECTIONS, DEAD_LETTERS, posixpath.dirname(COCO_RESULTS))]
+    names = [path[len(output) + 1 :] for folder in folders for path in list_files(f"{escape_glob(folder)}/*")]
+    return Rows(*([name for name in names if pattern.fullmatch(name)] for pattern in (_BATCH, _STREAM)))
 
-        for folder in glob.glob(glob.escape(output) + f"/{STAGING}*"):
-            shutil.rmtree(folder, ignore_errors=True)
-        return
-    delete_files(list_files(f"{escape_glob(output)}/{STAGING}**"))
+
+def read_summary(output: str) -> dict[str, Any]:
+    """The summary of the latest run in an output folder; empty where there is none, or none of this program."""
+    path = f"{output}/{SUMMARY}"
+    try:
+        summary = json.loads(read_file(path)) if exists(path) else {}
+    except ValueError:
+        return {}
+    return summary if isinstance(summary, dict) and {"images", "config", "mode"} <= summary.keys() else {}
+
+
+def earlier_samples(output: str, run: str) -> list[str]:
+    """The names of the samples that a run before this one wrote, as its summary lists them."""
+    summary = read_summary(output)
+    if summary.get("run") == run:
+        return []
+    return [name for name in summary.get("samples", ()) if isinstance(name, str) and is_result(f"{output}/{name}", output)]
 
 
 def check_output(output: str, write: bool = True) -> None:
@@ -101,7 +126,7 @@ def check_output(output: str, write: bool = True) -> None:
     Raises:
       OutputError: They cannot.
     """
-    probe = f"{output}/{STAGING}probe"
+    probe = f"{output}/{STAGING}{uuid.uuid4().hex[:12]}"  # two jobs may look at once
     try:
         if not write:
             FileSystems.match([f"{escape_glob(output)}/*"], limits=[1])

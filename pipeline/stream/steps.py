@@ -25,6 +25,7 @@ from pipeline.read.read_ahead import ReadAhead
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, row_bytes
 from pipeline.storage.files import write_file
 from pipeline.storage.results import archive_name, shard_of
+from pipeline.storage.staging import staging_of
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message, MessageLimits, parse_message
 from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
@@ -167,7 +168,7 @@ class ArchiveRows(beam.PTransform):
         shard, lines = shard_and_lines
         start = datetime.datetime.fromtimestamp(float(window.start), datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         path = f"{self.folder}/{archive_name(self.kind, start, self.job, shard, self.shards)}"
-        write_file(path, b"".join(sorted(lines)))
+        write_file(path, b"".join(sorted(lines)), staging_of(self.folder, self.job))
         return path
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import pickle
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -21,6 +21,7 @@ from apache_beam.transforms.window import GlobalWindows
 from pipeline.config import WriteConfig
 from pipeline.figures.summary import Tally, merge_tallies
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
+from pipeline.storage.earlier import check_earlier
 from pipeline.storage.files import create, read_file, read_lines
 from pipeline.storage.results import (
     COCO_IMAGES,
@@ -29,11 +30,11 @@ from pipeline.storage.results import (
     DETECTIONS,
     StagedFile,
     check_output,
-    publish,
     shard_name,
     shard_of,
 )
 from pipeline.storage.spools import Spool, Spooler, merge_lines
+from pipeline.storage.staging import finish_dead, introduce, output_of, publish
 from pipeline.write.sink import Results, Sink
 from pipeline.write.write_coco import GroundTruth, read_ground_truth, write_coco
 from pipeline.write.write_parquet import write_parquet
@@ -78,28 +79,34 @@ class WriteFiles(Sink):
     staging, for `read_written`.
 
     Args:
-      output: The results folder.
-      staging: Folder for this run's unfinished files.
+      staging: Folder for this run's unfinished files, which it holds (see `storage.staging`); it lies in the results folder.
+      settings: All settings of the job, nested: what an earlier run's are compared with.
       write: Which files, and how many.
       samples: How many images with a thumbnail the tally keeps.
+      launched: Whether a launcher of this job holds the staging folder; a template's jobs have none.
     """
 
-    output: str
     staging: str
+    settings: Mapping[str, Any]
     write: WriteConfig
     samples: int = 0
+    launched: bool = True
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def check(self, *, write: bool = True) -> None:
-        """Makes sure that the folder can be written, and that the ground truth is one."""
-        check_output(self.output, write)
+        """Makes sure that the folder can be written, holds no results of another kind, and that the ground truth is one."""
+        output = output_of(self.staging)
+        check_output(output, write)
         self._ground_truth()
+        if write:
+            finish_dead(output)
+        check_earlier(output, self.settings, replace=self.write.replace)
 
     def expand(self, results: Results) -> beam.PCollection[None]:
         """Wires a shuffle of the names of spools, and then a look at all that is ready."""
-        to_detections = SpoolRows(self.staging, DETECTIONS, detection_row, self.write.shards, self.samples)
+        to_detections = SpoolRows(self.staging, DETECTIONS, detection_row, self.write.shards or _BY_ROWS, self.samples)
         to_dead_letters = SpoolRows(self.staging, DEAD_LETTERS, dead_letter_row)
 
         spooled = [results.detected | "SpoolDetections" >> to_detections]
@@ -134,19 +141,23 @@ class WriteFiles(Sink):
     def _publish(self, _end: bytes, finished: Iterable[StagedFile], tallies: Iterable[Tally]) -> None:
         tally = merge_tallies(tallies, self.samples)
         notes: tuple[str, ...] = ()
+        files: list[StagedFile] = []
         if tally.read:  # the results of an earlier run outlive one that found no input
             files = list(finished)
             files += self._empty_shards({file.final for file in files})
             if self.write.coco:
                 coco, notes = self._write_coco(file.staged for file in files if _is_rows(file))
                 files += coco
-            publish(self.output, files)
         with create(f"{self.staging}/{_WRITTEN}") as file:
             file.write(pickle.dumps(Written(tally, notes)))
+        if not self.launched:
+            introduce(self.staging, {"settings": self.settings})
+        if files:
+            publish(self.staging, files)
 
     def _empty_shards(self, written: set[str]) -> Iterator[StagedFile]:
         """Files for shards that got no row."""
-        for kind, shards in ((DETECTIONS, self.write.shards), (DEAD_LETTERS, _BY_ROWS)):
+        for kind, shards in ((DETECTIONS, self.write.shards or _BY_ROWS), (DEAD_LETTERS, _BY_ROWS)):
             if shards == _BY_ROWS and any(final.startswith(f"{kind}/") for final in written):
                 continue
             for number in range(shards or 1):

@@ -12,6 +12,7 @@ from pipeline import graph
 from pipeline.config import load_config
 from pipeline.figures import metrics
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
+from pipeline.storage.staging import held
 from pipeline.stream.messages import Message, MessageLimits
 from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ParseMessages
@@ -58,10 +59,11 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
     )
     before, staging = metrics.process_counts(), f"{images}/out/.staging-test"
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    graph.build(pipeline, config, graph.sinks(config, staging))
-    result = pipeline.run()
-    result.wait_until_finish()
-    tally, _ = read_written(staging)
+    with held(staging, {}):
+        graph.build(pipeline, config, graph.sinks(config, staging))
+        result = pipeline.run()
+        result.wait_until_finish()
+        tally, _ = read_written(staging)
 
     totals, sums = counted(result)
     assert totals == {"read": 10, "skipped": 1, "detected": 7, "dead": 2}

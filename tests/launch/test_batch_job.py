@@ -239,7 +239,7 @@ def test_a_manifest_without_images_is_an_error_and_keeps_earlier_results(tmp_pat
     """What lists nothing must not wipe out what an earlier run found."""
     write_bright_image(tmp_path / "in" / "good.png", (64, 48), (10, 10, 30, 30))
     (tmp_path / "empty.txt").write_text("")
-    arguments = ["--output", tmp_path / "out", "--model", bright_model]
+    arguments = ["--output", tmp_path / "out", "--model", bright_model, "--replace"]
     assert run_job("--input", tmp_path / "in", *arguments)[0] == 0
     code, _, err = run_job("--input", tmp_path / "empty.txt", *arguments)
     assert (code, err) == (2, f"error: input {tmp_path}/empty.txt: names no image\n")

@@ -22,7 +22,7 @@ def test_an_input_that_names_nothing_is_an_error_unless_it_may(name, tmp_path, r
     write_bright_image(tmp_path / "in" / "good.png", (64, 48), (10, 10, 30, 30))
     (tmp_path / "empty.txt").write_text("")
     out = tmp_path / "out"
-    arguments = ["--output", out, "--model", bright_model]
+    arguments = ["--output", out, "--model", bright_model, "--replace"]
     assert run_job("--input", tmp_path / "in", *arguments)[0] == 0
 
     code, _, err = run_job("--input", tmp_path / name, *arguments)

@@ -22,7 +22,7 @@ def write_images(folder: Path) -> None:
     [
         pytest.param("os.rename:detections-00001-of", id="a file has its name, the next one not yet"),
         pytest.param("os.rename:dead_letters-00000", id="the last file has not its name yet"),
-        pytest.param("open:/written", id="all files have their names"),
+        pytest.param("os.rename:/published.json", id="all files have their names"),
         pytest.param("os.rename:/report.html", id="the report is written"),
         pytest.param("os.rename:/summary.json", id="the summary is written"),
         pytest.param("shutil.rmtree:/.staging-", id="what is left over is removed"),
@@ -35,13 +35,15 @@ def test_a_signal_while_results_get_their_names_does_not_lose_them(place, hooked
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--shards", 2]
     assert run_job(*arguments)[0] == 0
     expected = files_of(out)
-    (out / "summary.json").unlink()
+    before = json.loads((out / "summary.json").read_text())["run"]
 
     code, stdout, stderr = run_job(*arguments, env=hooked(place))
 
     assert (code, stderr) == (0, "stopping: the results get their names, then the job ends\n"), stdout
     assert files_of(out) == expected
-    assert json.loads((out / "summary.json").read_text())["images"] == {"read": 5, "detected": 4, "dead": 1, "skipped": 0}
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["images"] == {"read": 5, "detected": 4, "dead": 1, "skipped": 0}
+    assert summary["run"] != before
     assert not list(out.glob(".*"))
 
 

@@ -1,0 +1,267 @@
+"""A run's unfinished files, and how they get their names: all of them or none, whatever happens in between.
+
+A run gathers its files in `<output>/.staging-<run>/`, which it holds while it lives, and touches no other run's. To publish is
+
+    1. `commit.json` is written there: from now on the results are complete, and will have their names, whatever happens
+    2. each file gets its name
+    3. what an earlier run left goes: files under names of ours that are not among the new ones, its samples, its summary
+    4. `commit.json` becomes `published.json`
+
+Each step may be taken again, by a second worker at the same time, by the launcher when a signal has stopped the runner, or by the
+next run in this folder when this one was killed. So no earlier result goes before the new ones are there, and no reader ever
+finds a mixture for longer than that.
+
+Who is alive? A local run holds a lock on a file, which the system takes back when the process ends, however it ends. On object
+storage there is no such thing: there the run writes a small object each minute, and counts as dead once the newest of its objects
+is a quarter of an hour old (whose clock is wrong by more than a few minutes gets no access to Cloud Storage at all).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from apache_beam.io.filesystems import FileSystems
+
+from pipeline.errors import OutputError
+from pipeline.records import row_bytes
+from pipeline.storage.files import delete_files, exists, list_files, make_folder, move_files, read_file, write_file
+from pipeline.storage.globs import escape_glob
+from pipeline.storage.results import REPORT, STAGING, SUMMARY, StagedFile, earlier_samples, list_rows, read_summary
+from pipeline.storage.stopping import begin_publishing
+
+_RUN, _READY, _COMMIT, _PUBLISHED, _STOPPED = "run.json", "ready.json", "commit.json", "published.json", "stopped"
+_LOCK, _ALIVE = "lock", "alive"
+_RENEW_SECONDS = 60.0
+_DEAD_SECONDS = 900.0
+_UNLOCKED_SECONDS = 3600.0  # a folder without a lock was made by nobody who lives, once it is that old
+
+
+def new_staging(output: str) -> str:
+    """Where a new run's unfinished files shall be."""
+    return staging_of(output, uuid.uuid4().hex[:12])
+
+
+def staging_of(output: str, run: str) -> str:
+    """Where the unfinished files of a run are."""
+    return f"{output}/{STAGING}{run}"
+
+
+def output_of(staging: str) -> str:
+    """The results folder in which a staging folder lies."""
+    return staging.rpartition("/")[0]
+
+
+def run_of(staging: str) -> str:
+    """The name of the run whose staging folder this is."""
+    return staging.rpartition(STAGING)[2]
+
+
+@contextlib.contextmanager
+def held(staging: str, about: Mapping[str, Any]) -> Iterator[None]:
+    """Makes a run's staging folder and holds it; afterwards it goes.
+
+    It stays where the run's rows stand without a summary, for then nothing else says whose they are; the next run removes it.
+
+    Args:
+      staging: The folder.
+      about: What others must know of the run: its settings.
+    """
+    with _heartbeat(staging) if "://" in staging else _locked(staging):
+        introduce(staging, about)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Exception):  # what ended the run is what matters; the next one looks after the rest
+                if exists(f"{staging}/{_RUN}") and (_is_told_of(staging) or not stop_publishing(staging)):
+                    remove(staging)
+
+
+def introduce(staging: str, about: Mapping[str, Any]) -> None:
+    """Says what others must know of a run; without that nothing of it is published."""
+    write_file(f"{staging}/{_RUN}", row_bytes(about))
+
+
+def _is_told_of(staging: str) -> bool:
+    return bool(read_summary(output_of(staging)).get("run") == run_of(staging))
+
+
+def publish(staging: str, files: Sequence[StagedFile]) -> None:
+    """Gives a run's files their names, and removes what an earlier run left.
+
+    Raises:
+      OutputError: The run was stopped.
+      KeyboardInterrupt: It was, and in this process (see `stopping`).
+    """
+    begin_publishing()
+    output = output_of(staging)
+    names = row_bytes([[file.staged.removeprefix(f"{output}/"), file.final] for file in files])
+    write_file(f"{staging}/{_READY}", names)
+    # Who stops a run writes `stopped` and then looks for ready.json; here it is the other way round. So at least one of the two
+    # sees the other, whatever their order, and a run is never half stopped and half published.
+    if exists(f"{staging}/{_STOPPED}") or not exists(f"{staging}/{_RUN}"):
+        raise OutputError(f"output {output}: this run was stopped before its results were complete")
+    write_file(f"{staging}/{_COMMIT}", names)
+    finish_publishing(staging)
+
+
+def stop_publishing(staging: str) -> bool:
+    """Keeps a run from publishing from here on; True where it was ready to, and then it is done with it now."""
+    stopped_before = exists(f"{staging}/{_STOPPED}")
+    write_file(f"{staging}/{_STOPPED}", b"")
+    if exists(f"{staging}/{_READY}") and not stopped_before and not exists(f"{staging}/{_PUBLISHED}"):
+        write_file(f"{staging}/{_COMMIT}", read_file(f"{staging}/{_READY}"))
+    return finish_publishing(staging)
+
+
+def finish_publishing(staging: str) -> bool:
+    """Does what is left of a publishing that was begun; False where none was, and nothing has happened.
+
+    May be called by several at once.
+    """
+    output = output_of(staging)
+    with _one_at_a_time(output):
+        if not exists(f"{staging}/{_COMMIT}"):
+            return exists(f"{staging}/{_PUBLISHED}")
+        names = json.loads(read_file(f"{staging}/{_COMMIT}"))
+        move_files({f"{output}/{staged}": f"{output}/{final}" for staged, final in names})
+        _remove_earlier(output, run_of(staging), {final for _, final in names})
+        move_files({f"{staging}/{_COMMIT}": f"{staging}/{_PUBLISHED}"})
+        return True
+
+
+def finish_dead(output: str) -> None:
+    """Finishes what killed runs had begun to publish; what they say of themselves stays, for `settings_published`."""
+    for staging in others(output):
+        with _if_dead(staging) as dead:
+            if dead and exists(f"{staging}/{_RUN}"):
+                try:
+                    finish_publishing(staging)
+                except FileNotFoundError:  # somebody tidied up there, so that it can never be finished
+                    remove(staging)
+
+
+def remove_dead(output: str, but: str) -> None:
+    """Removes the staging folders of killed runs; only once this run's own summary stands there does nobody need them."""
+    for staging in others(output, but):
+        with _if_dead(staging) as dead:
+            if dead:
+                remove(staging)
+
+
+def remove(staging: str) -> None:
+    """Removes a staging folder."""
+    if "://" not in staging:
+        shutil.rmtree(staging, ignore_errors=True)
+    else:
+        delete_files(list_files(f"{escape_glob(staging)}/**"))
+
+
+def others(output: str, but: str = "") -> list[str]:
+    """The staging folders that lie in an output."""
+    if "://" not in output:
+        return sorted(path for path in glob.glob(f"{glob.escape(output)}/{STAGING}*") if os.path.isdir(path) and path != but)
+    paths = list_files(f"{escape_glob(output)}/{STAGING}**")
+    folders = {"/".join(path.split("/")[: output.count("/") + 2]) for path in paths}
+    return sorted(folders - {but, *paths})
+
+
+def settings_at_work(output: str) -> Iterator[dict[str, Any]]:
+    """What the runs say of themselves that are at work in an output now."""
+    for staging in others(output):
+        with _if_dead(staging) as dead:
+            if not dead:
+                yield from _about(staging)
+
+
+def settings_published(output: str) -> Iterator[dict[str, Any]]:
+    """What runs say of themselves that published their rows in an output, but were killed before their summary was there."""
+    for staging in others(output):
+        if exists(f"{staging}/{_PUBLISHED}"):
+            yield from _about(staging)
+
+
+def _about(staging: str) -> Iterator[dict[str, Any]]:
+    if exists(f"{staging}/{_RUN}"):
+        yield json.loads(read_file(f"{staging}/{_RUN}"))
+
+
+def _remove_earlier(output: str, run: str, keep: set[str]) -> None:
+    """Removes the files of earlier runs; never one that this program did not write, and never one of this run."""
+    stale = set(list_rows(output).of_batch)
+    if read_summary(output).get("run") != run:
+        stale |= {SUMMARY, REPORT, *earlier_samples(output, run)}
+    delete_files(f"{output}/{name}" for name in sorted(stale - keep))
+
+
+def _age_s(staging: str) -> float:
+    """How long ago something was written to a folder."""
+    match = FileSystems.match([f"{escape_glob(staging)}/**"])[0]
+    return time.time() - max((entry.last_updated_in_seconds for entry in match.metadata_list), default=0.0)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(output: str) -> Iterator[None]:
+    """Of several runs that publish to a local folder, one does so after the other."""
+    with contextlib.ExitStack() as stack:
+        if "://" not in output:
+            folder = os.open(output, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            with contextlib.suppress(OSError):  # a network disk that has no locks for folders
+                fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _locked(staging: str) -> Iterator[None]:
+    make_folder(staging)
+    with open(f"{staging}/{_LOCK}.new", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(lock.name, f"{staging}/{_LOCK}")  # so that nobody finds it without its lock
+        yield
+
+
+@contextlib.contextmanager
+def _heartbeat(staging: str) -> Iterator[None]:
+    stop = threading.Event()
+
+    def renew() -> None:
+        while not stop.wait(_RENEW_SECONDS):
+            with contextlib.suppress(Exception):  # storage that fails for a while is not the end of the run
+                write_file(f"{staging}/{_ALIVE}", b"")
+
+    write_file(f"{staging}/{_ALIVE}", b"")
+    thread = threading.Thread(target=renew, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _if_dead(staging: str) -> Iterator[bool]:
+    """Whether the run of a staging folder has ended; if so, nobody else finds that out while this lasts."""
+    with contextlib.ExitStack() as stack:
+        if "://" in staging:
+            yield _age_s(staging) > _DEAD_SECONDS
+            return
+        try:
+            lock = stack.enter_context(open(f"{staging}/{_LOCK}", "r+b"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            yield os.path.isdir(staging) and time.time() - os.path.getmtime(staging) > _UNLOCKED_SECONDS
+        except (BlockingIOError, PermissionError):  # who may not look takes nothing away
+            yield False
+        else:
+            yield True

@@ -1,0 +1,134 @@
+"""Whether a run may take the place of an earlier one: the same command may, another may not unless it is told to."""
+
+import json
+import os
+
+import pytest
+
+from pipeline.config import load_config
+from pipeline.errors import OutputError
+from pipeline.storage.earlier import check_earlier
+from pipeline.storage.files import write_file
+from pipeline.storage.staging import held, new_staging
+
+BATCH = "detections/detections-00000-of-00001.jsonl"
+ARCHIVE = "detections/detections-20261121T020000Z-0a1b2c3d-00000-of-00001.jsonl"
+WAYS_OUT = "; give another folder, or --replace them"
+
+
+def settings(**changes):
+    """All settings of a job, as a summary has them."""
+    changes = {name.replace("__", "."): value for name, value in changes.items()}
+    return load_config(None, {"input": ["photos/"], "output": "out", **changes}).as_dict()
+
+
+@pytest.fixture
+def earlier(tmp_path):
+    """Leaves the results of an earlier run; returns their folder."""
+
+    def leave(config=None, files=(BATCH,)):
+        for name in files:
+            write_file(f"{tmp_path}/{name}", b"")
+        if config:
+            summary = {"images": {}, "config": config, "mode": config["mode"], "run": "r1"}
+            write_file(f"{tmp_path}/summary.json", json.dumps(summary).encode())
+        return str(tmp_path)
+
+    return leave
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"write__shards": 3, "write__coco": True, "write__samples": 5},
+        {"detect__precision": "bfloat16", "detect__streams": 2, "read__read_threads": 1, "runner": "PrismRunner"},
+        {"max_dead_share": 1.0, "output": "./out/"},
+    ],
+    ids=["same", "files", "speed", "judgement"],
+)
+def test_a_run_with_the_same_rows_may_replace_an_earlier_one(earlier, changes):
+    check_earlier(earlier(settings()), settings(**changes))
+    check_earlier(earlier(settings(**changes)), settings())
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"input": ["dead_letters/*.jsonl"]}, 'with input ["photos/"] where this one has ["dead_letters/*.jsonl"]'),
+        ({"model__path": "/models/yolov4"}, 'with model.path "digits" where this one has "/models/yolov4"'),
+        ({"model__name": "mine"}, 'with model.name null where this one has "mine"'),
+        ({"detect__score_threshold": 0.5}, "with score_threshold 0.25 where this one has 0.5"),
+        ({"detect__iou_threshold": 0.5}, "with iou_threshold 0.45 where this one has 0.5"),
+        ({"detect__classes": ["dog"]}, 'with classes [] where this one has ["dog"]'),
+        ({"detect__max_detections": 5}, "with max_detections 100 where this one has 5"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_run_with_other_rows_is_refused_in_one_line_unless_it_is_told_to_replace(earlier, changes, difference):
+    folder = earlier(settings())
+    with pytest.raises(OutputError) as caught:
+        check_earlier(folder, settings(**changes))
+    assert str(caught.value) == f"output {folder}: holds the results of a run {difference}{WAYS_OUT}"
+    check_earlier(folder, settings(**changes), replace=True)
+
+
+def test_a_long_difference_is_cut(earlier):
+    with pytest.raises(OutputError) as caught:
+        check_earlier(earlier(settings()), settings(input=["x" * 1000]))
+    assert len(str(caught.value)) < 400
+
+
+def test_settings_that_one_version_does_not_know_are_not_compared(earlier):
+    old = settings()
+    del old["detect"]["max_detections"], old["model"]["nms"]
+    check_earlier(earlier(old), settings(detect__max_detections=5, model__nms="pipeline"))
+
+
+@pytest.mark.parametrize("files", [(), ("notes.txt",), ("detections/mine.jsonl",), (".staging-abc/old",)], ids=str)
+def test_a_folder_without_results_is_free(earlier, files):
+    check_earlier(earlier(files=files), settings())
+
+
+@pytest.mark.parametrize("file", [BATCH, "coco/images.json", "report.html"])
+def test_results_of_which_nothing_is_known_are_refused(earlier, file):
+    folder = earlier(files=[file])
+    with pytest.raises(OutputError, match=r"whose settings are not known, since its summary\.json is missing; give another"):
+        check_earlier(folder, settings())
+    check_earlier(folder, settings(), replace=True)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_batch_job_never_touches_the_archive_of_a_stream(earlier, replace):
+    with pytest.raises(OutputError, match="holds the archive of a stream"):
+        check_earlier(earlier(files=[ARCHIVE]), settings(), replace=replace)
+
+
+def test_a_stream_adds_to_its_archive_and_not_to_the_results_of_a_batch_job(earlier):
+    stream = settings(mode="streaming", input=["projects/p/subscriptions/s"], output="projects/p/topics/t")
+    check_earlier(earlier({**stream, "input": ["other"]}, files=[ARCHIVE]), stream)
+    with pytest.raises(OutputError, match="holds the results of a batch job"):
+        check_earlier(earlier(files=[BATCH]), stream)
+
+
+def test_another_job_at_work_is_refused_only_if_its_rows_will_be_others(tmp_path):
+    output = str(tmp_path)
+    with held(new_staging(output), {"settings": settings()}):
+        check_earlier(output, settings(write__shards=2))
+        with pytest.raises(OutputError, match=r"another job is at work there with score_threshold 0\.25 where this one has 0\.5"):
+            check_earlier(output, settings(detect__score_threshold=0.5), replace=True)
+    check_earlier(output, settings(detect__score_threshold=0.5))
+
+
+def test_rows_of_a_run_that_was_killed_before_its_summary_are_known_by_what_it_left(earlier):
+    folder = earlier()
+    staging = new_staging(folder)
+    child = os.fork()
+    if child == 0:
+        with held(staging, {"settings": settings()}):
+            write_file(f"{staging}/published.json", b"[]")
+            os._exit(0)
+    os.waitpid(child, 0)
+    check_earlier(folder, settings())
+    with pytest.raises(OutputError, match="holds the results of a run with score_threshold"):
+        check_earlier(folder, settings(detect__score_threshold=0.5))

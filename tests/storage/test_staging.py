@@ -1,0 +1,304 @@
+"""Files get their names all together: what stands in a results folder is one run's, whenever a run is killed or does it twice."""
+
+import glob
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import OutputError
+from pipeline.storage import staging as staging_module
+from pipeline.storage.files import write_file
+from pipeline.storage.results import StagedFile
+from pipeline.storage.staging import (
+    finish_dead,
+    finish_publishing,
+    held,
+    introduce,
+    new_staging,
+    publish,
+    remove,
+    remove_dead,
+    run_of,
+    settings_at_work,
+    settings_published,
+    stop_publishing,
+)
+
+OLD = [
+    *(f"detections/detections-0000{n}-of-00003.{ending}" for n in range(3) for ending in ("jsonl", "parquet")),
+    "dead_letters/dead_letters-00000-of-00001.jsonl",
+    "coco/results.json",
+    "coco/images.json",
+]
+NEW = [
+    *(f"detections/detections-0000{n}-of-00002.jsonl" for n in range(2)),
+    "dead_letters/dead_letters-00000-of-00001.jsonl",
+]
+BESIDE = ["summary.json", "report.html", "samples/001-a.jpg"]
+STRANGERS = ["detections/mine.jsonl", "samples/mine.jpg", "samples/002-mine.jpg", "notes.txt"]
+CHANGES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")  # what the system can be asked to do to a disk
+
+
+@pytest.fixture
+def output(tmp_path):
+    """A results folder with an earlier run in it, and files of somebody else."""
+    for name in [*OLD, *BESIDE, *STRANGERS]:
+        write_file(f"{tmp_path}/out/{name}", b"old")
+    write_summary(f"{tmp_path}/out", "before")
+    return f"{tmp_path}/out"
+
+
+def write_summary(output, run):
+    samples = ["samples/001-a.jpg", "../../etc/passwd", "notes.txt", "samples/mine.jpg"]  # it may have been changed by hand
+    summary = {"images": {}, "config": {}, "mode": "batch", "run": run, "samples": samples}
+    write_file(f"{output}/summary.json", json.dumps(summary).encode())
+
+
+def staged(staging, names=NEW):
+    for name in names:
+        write_file(f"{staging}/attempt/{name}", b"new")
+    return [StagedFile(f"{staging}/attempt/{name}", name) for name in names]
+
+
+def visible(output):
+    """All files with their content, without what readers leave out."""
+    paths = [path for path in Path(output).rglob("*") if path.is_file()]
+    names = {str(path.relative_to(output)): path for path in paths}
+    return {name: path.read_bytes() for name, path in names.items() if not name.startswith(".")}
+
+
+def assert_published(output):
+    assert visible(output) == {**dict.fromkeys(NEW, b"new"), **dict.fromkeys(STRANGERS, b"old")}
+
+
+def dies_at(number, do):
+    """Does something in a process of its own that is killed before its `number`-th change to the disk: whether it was."""
+    child = os.fork()
+    if child == 0:
+        left = [number]
+
+        def count(event, args):
+            if event in CHANGES and (event != "open" or "w" in str(args[1])):
+                left[0] -= 1
+                if not left[0]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
+        try:
+            do()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_what_an_earlier_run_left_goes_and_what_others_put_there_stays(output):
+    staging = new_staging(output)
+    with held(staging, {}):
+        publish(staging, staged(staging))
+        assert_published(output)
+        write_summary(output, run_of(staging))
+    assert not glob.glob(f"{output}/.*")
+
+
+def test_what_a_run_says_of_itself_stays_until_its_summary_does(output):
+    staging = new_staging(output)
+    with pytest.raises(ZeroDivisionError), held(staging, {"settings": 1}):
+        publish(staging, staged(staging))
+        raise ZeroDivisionError
+    assert_published(output)
+    assert list(settings_published(output)) == [{"settings": 1}]
+    assert list(settings_at_work(output)) == []
+
+
+def test_to_publish_twice_is_to_publish_once(output):
+    staging = new_staging(output)
+    with held(staging, {}):
+        files = staged(staging)
+        publish(staging, files)
+        publish(staging, files)
+        assert_published(output)
+        assert stop_publishing(staging)
+        assert_published(output)
+
+
+def test_two_workers_may_publish_at_the_same_time(output):
+    for _ in range(20):
+        staging, errors, start = new_staging(output), [], threading.Barrier(4)
+        with held(staging, {}):
+            files = staged(staging)
+
+            def work(files=files, staging=staging, errors=errors, start=start):
+                start.wait()
+                try:
+                    publish(staging, files)
+                except BaseException as err:  # noqa: BLE001
+                    errors.append(err)
+
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert errors == []
+            assert_published(output)
+
+
+def test_a_run_killed_at_any_moment_of_publishing_is_finished_by_the_next_or_never_was(output, tmp_path):
+    committed, number, before = [], 0, visible(output)
+    while True:
+        number += 1
+        copy = f"{tmp_path}/{number}"
+        shutil.copytree(output, copy)
+        staging = new_staging(copy)
+
+        def work(staging=staging):
+            with held(staging, {"settings": {"n": 1}}):
+                publish(staging, staged(staging))
+                os._exit(0)  # it dies here at the latest: nothing of it is tidied up
+
+        killed = dies_at(number, work)
+        found = visible(copy)
+        if missing := [name for name in before if name not in found]:
+            assert {name: found.get(name) for name in NEW} == dict.fromkeys(NEW, b"new"), f"{missing} went too early"
+        finish_dead(copy)
+        if visible(copy) != before:
+            committed.append(number)
+            assert_published(copy)
+            assert list(settings_published(copy)) == [{"settings": {"n": 1}}]
+        if os.path.exists(staging):
+            os.utime(staging, (0, 0))  # killed before it had its lock: see below
+        remove_dead(copy, but="")
+        assert not [name for name in os.listdir(copy) if name.startswith(".") and os.path.isdir(f"{copy}/{name}")]
+        if not killed:
+            break
+    assert committed == list(range(committed[0], number + 1)), "from one moment on the results are complete"
+    assert number - committed[0] > 10
+
+
+def test_a_run_that_was_stopped_does_not_publish(output):
+    staging, before = new_staging(output), visible(output)
+    with held(staging, {}):
+        files = staged(staging)
+        assert not stop_publishing(staging)
+        with pytest.raises(OutputError, match="was stopped before its results were complete"):
+            publish(staging, files)
+    assert visible(output) == before
+    with pytest.raises(OutputError, match="was stopped"):  # a worker that nobody stops any more, long after the run
+        publish(staging, files)
+    assert visible(output) == before
+    finish_dead(output)
+    assert visible(output) == before
+
+
+def test_one_that_stops_a_run_and_one_that_publishes_it_always_agree(output):
+    for _ in range(50):
+        staging, start, said = new_staging(output), threading.Barrier(2), []
+        with held(staging, {}):
+            files = staged(staging)
+
+            def work(files=files, staging=staging, start=start, said=said):
+                start.wait()
+                try:
+                    publish(staging, files)
+                    said.append(True)
+                except OutputError:
+                    said.append(False)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            start.wait()
+            published = stop_publishing(staging)
+            thread.join()
+            assert published or not said[0]
+            left = [name for name, _ in files if os.path.exists(name)]
+            assert left == ([] if published else [name for name, _ in files])
+
+
+def test_a_staging_folder_that_somebody_tidied_up_is_one_clear_error_and_stops_no_other_run(output):
+    staging, before = new_staging(output), visible(output)
+    with pytest.raises(FileNotFoundError, match="did somebody remove the staging folder"), held(staging, {}):
+        publish(staging, [StagedFile(f"{staging}/attempt/gone", "detections/detections-00007-of-00008.jsonl")])
+    assert visible(output) == before
+
+    def die():
+        with held(staging, {}):
+            write_file(f"{staging}/commit.json", b'[[".staging-gone/a", "detections/detections-00007-of-00008.jsonl"]]')
+            os._exit(0)
+
+    dies_at(1000, die)
+    assert staging_module.others(output) == [staging]
+    finish_dead(output)
+    assert staging_module.others(output) == []
+    assert visible(output) == before
+
+
+class TestWhoIsAlive:
+    def test_the_folder_of_a_run_at_work_stays_and_that_of_a_dead_one_goes(self, tmp_path):
+        output = f"{tmp_path}/out[1]*"
+        one, other = new_staging(output), new_staging(output)
+        with held(one, {"settings": 1}):
+            assert dies_at(1000, lambda: held(other, {"settings": 2}).__enter__()) is False
+            assert list(settings_at_work(output)) == [{"settings": 1}]
+            remove_dead(output, but="")
+            assert os.listdir(output) == [os.path.basename(one)]
+        assert os.listdir(output) == []
+
+    def test_a_folder_without_a_lock_is_dead_only_once_it_is_old(self, tmp_path):
+        folder = tmp_path / ".staging-old"
+        folder.mkdir()
+        remove_dead(str(tmp_path), but="")
+        assert folder.exists()
+        os.utime(folder, (0, 0))
+        remove_dead(str(tmp_path), but="")
+        assert not folder.exists()
+
+    def test_on_object_storage_a_run_is_alive_while_it_writes(self, gcs_bucket, monkeypatch):
+        output = f"gs://{gcs_bucket.name}/out[1]"
+        one, two = new_staging(output), new_staging(output)
+        with held(one, {"settings": 1}), held(two, {"settings": 2}):
+            assert sorted(about["settings"] for about in settings_at_work(output)) == [1, 2]
+            remove_dead(output, but=one)
+            assert staging_module.others(output) == sorted([one, two])
+            monkeypatch.setattr(staging_module, "_DEAD_SECONDS", -1.0)
+            remove_dead(output, but=one)
+            assert staging_module.others(output) == [one]
+        assert list(gcs_bucket.list_blobs()) == []
+
+    def test_on_object_storage_files_get_their_names_too(self, gcs_bucket):
+        output = f"gs://{gcs_bucket.name}/out"
+        for name in [*OLD, *STRANGERS]:
+            write_file(f"{output}/{name}", b"old")
+        staging = new_staging(output)
+        with held(staging, {}):
+            files = staged(staging)
+            publish(staging, files)
+            publish(staging, files)
+        remove(staging)
+        assert {blob.name: blob.download_as_bytes() for blob in gcs_bucket.list_blobs()} == {
+            **{f"out/{name}": b"new" for name in NEW},
+            **{f"out/{name}": b"old" for name in STRANGERS},
+        }
+
+
+def test_a_job_without_a_launcher_introduces_itself(output):
+    staging = new_staging(output)
+    files = staged(staging)
+    with pytest.raises(OutputError, match="was stopped"):
+        publish(staging, files)
+    introduce(staging, {"settings": 1})
+    publish(staging, files)
+    assert_published(output)
+
+
+def test_nothing_to_finish_is_no_error(tmp_path):
+    finish_dead(str(tmp_path))
+    remove_dead(f"{tmp_path}/absent", but="")
+    staging = new_staging(str(tmp_path))
+    with held(staging, {}):
+        assert finish_publishing(staging) is False
