@@ -29,12 +29,12 @@ class Spooler:
 
     Args:
       folder: Where spools go; each has a name of its own.
-      most_bytes: How many bytes of lines are held in memory.
+      most_bytes: How many bytes of lines are held in memory; default: `SPOOL_BYTES`.
     """
 
-    def __init__(self, folder: str, most_bytes: int = SPOOL_BYTES):
+    def __init__(self, folder: str, most_bytes: int = 0):
         self._folder = folder
-        self._most_bytes = most_bytes
+        self._most_bytes = most_bytes or SPOOL_BYTES
         self._bytes = 0
         self._open: dict[Any, tuple[str, Any, list[bytes]]] = {}
 

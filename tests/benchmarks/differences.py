@@ -75,7 +75,7 @@ def _difference(images: Path, flags: Sequence[str], first: Sequence[str], second
 
 def _run(images: Path, flags: Sequence[str]) -> list[dict[str, Any]]:
     output = BENCH / "out" / "differences"
-    command = [sys.executable, "-m", "pipeline.run", "--input", f"{images}/*.jpg", "--output", str(output), *flags]
+    command = [sys.executable, "-m", "pipeline.run", "--input", f"{images}/*.jpg", "--output", str(output), "--replace", *flags]
     print(" ".join(command[1:]), file=sys.stderr, flush=True)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return [json.loads(line) for file in (output / "detections").glob("*.jsonl") for line in file.open(encoding="utf-8")]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import apache_beam as beam
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
@@ -13,9 +14,11 @@ from pipeline.config import WriteConfig
 from pipeline.errors import InputError, OutputError
 from pipeline.figures.summary import Tally
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
+from pipeline.storage import spools
 from pipeline.storage.files import write_file
 from pipeline.storage.results import STAGING, check_output
 from pipeline.storage.staging import held, new_staging
+from pipeline.write import write_files
 from pipeline.write.sink import Results
 from pipeline.write.write_files import WriteFiles, read_written
 
@@ -69,6 +72,28 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_order(tmp_path, shards
     rows = [json.loads(line) for content in first.values() for line in content.splitlines()]
     assert sorted(row["image"]["uri"] for row in rows) == sorted(NAMES)
     assert all(content.splitlines() == sorted(content.splitlines()) for content in first.values())
+
+
+@pytest.mark.parametrize(("rows", "shards"), [(0, 1), (1, 1), (10, 1), (11, 2), (44, 5)])
+def test_without_a_number_of_shards_they_follow_the_rows(tmp_path, monkeypatch, rows, shards):
+    """All rows stand in one order, over all files, whoever wrote them when; dead letters too."""
+    monkeypatch.setattr(write_files, "ROWS_PER_SHARD", 10)
+    monkeypatch.setattr(spools, "SPOOL_BYTES", 400)
+    wanted = {f"detections/detections-{n:05d}-of-{shards:05d}.jsonl": min(10, max(0, rows - 10 * n)) for n in range(shards)}
+    for folder, names in (("one", NAMES[:rows]), ("two", NAMES[:rows][::-1])):
+        write(tmp_path / folder, names, dead=[f"dead-{n}.jpg" for n in range(25)], parquet=True, coco=True)
+    files = files_of(tmp_path / "one")
+    assert files == files_of(tmp_path / "two")
+    assert {name: files[name].count(b"\n") for name in files if name.startswith("detections/") and name.endswith("l")} == wanted
+    lines = [line for name in wanted for line in files[name].splitlines()]
+    assert lines == sorted(lines)
+    parquet = [pq.read_metadata(tmp_path / "one" / name.replace("jsonl", "parquet")) for name in wanted]
+    assert [each.num_rows for each in parquet] == list(wanted.values())
+    listed = json.loads(files["coco/images.json"])["images"]
+    assert [image["file_name"] for image in listed] == [json.loads(line)["image"]["uri"] for line in lines]
+    dead = [files[f"dead_letters/dead_letters-{n:05d}-of-00003.jsonl"] for n in range(3)]
+    assert [part.count(b"\n") for part in dead] == [10, 10, 5]
+    assert b"".join(dead).splitlines() == sorted(b"".join(dead).splitlines())
 
 
 def test_shards_without_a_row_are_empty_files(tmp_path):
