@@ -22,7 +22,7 @@ from pipeline.config import WriteConfig
 from pipeline.figures.summary import Tally, merge_tallies
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
 from pipeline.storage.earlier import check_earlier
-from pipeline.storage.files import create, read_file, read_lines
+from pipeline.storage.files import create, read_file, read_lines, write_file
 from pipeline.storage.results import (
     COCO_IMAGES,
     COCO_RESULTS,
@@ -148,8 +148,7 @@ class WriteFiles(Sink):
             if self.write.coco:
                 coco, notes = self._write_coco(file.staged for file in files if _is_rows(file))
                 files += coco
-        with create(f"{self.staging}/{_WRITTEN}") as file:
-            file.write(pickle.dumps(Written(tally, notes)))
+        write_file(f"{self.staging}/{_WRITTEN}", pickle.dumps(Written(tally, notes)))
         if not self.launched:
             introduce(self.staging, {"settings": self.settings})
         if files:
