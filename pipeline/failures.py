@@ -38,6 +38,7 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "detect": {
         "model_failed": "the model fails on this image alone",
+        "bad_output": "what the model returns for this image cannot be detections",
     },
     "answer": {
         "deadline": "not done when its request had to be answered; its own message may still come",

@@ -1,4 +1,4 @@
-"""From a model's raw answer for one image to boxes on the original upright image."""
+"""From a model's output for one image to boxes on the original upright image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from models.geometry import InputTransform, boxes_to_xyxy, nms, to_original
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.errors import ModelError
+from pipeline.failures import ImageError
 from pipeline.records import Detections
+
+_NO_CLASS = -(2**31)
 
 
 def to_detections(
@@ -27,29 +30,82 @@ def to_detections(
       detect: Thresholds, class filter and limit.
 
     Returns:
-      Detections with confidences descending. Boxes are not clipped to the image: an object may reach beyond it.
+      Detections with confidences descending. Boxes are not clipped to the image: an object may reach beyond it. What has an
+      edge, a score or a class that is no finite number is left out; confidences above 1 are 1.
+
+    Raises:
+      ImageError: The output is none of a detector: shapes that do not fit, a count that is no number, texts.
     """
-    boxes: np.ndarray
-    count = int(outputs["count"]) if "count" in outputs else len(outputs["scores"])
-    boxes, scores = outputs["boxes"][:count].astype(np.float64), outputs["scores"][:count].astype(np.float32)
-    if "classes" in outputs:
-        class_ids = outputs["classes"][:count].astype(np.int32) - metadata.class_id_offset
-    elif scores.ndim == 2:
-        class_ids, scores = scores.argmax(axis=-1).astype(np.int32), scores.max(axis=-1)
-    else:  # a model of one class
-        class_ids = np.zeros(len(scores), np.int32)
-    kept = (scores >= detect.score_threshold) & np.isfinite(boxes).all(axis=-1)
+    boxes, scores, class_ids = _candidates(outputs, metadata)
+    with np.errstate(over="ignore", invalid="ignore"):  # models say anything; what is too large is left out below
+        boxes = boxes_to_xyxy(boxes, metadata.box_format)
+        if metadata.box_units == "norm":
+            boxes = boxes * np.array(metadata.input_hw * 2, np.float64)[[1, 0, 3, 2]]
+        on_image = to_original(boxes, transform).astype(np.float32)
+    kept = (
+        (scores >= detect.score_threshold) & np.isfinite(scores) & np.isfinite(on_image).all(axis=-1) & (class_ids != _NO_CLASS)
+    )
     if detect.classes:
         kept &= np.isin(class_ids, [metadata.class_names.index(name) for name in detect.classes])
-    boxes, scores, class_ids = boxes_to_xyxy(boxes[kept], metadata.box_format), scores[kept], class_ids[kept]
-    if metadata.box_units == "norm":
-        boxes = boxes * np.array(metadata.input_hw * 2, np.float64)[[1, 0, 3, 2]]
+    boxes, on_image, scores, class_ids = boxes[kept], on_image[kept], scores[kept], class_ids[kept]
     if metadata.nms == "pipeline":
         order = nms(boxes, scores, class_ids, detect.iou_threshold, detect.max_detections)
     else:
         order = np.argsort(-scores, kind="stable")[: detect.max_detections]
     names = tuple(class_name(metadata, class_id) for class_id in class_ids[order].tolist())
-    return Detections(to_original(boxes[order], transform).astype(np.float32), class_ids[order], scores[order], names)
+    return Detections(on_image[order], class_ids[order], np.minimum(scores[order], np.float32(1)), names)
+
+
+def _candidates(outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The model's boxes `(M, 4) float64`, their scores `(M,) float32`, and their class ids `(M,) int32`."""
+    boxes, scores = _numbers(outputs, "boxes"), _numbers(outputs, "scores")
+    classes = _numbers(outputs, "classes") if "classes" in outputs else None
+    _check_shapes(boxes, scores, classes)
+    count = _count(outputs, len(boxes))
+    boxes, scores = boxes[:count], scores[:count]
+    if classes is not None:
+        class_ids = _class_ids(classes[:count], metadata.class_id_offset)
+    elif scores.ndim == 2:
+        class_ids, scores = scores.argmax(axis=-1).astype(np.int32), scores.max(axis=-1)
+    else:  # a model of one class
+        class_ids = np.zeros(len(scores), np.int32)
+    with np.errstate(over="ignore"):
+        return boxes, scores.astype(np.float32), class_ids
+
+
+def _numbers(outputs: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    try:
+        return np.asarray(outputs[name]).astype(np.float64)
+    except (KeyError, TypeError, ValueError) as err:
+        got = f"{np.asarray(outputs[name]).dtype}" if name in outputs else "none"
+        raise ImageError("detect", "bad_output", f"expected numbers as the model's {name}, got {got}") from err
+
+
+def _check_shapes(boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray | None) -> None:
+    most = len(boxes) if boxes.ndim else 0
+    scores_fit = scores.shape == (most,) or (classes is None and scores.ndim == 2 and len(scores) == most and scores.shape[1] > 0)
+    if boxes.shape != (most, 4) or not scores_fit or (classes is not None and classes.shape != (most,)):
+        shapes = f"{boxes.shape} and {scores.shape}" + ("" if classes is None else f" and {classes.shape}")
+        wanted = "(M, 4), scores (M,) or (M, C)" if classes is None else "(M, 4), scores (M,) and classes (M,)"
+        raise ImageError("detect", "bad_output", f"expected boxes {wanted} from the model, got {shapes}")
+
+
+def _count(outputs: Mapping[str, np.ndarray], most: int) -> int:
+    if "count" not in outputs:
+        return most
+    count = _numbers(outputs, "count")
+    if count.size != 1 or not np.isfinite(count).all() or count.min() < 0:
+        raise ImageError(
+            "detect", "bad_output", f"expected the number of boxes as the model's count, got {count.ravel()[:3].tolist()}"
+        )
+    return int(min(count.item(), most))
+
+
+def _class_ids(classes: np.ndarray, offset: int) -> np.ndarray:
+    """Class numbers from 0; `_NO_CLASS` for those that are no number, or that no 32 bits hold."""
+    numbers = classes - offset
+    valid = np.abs(numbers) < -_NO_CLASS  # not so for NaN
+    return np.where(valid, numbers, _NO_CLASS).astype(np.int32)
 
 
 def class_name(metadata: DetectorMetadata, class_id: int) -> str:

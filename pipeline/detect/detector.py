@@ -201,10 +201,12 @@ class Detector:
     def _finish(self, ready: _Prepared, output: Output | ModelFailed, model: LoadedModel) -> DetectedImage | DeadLetter:
         """Maps the model's output back to the image."""
         image, returned_at = ready.image, time.monotonic()
-        if isinstance(output, ModelFailed):
-            message = f"the model fails on this image alone: {output}"
-            return ImageError("detect", "model_failed", message).dead_letter(image.ref, _payload(image))
-        detections = to_detections(output.arrays, model.metadata, ready.transform, self._settings)
+        try:
+            if isinstance(output, ModelFailed):
+                raise ImageError("detect", "model_failed", f"the model fails on this image alone: {output}") from output
+            detections = to_detections(output.arrays, model.metadata, ready.transform, self._settings)
+        except ImageError as err:
+            return err.dead_letter(image.ref, _payload(image))
         timing = Timing(
             read=image.read_seconds,
             decode=ready.decode_seconds,

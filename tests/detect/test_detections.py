@@ -1,6 +1,7 @@
 """From a model's answer to boxes on the original image."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect.detections import check_classes, class_name, to_detections
 from pipeline.errors import ModelError
+from pipeline.failures import ImageError
+from pipeline.records import DetectedImage, ImageRef, detection_row
 
 MODEL = DetectorMetadata("m", (100, 200), "stretch", ("cat", "dog", "person"))
 SAME = resize_plan((200, 100), (100, 200), "stretch")  # an image that fills the input as it is
@@ -156,3 +159,90 @@ def test_a_filter_for_a_class_that_the_model_lacks_is_refused(classes, names, me
     with pytest.raises(ModelError) as caught:
         check_classes(classes, dataclasses.replace(MODEL, class_names=names))
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        pytest.param(
+            answer([UNIT], [0.9], [0], count=np.nan), "expected the number of boxes as the model's count", id="count NaN"
+        ),
+        pytest.param(
+            answer([UNIT], [0.9], [0], count=np.inf), "expected the number of boxes as the model's count", id="count inf"
+        ),
+        pytest.param(answer([UNIT], [0.9], [0], count=-1), "as the model's count, got [-1.0]", id="negative count"),
+        pytest.param(answer([UNIT], [0.9], [0], count=[1, 1]), "as the model's count, got [1.0, 1.0]", id="two counts"),
+        pytest.param(answer([UNIT], [0.9, 0.8], [0]), "got (1, 4) and (2,) and (1,)", id="more scores than boxes"),
+        pytest.param(answer([UNIT], [0.9], [0, 1]), "got (1, 4) and (1,) and (2,)", id="more classes than boxes"),
+        pytest.param(answer([UNIT], [[0.9]], [0]), "expected boxes (M, 4), scores (M,) and classes (M,)", id="classes twice"),
+        pytest.param({**answer([UNIT], [0.9]), "boxes": np.zeros((1, 5))}, "got (1, 5) and (1,)", id="five numbers a box"),
+        pytest.param({**answer([UNIT], [0.9]), "boxes": np.float32(1)}, "got () and (1,)", id="one number"),
+        pytest.param({**answer([UNIT], [0.9]), "scores": np.zeros((1, 0))}, "got (1, 4) and (1, 0)", id="no class"),
+        pytest.param(
+            {**answer([UNIT], [0.9]), "scores": np.array([b"high"])}, "expected numbers as the model's scores", id="texts"
+        ),
+        pytest.param({"boxes": np.zeros((1, 4))}, "expected numbers as the model's scores, got none", id="no scores"),
+    ],
+)
+def test_an_output_that_is_none_of_a_detector_is_a_failure_of_its_image(outputs, message):
+    with pytest.raises(ImageError) as caught:
+        found(outputs)
+    assert (caught.value.stage, caught.value.reason) == ("detect", "bad_output")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rows"),
+    [
+        pytest.param(answer([UNIT], [0.9], [0], count=1e30), [("cat", 0.9)], id="a huge count"),
+        pytest.param(answer([UNIT, UNIT], [np.inf, 0.8], [0, 0]), [("cat", 0.8)], id="an infinite score"),
+        pytest.param(answer([UNIT], [1.5], [0]), [("cat", 1.0)], id="a score above 1"),
+        pytest.param(answer([UNIT] * 4, [0.9] * 4, [np.nan, np.inf, 1e10, -1e10]), [], id="classes that are no numbers"),
+        pytest.param(answer([[0, 0, 3e38, 1], UNIT], [0.9, 0.8], [0, 0]), [("cat", 0.8)], id="infinite once it is on the image"),
+    ],
+)
+def test_numbers_that_are_none_are_left_out(outputs, rows):
+    assert [row[:2] for row in found(outputs)] == rows
+
+
+wild = st.one_of(st.floats(width=32), st.sampled_from([0.0, 0.5, 1.0, -1.0, 3e38, -3e38, np.inf, -np.inf, np.nan]))
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+
+
+def arrays_of(shape_of):
+    """Arrays of numbers of every kind, mostly of the right shape."""
+    return st.one_of(st.just(shape_of), shapes).flatmap(
+        lambda shape: st.lists(wild, min_size=int(np.prod(shape)), max_size=int(np.prod(shape))).map(
+            lambda numbers: np.array(numbers, np.float32).reshape(shape)
+        )
+    )
+
+
+@given(
+    outputs=st.integers(0, 4).flatmap(
+        lambda most: st.fixed_dictionaries(
+            {"boxes": arrays_of((most, 4)), "scores": st.one_of(arrays_of((most,)), arrays_of((most, 3)))},
+            optional={"classes": arrays_of((most,)), "count": arrays_of(())},
+        )
+    ),
+    image_wh=st.tuples(st.integers(1, 5000), st.integers(1, 5000)),
+    box_format=st.sampled_from(["xyxy", "yxyx", "xywh", "cxcywh"]),
+    box_units=st.sampled_from(["norm", "pixels"]),
+    nms=st.sampled_from(["model", "pipeline"]),
+    threshold=st.sampled_from([0.0, 0.25]),
+)
+def test_whatever_a_model_returns_is_a_row_of_strict_json_or_a_failure_of_its_image(
+    outputs, image_wh, box_format, box_units, nms, threshold
+):
+    model = dataclasses.replace(MODEL, box_format=box_format, box_units=box_units, nms=nms)
+    transform = resize_plan(image_wh, MODEL.input_hw, "stretch")
+    try:
+        detections = to_detections(outputs, model, transform, DetectConfig(score_threshold=threshold))
+    except ImageError as err:
+        assert err.reason == "bad_output"
+        return
+    row = detection_row(DetectedImage(ImageRef("a"), *image_wh, "m", "1", detections))
+    assert json.loads(json.dumps(row, allow_nan=False)) == row
+    confidences = [each["confidence"] for each in row["detections"]]
+    assert confidences == sorted(confidences, reverse=True)
+    assert all(0 <= confidence <= 1 for confidence in confidences)
