@@ -12,7 +12,8 @@ event, place = os.environ["HOOKED_AT"].split(":")
 happened = []
 
 def happen(name, args):
-    if name == event and not happened and any(isinstance(arg, str) and place in arg for arg in args):
+    again = os.environ["HOOKED_DOES"] == "fail"  # a signal comes once; storage that is gone stays away
+    if name == event and (again or not happened) and any(isinstance(arg, str) and place in arg for arg in args):
         happened.append(name)
         if os.environ["HOOKED_DOES"] == "signal":
             os.kill(os.getpid(), signal.SIGTERM)
