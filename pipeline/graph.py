@@ -18,11 +18,14 @@ from pipeline.detect.detect_objects import DetectObjects
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.records import dead_letter_row, detection_row
+from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
+from pipeline.stream.archive_rows import ArchiveRows
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import MessageLimits
 from pipeline.stream.pubsub import ReadMessages, ReadNative
+from pipeline.stream.read_requested import ReadRequested
 from pipeline.stream.run import RunSettings
-from pipeline.stream.steps import ArchiveRows, ParseMessages, PublishResults, ReadRequested
+from pipeline.stream.steps import ParseMessages, PublishResults
 from pipeline.write.sink import Results, Sink
 from pipeline.write.write_files import WriteFiles
 
@@ -60,16 +63,13 @@ def sinks(config: Config, staging: str, *, launched: bool = True) -> list[Sink]:
     return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched)]
 
 
-def build_streaming(
-    pipeline: beam.Pipeline, config: Config, run: RunSettings, results: str, *, native_source: bool = False
-) -> None:
+def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:
     """Adds a streaming job to a pipeline.
 
     Args:
       pipeline: An empty pipeline.
       config: The job.
       run: Which run it is. Where not all steps are in one process, duplicates are dropped in the runner's durable state.
-      results: Folder of the archive and the dead letters.
       native_source: Whether the runner reads with Beam's own Pub/Sub source; else with the project's puller.
     """
     stream = config.stream
@@ -91,12 +91,11 @@ def build_streaming(
     _ = found.dead | "PublishUndetected" >> PublishResults(run)
     _ = found.detected | "PublishDetections" >> PublishResults(run)
 
-    archive = functools.partial(
-        ArchiveRows, results, window_s=stream.archive_window_s, job=run.name, shards=config.write.shards or 1
-    )
-    _ = (asked.dead, read.dead, found.dead) | "ArchiveDeadLetters" >> archive("dead_letters", dead_letter_row)
-    if stream.archive:
-        _ = found.detected | "ArchiveDetections" >> archive("detections", detection_row)
+    if not run.in_process:  # else `PublishResults` has written them before the bundle ended
+        archive = functools.partial(ArchiveRows, run.results, window_s=run.window_s, job=run.name, shards=run.shards)
+        _ = (asked.dead, read.dead, found.dead) | "ArchiveDeadLetters" >> archive(DEAD_LETTERS, dead_letter_row)
+        if run.archive_detections:
+            _ = found.detected | "ArchiveDetections" >> archive(DETECTIONS, detection_row)
 
 
 def samples_kept(config: Config) -> int:

@@ -26,8 +26,8 @@ def build(in_process: bool, native_source: bool = False) -> beam.Pipeline:
     }
     config = load_config("configs/streaming_pubsub_prism.yaml", {**flags, "stream.archive": "out"})
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    run = RunSettings.of(config, "job", in_process=in_process, samples=0)
-    graph.build_streaming(pipeline, config, run, "out", native_source=native_source)
+    run = RunSettings.of(config, "job", in_process=in_process, samples=0, results="out")
+    graph.build_streaming(pipeline, config, run, native_source=native_source)
     return pipeline
 
 

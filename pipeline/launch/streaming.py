@@ -87,10 +87,8 @@ def run(job: Job) -> int:
     if not logging.getLogger().isEnabledFor(logging.WARNING):
         logging.getLogger("pipeline").setLevel(logging.WARNING)  # that Pub/Sub is lost must be seen
     name, samples = uuid.uuid4().hex[:8], graph.samples_kept(config)
-    settings = RunSettings.of(config, name, in_process=runner.in_process, samples=samples)
-    build = functools.partial(
-        graph.build_streaming, config=config, run=settings, results=results, native_source=runner.native_source
-    )
+    settings = RunSettings.of(config, name, in_process=runner.in_process, samples=samples, results=results)
+    build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
     if job.template:
         return write_template(job, build)
     staging = staging_of(results, name)

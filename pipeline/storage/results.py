@@ -35,7 +35,7 @@ STAGING = UNFINISHED
 _BATCH = re.compile(r"(detections|dead_letters)/\1-\d{5,}-of-\d{5,}\.(jsonl|parquet)|coco/(results|images)\.json")
 _STREAM = re.compile(r"(detections|dead_letters)/\1-\d{8}T\d{6}Z-[\w-]+-\d{5,}-of-\d{5,}\.jsonl")
 _OTHERS = re.compile(
-    r"summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|coco|samples)/)?\.staging-[^/]+(/.*)?",
+    r"summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|coco|samples)/)?\.staging-[^/]+(/.*)?|\.spools-[^/]+(/.*)?",
     re.DOTALL,
 )
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters

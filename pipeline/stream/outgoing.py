@@ -35,11 +35,13 @@ class OutgoingMessage:
       data: Its payload.
       attributes: Its attributes.
       answers: Id of the message that asked; it is acknowledged only when this one is published.
+      is_cut: Whether something was left out, to fit into Pub/Sub.
     """
 
     data: bytes
     attributes: Mapping[str, str]
     answers: str = ""
+    is_cut: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,10 +81,11 @@ def detection_message(image: DetectedImage, now: float) -> OutgoingMessage:
     }
     row = detection_row(image)
     data = row_bytes(row)
-    if len(data) > MAX_MESSAGE_BYTES:
+    is_cut = len(data) > MAX_MESSAGE_BYTES
+    if is_cut:
         data = row_bytes({**row, "detections": [], "detections_left_out": len(image.detections)})
         attributes["detections"] = _LEFT_OUT
-    return OutgoingMessage(data, _fit(attributes))
+    return OutgoingMessage(data, _fit(attributes), is_cut=is_cut)
 
 
 def dead_letter_message(letter: DeadLetter, now: float) -> OutgoingMessage:

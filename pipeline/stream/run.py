@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pipeline.config import Config
 from pipeline.records import ImageRef
 from pipeline.stream.answers import Answers
+from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing, connect_subscriber
 from pipeline.stream.intake import Intake
 from pipeline.stream.live import LiveFigures
@@ -20,6 +21,8 @@ from pipeline.stream.remembered import RecentImages
 from pipeline.stream.threads import RunThreads
 
 _OVERDUE_SECONDS = 0.25
+_CLOSE_SECONDS = 1.0
+_RECOVER_SECONDS = 60.0
 _runs: dict[str, StreamRun] = {}
 _registry = threading.Lock()
 
@@ -54,6 +57,10 @@ class RunSettings:
       answer_deadline_s: Longest time to a request's answer.
       deduplicate_s: How long an image is remembered.
       samples: How many annotated images the report will show.
+      results: Folder of the archive and the dead letters; empty: nothing is written to files.
+      archive_detections: Whether the rows of detections go there, too.
+      window_s: Seconds of rows in one file there.
+      shards: Files a window there.
     """
 
     name: str
@@ -65,9 +72,13 @@ class RunSettings:
     answer_deadline_s: float = 60.0
     deduplicate_s: float = 600.0
     samples: int = 0
+    results: str = ""
+    archive_detections: bool = False
+    window_s: float = 60.0
+    shards: int = 1
 
     @staticmethod
-    def of(config: Config, name: str, *, in_process: bool, samples: int) -> RunSettings:
+    def of(config: Config, name: str, *, in_process: bool, samples: int, results: str) -> RunSettings:
         """The settings of a job's run."""
         stream = config.stream
         return RunSettings(
@@ -80,6 +91,10 @@ class RunSettings:
             stream.answer_deadline_s,
             stream.deduplicate_s,
             samples,
+            results,
+            bool(stream.archive),
+            stream.archive_window_s,
+            config.write.shards or 1,
         )
 
 
@@ -93,6 +108,7 @@ class StreamRun:
       figures: What it has counted.
       recent: The images that are under way, and what became of those of late.
       answers: Its open requests; None where nobody wants answers by request.
+      archive: Where its rows become files; None where that is not for this process to do.
     """
 
     def __init__(self, settings: RunSettings, clock: Callable[[], float] = time.time):
@@ -106,6 +122,18 @@ class StreamRun:
         self.answers = Answers(settings.answer_deadline_s) if settings.topics.answers else None
         if self.answers:
             self.threads.start("answers that are overdue", self._answer_overdue)
+        self.archive: Archive | None = None
+        if settings.results and settings.in_process:
+            self.archive = Archive(
+                settings.results,
+                settings.name,
+                window_s=settings.window_s,
+                shards=settings.shards,
+                clock=clock,
+                stop=self.threads.stop,
+            )
+            self.threads.repeat("closing windows of the archive", self.archive.close_windows, _CLOSE_SECONDS)
+            self.threads.repeat("looking after killed runs' archives", self.archive.recover, _RECOVER_SECONDS)
 
     @property
     def intake(self) -> Intake:
@@ -146,6 +174,8 @@ class StreamRun:
         self.threads.close()  # so the last answers are published, or not, before their messages are given back
         if self._intake:
             self._intake.close()
+        if self.archive:
+            self.archive.finish()
 
     def _answer_overdue(self) -> None:
         """Answers requests whose time is over. Where Pub/Sub refuses an answer for good, so it would in a step: the job ends."""

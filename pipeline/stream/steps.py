@@ -1,31 +1,21 @@
-"""The steps that only a stream has: requests out of messages before `DetectObjects`, answers and archive files behind it.
+"""What a stream begins and ends with: images out of messages, and the messages, answers and rows of their results.
 
-What stands between reading and publishing is one DoFn after the other, without flatten or shuffle, so that a local runner fuses
-it and acknowledges a message only when its answers are published. The archive hangs off behind a shuffle.
+What stands between is one DoFn after the other, without flatten or shuffle, so that a local runner fuses it and acknowledges a
+message only when its answers are published and its rows are durable.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import math
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import apache_beam as beam
-from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
-from pipeline.config import ReadConfig
-from pipeline.look_ahead import Place
-from pipeline.read.fetch import StorageUnavailableError
-from pipeline.read.patience import Patience
-from pipeline.read.read_ahead import ReadAhead
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, row_bytes
-from pipeline.storage.files import write_file
-from pipeline.storage.results import archive_name, shard_of
-from pipeline.storage.staging import staging_of
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, detection_row, row_bytes
+from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
+from pipeline.stream.archive import ArchivedRow
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message, MessageLimits, parse_message
 from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
@@ -40,14 +30,6 @@ class Requested(NamedTuple):
     dead: beam.PCollection[DeadLetter]
 
 
-class ReadOrDead(NamedTuple):
-    """The outputs of `ReadRequested`."""
-
-    images: beam.PCollection[EncodedImage]
-    dead: beam.PCollection[DeadLetter]
-
-
-_AGAIN_SECONDS = 5.0
 _BEFORE_DETECTING = ("message", "read")  # stages whose failures were never under way for a repeat to join
 
 
@@ -75,31 +57,6 @@ class ParseMessages(beam.PTransform):
 
 
 @dataclasses.dataclass
-class ReadRequested(beam.PTransform):
-    """Reads the images that messages name; those that came with their bytes pass.
-
-    Element in: `ImageRef` or `EncodedImage`. Elements out: `EncodedImage` or `DeadLetter`. Unbounded. While storage does not
-    answer, its images wait, and so does intake. Where the run is stopped meanwhile they have no outcome: their messages are not
-    acknowledged, and come again.
-
-    Args:
-      read: How to read.
-      run: The run whose stop ends the waiting.
-    """
-
-    read: ReadConfig
-    run: RunSettings
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def expand(self, requested: beam.PCollection[ImageRef | EncodedImage]) -> ReadOrDead:
-        """Wires the reading DoFn of batch, with more patience, and what becomes of images that it was stopped at."""
-        read = requested | "ReadAhead" >> beam.ParDo(_ReadPatiently(self.read, self.run)).with_outputs("dead", main="images")
-        return ReadOrDead(read.images, read.dead | "GiveBack" >> beam.ParDo(_GiveBack(self.run)))
-
-
-@dataclasses.dataclass
 class PublishResults(beam.PTransform):
     """Publishes the message of each result, and the answer of each request that it completes.
 
@@ -120,58 +77,6 @@ class PublishResults(beam.PTransform):
         return results | "Publish" >> beam.ParDo(_PublishResults(self.run))
 
 
-@dataclasses.dataclass
-class ArchiveRows(beam.PTransform):
-    """Writes rows as `<folder>/<kind>/<kind>-<window>-<job>-00000-of-0000N.jsonl`, one set of files a window, sorted by image.
-
-    Element in: any record with a `ref`; element out: the names of the files. Unbounded. A file appears complete or not at all,
-    and a retried bundle writes the same file again. Windows are of the time at which a row is made, so none comes late. A local
-    runner holds an open window's rows in memory: a crash loses them here (they are published all the same).
-
-    Args:
-      folder: Local or `gs://`.
-      kind: `detections` or `dead_letters`.
-      to_row: Record -> JSON-able row.
-      window_s: Length of a window.
-      job: Part of the names, so that a restarted job overwrites nothing.
-      shards: Files a window.
-    """
-
-    folder: str
-    kind: str
-    to_row: Callable[[Any], dict[str, Any]]
-    window_s: float
-    job: str
-    shards: int = 1
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def expand(self, records: beam.PCollection[Any] | tuple[beam.PCollection[Any], ...]) -> beam.PCollection[str]:
-        """Wires rows, windows, grouping by shard, and writing."""
-        parts = records if isinstance(records, tuple) else (records,)
-        lines = tuple(
-            part | f"ToLines{n}" >> beam.Map(self._to_line).with_output_types(tuple[int, bytes]) for n, part in enumerate(parts)
-        )
-        return (
-            (lines[0] if len(lines) == 1 else lines | "FlattenLines" >> beam.Flatten())
-            | "Window" >> beam.WindowInto(FixedWindows(self.window_s))
-            | "GatherWindow" >> beam.GroupByKey()
-            | "WriteWindow" >> beam.Map(self._write)
-        )
-
-    def _to_line(self, record: Any) -> TimestampedValue:
-        line = row_bytes(self.to_row(record)) + b"\n"
-        return TimestampedValue((shard_of(record.ref, self.shards), line), time.time())
-
-    def _write(self, shard_and_lines: tuple[int, Iterable[bytes]], window: Any = beam.DoFn.WindowParam) -> str:
-        shard, lines = shard_and_lines
-        start = datetime.datetime.fromtimestamp(float(window.start), datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-        path = f"{self.folder}/{archive_name(self.kind, start, self.job, shard, self.shards)}"
-        write_file(path, b"".join(sorted(lines)), staging_of(self.folder, self.job))
-        return path
-
-
 class _Parse(beam.DoFn):
     def __init__(self, limits: MessageLimits, run: RunSettings):
         self._limits = limits
@@ -188,62 +93,6 @@ class _Parse(beam.DoFn):
         yield from (beam.pvalue.TaggedOutput("dead", letter) for letter in request.dead_letters)
 
 
-class _ReadPatiently(ReadAhead):
-    def __init__(self, read: ReadConfig, run: RunSettings):
-        super().__init__(read)
-        self._run = run
-
-    def setup(self) -> None:
-        super().setup()
-        self._stop = run_of(self._run).threads.stop
-        self._patience = self._waiting = _PatienceUntilStopped(self._stop)
-
-    def _read_one(self, ref: ImageRef, place: Place[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
-        while True:
-            read = super()._read_one(ref, place)
-            if not _is_unavailable(read) or place.abandoned or self._stop.is_set():
-                return read
-            self._waiting.note(read)  # for want of credentials, which is no failure that a single read would wait for
-            self._stop.wait(_AGAIN_SECONDS)
-
-
-class _PatienceUntilStopped(Patience):
-    """Waits for storage as long as the run goes on."""
-
-    def __init__(self, stop: threading.Event):
-        super().__init__(retry_seconds=math.inf, give_up_seconds=math.inf)
-        self._stop = stop
-
-    def failed(self, err: Exception) -> None:
-        super().failed(err)
-        if self._stop.is_set():
-            raise err
-
-    def note(self, unread: DeadLetter) -> None:
-        """Notes an image that could not be read for now."""
-        super().failed(StorageUnavailableError(unread.message))
-
-
-class _GiveBack(beam.DoFn):
-    """Takes out what is no failure of an image, but was not read when the run was stopped."""
-
-    def __init__(self, run: RunSettings):
-        self._run = run
-
-    def setup(self) -> None:
-        self._shared = run_of(self._run)
-
-    def process(self, letter: DeadLetter) -> Iterator[DeadLetter]:
-        if _is_unavailable(letter) and self._shared.threads.stop.is_set():
-            self._shared.give_back(letter.ref)
-        else:
-            yield letter
-
-
-def _is_unavailable(read: EncodedImage | DeadLetter) -> TypeGuard[DeadLetter]:
-    return isinstance(read, DeadLetter) and (read.stage, read.reason) == ("read", "storage_unavailable")
-
-
 class _PublishResults(beam.DoFn):
     def __init__(self, run: RunSettings):
         self._run = run
@@ -255,6 +104,7 @@ class _PublishResults(beam.DoFn):
     def start_bundle(self) -> None:
         self._publishing = Publishing()
         self._answers: list[OutgoingMessage] = []
+        self._rows: list[ArchivedRow] = []
 
     def process(self, result: DetectedImage | DeadLetter | Repeat) -> None:
         if isinstance(result, Repeat):
@@ -270,6 +120,8 @@ class _PublishResults(beam.DoFn):
         self._answer([result.ref, *others], outcome)
 
     def finish_bundle(self) -> None:
+        if self._shared.archive:
+            self._shared.archive.spool(self._rows)
         self._publishing.wait()
         self._shared.answered(self._answers)
 
@@ -277,9 +129,13 @@ class _PublishResults(beam.DoFn):
         if isinstance(result, DetectedImage):
             message = detection_message(result, now)
             self._publishing.send(self._topics.detections, message)
+            if self._run.archive_detections:
+                row = row_bytes(detection_row(result)) if message.is_cut else message.data
+                self._rows.append(ArchivedRow(DETECTIONS, result.ref, row))
             return Outcome(message.data if self._topics.answers else b"", failed=False)
         if self._topics.dead_letters:
             self._publishing.send(self._topics.dead_letters, dead_letter_message(result, now))
+        self._rows.append(ArchivedRow(DEAD_LETTERS, result.ref, row_bytes(dead_letter_row(result))))
         return Outcome(row_bytes(dead_letter_row(dataclasses.replace(result, payload=b""))), failed=True)
 
     def _answer(self, asking: Iterable[ImageRef], outcome: Outcome) -> None:

@@ -35,11 +35,13 @@ class RunThreads:
         """Starts a thread that works every so often; what `work` raises costs a warning and this one time."""
 
         def again_and_again() -> None:
-            while not self.closed.wait(every_s):
+            while True:
                 try:
                     work()
                 except Exception as err:  # noqa: BLE001  the next time may do better, and the job goes on meanwhile
                     _log.warning("%s: %s: %s; trying again in %g s", name, type(err).__name__, err, every_s)
+                if self.closed.wait(every_s):
+                    return
 
         self.start(name, again_and_again)
 

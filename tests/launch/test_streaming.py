@@ -210,7 +210,7 @@ def test_batches_form_across_messages(ended):
 def test_a_killed_job_loses_nothing(pubsub_emulator, tmp_path, bright_model):
     """What it had in hand is delivered again to the next one; results that were published twice have the same id.
 
-    Each image and each answer comes at least once.
+    Each image and each answer comes at least once, and each row is in the archive.
     """
     write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
     content = (tmp_path / "bright.png").read_bytes()
@@ -229,6 +229,8 @@ def test_a_killed_job_loses_nothing(pubsub_emulator, tmp_path, bright_model):
         assert set(seen) == wanted
         assert answered_in_time(job, {f"r{n}" for n in range(300)})
         assert job.signal(signal.SIGINT, group=True) == 0, job.output()
+        assert set(by_uri(rows_in(job.archive))) == wanted
+        assert not list(job.archive.glob(".*"))
 
 
 def answered_in_time(job: StreamingJob, requests: set[str]) -> bool:

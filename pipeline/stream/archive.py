@@ -1,0 +1,240 @@
+"""A local stream's archive: rows are durable before their messages are acknowledged, and become a file a window afterwards.
+
+    <folder>/.spools-<run>/detections-20261121T020000Z-00000-of-00001-<id>.rows   the rows of one bundle, sorted
+    <folder>/detections/detections-20261121T020000Z-<run>-00000-of-00001.jsonl    those of a window
+
+A bundle's rows are written before the bundle ends, so before its messages are acknowledged: after a crash each message comes
+again or has its row here. Nothing is kept in memory but what one bundle holds, however large rows and windows are. A window that
+is over is merged into its file, by its own run or, when that was killed, by the next one that works in this folder. A run that
+was killed between two steps may leave rows twice, never none.
+
+Whose run is alive holds the lock of its folder, which the system takes back when the process ends. Object storage has no locks:
+there a window that was over a quarter of an hour ago belongs to nobody who lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import hashlib
+import logging
+import os
+import posixpath
+import re
+import threading
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, NamedTuple
+
+from apache_beam.io.filesystems import FileSystems
+from google.api_core import retry
+
+from pipeline.read.fetch import is_passing
+from pipeline.records import ImageRef
+from pipeline.storage.files import create, delete_files, list_files, make_folder, read_lines, write_file
+from pipeline.storage.globs import escape_glob
+from pipeline.storage.results import archive_name, shard_of
+from pipeline.storage.spools import merge_lines
+
+_SPOOLS = ".spools-"
+_ENDING = ".rows"
+_LOCK = "lock"
+_DEAD_SECONDS = 900.0
+_NAME = re.compile(r"(\w+)-(\d{8}T\d{6}Z)-(\d{5})-of-(\d{5})-[0-9a-f]+\.rows")
+_log = logging.getLogger(__name__)
+_TIME = "%Y%m%dT%H%M%SZ"
+
+
+class ArchivedRow(NamedTuple):
+    """A row on its way to the archive: `detections` or `dead_letters`, its image, and the row as JSON without an end of line."""
+
+    kind: str
+    ref: ImageRef
+    row: bytes
+
+
+class _Window(NamedTuple):
+    """What becomes one file."""
+
+    run: str
+    kind: str
+    start: str
+    shard: int
+    shards: int
+
+    @property
+    def file_name(self) -> str:
+        return archive_name(self.kind, self.start, self.run, self.shard, self.shards)
+
+
+class Archive:
+    """The archive of one run; thread-safe.
+
+    Args:
+      folder: Local or `gs://`.
+      run: Names the run.
+      window_s: Length of a window.
+      shards: Files a window and kind.
+      clock: Seconds since the epoch; it may step back, and rows then stay in the window that was last.
+      stop: Ends the waiting for storage that fails.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        run: str,
+        *,
+        window_s: float,
+        shards: int = 1,
+        clock: Callable[[], float] = time.time,
+        stop: threading.Event | None = None,
+    ):
+        self._folder = folder
+        self._run = run
+        self._window_s = window_s
+        self._shards = shards
+        self._clock = clock
+        self._stop = stop or threading.Event()
+        self._write = retry.Retry(is_passing, initial=0.5, maximum=10.0, timeout=None, on_error=self._say)(write_file)
+        self._latest = 0.0  # start of the latest window
+        self._writing: Counter[str] = Counter()  # bundles that write to a window now
+        self._lock = threading.Lock()
+        self._closing = threading.Lock()
+        self._alive: IO[bytes] | None = _hold(self._spools(run))
+
+    def spool(self, rows: Iterable[ArchivedRow]) -> None:
+        """Makes the rows of a bundle durable; waits for storage that fails in a way that may pass, and says so."""
+        groups: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
+        for each in rows:
+            groups[each.kind, shard_of(each.ref, self._shards)].append(each.row + b"\n")
+        if not groups:
+            return
+        with self._in_window() as start:
+            for (kind, shard), lines in groups.items():
+                name = f"{kind}-{start}-{shard:05d}-of-{self._shards:05d}-{uuid.uuid4().hex}{_ENDING}"
+                self._write(f"{self._spools(self._run)}/{name}", b"".join(sorted(lines)))
+
+    def close_windows(self) -> None:
+        """Makes files of this run's windows that are over."""
+        with self._lock:
+            current = self._start_now()
+            busy = set(self._writing)
+        self._finish(self._run, lambda start: start < current and start not in busy)
+
+    def finish(self) -> None:
+        """Makes files of all that is left of this run; to be called when its last bundle has ended."""
+        self._finish(self._run, lambda _start: True)
+        if self._alive:
+            self._alive.close()
+            _remove(self._spools(self._run))
+
+    def recover(self) -> None:
+        """Makes files of what killed runs have left here."""
+        for run in sorted({_run_of(path) for path in list_files(f"{escape_glob(self._folder)}/{_SPOOLS}*/*")} - {self._run}):
+            if "://" in self._folder:
+                limit = _text(self._clock() - self._window_s - _DEAD_SECONDS)
+                self._finish(run, lambda start, limit=limit: start < limit)  # type: ignore[misc]
+                continue
+            with _if_dead(self._spools(run)) as dead:
+                if dead:
+                    self._finish(run, lambda _start: True)
+                    _remove(self._spools(run))
+
+    def _say(self, err: Exception) -> None:
+        if self._stop.is_set():
+            raise err
+        _log.warning("the archive cannot be written (%s); waiting", " ".join(str(err).split())[:300])
+
+    def _spools(self, run: str) -> str:
+        return f"{self._folder}/{_SPOOLS}{run}"
+
+    @contextlib.contextmanager
+    def _in_window(self) -> Iterator[str]:
+        """Keeps the window of now open; gives its start."""
+        with self._lock:
+            start = self._start_now()
+            self._writing[start] += 1
+        try:
+            yield start
+        finally:
+            with self._lock:
+                self._writing[start] -= 1
+                self._writing += Counter()  # drops those that are done
+
+    def _start_now(self) -> str:
+        self._latest = max(self._latest, self._clock() // self._window_s * self._window_s)
+        return _text(self._latest)
+
+    def _finish(self, run: str, is_over: Callable[[str], bool]) -> None:
+        with self._closing:
+            windows: defaultdict[_Window, list[str]] = defaultdict(list)
+            for path in list_files(f"{escape_glob(self._spools(run))}/*"):
+                match = _NAME.fullmatch(posixpath.basename(path))
+                if match and is_over(match[2]):
+                    windows[_Window(run, match[1], match[2], int(match[3]), int(match[4]))].append(path)
+            for window, paths in sorted(windows.items()):
+                self._write_window(window, paths)
+
+    def _write_window(self, window: _Window, paths: list[str]) -> None:
+        """Makes a file of a window's spools; where there is one, it was killed before they went, or more came since."""
+        lines, name = merge_lines(paths, self._spools(window.run)), window.file_name
+        if FileSystems.exists(f"{self._folder}/{name}"):
+            there = {_digest(line) for line in read_lines(f"{self._folder}/{name}")}
+            lines = (line for line in lines if _digest(line) not in there)
+            name = window._replace(run=f"{window.run}{uuid.uuid4().hex[:4]}").file_name
+        merged, count = f"{self._spools(window.run)}/{uuid.uuid4().hex}", 0
+        with create(merged) as file:
+            for line in lines:
+                file.write(line)
+                count += 1
+        if count:
+            make_folder(posixpath.dirname(f"{self._folder}/{name}"))
+            FileSystems.rename([merged], [f"{self._folder}/{name}"])
+        else:
+            delete_files([merged])
+        delete_files(paths)
+
+
+def _digest(line: bytes) -> bytes:
+    return hashlib.blake2b(line, digest_size=16).digest()
+
+
+def _text(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime(_TIME)
+
+
+def _run_of(path: str) -> str:
+    return posixpath.basename(posixpath.dirname(path)).removeprefix(_SPOOLS)
+
+
+def _hold(spools: str) -> IO[bytes] | None:
+    """Makes a local run's folder and takes its lock."""
+    if "://" in spools:
+        return None
+    make_folder(spools)
+    lock = open(f"{spools}/{_LOCK}.new", "wb")  # noqa: SIM115  held until the run is over
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(lock.name, f"{spools}/{_LOCK}")  # so that nobody finds it without its lock
+    return lock
+
+
+@contextlib.contextmanager
+def _if_dead(spools: str) -> Iterator[bool]:
+    """Whether the run of a local folder has ended; if so, nobody else finds that out while this lasts."""
+    with contextlib.ExitStack() as stack:
+        try:
+            fcntl.flock(stack.enter_context(open(f"{spools}/{_LOCK}", "r+b")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # it lives, has gone, or is not ours to touch
+            yield False
+        else:
+            yield True
+
+
+def _remove(spools: str) -> None:
+    """Removes a local folder whose rows have all become files; whatever else lies there keeps it."""
+    delete_files([f"{spools}/{_LOCK}"])
+    with contextlib.suppress(OSError):
+        os.rmdir(spools)

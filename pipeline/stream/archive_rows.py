@@ -1,0 +1,69 @@
+"""`ArchiveRows`: the archive of a stream whose steps are not in one process, through the runner's durable windows."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.transforms.window import FixedWindows, TimestampedValue
+
+from pipeline.records import row_bytes
+from pipeline.storage.files import write_file
+from pipeline.storage.results import archive_name, shard_of
+from pipeline.storage.staging import staging_of
+
+
+@dataclasses.dataclass
+class ArchiveRows(beam.PTransform):
+    """Writes rows as `<folder>/<kind>/<kind>-<window>-<job>-00000-of-0000N.jsonl`, one set of files a window, sorted by image.
+
+    Element in: any record with a `ref`; element out: the names of the files. Unbounded. A file appears complete or not at all,
+    and a retried bundle writes the same file again. Windows are of the time at which a row is made, so none comes late. For
+    runners that keep open windows durably; `pipeline.stream.archive` is for the others.
+
+    Args:
+      folder: Local or `gs://`.
+      kind: `detections` or `dead_letters`.
+      to_row: Record -> JSON-able row.
+      window_s: Length of a window.
+      job: Part of the names, so that a restarted job overwrites nothing.
+      shards: Files a window.
+    """
+
+    folder: str
+    kind: str
+    to_row: Callable[[Any], dict[str, Any]]
+    window_s: float
+    job: str
+    shards: int = 1
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, records: beam.PCollection[Any] | tuple[beam.PCollection[Any], ...]) -> beam.PCollection[str]:
+        """Wires rows, windows, grouping by shard, and writing."""
+        parts = records if isinstance(records, tuple) else (records,)
+        lines = tuple(
+            part | f"ToLines{n}" >> beam.Map(self._to_line).with_output_types(tuple[int, bytes]) for n, part in enumerate(parts)
+        )
+        return (
+            (lines[0] if len(lines) == 1 else lines | "FlattenLines" >> beam.Flatten())
+            | "Window" >> beam.WindowInto(FixedWindows(self.window_s))
+            | "GatherWindow" >> beam.GroupByKey()
+            | "WriteWindow" >> beam.Map(self._write)
+        )
+
+    def _to_line(self, record: Any) -> TimestampedValue:
+        line = row_bytes(self.to_row(record)) + b"\n"
+        return TimestampedValue((shard_of(record.ref, self.shards), line), time.time())
+
+    def _write(self, shard_and_lines: tuple[int, Iterable[bytes]], window: Any = beam.DoFn.WindowParam) -> str:
+        shard, lines = shard_and_lines
+        start = datetime.datetime.fromtimestamp(float(window.start), datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        path = f"{self.folder}/{archive_name(self.kind, start, self.job, shard, self.shards)}"
+        write_file(path, b"".join(sorted(lines)), staging_of(self.folder, self.job))
+        return path

@@ -1,0 +1,109 @@
+"""`ReadRequested`: the images that messages name, read with the patience of a stream."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple, TypeGuard
+
+import apache_beam as beam
+
+from pipeline.config import ReadConfig
+from pipeline.look_ahead import Place
+from pipeline.read.fetch import StorageUnavailableError
+from pipeline.read.patience import Patience
+from pipeline.read.read_ahead import ReadAhead
+from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.stream.run import RunSettings, run_of
+
+_AGAIN_SECONDS = 5.0
+
+
+class ReadOrDead(NamedTuple):
+    """The outputs of `ReadRequested`."""
+
+    images: beam.PCollection[EncodedImage]
+    dead: beam.PCollection[DeadLetter]
+
+
+@dataclasses.dataclass
+class ReadRequested(beam.PTransform):
+    """Reads the images that messages name; those that came with their bytes pass.
+
+    Element in: `ImageRef` or `EncodedImage`. Elements out: `EncodedImage` or `DeadLetter`. Unbounded. While storage does not
+    answer, its images wait, and so does intake. Where the run is stopped meanwhile they have no outcome: their messages are not
+    acknowledged, and come again.
+
+    Args:
+      read: How to read.
+      run: The run whose stop ends the waiting.
+    """
+
+    read: ReadConfig
+    run: RunSettings
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, requested: beam.PCollection[ImageRef | EncodedImage]) -> ReadOrDead:
+        """Wires the reading DoFn of batch, with more patience, and what becomes of images that it was stopped at."""
+        read = requested | "ReadAhead" >> beam.ParDo(_ReadPatiently(self.read, self.run)).with_outputs("dead", main="images")
+        return ReadOrDead(read.images, read.dead | "GiveBack" >> beam.ParDo(_GiveBack(self.run)))
+
+
+class _ReadPatiently(ReadAhead):
+    def __init__(self, read: ReadConfig, run: RunSettings):
+        super().__init__(read)
+        self._run = run
+
+    def setup(self) -> None:
+        super().setup()
+        self._stop = run_of(self._run).threads.stop
+        self._patience = self._waiting = _PatienceUntilStopped(self._stop)
+
+    def _read_one(self, ref: ImageRef, place: Place[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
+        while True:
+            read = super()._read_one(ref, place)
+            if not _is_unavailable(read) or place.abandoned or self._stop.is_set():
+                return read
+            self._waiting.note(read)  # for want of credentials, which is no failure that a single read would wait for
+            self._stop.wait(_AGAIN_SECONDS)
+
+
+class _PatienceUntilStopped(Patience):
+    """Waits for storage as long as the run goes on."""
+
+    def __init__(self, stop: threading.Event):
+        super().__init__(retry_seconds=math.inf, give_up_seconds=math.inf)
+        self._stop = stop
+
+    def failed(self, err: Exception) -> None:
+        super().failed(err)
+        if self._stop.is_set():
+            raise err
+
+    def note(self, unread: DeadLetter) -> None:
+        """Notes an image that could not be read for now."""
+        super().failed(StorageUnavailableError(unread.message))
+
+
+class _GiveBack(beam.DoFn):
+    """Takes out what is no failure of an image, but was not read when the run was stopped."""
+
+    def __init__(self, run: RunSettings):
+        self._run = run
+
+    def setup(self) -> None:
+        self._shared = run_of(self._run)
+
+    def process(self, letter: DeadLetter) -> Iterator[DeadLetter]:
+        if _is_unavailable(letter) and self._shared.threads.stop.is_set():
+            self._shared.give_back(letter.ref)
+        else:
+            yield letter
+
+
+def _is_unavailable(read: EncodedImage | DeadLetter) -> TypeGuard[DeadLetter]:
+    return isinstance(read, DeadLetter) and (read.stage, read.reason) == ("read", "storage_unavailable")

@@ -1,0 +1,194 @@
+"""The archive of a stream: durable bundle by bundle, a file a window, and nothing kept in memory."""
+
+import collections
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from pipeline.records import ImageRef
+from pipeline.stream.archive import Archive, ArchivedRow
+from tests.conftest import REPO
+
+START = 1795226400.0  # 2026-11-21T02:00:00Z
+
+
+class Clock:
+    now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def row(name, kind="detections"):
+    return ArchivedRow(kind, ImageRef(f"gs://b/{name}"), json.dumps({"image": {"uri": f"gs://b/{name}"}}).encode())
+
+
+def files(folder: Path) -> dict[str, list[str]]:
+    """The names of the images in each file of the archive."""
+    return {
+        str(path.relative_to(folder)): [json.loads(line)["image"]["uri"].removeprefix("gs://b/") for line in path.open()]
+        for path in sorted(folder.glob("[!.]*/*.jsonl"))
+    }
+
+
+def spools(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob(".spools-*/*.rows")]
+
+
+def test_a_window_becomes_a_file_when_it_is_over(tmp_path, clock):
+    archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
+    archive.spool([row("c"), row("a")])
+    archive.spool([row("b"), row("x", "dead_letters")])
+    archive.close_windows()
+    assert files(tmp_path) == {}
+    clock.now += 60.0
+    archive.spool([row("d")])
+    archive.close_windows()
+    closed = {
+        "dead_letters/dead_letters-20261121T020000Z-run-00000-of-00001.jsonl": ["x"],
+        "detections/detections-20261121T020000Z-run-00000-of-00001.jsonl": ["a", "b", "c"],
+    }
+    assert files(tmp_path) == closed
+    archive.finish()
+    assert files(tmp_path) == {**closed, "detections/detections-20261121T020100Z-run-00000-of-00001.jsonl": ["d"]}
+    assert sorted(os.listdir(tmp_path)) == ["dead_letters", "detections"]
+
+
+def test_a_row_is_durable_when_its_bundle_ends(tmp_path, clock):
+    archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
+    archive.spool([row("a")])
+    (spool,) = tmp_path.glob(".spools-run/*.rows")
+    assert spool.read_bytes() == row("a").row + b"\n"
+
+
+def test_nothing_is_written_for_a_bundle_without_rows(tmp_path, clock):
+    archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
+    archive.spool([])
+    archive.finish()
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_image_has_its_shard(tmp_path, clock):
+    archive = Archive(str(tmp_path), "run", window_s=60.0, shards=3, clock=clock)
+    archive.spool([row(str(n)) for n in range(100)])
+    archive.finish()
+    found = files(tmp_path)
+    assert list(found) == [f"detections/detections-20261121T020000Z-run-{n:05d}-of-00003.jsonl" for n in range(3)]
+    assert sorted(itertools.chain(*found.values())) == sorted(str(n) for n in range(100))
+
+
+def test_a_clock_that_steps_back_opens_no_window_again(tmp_path, clock):
+    archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
+    archive.spool([row("a")])
+    clock.now += 60.0
+    archive.close_windows()
+    clock.now -= 120.0
+    archive.spool([row("b")])
+    archive.close_windows()
+    clock.now += 240.0
+    archive.close_windows()
+    assert list(files(tmp_path).values()) == [["a"], ["b"]]
+
+
+KILLED = """
+import os, signal, sys
+from tests.stream.test_archive import Archive, START, row
+archive = Archive(sys.argv[1], "killed", window_s=60.0, clock=lambda: START)
+archive.spool([row("a"), row("b")])
+archive.spool([row("c", "dead_letters")])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_run_left_is_finished_by_the_next(tmp_path, clock):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=REPO, check=False)
+    assert done.returncode == -signal.SIGKILL
+    archive = Archive(str(tmp_path), "next", window_s=60.0, clock=clock)
+    archive.recover()
+    archive.finish()
+    assert files(tmp_path) == {
+        "dead_letters/dead_letters-20261121T020000Z-killed-00000-of-00001.jsonl": ["c"],
+        "detections/detections-20261121T020000Z-killed-00000-of-00001.jsonl": ["a", "b"],
+    }
+    assert sorted(os.listdir(tmp_path)) == ["dead_letters", "detections"]
+
+
+def test_a_run_that_lives_is_left_alone(tmp_path, clock):
+    first = Archive(str(tmp_path), "first", window_s=60.0, clock=clock)
+    first.spool([row("a")])
+    clock.now += 3600.0
+    second = Archive(str(tmp_path), "second", window_s=60.0, clock=clock)
+    second.recover()
+    assert files(tmp_path) == {}
+    first.finish()
+    second.finish()
+    assert list(files(tmp_path).values()) == [["a"]]
+
+
+def test_on_object_storage_a_window_that_was_over_long_ago_is_nobodys(gcs_bucket, clock):
+    """There are no locks; a run that lives has closed it."""
+    folder = f"gs://{gcs_bucket.name}/archive"
+    first = Archive(folder, "first", window_s=60.0, clock=clock)
+    first.spool([row("a")])
+    second = Archive(folder, "second", window_s=60.0, clock=clock)
+    second.recover()
+    assert [blob.name for blob in gcs_bucket.list_blobs(prefix="archive/detections")] == []
+    clock.now += 60.0 + 900.0 + 60.0
+    second.recover()
+    second.finish()
+    (blob,) = gcs_bucket.list_blobs()
+    assert blob.name == "archive/detections/detections-20261121T020000Z-first-00000-of-00001.jsonl"
+    assert blob.download_as_bytes() == row("a").row + b"\n"
+
+
+def test_a_run_that_was_killed_before_its_spools_went_leaves_no_row_twice(tmp_path, clock):
+    archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
+    archive.spool([row("a"), row("b")])
+    left = {path: path.read_bytes() for path in tmp_path.glob(".spools-run/*.rows")}
+    clock.now += 60.0
+    archive.close_windows()
+    for path, content in left.items():
+        path.write_bytes(content)
+    archive.spool([row("c")])
+    archive.finish()
+    assert sorted(itertools.chain(*files(tmp_path).values())) == ["a", "b", "c"]
+    assert spools(tmp_path) == []
+
+
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(["spool", "wait", "back", "close", "restart"]), max_size=25))
+def test_each_row_is_in_the_archive_once_whatever_happens(tmp_path_factory, steps):
+    folder, clock, number = tmp_path_factory.mktemp("archive"), Clock(), 0
+    runs = [Archive(str(folder), "run0", window_s=60.0, clock=clock)]
+    for step in steps:
+        if step == "spool":
+            runs[-1].spool([row(number), row(number + 1)])
+            number += 2
+        elif step == "wait":
+            clock.now += 45.0
+        elif step == "back":
+            clock.now -= 100.0
+        elif step == "close":
+            runs[-1].close_windows()
+        else:  # a killed process lets go of its lock
+            runs[-1]._alive.close()
+            runs.append(Archive(str(folder), f"run{len(runs)}", window_s=60.0, clock=clock))
+            runs[-1].recover()
+    runs[-1].finish()
+    rows = collections.Counter(name for names in files(folder).values() for name in names)
+    assert rows == collections.Counter(str(n) for n in range(number))
+    assert spools(folder) == []

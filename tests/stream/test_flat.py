@@ -1,0 +1,77 @@
+"""A stream runs for months: what it keeps in memory and in staging after a day is what it kept after an hour."""
+
+import json
+import tracemalloc
+
+import numpy as np
+
+from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
+from pipeline.stream.answers import Answers
+from pipeline.stream.archive import Archive, ArchivedRow
+from pipeline.stream.live import LiveFigures
+from pipeline.stream.messages import Message, MessageLimits, parse_message
+from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
+from pipeline.stream.remembered import RecentImages
+
+START = 1795226400.0
+HOURS, BUNDLE_S, WINDOW_S = 24, 40.0, 120.0
+LIMITS = MessageLimits()
+
+
+class Clock:
+    now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ended(image: EncodedImage | ImageRef, number: int, now: float) -> DetectedImage | DeadLetter:
+    """A result; every hundredth image is damaged, and its dead letter has a payload of 10 kB."""
+    ref = image if isinstance(image, ImageRef) else image.ref
+    if number % 100 == 0:
+        return DeadLetter(ref, "decode", "corrupt", "damaged", b"x" * 10_000)
+    found = Detections(np.zeros((3, 4), np.float32), np.zeros(3, np.int32), np.ones(3, np.float32), (f"class {number % 50}",) * 3)
+    return DetectedImage(ref, 4, 3, "m", "1", found, Timing(finished_at=now, latency=0.1, led_batch=1, model=0.01))
+
+
+def test_a_day_leaves_nothing_behind_that_an_hour_did_not(tmp_path):
+    """Each bundle has two new images, one that was asked for before, and one that never ends."""
+    clock = Clock()
+    archive = Archive(str(tmp_path), "run", window_s=WINDOW_S, clock=clock)
+    answers, recent, figures = Answers(60.0, clock), RecentImages(600.0, clock=clock), LiveFigures()
+    kept, spools, overdue, number = [], [], 0, 0
+    tracemalloc.start()
+    for bundle in range(int(HOURS * 3600 / BUNDLE_S)):
+        names = [f"gs://b/{number}", f"gs://b/{number + 1}", f"gs://b/{max(0, number - 5)}", f"gs://b/never-{bundle}"]
+        message = Message(json.dumps({"request_id": f"r{bundle}", "images": names}).encode(), {}, f"m{bundle}", clock.now)
+        request = parse_message(message, LIMITS)
+        figures.add_request(request, clock.now)
+        answers.open(request)
+        rows = []
+        for image in request.images[:3]:
+            repeat = recent.ask(image)
+            if repeat and repeat.outcome:
+                figures.add_duplicate()
+                answers.done(image, repeat.outcome)
+                continue
+            result = ended(image, number, clock.now)
+            number += 1
+            failed = isinstance(result, DeadLetter)
+            message = dead_letter_message(result, clock.now) if failed else detection_message(result, clock.now)
+            figures.add_result(result, clock.now)
+            rows.append(ArchivedRow("dead_letters" if failed else "detections", image, message.data))
+            for ref in (image, *recent.done(image, Outcome(message.data, failed))):
+                answers.done(ref, Outcome(message.data, failed))
+        archive.spool(rows)
+        clock.now += BUNDLE_S
+        overdue += len(answers.overdue())
+        archive.close_windows()
+        if bundle % 90 == 89:
+            kept.append(tracemalloc.get_traced_memory()[0])
+            spools.append(len(list(tmp_path.glob(".spools-run/*.rows"))))
+    tracemalloc.stop()
+    archive.finish()
+    assert overdue > 2100  # each request but the last few was answered at its deadline, and forgotten
+    assert max(kept[2:]) - min(kept[2:]) < 300_000, kept
+    assert max(spools) <= 2 * WINDOW_S / BUNDLE_S
+    assert len(list(tmp_path.glob("detections/*.jsonl"))) == HOURS * 3600 / WINDOW_S
