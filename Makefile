@@ -86,4 +86,4 @@ lock: ## Resolve requirements.lock anew
 	$(BIN)/uv pip compile --universal --python-version 3.10 --extra dev --quiet --no-header --upgrade --output-file requirements.lock setup.py
 
 clean: ## Remove what was built
-	rm -rf $(VENV) .tools out .bench models/digits/saved_model
+	rm -rf $(VENV) .tools out .bench

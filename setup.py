@@ -26,6 +26,7 @@ setup(
         "tensorflow>=2.20,<2.22",
         "tfx-bsl>=1.21,<1.22",
         "numpy>=1.26,<3",
+        "cachetools>=5,<7",
         "google-cloud-storage>=2.18,<4",
         "google-cloud-pubsub>=2.30,<3",
         "jinja2>=3.1,<4",
@@ -55,6 +56,7 @@ setup(
             "setuptools<81",  # tensorflow_hub imports pkg_resources, which newer ones no longer have
             "tensorflow_hub>=0.16",  # Beam's TFModelHandlerNumpy imports it; only the benchmarks run that
             "types-pyyaml",
+            "tzdata",  # time zones, where the system has none
         ]
     },
 )

@@ -25,7 +25,7 @@ from pipeline.stream.threads import RunThreads
 EXTEND_SECONDS = 20
 _EXTEND_EVERY_SECONDS = 4.0  # a subscription's own deadline can be as short as 10 s
 _HOLD_SECONDS = 3600.0  # what is not answered by then may be delivered again
-_PULL_SECONDS = 10.0
+_PULL_SECONDS = 1.0  # and so much longer a job takes to end: a pull that waits is heard out (see `end_pulling`)
 _PULL_MESSAGES = 200
 _FIRST_PULL_MESSAGES = 10
 _IDS_PER_CALL = 1000  # ack ids of ~200 bytes against a limit of 512 kB a call
@@ -133,10 +133,13 @@ class Intake:
         self._set_deadline(self._forget(message_ids), 0)
 
     def end_pulling(self) -> None:
-        """Ends a pull that waits; else it would take what is given back."""
+        """Waits for the pull that is under way; else it would take what is given back.
+
+        To cut its connection is not enough: Pub/Sub may not notice, and hands the messages to nobody.
+        """
         self._stop.set()
+        self._pulling.join(2 * _PULL_SECONDS)
         self._puller.close()
-        self._pulling.join(_PULL_SECONDS)
 
     def close(self) -> None:
         """Gives back everything that is in hand still, and lets go of the connection."""

@@ -109,7 +109,7 @@ def batch(write_template, gcs_bucket):
 @pytest.fixture
 def streaming(write_template, gcs_bucket, pubsub_emulator):
     """Writes the streaming config's template, with more flags."""
-    output, subscription = pubsub_emulator.create()
+    (output, _), (_, subscription) = pubsub_emulator.create(), pubsub_emulator.create()
     places = ("--input", subscription, "--output", output, "--archive", f"gs://{gcs_bucket.name}/archive")
     return lambda *flags, config=STREAMING: write_template(config, *places, *flags)
 
@@ -243,7 +243,7 @@ def dataflow():
 @pytest.fixture
 def stream_flags(gcs_bucket, pubsub_emulator, dataflow):
     """A command line that submits the streaming job to the service."""
-    output, subscription = pubsub_emulator.create()
+    (output, _), (_, subscription) = pubsub_emulator.create(), pubsub_emulator.create()
     bucket = f"gs://{gcs_bucket.name}"
     places = ["--input", subscription, "--output", output, "--archive", f"{bucket}/archive", f"--temp_location={bucket}/tmp"]
     cloud = ["--project=test-project", "--region=europe-west1", "--no_auth", f"--dataflow_endpoint={dataflow.endpoint}"]
