@@ -33,6 +33,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipeline import graph, run
 from pipeline.config import Config
 from pipeline.records import DetectedImage, detection_row, row_bytes
+from pipeline.storage.staging import held, new_staging
 from pipeline.stream.outgoing import detection_message
 from tests.conftest import REPO
 
@@ -128,10 +129,12 @@ def shuffled_bytes(folder: Path, sizes: tuple[int, int]) -> float:
             shutil.copy(SAMPLES[number % len(SAMPLES)], images / f"{number:04d}.jpg")
         config = Config(input=(str(images),), output=str(folder / f"out{size}"))
         pipeline = beam.Pipeline(runner=FnApiRunner())
-        graph.build(pipeline, config, graph.sinks(config, f"{config.output}/.staging-cost"))
-        _count_shuffled(pipeline)
-        result = pipeline.run()
-        result.wait_until_finish()
+        staging = new_staging(config.output)
+        with held(staging, {}):
+            graph.build(pipeline, config, graph.sinks(config, staging))
+            _count_shuffled(pipeline)
+            result = pipeline.run()
+            result.wait_until_finish()
         counters = result.metrics().query(MetricsFilter().with_name("shuffled"))["counters"]  # one for each shuffle
         found.append(sum(counter.result for counter in counters))
     return (found[1] - found[0]) / (sizes[1] - sizes[0])

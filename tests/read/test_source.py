@@ -14,7 +14,7 @@ from pipeline.errors import InputError
 from pipeline.figures.summary import Tally
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
-from pipeline.storage.results import STAGING
+from pipeline.storage.staging import held, new_staging
 from pipeline.write.write_files import read_written
 from tests.conftest import write_bright_image
 
@@ -53,12 +53,14 @@ def test_a_source_of_ones_own_feeds_the_graph_as_files_do(tmp_path, bright_model
     source = ReadZip(f"{tmp_path}/images.zip")
     source.check()
 
-    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        graph.build(pipeline, config, graph.sinks(config, f"{out}/{STAGING}x"), source)
+    staging = new_staging(out)
+    with held(staging, {}):
+        with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+            graph.build(pipeline, config, graph.sinks(config, staging), source)
+        tally, _ = read_written(staging)
 
     rows = [json.loads(line) for line in (tmp_path / "out/detections/detections-00000-of-00001.jsonl").open()]
     assert [row["image"]["uri"].rpartition("/")[2] for row in rows] == ["a.png", "b.png"]
-    tally, _ = read_written(f"{out}/{STAGING}x")
     assert (tally.read, tally.detected, sum(tally.dead.values()), tally.skipped) == (3, 2, 1, 0)
 
 
