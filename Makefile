@@ -33,8 +33,9 @@ demo: $(READY) ## Run the main job on the sample images with the bundled detecto
 demo-streaming: $(READY) $(PRISM) ## Run the streaming job on the Pub/Sub emulator for half a minute
 	$(BIN)/python -m tests.demo_streaming
 
-test: $(READY) $(PRISM) ## Pass the tests
-	$(BIN)/python -m pytest
+TEST_PROCESSES ?= 2
+test: $(READY) $(PRISM) ## Pass the tests (TEST_PROCESSES side by side)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
 
 check: format lint types test ## All that CI runs: format, lint, types, tests
 

@@ -50,6 +50,7 @@ setup(
             "pytest>=8",
             "pytest-randomly>=3.15",
             "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
             "python-hcl2>=8,<9",
             "ruff>=0.12",
             "scikit-learn>=1.5",

@@ -8,6 +8,7 @@ the coder that Beam chose. Both are the difference of a larger and a smaller run
 
 from __future__ import annotations
 
+import argparse
 import collections
 import contextlib
 import dataclasses
@@ -180,5 +181,14 @@ def measure(sizes: Sizes) -> dict[str, float]:
         }
 
 
+def main() -> None:
+    """Prints the constants as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in vars(Sizes()).items():
+        parser.add_argument(f"--{name}", type=int, nargs=2, default=default, metavar=("SMALLER", "LARGER"))
+    found = measure(Sizes(**{name: tuple(sizes) for name, sizes in vars(parser.parse_args()).items()}))
+    print(json.dumps({name: round(value, 3) for name, value in found.items()}, indent=2))
+
+
 if __name__ == "__main__":
-    print(json.dumps({name: round(value, 3) for name, value in measure(Sizes()).items()}, indent=2))
+    main()

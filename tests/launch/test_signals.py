@@ -64,7 +64,8 @@ def test_a_signal_before_the_first_file_has_its_name_stops_the_job(hooked, tmp_p
 
 def test_a_signal_while_the_model_loads_stops_a_stream(hooked, run_job, pubsub_emulator, bright_model):
     """It has taken nothing in hand yet."""
-    output, subscription = pubsub_emulator.create()
+    _, subscription = pubsub_emulator.create()
+    output, _ = pubsub_emulator.create()
     arguments = ["--config", CONFIG, "--input", subscription, "--output", output, "--model", bright_model]
     code, stdout, stderr = run_job(*arguments, env=hooked("import:tensorflow.python.eager"))
     assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; nothing was published\n")
