@@ -140,7 +140,7 @@ class DetectedImage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An image (or message) that cannot succeed on a retry.
+    """An image (or message) that ended without a result, for a reason that does not pass by itself within the run.
 
     Attributes:
       ref: What is known of the image.

@@ -98,16 +98,7 @@ def _run_graph(job: Job, sinks: Sequence[Sink]) -> RunFacts:
         _wait(job, pipeline.run())
         begin_publishing()  # if only now: other processes did it
         detector = loading.result() if loading else None
-    return RunFacts(
-        job.started_at,
-        detector.ready_at if detector else launched_at,
-        time.time(),
-        job.command,
-        config.as_dict(),
-        config.mode,
-        config.model.path,
-        detector.batch_sizes if detector else (),
-    )
+    return job.done(detector.ready_at, detector.batch_sizes) if detector else job.done(launched_at, ())
 
 
 def _wait(job: Job, running: Any) -> None:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from apache_beam.runners.worker.statesampler import StateSampler
 
 from pipeline.config import Config, settings
 from pipeline.errors import ConfigError, RunnerError
+from pipeline.figures.summary import RunFacts
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
@@ -68,6 +70,13 @@ class Job:
         except ValueError as err:  # what Beam's PipelineOptionsValidator finds, a line each
             found = str(err).removeprefix("Pipeline has validations errors:")
             raise RunnerError(f"runner {self.runner.name}: {' '.join(found.split())}") from err
+
+    def done(self, ready_at: float, batch_ladder: tuple[int, ...]) -> RunFacts:
+        """What is to be told of this job, which ends now."""
+        config = self.config
+        return RunFacts(
+            self.started_at, ready_at, time.time(), self.command, config.as_dict(), config.mode, config.model.path, batch_ladder
+        )
 
 
 def checked_job(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:

@@ -19,7 +19,6 @@ from pipeline import graph
 from pipeline.config import Config
 from pipeline.errors import ConfigError, InputError
 from pipeline.figures.progress import ProgressDisplay
-from pipeline.figures.summary import RunFacts
 from pipeline.launch.ending import DONE, Ending, failed, finished_by_signals, stopped_by_signals, tidy
 from pipeline.launch.loading import load_detector
 from pipeline.launch.options import Job, checked_job
@@ -113,17 +112,7 @@ def run(job: Job) -> int:
             return failed(err)
         if detector is None:
             return DONE  # the figures are with the runner, as Beam metrics
-        facts = RunFacts(
-            job.started_at,
-            ready_at,
-            time.time(),
-            job.command,
-            config.as_dict(),
-            config.mode,
-            config.model.path,
-            detector.batch_sizes,
-        )
-        code = Ending(results, config.write).finish(stream.figures.tally(), facts, name)
+        code = Ending(results, config.write).finish(stream.figures.tally(), job.done(ready_at, detector.batch_sizes), name)
         tidy(staging)
         return code
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,11 +13,9 @@ from pipeline.records import ImageRef
 from pipeline.storage.globs import overlap
 from pipeline.storage.listing import AT_ONCE, divided, files_in, files_in_all, place_of
 from pipeline.storage.places import Place
-from pipeline.storage.results import DEAD_LETTERS, is_result
+from pipeline.storage.results import DEAD_LETTERS, is_result, kind_of_rows
 
 _PIECES = 64  # of all inputs together, so that they can be listed side by side
-# as `results` names them
-_OUR_ROWS = re.compile(r"(^|/)(?P<kind>detections|dead_letters)-([^/]*-)?\d{5}-of-\d{5}\.(jsonl|parquet)$")
 _HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
 
 
@@ -82,10 +79,10 @@ def list_pieces(
         ref = ImageRef(file.path, file.generation, file.size_bytes)
         if is_near and not is_input(ref):
             continue
-        ours = _OUR_ROWS.search(ref.uri)
-        if ours["kind"] == DEAD_LETTERS if ours else is_manifest_of_rows(ref.uri):
+        rows = kind_of_rows(ref.uri)
+        if rows == DEAD_LETTERS if rows else is_manifest_of_rows(ref.uri):
             yield from filter(is_input, read_manifest(ref.uri))
-        elif not ours:
+        elif not rows:
             yield ref
 
 

@@ -38,6 +38,7 @@ _OTHERS = re.compile(
     r"summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|coco|samples)/)?\.staging-[^/]+(/.*)?|\.spools-[^/]+(/.*)?",
     re.DOTALL,
 )
+_ROWS = re.compile(r"(^|/)(detections|dead_letters)-([^/]*-)?\d{5,}-of-\d{5,}\.(jsonl|parquet)$")
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 
 
@@ -81,6 +82,12 @@ def is_result(path: str, output: str) -> bool:
         path, output = os.path.abspath(path), os.path.abspath(output)
     name = path[len(output.rstrip("/")) + 1 :]
     return any(pattern.fullmatch(name) for pattern in (_BATCH, _STREAM, _OTHERS))
+
+
+def kind_of_rows(path: str) -> str:
+    """Which rows a file holds by its name, in whatever folder: `detections` or `dead_letters`; else empty."""
+    found = _ROWS.search(path)
+    return found[2] if found else ""
 
 
 class Rows(NamedTuple):

@@ -29,6 +29,7 @@ from pipeline.read.patience import Patience
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
+from tests.clock import Clock
 from tests.emulators import EmulatorMissing, running_gcs_emulator
 
 LIMIT = 1_000_000
@@ -259,13 +260,6 @@ def test_reads_end_when_the_bundle_around_them_does(dead_storage):
     assert [list(read_ahead.process(ImageRef(f"gs://b/{n}.jpg"), 0, GlobalWindow())) for n in range(8)] == [[]] * 8
     read_ahead.teardown()
     read_ahead._pool.shutdown(wait=True)
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def test_patience_ends_when_nothing_was_read_for_long_and_is_back_with_the_first_success():

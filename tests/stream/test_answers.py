@@ -8,13 +8,7 @@ from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.stream.answers import Answers
 from pipeline.stream.messages import Request
 from pipeline.stream.outgoing import Outcome
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 @pytest.fixture

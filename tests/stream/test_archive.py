@@ -16,21 +16,15 @@ from hypothesis import strategies as st
 
 from pipeline.records import ImageRef
 from pipeline.stream.archive import Archive, ArchivedRow
+from tests.clock import Clock
 from tests.conftest import REPO
 
 START = 1795226400.0  # 2026-11-21T02:00:00Z
 
 
-class Clock:
-    now = START
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(START)
 
 
 def row(name, kind="detections"):

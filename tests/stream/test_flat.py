@@ -12,17 +12,11 @@ from pipeline.stream.live import LiveFigures
 from pipeline.stream.messages import Message, MessageLimits, parse_message
 from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
 from pipeline.stream.remembered import RecentImages
+from tests.clock import Clock
 
 START = 1795226400.0
 HOURS, BUNDLE_S, WINDOW_S = 24, 40.0, 120.0
 LIMITS = MessageLimits()
-
-
-class Clock:
-    now = START
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def ended(image: EncodedImage | ImageRef, number: int, now: float) -> DetectedImage | DeadLetter:
@@ -36,7 +30,7 @@ def ended(image: EncodedImage | ImageRef, number: int, now: float) -> DetectedIm
 
 def test_a_day_leaves_nothing_behind_that_an_hour_did_not(tmp_path):
     """Each bundle has two new images, one that was asked for before, and one that never ends."""
-    clock = Clock()
+    clock = Clock(START)
     archive = Archive(str(tmp_path), "run", window_s=WINDOW_S, clock=clock)
     answers, recent, figures = Answers(60.0, clock), RecentImages(600.0, clock=clock), LiveFigures()
     kept, spools, overdue, number = [], [], 0, 0

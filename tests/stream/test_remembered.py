@@ -9,21 +9,15 @@ from hypothesis import strategies as st
 from pipeline.records import ImageRef
 from pipeline.stream.outgoing import Outcome
 from pipeline.stream.remembered import RecentImages, Repeat
+from tests.clock import Clock
 
 RESULT = Outcome(b"{}", failed=False)
 FAILURE = Outcome(b"{}", failed=True)
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import dataclasses
 import struct
 from collections.abc import Iterator
 
+from pipeline.detect.headers.boxes import read_box
 from pipeline.detect.headers.exif import orientation
 from pipeline.detect.headers.header import Header, Size, corrupt, not_read, too_much
 
@@ -80,12 +81,7 @@ def _boxes(content: bytes, at: int, end: int) -> Iterator[_Box]:
     for _ in range(_MOST_BOXES):
         if at + 8 > end:
             return
-        length, kind = struct.unpack_from(">I4s", content, at)
-        start = at + 8
-        if length == 1:
-            (length,) = struct.unpack_from(">Q", content, start)
-            start += 8
-        stop = at + length if length else end
+        kind, start, stop = read_box(content, at, end)
         if not start <= stop <= end:
             raise corrupt(f"an AVIF's {kind!r} box reaches beyond its place")
         yield _Box(kind, at + 4, start, stop)

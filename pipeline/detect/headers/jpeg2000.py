@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Iterator
 
+from pipeline.detect.headers.boxes import read_box
 from pipeline.detect.headers.header import Header, Size, corrupt, not_read, too_much
 
 BOXES = b"\0\0\0\x0cjP  \r\n\x87\n"
@@ -104,12 +105,7 @@ def _boxes(content: bytes, at: int) -> Iterator[tuple[bytes, bytes]]:
     for _ in range(_MOST_SEGMENTS):
         if at + 8 > len(content):
             return
-        length, kind = struct.unpack_from(">I4s", content, at)
-        start = at + 8
-        if length == 1:
-            (length,) = struct.unpack_from(">Q", content, start)
-            start += 8
-        end = at + length if length else len(content)
+        kind, start, end = read_box(content, at, len(content))
         if end < start:
             raise corrupt("a JPEG 2000 box that ends before it begins")
         yield kind, content[start:end]
