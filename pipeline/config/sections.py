@@ -150,6 +150,7 @@ class WriteConfig:
     shards: Count | None = setting(None, "number of detections-*.jsonl files; default: one for each 100,000 rows")
     replace: Switch = setting(False, "remove what an earlier run with other settings left in the output folder")
     parquet: Switch = setting(False, "write detections/*.parquet too, one row an image")
+    tfrecord: Switch = setting(False, "write detections/*.tfrecord too, tf.Examples with the TF Object Detection API's keys")
     coco: Switch = setting(False, "write coco/results.json (and coco/images.json) too")
     coco_ground_truth: Text | None = setting(None, "COCO annotations whose image and category ids coco/results.json shall use")
     samples: CountFrom0 = setting(0, "write this many annotated images under samples/")

@@ -60,6 +60,7 @@ class Ending:
             "detections/*.jsonl": rows,
             "dead_letters/*.jsonl": rows,
             "detections/*.parquet": rows and self.write.parquet,
+            "detections/*.tfrecord": rows and self.write.tfrecord,
             "coco/": rows and self.write.coco,
             "samples/": rows and self.write.samples > 0,
         }

@@ -59,8 +59,8 @@ def _check_settings(config: Config) -> None:
     runner = runner_named(config.runner)
     if runner.no_stream:
         raise ConfigError(f"runner {runner.name}: {runner.no_stream}")
-    if config.write.parquet or config.write.coco:
-        raise ConfigError("parquet and coco are written by batch jobs only; a stream's archive is JSON Lines")
+    if config.write.parquet or config.write.tfrecord or config.write.coco:
+        raise ConfigError("parquet, tfrecord and coco are written by batch jobs only; a stream's archive is JSON Lines")
     if config.stream.answer_topic and not runner.answers:
         able = " or ".join(other.name for other in RUNNERS if other.answers)
         raise ConfigError(f"answer_topic: answers by request need {able}, where all runs in one process; got {runner.name}")

@@ -1,6 +1,6 @@
 """The results folder: what lies where, which files are a run's own, and how they get their names.
 
-    detections/detections-00000-of-00003.jsonl     rows of images that were detected; .parquet beside on request
+    detections/detections-00000-of-00003.jsonl     rows of images that were detected; .parquet, .tfrecord on request
     dead_letters/dead_letters-00000-of-00001.jsonl rows of images that were not
     <kind>/<kind>-<window>-<job>-00000-of-00001.jsonl  the same, archived by a stream
     coco/results.json  coco/images.json            on request
@@ -32,13 +32,13 @@ SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
 COCO_RESULTS, COCO_IMAGES = "coco/results.json", "coco/images.json"
 STAGING = UNFINISHED
 
-_BATCH = re.compile(r"(detections|dead_letters)/\1-\d{5,}-of-\d{5,}\.(jsonl|parquet)|coco/(results|images)\.json")
+_BATCH = re.compile(r"(detections|dead_letters)/\1-\d{5,}-of-\d{5,}\.(jsonl|parquet|tfrecord)|coco/(results|images)\.json")
 _STREAM = re.compile(r"(detections|dead_letters)/\1-\d{8}T\d{6}Z-[\w-]+-\d{5,}-of-\d{5,}\.jsonl")
 _OTHERS = re.compile(
     r"summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|coco|samples)/)?\.staging-[^/]+(/.*)?|\.spools-[^/]+(/.*)?",
     re.DOTALL,
 )
-_ROWS = re.compile(r"(^|/)(detections|dead_letters)-([^/]*-)?\d{5,}-of-\d{5,}\.(jsonl|parquet)$")
+_ROWS = re.compile(r"(^|/)(detections|dead_letters)-([^/]*-)?\d{5,}-of-\d{5,}\.(jsonl|parquet|tfrecord)$")
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 
 

@@ -19,6 +19,7 @@ is a quarter of an hour old (whose clock is wrong by more than a few minutes get
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import json
 import os
@@ -35,7 +36,6 @@ from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.files import delete_files, exists, list_files, make_folder, move_files, read_file, write_file
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.locks import if_unlocked, locked_file, one_at_a_time
 from pipeline.storage.results import REPORT, STAGING, SUMMARY, StagedFile, earlier_samples, list_rows, read_summary
 from pipeline.storage.stopping import begin_publishing
 
@@ -129,7 +129,7 @@ def finish_publishing(staging: str) -> bool:
     May be called by several at once.
     """
     output = output_of(staging)
-    with one_at_a_time(output):
+    with _one_at_a_time(output):
         if not exists(f"{staging}/{_COMMIT}"):
             return exists(f"{staging}/{_PUBLISHED}")
         names = json.loads(read_file(f"{staging}/{_COMMIT}"))
@@ -210,9 +210,23 @@ def _age_s(staging: str) -> float:
 
 
 @contextlib.contextmanager
+def _one_at_a_time(output: str) -> Iterator[None]:
+    """Of several runs that publish to a local folder, one does so after the other."""
+    with contextlib.ExitStack() as stack:
+        if "://" not in output:
+            folder = os.open(output, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            with contextlib.suppress(OSError):  # a network disk that has no locks for folders
+                fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
 def _locked(staging: str) -> Iterator[None]:
     make_folder(staging)
-    with locked_file(f"{staging}/{_LOCK}"):
+    with open(f"{staging}/{_LOCK}.new", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename(lock.name, f"{staging}/{_LOCK}")  # so that nobody finds it without its lock
         yield
 
 
@@ -238,12 +252,16 @@ def _heartbeat(staging: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _if_dead(staging: str) -> Iterator[bool]:
     """Whether the run of a staging folder has ended; if so, nobody else finds that out while this lasts."""
-    if "://" in staging:
-        yield _age_s(staging) > _DEAD_SECONDS
-        return
     with contextlib.ExitStack() as stack:
+        if "://" in staging:
+            yield _age_s(staging) > _DEAD_SECONDS
+            return
         try:
-            dead = stack.enter_context(if_unlocked(f"{staging}/{_LOCK}"))
+            lock = stack.enter_context(open(f"{staging}/{_LOCK}", "r+b"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
-            dead = os.path.isdir(staging) and time.time() - os.path.getmtime(staging) > _UNLOCKED_SECONDS
-        yield dead
+            yield os.path.isdir(staging) and time.time() - os.path.getmtime(staging) > _UNLOCKED_SECONDS
+        except (BlockingIOError, PermissionError):  # who may not look takes nothing away
+            yield False
+        else:
+            yield True

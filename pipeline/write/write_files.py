@@ -38,6 +38,7 @@ from pipeline.storage.staging import finish_dead, introduce, output_of, publish
 from pipeline.write.sink import Results, Sink
 from pipeline.write.write_coco import GroundTruth, read_ground_truth, write_coco
 from pipeline.write.write_parquet import write_parquet
+from pipeline.write.write_tfrecord import write_tfrecord
 
 ROWS_PER_SHARD = 100_000  # where the config names no number of shards: files of 20 to 100 MB
 _WRITTEN = "written"
@@ -134,9 +135,13 @@ class WriteFiles(Sink):
         with create(f"{attempt}/{name}.jsonl") as file:
             file.writelines(lines)
         yield StagedFile(f"{attempt}/{name}.jsonl", f"{name}.jsonl")
-        if self.write.parquet and name.startswith(DETECTIONS):
-            write_parquet(read_lines(f"{attempt}/{name}.jsonl"), f"{attempt}/{name}.parquet")
-            yield StagedFile(f"{attempt}/{name}.parquet", f"{name}.parquet")
+        for ending, wanted, write in (
+            ("parquet", self.write.parquet, write_parquet),
+            ("tfrecord", self.write.tfrecord, write_tfrecord),
+        ):
+            if wanted and name.startswith(DETECTIONS):
+                write(read_lines(f"{attempt}/{name}.jsonl"), f"{attempt}/{name}.{ending}")
+                yield StagedFile(f"{attempt}/{name}.{ending}", f"{name}.{ending}")
 
     def _publish(self, _end: bytes, finished: Iterable[StagedFile], tallies: Iterable[Tally]) -> None:
         tally = merge_tallies(tallies, self.samples)

@@ -252,6 +252,7 @@ def test_a_folder_of_results_names_the_images_of_its_dead_letters(tree, pattern)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(ROW) + "\n" if shard else "")
     (tree / "results" / "detections" / "detections-00000-of-00001.parquet").write_bytes(b"PAR1")
+    (tree / "results" / "detections" / "detections-00000-of-00001.tfrecord").write_bytes(b"")
     (tree / "results" / "detections" / "detections-20261121T020000Z-job-00000-of-00001.jsonl").write_text(json.dumps(ROW))
     assert listed(pattern) == ["a.jpg"]
     check_inputs({pattern: (pattern,)})

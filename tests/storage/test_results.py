@@ -7,6 +7,7 @@ from pipeline.storage.results import archive_name, is_result, list_rows, read_su
 OWN = [
     f"{shard_name('detections', 0, 1)}.jsonl",
     f"{shard_name('detections', 123456, 1234567)}.parquet",
+    f"{shard_name('detections', 0, 1)}.tfrecord",
     f"{shard_name('dead_letters', 0, 3)}.jsonl",
     archive_name("detections", "20261121T020000Z", "0a1b2c3d", 0, 1),
     archive_name("dead_letters", "20261121T020000Z", "0a1b2c3d", 12, 13),
@@ -54,8 +55,8 @@ def test_rows_are_listed_by_who_wrote_them(tmp_path):
             (output / name).parent.mkdir(parents=True, exist_ok=True)
             (output / name).touch()
     rows = list_rows(str(output))
-    assert sorted(rows.of_batch) == sorted([*OWN[:3], "coco/results.json", "coco/images.json"])
-    assert sorted(rows.of_streams) == sorted(OWN[3:5])
+    assert sorted(rows.of_batch) == sorted([*OWN[:4], "coco/results.json", "coco/images.json"])
+    assert sorted(rows.of_streams) == sorted(OWN[4:6])
     assert list_rows(f"{tmp_path}/absent") == ([], [])
 
 

@@ -1,5 +1,6 @@
 """Rows become files that are all there or not there at all, and the same for the same input."""
 
+import io
 import json
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipeline.config import WriteConfig
 from pipeline.errors import InputError, OutputError
 from pipeline.figures.summary import Tally
+from pipeline.read.tfrecords import read_records
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
 from pipeline.storage import spools
 from pipeline.storage.files import write_file
@@ -81,7 +83,7 @@ def test_without_a_number_of_shards_they_follow_the_rows(tmp_path, monkeypatch, 
     monkeypatch.setattr(spools, "SPOOL_BYTES", 400)
     wanted = {f"detections/detections-{n:05d}-of-{shards:05d}.jsonl": min(10, max(0, rows - 10 * n)) for n in range(shards)}
     for folder, names in (("one", NAMES[:rows]), ("two", NAMES[:rows][::-1])):
-        write(tmp_path / folder, names, dead=[f"dead-{n}.jpg" for n in range(25)], parquet=True, coco=True)
+        write(tmp_path / folder, names, dead=[f"dead-{n}.jpg" for n in range(25)], parquet=True, tfrecord=True, coco=True)
     files = files_of(tmp_path / "one")
     assert files == files_of(tmp_path / "two")
     assert {name: files[name].count(b"\n") for name in files if name.startswith("detections/") and name.endswith("l")} == wanted
@@ -89,6 +91,8 @@ def test_without_a_number_of_shards_they_follow_the_rows(tmp_path, monkeypatch, 
     assert lines == sorted(lines)
     parquet = [pq.read_metadata(tmp_path / "one" / name.replace("jsonl", "parquet")) for name in wanted]
     assert [each.num_rows for each in parquet] == list(wanted.values())
+    examples = [read_records(io.BytesIO(files[name.replace("jsonl", "tfrecord")]), name, 1 << 20) for name in wanted]
+    assert [len(list(each)) for each in examples] == list(wanted.values())
     listed = json.loads(files["coco/images.json"])["images"]
     assert [image["file_name"] for image in listed] == [json.loads(line)["image"]["uri"] for line in lines]
     dead = [files[f"dead_letters/dead_letters-{n:05d}-of-00003.jsonl"] for n in range(3)]
