@@ -6,6 +6,7 @@ A message is recognised by what it holds, without a setting:
     JSON                           {"uri"} or {"bytes"} (base64), or {"request_id", "images": [{"uri"} | {"bytes"}, …]},
                                    each image optionally with "name" (inline images) or "generation"; a list of URIs; one URI;
                                    other keys, of an image or of all, are what its row has as `extra`
+    dead letter                    its image again, or the message that was refused: so a dead-letter topic is an input
     plain text                     one URI
     raw image bytes                by a content type of image/*, or by how the bytes start
 
@@ -31,6 +32,7 @@ from typing import Any
 from pipeline.extra_fields import extra_text, said_beyond
 from pipeline.failures import ImageError
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
+from pipeline.stream.asked_again import asked_again, innermost, is_dead_letter
 from pipeline.stream.outgoing import utc
 
 _MAX_TEXT = 1024  # characters of an id, a name, a generation; Pub/Sub's own attributes have as many bytes
@@ -115,6 +117,7 @@ def parse_message(message: Message, limits: MessageLimits) -> Request:
     """Finds out what a message asks for; never raises, whatever stands in it."""
     request_id = _text(message.attributes.get("request_id"))
     try:
+        message = dataclasses.replace(message, data=innermost(message.data))
         of_json, asked = _recognise(message)
         request_id = of_json or request_id
         if asked is _NO_WORK:
@@ -133,7 +136,7 @@ def parse_message(message: Message, limits: MessageLimits) -> Request:
 def image_count(message: Message) -> int:
     """How many images a message names, at least 1: what it weighs when intake is bounded."""
     try:
-        asked = _recognise(message)[1]
+        asked = _recognise(dataclasses.replace(message, data=innermost(message.data)))[1]
     except ImageError:
         return 1
     return max(1, len(asked)) if isinstance(asked, list) else 1
@@ -202,6 +205,8 @@ def _asked_in_json(data: bytes) -> tuple[str, Any]:
         asked = json.loads(data)
     except (ValueError, RecursionError) as err:
         raise ImageError("message", "bad_json", f"the JSON cannot be parsed: {str(err)[:200]}") from err
+    if is_dead_letter(asked):
+        return "", [asked_again(asked)]
     request_id, of_all = "", {}
     if isinstance(asked, dict):
         request_id = _text(asked.get("request_id"))

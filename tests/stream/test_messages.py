@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.failures import ImageError
 from pipeline.records import DetectedImage, Detections, EncodedImage, ImageRef
 from pipeline.stream.messages import (
     Message,
@@ -177,6 +178,68 @@ def test_what_asks_for_nothing_is_a_dead_letter_with_the_message_as_payload(data
     letter = only_dead_letter(asked(data))
     assert letter.reason == reason
     assert letter.payload == data
+
+
+def as_message(letter):
+    return dead_letter_message(letter, 0.0).data
+
+
+def failed(request, stage, reason):
+    """The dead letters of a request's images, as later steps make them."""
+    images = [(image, b"") if isinstance(image, ImageRef) else (image.ref, image.content) for image in request.images]
+    return [ImageError(stage, reason, "no").dead_letter(ref, payload) for ref, payload in images]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b'{"uri": "gs://b/a.jpg", "camera": 7}', id="a named image"),
+        pytest.param(json.dumps({"bytes": INLINE_BYTES, "name": "x.jpg", "label": "cat"}).encode(), id="an inline image"),
+        pytest.param(JPEG, id="bytes alone"),
+    ],
+)
+def test_a_dead_letter_as_a_message_asks_for_its_image_again(data):
+    """By its name, or with its bytes; with what else was said of it, and under the same identity."""
+    before = asked(data)
+    (letter,) = failed(before, "decode", "corrupt")
+    assert asked(as_message(letter)).images == before.images
+
+
+def test_a_dead_letter_asks_for_the_newest_version_of_its_image():
+    (letter,) = failed(notified(generation="17"), "read", "not_found")
+    assert asked(as_message(letter)).images == (ImageRef("gs://photos/a/b.jpg", "", event_time=100.0, message_id="m1"),)
+
+
+def test_a_message_that_was_refused_is_recognised_again_and_does_not_grow_when_it_is_refused_again():
+    refused = MessageLimits(allowed_prefixes=("gs://other/",))
+    for data in (b'{"uri": "gs://b/a.jpg"}', b"nonsense", b'{"bytes": "?"}'):
+        letter = only_dead_letter(asked(data, refused))
+        for _ in range(3):
+            letter = only_dead_letter(asked(as_message(letter), refused))
+            assert letter.payload == data
+    first = as_message(only_dead_letter(asked(b'{"uri": "gs://b/a.jpg"}', refused)))
+    assert asked(first).images == asked(b'{"uri": "gs://b/a.jpg"}').images
+    three = b'["gs://b/1", "gs://b/2", "gs://b/3"]'
+    too_many = as_message(only_dead_letter(asked(three, MessageLimits(max_images=2))))
+    assert image_count(Message(too_many)) == 3
+    assert asked(too_many).images == asked(three).images
+
+
+@pytest.mark.parametrize(
+    ("image", "payload", "reason"),
+    [
+        ({}, {}, "bad_request"),
+        ({"uri": "inline:a.jpg"}, {}, "bad_request"),
+        ({"uri": 7}, {}, "bad_request"),
+        ({"uri": "inline:a.jpg"}, {"payload_base64": "?"}, "bad_base64"),
+        ({}, {"payload_base64": 7}, "bad_base64"),
+        ({"uri": "/etc/passwd"}, {}, "not_allowed"),
+    ],
+    ids=str,
+)
+def test_a_dead_letter_without_an_image_that_may_be_read_is_refused(image, payload, reason):
+    letter = {"image": image, "stage": "read", "reason": "not_found", "message": "no", **payload}
+    assert only_dead_letter(asked(json.dumps(letter).encode())).reason == reason
 
 
 @given(st.binary(max_size=200), st.dictionaries(st.text(max_size=12), st.text(max_size=30), max_size=3))
