@@ -45,6 +45,11 @@ REASONS: dict[str, dict[str, str]] = {
     },
 }
 
+# Reasons that may pass by themselves, or be mended outside of the image; what failed so is not done. All others are for good:
+# the same version of the image fails again, with the same model and settings.
+MAY_PASS = frozenset({"not_found", "permission_denied", "storage_unavailable", "unreadable", "deadline"})
+FOR_GOOD = frozenset(reason for reasons in REASONS.values() for reason in reasons) - MAY_PASS
+
 
 class ImageError(Exception):
     """An image (or message) cannot be done, and trying again at once would not help; it becomes a dead letter.

@@ -52,15 +52,16 @@ def source_of(config: Config) -> Source:
     return ReadImages(config.patterns(), config.read, exclude=config.output, allow_empty=config.allow_empty)
 
 
-def sinks(config: Config, staging: str, *, launched: bool = True) -> list[Sink]:
+def sinks(config: Config, staging: str, *, launched: bool = True, model: tuple[str, str] = ("", "")) -> list[Sink]:
     """Where the results of a batch job go, by its config.
 
     Args:
       config: The job.
       staging: Folder in the output for unfinished files; `WriteFiles` leaves there what the summary needs.
       launched: Whether a launcher holds that folder while the job runs.
+      model: Name and version of the model, where they are known.
     """
-    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched)]
+    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched, model)]
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:
@@ -92,7 +93,9 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
     _ = found.detected | "PublishDetections" >> PublishResults(run)
 
     if not run.in_process:  # else `PublishResults` has written them before the bundle ended
-        archive = functools.partial(ArchiveRows, run.results, window_s=run.window_s, job=run.name, shards=run.shards)
+        archive = functools.partial(
+            ArchiveRows, run.results, window_s=run.window_s, job=run.name, shards=run.shards, maker=run.maker
+        )
         _ = (asked.dead, read.dead, found.dead) | "ArchiveDeadLetters" >> archive(DEAD_LETTERS, dead_letter_row)
         if run.archive_detections:
             _ = found.detected | "ArchiveDetections" >> archive(DETECTIONS, detection_row)

@@ -55,7 +55,7 @@ def describe(signature: Any, described: DetectorMetadata | None, model: ModelCon
     if given.get("class_names"):
         given["class_names"] = _class_names(given["class_names"], folder)
     try:
-        metadata = DetectorMetadata(**{**known, **given, "name": _name_of(model, described, folder)})
+        metadata = DetectorMetadata(**{**known, **given, "name": name_of_model(model, described, folder)})
     except ValueError as err:
         raise ModelError(f"model {folder}: model.{err}") from err
     _check_inputs(signature, metadata, folder)
@@ -63,7 +63,8 @@ def describe(signature: Any, described: DetectorMetadata | None, model: ModelCon
     return metadata
 
 
-def _name_of(model: ModelConfig, described: DetectorMetadata | None, folder: str) -> str:
+def name_of_model(model: ModelConfig, described: DetectorMetadata | None, folder: str) -> str:
+    """The config's name for it, else its own, else that of its folder."""
     parts = [part for part in folder.split("/") if part and not part.isdigit()]
     return model.name or (described.name if described else parts[-1] if parts else "model")
 

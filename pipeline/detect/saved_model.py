@@ -18,7 +18,7 @@ from models.metadata import METADATA_PATH, DetectorMetadata, read_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batching import BatchedModel
-from pipeline.detect.describe_model import describe, pick_signature
+from pipeline.detect.describe_model import describe, name_of_model, pick_signature
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory
 from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler
@@ -62,6 +62,23 @@ def locate(path: str) -> tuple[str, str]:
     return f"{path}/{max(versions)}", str(max(versions))
 
 
+def name_and_version(model: ModelConfig) -> tuple[str, str]:
+    """What rows will say of a model, found out without loading it.
+
+    Raises:
+      ModelError: It is missing, or cannot be understood.
+    """
+    folder, version = locate(model.path)
+    return name_of_model(model, _described(folder, folder), folder), version
+
+
+def _described(local: str, folder: str) -> DetectorMetadata | None:
+    try:
+        return read_metadata(local)
+    except ValueError as err:
+        raise ModelError(f"model {folder}: {METADATA_PATH} cannot be understood: {_first_line(err)}") from err
+
+
 def _bundled_model() -> str:
     """The bundled detector's folder of versions.
 
@@ -87,10 +104,7 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
     folder, version = locate(model.path)
     tf = tensorflow_setup.configure_tensorflow(detect)
     with _local_copy(folder) as local:
-        try:
-            described = read_metadata(local)
-        except ValueError as err:
-            raise ModelError(f"model {folder}: {METADATA_PATH} cannot be understood: {_first_line(err)}") from err
+        described = _described(local, folder)
         try:
             loaded = tf.saved_model.load(local)
         except Exception as err:

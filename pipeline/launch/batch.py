@@ -16,7 +16,7 @@ from pipeline.errors import InputError
 from pipeline.figures import progress
 from pipeline.figures.summary import RunFacts
 from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals, tidy
-from pipeline.launch.loading import detector_loading, load_detector
+from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import first_images, model_lines, say, shown, trial_lines
 from pipeline.launch.templates import write_template
@@ -66,7 +66,7 @@ def show_plan(job: Job) -> int:
 def run(job: Job) -> int:
     """Runs the job; returns the exit code."""
     config, staging = job.config, new_staging(job.config.output)
-    sinks = graph.sinks(config, staging, launched=not job.template)
+    sinks = graph.sinks(config, staging, launched=not job.template, model=model_known(job))
     for sink in sinks:
         sink.check()
     if job.template:

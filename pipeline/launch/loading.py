@@ -9,7 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pipeline import graph
 from pipeline.config import Config
 from pipeline.detect.detector import Detector, shared_detector
+from pipeline.detect.saved_model import name_and_version
 from pipeline.figures import progress
+from pipeline.launch.options import Job
 
 
 def load_detector(config: Config) -> Detector:
@@ -22,6 +24,11 @@ def load_detector(config: Config) -> Detector:
         raise
     progress.note("the model is loaded")
     return detector
+
+
+def model_known(job: Job) -> tuple[str, str]:
+    """Name and version of a job's model, as rows will say them; empty where only the machines that detect may reach it."""
+    return name_and_version(job.config.model) if job.in_process else ("", "")
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError, InputError
 from pipeline.figures.progress import ProgressDisplay
 from pipeline.launch.ending import DONE, Ending, failed, finished_by_signals, stopped_by_signals, tidy
-from pipeline.launch.loading import load_detector
+from pipeline.launch.loading import load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import model_lines, say
 from pipeline.launch.runners import RUNNERS, runner_named
@@ -86,7 +86,9 @@ def run(job: Job) -> int:
     if not logging.getLogger().isEnabledFor(logging.WARNING):
         logging.getLogger("pipeline").setLevel(logging.WARNING)  # that Pub/Sub is lost must be seen
     name, samples = uuid.uuid4().hex[:8], graph.samples_kept(config)
-    settings = RunSettings.of(config, name, in_process=runner.in_process, samples=samples, results=results)
+    settings = RunSettings.of(
+        config, name, in_process=runner.in_process, samples=samples, results=results, model=model_known(job)
+    )
     build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
     if job.template:
         return write_template(job, build)

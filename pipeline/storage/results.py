@@ -3,6 +3,7 @@
     detections/detections-00000-of-00003.jsonl     rows of images that were detected; .parquet, .tfrecord on request
     dead_letters/dead_letters-00000-of-00001.jsonl rows of images that were not
     <kind>/<kind>-<window>-<job>-00000-of-00001.jsonl  the same, archived by a stream
+    index/detections-00000-of-00003.parquet        of each file of rows: whose rows they are (see `ledger`)
     coco/results.json  coco/images.json            on request
     samples/001-<name>.jpg                         on request
     summary.json  report.html
@@ -30,12 +31,20 @@ from pipeline.storage.globs import escape_glob, is_below
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
 SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
 COCO_RESULTS, COCO_IMAGES = "coco/results.json", "coco/images.json"
+INDEX = "index"
 STAGING = UNFINISHED
 
-_BATCH = re.compile(r"(detections|dead_letters)/\1-\d{5,}-of-\d{5,}\.(jsonl|parquet|tfrecord)|coco/(results|images)\.json")
-_STREAM = re.compile(r"(detections|dead_letters)/\1-\d{8}T\d{6}Z-[\w-]+-\d{5,}-of-\d{5,}\.jsonl")
+
+def _rows(run: str, endings: str) -> str:
+    """The pattern of the names of files of rows, and of their indexes, in which `run` stands for who wrote them."""
+    numbers = r"\d{5,}-of-\d{5,}"
+    return rf"(detections|dead_letters)/\1-{run}{numbers}\.({endings})|{INDEX}/(detections|dead_letters)-{run}{numbers}\.parquet"
+
+
+_BATCH = re.compile(_rows("", "jsonl|parquet|tfrecord") + r"|coco/(results|images)\.json")
+_STREAM = re.compile(_rows(r"\d{8}T\d{6}Z-[\w-]+-", "jsonl"))
 _OTHERS = re.compile(
-    r"summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|coco|samples)/)?\.staging-[^/]+(/.*)?|\.spools-[^/]+(/.*)?",
+    r"summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|index|coco|samples)/)?\.staging-[^/]+(/.*)?|\.spools-[^/]+(/.*)?",
     re.DOTALL,
 )
 _ROWS = re.compile(r"(^|/)(detections|dead_letters)-([^/]*-)?\d{5,}-of-\d{5,}\.(jsonl|parquet|tfrecord)$")
@@ -62,6 +71,15 @@ def shard_name(kind: str, number: int, shards: int) -> str:
 def archive_name(kind: str, window: str, job: str, shard: int, shards: int) -> str:
     """The name of one file of a stream's archive; `window` is its beginning, as `20261121T020000Z`."""
     return f"{kind}/{kind}-{window}-{job}-{shard:05d}-of-{shards:05d}.jsonl"
+
+
+def index_name(rows: str) -> str:
+    """The name of the index of a file of rows, by its path or name.
+
+    >>> index_name("detections/detections-00000-of-00001.jsonl")
+    'index/detections-00000-of-00001.parquet'
+    """
+    return f"{INDEX}/{posixpath.basename(rows).removesuffix('.jsonl')}.parquet"
 
 
 def sample_name(number: int, uri: str) -> str:
@@ -104,7 +122,7 @@ class Rows(NamedTuple):
 
 def list_rows(output: str) -> Rows:
     """What lies in an output folder under names that this program gives to files of rows."""
-    folders = [f"{output}/{kind}" for kind in (DETECTIONS, DEAD_LETTERS, posixpath.dirname(COCO_RESULTS))]
+    folders = [f"{output}/{kind}" for kind in (DETECTIONS, DEAD_LETTERS, INDEX, posixpath.dirname(COCO_RESULTS))]
     names = [path[len(output) + 1 :] for folder in folders for path in list_files(f"{escape_glob(folder)}/*")]
     return Rows(*([name for name in names if pattern.fullmatch(name)] for pattern in (_BATCH, _STREAM)))
 

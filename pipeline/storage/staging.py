@@ -36,7 +36,7 @@ from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.files import delete_files, exists, list_files, make_folder, move_files, read_file, write_file
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.results import REPORT, STAGING, SUMMARY, StagedFile, earlier_samples, list_rows, read_summary
+from pipeline.storage.results import INDEX, REPORT, STAGING, SUMMARY, StagedFile, earlier_samples, list_rows, read_summary
 from pipeline.storage.stopping import begin_publishing
 
 _RUN, _READY, _COMMIT, _PUBLISHED, _STOPPED = "run.json", "ready.json", "commit.json", "published.json", "stopped"
@@ -133,7 +133,9 @@ def finish_publishing(staging: str) -> bool:
         if not exists(f"{staging}/{_COMMIT}"):
             return exists(f"{staging}/{_PUBLISHED}")
         names = json.loads(read_file(f"{staging}/{_COMMIT}"))
-        move_files({f"{output}/{staged}": f"{output}/{final}" for staged, final in names})
+        for is_index in (False, True):  # one that gets its name has its rows beside it
+            of_kind = [(staged, final) for staged, final in names if final.startswith(f"{INDEX}/") is is_index]
+            move_files({f"{output}/{staged}": f"{output}/{final}" for staged, final in of_kind})
         _remove_earlier(output, run_of(staging), {final for _, final in names})
         move_files({f"{staging}/{_COMMIT}": f"{staging}/{_PUBLISHED}"})
         return True

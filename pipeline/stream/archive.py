@@ -1,6 +1,6 @@
 """A local stream's archive: rows are durable before their messages are acknowledged, and become a file a window afterwards.
 
-    <folder>/.spools-<run>/detections-20261121T020000Z-00000-of-00001-<id>.rows   the rows of one bundle, sorted
+    <folder>/.spools-<run>/detections-20261121T020000Z-00000-of-00001-<settings>-<id>.rows   the rows of one bundle, sorted
     <folder>/detections/detections-20261121T020000Z-<run>-00000-of-00001.jsonl    those of a window
 
 A bundle's rows are written before the bundle ends, so before its messages are acknowledged: after a crash each message comes
@@ -36,6 +36,7 @@ from pipeline.read.fetch import is_passing
 from pipeline.records import ImageRef
 from pipeline.storage.files import create, delete_files, list_files, make_folder, read_lines, write_file
 from pipeline.storage.globs import escape_glob
+from pipeline.storage.ledger import UNKNOWN, Maker, write_index
 from pipeline.storage.results import archive_name, shard_of
 from pipeline.storage.spools import merge_lines
 
@@ -43,7 +44,7 @@ _SPOOLS = ".spools-"
 _ENDING = ".rows"
 _LOCK = "lock"
 _DEAD_SECONDS = 900.0
-_NAME = re.compile(r"(\w+)-(\d{8}T\d{6}Z)-(\d{5})-of-(\d{5})-[0-9a-f]+\.rows")
+_NAME = re.compile(r"(\w+)-(\d{8}T\d{6}Z)-(\d{5})-of-(\d{5})-(?:([0-9a-f]*)-)?[0-9a-f]+\.rows")
 _log = logging.getLogger(__name__)
 _TIME = "%Y%m%dT%H%M%SZ"
 
@@ -64,6 +65,7 @@ class _Window(NamedTuple):
     start: str
     shard: int
     shards: int
+    settings: str = ""
 
     @property
     def file_name(self) -> str:
@@ -80,6 +82,7 @@ class Archive:
       shards: Files a window and kind.
       clock: Seconds since the epoch; it may step back, and rows then stay in the window that was last.
       stop: Ends the waiting for storage that fails.
+      maker: By what the rows are made; without its settings the ledger has no index of them.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Archive:
         shards: int = 1,
         clock: Callable[[], float] = time.time,
         stop: threading.Event | None = None,
+        maker: Maker = UNKNOWN,
     ):
         self._folder = folder
         self._run = run
@@ -98,6 +102,7 @@ class Archive:
         self._shards = shards
         self._clock = clock
         self._stop = stop or threading.Event()
+        self._maker = maker
         self._write = retry.Retry(is_passing, initial=0.5, maximum=10.0, timeout=None, on_error=self._say)(write_file)
         self._latest = 0.0  # start of the latest window
         self._writing: Counter[str] = Counter()  # bundles that write to a window now
@@ -114,7 +119,8 @@ class Archive:
             return
         with self._in_window() as start:
             for (kind, shard), lines in groups.items():
-                name = f"{kind}-{start}-{shard:05d}-of-{self._shards:05d}-{uuid.uuid4().hex}{_ENDING}"
+                by = self._maker.settings(kind)
+                name = f"{kind}-{start}-{shard:05d}-of-{self._shards:05d}-{by}-{uuid.uuid4().hex}{_ENDING}"
                 self._write(f"{self._spools(self._run)}/{name}", b"".join(sorted(lines)))
 
     def close_windows(self) -> None:
@@ -174,7 +180,7 @@ class Archive:
             for path in list_files(f"{escape_glob(self._spools(run))}/*"):
                 match = _NAME.fullmatch(posixpath.basename(path))
                 if match and is_over(match[2]):
-                    windows[_Window(run, match[1], match[2], int(match[3]), int(match[4]))].append(path)
+                    windows[_Window(run, match[1], match[2], int(match[3]), int(match[4]), match[5] or "")].append(path)
             for window, paths in sorted(windows.items()):
                 self._write_window(window, paths)
 
@@ -184,6 +190,7 @@ class Archive:
         if FileSystems.exists(f"{self._folder}/{name}"):
             there = {_digest(line) for line in read_lines(f"{self._folder}/{name}")}
             lines = (line for line in lines if _digest(line) not in there)
+            self._index(window, name)  # a run that was killed may have left it without
             name = window._replace(run=f"{window.run}{uuid.uuid4().hex[:4]}").file_name
         merged, count = f"{self._spools(window.run)}/{uuid.uuid4().hex}", 0
         with create(merged) as file:
@@ -193,9 +200,16 @@ class Archive:
         if count:
             make_folder(posixpath.dirname(f"{self._folder}/{name}"))
             FileSystems.rename([merged], [f"{self._folder}/{name}"])
+            self._index(window, name)
         else:
             delete_files([merged])
         delete_files(paths)
+
+    def _index(self, window: _Window, name: str) -> None:
+        """Writes the index of a file of a window; of a killed run the model is not known that its dead letters failed with."""
+        if window.settings:
+            maker = self._maker if window.run == self._run else Maker(window.settings, window.settings)
+            write_index(name, self._folder, maker, self._spools(window.run))
 
 
 def _digest(line: bytes) -> bytes:

@@ -13,6 +13,7 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from pipeline.records import row_bytes
 from pipeline.storage.files import write_file
+from pipeline.storage.ledger import UNKNOWN, Maker, write_index
 from pipeline.storage.results import archive_name, shard_of
 from pipeline.storage.staging import staging_of
 
@@ -32,6 +33,7 @@ class ArchiveRows(beam.PTransform):
       window_s: Length of a window.
       job: Part of the names, so that a restarted job overwrites nothing.
       shards: Files a window.
+      maker: By what the rows are made.
     """
 
     folder: str
@@ -40,6 +42,7 @@ class ArchiveRows(beam.PTransform):
     window_s: float
     job: str
     shards: int = 1
+    maker: Maker = UNKNOWN
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -64,6 +67,8 @@ class ArchiveRows(beam.PTransform):
     def _write(self, shard_and_lines: tuple[int, Iterable[bytes]], window: Any = beam.DoFn.WindowParam) -> str:
         shard, lines = shard_and_lines
         start = datetime.datetime.fromtimestamp(float(window.start), datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-        path = f"{self.folder}/{archive_name(self.kind, start, self.job, shard, self.shards)}"
-        write_file(path, b"".join(sorted(lines)), staging_of(self.folder, self.job))
-        return path
+        name = archive_name(self.kind, start, self.job, shard, self.shards)
+        write_file(f"{self.folder}/{name}", b"".join(sorted(lines)), staging_of(self.folder, self.job))
+        if self.maker.settings(self.kind):
+            write_index(name, self.folder, self.maker, staging_of(self.folder, self.job))
+        return f"{self.folder}/{name}"

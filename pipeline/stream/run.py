@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.config import Config
 from pipeline.records import ImageRef
+from pipeline.storage.ledger import UNKNOWN, Maker
 from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing, connect_subscriber
@@ -61,6 +62,7 @@ class RunSettings:
       archive_detections: Whether the rows of detections go there, too.
       window_s: Seconds of rows in one file there.
       shards: Files a window there.
+      maker: By what the rows there are made.
     """
 
     name: str
@@ -76,10 +78,13 @@ class RunSettings:
     archive_detections: bool = False
     window_s: float = 60.0
     shards: int = 1
+    maker: Maker = UNKNOWN
 
     @staticmethod
-    def of(config: Config, name: str, *, in_process: bool, samples: int, results: str) -> RunSettings:
-        """The settings of a job's run."""
+    def of(
+        config: Config, name: str, *, in_process: bool, samples: int, results: str, model: tuple[str, str] = ("", "")
+    ) -> RunSettings:
+        """The settings of a job's run; `model`: name and version, where they are known."""
         stream = config.stream
         return RunSettings(
             name,
@@ -95,6 +100,7 @@ class RunSettings:
             bool(stream.archive),
             stream.archive_window_s,
             config.write.shards or 1,
+            Maker.of(config.as_dict(), model),
         )
 
 
@@ -131,6 +137,7 @@ class StreamRun:
                 shards=settings.shards,
                 clock=clock,
                 stop=self.threads.stop,
+                maker=settings.maker,
             )
             self.threads.repeat("closing windows of the archive", self.archive.close_windows, _CLOSE_SECONDS)
             self.threads.repeat("looking after killed runs' archives", self.archive.recover, _RECOVER_SECONDS)

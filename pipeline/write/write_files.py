@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pickle
+import posixpath
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from pipeline.figures.summary import Tally, merge_tallies
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
 from pipeline.storage.earlier import check_earlier
 from pipeline.storage.files import create, read_file, read_lines, write_file
+from pipeline.storage.ledger import Maker, writing_index
 from pipeline.storage.results import (
     COCO_IMAGES,
     COCO_RESULTS,
@@ -30,6 +32,7 @@ from pipeline.storage.results import (
     DETECTIONS,
     StagedFile,
     check_output,
+    index_name,
     shard_name,
     shard_of,
 )
@@ -85,6 +88,7 @@ class WriteFiles(Sink):
       write: Which files, and how many.
       samples: How many images with a thumbnail the tally keeps.
       launched: Whether a launcher of this job holds the staging folder; a template's jobs have none.
+      model: Name and version of the model, where they are known; dead letters do not say them.
     """
 
     staging: str
@@ -92,6 +96,7 @@ class WriteFiles(Sink):
     write: WriteConfig
     samples: int = 0
     launched: bool = True
+    model: tuple[str, str] = ("", "")
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -132,9 +137,12 @@ class WriteFiles(Sink):
 
     def _write_shard(self, name: str, lines: Iterable[bytes]) -> Iterator[StagedFile]:
         attempt = f"{self.staging}/{uuid.uuid4().hex}"  # of two workers that write the same shard, none disturbs the other
-        with create(f"{attempt}/{name}.jsonl") as file:
-            file.writelines(lines)
+        index, kind = index_name(name), posixpath.dirname(name)
+        indexing = writing_index(f"{attempt}/{index}", kind, Maker.of(self.settings, self.model))
+        with create(f"{attempt}/{name}.jsonl") as file, indexing as note:
+            file.writelines(map(note, lines))
         yield StagedFile(f"{attempt}/{name}.jsonl", f"{name}.jsonl")
+        yield StagedFile(f"{attempt}/{index}", index)
         for ending, wanted, write in (
             ("parquet", self.write.parquet, write_parquet),
             ("tfrecord", self.write.tfrecord, write_tfrecord),

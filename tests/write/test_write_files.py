@@ -53,12 +53,13 @@ def run(staging, names, dead=(), **settings):
         _ = results | WriteFiles(staging, {}, WriteConfig(**settings))
 
 
-def files_of(folder):
-    """All files by relative path, hidden ones and staging left out as a reader leaves them out."""
+def files_of(folder, indexes=False):
+    """All files by relative path, hidden ones and staging left out as a reader leaves them out; with `indexes`, all of these."""
     found = {}
     for path in sorted(Path(folder).rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_file() and not any(part.startswith(".") for part in name.split("/")):
+        hidden = any(part.startswith(".") for part in name.split("/"))
+        if path.is_file() and not hidden and name.startswith("index/") is indexes:
             found[name] = path.read_bytes()
     return found
 
@@ -69,6 +70,7 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_order(tmp_path, shards
     write(tmp_path / "two", NAMES[::-1], shards=shards)
     first, second = files_of(tmp_path / "one"), files_of(tmp_path / "two")
     assert first == second
+    assert files_of(tmp_path / "one", indexes=True) == files_of(tmp_path / "two", indexes=True)
     assert first.pop(NO_DEAD_LETTERS) == b""
     assert sorted(first) == [f"detections/detections-{n:05d}-of-{shards:05d}.jsonl" for n in range(shards)]
     rows = [json.loads(line) for content in first.values() for line in content.splitlines()]

@@ -1,0 +1,307 @@
+"""The ledger: which version of which image has a row, by which model and settings. The rows are the ledger, there is no other.
+
+    detections/detections-<…>.jsonl    rows, the truth
+    index/detections-<…>.parquet       the same rows' identities, models and settings, so that nobody has to parse the rows
+
+Each file of rows has an index beside it, which also tells what rows do not: the settings that changed them, and the model of dead
+letters. It gets its name after its rows, and counts only for a file of the very size that it was made for. Without one the rows
+are parsed, and the settings are not known; what is not known is never taken for done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import posixpath
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from apache_beam.io.filesystems import FileSystems
+
+from pipeline.failures import FOR_GOOD
+from pipeline.records import identity_hash, name_bytes, name_of, row_bytes
+from pipeline.storage.files import create, move_files, read_file, read_lines
+from pipeline.storage.globs import escape_glob
+from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, INDEX, index_name, is_result
+
+_ROWS_AT_ONCE = 16_384
+_SIZE = b"bytes_of_rows"
+_SCHEMA = pa.schema(
+    [
+        ("uri_hash", pa.uint64()),
+        ("identity_hash", pa.uint64()),
+        ("uri", pa.binary()),  # not every file name is Unicode
+        ("generation", pa.binary()),
+        *((name, pa.string()) for name in ("model", "version", "settings", "reason")),
+    ]
+)
+_TEXTS = ("model", "version", "settings", "reason")
+# of the detector's settings those that decide which rows come out; precision and reduced decoding change their last digits
+_OF_DETECTIONS = ("score_threshold", "iou_threshold", "classes", "max_detections")
+_decoder = json.JSONDecoder()
+
+
+class Entry(NamedTuple):
+    """What a row says is done.
+
+    Attributes:
+      uri: The image.
+      generation: Its version; empty where its reader did not come that far.
+      kind: `detections` or `dead_letters`.
+      model: Name of the model; empty where it is not known.
+      version: The model's version.
+      settings: Hash of the settings that change rows; empty where they are not known.
+      reason: Why it is a dead letter; empty for detections.
+    """
+
+    uri: str
+    generation: str
+    kind: str
+    model: str
+    version: str
+    settings: str
+    reason: str
+
+
+class Maker(NamedTuple):
+    """By what rows are made, as far as it decides whether they would be made again.
+
+    Attributes:
+      detections: Hash of the settings that change rows of detections.
+      dead_letters: The same with the limits by which images are refused.
+      model: Name of the model; empty where it is not known yet. Rows of detections say their own.
+      version: Its version.
+    """
+
+    detections: str = ""
+    dead_letters: str = ""
+    model: str = ""
+    version: str = ""
+
+    @staticmethod
+    def of(settings: Mapping[str, Any], model: tuple[str, str] = ("", "")) -> Maker:
+        """The maker of a job's rows.
+
+        Args:
+          settings: All settings of the job, nested.
+          model: Its name and version.
+        """
+        detect, read = settings.get("detect", {}), settings.get("read", {})
+        of_rows = {name: detect.get(name) for name in _OF_DETECTIONS}
+        of_rows["classes"] = sorted(of_rows["classes"] or ())
+        # what is not set is left out, so that a setting of a later version leaves the hash of those who do not use it
+        of_rows |= {
+            key: value for key, value in settings.get("model", {}).items() if key not in ("path", "name") and value is not None
+        }
+        limits = {"max_megapixels": detect.get("max_megapixels"), "max_file_mb": read.get("max_file_mb")}
+        return Maker(_hash(of_rows), _hash(of_rows | limits), *model)
+
+    def settings(self, kind: str) -> str:
+        """The hash of the settings that change rows of a kind."""
+        return self.detections if kind == DETECTIONS else self.dead_letters
+
+
+UNKNOWN = Maker()
+
+
+class Done(NamedTuple):
+    """What counts as done for a run.
+
+    Attributes:
+      maker: Rows of this model and these settings.
+      reasons: Of dead letters, those that failed for one of these reasons.
+    """
+
+    maker: Maker
+    reasons: frozenset[str] = FOR_GOOD
+
+    def covers(self, entry: Entry) -> bool:
+        """Whether an image version with this entry need not be done again."""
+        if not entry.settings or entry.settings != self.maker.settings(entry.kind):
+            return False
+        return (entry.model, entry.version) == self.maker[2:] and (entry.kind == DETECTIONS or entry.reason in self.reasons)
+
+
+class RowsFile(NamedTuple):
+    """A file of rows.
+
+    Attributes:
+      path: Where it is.
+      kind: `detections` or `dead_letters`.
+      size_bytes: Its size.
+      index_path: Where its index is; empty where it has none.
+    """
+
+    path: str
+    kind: str
+    size_bytes: int
+    index_path: str = ""
+
+
+def list_files_of_rows(output: str) -> list[RowsFile]:
+    """All files of rows in a results folder, of all runs and streams, sorted by kind and name; what others put there is none."""
+    indexes = {path for path, _ in _sizes(f"{output}/{INDEX}")}
+    found = []
+    for kind in (DETECTIONS, DEAD_LETTERS):
+        for path, size_bytes in _sizes(f"{output}/{kind}"):
+            if path.endswith(".jsonl") and is_result(path, output):
+                index = f"{output}/{index_name(path)}"
+                found.append(RowsFile(path, kind, size_bytes, index if index in indexes else ""))
+    return found
+
+
+def read_entries(file: RowsFile) -> Iterator[Entry]:
+    """The entries of a file's rows, in their order; from its index, or from the rows where it has none that fits."""
+    index = _open_index(file)
+    if index is None:
+        yield from filter(None, (entry_of(line, file.kind, UNKNOWN) for line in read_lines(file.path)))
+        return
+    for batch in index.iter_batches(_ROWS_AT_ONCE, columns=["uri", "generation", *_TEXTS]):
+        columns = batch.to_pydict()
+        texts = zip(*(columns[name] for name in _TEXTS), strict=True)
+        for uri, generation, (model, version, settings, reason) in zip(columns["uri"], columns["generation"], texts, strict=True):
+            yield Entry(name_of(uri), name_of(generation), file.kind, model, version, settings, reason)
+
+
+def read_keys(file: RowsFile, done: Done) -> Iterator[np.ndarray]:
+    """The keys of what is done by a file's rows, a part at a time: `(N, 2) uint64`, each row a `key_of`."""
+    index = _open_index(file)
+    settings = done.maker.settings(file.kind)
+    if index is None or not settings:
+        return  # without an index the settings are not known
+    wanted = dict(zip(("model", "version", "settings"), (*done.maker[2:], settings), strict=True))
+    for batch in index.iter_batches(_ROWS_AT_ONCE, columns=["uri_hash", "identity_hash", *_TEXTS]):
+        mask = pc.is_in(batch["reason"], pa.array(["", *done.reasons] if file.kind == DEAD_LETTERS else [""]))
+        for name, value in wanted.items():
+            mask = pc.and_(mask, pc.equal(batch[name], value))
+        of_done = batch.filter(mask)
+        yield np.stack([of_done["uri_hash"].to_numpy(), of_done["identity_hash"].to_numpy()], axis=1)
+
+
+def key_of(uri: str, generation: str) -> tuple[int, int]:
+    """The hashes of an image's name and of its identity, 64 bits each: two images have one key by less than any accident."""
+    return identity_hash(uri), identity_hash(f"{uri}#{generation}")
+
+
+@contextlib.contextmanager
+def writing_index(path: str, kind: str, maker: Maker) -> Iterator[Callable[[bytes], bytes]]:
+    """Writes the index of rows while these are written: within, call the given function with each line; it returns the line.
+
+    Args:
+      path: Of the index; it is complete when the block ends.
+      kind: `detections` or `dead_letters`.
+      maker: By what the rows are made.
+    """
+    entries: list[Entry] = []
+    size_bytes = 0
+    with create(path) as file, pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
+
+        def note(line: bytes) -> bytes:
+            nonlocal size_bytes
+            size_bytes += len(line)
+            if entry := entry_of(line, kind, maker):
+                entries.append(entry)
+            if len(entries) == _ROWS_AT_ONCE:
+                write()
+            return line
+
+        def write() -> None:
+            writer.write_batch(_batch(entries))
+            entries.clear()
+
+        yield note
+        write()
+        writer.add_key_value_metadata({_SIZE: str(size_bytes)})
+
+
+def write_index(rows: str, output: str, maker: Maker, staging: str) -> None:
+    """Writes the index of a file of rows that is there already.
+
+    Args:
+      rows: The file's name in the results folder.
+      output: The results folder.
+      maker: By what the rows were made.
+      staging: Folder for what a kill leaves.
+    """
+    staged, index = f"{staging}/{uuid.uuid4().hex}", f"{output}/{index_name(rows)}"
+    with writing_index(staged, posixpath.dirname(rows), maker) as note:
+        for line in read_lines(f"{output}/{rows}"):
+            note(line)
+    move_files({staged: index})
+
+
+def entry_of(line: bytes, kind: str, maker: Maker) -> Entry | None:
+    """The entry of a row as it stands in a file; None where it is no row of an image.
+
+    Args:
+      line: One line of JSON.
+      kind: `detections` or `dead_letters`.
+      maker: Says what the row does not.
+    """
+    try:
+        row = _beginning(line.decode()) if kind == DETECTIONS else json.loads(line)
+        image, model = row["image"], row.get("model", {})
+        uri, generation, reason = image["uri"], image.get("generation", ""), row.get("reason", "")
+        name, version = (model.get("name", ""), model.get("version", "")) if kind == DETECTIONS else maker[2:]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return Entry(uri, generation, kind, name, version, maker.settings(kind), reason)
+
+
+def _beginning(text: str) -> dict[str, Any]:
+    """Image and model of a row, which stand before its detections, and are read without these where the row is as we write it."""
+    row: dict[str, Any] = {}
+    beginning, place = '{"', 0
+    for name in ("image", "model"):
+        if not text.startswith(f'{beginning}{name}": ', place):
+            return dict(json.loads(text))
+        row[name], place = _decoder.raw_decode(text, place + len(beginning) + len(name) + 3)
+        beginning = ', "'
+    return row
+
+
+def _batch(entries: list[Entry]) -> pa.RecordBatch:
+    keys = [key_of(entry.uri, entry.generation) for entry in entries]
+    names = [[name_bytes(entry[place]) for entry in entries] for place in (0, 1)]
+    texts = [[_text(getattr(entry, name)) for entry in entries] for name in _TEXTS]
+    hashes = np.array(keys, np.uint64).reshape(-1, 2)
+    return pa.RecordBatch.from_arrays(
+        [
+            *map(pa.array, (hashes[:, 0], hashes[:, 1])),
+            *(pa.array(column, pa.binary()) for column in names),
+            *(pa.array(column, pa.string()) for column in texts),
+        ],
+        schema=_SCHEMA,
+    )
+
+
+def _open_index(file: RowsFile) -> pq.ParquetFile | None:
+    """The index of a file of rows; None where there is none, or none that was made for this very file."""
+    if not file.index_path:
+        return None
+    try:
+        source = pa.BufferReader(read_file(file.index_path)) if "://" in file.index_path else file.index_path
+        index = pq.ParquetFile(source, read_dictionary=list(_TEXTS))
+    except (pa.ArrowInvalid, OSError):
+        return None
+    made_for = (index.metadata.metadata or {}).get(_SIZE)
+    return index if made_for == str(file.size_bytes).encode() else None
+
+
+def _sizes(folder: str) -> list[tuple[str, int]]:
+    matches = FileSystems.match([f"{escape_glob(folder)}/*"])
+    return sorted((entry.path, entry.size_in_bytes) for match in matches for entry in match.metadata_list)
+
+
+def _text(value: str) -> str:
+    return value.encode("utf-8", "backslashreplace").decode()
+
+
+def _hash(settings: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(row_bytes(sorted(settings.items())), digest_size=4).hexdigest()
