@@ -113,6 +113,9 @@ def test_a_job_killed_while_it_publishes_is_finished_by_the_next_one(place, tmp_
         "dead_letters/dead_letters-00000-of-00001.jsonl",
         "detections/detections-00000-of-00002.jsonl",
         "detections/detections-00001-of-00002.jsonl",
+        "index/dead_letters-00000-of-00001.parquet",
+        "index/detections-00000-of-00002.parquet",
+        "index/detections-00001-of-00002.parquet",
     ]
     assert len(rows_of(out)) == 6
 
@@ -160,7 +163,7 @@ def test_input_and_output_may_be_one_folder(tmp_path, run_job, bright_model):
     (tmp_path / "dead_letters").mkdir()
     (tmp_path / "dead_letters" / "broken.png").touch()
     arguments = ["--input", tmp_path, "--output", tmp_path, "--model", bright_model, "--samples", 2, "--coco"]
-    for skipped in (0, 8):
+    for skipped in (0, 10):
         assert run_job(*arguments)[0] == 0
         assert images_of(tmp_path) == {"read": 4 + skipped, "detected": 3, "dead": 1, "skipped": skipped}
         assert [row["image"]["uri"] for row in rows_of(tmp_path)] == [
