@@ -69,7 +69,8 @@ def name_and_version(model: ModelConfig) -> tuple[str, str]:
       ModelError: It is missing, or cannot be understood.
     """
     folder, version = locate(model.path)
-    return name_of_model(model, _described(folder, folder), folder), version
+    with _local_copy(folder, METADATA_PATH) as local:
+        return name_of_model(model, _described(local, folder), folder), version
 
 
 def _described(local: str, folder: str) -> DetectorMetadata | None:
@@ -138,8 +139,8 @@ def _batched(predict: Predict, input_hw: tuple[int, int], fixed_batch: int | Non
 
 
 @contextmanager
-def _local_copy(folder: str) -> Iterator[str]:
-    """The SavedModel as a local folder; one on object storage is copied for as long as it is loaded."""
+def _local_copy(folder: str, files: str = "**") -> Iterator[str]:
+    """The SavedModel, or just some of its files, as a local folder; what is on object storage is copied for that long."""
     if "://" not in folder:
         yield folder
         return
@@ -147,7 +148,7 @@ def _local_copy(folder: str) -> Iterator[str]:
 
     copy = tempfile.mkdtemp(prefix="model-")
     try:
-        for entry in FileSystems.match([f"{escape_glob(folder)}/**"])[0].metadata_list:
+        for entry in FileSystems.match([f"{escape_glob(folder)}/{files}"])[0].metadata_list:
             target = os.path.join(copy, entry.path[len(folder) :].lstrip("/"))
             if entry.path.endswith("/"):
                 continue

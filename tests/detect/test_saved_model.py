@@ -8,10 +8,10 @@ import cv2
 import numpy as np
 import pytest
 
-from models.metadata import DetectorMetadata, write_metadata
+from models.metadata import METADATA_PATH, DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import load_detector
-from pipeline.detect.saved_model import load, locate, optimised_graph
+from pipeline.detect.saved_model import load, locate, name_and_version, optimised_graph
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
 from tests.conftest import write_bright_image
@@ -381,3 +381,15 @@ def test_the_image_is_what_the_test_says(bright_image):
     pixels = cv2.imdecode(np.frombuffer(bright_image.content, np.uint8), cv2.IMREAD_GRAYSCALE)
     assert pixels[BOX[1] : BOX[3], BOX[0] : BOX[2]].min() == 255
     assert int(pixels.sum()) == 255 * (BOX[2] - BOX[0]) * (BOX[3] - BOX[1])
+
+
+@pytest.mark.parametrize("name", [None, "mine"])
+def test_name_and_version_of_a_model_are_known_without_loading_it(name, bright_model, gcs_bucket):
+    """As its rows will say them, also of one on object storage, of which only its description is read."""
+    config = ModelConfig(path=bright_model, name=name)
+    loaded = load(config, DetectConfig())
+    loaded.engine.close()
+    gcs_bucket.blob("m/bright/3/saved_model.pb").upload_from_string(b"not read")
+    gcs_bucket.blob(f"m/bright/3/{METADATA_PATH}").upload_from_filename(f"{locate(bright_model)[0]}/{METADATA_PATH}")
+    assert name_and_version(config) == (loaded.metadata.name, loaded.version) == (name or "bright", "3")
+    assert name_and_version(ModelConfig(path=f"gs://{gcs_bucket.name}/m/bright", name=name)) == (name or "bright", "3")
