@@ -58,7 +58,6 @@ fuzz: $(READY) ## Random messages, manifests, records, configs and damaged image
 bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet machine, 30 minutes
 	$(BIN)/python -m tests.benchmarks.throughput
 	$(BIN)/python -m tests.benchmarks.memory
-	$(BIN)/python -m tests.benchmarks.rows
 	$(BIN)/python -m tests.benchmarks.streaming
 	$(BIN)/python -m tests.benchmarks.differences
 	$(MAKE) bench-darknet

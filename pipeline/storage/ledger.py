@@ -190,6 +190,34 @@ def key_of(uri: str, generation: str) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
+def writing_entries(path: str) -> Iterator[Callable[[bytes, Entry | None], None]]:
+    """Writes an index while its rows are written: within, call the given function with each line and its entry.
+
+    Args:
+      path: Of the index; it is complete when the block ends.
+    """
+    entries: list[Entry] = []
+    size_bytes = 0
+    with create(path) as file, pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
+
+        def add(line: bytes, entry: Entry | None) -> None:
+            nonlocal size_bytes
+            size_bytes += len(line)
+            if entry:
+                entries.append(entry)
+            if len(entries) == _ROWS_AT_ONCE:
+                write()
+
+        def write() -> None:
+            writer.write_batch(_batch(entries))
+            entries.clear()
+
+        yield add
+        write()
+        writer.add_key_value_metadata({_SIZE: str(size_bytes)})
+
+
+@contextlib.contextmanager
 def writing_index(path: str, kind: str, maker: Maker) -> Iterator[Callable[[bytes], bytes]]:
     """Writes the index of rows while these are written: within, call the given function with each line; it returns the line.
 
@@ -198,26 +226,13 @@ def writing_index(path: str, kind: str, maker: Maker) -> Iterator[Callable[[byte
       kind: `detections` or `dead_letters`.
       maker: By what the rows are made.
     """
-    entries: list[Entry] = []
-    size_bytes = 0
-    with create(path) as file, pq.ParquetWriter(file, _SCHEMA, compression="zstd") as writer:
+    with writing_entries(path) as add:
 
         def note(line: bytes) -> bytes:
-            nonlocal size_bytes
-            size_bytes += len(line)
-            if entry := entry_of(line, kind, maker):
-                entries.append(entry)
-            if len(entries) == _ROWS_AT_ONCE:
-                write()
+            add(line, entry_of(line, kind, maker))
             return line
 
-        def write() -> None:
-            writer.write_batch(_batch(entries))
-            entries.clear()
-
         yield note
-        write()
-        writer.add_key_value_metadata({_SIZE: str(size_bytes)})
 
 
 def write_index(rows: str, output: str, maker: Maker, staging: str) -> None:

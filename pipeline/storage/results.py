@@ -2,7 +2,7 @@
 
     detections/detections-00000-of-00003.jsonl     rows of images that were detected; .parquet, .tfrecord on request
     dead_letters/dead_letters-00000-of-00001.jsonl rows of images that were not
-    <kind>/<kind>-<window>-<job>-00000-of-00001.jsonl  the same, archived by a stream
+    <kind>/<kind>-<window>-<job>-00000-of-00001.jsonl  the same, archived by a stream; <job> is compact<id> where many became few
     index/detections-00000-of-00003.parquet        of each file of rows: whose rows they are (see `ledger`)
     coco/results.json  coco/images.json            on request
     samples/001-<name>.jpg                         on request
@@ -35,14 +35,14 @@ INDEX = "index"
 STAGING = UNFINISHED
 
 
-def _rows(run: str, endings: str) -> str:
-    """The pattern of the names of files of rows, and of their indexes, in which `run` stands for who wrote them."""
-    numbers = r"\d{5,}-of-\d{5,}"
+def _rows(run: str) -> str:
+    """The pattern of the names of files of rows, and of what is made of them, in which `run` stands for who wrote them."""
+    numbers, endings = r"\d{5,}-of-\d{5,}", "jsonl|parquet|tfrecord"
     return rf"(detections|dead_letters)/\1-{run}{numbers}\.({endings})|{INDEX}/(detections|dead_letters)-{run}{numbers}\.parquet"
 
 
-_BATCH = re.compile(_rows("", "jsonl|parquet|tfrecord") + r"|coco/(results|images)\.json")
-_STREAM = re.compile(_rows(r"\d{8}T\d{6}Z-[\w-]+-", "jsonl"))
+_BATCH = re.compile(_rows("") + r"|coco/(results|images)\.json")
+_STREAM = re.compile(_rows(r"\d{8}T\d{6}Z-[\w-]+-"))
 _OTHERS = re.compile(
     r"summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|index|coco|samples)/)?\.staging-[^/]+(/.*)?|\.spools-[^/]+(/.*)?",
     re.DOTALL,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pipeline.storage.files import create, delete_files, read_lines
@@ -58,26 +58,27 @@ class Spooler:
         self._open, self._bytes = {}, 0
 
 
-def merge_lines(paths: Iterable[str], folder: str) -> Iterator[bytes]:
+def merge_lines(paths: Iterable[str], folder: str, read: Callable[[str], Iterator[bytes]] = read_lines) -> Iterator[bytes]:
     """The lines of all files of sorted lines, sorted; equal ones stay.
 
     Args:
       paths: What to merge; the files stay.
       folder: Where files of merged lines go, if there are too many to be read at once.
+      read: The lines of a file as they shall be merged, with their ends.
     """
-    paths, made = sorted(paths), set()
+    paths, made = sorted(paths), set[str]()
+
+    def lines_of(path: str) -> Iterator[bytes]:
+        return read_lines(path) if path in made else read(path)
+
     while len(paths) > _MERGED_AT_ONCE:
         merged = f"{folder}/{uuid.uuid4().hex}"
         some = min(_MERGED_AT_ONCE, len(paths) - _MERGED_AT_ONCE + 1)  # as few as need be
         first, paths = paths[:some], paths[some:]
         with create(merged) as file:
-            file.writelines(_merge(first))
+            file.writelines(heapq.merge(*map(lines_of, first)))
         delete_files(path for path in first if path in made)
         made.add(merged)
         paths.append(merged)
-    yield from _merge(paths)
+    yield from heapq.merge(*map(lines_of, paths))
     delete_files(path for path in paths if path in made)
-
-
-def _merge(paths: Sequence[str]) -> Iterator[bytes]:
-    return heapq.merge(*map(read_lines, paths))

@@ -152,17 +152,21 @@ def finish_dead(output: str) -> None:
                     remove(staging)
 
 
-def remove_dead(output: str, but: str) -> None:
-    """Removes the staging folders of killed runs; only once this run's own summary stands there does nobody need them."""
+def remove_dead(output: str, but: str, mode: str = "") -> None:
+    """Removes the staging folders of killed runs, all or those of a mode.
+
+    Only once this run's own summary stands there does nobody need those of jobs.
+    """
     for staging in others(output, but):
         with _if_dead(staging) as dead:
-            if dead:
+            if dead and (not mode or any(about["settings"]["mode"] == mode for about in _about(staging))):
                 remove(staging)
 
 
 def remove(staging: str) -> None:
     """Removes a staging folder."""
     if "://" not in staging:
+        delete_files([f"{staging}/{_RUN}"])  # killed within, it leaves nothing behind that looks like a run without its lock
         shutil.rmtree(staging, ignore_errors=True)
     else:
         delete_files(list_files(f"{escape_glob(staging)}/**"))
@@ -179,10 +183,17 @@ def others(output: str, but: str = "") -> list[str]:
 
 def settings_at_work(output: str) -> Iterator[dict[str, Any]]:
     """What the runs say of themselves that are at work in an output now."""
-    for staging in others(output):
+    yield from runs_at_work(output).values()
+
+
+def runs_at_work(output: str, but: str = "") -> dict[str, dict[str, Any]]:
+    """The names of the runs that are at work in an output now, and what they say of themselves."""
+    runs = {}
+    for staging in others(output, but):
         with _if_dead(staging) as dead:
             if not dead:
-                yield from _about(staging)
+                runs.update({run_of(staging): about for about in _about(staging)})
+    return runs
 
 
 def settings_published(output: str) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,271 @@
+"""`python -m pipeline.compact`: many small files of rows become few large ones, one row an image version and model version.
+
+    python -m pipeline.compact --output gs://bucket/detections [--until 2026-11-20]
+
+What jobs and streams have left in a results folder is merged into files of 100,000 rows, in order (`storage.single_rows` says
+which of several rows stays). The large files get their names, all of them, before the first small one goes: a compaction that is
+killed leaves rows twice, never none, and the next one finishes. It may run beside jobs and streams: it leaves alone what a batch
+job at work has written, the last hour of a stream at work, unfinished files, and whatever somebody else put there.
+
+Exit code 0: done, or nothing to do; 1: failed; 2: a wrong command or place; 130: stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import posixpath
+import re
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from apache_beam.io.filesystems import FileSystems
+
+from pipeline.config.dates import DatesError, days_of, settle
+from pipeline.errors import ConfigError, OutputError, UserError
+from pipeline.storage.files import create, delete_files, move_files, read_lines
+from pipeline.storage.globs import escape_glob
+from pipeline.storage.ledger import RowsFile, list_files_of_rows, writing_entries
+from pipeline.storage.listing import AT_ONCE
+from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, archive_name, check_output, index_name
+from pipeline.storage.single_rows import SingleRow, single_rows
+from pipeline.storage.staging import finish_dead, held, new_staging, remove_dead, run_of, runs_at_work
+from pipeline.write.write_files import ROWS_PER_SHARD
+from pipeline.write.write_parquet import write_parquet
+from pipeline.write.write_tfrecord import write_tfrecord
+
+MODE = "compact"  # what stands where a job has `batch` or `streaming`
+_BESIDE = {"parquet": write_parquet, "tfrecord": write_tfrecord}
+_TIME = "%Y%m%dT%H%M%SZ"
+_NAMED_TIME = re.compile(r"-(\d{8}T\d{6}Z)-")
+_COMPACTED = re.compile(rf"-({MODE}[0-9a-f]{{12}})-")
+_STREAM_KEEPS_SECONDS = 3600.0
+
+
+class Compacted(NamedTuple):
+    """What a compaction did.
+
+    Attributes:
+      before: How many files of rows were merged.
+      files: How many there are of them now.
+      rows: How many rows stand in these.
+      dropped: How many rows went, since others say the same or better.
+    """
+
+    before: int
+    files: int
+    rows: int
+    dropped: int
+
+
+class _Source(NamedTuple):
+    """A file to be merged.
+
+    Attributes:
+      written_at: Seconds since the epoch: a window's start as its name says it, else the file's own time.
+      rows: The file.
+      beside: The paths of what was made of it: its index, Parquet, TFRecord.
+      version: What shows that it has been overwritten.
+    """
+
+    written_at: float
+    rows: RowsFile
+    beside: tuple[str, ...]
+    version: Any
+
+
+def compact(output: str, before: float | None = None, now: float | None = None) -> Compacted:
+    """Merges the files of rows in a results folder.
+
+    Args:
+      output: The folder, local or `gs://`.
+      before: Only what was written before, in seconds since the epoch.
+      now: The same for what time it is.
+
+    Raises:
+      OutputError: It cannot be written, or another compaction is at work there.
+    """
+    check_output(output)
+    staging = new_staging(output)
+    with held(staging, {"settings": {"mode": MODE}}):
+        at_work = runs_at_work(output, but=staging)
+        if any(about["settings"]["mode"] == MODE for about in at_work.values()):
+            raise OutputError(f"output {output}: another compaction is at work there; wait for it")
+        finish_dead(output)
+        remove_dead(output, staging, MODE)
+        now = time.time() if now is None else now
+        sources = [
+            source
+            for source in _sources(output)
+            if (before is None or source.written_at < before) and not _is_at_work(source, at_work, now)
+        ]
+        makers = {found[1] if (found := _COMPACTED.search(source.rows.path)) else "" for source in sources}
+        if not makers or (len(makers) == 1 and "" not in makers):
+            return Compacted(0, 0, 0, 0)
+        return _merge(output, sorted(sources), staging)
+
+
+def _merge(output: str, sources: Sequence[_Source], staging: str) -> Compacted:
+    """Writes the large files, gives them their names, and only then removes the small ones."""
+    kinds = {kind: _Shards(f"{staging}/{kind}", kind) for kind in (DETECTIONS, DEAD_LETTERS)}
+    counted = _Counted()
+    with contextlib.ExitStack() as stack:
+        for shards in kinds.values():
+            stack.enter_context(shards)
+        for row in single_rows([(source.written_at, source.rows) for source in sources], f"{staging}/{MODE}", counted.count):
+            kinds[row.kind].add(row)
+    endings = {path.rpartition(".")[2] for source in sources for path in source.beside if f"{output}/{DETECTIONS}/" in path}
+    when = datetime.datetime.fromtimestamp(sources[-1].written_at, datetime.timezone.utc).strftime(_TIME)
+    made: dict[str, str] = {}
+    for kind, shards in kinds.items():
+        for number, staged in enumerate(shards.files):
+            name = archive_name(kind, when, MODE + run_of(staging), number, len(shards.files))
+            made[staged] = f"{output}/{name}"
+            made[f"{staged}.index"] = f"{output}/{index_name(name)}"
+            for ending in endings if kind == DETECTIONS else ():
+                _BESIDE[ending](read_lines(staged), f"{staged}.{ending}")
+                made[f"{staged}.{ending}"] = f"{output}/{name.removesuffix('.jsonl')}.{ending}"
+    move_files({staged: final for staged, final in made.items() if final.endswith(".jsonl")})
+    move_files(made)  # what is made of rows comes after them
+    _remove(output, sources)
+    rows = sum(shards.rows for shards in kinds.values())
+    return Compacted(len(sources), sum(len(shards.files) for shards in kinds.values()), rows, counted.lines - rows)
+
+
+def _remove(output: str, sources: Sequence[_Source]) -> None:
+    """Removes what was merged, rows last; a file that somebody has overwritten meanwhile stays."""
+    versions = _versions(output)
+    gone = [source for source in sources if versions.get(source.rows.path) == source.version]
+    with ThreadPoolExecutor(AT_ONCE, "delete-files") as pool:
+        for paths in ([path for source in gone for path in source.beside], [source.rows.path for source in gone]):
+            list(pool.map(lambda path: delete_files([path]), paths))
+
+
+class _Counted:
+    """How many lines were read."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+
+    def count(self) -> None:
+        self.lines += 1
+
+
+class _Shards:
+    """Files of a kind, one after the other, each with its index (`<path>.index`); a context, at whose end they are complete."""
+
+    def __init__(self, folder: str, kind: str):
+        self._folder = folder
+        self._open = contextlib.ExitStack()
+        self._left = 0
+        self.kind = kind
+        self.files: list[str] = []
+        self.rows = 0
+
+    def __enter__(self) -> _Shards:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def add(self, row: SingleRow) -> None:
+        """Writes a row."""
+        if not self._left:
+            self._open.close()
+            self._left = ROWS_PER_SHARD
+            self.files.append(f"{self._folder}/{uuid.uuid4().hex}")
+            self._file = self._open.enter_context(create(self.files[-1]))
+            self._index = self._open.enter_context(writing_entries(f"{self.files[-1]}.index"))
+        self._file.write(row.line)
+        self._index(row.line, row.entry)
+        self._left -= 1
+        self.rows += 1
+
+
+def _sources(output: str) -> Iterator[_Source]:
+    """The files of rows, with what was made of them."""
+    versions = _versions(output)
+    for file in list_files_of_rows(output):
+        if file.path not in versions:
+            continue  # it went meanwhile
+        stem = file.path.removesuffix(".jsonl")
+        beside = [f"{stem}.{ending}" for ending in _BESIDE] if file.kind == DETECTIONS else []
+        named = _NAMED_TIME.search(posixpath.basename(file.path))
+        written_at = _seconds(named[1]) if named else versions[file.path][1]
+        paths = [*filter(versions.__contains__, beside), *filter(None, [file.index_path])]
+        yield _Source(written_at, file, tuple(paths), versions[file.path])
+
+
+def _versions(output: str) -> dict[str, tuple[int, float]]:
+    """Size and time of the files that have rows, by their paths."""
+    matches = FileSystems.match([f"{escape_glob(output)}/{kind}/*" for kind in (DETECTIONS, DEAD_LETTERS)])
+    files = (entry for match in matches for entry in match.metadata_list)
+    return {entry.path: (entry.size_in_bytes, entry.last_updated_in_seconds) for entry in files}
+
+
+def _is_at_work(source: _Source, at_work: Mapping[str, Mapping[str, Any]], now: float) -> bool:
+    """Whether a file is of a job at work, which may still have something to do with it."""
+    name = posixpath.basename(source.rows.path)
+    of_job = [about["settings"]["mode"] for run, about in at_work.items() if f"-{run}" in name]
+    return any(mode != "streaming" or source.written_at > now - _STREAM_KEEPS_SECONDS for mode in of_job)
+
+
+def _seconds(named: str) -> float:
+    return datetime.datetime.strptime(named, _TIME).replace(tzinfo=datetime.timezone.utc).timestamp()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.compact",
+        description="Merges the many small files of rows in a results folder into few large ones, one row an image version and "
+        "model version.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="the results folder or archive, local or gs://")
+    parser.add_argument(
+        "--until",
+        default="",
+        metavar="DAY",
+        help="only windows that began, and files that were written, until this day's end (UTC)",
+    )
+    flags = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        done = compact(flags.output.rstrip("/") or "/", _end_of(flags.until) if flags.until else None)
+    except UserError as err:
+        print(f"error: {err}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; every row is still there, some may be twice until the next compaction", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except Exception as err:  # noqa: BLE001  whatever storage says, the user gets one line
+        print(f"error: the compaction failed: {' '.join(str(err).split())[:500]}", file=sys.stderr)
+        return 1
+    if not done.before:
+        print(f"nothing to compact in {flags.output}")
+        return 0
+    print(
+        f"{done.before} files of rows became {done.files}: {done.rows} rows; {done.dropped} dropped, doubled or mended by others"
+    )
+    return 0
+
+
+def _end_of(day: str) -> float:
+    """The moment at which a day ends, of those that the user names the last."""
+    try:
+        last = days_of(settle(day, datetime.datetime.now(datetime.timezone.utc).date()))[-1]
+    except DatesError as err:
+        raise ConfigError(f"--until: expected {err}, got {day}") from err
+    midnight = datetime.datetime.combine(last, datetime.time(), datetime.timezone.utc)
+    return (midnight + datetime.timedelta(days=1)).timestamp()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

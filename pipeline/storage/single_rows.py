@@ -1,0 +1,139 @@
+"""One row an image version and model version, out of any number of files of rows.
+
+Lines of one image lie together in the merge of sorted files, since a row begins with its image: first the rows of each version,
+then its dead letters, at last the dead letters that know no version. So nothing is held but the best rows of one version.
+
+Which rows stay:
+
+- Of equal rows one, and of rows of one image version and model version that differ the one of the newest file: who detected the
+  image again, with other settings for instance, wants the new result.
+- A row beats a dead letter of the same image version, if that came of the same model version or of one that is not known.
+- A dead letter that knows no version goes once a row of the image, of that model, stands in a file as new as its own or newer.
+- A dead letter that names no image (a message that could not be understood) stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from pipeline.storage.files import read_lines
+from pipeline.storage.ledger import Entry, Maker, RowsFile, entry_of, read_entries
+from pipeline.storage.results import DETECTIONS
+from pipeline.storage.spools import merge_lines
+
+_SEPARATOR = b"\x1f"  # no line of JSON has one
+
+
+class SingleRow(NamedTuple):
+    """A row that stays.
+
+    Attributes:
+      kind: `detections` or `dead_letters`.
+      line: As it stands in its file, with its end.
+      entry: What the ledger says of it; None where it names no image.
+      age: That of the newest file that has it.
+    """
+
+    kind: str
+    line: bytes
+    entry: Entry | None
+    age: float
+
+
+def single_rows(
+    files: Iterable[tuple[float, RowsFile]], folder: str, count: Callable[[], None] | None = None
+) -> Iterator[SingleRow]:
+    """The rows that stay, of each kind in order.
+
+    Args:
+      files: Sorted files of rows, each with an age: the larger, the newer it is.
+      folder: Where files of merged lines go, if there are too many to be read at once.
+      count: Called for each row that is read.
+    """
+    sources = _Sources(files, count or (lambda: None))
+    lines = merge_lines(sources.paths, folder, sources.read)
+    folded = (_fold(map(sources.row, equal)) for _, equal in groupby(lines, sources.line))
+    for _, of_image in groupby(folded, lambda row: row.entry.uri if row.entry else None):
+        yield from _of_image(of_image)
+
+
+class _Sources:
+    """Files whose lines carry with them what only their file, or its index, tells of them."""
+
+    def __init__(self, files: Iterable[tuple[float, RowsFile]], count: Callable[[], None]):
+        self._count = count
+        self._files = {file.path: (age, file) for age, file in files}
+        self._numbers: dict[tuple[str, float, Maker], int] = {}
+        self._told: list[tuple[str, float, Maker]] = []
+
+    @property
+    def paths(self) -> list[str]:
+        return list(self._files)
+
+    def read(self, path: str) -> Iterator[bytes]:
+        """The lines of a file, each with a number behind it that stands for what is told of it."""
+        age, file = self._files[path]
+        entries = read_entries(file)
+        for line in read_lines(path):
+            self._count()
+            known = entry_of(line, file.kind, Maker()) and next(entries, None)
+            maker = Maker(known.settings, known.settings, known.model, known.version) if known else Maker()
+            yield b"%s%s%d\n" % (line.rstrip(b"\n"), _SEPARATOR, self._number((file.kind, age, maker)))
+
+    def _number(self, told: tuple[str, float, Maker]) -> int:
+        if told not in self._numbers:
+            self._numbers[told] = len(self._told)
+            self._told.append(told)
+        return self._numbers[told]
+
+    @staticmethod
+    def line(numbered: bytes) -> bytes:
+        """The line as it stands in its file, but for its end."""
+        return numbered.partition(_SEPARATOR)[0]
+
+    def row(self, numbered: bytes) -> SingleRow:
+        line, _, number = numbered.partition(_SEPARATOR)
+        kind, age, maker = self._told[int(number)]
+        return SingleRow(kind, line + b"\n", entry_of(line, kind, maker), age)
+
+
+def _fold(equal: Iterable[SingleRow]) -> SingleRow:
+    """One row of equal ones: as new as the newest, of whose maker is known."""
+    rows = list(equal)
+    known = max(rows, key=lambda row: (row.entry is not None and row.entry.settings != "", row.age))
+    return known._replace(age=max(row.age for row in rows))
+
+
+def _of_image(rows: Iterable[SingleRow]) -> Iterator[SingleRow]:
+    """What stays of all rows of one URI, by its versions; of rows that name no image, all."""
+    newest: dict[tuple[str, str], float] = {}  # of each model that has a row of any version of the image
+    for generation, of_version in groupby(rows, lambda row: row.entry.generation if row.entry else None):
+        if generation is None:
+            yield from of_version
+            continue
+        best: dict[tuple[str, ...], SingleRow] = {}
+        for row in of_version:
+            key = (row.kind, *_model(row))
+            best[key] = max(best.get(key, row), row, key=lambda row: (row.age, row.line))
+        for row in best.values():
+            if row.kind == DETECTIONS:
+                newest[_model(row)] = max(row.age, newest.get(_model(row), row.age))
+        here = {_model(row) for row in best.values() if row.kind == DETECTIONS}
+        for row in sorted(best.values(), key=lambda row: row.line):
+            if row.kind == DETECTIONS or not _is_mended(row, generation, here, newest):
+                yield row
+
+
+def _is_mended(letter: SingleRow, generation: str, here: set[tuple[str, str]], newest: dict[tuple[str, str], float]) -> bool:
+    """Whether a row says what a dead letter could not."""
+    model = _model(letter)
+    if generation:
+        return model in here if any(model) else bool(here)
+    ages = [age for of_model, age in newest.items() if of_model == model or not any(model)]
+    return any(age >= letter.age for age in ages)
+
+
+def _model(row: SingleRow) -> tuple[str, str]:
+    return (row.entry.model, row.entry.version) if row.entry else ("", "")

@@ -1,0 +1,249 @@
+"""Many small files become few large ones; whenever that is killed, no row is missing, and the next compaction finishes."""
+
+import datetime
+import glob
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import requests
+
+from pipeline import compact as module
+from pipeline.compact import compact, main
+from pipeline.errors import OutputError
+from pipeline.storage import cloud
+from pipeline.storage.files import list_files, write_file
+from pipeline.storage.ledger import list_files_of_rows, read_entries
+from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, archive_name, is_result, shard_name
+from pipeline.storage.staging import held, new_staging, staging_of
+from pipeline.write.write_parquet import write_parquet
+from tests.rows_of_files import MAKER, dead, found, lines_in, uris_in, write_rows
+from tests.storage.test_staging import dies_at, visible
+
+STREAM = [f"20261120T{hour:02d}0000Z-0a1b-00000-of-00001" for hour in range(4)]
+EXPECTED = sorted([*(found(uri).line for uri in "abcde"), dead("x").line, dead(message="?").line])
+
+
+def fill(output):
+    """A batch job's files, a stream's windows, and files of somebody else."""
+    write_rows(output, "00000-of-00001", [found("a"), found("b", boxes=1), dead("x")])
+    write_rows(output, STREAM[0], [found("b"), found("c"), dead("d")])
+    write_rows(output, STREAM[1], [found("c"), found("d"), dead(message="?")], None)
+    write_rows(output, STREAM[2], [found("e")])
+    old = datetime.datetime(2026, 11, 19).timestamp()
+    for path in glob.glob(f"{output}/*/*-00000-of-00001.jsonl"):
+        os.utime(path, (old, old))
+    for name in ("detections/mine.jsonl", "notes.txt", "summary.json"):
+        write_file(f"{output}/{name}", b"{}")
+
+
+@pytest.fixture
+def output(tmp_path):
+    fill(f"{tmp_path}/out")
+    return f"{tmp_path}/out"
+
+
+def rows_in(output):
+    return sorted(line for kind in (DETECTIONS, DEAD_LETTERS) for line in lines_in(output, kind) if line != b"{}")
+
+
+def settings_in(output):
+    """What the ledger says of each image."""
+    entries = [entry for file in list_files_of_rows(output) for entry in read_entries(file)]
+    return {(entry.kind, entry.uri): entry.settings for entry in entries}
+
+
+def test_many_files_become_one_of_each_kind_and_each_row_stands_once(output):
+    assert compact(output) == (7, 2, 7, 3)
+    names = [file.path.removeprefix(f"{output}/") for file in list_files_of_rows(output)]
+    assert [name.partition("-20261120T020000Z-compact")[0] for name in names] == [
+        "detections/detections",
+        "dead_letters/dead_letters",
+    ]
+    assert all(is_result(f"{output}/{name}", output) for name in names)
+    assert rows_in(output) == EXPECTED
+    assert lines_in(output)[:-1] == sorted(lines_in(output)[:-1])  # the last is somebody else's
+    others = {name: content for name, content in visible(output).items() if content == b"{}"}
+    assert set(others) == {"detections/mine.jsonl", "notes.txt", "summary.json"}
+    assert len(visible(output)) == 3 + 2 + 2
+    assert not glob.glob(f"{output}/.staging-*/*.json")
+
+
+def test_the_ledger_knows_as_much_as_before(output):
+    compact(output)
+    assert settings_in(output) == {
+        **{(DETECTIONS, uri): MAKER.detections for uri in "abce"},
+        (DETECTIONS, "d"): "",  # the window that has no index
+        (DEAD_LETTERS, "x"): MAKER.dead_letters,
+    }
+
+
+def test_compacting_again_changes_nothing_until_there_is_something_new(output):
+    compact(output)
+    before = visible(output)
+    assert compact(output) == (0, 0, 0, 0)
+    assert visible(output) == before
+    write_rows(output, STREAM[3], [found("f"), found("a")])
+    assert compact(output) == (3, 2, 8, 1)
+    assert rows_in(output) == sorted([*EXPECTED, found("f").line])
+
+
+def test_large_files_are_cut(output, monkeypatch):
+    monkeypatch.setattr(module, "ROWS_PER_SHARD", 2)
+    assert compact(output).files == 4
+    files = [file for file in list_files_of_rows(output) if file.kind == DETECTIONS]
+    assert [file.path[-20:] for file in files] == [f"{n:05d}-of-00003.jsonl"[-20:] for n in range(3)]
+    assert [[entry.uri for entry in read_entries(file)] for file in files] == [["a", "b"], ["c", "d"], ["e"]]
+    assert all(file.index_path for file in files)
+
+
+def test_only_what_was_written_until_a_day(output):
+    write_rows(output, "20261121T000000Z-0a1b-00000-of-00001", [found("f")])
+    assert main(["--output", output, "--until", "2026-11-20"]) == 0
+    assert f"{output}/detections/detections-20261121T000000Z-0a1b-00000-of-00001.jsonl" in list_files(f"{output}/detections/*")
+    assert rows_in(output) == sorted([*EXPECTED, found("f").line])
+    assert len(list_files_of_rows(output)) == 3
+
+
+def test_a_row_of_a_newer_file_wins_also_after_older_ones_were_compacted(output):
+    write_rows(output, "20261121T000000Z-0a1b-00000-of-00001", [found("a", boxes=3)])
+    main(["--output", output, "--until", "2026-11-20"])
+    compact(output)
+    assert rows_in(output) == sorted([*EXPECTED[1:], found("a", boxes=3).line] if EXPECTED[0] == found("a").line else [])
+
+
+def test_where_there_was_parquet_or_tfrecord_there_is(output):
+    stem = f"{output}/{shard_name(DETECTIONS, 0, 1)}"
+    write_parquet([found("a").line, found("b").line], f"{stem}.parquet")
+    compact(output)
+    import pyarrow.parquet as pq
+
+    (path,) = list_files(f"{output}/detections/*.parquet")
+    assert [row["image"]["uri"] for row in pq.read_table(path).to_pylist()] == list("abcde")
+    assert "-compact" in path and is_result(path, output)
+
+
+@pytest.mark.parametrize(
+    ("mode", "run", "window", "left"),
+    [
+        pytest.param("batch", "0a1b", "20261120T000000Z", True, id="a batch job's"),
+        pytest.param("batch", "another", "20261120T000000Z", False, id="not those of others"),
+        pytest.param("streaming", "0a1b", "20261120T033000Z", True, id="a stream's last hour"),
+        pytest.param("streaming", "0a1b", "20261120T000000Z", False, id="not what it did before"),
+    ],
+)
+def test_files_of_a_job_at_work_stay(output, mode, run, window, left):
+    name = archive_name(DETECTIONS, window, "0a1b", 1, 2)
+    write_file(f"{output}/{name}", found("z").line)
+    four = datetime.datetime(2026, 11, 20, 4, tzinfo=datetime.timezone.utc).timestamp()
+    with held(staging_of(output, run), {"settings": {"mode": mode}}):
+        compact(output, now=four)
+        assert (name in visible(output)) is left
+    assert uris_in(output) >= {*"abcdez"}
+
+
+def test_a_second_compaction_beside_the_first_is_refused(output):
+    before = visible(output)
+    with held(new_staging(output), {"settings": {"mode": "compact"}}):
+        with pytest.raises(OutputError, match="another compaction is at work there"):
+            compact(output)
+        assert visible(output) == before
+
+
+def test_a_file_that_is_overwritten_meanwhile_stays(output, monkeypatch):
+    name = "detections/detections-00000-of-00001.jsonl"
+    move = module.move_files
+
+    def moved_beside_a_job(names):
+        write_file(f"{output}/{name}", found("new").line)
+        move(names)
+
+    monkeypatch.setattr(module, "move_files", moved_beside_a_job)
+    compact(output)
+    assert visible(output)[name] == found("new").line
+    assert uris_in(output) >= {*"abcde", "new"}
+
+
+def test_killed_at_any_moment_no_row_is_missing_and_the_next_one_finishes(output, tmp_path):
+    number, killed = 0, True
+    while killed:
+        number += 1
+        copy = f"{tmp_path}/{number}"
+        shutil.copytree(output, copy)
+        killed = dies_at(number, lambda copy=copy: compact(copy))
+        assert set(rows_in(copy)) >= set(EXPECTED), number
+        known = {key for key, settings in settings_in(copy).items() if settings}
+        compact(copy)
+        assert rows_in(copy) == EXPECTED, number
+        assert len(list_files_of_rows(copy)) == 2
+        assert {key for key, settings in settings_in(copy).items() if settings} >= known - {
+            (DETECTIONS, "d"),
+            (DEAD_LETTERS, "d"),
+        }
+        assert all(file.index_path for file in list_files_of_rows(copy))
+        assert len(list_files(f"{copy}/index/*")) == 2
+        shutil.rmtree(copy)
+    assert number > 20
+
+
+def dies_at_batch(number, do):
+    """Does something in a process of its own that is killed before its `number`-th batch of copies or deletions: whether so."""
+    child = os.fork()
+    if child == 0:
+        left, send = [number], requests.Session.request
+        cloud._idle.clear()  # their connections are this process's
+
+        def request(self, method, url, *args, **kwargs):
+            left[0] -= "/batch/" in url
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return send(self, method, url, *args, **kwargs)
+
+        requests.Session.request = request
+        try:
+            do()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 7, 8, 9])  # in the middle of names, of what is made of rows, of what goes
+def test_killed_while_cloud_storage_changes_no_row_is_missing(gcs_bucket, number):
+    everything = sorted([*(found(uri).line for uri in "bcd"), dead(message="?").line])
+    output = f"gs://{gcs_bucket.name}/out"
+    write_rows(output, STREAM[0], [found("b"), found("c"), dead("d")], None)
+    write_rows(output, STREAM[1], [found("c"), found("d"), dead(message="?")], None)
+    assert dies_at_batch(number, lambda: compact(output))
+    assert set(rows_in(output)) >= set(everything)
+    for path in list_files(f"{output}/.staging-**"):  # a quarter of an hour later it counts as dead
+        gcs_bucket.blob(path.removeprefix(f"gs://{gcs_bucket.name}/")).delete()
+    compact(output)
+    assert rows_in(output) == everything
+    assert len(list_files_of_rows(output)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--output", "nosuchscheme://x"], "error: output nosuchscheme://x: expected a folder"),
+        (["--output", "OUT", "--until", "soon"], "error: --until: expected days such as 2026-11-20"),
+    ],
+)
+def test_a_wrong_command_is_one_line(tmp_path, capsys, arguments, said):
+    code = main([str(tmp_path) if argument == "OUT" else argument for argument in arguments])
+    captured = capsys.readouterr()
+    assert (code, captured.out, captured.err.count("\n")) == (2, "", 1)
+    assert captured.err.startswith(said)
+
+
+def test_an_empty_folder_has_nothing_to_compact(tmp_path, capsys):
+    assert main(["--output", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"nothing to compact in {tmp_path}\n"
+    assert list(Path(tmp_path).iterdir()) == []
+
+
+def test_the_command_says_what_it_did(output, capsys):
+    assert main(["--output", f"{output}/"]) == 0
+    assert capsys.readouterr().out == "7 files of rows became 2: 7 rows; 3 dropped, doubled or mended by others\n"
