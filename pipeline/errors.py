@@ -1,6 +1,7 @@
 """One error class for each way in which a job cannot start or go on because of what the user gave it.
 
-Each message is one line: what was expected, what came, what to do. `pipeline.run` prints it and exits with 2.
+Each message is one line: what was expected, what came, what to do. `pipeline.run` prints it and exits with 2,
+or with 3 where another run is in the way.
 """
 
 
@@ -26,3 +27,11 @@ class ModelError(UserError):
 
 class RunnerError(UserError):
     """The chosen runner is not there or cannot run this job."""
+
+
+class BusyError(UserError):
+    """Another run works at the same images for the same results folder."""
+
+
+class TakenOverError(UserError):
+    """Another run took over what this one worked at, since nothing was heard of it."""

@@ -1,6 +1,7 @@
 """`python -m pipeline.run`: parses, checks, launches, reports.
 
-Exit code 0: done; 1: the job failed, or too many images did; 2: a wrong command; 130: stopped by Ctrl-C or SIGTERM.
+Exit code 0: done; 1: the job failed, or too many images did; 2: a wrong command; 3: another run is at work at the same images;
+130: stopped by Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from pipeline.config import load_config, settings
-from pipeline.errors import ConfigError, UserError
+from pipeline.errors import BusyError, ConfigError, TakenOverError, UserError
 
-DONE, FAILED, WRONG = 0, 1, 2
+DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
 
 _EPILOG = """\
 examples:
@@ -33,7 +34,8 @@ Every setting is a key of the config file and a flag; flags win. Lists are given
 or --classes a b; file names may hold commas, so for --input only as --input a b.
 Flags that are none of these go to Beam, e.g. --runner DataflowRunner --region europe-west1; unknown ones are errors.
 exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command,
-config, model or place; 130 stopped by Ctrl-C or SIGTERM before a batch job was done, with nothing published
+config, model or place; 3 another run is at work at the same images, or took them over; 130 stopped by Ctrl-C or SIGTERM before
+a batch job was done. After 2, 3 and 130 nothing was published.
 """
 
 
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except UserError as err:
         print(f"error: {err}", file=sys.stderr)
-        return WRONG
+        return BUSY if isinstance(err, (BusyError, TakenOverError)) else WRONG
     except KeyboardInterrupt:
         print("stopped; nothing was published", file=sys.stderr)
         return 128 + signal.SIGINT

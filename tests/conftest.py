@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from tests.bright_model import export_bright_model
-from tests.emulators import _gcs_process, _pubsub_process, gcs_bucket, pubsub_emulator  # noqa: F401  fixtures
+from tests.emulators import (  # noqa: F401  fixtures
+    _gcs_process,
+    _pubsub_process,
+    _strict_gcs_process,
+    gcs_bucket,
+    pubsub_emulator,
+    strict_gcs_bucket,
+)
 
 REPO = Path(__file__).resolve().parent.parent
 

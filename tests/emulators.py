@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from pipeline.launch.prism import WITH_PARENT
+from pipeline.storage import cloud
 
 START_SECONDS = 60
 PUBSUB_MISSING = (
@@ -31,6 +32,13 @@ PUBSUB_MISSING = (
     "or `apt-get install google-cloud-cli-pubsub-emulator default-jre-headless`"
 )
 GCS_MISSING = "gcp-storage-emulator is not installed; get it with `pip install gcp-storage-emulator`"
+
+
+STRICT_GCS_MISSING = (
+    "no fake-gcs-server, the storage emulator that honours preconditions; get it with "
+    "`GOBIN=$PWD/.tools go install github.com/fsouza/fake-gcs-server@v1.56.1`, where Go is installed"
+)
+_TOOLS = Path(__file__).resolve().parent.parent / ".tools"
 
 
 class EmulatorMissing(Exception):
@@ -133,6 +141,23 @@ def running_gcs_emulator() -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
+@contextlib.contextmanager
+def running_strict_gcs_emulator() -> Iterator[str]:
+    """Starts the Cloud Storage emulator that honours preconditions, as the other one does not; yields its URL.
+
+    Raises:
+      EmulatorMissing: It is not installed.
+    """
+    server = shutil.which("fake-gcs-server", path=f"{_TOOLS}{os.pathsep}{os.environ.get('PATH', '')}")
+    if server is None:
+        raise EmulatorMissing(STRICT_GCS_MISSING)
+    port = _free_port()
+    place = f"127.0.0.1:{port}"
+    command = [server, "-backend=memory", "-scheme=http", "-host=127.0.0.1", f"-port={port}", f"-public-host={place}"]
+    with _process([*command, "-log-level=error"], port):
+        yield f"http://{place}"
+
+
 @pytest.fixture(scope="session")
 def _pubsub_process() -> Iterator[PubSubEmulator]:
     with _or_skip(running_pubsub_emulator()) as emulator:
@@ -152,16 +177,37 @@ def _gcs_process() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def _strict_gcs_process() -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        try:
+            started = stack.enter_context(running_strict_gcs_emulator())
+        except EmulatorMissing as err:
+            pytest.skip(str(err))  # also in CI: building it takes minutes
+        yield started
+
+
 @pytest.fixture
 def gcs_bucket(_gcs_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A new empty `google.cloud.storage.Bucket` on the emulator, which the environment names for the length of one test."""
+    return _new_bucket(_gcs_process, monkeypatch)
+
+
+@pytest.fixture
+def strict_gcs_bucket(_strict_gcs_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same on the emulator that honours preconditions."""
+    return _new_bucket(_strict_gcs_process, monkeypatch)
+
+
+def _new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     from apache_beam.internal.gcp import auth
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import storage
 
     # else Beam looks for credentials for 25 s before it connects without; it has no option for that outside Dataflow
     monkeypatch.setattr(auth._Credentials, "_credentials_init", True)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", _gcs_process)
+    monkeypatch.setattr(cloud, "_idle", [])  # clients of another emulator
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
     monkeypatch.setenv("NO_GCE_CHECK", "true")  # else the clients look for a metadata server, for seconds
     client = storage.Client(project="test-project", credentials=AnonymousCredentials())
     return client.create_bucket(f"bucket-{uuid.uuid4().hex[:12]}")

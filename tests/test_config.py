@@ -43,7 +43,7 @@ def write_config(tmp_path):
             "detect: {score_treshold: 0.5}", "'detect.score_treshold'; did you mean 'detect.score_threshold'?", id="typo"
         ),
         pytest.param("score_threshold: 0.5", "did you mean 'detect.score_threshold'?", id="key of a section at the top"),
-        pytest.param("xyzzy: 1", "known keys: allow_empty, beam_options, dates, detect.batch_sizes", id="nothing near"),
+        pytest.param("xyzzy: 1", "known keys: allow_empty, beam_options, busy_wait_s, dates, detect.", id="nothing near"),
         pytest.param("1: 2", "unknown key '1'", id="key that is no text"),
         pytest.param("detect: 5", "detect: expected a section with keys, got 5", id="value for a section"),
         pytest.param("detect: 0", "detect: expected a section with keys, got 0", id="falsy value for a section"),

@@ -214,6 +214,10 @@ class Config:
     )
     max_dead_share: Share = setting(0.5, "exit with 1 when a larger share of the images became dead letters")
     allow_empty: Switch = setting(False, "an input that names no image is no error")
+    when_busy: Literal["wait", "skip", "stop"] = setting(
+        "wait", "when another run works at the same images for this output: wait for it, skip (exit code 0), or stop (3)"
+    )
+    busy_wait_s: Annotated[float, Between(0.0)] = setting(3600.0, "longest wait for another run, in seconds; then stop")
     beam_options: Mapping[Text, _BeamOption] = section(dict, "options of Beam and its runners, by their flag's name")
     model: ModelConfig = section(ModelConfig)
     detect: DetectConfig = section(DetectConfig)

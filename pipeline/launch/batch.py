@@ -6,16 +6,17 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline import graph
 from pipeline.config import Config
-from pipeline.errors import InputError
+from pipeline.errors import BusyError, InputError
 from pipeline.figures import progress
 from pipeline.figures.summary import RunFacts
-from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals, tidy
+from pipeline.launch.ending import DONE, Ending, failed, stop_from_thread, stopped_by_signals, tidy
 from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import first_images, model_lines, say, shown, trial_lines
@@ -23,6 +24,9 @@ from pipeline.launch.templates import write_template
 from pipeline.read.list_images import list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.tfrecords import is_tfrecord
+from pipeline.storage.claims import EVERYTHING
+from pipeline.storage.lease import leased
+from pipeline.storage.results import check_output
 from pipeline.storage.staging import held, new_staging, run_of
 from pipeline.storage.stopping import begin_publishing
 from pipeline.write.sink import Sink
@@ -67,22 +71,48 @@ def run(job: Job) -> int:
     """Runs the job; returns the exit code."""
     config, staging = job.config, new_staging(job.config.output)
     sinks = graph.sinks(config, staging, launched=not job.template, model=model_known(job))
-    for sink in sinks:
-        sink.check()
     if job.template:
+        _check(sinks)
         return write_template(job, lambda pipeline: graph.build(pipeline, config, sinks))
+    check_output(config.output)
     with stopped_by_signals():
         try:
-            with held(staging, {"settings": config.as_dict(), "command": job.command, "started_at": job.started_at}):
-                facts = _run_graph(job, sinks)
-                tally, notes = read_written(staging)
-                if not (tally.read or config.allow_empty):
-                    raise _nothing(config)
-                code = _ending(config).finish(tally, facts, run_of(staging), notes)
-                tidy(staging)
-                return code
+            with _lease(job, staging):
+                return _run_to_end(job, sinks, staging)
+        except BusyError as busy:
+            if config.when_busy != "skip":
+                raise
+            say([f"skipped: {busy}; nothing was done"])
+            return DONE
         except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
             return failed(err)
+
+
+def _lease(job: Job, staging: str) -> AbstractContextManager[None]:
+    """The lease of the images that are worked at; of the whole folder, where what lies in it shall go."""
+    config = job.config
+    patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
+    wait_s = config.busy_wait_s if config.when_busy == "wait" else 0.0
+    claimed = [EVERYTHING] if config.write.replace else patterns
+    return leased(staging, claimed, wait_s=wait_s, lost=stop_from_thread, works_here=job.in_process)
+
+
+def _run_to_end(job: Job, sinks: Sequence[Sink], staging: str) -> int:
+    config = job.config
+    _check(sinks)
+    with held(staging, {"settings": config.as_dict(), "command": job.command, "started_at": job.started_at}):
+        facts = _run_graph(job, sinks)
+        tally, notes = read_written(staging)
+        if not (tally.read or config.allow_empty):
+            raise _nothing(config)
+        code = _ending(config).finish(tally, facts, run_of(staging), notes)
+        tidy(staging)
+        return code
+
+
+def _check(sinks: Sequence[Sink]) -> None:
+    for sink in sinks:
+        sink.check()
 
 
 def _run_graph(job: Job, sinks: Sequence[Sink]) -> RunFacts:

@@ -8,6 +8,7 @@
     samples/001-<name>.jpg                         on request
     summary.json  report.html
     .staging-<run>/                                unfinished files of a run; no reader looks there
+    .lease-<run>  .lease                           who works at what now (see `lease`)
 
 Whatever else lies there belongs to somebody else: it is read like any input, never counted as a result, and never deleted.
 """
@@ -44,7 +45,8 @@ def _rows(run: str) -> str:
 _BATCH = re.compile(_rows("") + r"|coco/(results|images)\.json")
 _STREAM = re.compile(_rows(r"\d{8}T\d{6}Z-[\w-]+-"))
 _OTHERS = re.compile(
-    r"summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|index|coco|samples)/)?\.staging-[^/]+(/.*)?|\.spools-[^/]+(/.*)?",
+    r"summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|index|coco|samples)/)?\.staging-[^/]+(/.*)?|"
+    r"\.spools-[^/]+(/.*)?|\.lease[^/]*",
     re.DOTALL,
 )
 _ROWS = re.compile(r"(^|/)(detections|dead_letters)-([^/]*-)?\d{5,}-of-\d{5,}\.(jsonl|parquet|tfrecord)$")

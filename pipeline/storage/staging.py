@@ -19,7 +19,6 @@ is a quarter of an hour old (whose clock is wrong by more than a few minutes get
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import json
 import os
@@ -36,8 +35,9 @@ from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.files import delete_files, exists, list_files, make_folder, move_files, read_file, write_file
 from pipeline.storage.globs import escape_glob
+from pipeline.storage.locks import if_unlocked, locked_file, one_at_a_time
 from pipeline.storage.results import INDEX, REPORT, STAGING, SUMMARY, StagedFile, earlier_samples, list_rows, read_summary
-from pipeline.storage.stopping import begin_publishing
+from pipeline.storage.stopping import begin_publishing, confirm_publishing
 
 _RUN, _READY, _COMMIT, _PUBLISHED, _STOPPED = "run.json", "ready.json", "commit.json", "published.json", "stopped"
 _LOCK, _ALIVE = "lock", "alive"
@@ -91,6 +91,11 @@ def introduce(staging: str, about: Mapping[str, Any]) -> None:
     write_file(f"{staging}/{_RUN}", row_bytes(about))
 
 
+def is_introduced(staging: str) -> bool:
+    """Whether a run said so much of itself that something of it could be published."""
+    return exists(f"{staging}/{_RUN}")
+
+
 def _is_told_of(staging: str) -> bool:
     return bool(read_summary(output_of(staging)).get("run") == run_of(staging))
 
@@ -100,8 +105,10 @@ def publish(staging: str, files: Sequence[StagedFile]) -> None:
 
     Raises:
       OutputError: The run was stopped.
-      KeyboardInterrupt: It was, and in this process (see `stopping`).
+      TakenOverError: Another run took over what this one works at.
+      KeyboardInterrupt: It was stopped, and in this process (see `stopping`).
     """
+    confirm_publishing()
     begin_publishing()
     output = output_of(staging)
     names = row_bytes([[file.staged.removeprefix(f"{output}/"), file.final] for file in files])
@@ -129,7 +136,7 @@ def finish_publishing(staging: str) -> bool:
     May be called by several at once.
     """
     output = output_of(staging)
-    with _one_at_a_time(output):
+    with one_at_a_time(output):
         if not exists(f"{staging}/{_COMMIT}"):
             return exists(f"{staging}/{_PUBLISHED}")
         names = json.loads(read_file(f"{staging}/{_COMMIT}"))
@@ -223,23 +230,9 @@ def _age_s(staging: str) -> float:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(output: str) -> Iterator[None]:
-    """Of several runs that publish to a local folder, one does so after the other."""
-    with contextlib.ExitStack() as stack:
-        if "://" not in output:
-            folder = os.open(output, os.O_RDONLY)
-            stack.callback(os.close, folder)
-            with contextlib.suppress(OSError):  # a network disk that has no locks for folders
-                fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-
-
-@contextlib.contextmanager
 def _locked(staging: str) -> Iterator[None]:
     make_folder(staging)
-    with open(f"{staging}/{_LOCK}.new", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(lock.name, f"{staging}/{_LOCK}")  # so that nobody finds it without its lock
+    with locked_file(f"{staging}/{_LOCK}"):
         yield
 
 
@@ -265,16 +258,12 @@ def _heartbeat(staging: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _if_dead(staging: str) -> Iterator[bool]:
     """Whether the run of a staging folder has ended; if so, nobody else finds that out while this lasts."""
+    if "://" in staging:
+        yield _age_s(staging) > _DEAD_SECONDS
+        return
     with contextlib.ExitStack() as stack:
-        if "://" in staging:
-            yield _age_s(staging) > _DEAD_SECONDS
-            return
         try:
-            lock = stack.enter_context(open(f"{staging}/{_LOCK}", "r+b"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            dead = stack.enter_context(if_unlocked(f"{staging}/{_LOCK}"))
         except FileNotFoundError:
-            yield os.path.isdir(staging) and time.time() - os.path.getmtime(staging) > _UNLOCKED_SECONDS
-        except (BlockingIOError, PermissionError):  # who may not look takes nothing away
-            yield False
-        else:
-            yield True
+            dead = os.path.isdir(staging) and time.time() - os.path.getmtime(staging) > _UNLOCKED_SECONDS
+        yield dead

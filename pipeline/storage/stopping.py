@@ -6,9 +6,13 @@ Signals belong to the process, and so does this; one job runs in a process at a 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 _STOPPED, _PUBLISHING = "stopped", "publishing"
 # `setdefault` is one step, also for a signal's handler; a lock could be held by the very thread that the handler interrupts
 _first: dict[str, str] = {}
+_asked: list[Callable[[], None]] = []
 
 
 def begin() -> None:
@@ -29,3 +33,23 @@ def begin_publishing() -> None:
     """
     if _first.setdefault("came", _PUBLISHING) == _STOPPED:
         raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def asked_before_publishing(confirm: Callable[[], None]) -> Iterator[None]:
+    """While this lasts, a run in this process publishes only where `confirm` does not raise."""
+    _asked.append(confirm)
+    try:
+        yield
+    finally:
+        _asked.remove(confirm)
+
+
+def confirm_publishing() -> None:
+    """Asks whether the run may still publish.
+
+    Raises:
+      TakenOverError: It may not, since another run took over.
+    """
+    for confirm in _asked:
+        confirm()

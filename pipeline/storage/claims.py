@@ -1,0 +1,121 @@
+"""Who works at what in a results folder: a run's claim on the images that some patterns name.
+
+Two claims share images where a pattern of one and a pattern of the other may match the same file. That is told from their fixed
+beginnings and endings, so it is never missed, and now and then said of two that have none in common. What a manifest names is
+not looked at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline.records import row_bytes
+from pipeline.storage.globs import fixed_beginning, has_wildcard, is_folder
+
+EVERYTHING = "**"
+_MOST_PATTERNS = 400  # more than a year of days; what is more is claimed as one, by what all begin with
+_EXACT = "\0"  # ends a name that is not the beginning of another one
+
+
+class _Span(NamedTuple):
+    """What all files begin and end with that a pattern can name."""
+
+    beginning: str
+    ending: str
+
+    def meets(self, other: _Span) -> bool:
+        (short, long), (tail, whole) = (sorted(texts, key=len) for texts in zip(self, other, strict=True))
+        return long.startswith(short) and whole.endswith(tail)
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A run's claim.
+
+    Attributes:
+      run: Its name.
+      patterns: What it works at; local ones are absolute.
+      host: Its machine.
+      pid: Its process there.
+      life: Which process that is, among all that the machine had since it started; empty where the system does not say.
+      since: When it began, seconds since the epoch.
+      renewed: When it was last heard of.
+    """
+
+    run: str
+    patterns: tuple[str, ...]
+    host: str
+    pid: int
+    life: str
+    since: float
+    renewed: float
+
+    @classmethod
+    def of_this_process(cls, run: str, patterns: Sequence[str], *, works_here: bool = True) -> Claim:
+        """A claim that is made now; `works_here`: whether the run's work ends with this process."""
+        named = sorted({_settled(pattern) for pattern in patterns})
+        if len(named) > _MOST_PATTERNS:
+            named = [f"{fixed_beginning(os.path.commonprefix(named))}**"]  # noqa: RUF071  of characters
+        now, pid = time.time(), os.getpid()
+        return cls(run, tuple(named), socket.gethostname(), pid, _life_of(pid) if works_here else "", now, now)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Claim:
+        """What `to_json` gave."""
+        fields = json.loads(text)
+        return cls(**{**fields, "patterns": tuple(fields["patterns"])})
+
+    def to_json(self) -> bytes:
+        """The claim as a line."""
+        return row_bytes(dataclasses.asdict(self))
+
+    def shares(self, other: Claim) -> bool:
+        """Whether some image may belong to both."""
+        theirs = [span for pattern in other.patterns for span in _spans(pattern)]
+        return any(span.meets(each) for pattern in self.patterns for span in _spans(pattern) for each in theirs)
+
+    def is_known_dead(self) -> bool:
+        """Whether its process ran on this machine and has ended; False wherever that cannot be told."""
+        space = _life_of(os.getpid()).rpartition(" ")[0]
+        return bool(space) and self.life.startswith(f"{space} ") and _life_of(self.pid) != self.life
+
+    def __str__(self) -> str:
+        since = datetime.datetime.fromtimestamp(self.since, datetime.timezone.utc)
+        more = f" and {len(self.patterns) - 1} more" if len(self.patterns) > 1 else ""
+        worked_at = f"{self.patterns[0]}{more}" if self.patterns else "nothing"
+        return f"run {self.run} (process {self.pid} on {self.host}) works at {worked_at} since {since:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _settled(pattern: str) -> str:
+    """The pattern, the same however it was written; a folder is all that lies in it."""
+    if pattern == EVERYTHING:
+        return pattern
+    folder = is_folder(pattern)
+    path = pattern if "://" in pattern else f"/{os.path.abspath(pattern).lstrip('/')}"
+    return f"{path.rstrip('/')}/**" if folder else path.rstrip("/")
+
+
+def _spans(pattern: str) -> tuple[_Span, ...]:
+    last = pattern.rpartition("/")[2]
+    if has_wildcard(pattern):
+        # a last part without a wildcard may name a folder, and files in it end in any way
+        return (_Span(fixed_beginning(pattern), re.split(r"[*?\]]", last)[-1] if has_wildcard(last) else ""),)
+    return (_Span(pattern + _EXACT, pattern), _Span(f"{pattern}/", ""))
+
+
+def _life_of(pid: int) -> str:
+    """The machine's start, its space of processes, and when this one started; empty where it does not run, or nothing says."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot, open(f"/proc/{pid}/stat") as stat:
+            state, *fields = stat.read().rpartition(") ")[2].split()
+            return "" if state in "ZX" else f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')} {fields[18]}"
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,399 @@
+"""One run at a time on a range, at the worst moments: killed, paused, taken over, many at once. On local disk and Cloud Storage.
+
+Two emulators of Cloud Storage are used: the usual one ignores preconditions, so what hangs on these runs on the other one only.
+Neither honours them on a deletion; that a claim is given up only as it was read is not shown here.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from pipeline.errors import BusyError, OutputError, TakenOverError
+from pipeline.storage import claims_cloud, cloud, stopping
+from pipeline.storage.claims import Claim
+from pipeline.storage.claims_cloud import CloudClaims
+from pipeline.storage.files import list_files, write_file
+from pipeline.storage.lease import LocalClaims, leased
+from pipeline.storage.results import StagedFile
+from pipeline.storage.staging import held, new_staging, publish, run_of
+from tests.storage.test_staging import dies_at
+
+ALL = "x/**"
+AT_ONCE = 12
+
+
+@pytest.fixture(params=["local", "usual emulator", "strict emulator"])
+def output(request, tmp_path):
+    if request.param == "local":
+        return str(tmp_path / "out[1]")
+    bucket = request.getfixturevalue("gcs_bucket" if request.param == "usual emulator" else "strict_gcs_bucket")
+    return f"gs://{bucket.name}/out"
+
+
+@pytest.fixture(params=["local", "strict emulator"])
+def exclusive_output(request, tmp_path):
+    """Where of several at the same moment just one can have it."""
+    return str(tmp_path / "out") if request.param == "local" else f"gs://{request.getfixturevalue('strict_gcs_bucket').name}/out"
+
+
+@pytest.fixture
+def strict_output(strict_gcs_bucket):
+    return f"gs://{strict_gcs_bucket.name}/out"
+
+
+def lease(output: str, *patterns: str, wait_s: float = 0.0, staging: str = "", lost=lambda: None):
+    return leased(staging or new_staging(output), patterns or (ALL,), wait_s=wait_s, lost=lost)
+
+
+def left(output: str) -> list[str]:
+    if "://" in output:
+        return list_files(f"{output}/**")
+    return sorted(os.listdir(output))
+
+
+@contextlib.contextmanager
+def process(do):
+    """Runs `do(say, hear)` in a process of its own; yields (pid, say, hear), by which the two speak."""
+    (its_in, to_it), (from_it, its_out) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        cloud._idle.clear()  # a connection belongs to one process
+        try:
+            do(lambda text: os.write(its_out, text.encode()), lambda: os.read(its_in, 100).decode())
+        except BaseException as err:  # noqa: BLE001
+            os.write(its_out, type(err).__name__.encode())
+        finally:
+            os._exit(0)
+    try:
+        yield child, lambda text: os.write(to_it, text.encode()), lambda: os.read(from_it, 100).decode()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for pipe in (its_in, to_it, from_it, its_out):
+            os.close(pipe)
+
+
+def holding(output: str, *patterns: str):
+    """In a process: takes the lease, says so, and ends it when it is told to."""
+
+    def do(say, hear):
+        with lease(output, *patterns):
+            say("has it")
+            hear()
+        say("gave it up")
+
+    return process(do)
+
+
+class TestTwoRuns:
+    def test_who_has_it_is_said_with_its_place_and_time(self, output):
+        with holding(output) as (pid, _, hear):
+            assert hear() == "has it"
+            said = rf"output .*out.*: run [0-9a-f]{{12}} \(process {pid} on .*\) works at .*x/\*\* since 20\d\d-.* UTC; --when-"
+            with pytest.raises(BusyError, match=said), lease(output):
+                pass
+
+    def test_it_is_free_again_at_the_end_and_nothing_is_left(self, output):
+        for _ in range(2):
+            with lease(output):
+                assert len(left(output)) == 1
+            assert left(output) == []
+
+    def test_other_ranges_may_be_worked_at(self, output):
+        with lease(output, "x/1/**"), lease(output, "x/2/**"), lease(output, "x/3/**", "x/4/**"):
+            with pytest.raises(BusyError), lease(output, "x/4/**", "x/5/**"):
+                pass
+            with pytest.raises(BusyError), lease(output):
+                pass
+        with lease(output):
+            pass
+
+    def test_one_waits_until_the_other_ends_and_says_so_once(self, output, monkeypatch, capsys):
+        for claims in (LocalClaims, CloudClaims):
+            monkeypatch.setattr(claims, "poll_seconds", 0.01)
+        with holding(output) as (_, say, hear):
+            assert hear() == "has it"
+            threading.Timer(0.2, say, ["end"]).start()
+            with lease(output, wait_s=60):
+                assert hear() == "gave it up"
+        said = capsys.readouterr().err
+        assert said.startswith("waiting: output ") and said.count("\n") == 1
+
+    def test_a_wait_has_an_end(self, output, monkeypatch):
+        for claims in (LocalClaims, CloudClaims):
+            monkeypatch.setattr(claims, "poll_seconds", 0.01)
+        with lease(output), pytest.raises(BusyError, match=r", and this one waited for 0\.1 s$"), lease(output, wait_s=0.1):
+            pass
+
+    def test_a_failure_gives_it_up_as_well(self, output):
+        for failure in (ValueError, KeyboardInterrupt):
+            with pytest.raises(failure), lease(output):
+                raise failure
+            assert left(output) == []
+
+
+def test_of_many_that_start_at_the_same_moment_exactly_one_has_it(exclusive_output):
+    for _ in range(3):
+        gate = os.pipe()
+
+        def start(say, hear, gate=gate):
+            os.close(gate[1])
+            os.read(gate[0], 1)  # until all copies of the other end are closed
+            with lease(exclusive_output):
+                say("has it")
+                hear()
+
+        with contextlib.ExitStack() as stack:
+            others = [stack.enter_context(process(start)) for _ in range(AT_ONCE)]
+            os.close(gate[1])
+            assert sorted(hear() for _, _, hear in others) == [*["BusyError"] * (AT_ONCE - 1), "has it"]
+            for _, say, _ in others:
+                say("end")
+        os.close(gate[0])
+
+
+def test_of_many_other_ranges_at_the_same_moment_each_is_had(exclusive_output):
+    with contextlib.ExitStack() as stack:
+        others = [stack.enter_context(holding(exclusive_output, f"x/{n}/**")) for n in range(AT_ONCE)]
+        assert [hear() for _, _, hear in others] == ["has it"] * AT_ONCE
+
+
+def test_a_process_that_was_killed_at_any_moment_is_in_nobodys_way(tmp_path):
+    number = 0
+    while True:
+        number += 1
+        folder = f"{tmp_path}/{number}"
+        killed = dies_at(number, lambda folder=folder: lease(folder).__enter__())
+        with lease(folder):
+            assert len(left(folder)) == 1
+        assert left(folder) == []
+        if not killed:
+            break
+    assert number > 2
+
+
+@pytest.mark.parametrize("moment", ["before its first renewal", "after it"])
+def test_a_process_killed_on_this_machine_is_known_to_be_dead_at_once(moment, output, monkeypatch):
+    """Nobody waits five minutes for it."""
+    monkeypatch.setattr(claims_cloud, "_RENEW_SECONDS", 1000.0 if moment == "before its first renewal" else 0.01)
+
+    def do(say, hear):
+        renewed = threading.Event()
+        monkeypatch.setattr(CloudClaims, "renew", lambda *args, renew=CloudClaims.renew: (renew(*args), renewed.set())[0])
+        with lease(output):
+            if moment == "after it" and "://" in output:
+                renewed.wait()
+            say("has it")
+            hear()
+
+    with process(do) as (pid, _, hear):
+        assert hear() == "has it"
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
+        with lease(output):
+            assert len(left(output)) == 1
+
+
+def elsewhere(output: str, silent_s: float = 0.0, run: str = "elsewhere") -> Claim:
+    """Makes the claim of a process on another machine, that was last heard of a while ago."""
+    claim = dataclasses.replace(Claim.of_this_process(run, [ALL]), life="another machine", renewed=time.time() - silent_s)
+    assert CloudClaims(output).take(claim) is None
+    return claim
+
+
+@pytest.fixture(params=["usual emulator", "strict emulator"])
+def cloud_output(request):
+    return f"gs://{request.getfixturevalue('gcs_bucket' if request.param == 'usual emulator' else 'strict_gcs_bucket').name}/out"
+
+
+@pytest.fixture
+def usual_output(gcs_bucket):
+    """Where results can be published: the strict emulator cannot move objects, for want of batch requests."""
+    return f"gs://{gcs_bucket.name}/out"
+
+
+class TestOnCloudStorage:
+    def test_a_claim_elsewhere_is_taken_over_once_it_was_not_renewed_for_five_minutes(self, cloud_output):
+        elsewhere(cloud_output, silent_s=290)
+        with pytest.raises(BusyError), lease(cloud_output):
+            pass
+        elsewhere(cloud_output, silent_s=310)
+        with lease(cloud_output):
+            pass
+        assert left(cloud_output) == []
+
+    def test_a_claim_that_is_renewed_stays(self, cloud_output, monkeypatch):
+        monkeypatch.setattr(claims_cloud, "_RENEW_SECONDS", 0.01)
+        monkeypatch.setattr(claims_cloud, "_DEAD_SECONDS", 1.0)
+        renewals, enough = [], threading.Event()
+
+        def renew(claims, claim, renew=CloudClaims.renew):
+            renewals.append(renew(claims, claim))
+            if len(renewals) > 5 and time.time() - claim.since > 1.5:
+                enough.set()
+            return renewals[-1]
+
+        monkeypatch.setattr(CloudClaims, "renew", renew)
+        with lease(cloud_output):
+            assert enough.wait(60)
+            with pytest.raises(BusyError), lease(cloud_output):
+                pass
+        assert all(renewals)
+
+    def test_who_lost_it_is_told_at_the_next_renewal_and_publishes_nothing(self, usual_output, monkeypatch):
+        monkeypatch.setattr(claims_cloud, "_RENEW_SECONDS", 0.01)
+        staging, told = new_staging(usual_output), threading.Event()
+        with (
+            pytest.raises(TakenOverError, match="took over"),
+            lease(usual_output, staging=staging, lost=told.set),
+            held(staging, {}),
+        ):
+            files = staged(staging)
+            while not told.wait(0.05):
+                take_over(usual_output)  # a renewal under way may undo it here, where nothing is written on a condition
+            publish(staging, files)
+        assert [name for name in left(usual_output) if ".lease" not in name] == []
+
+    def test_who_lost_it_unknowingly_publishes_nothing_either(self, usual_output):
+        """Before its next renewal, that is: it makes sure when it is about to publish."""
+        staging = new_staging(usual_output)
+        with pytest.raises(TakenOverError), lease(usual_output, staging=staging), held(staging, {}):
+            files = staged(staging)
+            take_over(usual_output)
+            publish(staging, files)
+        assert [name for name in left(usual_output) if ".lease" not in name] == []
+
+    def test_who_is_taken_over_between_making_sure_and_publishing_is_stopped_by_who_takes_over(self, usual_output, monkeypatch):
+        monkeypatch.setattr(claims_cloud, "_DEAD_SECONDS", -1.0)
+        monkeypatch.setattr(Claim, "is_known_dead", lambda _: False)
+        staging = new_staging(usual_output)
+        with (
+            pytest.raises(TakenOverError) as ended,
+            lease(usual_output, staging=staging),
+            contextlib.ExitStack() as other,
+            held(staging, {}),
+            stopping.asked_before_publishing(lambda: other.enter_context(lease(usual_output))),
+        ):
+            publish(staging, staged(staging))
+        assert isinstance(ended.value.__cause__, OutputError)
+        assert [name for name in left(usual_output) if ".lease" not in name] == []
+
+    def test_who_was_paused_for_too_long_ends_without_publishing_and_the_other_one_has_published(self, usual_output, monkeypatch):
+        """SIGSTOP right before it publishes, longer than its claim lasts, then SIGCONT."""
+        monkeypatch.setattr(claims_cloud, "_DEAD_SECONDS", 1.0)
+        monkeypatch.setattr(CloudClaims, "poll_seconds", 0.05)
+
+        def work(say, hear):
+            staging = new_staging(usual_output)
+            with lease(usual_output, staging=staging), held(staging, {}):
+                files = staged(staging, b"paused")
+                say(run_of(staging))
+                hear()
+                publish(staging, files)
+
+        with process(work) as (pid, say, hear):
+            assert len(hear()) == 12
+            os.kill(pid, signal.SIGSTOP)
+            staging = new_staging(usual_output)
+            with lease(usual_output, staging=staging, wait_s=60), held(staging, {}):
+                publish(staging, staged(staging, b"mine"))
+            say("go on")
+            os.kill(pid, signal.SIGCONT)
+            assert hear() == "TakenOverError"
+        kept = [name for name in left(usual_output) if "/.staging" not in name]
+        assert kept == [f"{usual_output}/detections/detections-00000-of-00001.jsonl"]
+
+    def test_storage_that_fails_for_a_while_takes_nothing_over(self, cloud_output, monkeypatch):
+        monkeypatch.setattr(claims_cloud, "_RENEW_SECONDS", 0.01)
+        said, enough = [], threading.Event()
+
+        def renew(claims, claim, renew=CloudClaims.renew):
+            said.append("fails" if len(said) < 3 else renew(claims, claim))
+            if len(said) > 4:
+                enough.set()
+            if said[-1] == "fails":
+                raise ConnectionError("storage is gone")
+            return said[-1]
+
+        monkeypatch.setattr(CloudClaims, "renew", renew)
+        with lease(cloud_output):
+            assert enough.wait(60)
+        assert said[:5] == ["fails", "fails", "fails", True, True]
+
+
+class TestPreconditions:
+    """What happens between the reading and the writing of a claim."""
+
+    def test_a_renewal_that_comes_before_the_take_over_stands(self, strict_output):
+        claim = elsewhere(strict_output, silent_s=310)
+        mine, renewed = Claim.of_this_process("mine", [ALL]), []
+
+        class Slow(CloudClaims):
+            def _write(self, claims, generation):
+                if not renewed:
+                    renewed.append(CloudClaims(strict_output).renew(claim))
+                return super()._write(claims, generation)
+
+        assert Slow(strict_output).take(mine).run == claim.run
+        assert renewed == [True]
+        assert CloudClaims(strict_output).renew(claim)
+
+    def test_a_take_over_that_comes_before_the_renewal_stands(self, strict_output):
+        claim = elsewhere(strict_output, silent_s=310)
+        mine, taken = Claim.of_this_process("mine", [ALL]), []
+
+        class Slow(CloudClaims):
+            def _write(self, claims, generation):
+                if not taken:
+                    taken.append(CloudClaims(strict_output).take(mine))
+                return super()._write(claims, generation)
+
+        assert not Slow(strict_output).renew(claim)
+        assert taken == [None]
+        assert CloudClaims(strict_output).renew(mine)
+
+    def test_an_answer_that_is_lost_on_its_way_does_no_harm(self, strict_output):
+        """What was written stands; that the next try is refused for its generation is no loss."""
+        mine, lost = Claim.of_this_process("mine", [ALL]), []
+
+        class Unsure(CloudClaims):
+            def _write(self, claims, generation):
+                if not lost:
+                    lost.append(super()._write(claims, generation))
+                return super()._write(claims, generation)
+
+        for act in (CloudClaims.take, CloudClaims.renew, CloudClaims.release):
+            lost.clear()
+            assert act(Unsure(strict_output), mine) in (None, True)
+            assert lost == [True]
+        assert left(strict_output) == []
+
+
+def test_on_a_local_disk_a_paused_process_keeps_it(tmp_path):
+    output = str(tmp_path / "out")
+    with holding(output) as (pid, say, hear):
+        assert hear() == "has it"
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(BusyError), lease(output):
+            pass
+        os.kill(pid, signal.SIGCONT)
+        say("end")
+        assert hear() == "gave it up"
+
+
+def take_over(output: str) -> None:
+    """What another machine does that has not heard of the others for too long."""
+    claims = CloudClaims(output)
+    claims._change(lambda _: {"other": dataclasses.replace(Claim.of_this_process("other", [ALL]), life="another machine")})
+
+
+def staged(staging: str, content: bytes = b"rows") -> list[StagedFile]:
+    name = "detections/detections-00000-of-00001.jsonl"
+    write_file(f"{staging}/attempt/{name}", content)
+    return [StagedFile(f"{staging}/attempt/{name}", name)]
