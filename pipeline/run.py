@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags, beam_flags = make_parser().parse_known_args(argv)
         level = logging.INFO if flags.verbose else logging.CRITICAL
         logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger("pipeline").setLevel(min(level, logging.WARNING))  # what is waited for must be seen
         config = load_config(flags.config, _overrides(flags))
         if not config.output:
             raise ConfigError("no output: expected --output with a folder, local or gs://")

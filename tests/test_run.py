@@ -234,3 +234,12 @@ def test_a_mistake_is_one_line_and_exit_code_2_without_tensorflow(answers, name)
 
 def test_no_mistake_leaves_staging_files_behind(answers):
     assert [name for name in answers[1] if name not in ("a.jpg", "junk.yaml", "typo.yaml", "out")] == []
+
+
+def test_what_a_job_waits_for_is_seen_without_verbose():
+    """Beam's own warnings are not; of the pipeline's there are few, each about something that is waited for."""
+    names = "['pipeline.read', 'apache_beam']"
+    seen = f"import logging; print([logging.getLogger(name).isEnabledFor(logging.WARNING) for name in {names}])"
+    program = f"from pipeline.run import main; main(['--input', 'absent.jpg', '--output', 'out']); {seen}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPO, check=True)
+    assert done.stdout == "[True, False]\n"

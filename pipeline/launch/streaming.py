@@ -7,7 +7,6 @@ second one ends the job at once: what was in hand will be delivered again.
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 import time
 import uuid
@@ -83,8 +82,6 @@ def run(job: Job) -> int:
     results = results_folder(config)
     check_output(results)
     check_earlier(results, config.as_dict())
-    if not logging.getLogger().isEnabledFor(logging.WARNING):
-        logging.getLogger("pipeline").setLevel(logging.WARNING)  # that Pub/Sub is lost must be seen
     name, samples = uuid.uuid4().hex[:8], graph.samples_kept(config)
     settings = RunSettings.of(
         config, name, in_process=runner.in_process, samples=samples, results=results, model=model_known(job)

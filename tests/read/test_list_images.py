@@ -202,6 +202,7 @@ def test_a_manifest_that_is_none_is_one_clear_error(tree, name, content, message
         (["a.jpg", "absent/*.jpg"], "input absent/*.jpg: no file matches"),
         (["empty"], "input empty: no file matches"),
         (["absent.txt"], "input absent.txt: no file matches"),
+        (["projects/p/subscriptions/s"], "input projects/p/subscriptions/s: no file; a subscription is read in --mode streaming"),
         (["nosuchscheme://x/y"], "input nosuchscheme://x/y: cannot be listed"),
         (["s3://b/*.jpg"], "input s3://b/*.jpg: cannot be listed: expected files on this machine or on Cloud Storage (gs://"),
         (
