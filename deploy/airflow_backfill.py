@@ -63,6 +63,7 @@ with DAG("detect_backfill_dataflow", description="Yesterday's images that have n
                     "config": "batch_gcs_dataflow_gpu",
                     "input": f"{BUCKET}/images/{{date:%Y/%m/%d}}/**",
                     "dates": THE_DAY_BEFORE,
+                    "time_zone": "UTC",
                     "output": f"{BUCKET}/results",
                     "model": f"{BUCKET}/models/yolov4",
                     "allow_empty": "true",

@@ -254,6 +254,7 @@ resource "google_cloud_scheduler_job" "nightly" {
       output          = "gs://${google_storage_bucket.this.name}/results"
       model           = var.model
       temp            = "gs://${google_storage_bucket.this.name}/tmp"
+      time_zone       = var.time_zone
       service_account = google_service_account.worker.email
       max_workers     = var.max_workers
     }))

@@ -57,7 +57,7 @@ variable "schedule" {
 }
 
 variable "time_zone" {
-  description = "Time zone of the schedule."
+  description = "Time zone of the schedule, and of the day that it takes for yesterday."
   type        = string
   default     = "Etc/UTC"
 }

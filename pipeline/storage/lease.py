@@ -108,7 +108,7 @@ def leased(
             raise gone
 
     def stop() -> None:
-        stop_publishing(staging)
+        _fence(staging)
         told.set()
         lost()
 
@@ -143,7 +143,7 @@ def _take(claims: CloudClaims | LocalClaims, claim: Claim, output: str, wait_s: 
 
 
 def _fence(staging: str) -> None:
-    """Stops a run that nobody hears of, which may go on at any moment."""
+    """Keeps a run from publishing, whatever process of it is at that; before it is introduced none can be."""
     if is_introduced(staging):
         stop_publishing(staging)
 

@@ -23,6 +23,7 @@ def nightly(**values: object) -> dict:
     text = string.Template((FOLDER / "nightly.json.tftpl").read_text())
     places = {name: f"gs://bucket/{name}" for name in ("spec", "input", "output", "model", "temp")}
     named = {"name": "detection", "image": "reg/worker:gpu", "service_account": "worker@p.iam", "max_workers": 20}
+    named |= {"time_zone": "Europe/Zurich"}
     return json.loads(text.substitute(places | named | values))
 
 

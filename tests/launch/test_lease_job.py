@@ -1,0 +1,96 @@
+"""Two jobs at the same images: what the second one does, says and exits with, and what becomes of a job that lost its images."""
+
+import threading
+
+import pytest
+
+from pipeline import run
+from pipeline.storage import claims_cloud
+from pipeline.storage.claims import EVERYTHING
+from pipeline.storage.lease import leased
+from pipeline.storage.staging import new_staging
+from tests.conftest import write_bright_image
+from tests.launch.test_batch_job import files_of, rows_of
+from tests.storage.test_lease import left, take_over
+
+
+@pytest.fixture
+def places(tmp_path):
+    """(input, output, arguments of a job)"""
+    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
+    return tmp_path / "in", tmp_path / "out", ["--input", f"{tmp_path}/in", "--output", f"{tmp_path}/out"]
+
+
+def another_run(out, *patterns):
+    return leased(new_staging(str(out)), patterns, wait_s=0.0, lost=lambda: None)
+
+
+@pytest.mark.parametrize("at_work", ["the same", "a part", "everything"])
+def test_one_that_shall_skip_says_so_in_one_line_and_is_done(at_work, places, bright_model, capsys):
+    folder, out, arguments = places
+    with another_run(out, {"the same": str(folder), "a part": f"{folder}/a.png", "everything": EVERYTHING}[at_work]):
+        assert run.main([*arguments, "--model", bright_model, "--when-busy", "skip"]) == 0
+        said, err = capsys.readouterr()
+        assert said.startswith(f"skipped: output {out}: run ") and said.endswith("; nothing was done\n") and said.count("\n") == 1
+        assert (err, files_of(out).keys()) == ("", {name for name in left(str(out)) if name.startswith(".lease-")})
+
+
+@pytest.mark.parametrize(
+    ("flags", "end"),
+    [
+        pytest.param(["--when-busy", "stop"], "; --when-busy wait waits for it", id="stop"),
+        pytest.param(["--busy-wait-s", "0.1"], ", and this one waited for 0.1 s", id="wait, as nobody says otherwise"),
+    ],
+)
+def test_one_that_cannot_wait_ends_with_an_exit_code_of_its_own(flags, end, places, bright_model, capsys):
+    folder, out, arguments = places
+    with another_run(out, str(folder)):
+        assert run.main([*arguments, "--model", bright_model, *flags]) == run.BUSY == 3
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith(f"error: output {out}: run ") and said.endswith(f"{end}")
+        assert rows_of(out) == []
+
+
+def test_one_that_replaces_what_is_there_waits_for_all(places, bright_model):
+    folder, out, arguments = places
+    with another_run(out, f"{folder}/../elsewhere/*"):
+        assert run.main([*arguments, "--model", bright_model, "--when-busy", "stop", "--replace"]) == run.BUSY
+
+
+def test_a_look_before_a_run_and_other_images_need_no_wait(places, bright_model, capsys):
+    folder, out, arguments = places
+    with another_run(out, str(folder)):
+        assert run.main([*arguments, "--model", bright_model, "--dry-run"]) == 0
+    with another_run(out, f"{folder}/../elsewhere/*"):
+        assert run.main([*arguments, "--model", bright_model, "--when-busy", "stop"]) == 0
+    assert len(rows_of(out)) == 1
+    assert "waiting" not in capsys.readouterr().err
+    assert not list(out.glob(".*"))
+
+
+def test_a_job_that_lost_its_images_while_it_worked_ends_at_once_and_publishes_nothing(
+    gcs_bucket, places, bright_model, monkeypatch, capsys
+):
+    """Its exit code is that of one that met another run."""
+    monkeypatch.setattr(claims_cloud, "_RENEW_SECONDS", 0.05)
+    output, ended = f"gs://{gcs_bucket.name}/out", threading.Event()
+
+    def take() -> None:
+        while not gcs_bucket.get_blob("out/.lease"):
+            ended.wait(0.05)
+        while not ended.wait(0.05):
+            take_over(output)  # a renewal under way may undo it here, where nothing is written on a condition
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        code = run.main([*places[2][:2], "--output", output, "--model", bright_model])
+    finally:
+        ended.set()
+        thread.join()
+    said = capsys.readouterr()
+    assert (code, said.out) == (run.BUSY, "")
+    assert said.err.splitlines()[-1] == (
+        f"error: output {output}: another run took over while nothing was heard of this one; nothing was published"
+    )
+    assert [name for name in left(output) if ".lease" not in name] == []
