@@ -30,7 +30,7 @@ demo: $(READY) ## Run the main job on the sample images with the bundled detecto
 	@echo
 	@echo "Open out/demo/report.html in a browser; the rows are in out/demo/detections/, annotated images in out/demo/samples/."
 
-demo-streaming: $(READY) $(PRISM) ## Run the streaming job on the Pub/Sub emulator for half a minute
+demo-streaming: $(READY) ## Run the streaming job on the Pub/Sub emulator for half a minute
 	$(BIN)/python -m tests.demo_streaming
 
 TEST_PROCESSES ?= 2

@@ -40,7 +40,7 @@ def main() -> int:
 def _run(emulator: PubSubEmulator, seconds: float, rate: float) -> int:
     images, subscription = emulator.create()
     detections, results = emulator.create()
-    command = [sys.executable, "-m", "pipeline.run", "--config", "configs/streaming_pubsub_prism.yaml"]
+    command = [sys.executable, "-m", "pipeline.run", "--config", "configs/streaming_pubsub_direct.yaml"]
     command += ["--input", subscription, "--output", detections, "--archive", str(ARCHIVE), "--archive-window-s", "10"]
     command += ["--allow-uri-prefix", str(SAMPLES.resolve())]
     print("$ PUBSUB_EMULATOR_HOST=" + emulator.host, " ".join(["python", *command[1:]]), flush=True)

@@ -15,7 +15,7 @@ from typing import Any
 from tests.conftest import REPO
 from tests.emulators import PubSubEmulator
 
-CONFIG = "configs/streaming_pubsub_prism.yaml"
+CONFIG = "configs/streaming_pubsub_direct.yaml"
 START_SECONDS = 120
 
 
@@ -48,14 +48,20 @@ class StreamingJob:
         self._publisher = emulator.publisher()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Starts the process, and waits until it reads messages."""
+    def start(self, killed_after: str = "") -> None:
+        """Starts the process, and waits until it reads messages; `killed_after`: one of `killed_stream.MOMENTS`."""
         before = self.output().count("reading ")
+        command = [part.replace("pipeline.run", "tests.killed_stream") if killed_after else part for part in self._command]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command,
+                command,
                 cwd=REPO,
-                env={**os.environ, "PUBSUB_EMULATOR_HOST": self._host, "NO_GCE_CHECK": "true"},
+                env={
+                    **os.environ,
+                    "PUBSUB_EMULATOR_HOST": self._host,
+                    "NO_GCE_CHECK": "true",
+                    "KILLED_AFTER": killed_after,
+                },
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -85,6 +91,11 @@ class StreamingJob:
         """Sends a signal to the job, or as a terminal does to its group, and waits for its end; returns the exit code."""
         assert self._process is not None
         (os.killpg if group else os.kill)(self._process.pid, number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Waits for the job's end; returns the exit code."""
+        assert self._process is not None
         return self._process.wait(timeout=60)
 
     def output(self) -> str:

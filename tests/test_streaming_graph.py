@@ -7,6 +7,7 @@ import apache_beam as beam
 import pytest
 from apache_beam.pipeline import PipelineVisitor
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.transforms.environments import EmbeddedPythonEnvironment
 
 from pipeline import graph
 from pipeline.config import load_config
@@ -24,7 +25,7 @@ def build(in_process: bool, native_source: bool = False) -> beam.Pipeline:
         "input": ["projects/test-project/subscriptions/images"],
         "output": "projects/test-project/topics/detections",
     }
-    config = load_config("configs/streaming_pubsub_prism.yaml", {**flags, "stream.archive": "out"})
+    config = load_config("configs/streaming_pubsub_direct.yaml", {**flags, "stream.archive": "out"})
     pipeline = beam.Pipeline(runner=FnApiRunner())
     run = RunSettings.of(config, "job", in_process=in_process, samples=0, results="out")
     graph.build_streaming(pipeline, config, run, native_source=native_source)
@@ -76,6 +77,21 @@ def test_nothing_but_plain_steps_lies_between_reading_and_publishing():
             assert isinstance(node.transform, beam.ParDo), path
             (source,) = node.main_inputs.values()
             node = source.producer
+
+
+def test_the_in_memory_runner_has_one_stage_from_pulling_to_publishing():
+    """So it finalizes a bundle, which acknowledges its messages, only when all is published and archived."""
+    job = build(in_process=True).to_runner_api(default_environment=EmbeddedPythonEnvironment.default())
+    stages = [
+        {transform.unique_name.removesuffix("/Process") for transform in stage.transforms}
+        for stage in FnApiRunner().create_stages(job)[1]
+    ]
+    working = [names & {"ReadMessages/Pull", *own(steps_of(build(in_process=True)))} for names in stages]
+    (stage,) = [names for names in working if "ReadMessages/Pull" in names]
+    assert {name for name in stage if name.endswith("/Publish")} == {
+        f"Publish{what}/Publish" for what in ("Repeats", "Refused", "Unread", "Undetected", "Detections")
+    }
+    assert len([names for names in working if any(name.endswith("/Publish") for name in names)]) == 1
 
 
 def test_service_runners_read_and_deduplicate_with_their_own_means():

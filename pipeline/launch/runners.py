@@ -115,10 +115,9 @@ RUNNERS = (
     # Beam itself would prefer Prism where it finds it; its in-memory runner is chosen by measurement (BENCHMARKS.md)
     Runner(
         "DirectRunner",
-        "before it is answered",
+        "when its answers are published",
         in_process=True,
-        no_stream="it acknowledges messages before they are answered; use PrismRunner for streaming on one machine",
-        beam_name="FnApiRunner",
+        beam_name="pipeline.launch.in_memory.InMemoryRunner",
     ),
     Runner(
         "PrismRunner",

@@ -42,6 +42,8 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     """
     _check_settings(config)
     job = checked_job(config, beam_flags, command, started_at)
+    if job.runner.in_process and not job.in_process:
+        raise ConfigError(f"direct_running_mode: a stream on {job.runner.name} runs in one process; leave the flag out")
     job.options.view_as(StandardOptions).streaming = True
     stream = config.stream
     source = check_subscription(config.input[0])

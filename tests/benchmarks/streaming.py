@@ -8,8 +8,8 @@
     kill         SIGKILL at 10 random moments of a backlog of 1,000 images, and a new start each time
     memory       peak memory of 20,000 messages beside that of 1,000
 
-Publisher, emulator (Java), Prism and job share this machine's cores; so does everything here that receives. Figures go to
-`.bench/streaming.json`.
+`--runner DirectRunner PrismRunner` measures these by turns. Publisher, emulator (Java), Prism and job share this machine's cores;
+so does everything here that receives. Figures go to `.bench/streaming.json`.
 """
 
 from __future__ import annotations
@@ -101,9 +101,10 @@ class Receiver:
 class Bench:
     """One measurement after the other, each with a job, topics and a folder of its own."""
 
-    def __init__(self, emulator: PubSubEmulator, quick: bool):
+    def __init__(self, emulator: PubSubEmulator, quick: bool, runner: str):
         self._emulator = emulator
         self._quick = quick
+        self._runner = runner
         self._images = [path.read_bytes() for path in sorted(make_images(SMALL).glob("*.jpg"))]
         self._rate: float | None = None
         make_model()
@@ -266,7 +267,7 @@ class Bench:
         folder = BENCH / "out" / "streaming"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        job = StreamingJob(self._emulator, folder.resolve(), "", *flags, config=CONFIG)
+        job = StreamingJob(self._emulator, folder.resolve(), "", "--runner", self._runner, *flags, config=CONFIG)
         receiver = Receiver(self._emulator, job.detections)
         try:
             yield job, receiver
@@ -337,13 +338,15 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("what", nargs="*", choices=[*every, []], help="default: all")
     flags.add_argument("--quick", action="store_true", help="small numbers, to see that it works")
+    flags.add_argument("--runner", nargs="*", default=["DirectRunner"])
     given = flags.parse_args()
     results: dict[str, Any] = {}
     with running_pubsub_emulator() as emulator:
-        bench = Bench(emulator, given.quick)
+        benches = {runner: Bench(emulator, given.quick, runner) for runner in given.runner}
         for what in given.what or every:
-            results[what] = getattr(bench, what)()
-            print(what, json.dumps(results[what], indent=2), flush=True)
+            for runner, bench in benches.items():
+                results[f"{what} on {runner}"] = figures = getattr(bench, what)()
+                print(f"{what} on {runner}", json.dumps(figures, indent=2), flush=True)
     (BENCH / "streaming.json").write_text(json.dumps(results, indent=2))
 
 

@@ -13,7 +13,7 @@ from pipeline.launch import runners
 from pipeline.launch.runners import RUNNERS, Runner, runner_named
 from tests.conftest import REPO, write_bright_image
 
-STREAM = ("--config", "configs/streaming_pubsub_prism.yaml", "--input", "projects/p-of-test/subscriptions/s01")
+STREAM = ("--config", "configs/streaming_pubsub_direct.yaml", "--input", "projects/p-of-test/subscriptions/s01")
 DATAFLOW = ("--region=europe-west1", "--project=p-of-test", "--temp_location=gs://bucket/tmp")
 NAMES = [runner.name for runner in RUNNERS]
 
@@ -63,10 +63,10 @@ def test_a_runner_that_cannot_start_is_one_line_and_exit_code_2(runner, flags, m
 @pytest.mark.parametrize(
     ("runner", "flags", "expected"),
     [
-        ("DirectRunner", (), "runner DirectRunner: it acknowledges messages before they are answered; use PrismRunner"),
+        ("DirectRunner", ("--direct_running_mode=multi_processing",), "a stream on DirectRunner runs in one process; leave the"),
         ("SparkRunner", (), "runner SparkRunner: Spark has no bundle finalization"),
-        ("FlinkRunner", ("--answer-topic", "projects/p-of-test/topics/t01"), "answers by request need PrismRunner"),
-        ("DataflowRunner", ("--answer-topic", "projects/p-of-test/topics/t01"), "answers by request need PrismRunner"),
+        ("FlinkRunner", ("--answer-topic", "projects/p-of-test/topics/t01"), "by request need DirectRunner or PrismRunner"),
+        ("DataflowRunner", ("--answer-topic", "projects/p-of-test/topics/t01"), "by request need DirectRunner or PrismRunner"),
     ],
 )
 def test_what_a_runner_cannot_do_in_a_stream_is_said_before_anything_else(runner, flags, expected, error_of):
@@ -92,7 +92,7 @@ def test_a_job_server_that_listens_is_enough():
 
 @pytest.mark.parametrize("runner", RUNNERS, ids=NAMES)
 def test_beam_knows_the_runner_of_each_row(runner):
-    assert type(runner.make()).__name__ == (runner.beam_name or runner.name)
+    assert type(runner.make()).__name__ == (runner.beam_name or runner.name).rpartition(".")[2]
 
 
 @pytest.mark.parametrize("runner", RUNNERS, ids=NAMES)

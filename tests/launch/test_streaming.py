@@ -1,7 +1,8 @@
-"""Streaming as a user runs it: real Pub/Sub and Cloud Storage emulators, Prism, and a real model."""
+"""Streaming as a user runs it: real Pub/Sub and Cloud Storage emulators, and a real model."""
 
 import base64
 import collections
+import contextlib
 import dataclasses
 import glob
 import json
@@ -24,10 +25,10 @@ from tests.conftest import REPO, write_bright_image
 from tests.streaming_job import CuttableProxy, StreamingJob
 
 IMAGES = 500
-CONFIG = ("--config", "configs/streaming_pubsub_prism.yaml")
+CONFIG = ("--config", "configs/streaming_pubsub_direct.yaml")
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture
 def _prism():
     if (REPO / ".tools" / "prism").exists():
         return
@@ -207,14 +208,15 @@ def test_batches_form_across_messages(ended):
     assert sum(size * n for size, n in sizes.items()) / sum(sizes.values()) > max(sizes) / 2
 
 
-def test_a_killed_job_loses_nothing(pubsub_emulator, tmp_path, bright_model):
+@pytest.mark.usefixtures("_prism")
+def test_a_killed_job_loses_nothing_on_prism(pubsub_emulator, tmp_path, bright_model):
     """What it had in hand is delivered again to the next one; results that were published twice have the same id.
 
     Each image and each answer comes at least once, and each row is in the archive.
     """
     write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
     content = (tmp_path / "bright.png").read_bytes()
-    with StreamingJob(pubsub_emulator, tmp_path, bright_model) as job:
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model, config="configs/streaming_pubsub_prism.yaml") as job:
         job.publish(*((content, {"name": str(n), "request_id": f"r{n}"}) for n in range(300)))
         before = job.take(job.detections, 40)
         assert job.signal(signal.SIGKILL) == -signal.SIGKILL
@@ -231,6 +233,44 @@ def test_a_killed_job_loses_nothing(pubsub_emulator, tmp_path, bright_model):
         assert job.signal(signal.SIGINT, group=True) == 0, job.output()
         assert set(by_uri(rows_in(job.archive))) == wanted
         assert not list(job.archive.glob(".*"))
+
+
+def test_a_message_is_acknowledged_only_when_its_row_is_durable_and_published(pubsub_emulator, tmp_path, bright_model):
+    """Killed behind each of these steps the job loses nothing: what was not acknowledged comes again, under the same id."""
+    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
+    content = (tmp_path / "bright.png").read_bytes()
+    job = StreamingJob(pubsub_emulator, tmp_path, bright_model)
+    ids: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
+
+    def published(timeout_s: float) -> set[str]:
+        messages = job.take(job.detections, 1, timeout_s=timeout_s)
+        for message in messages:
+            ids[message.attributes["image_uri"]].add(message.attributes["detection_id"])
+        return {message.attributes["image_uri"] for message in messages}
+
+    def killed_after(step: str) -> set[str]:
+        """What was published by a job that had one more image to read, and died in its first bundle."""
+        job.publish((content, {"name": step}))
+        job.start(step)
+        assert job.wait() == -signal.SIGKILL, job.output()
+        return published(timeout_s=2)
+
+    with contextlib.closing(contextlib.ExitStack()) as stack:
+        stack.callback(job.__exit__)
+        killed_after("archived")
+        (spool,) = job.archive.glob(".spools-*/detections-*.rows")
+        archived = {json.loads(line)["image"]["uri"] for line in spool.read_bytes().splitlines()}
+        in_topic = killed_after("published")
+        assert archived and in_topic
+        last = killed_after("acknowledged")
+        job.start()
+        came_again = set(last)
+        assert eventually(lambda: came_again.update(published(timeout_s=1)) or archived | in_topic <= came_again), came_again
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+    everything = {"inline:archived", "inline:published", "inline:acknowledged"}
+    assert set(ids) == set(by_uri(rows_in(job.archive))) == everything
+    assert [len(each) for each in ids.values()] == [1, 1, 1]
+    assert not list(job.archive.glob(".*"))
 
 
 def answered_in_time(job: StreamingJob, requests: set[str]) -> bool:
@@ -413,9 +453,9 @@ def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator,
         (["--output", "projects/test-project/topics/täglich"], "with letters, digits and a few signs, got 'ä'"),
         (["--input", "photos/*.jpg"], "expected projects/<project>/subscriptions/<name>"),
         (["--input", "a", "b"], "expected one subscription"),
-        (["--runner", "DirectRunner"], "use PrismRunner"),
+        (["--direct_running_mode=multi_processing"], "a stream on DirectRunner runs in one process"),
         (["--parquet"], "batch jobs only"),
-        (["--prism_location", "/nowhere/prism"], "go install"),
+        (["--runner", "PrismRunner", "--prism_location", "/nowhere/prism"], "go install"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
