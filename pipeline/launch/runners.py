@@ -112,7 +112,8 @@ def _region_of_gcloud() -> object:
 _JOB_SERVER = Need(("job_endpoint",), "--job_endpoint <host>:<port> of a job server")
 
 RUNNERS = (
-    # Beam itself would prefer Prism where it finds it; its in-memory runner is chosen by measurement (BENCHMARKS.md)
+    # Beam itself would prefer Prism where it finds it, and for streams a runner that acknowledges before anything is processed;
+    # its in-memory runner is chosen by measurement (BENCHMARKS.md)
     Runner(
         "DirectRunner",
         "when its answers are published",

@@ -27,8 +27,8 @@ class DropDuplicates(beam.PTransform):
     """Lets an image pass unless it is under way or has a result of late; the others come out as `repeats`.
 
     Element in: `EncodedImage`; out: the same, or the `Repeat` that it is. Bounded or unbounded. What is remembered lives in the
-    process: a restart forgets it, and a failed bundle must end the process (as it does on Prism), or its images would be under
-    way for ever.
+    process: a restart forgets it, and a failed bundle must end the process (as it does on local runners), or its images would
+    be under way for ever.
 
     Args:
       run: The run whose memory this is.

@@ -2,7 +2,7 @@
 
 `ReadMessages` is a splittable DoFn: it takes what was pulled, yields it, and acknowledges in the *bundle finalizer*, when the
 runner has committed everything that was fused with it. `PublishResults` waits in `finish_bundle` until Pub/Sub has its
-messages. Where a runner fuses the two (Prism does, as long as no shuffle, flatten or side input stands between), a message is
+messages. Where a runner fuses the two (local ones do, as long as no shuffle, flatten or side input stands between), a message is
 acknowledged only after its answers are published, whenever the process dies.
 """
 
@@ -24,6 +24,7 @@ from apache_beam.utils.timestamp import Duration, Timestamp
 from pipeline.stream.messages import Message
 from pipeline.stream.run import RunSettings, run_of
 
+# the in-memory runner has both in each of its bundles, and then two bundles side by side (`launch/in_memory.py`)
 _PULLERS = 2  # while one's images are detected and published, another's are read; and a huge request holds up one of them only
 _STEP_BACK_SECONDS = 2.0
 _IDLE_SECONDS = 0.5
