@@ -11,6 +11,7 @@ must share (messages in hand, images under way, the model) they share as steps o
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import queue
 import threading
@@ -22,6 +23,7 @@ from apache_beam.options.pipeline_options import StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner, fn_runner
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
+_WAKE_SECONDS = 0.2  # a signal may come to another thread; its handler runs when the main thread is awake
 _SIDE_BY_SIDE = 2  # while one bundle's images are detected and published, another's are read
 
 
@@ -55,11 +57,12 @@ class _RunningStream(PipelineResult):
     def wait_until_finish(self, duration: int | None = None) -> str:
         """Waits for all of its threads; raises at once what one of them fails with."""
         while self._running:
-            failure = self._ended.get()
-            if failure is not None:
-                self._state = PipelineState.FAILED
-                raise failure
-            self._running -= 1
+            with contextlib.suppress(queue.Empty):
+                failure = self._ended.get(timeout=_WAKE_SECONDS)
+                if failure is not None:
+                    self._state = PipelineState.FAILED
+                    raise failure
+                self._running -= 1
         self._state = PipelineState.DONE
         return str(self._state)
 

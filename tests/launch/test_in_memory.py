@@ -1,6 +1,7 @@
 """Beam's in-memory runner as streams have it: flat, two bundles side by side, and what fails one of them fails the job."""
 
 import gc
+import signal
 import threading
 import tracemalloc
 from typing import Any
@@ -16,7 +17,7 @@ from pipeline.launch.in_memory import InMemoryRunner
 from pipeline.stream.pubsub import _Endless
 
 KEPT: list[int] = []
-both, one_is_done = threading.Barrier(2), threading.Event()
+both, one_is_done, heard = threading.Barrier(2), threading.Event(), threading.Event()
 
 
 class Turns(beam.DoFn):
@@ -81,6 +82,15 @@ class FailInOne(beam.DoFn):
         one_is_done.wait(timeout=60)
 
 
+class Signalled(beam.DoFn):
+    """Has a signal delivered to its own thread, as the system may do with one that is for the process."""
+
+    def process(self, element: int) -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        if not heard.wait(timeout=20):
+            raise TimeoutError("the main thread has not heard of it")
+
+
 def stream_of(work: beam.DoFn) -> Any:
     """A stream that has begun."""
     pipeline = beam.Pipeline(runner=InMemoryRunner(), options=PipelineOptions(["--streaming"]))
@@ -99,3 +109,12 @@ def test_a_bundle_that_fails_ends_the_stream_at_once():
         running.wait_until_finish()
     assert running.state == "FAILED"
     one_is_done.set()
+
+
+def test_a_signal_is_heard_whichever_thread_it_comes_to():
+    """Python's handlers run in the main thread, which nothing wakes for it; a job once heard no SIGTERM for a minute."""
+    before = signal.signal(signal.SIGUSR1, lambda *_: heard.set())
+    try:
+        assert stream_of(Signalled()).wait_until_finish() == "DONE"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
