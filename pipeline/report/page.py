@@ -49,8 +49,6 @@ def render_report(summary: Mapping[str, Any], samples: Sequence[DetectedImage], 
     Returns:
       A complete HTML document, to be written as UTF-8.
     """
-    css = importlib.resources.files("pipeline.report").joinpath("report.css").read_text(encoding="utf-8")
-    style_hash = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode("ascii")
     unit = "messages" if summary.get("mode") == "streaming" else "images"
     model, sizes = summary.get("model") or {}, _batch_sizes(summary)
     changed, unchanged = _settings(summary.get("config"))
@@ -58,8 +56,7 @@ def render_report(summary: Mapping[str, Any], samples: Sequence[DetectedImage], 
         environment()
         .get_template("page.html")
         .render(
-            css=Markup(css),  # noqa: S704  the project's own
-            policy=f"default-src 'none'; style-src 'sha256-{style_hash}'; img-src data:; base-uri 'none'; form-action 'none'",
+            **page_style(),
             unit=unit,
             model=" ".join(str(model[key]) for key in ("name", "version") if model.get(key)),
             **{key: summary.get(key) for key in ("started_at", "finished_at", "wall_seconds", "command")},
@@ -79,6 +76,14 @@ def render_report(summary: Mapping[str, Any], samples: Sequence[DetectedImage], 
             unchanged=unchanged,
         )
     )
+
+
+def page_style() -> dict[str, str]:
+    """The style sheet, and the policy that allows no other and no script: what each page has in its head."""
+    css = importlib.resources.files("pipeline.report").joinpath("report.css").read_text(encoding="utf-8")
+    style_hash = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode("ascii")
+    policy = f"default-src 'none'; style-src 'sha256-{style_hash}'; img-src data:; base-uri 'none'; form-action 'none'"
+    return {"css": Markup(css), "policy": policy}  # noqa: S704  the project's own
 
 
 @functools.cache

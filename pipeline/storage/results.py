@@ -31,6 +31,7 @@ from pipeline.storage.globs import escape_glob, is_below
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
 SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
+RECONCILIATION = "reconcile.html"
 COCO_RESULTS, COCO_IMAGES = "coco/results.json", "coco/images.json"
 INDEX = "index"
 STAGING = UNFINISHED
@@ -45,7 +46,7 @@ def _rows(run: str) -> str:
 _BATCH = re.compile(_rows("") + r"|coco/(results|images)\.json")
 _STREAM = re.compile(_rows(r"\d{8}T\d{6}Z-[\w-]+-"))
 _OTHERS = re.compile(
-    r"summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|index|coco|samples)/)?\.staging-[^/]+(/.*)?|"
+    r"summary\.json|(report|reconcile)\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|index|coco|samples)/)?\.staging-[^/]+(/.*)?|"
     r"\.spools-[^/]+(/.*)?|\.lease[^/]*",
     re.DOTALL,
 )

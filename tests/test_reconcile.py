@@ -1,0 +1,123 @@
+"""The command that says what of a listing has a result: its table, its manifests, its page, its exit codes."""
+
+import json
+import re
+
+import pytest
+
+from pipeline import run
+from pipeline.reconcile import main
+from pipeline.report.reconciliation import render_reconciliation
+from tests.conftest import write_bright_image
+from tests.rows_of_files import dead, found, write_rows
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("2026/11/20/a", "2026/11/20/b", "2026/11/21/c"):
+        write_bright_image(tmp_path / "in" / f"{name}.png", (64, 48), (10, 12, 30, 36))
+    return tmp_path
+
+
+def reconciled(capsys, *arguments):
+    """Exit code, and what was said."""
+    code = main(["--input", "in/**", "--output", "out", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out.splitlines(), captured.err
+
+
+def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, bright_model, capsys):
+    assert run.main(["--input", "in/**", "--output", "out", "--model", bright_model]) == 0
+    capsys.readouterr()
+    code, said, _ = reconciled(capsys, "--model", bright_model)
+    assert (code, said[:2], said[-2:]) == (
+        0,
+        ["          3 listed", "          3 done"],
+        ["complete", "page in out/reconcile.html"],
+    )
+
+    write_bright_image(folder / "in" / "d.png", (64, 48), (10, 12, 30, 36))
+    (folder / "in" / "2026/11/20/a.png").write_bytes((folder / "in" / "2026/11/20/a.png").read_bytes() + b" ")
+    code, said, _ = reconciled(capsys, "--write-missing", "missing.jsonl", "--write-stale", "stale.jsonl", "--no-page")
+    assert code == 1
+    assert said == [
+        "          4 listed",
+        "          2 done",
+        "          0 dead",
+        "          1 stale",
+        "            in/2026/11/20/a.png",
+        "          1 missing",
+        "            in/d.png",
+        "          0 doubled",
+        "          0 orphaned",
+        "not complete: python -m pipeline.run … --only-new does what is missing or stale",
+    ]
+    for name, uri in (("missing", "in/d.png"), ("stale", "in/2026/11/20/a.png")):
+        (row,) = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
+        assert row["uri"] == uri and re.fullmatch(r"\d+-\d+", row["generation"])
+    assert run.main(["--input", "missing.jsonl", "--output", "mended", "--model", bright_model]) == 0
+
+
+def test_the_page_shows_days_and_examples_and_escapes_names(folder, capsys):
+    write_rows("out", "20261120T000000Z-0a1b-00000-of-00001", [found("in/2026/11/20/<gone>.png"), dead("in/2026/11/20/b.png")])
+    code, said, _ = reconciled(capsys)
+    assert code == 1
+    assert "          1 dead (1 of them for a reason that may pass)" in said
+    page = (folder / "out" / "reconcile.html").read_text()
+    assert "in/2026/11/20/&lt;gone&gt;.png" in page and "<gone>" not in page
+    assert re.findall(r'<th scope="row">(2026-\d\d-\d\d)</th>', page) == ["2026-11-20", "2026-11-21"]
+    assert "<script" not in page and "style-src 'sha256-" in page.replace("&#39;", "'")
+
+
+def test_many_days_are_shown_as_months_and_more_as_years():
+    def names(days):
+        page = render_reconciliation("o", ["i"], counts={}, days=dict.fromkeys(days, 1), examples={}, when="")
+        return re.findall(r'<th scope="row">(.*?)</th>', page)
+
+    assert names([("2026-11-20", "done"), ("", "missing")]) == ["unknown", "2026-11-20"]
+    days = [f"20{year}-{month:02d}-{day:02d}" for year in (25, 26) for month in range(1, 13) for day in range(1, 11)]
+    assert len(names([(day, "done") for day in days])) == 24
+    assert names([(f"{year}-{month:02d}-01", "done") for year in range(2000, 2020) for month in range(1, 13)])[:2] == [
+        "2000",
+        "2001",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--input", "in/**"], "error: no output: expected --output"),
+        (["--output", "out"], "error: no input: expected --input"),
+        (["--input", "in/**", "--output", "projects/p/topics/t"], "error: no output: expected --output"),
+        (["--input", "gs://", "--output", "out"], "error: input gs:"),
+        (["--input", "in/{date}", "--output", "out"], "error: "),
+        (["--input", "in/**", "--output", "out", "--model", "nothing-here"], "error: model nothing-here"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_is_one_line(folder, capsys, arguments, said):
+    code = main(arguments)
+    captured = capsys.readouterr()
+    assert (code, captured.out, captured.err.count("\n")) == (2, "", 1)
+    assert captured.err.startswith(said)
+    assert not (folder / "out").exists()
+
+
+def test_a_manifest_has_its_name_only_when_all_is_told(folder, capsys):
+    (folder / "list.txt").write_bytes(b"in/a.png\n\xff\n")
+    code = main(["--input", "list.txt", "--output", "out", "--write-missing", "missing.jsonl"])
+    assert (code, capsys.readouterr().err.count("\n")) == (2, 1)
+    assert sorted(path.name for path in folder.iterdir()) == ["in", "list.txt"]
+
+
+def test_on_cloud_storage(gcs_bucket, capsys):
+    for name in ("a", "b"):
+        gcs_bucket.blob(f"raw/2026/11/20/{name}.png").upload_from_string(b"x")
+    output, uri = f"gs://{gcs_bucket.name}/out", f"gs://{gcs_bucket.name}/raw/2026/11/20/a.png"
+    generation = str(gcs_bucket.get_blob("raw/2026/11/20/a.png").generation)
+    write_rows(output, "20261120T000000Z-0a1b-00000-of-00001", [found(uri, generation)])
+    assert main(["--input", f"gs://{gcs_bucket.name}/raw/**", "--output", output]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["          2 listed", "          1 done"]
+    assert b"2026-11-20" in gcs_bucket.get_blob("out/reconcile.html").download_as_bytes()
