@@ -8,6 +8,8 @@ locals {
     "cloudscheduler.googleapis.com",
     "compute.googleapis.com",
     "dataflow.googleapis.com",
+    "logging.googleapis.com",
+    "monitoring.googleapis.com",
     "pubsub.googleapis.com",
     "storage.googleapis.com",
   ])
@@ -265,4 +267,52 @@ resource "google_cloud_scheduler_job" "nightly" {
   }
 
   depends_on = [google_project_service.this]
+}
+
+# ---- Alarms: a job failed, or the nightly one was not even started
+
+resource "google_monitoring_alert_policy" "failed" {
+  count                 = length(var.alert_channels) == 0 ? 0 : 1
+  display_name          = "A job of ${var.name} failed"
+  combiner              = "OR"
+  notification_channels = var.alert_channels
+
+  conditions {
+    display_name = "A Dataflow job is in the state failed"
+
+    condition_threshold {
+      filter          = "resource.type = \"dataflow_job\" AND resource.label.job_name = starts_with(\"${var.name}\") AND metric.type = \"dataflow.googleapis.com/job/is_failed\""
+      comparison      = "COMPARISON_GT"
+      threshold_value = 0
+      duration        = "0s"
+
+      aggregations {
+        alignment_period   = "60s"
+        per_series_aligner = "ALIGN_MAX"
+      }
+    }
+  }
+
+  depends_on = [google_project_service.this]
+}
+
+resource "google_monitoring_alert_policy" "not_started" {
+  count                 = length(var.alert_channels) == 0 || var.schedule == "" ? 0 : 1
+  display_name          = "The nightly job of ${var.name} was not started"
+  combiner              = "OR"
+  notification_channels = var.alert_channels
+
+  conditions {
+    display_name = "Cloud Scheduler was refused"
+
+    condition_matched_log {
+      filter = "resource.type = \"cloud_scheduler_job\" AND resource.labels.job_id = \"${google_cloud_scheduler_job.nightly[0].name}\" AND severity >= ERROR"
+    }
+  }
+
+  alert_strategy {
+    notification_rate_limit {
+      period = "3600s"
+    }
+  }
 }

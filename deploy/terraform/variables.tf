@@ -61,3 +61,9 @@ variable "time_zone" {
   type        = string
   default     = "Etc/UTC"
 }
+
+variable "alert_channels" {
+  description = "Notification channels of Cloud Monitoring that hear when a job failed or was not started: projects/<project>/notificationChannels/<id>."
+  type        = list(string)
+  default     = []
+}

@@ -108,3 +108,16 @@ def test_the_schedule_launches_with_its_own_account():
     (target,) = job["http_target"]
     assert target["oauth_token"] == [{"service_account_email": "${google_service_account.scheduler.email}"}]
     assert target["uri"].endswith("/locations/${var.region}/flexTemplates:launch")
+
+
+def test_a_job_that_failed_or_was_not_started_is_told_of():
+    policies = resources("google_monitoring_alert_policy")
+    assert {each["notification_channels"] for each in policies.values()} == {"${var.alert_channels}"}
+    (failed,), (not_started,) = (policies[name]["conditions"] for name in ("failed", "not_started"))
+    assert "dataflow.googleapis.com/job/is_failed" in failed["condition_threshold"][0]["filter"]
+    assert "${google_cloud_scheduler_job.nightly[0].name}" in not_started["condition_matched_log"][0]["filter"]
+    (job,) = resources("google_cloud_scheduler_job").values()
+    assert job["name"].startswith("${var.name}")
+    assert json.loads((FOLDER / "../flex_template/nightly.json.tftpl").read_text().replace("${max_workers}", "1"))[
+        "launchParameter"
+    ]["jobName"].startswith("${name}")
