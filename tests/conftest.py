@@ -34,7 +34,7 @@ def bright_letterbox_model(tmp_path_factory) -> str:
     return export_bright_model(tmp_path_factory.mktemp("models") / "letterbox" / "3", resize="letterbox")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_job():
     """Runs the command line as a user does, in a process of its own: (exit code, stdout, stderr)."""
 

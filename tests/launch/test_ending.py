@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -16,15 +17,22 @@ NOTHING = {
 }
 
 
+@pytest.fixture(scope="module")
+def done_before(tmp_path_factory, run_job, bright_model):
+    """The results of a job with one image."""
+    folder = tmp_path_factory.mktemp("earlier")
+    write_bright_image(folder / "in" / "good.png", (64, 48), (10, 10, 30, 30))
+    assert run_job("--input", folder / "in", "--output", folder / "out", "--model", bright_model)[0] == 0
+    return folder / "out"
+
+
 @pytest.mark.parametrize("name", NOTHING.values(), ids=NOTHING)
-def test_an_input_that_names_nothing_is_an_error_unless_it_may(name, tmp_path, run_job, bright_model):
+def test_an_input_that_names_nothing_is_an_error_unless_it_may(name, tmp_path, run_job, bright_model, done_before):
     """A typo exits with 2. A quiet day exits with 0 and a summary of zeros; rows of an earlier run stay where they are."""
-    write_bright_image(tmp_path / "in" / "good.png", (64, 48), (10, 10, 30, 30))
     (tmp_path / "empty.txt").write_text("")
     out = tmp_path / "out"
+    shutil.copytree(done_before, out)
     arguments = ["--output", out, "--model", bright_model, "--replace"]
-    assert run_job("--input", tmp_path / "in", *arguments)[0] == 0
-
     code, _, err = run_job("--input", tmp_path / name, *arguments)
     assert code == 2 and err.startswith(f"error: input {tmp_path / name}") and err.count("\n") == 1
 

@@ -1,6 +1,7 @@
 """Signals that come while a job ends: at a chosen system call, by an audit hook in the job's own process (`hooked`)."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -17,6 +18,16 @@ def write_images(folder: Path) -> None:
     (folder / "broken.png").write_bytes(b"")
 
 
+@pytest.fixture(scope="module")
+def done_before(tmp_path_factory, run_job, bright_model):
+    """The arguments of a job, and the results of its first run."""
+    folder = tmp_path_factory.mktemp("earlier")
+    write_images(folder / "in")
+    arguments = ["--input", folder / "in", "--model", bright_model, "--shards", 2]
+    assert run_job(*arguments, "--output", folder / "out")[0] == 0
+    return arguments, folder / "out"
+
+
 @pytest.mark.parametrize(
     "place",
     [
@@ -28,16 +39,15 @@ def write_images(folder: Path) -> None:
         pytest.param("shutil.rmtree:/.staging-", id="what is left over is removed"),
     ],
 )
-def test_a_signal_while_results_get_their_names_does_not_lose_them(place, hooked, tmp_path, run_job, bright_model):
+def test_a_signal_while_results_get_their_names_does_not_lose_them(place, hooked, tmp_path, run_job, done_before):
     """Not those of this run, nor those of the run before: the job says so, and ends by itself."""
-    write_images(tmp_path / "in")
+    arguments, earlier = done_before
     out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--shards", 2]
-    assert run_job(*arguments)[0] == 0
+    shutil.copytree(earlier, out)
     expected = files_of(out)
     before = json.loads((out / "summary.json").read_text())["run"]
 
-    code, stdout, stderr = run_job(*arguments, env=hooked(place))
+    code, stdout, stderr = run_job(*arguments, "--output", out, env=hooked(place))
 
     assert (code, stderr) == (0, "stopping: the results get their names, then the job ends\n"), stdout
     assert files_of(out) == expected
