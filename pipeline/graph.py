@@ -18,6 +18,7 @@ from pipeline.detect.detect_objects import DetectObjects
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.records import dead_letter_row, detection_row
+from pipeline.storage.ledger import Done
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.archive_rows import ArchiveRows
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
@@ -47,21 +48,29 @@ def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: S
         _ = results | sink
 
 
-def source_of(config: Config) -> Source:
-    """Where the images of a batch job come from, by its config."""
-    return ReadImages(config.patterns(), config.read, exclude=config.output, allow_empty=config.allow_empty)
+def source_of(config: Config, done: Done | None = None) -> Source:
+    """Where the images of a batch job come from, by its config.
+
+    Args:
+      config: The job.
+      done: What counts as done by the rows in the output, and is skipped; None: nothing does.
+    """
+    return ReadImages(config.patterns(), config.read, exclude=config.output, allow_empty=config.allow_empty, done=done)
 
 
-def sinks(config: Config, staging: str, *, launched: bool = True, model: tuple[str, str] = ("", "")) -> list[Sink]:
+def sinks(
+    config: Config, staging: str, name: str = "", *, launched: bool = True, model: tuple[str, str] = ("", "")
+) -> list[Sink]:
     """Where the results of a batch job go, by its config.
 
     Args:
       config: The job.
       staging: Folder in the output for unfinished files; `WriteFiles` leaves there what the summary needs.
+      name: What the files of rows carry in their names.
       launched: Whether a launcher holds that folder while the job runs.
       model: Name and version of the model, where they are known.
     """
-    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched, model)]
+    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched, model, name)]
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:

@@ -218,6 +218,10 @@ class Config:
         "wait", "when another run works at the same images for this output: wait for it, skip (exit code 0), or stop (3)"
     )
     busy_wait_s: Annotated[float, Between(0.0)] = setting(3600.0, "longest wait for another run, in seconds; then stop")
+    only_new: Switch = setting(
+        False,
+        "leave out each version of an image that has a row in the output, of a batch job or stream with this model and settings",
+    )
     beam_options: Mapping[Text, _BeamOption] = section(dict, "options of Beam and its runners, by their flag's name")
     model: ModelConfig = section(ModelConfig)
     detect: DetectConfig = section(DetectConfig)

@@ -23,7 +23,8 @@ class Tally:
 
     Attributes:
       read: Images listed.
-      skipped: Images listed more than once, or not wanted.
+      skipped: Images listed more than once, or not wanted, or done before.
+      done: Of these, the ones that an earlier run or a stream has done.
       dead: Dead letters by (stage, reason).
       classes: Detections by class name; of a model with thousands of names, the rare ones together as `OTHER_CLASSES`.
       batches: Device batches by rung.
@@ -37,6 +38,7 @@ class Tally:
 
     read: int = 0
     skipped: int = 0
+    done: int = 0
     dead: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
     classes: Counter[str] = dataclasses.field(default_factory=Counter)
     batches: Counter[int] = dataclasses.field(default_factory=Counter)
@@ -79,6 +81,7 @@ class Tally:
         """Adds another tally to this one."""
         self.read += other.read
         self.skipped += other.skipped
+        self.done += other.done
         for name in ("dead", "classes", "batches", "latencies"):
             getattr(self, name).update(getattr(other, name))
         self._bound_classes()
@@ -142,6 +145,7 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
         by_reason[reason] += n
     return {
         "images": {"read": tally.read, "detected": tally.detected, "dead": dead, "skipped": tally.skipped},
+        "done_before": tally.done,
         "images_per_second": round(tally.detected / wall, 3),
         "wall_seconds": round(wall, 3),
         "startup_seconds": round(facts.ready_at - facts.started_at, 3),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
+import apache_beam as beam
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline import graph
 from pipeline.config import Config
-from pipeline.errors import BusyError, InputError
+from pipeline.errors import BusyError, ConfigError, InputError
 from pipeline.figures import progress
 from pipeline.figures.summary import RunFacts
 from pipeline.launch.ending import DONE, Ending, failed, stop_from_thread, stopped_by_signals, tidy
@@ -23,9 +24,14 @@ from pipeline.launch.plan import first_images, model_lines, say, shown, trial_li
 from pipeline.launch.templates import write_template
 from pipeline.read.list_images import list_images
 from pipeline.read.manifests import is_manifest
+from pipeline.read.only_new import DoneKeys
+from pipeline.read.source import Source
 from pipeline.read.tfrecords import is_tfrecord
+from pipeline.records import ImageRef
 from pipeline.storage.claims import EVERYTHING
+from pipeline.storage.earlier import run_name
 from pipeline.storage.lease import leased
+from pipeline.storage.ledger import Done, Maker
 from pipeline.storage.results import check_output
 from pipeline.storage.staging import held, new_staging, run_of
 from pipeline.storage.stopping import begin_publishing
@@ -40,6 +46,8 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
       UserError: Something is wrong; the message says what.
     """
     config = dataclasses.replace(config, output=config.output.rstrip("/") or "/")
+    if config.only_new and config.write.replace:
+        raise ConfigError("only_new and replace: expected one of them, since the one adds to what the other removes")
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
     graph.source_of(config).check()
@@ -53,11 +61,15 @@ def show_plan(job: Job) -> int:
         sink.check(write=False)
     detector = load_detector(config)
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
-    listed = sorted({ref.uri for pattern in patterns for ref in list_images(pattern, config.output)})
-    if not (listed or config.allow_empty):
+    refs = {ref.uri: ref for pattern in patterns for ref in list_images(pattern, config.output)}
+    if not (refs or config.allow_empty):
         raise _nothing(config)
+    done = _done(config, (detector.model.metadata.name, detector.model.version))
+    known: Container[ImageRef] = DoneKeys(config.output, done) if done else ()
+    listed = sorted(uri for uri, ref in refs.items() if ref not in known)
     images = [uri for uri in listed if not is_tfrecord(uri)]
-    say([f"input    {len(images)} images", *shown(images)])
+    skipped = f", and {len(refs) - len(listed)} that are done" if len(refs) > len(listed) else ""
+    say([f"input    {len(images)} images{skipped}", *shown(images)])
     say(f"         from {pattern}" for pattern in patterns if is_tfrecord(pattern) or is_manifest(pattern))
     say([f"         of {config.dates}, {config.time_zone}"] if config.dates else [])
     say(model_lines(detector, config))
@@ -70,15 +82,15 @@ def show_plan(job: Job) -> int:
 def run(job: Job) -> int:
     """Runs the job; returns the exit code."""
     config, staging = job.config, new_staging(job.config.output)
-    sinks = graph.sinks(config, staging, launched=not job.template, model=model_known(job))
-    if job.template:
-        _check(sinks)
-        return write_template(job, lambda pipeline: graph.build(pipeline, config, sinks))
-    check_output(config.output)
     with stopped_by_signals():
         try:
+            steps = _steps(job, staging)
+            if job.template:
+                steps.check()
+                return write_template(job, steps.build)
+            check_output(config.output)
             with _lease(job, staging):
-                return _run_to_end(job, sinks, staging)
+                return _run_to_end(job, steps, staging)
         except BusyError as busy:
             if config.when_busy != "skip":
                 raise
@@ -86,6 +98,34 @@ def run(job: Job) -> int:
             return DONE
         except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
             return failed(err)
+
+
+class _Steps(NamedTuple):
+    """What a job's graph begins and ends with, and the name that its files carry."""
+
+    config: Config
+    source: Source
+    sinks: Sequence[Sink]
+    name: str
+
+    def check(self) -> None:
+        for sink in self.sinks:
+            sink.check()
+
+    def build(self, pipeline: beam.Pipeline) -> None:
+        graph.build(pipeline, self.config, self.sinks, self.source)
+
+
+def _steps(job: Job, staging: str) -> _Steps:
+    config, model = job.config, model_known(job)
+    name = run_name(config.as_dict(), job.started_at)
+    sinks = graph.sinks(config, staging, name, launched=not job.template, model=model)
+    return _Steps(config, graph.source_of(config, _done(config, model)), sinks, name)
+
+
+def _done(config: Config, model: tuple[str, str]) -> Done | None:
+    """What counts as done for a job; None where it does all."""
+    return Done(Maker.of(config.as_dict(), model)) if config.only_new else None
 
 
 def _lease(job: Job, staging: str) -> AbstractContextManager[None]:
@@ -97,25 +137,20 @@ def _lease(job: Job, staging: str) -> AbstractContextManager[None]:
     return leased(staging, claimed, wait_s=wait_s, lost=stop_from_thread, works_here=job.in_process)
 
 
-def _run_to_end(job: Job, sinks: Sequence[Sink], staging: str) -> int:
+def _run_to_end(job: Job, steps: _Steps, staging: str) -> int:
     config = job.config
-    _check(sinks)
+    steps.check()
     with held(staging, {"settings": config.as_dict(), "command": job.command, "started_at": job.started_at}):
-        facts = _run_graph(job, sinks)
+        facts = _run_graph(job, steps)
         tally, notes = read_written(staging)
         if not (tally.read or config.allow_empty):
             raise _nothing(config)
-        code = _ending(config).finish(tally, facts, run_of(staging), notes)
+        code = _ending(config, steps.name).finish(tally, facts, run_of(staging), notes)
         tidy(staging)
         return code
 
 
-def _check(sinks: Sequence[Sink]) -> None:
-    for sink in sinks:
-        sink.check()
-
-
-def _run_graph(job: Job, sinks: Sequence[Sink]) -> RunFacts:
+def _run_graph(job: Job, steps: _Steps) -> RunFacts:
     """Runs the graph to its end, when the results have their names."""
     config, launched_at = job.config, time.time()
     with (
@@ -124,7 +159,7 @@ def _run_graph(job: Job, sinks: Sequence[Sink]) -> RunFacts:
         progress.ProgressDisplay(),
     ):
         pipeline = job.pipeline()
-        graph.build(pipeline, config, sinks)
+        steps.build(pipeline)
         _wait(job, pipeline.run())
         begin_publishing()  # if only now: other processes did it
         detector = loading.result() if loading else None
@@ -145,5 +180,5 @@ def _nothing(config: Config) -> InputError:
     return InputError(f"input {', '.join(config.input)}: names no image")
 
 
-def _ending(config: Config) -> Ending:
-    return Ending(config.output, config.write, config.max_dead_share)
+def _ending(config: Config, name: str = "") -> Ending:
+    return Ending(config.output, config.write, config.max_dead_share, name, adds=config.only_new)

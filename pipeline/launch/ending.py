@@ -20,6 +20,7 @@ from pipeline.figures.summary import RunFacts, Tally, summarise, to_json
 from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
 from pipeline.storage import stopping
+from pipeline.storage.beside import make_way
 from pipeline.storage.files import delete_files, write_file
 from pipeline.storage.results import earlier_samples, sample_name
 from pipeline.storage.staging import output_of, remove, remove_dead, staging_of
@@ -35,11 +36,15 @@ class Ending:
       results: Folder of its files.
       write: How many samples go to files and to the report.
       max_dead_share: The job failed when more of its images than this share did; a stream's never count as its own failure.
+      name: The name that the files of its rows carry; empty: the run's own.
+      adds: Whether it adds to what others have left there, so that this is kept.
     """
 
     results: str
     write: WriteConfig
     max_dead_share: float = 1.0
+    name: str = ""
+    adds: bool = True
 
     def finish(self, tally: Tally, facts: RunFacts, run: str, notes: Sequence[str] = ()) -> int:
         """Writes summary, report and samples, says in a few lines how it went, and returns the exit code.
@@ -70,20 +75,25 @@ class Ending:
     def _write(self, summary: dict[str, Any], tally: Tally, run: str) -> None:
         samples, staging = [image for _, image in tally.samples], staging_of(self.results, run)
         named = {sample_name(number, image.ref.uri): image for number, image in enumerate(samples[: self.write.samples], 1)}
-        delete_files(f"{self.results}/{name}" for name in earlier_samples(self.results, run) if name not in named)
+        if self.adds:
+            make_way(self.results, run, adds=True)
+        else:
+            delete_files(f"{self.results}/{name}" for name in earlier_samples(self.results, run) if name not in named)
         for name, image in named.items():
             write_file(f"{self.results}/{name}", annotate(image), staging)
         examples = [row for rows in tally.dead_examples.values() for row in rows]
         report = render_report(summary, samples[: self.write.report_samples], examples)
         write_file(f"{self.results}/report.html", report.encode("utf-8", "backslashreplace"), staging)
-        write_file(f"{self.results}/summary.json", to_json({**summary, "run": run, "samples": list(named)}), staging)
+        told = {"run": run, "name": self.name or run, "samples": list(named)}
+        write_file(f"{self.results}/summary.json", to_json({**summary, **told}), staging)
 
     def _say(self, summary: dict[str, Any], notes: Sequence[str]) -> None:
         images = summary["images"]
+        before = f" ({summary['done_before']} of them done before)" if summary["done_before"] else ""
         print(
-            f"{images['read']} images read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped; "
-            f"{summary['detections']} objects; {summary['images_per_second']:.1f} images/s in {summary['wall_seconds']:.1f} s "
-            f"after {summary['startup_seconds']:.1f} s of start-up"
+            f"{images['read']} images read: {images['detected']} detected, {images['dead']} dead, {images['skipped']} skipped"
+            f"{before}; {summary['detections']} objects; {summary['images_per_second']:.1f} images/s in "
+            f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up"
         )
         for reason, count in summary["dead_by_reason"].items():
             print(f"  dead: {count} {reason}")

@@ -27,8 +27,12 @@ def load_detector(config: Config) -> Detector:
 
 
 def model_known(job: Job) -> tuple[str, str]:
-    """Name and version of a job's model, as rows will say them; empty where only the machines that detect may reach it."""
-    return name_and_version(job.config.model) if job.in_process else ("", "")
+    """Name and version of a job's model, as rows will say them; empty where nobody asks and the machine here may not reach it.
+
+    Raises:
+      ModelError: It is not there, or cannot be understood.
+    """
+    return name_and_version(job.config.model) if job.in_process or job.config.only_new else ("", "")
 
 
 @contextlib.contextmanager

@@ -57,6 +57,8 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
 def _check_settings(config: Config) -> None:
     if len(config.input) != 1:
         raise InputError(f"expected one subscription as --input, got {len(config.input)} inputs")
+    if config.only_new:
+        raise ConfigError("only_new: expected --mode batch, since a stream does what it is asked for")
     runner = runner_named(config.runner)
     if runner.no_stream:
         raise ConfigError(f"runner {runner.name}: {runner.no_stream}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -15,16 +16,18 @@ from pipeline.figures import metrics
 from pipeline.figures.summary import Tally
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.list_images import Piece, check_inputs, list_pieces, pieces_of
+from pipeline.read.only_new import DoneKeys, DoneNames, KeyBlocks, packed_key, partition_of
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.read.tfrecords import images_of_file, is_tfrecord
-from pipeline.records import EncodedImage, ImageRef, identity_hash, name_bytes, name_of
+from pipeline.records import EncodedImage, ImageRef, name_bytes, name_of
+from pipeline.storage.ledger import Done, RowsFile, list_files_of_rows
 from pipeline.storage.listing import AT_ONCE
 
 # An image on its way through the shuffle: its name in bytes, since a text would have to be Unicode there, which not every name
-# is; `extra`; `size_bytes`. So it takes 210 bytes of a local runner's memory, a record with a key of its own took 750.
-_Listed = tuple[bytes, str, int]
-_PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
+# is; `extra`; `size_bytes`; its key, where what is done is left out (see `only_new`). So it takes 210 bytes of a local runner's
+# memory, a record with a key of its own took 750. Without a name it is a block of the keys of what is done.
+_Listed = tuple[bytes, str, int, bytes]
 
 
 @dataclasses.dataclass
@@ -41,6 +44,7 @@ class ReadImages(Source):
       exclude: The job's output; what this program wrote there is skipped.
       allow_empty: For `check`: an input may name nothing.
       retry_seconds: How long an image is tried again while storage fails in a way that may pass.
+      done: What counts as done by the ledger in `exclude`, and is skipped; None: nothing does.
     """
 
     inputs: Sequence[str] | Mapping[str, Sequence[str]]
@@ -48,6 +52,7 @@ class ReadImages(Source):
     exclude: str = ""
     allow_empty: bool = False
     retry_seconds: float = RETRY_SECONDS
+    done: Done | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -60,16 +65,8 @@ class ReadImages(Source):
 
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
         """Wires listing, dropping of doubles, and reading, in one line: a Flatten would make the runner keep all images."""
-        patterns = [pattern for patterns in self._inputs.values() for pattern in patterns]
-        pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> beam.FlatMap(_find_folders, patterns)
-        spread = pieces | "SpreadFolders" >> beam.Reshuffle()
-        listed = spread | "ListImages" >> beam.ParDo(_ListImages(self.exclude)).with_outputs("counted", main="refs")
-        distinct = (
-            listed.refs
-            | "GatherDoubles" >> beam.GroupByKey()
-            | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="refs")
-        )
-        opened = distinct.refs | "OpenTFRecords" >> beam.ParDo(_OpenTFRecords(self.read, self.retry_seconds)).with_outputs(
+        listed, distinct = self.list(begin)
+        opened = distinct.refs | "OpenTFRecords" >> beam.ParDo(self._open_tfrecords()).with_outputs(
             "dead", "counted", main="images"
         )
         read = opened.images | "ReadAhead" >> beam.ParDo(ReadAhead(self.read, self.retry_seconds)).with_outputs(
@@ -81,12 +78,25 @@ class ReadImages(Source):
             (listed.counted, distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten(),
         )
 
+    def list(self, begin: beam.pvalue.PBegin) -> tuple[Any, Any]:
+        """Wires what needs no bytes: what is listed, and once each what is to be read; of both `refs` and `counted`."""
+        patterns = [pattern for patterns in self._inputs.values() for pattern in patterns]
+        ledger = self.exclude if self.done else ""
+        pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> beam.FlatMap(_find_folders, patterns, ledger)
+        spread = pieces | "SpreadFolders" >> beam.Reshuffle()
+        listed = spread | "ListImages" >> beam.ParDo(_ListImages(self.exclude, self.done)).with_outputs("counted", main="refs")
+        gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
+        return listed, gathered | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="refs")
 
-def _find_folders(_start: bytes, patterns: Sequence[str]) -> Iterator[list[Piece]]:
-    """Where to look for images, in groups of what one worker lists side by side."""
-    pieces = pieces_of(patterns)
-    while group := list(islice(pieces, AT_ONCE)):
-        yield group
+    def _open_tfrecords(self) -> _OpenTFRecords:
+        return _OpenTFRecords(self.read, self.retry_seconds, (self.exclude, self.done) if self.done else None)
+
+
+def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str) -> Iterator[list[Any]]:
+    """Where to look for images, and for what is done, in groups of what one worker looks at side by side."""
+    for pieces in (pieces_of(patterns), iter(list_files_of_rows(ledger) if ledger else ())):
+        while group := list(islice(pieces, AT_ONCE)):
+            yield group
 
 
 class _Counting(beam.DoFn):
@@ -95,64 +105,109 @@ class _Counting(beam.DoFn):
     def start_bundle(self) -> None:
         self._tally = Tally()
 
+    def _skip(self, images: int = 1, *, done: bool = False) -> None:
+        """Counts images that need nothing; `done`: since an earlier run or a stream has done them."""
+        self._tally.skipped += images
+        self._tally.done += images if done else 0
+        metrics.count_skipped(images)
+
     def finish_bundle(self) -> Iterator[Any]:
         counted = GlobalWindows.windowed_value_at_end_of_window(self._tally)
         yield beam.pvalue.TaggedOutput("counted", counted)
 
 
 class _ListImages(_Counting):
-    """Lists groups of places, and skips what an earlier run of this program wrote there."""
+    """Lists groups of places, and skips what an earlier run of this program wrote there; of files of rows reads what is done."""
 
-    def __init__(self, exclude: str):
+    def __init__(self, exclude: str, done: Done | None):
         self._exclude = exclude
+        self._done = done
 
-    def process(self, group: Sequence[Piece]) -> Iterator[tuple[int, _Listed]]:
-        for ref in list_pieces(group, self._exclude, self._skip):
+    def start_bundle(self) -> None:
+        super().start_bundle()
+        self._blocks = KeyBlocks(self._done) if self._done else None
+
+    def process(self, group: Sequence[Piece | RowsFile]) -> Iterator[tuple[int, _Listed]]:
+        files = [each for each in group if isinstance(each, RowsFile)]
+        if files and self._blocks:
+            yield from map(_as_listed, self._blocks.read(files))
+        for ref in list_pieces([each for each in group if not isinstance(each, RowsFile)], self._exclude, self._leave_out):
             if not is_tfrecord(ref.uri):
                 metrics.count_read()
-            yield identity_hash(ref.uri) % _PARTITIONS, (name_bytes(ref.uri), ref.extra, ref.size_bytes)
+            key = packed_key(ref) if self._done else b""
+            yield partition_of(ref.uri), (name_bytes(ref.uri), ref.extra, ref.size_bytes, key)
 
-    def _skip(self) -> None:
+    def finish_bundle(self) -> Iterator[Any]:
+        for block in self._blocks.flush() if self._blocks else ():
+            yield GlobalWindows.windowed_value_at_end_of_window(_as_listed(block))
+        yield from super().finish_bundle()
+
+    def _leave_out(self) -> None:
         self._tally.read += 1
-        self._tally.skipped += 1
         metrics.count_read()
-        metrics.count_skipped()
+        self._skip()
+
+
+def _as_listed(block: tuple[int, bytes]) -> tuple[int, _Listed]:
+    return block[0], (b"", "", 0, block[1])
 
 
 class _DropDoubles(_Counting):
-    """Passes each image's ref once, and each TFRecord file's, which is no image."""
+    """Passes each image's ref once, and each TFRecord file's, which is no image; and none that is done."""
+
+    def setup(self) -> None:
+        self._pool = ThreadPoolExecutor(AT_ONCE, "ask-generation")  # its threads start when they are needed
+
+    def teardown(self) -> None:
+        self._pool.shutdown()
 
     def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[ImageRef]:
         best: dict[bytes, tuple[str, int]] = {}
+        keys: dict[bytes, bytes] = {}
+        blocks: list[bytes] = []
         images = doubles = 0
-        for name, extra, size_bytes in partition[1]:
+        for name, extra, size_bytes, key in partition[1]:
+            if not name:
+                blocks.append(key)
+                continue
             known = best.get(name)
             best[name] = max(known or ("", 0), (extra, size_bytes))  # the one of which something is said, and always the same
             if not is_tfrecord(name_of(name)):
                 images += 1
                 doubles += known is not None
+                keys[name] = max(keys.get(name, b""), key)
+        done = DoneNames(blocks, self._pool).among(keys) if blocks else set[bytes]()
         self._tally.read += images
-        self._tally.skipped += doubles
-        metrics.count_skipped(doubles)
+        self._skip(doubles)
+        self._skip(len(done), done=True)
         for name, (extra, size_bytes) in best.items():
-            yield ImageRef(name_of(name), size_bytes=size_bytes, extra=extra)  # no generation: what is read is the newest
+            if name not in done:
+                yield ImageRef(name_of(name), size_bytes=size_bytes, extra=extra)  # no generation: what is read is the newest
 
 
 class _OpenTFRecords(_Counting):
-    """Puts the images of a TFRecord file in its place; other refs pass."""
+    """Puts the images of a TFRecord file in its place, but for those that are done; other refs pass."""
 
-    def __init__(self, read: ReadConfig, retry_seconds: float):
+    def __init__(self, read: ReadConfig, retry_seconds: float, ledger: tuple[str, Done] | None):
         self._max_bytes = int(read.max_file_mb * 1e6)
         self._retry_seconds = retry_seconds
+        self._ledger = ledger
+
+    def setup(self) -> None:
+        self._done: Container[ImageRef] | None = None
 
     def process(self, ref: ImageRef) -> Iterator[Any]:
         if not is_tfrecord(ref.uri):
             yield ref
             return
+        if self._done is None:
+            self._done = DoneKeys(*self._ledger) if self._ledger else ()
         for image in images_of_file(ref, self._max_bytes, self._retry_seconds):
             self._tally.read += 1
             metrics.count_read()
-            if isinstance(image, EncodedImage):
+            if image.ref in self._done:
+                self._skip(done=True)
+            elif isinstance(image, EncodedImage):
                 yield image
             else:
                 metrics.count_result(image)

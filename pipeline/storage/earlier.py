@@ -1,24 +1,43 @@
-"""What an earlier run left in a results folder, and whether a new one may take its place.
+"""What others have left in a results folder, and whether a new run may work there: the rules of the folder.
 
-The same command may: it gives the same files again. A run whose rows would be others may not unless it is told to, for it would
-wipe, or mix, what somebody still needs. Until runs add up in one folder, that is refused in one line.
+- A run never deletes, overwrites or hides what another one wrote, unless it is told to by `--replace`.
+- The same command gives the same files again, not a second copy: they carry a name that is made of the command.
+- What would mix with other results, or double them, is refused in one line that names the ways on: `--only-new` adds what has no
+  row by this model and these settings yet, `--replace` takes the place of what batch jobs have left, another folder has room.
+- Streams add to their archives, and to what batch jobs with the same settings have left.
 """
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.files import exists
-from pipeline.storage.results import REPORT, Rows, list_rows, read_summary
+from pipeline.storage.results import REPORT, Rows, list_rows, read_summary, run_of_rows
 from pipeline.storage.staging import settings_at_work, settings_published
 
 _OF_JOB = ("mode", "input", "dates", "time_zone")
 # of the detector's settings those that decide which rows come out; precision and reduced decoding change their last digits
 _OF_ROWS = ("score_threshold", "iou_threshold", "classes", "max_detections")
+_WAYS_ON = "give --only-new to add what they lack, --replace to remove them, or another folder"
+
+
+def run_name(settings: Mapping[str, Any], started_at: float) -> str:
+    """The name that the files of a batch job carry: of its command alone, or also of its start where it adds to others.
+
+    Args:
+      settings: All settings of the job, nested.
+      started_at: Seconds since the epoch.
+    """
+    named = {name: value for name, value in _of_rows(json.loads(row_bytes(settings))).items() if value not in (None, "", [])}
+    command = hashlib.blake2b(row_bytes(sorted(named.items())), digest_size=4).hexdigest()
+    start = datetime.datetime.fromtimestamp(started_at, datetime.timezone.utc)
+    return f"{command}-{start:%Y%m%dT%H%M%SZ}" if settings.get("only_new") else command
 
 
 def check_earlier(output: str, settings: Mapping[str, Any], *, replace: bool = False) -> None:
@@ -33,35 +52,40 @@ def check_earlier(output: str, settings: Mapping[str, Any], *, replace: bool = F
       OutputError: It would; the message says in what they differ, and what to do.
     """
     new = json.loads(row_bytes(settings))
+    if new.get("only_new"):
+        return  # rows say their model, and indexes their settings: nothing is mixed up, or doubled
+    is_stream = new["mode"] == "streaming"
     for other in settings_at_work(output):
-        if new["mode"] == other["settings"]["mode"] == "streaming":
+        if is_stream or other["settings"].get("only_new"):
             continue  # each adds files of its own
         if difference := _difference(other["settings"], new):
             raise OutputError(f"output {output}: another job is at work there {difference}; wait for it, or give another folder")
     rows = list_rows(output)
-    if new["mode"] == "streaming":
-        if rows.of_batch:
-            raise OutputError(f"output {output}: holds the results of a batch job; give another folder to a stream's archive")
-        return
-    if rows.of_streams:
-        raise OutputError(f"output {output}: holds the archive of a stream, a batch job would mix with it; give another folder")
-    if not replace and (difference := _earlier_difference(output, new, rows)):
-        raise OutputError(f"output {output}: holds the results of a run {difference}; give another folder, or --replace them")
+    if is_stream:
+        if rows.of_batch and (difference := _earlier_difference(output, new, rows, but=_OF_JOB)):
+            raise OutputError(f"output {output}: holds the results of a batch job {difference}; give another folder")
+    elif rows.of_streams:
+        ways = "--only-new to add to it, or another folder"
+        raise OutputError(f"output {output}: holds the archive of a stream, a batch job would double its rows; give {ways}")
+    elif not replace and (difference := _earlier_difference(output, new, rows)):
+        raise OutputError(f"output {output}: holds the results of a run {difference}; {_WAYS_ON}")
+    elif not replace and {run_of_rows(name) for name in rows.of_batch} - {"", run_name(new, 0)}:
+        raise OutputError(f"output {output}: holds the results of several runs; {_WAYS_ON}")
 
 
-def _earlier_difference(output: str, new: Mapping[str, Any], rows: Rows) -> str:
+def _earlier_difference(output: str, new: Mapping[str, Any], rows: Rows, but: Collection[str] = ()) -> str:
     summary = read_summary(output)
     earlier = [summary["config"]] if summary else [about["settings"] for about in settings_published(output)]
     if not earlier and (rows.of_batch or exists(f"{output}/{REPORT}")):
         return "whose settings are not known, since its summary.json is missing"
-    return next(filter(None, (_difference(old, new) for old in earlier)), "")
+    return next(filter(None, (_difference(old, new, but) for old in earlier)), "")
 
 
-def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any], but: Collection[str] = ()) -> str:
     """In what two runs' settings differ that decide on their rows; what one of them does not name is not compared."""
     before, now = _of_rows(old), _of_rows(new)
     for key in before:
-        if key in now and before[key] != now[key]:
+        if key in now and key not in but and before[key] != now[key]:
             return f"with {key} {_short(before[key])} where this one has {_short(now[key])}"
     return ""
 

@@ -199,5 +199,17 @@ class ObjectPlace(Place):
         return bucket, name
 
 
+def generation_of(path: str) -> str:
+    """The generation of a file or object by its name, as a listing has it; empty where it is not there, or has none."""
+    if "://" not in path:
+        return next((found.generation for found in _found(path)), "")
+    if not path.startswith(GS):
+        return ""
+    bucket, _, name = path[len(GS) :].partition("/")
+    with storage_client() as client:
+        blob = client.bucket(bucket).get_blob(name)
+    return _object(blob).generation if blob else ""
+
+
 def _object(blob: Any) -> FoundFile:
     return FoundFile(f"{GS}{blob.bucket.name}/{blob.name}", blob.size or 0, str(blob.generation or ""))

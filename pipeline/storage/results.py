@@ -1,14 +1,18 @@
 """The results folder: what lies where, which files are a run's own, and how they get their names.
 
-    detections/detections-00000-of-00003.jsonl     rows of images that were detected; .parquet, .tfrecord on request
-    dead_letters/dead_letters-00000-of-00001.jsonl rows of images that were not
-    <kind>/<kind>-<window>-<job>-00000-of-00001.jsonl  the same, archived by a stream; <job> is compact<id> where many became few
-    index/detections-00000-of-00003.parquet        of each file of rows: whose rows they are (see `ledger`)
-    coco/results.json  coco/images.json            on request
-    samples/001-<name>.jpg                         on request
-    summary.json  report.html
-    .staging-<run>/                                unfinished files of a run; no reader looks there
-    .lease-<run>  .lease                           who works at what now (see `lease`)
+    detections/detections-<run>-00000-of-00003.jsonl      rows of images that were detected; .parquet, .tfrecord on request
+    dead_letters/dead_letters-<run>-00000-of-00001.jsonl  rows of images that were not
+    index/detections-<run>-00000-of-00003.parquet         of each file of rows: whose rows they are (see `ledger`)
+    coco/results.json  coco/images.json                   on request
+    samples/001-<name>.jpg                                on request
+    summary.json  report.html                             of the latest run; what stands beside rows
+    runs/<run>/                                           the same of earlier ones (see `beside`)
+    .staging-<run>/                                       unfinished files of a run; no reader looks there
+    .lease-<run>  .lease                                  who works at what now (see `lease`)
+
+The name of a run is made of its command (`3f2a9c01`), so that the same command gives the same files; with its start where it adds
+to others (`3f2a9c01-20261121T020000Z`); a stream's names a window and the job (`20261121T020000Z-0a1b2c3d`), as does that of
+files which many became (`20261121T020000Z-compact<id>`). Files of versions before names have none.
 
 Whatever else lies there belongs to somebody else: it is read like any input, never counted as a result, and never deleted.
 """
@@ -33,7 +37,7 @@ DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
 SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
 RECONCILIATION = "reconcile.html"
 COCO_RESULTS, COCO_IMAGES = "coco/results.json", "coco/images.json"
-INDEX = "index"
+INDEX, RUNS = "index", "runs"
 STAGING = UNFINISHED
 
 
@@ -43,13 +47,17 @@ def _rows(run: str) -> str:
     return rf"(detections|dead_letters)/\1-{run}{numbers}\.({endings})|{INDEX}/(detections|dead_letters)-{run}{numbers}\.parquet"
 
 
-_BATCH = re.compile(_rows("") + r"|coco/(results|images)\.json")
+_COCO = r"coco/(results|images)\.json"
+_BATCH = re.compile(_rows(r"(?:[0-9a-f]{8}-(?:\d{8}T\d{6}Z-)?)?") + rf"|{_COCO}")
 _STREAM = re.compile(_rows(r"\d{8}T\d{6}Z-[\w-]+-"))
+_SAMPLE = r"samples/\d{3,}-[\w.-]*\.jpg"
 _OTHERS = re.compile(
-    r"summary\.json|(report|reconcile)\.html|samples/\d{3,}-[\w.-]*\.jpg|((detections|dead_letters|index|coco|samples)/)?\.staging-[^/]+(/.*)?|"
-    r"\.spools-[^/]+(/.*)?|\.lease[^/]*",
+    rf"(runs/[\w-]+/)?(summary\.json|report\.html|{_SAMPLE})|reconcile\.html|runs/[\w-]+/{_COCO}"
+    r"|((detections|dead_letters|index|coco|samples|runs/[^/]+(/coco|/samples)?)/)?\.staging-[^/]+(/.*)?"
+    r"|\.spools-[^/]+(/.*)?|\.lease[^/]*",
     re.DOTALL,
 )
+_RUN = re.compile(r"/(?:detections|dead_letters)-(.*)-\d{5,}-of-\d{5,}\.\w+$")
 _ROWS = re.compile(r"(^|/)(detections|dead_letters)-([^/]*-)?\d{5,}-of-\d{5,}\.(jsonl|parquet|tfrecord)$")
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 
@@ -66,9 +74,21 @@ def shard_of(ref: ImageRef, shards: int) -> int:
     return identity_hash(ref.identity) % shards
 
 
-def shard_name(kind: str, number: int, shards: int) -> str:
+def shard_name(kind: str, number: int, shards: int, run: str = "") -> str:
     """The name of one of a kind's files, without its ending."""
-    return f"{kind}/{kind}-{number:05d}-of-{shards:05d}"
+    return f"{kind}/{kind}-{f'{run}-' if run else ''}{number:05d}-of-{shards:05d}"
+
+
+def run_of_rows(name: str) -> str:
+    """The run whose name a file of rows carries, or its index; empty where it has none.
+
+    >>> run_of_rows("detections/detections-3f2a9c01-00000-of-00001.jsonl")
+    '3f2a9c01'
+    >>> run_of_rows("index/detections-00000-of-00001.parquet")
+    ''
+    """
+    match = _RUN.search(name)
+    return match[1] if match else ""
 
 
 def archive_name(kind: str, window: str, job: str, shard: int, shards: int) -> str:
@@ -115,8 +135,8 @@ class Rows(NamedTuple):
     """The names of the files of rows, and of what is made of them, in an output folder.
 
     Attributes:
-      of_batch: Those that each run of a batch job writes anew.
-      of_streams: Those of archives, where each run adds its own.
+      of_batch: Those of batch jobs.
+      of_streams: Those of archives.
     """
 
     of_batch: list[str]

@@ -4,7 +4,8 @@ A run gathers its files in `<output>/.staging-<run>/`, which it holds while it l
 
     1. `commit.json` is written there: from now on the results are complete, and will have their names, whatever happens
     2. each file gets its name
-    3. what an earlier run left goes: files under names of ours that are not among the new ones, its samples, its summary
+    3. what the run takes the place of goes: files of the same command that are not among the new ones, or all with `--replace`;
+       none where it adds to others. What stands beside the rows makes way (see `beside`)
     4. `commit.json` becomes `published.json`
 
 Each step may be taken again, by a second worker at the same time, by the launcher when a signal has stopped the runner, or by the
@@ -33,10 +34,11 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
+from pipeline.storage.beside import make_way
 from pipeline.storage.files import delete_files, exists, list_files, make_folder, move_files, read_file, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.locks import if_unlocked, locked_file, one_at_a_time
-from pipeline.storage.results import INDEX, REPORT, STAGING, SUMMARY, StagedFile, earlier_samples, list_rows, read_summary
+from pipeline.storage.results import INDEX, STAGING, StagedFile, list_rows, read_summary, run_of_rows
 from pipeline.storage.stopping import begin_publishing, confirm_publishing
 
 _RUN, _READY, _COMMIT, _PUBLISHED, _STOPPED = "run.json", "ready.json", "commit.json", "published.json", "stopped"
@@ -139,11 +141,15 @@ def finish_publishing(staging: str) -> bool:
     with one_at_a_time(output):
         if not exists(f"{staging}/{_COMMIT}"):
             return exists(f"{staging}/{_PUBLISHED}")
-        names = json.loads(read_file(f"{staging}/{_COMMIT}"))
+        names, settings = json.loads(read_file(f"{staging}/{_COMMIT}")), _settings(staging)
+        if settings.get("only_new"):
+            make_way(output, run_of(staging), adds=True)  # first, for COCO files have the same names
         for is_index in (False, True):  # one that gets its name has its rows beside it
             of_kind = [(staged, final) for staged, final in names if final.startswith(f"{INDEX}/") is is_index]
             move_files({f"{output}/{staged}": f"{output}/{final}" for staged, final in of_kind})
-        _remove_earlier(output, run_of(staging), {final for _, final in names})
+        if not settings.get("only_new"):
+            make_way(output, run_of(staging), adds=False)
+            _remove_earlier(output, settings, {final for _, final in names})
         move_files({f"{staging}/{_COMMIT}": f"{staging}/{_PUBLISHED}"})
         return True
 
@@ -215,12 +221,17 @@ def _about(staging: str) -> Iterator[dict[str, Any]]:
         yield json.loads(read_file(f"{staging}/{_RUN}"))
 
 
-def _remove_earlier(output: str, run: str, keep: set[str]) -> None:
-    """Removes the files of earlier runs; never one that this program did not write, and never one of this run."""
-    stale = set(list_rows(output).of_batch)
-    if read_summary(output).get("run") != run:
-        stale |= {SUMMARY, REPORT, *earlier_samples(output, run)}
-    delete_files(f"{output}/{name}" for name in sorted(stale - keep))
+def _remove_earlier(output: str, settings: Mapping[str, Any], new: set[str]) -> None:
+    """Removes the files of the runs whose place one takes; never one that this program did not write, and never a new one."""
+    stale = set(list_rows(output).of_batch) - new
+    if not settings.get("write", {}).get("replace"):
+        stale = {name for name in stale if run_of_rows(name) in {"", *map(run_of_rows, new)}}
+    delete_files(f"{output}/{name}" for name in sorted(stale))
+
+
+def _settings(staging: str) -> Mapping[str, Any]:
+    settings = next(_about(staging), {}).get("settings")
+    return settings if isinstance(settings, dict) else {}
 
 
 def _age_s(staging: str) -> float:

@@ -89,6 +89,7 @@ class WriteFiles(Sink):
       samples: How many images with a thumbnail the tally keeps.
       launched: Whether a launcher of this job holds the staging folder; a template's jobs have none.
       model: Name and version of the model, where they are known; dead letters do not say them.
+      name: What the files of rows carry in their names.
     """
 
     staging: str
@@ -97,6 +98,7 @@ class WriteFiles(Sink):
     samples: int = 0
     launched: bool = True
     model: tuple[str, str] = ("", "")
+    name: str = ""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -129,11 +131,11 @@ class WriteFiles(Sink):
         (kind, number, shards), spools = Shard(*shard_and_spools[0]), list(shard_and_spools[1])
         lines = merge_lines((spool.path for spool in spools), f"{self.staging}/merge")
         if shards != _BY_ROWS:
-            yield from self._write_shard(shard_name(kind, number, shards), lines)
+            yield from self._write_shard(shard_name(kind, number, shards, self.name), lines)
             return
         shards = -(-sum(spool.lines for spool in spools) // ROWS_PER_SHARD)
         for number in range(shards):
-            yield from self._write_shard(shard_name(kind, number, shards), itertools.islice(lines, ROWS_PER_SHARD))
+            yield from self._write_shard(shard_name(kind, number, shards, self.name), itertools.islice(lines, ROWS_PER_SHARD))
 
     def _write_shard(self, name: str, lines: Iterable[bytes]) -> Iterator[StagedFile]:
         attempt = f"{self.staging}/{uuid.uuid4().hex}"  # of two workers that write the same shard, none disturbs the other
@@ -157,7 +159,8 @@ class WriteFiles(Sink):
         files: list[StagedFile] = []
         if tally.read:  # the results of an earlier run outlive one that found no input
             files = list(finished)
-            files += self._empty_shards({file.final for file in files})
+            if not self.settings.get("only_new"):  # which adds no files that say nothing
+                files += self._empty_shards({file.final for file in files})
             if self.write.coco:
                 coco, notes = self._write_coco(file.staged for file in files if _is_rows(file))
                 files += coco
@@ -173,7 +176,7 @@ class WriteFiles(Sink):
             if shards == _BY_ROWS and any(final.startswith(f"{kind}/") for final in written):
                 continue
             for number in range(shards or 1):
-                name = shard_name(kind, number, shards or 1)
+                name = shard_name(kind, number, shards or 1, self.name)
                 if f"{name}.jsonl" not in written:
                     yield from self._write_shard(name, ())
 

@@ -116,10 +116,11 @@ def test_the_summary_has_the_figures_of_the_contract():
         dead(9),
         dead(10, "decode", "empty"),
     ]
-    tally = merge_tallies([tally_of(elements), Tally(read=6, skipped=1)], SAMPLES)
+    tally = merge_tallies([tally_of(elements), Tally(read=6, skipped=1, done=1)], SAMPLES)
     summary = summarise(tally, RunFacts(1000.0, 1002.5, 1004.5, "run", {"detect": {"xla": False}}, "batch", "/m", (1, 2)))
     assert summary == {
         "images": {"read": 6, "detected": 3, "dead": 2, "skipped": 1},
+        "done_before": 1,
         "images_per_second": 1.5,
         "wall_seconds": 2.0,
         "startup_seconds": 2.5,

@@ -83,9 +83,7 @@ def test_a_sample_is_named_after_its_image_whatever_that_is_called(tmp_path, run
 @pytest.mark.parametrize(
     ("place", "code", "said"),
     [
-        pytest.param(
-            "os.rename:/detections-00000", 1, "error: the job failed: .*storage is gone", id="when rows get their names"
-        ),
+        pytest.param("os.rename:/detections-", 1, "error: the job failed: .*storage is gone", id="when rows get their names"),
         pytest.param("os.rename:/summary.json", 1, "error: the job failed: .*storage is gone", id="when the summary is written"),
         pytest.param("shutil.rmtree:/.staging-", 0, "unfinished files are left in .*: storage is gone", id="when all is done"),
     ],

@@ -31,8 +31,8 @@ def done_before(tmp_path_factory, run_job, bright_model):
 @pytest.mark.parametrize(
     "place",
     [
-        pytest.param("os.rename:detections-00001-of", id="a file has its name, the next one not yet"),
-        pytest.param("os.rename:dead_letters-00000", id="the last file has not its name yet"),
+        pytest.param("os.rename:-00001-of-00002.jsonl", id="a file has its name, the next one not yet"),
+        pytest.param("os.rename:/dead_letters/dead_letters-", id="the last file has not its name yet"),
         pytest.param("os.rename:/published.json", id="all files have their names"),
         pytest.param("os.rename:/report.html", id="the report is written"),
         pytest.param("os.rename:/summary.json", id="the summary is written"),
@@ -65,7 +65,7 @@ def test_a_signal_before_the_first_file_has_its_name_stops_the_job(hooked, tmp_p
     assert run_job(*arguments)[0] == 0
     (tmp_path / "in" / "broken.png").unlink()
 
-    code, stdout, stderr = run_job(*arguments, env=hooked("open:/detections/detections-00000"))
+    code, stdout, stderr = run_job(*arguments, env=hooked("open:/detections/detections-"))
 
     assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; nothing was published\n")
     assert [len(rows_of(out, kind)) for kind in ("detections", "dead_letters")] == [4, 1]

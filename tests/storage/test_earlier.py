@@ -2,18 +2,20 @@
 
 import json
 import os
+import re
 
 import pytest
 
 from pipeline.config import load_config
 from pipeline.errors import OutputError
-from pipeline.storage.earlier import check_earlier
+from pipeline.storage.earlier import check_earlier, run_name
 from pipeline.storage.files import write_file
+from pipeline.storage.results import shard_name
 from pipeline.storage.staging import held, new_staging
 
 BATCH = "detections/detections-00000-of-00001.jsonl"
 ARCHIVE = "detections/detections-20261121T020000Z-0a1b2c3d-00000-of-00001.jsonl"
-WAYS_OUT = "; give another folder, or --replace them"
+WAYS_ON = "; give --only-new to add what they lack, --replace to remove them, or another folder"
 
 
 def settings(**changes):
@@ -69,7 +71,7 @@ def test_a_run_with_other_rows_is_refused_in_one_line_unless_it_is_told_to_repla
     folder = earlier(settings())
     with pytest.raises(OutputError) as caught:
         check_earlier(folder, settings(**changes))
-    assert str(caught.value) == f"output {folder}: holds the results of a run {difference}{WAYS_OUT}"
+    assert str(caught.value) == f"output {folder}: holds the results of a run {difference}{WAYS_ON}"
     check_earlier(folder, settings(**changes), replace=True)
 
 
@@ -93,7 +95,7 @@ def test_a_folder_without_results_is_free(earlier, files):
 @pytest.mark.parametrize("file", [BATCH, "coco/images.json", "report.html"])
 def test_results_of_which_nothing_is_known_are_refused(earlier, file):
     folder = earlier(files=[file])
-    with pytest.raises(OutputError, match=r"whose settings are not known, since its summary\.json is missing; give another"):
+    with pytest.raises(OutputError, match=r"whose settings are not known, since its summary\.json is missing; give --only-new"):
         check_earlier(folder, settings())
     check_earlier(folder, settings(), replace=True)
 
@@ -102,13 +104,53 @@ def test_results_of_which_nothing_is_known_are_refused(earlier, file):
 def test_a_batch_job_never_touches_the_archive_of_a_stream(earlier, replace):
     with pytest.raises(OutputError, match="holds the archive of a stream"):
         check_earlier(earlier(files=[ARCHIVE]), settings(), replace=replace)
+    check_earlier(earlier(files=[ARCHIVE]), settings(only_new=True))
 
 
-def test_a_stream_adds_to_its_archive_and_not_to_the_results_of_a_batch_job(earlier):
-    stream = settings(mode="streaming", input=["projects/p/subscriptions/s"], output="projects/p/topics/t")
-    check_earlier(earlier({**stream, "input": ["other"]}, files=[ARCHIVE]), stream)
-    with pytest.raises(OutputError, match="holds the results of a batch job"):
-        check_earlier(earlier(files=[BATCH]), stream)
+def test_a_stream_adds_to_its_archive_and_to_the_results_of_batch_jobs_with_its_settings(earlier):
+    stream = {"mode": "streaming", "input": ["projects/p/subscriptions/s"], "output": "projects/p/topics/t"}
+    check_earlier(earlier(settings(**{**stream, "input": ["other"]}), files=[ARCHIVE]), settings(**stream))
+    check_earlier(earlier(settings(), files=[BATCH]), settings(**stream))
+    with pytest.raises(OutputError, match=r"holds the results of a batch job with score_threshold 0\.25 where this one has 0\.5"):
+        check_earlier(earlier(settings(), files=[BATCH]), settings(**stream, detect__score_threshold=0.5))
+
+
+def test_a_stream_does_not_add_to_results_of_which_nothing_is_known(earlier):
+    with pytest.raises(OutputError, match="holds the results of a batch job whose settings are not known"):
+        check_earlier(earlier(files=[BATCH]), settings(mode="streaming"))
+
+
+class TestRunName:
+    def test_the_same_command_has_the_same_name_and_one_that_adds_has_its_start_in_it(self):
+        name = run_name(settings(), 1795226400.0)
+        assert re.fullmatch("[0-9a-f]{8}", name)
+        assert run_name(settings(write__shards=3, detect__precision="bfloat16", output="x"), 0.0) == name
+        assert run_name(settings(only_new=True), 1795226400.0) == f"{name}-20261121T020000Z"
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"input": ["other/"]}, {"detect__score_threshold": 0.5}, {"model__name": "mine"}, {"mode": "streaming"}],
+        ids=str,
+    )
+    def test_another_command_has_another_name(self, changes):
+        assert run_name(settings(**changes), 0.0) != run_name(settings(), 0.0)
+
+
+def test_a_run_that_adds_is_never_refused(earlier):
+    adds = settings(only_new=True, input=["other/"], detect__score_threshold=0.5)
+    for files in ([BATCH], [ARCHIVE], [BATCH, ARCHIVE], []):
+        check_earlier(earlier(files=files), adds)
+
+
+def test_a_command_does_not_double_what_runs_that_added_have_left(earlier):
+    """Its own files it may write anew."""
+    own = f"{shard_name('detections', 0, 1, run_name(settings(), 0.0))}.jsonl"
+    check_earlier(earlier(settings(), files=[own]), settings())
+    folder = earlier(settings(), files=[f"{shard_name('detections', 0, 1, run_name(settings(only_new=True), 0.0))}.jsonl"])
+    with pytest.raises(OutputError, match="holds the results of several runs") as caught:
+        check_earlier(folder, settings())
+    assert str(caught.value).endswith(WAYS_ON)
+    check_earlier(folder, settings(), replace=True)
 
 
 def test_another_job_at_work_is_refused_only_if_its_rows_will_be_others(tmp_path):

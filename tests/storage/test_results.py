@@ -2,15 +2,20 @@
 
 import pytest
 
-from pipeline.storage.results import archive_name, is_result, list_rows, read_summary, sample_name, shard_name
+from pipeline.storage.results import archive_name, index_name, is_result, list_rows, read_summary, sample_name, shard_name
 
 OWN = [
     f"{shard_name('detections', 0, 1)}.jsonl",
     f"{shard_name('detections', 123456, 1234567)}.parquet",
     f"{shard_name('detections', 0, 1)}.tfrecord",
     f"{shard_name('dead_letters', 0, 3)}.jsonl",
+    f"{shard_name('detections', 0, 1, '3f2a9c01')}.jsonl",
+    f"{shard_name('dead_letters', 0, 3, '3f2a9c01-20261121T020000Z')}.jsonl",
+    index_name(shard_name("detections", 0, 1)),
+    index_name(shard_name("dead_letters", 0, 1, "3f2a9c01")),
     archive_name("detections", "20261121T020000Z", "0a1b2c3d", 0, 1),
     archive_name("dead_letters", "20261121T020000Z", "0a1b2c3d", 12, 13),
+    index_name(archive_name("detections", "20261121T020000Z", "0a1b2c3d", 0, 1)),
     sample_name(1, "gs://bucket/a.png"),
     sample_name(1234, "in/ä b?\udc80.jpg"),
     sample_name(1, ".jpg"),
@@ -18,6 +23,10 @@ OWN = [
     "coco/images.json",
     "summary.json",
     "report.html",
+    "runs/3f2a9c01-20261121T020000Z/summary.json",
+    "runs/0a1b2c3d/report.html",
+    "runs/3f2a9c01/coco/results.json",
+    f"runs/3f2a9c01/{sample_name(1, 'a.png')}",
     ".staging-0123456789ab/spool/a\nb",
     "detections/.staging-0123456789ab",
 ]
@@ -37,6 +46,11 @@ STRANGE = [
     "summary.json.jpg",
     "summary.jsonl",
     "in/summary.json",
+    "runs/a.jpg",
+    "runs/3f2a9c01/a.jpg",
+    "runs/3f2a9c01/deep/summary.json",
+    "index/a.parquet",
+    "detections/detections-mine-00000-of-00001.jsonl",
     "in/.staging-0123456789ab/a.jpg",
 ]
 
@@ -55,8 +69,8 @@ def test_rows_are_listed_by_who_wrote_them(tmp_path):
             (output / name).parent.mkdir(parents=True, exist_ok=True)
             (output / name).touch()
     rows = list_rows(str(output))
-    assert sorted(rows.of_batch) == sorted([*OWN[:4], "coco/results.json", "coco/images.json"])
-    assert sorted(rows.of_streams) == sorted(OWN[4:6])
+    assert sorted(rows.of_batch) == sorted([*OWN[:8], "coco/results.json", "coco/images.json"])
+    assert sorted(rows.of_streams) == sorted(OWN[8:11])
     assert list_rows(f"{tmp_path}/absent") == ([], [])
 
 

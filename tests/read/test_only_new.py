@@ -1,0 +1,138 @@
+"""Leaving out what is done: listing and ledger meet by name and generation, in the pipeline."""
+
+import os
+
+import pytest
+
+from pipeline.figures.summary import merge_tallies
+from pipeline.read import only_new
+from pipeline.read.only_new import PARTITIONS, DoneKeys, KeyBlocks, packed_key, partition_of
+from pipeline.read.read_images import ReadImages
+from pipeline.records import ImageRef
+from pipeline.storage.ledger import Done, list_files_of_rows
+from pipeline.storage.places import generation_of
+from tests.read.test_read_images import run
+from tests.storage.test_ledger import ARCHIVED, DEAD, DETECTIONS, MAKER, dead, detected, write
+
+
+@pytest.fixture(params=["local", "gs"])
+def places(request, tmp_path):
+    """Folder of the images, folder of the results, and what puts an image there: local, or on Cloud Storage."""
+    if request.param == "local":
+        (tmp_path / "in").mkdir()
+
+        def put(name, content=b"x"):
+            (tmp_path / "in" / name).write_bytes(content)
+            return f"{tmp_path}/in/{name}"
+
+        return f"{tmp_path}/in/", f"{tmp_path}/out", put
+    bucket = request.getfixturevalue("gcs_bucket")
+
+    def put_object(name, content=b"x"):
+        bucket.blob(f"in/{name}").upload_from_string(content)
+        return f"gs://{bucket.name}/in/{name}"
+
+    return f"gs://{bucket.name}/in/", f"gs://{bucket.name}/out", put_object
+
+
+def read(inputs, output, done=None):
+    """What is read of an input: (names, images read, skipped, of these done before)."""
+    got = run(lambda pipeline: (pipeline | ReadImages(inputs, exclude=output, done=done or Done(MAKER)))._asdict())
+    counted = merge_tallies(got["counted"], 0)
+    assert counted.read == len(got["images"]) + len(got["dead"]) + counted.skipped
+    names = [image.ref.uri.rpartition("/")[2] for image in got["images"]]
+    return sorted(names), counted.read, counted.skipped, counted.done
+
+
+def test_with_an_empty_ledger_everything_is_new(places):
+    folder, output, put = places
+    put("a.jpg")
+    assert read([folder], output) == (["a.jpg"], 1, 0, 0)
+
+
+def test_what_has_a_row_of_a_batch_job_a_stream_or_a_dead_letter_for_good_is_skipped_and_counted(places):
+    folder, output, put = places
+    uris = {name: put(name) for name in ("batch.jpg", "stream.jpg", "dead.jpg", "passing.jpg", "other.jpg", "new.jpg")}
+    now = {name: generation_of(uri) for name, uri in uris.items()}
+    write(output, DETECTIONS, [detected(uris["batch.jpg"], now["batch.jpg"])])
+    write(output, ARCHIVED, [detected(uris["stream.jpg"], now["stream.jpg"]), detected(uris["other.jpg"], "1", "other")])
+    write(
+        output,
+        DEAD,
+        [dead(uris["dead.jpg"], now["dead.jpg"]), dead(uris["passing.jpg"], now["passing.jpg"], "unreadable", "read")],
+    )
+    assert read([folder], output) == (["new.jpg", "other.jpg", "passing.jpg"], 6, 3, 3)
+    assert read([folder], output, Done(MAKER, frozenset())) == (["dead.jpg", "new.jpg", "other.jpg", "passing.jpg"], 6, 2, 2)
+    assert read([folder], output, Done(MAKER._replace(version="4")))[3] == 0
+    assert read([folder], output, Done(MAKER._replace(detections="cccccccc")))[3] == 1
+    known = DoneKeys(output, Done(MAKER))
+    assert [name for name, uri in uris.items() if ImageRef(uri, now[name]) in known] == ["batch.jpg", "stream.jpg", "dead.jpg"]
+
+
+def test_an_image_that_was_overwritten_is_new(places):
+    folder, output, put = places
+    uri = put("a.jpg")
+    write(output, DETECTIONS, [detected(uri, generation_of(uri))])
+    assert read([folder], output) == ([], 1, 1, 1)
+    put("a.jpg", b"another version")
+    assert read([folder], output) == (["a.jpg"], 1, 0, 0)
+
+
+def test_an_image_that_a_manifest_names_is_asked_for_its_generation_where_it_may_be_done(places, tmp_path, monkeypatch):
+    folder, output, put = places
+    done, overwritten, new = put("done.jpg"), put("overwritten.jpg"), put("new.jpg")
+    write(output, DETECTIONS, [detected(done, generation_of(done)), detected(overwritten, "1"), detected(f"{folder}gone.jpg")])
+    manifest = tmp_path / "m.txt"
+    manifest.write_text("\n".join([done, overwritten, new, done, f"{folder}gone.jpg"]))
+    asked = []
+    monkeypatch.setattr(only_new, "generation_of", lambda uri: asked.append(uri) or generation_of(uri))
+    got = run(lambda pipeline: (pipeline | ReadImages([str(manifest)], exclude=output, done=Done(MAKER)))._asdict())
+    counted = merge_tallies(got["counted"], 0)
+    assert sorted(image.ref.uri for image in got["images"]) == sorted([overwritten, new])
+    assert [letter.reason for letter in got["dead"]] == ["not_found"]
+    assert (counted.read, counted.skipped, counted.done) == (5, 2, 1)
+    assert sorted(asked) == sorted([done, overwritten, f"{folder}gone.jpg"])
+
+
+def test_rows_whose_settings_are_not_known_are_not_taken_for_done(places):
+    folder, output, put = places
+    uri = put("a.jpg")
+    write(output, DETECTIONS, [detected(uri, generation_of(uri))], maker=None)
+    assert read([folder], output) == (["a.jpg"], 1, 0, 0)
+
+
+def test_images_in_tfrecord_files_are_left_out_by_their_content(tmp_path):
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(f"{tmp_path}/a.tfrecord") as writer:
+        for name in (b"one", b"two"):
+            values = {"image/encoded": name, "image/source_id": name}
+            named = {key: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value])) for key, value in values.items()}
+            writer.write(tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString())
+    inputs, output = [f"{tmp_path}/a.tfrecord"], f"{tmp_path}/out"
+    everything = run(lambda pipeline: (pipeline | ReadImages(inputs))._asdict())["images"]
+    (one,) = [image.ref for image in everything if image.ref.uri == "one"]
+    write(output, DETECTIONS, [detected("one", one.generation), detected("two", "of other content")])
+    assert read(inputs, output) == (["two"], 2, 1, 1)
+
+
+def test_keys_are_spread_over_the_partitions_where_their_images_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(only_new, "_FLUSHED", 10)
+    refs = [ImageRef(f"{n}.jpg", "1") for n in range(100)]
+    for number in range(10):
+        some = [detected(ref.uri, ref.generation) for ref in refs[number::10]]
+        write(tmp_path, DETECTIONS.replace("00000-of-00001", f"{number:05d}-of-00010"), some)
+    blocks = KeyBlocks(Done(MAKER))
+    spread = [*blocks.read(list_files_of_rows(str(tmp_path))), *blocks.flush()]
+    found = sorted((partition, block[n : n + 16]) for partition, block in spread for n in range(0, len(block), 16))
+    assert found == sorted((partition_of(ref.uri), packed_key(ref)) for ref in refs)
+    assert max(partition for partition, _ in spread) < PARTITIONS
+    assert list(blocks.flush()) == []
+
+
+def test_the_generation_of_a_file_is_that_of_the_listing_and_of_the_row(tmp_path):
+    (tmp_path / "a[1]*.jpg").write_bytes(b"x")
+    (found,) = run(lambda pipeline: (pipeline | ReadImages([str(tmp_path)]))._asdict())["images"]
+    assert generation_of(found.ref.uri) == found.ref.generation != ""
+    os.mkdir(tmp_path / "deep")
+    assert [generation_of(f"{tmp_path}/{name}") for name in ("absent.jpg", "deep")] == ["", ""]
