@@ -7,6 +7,7 @@
     hostile      100 messages that are no request among 400 images
     kill         SIGKILL at 10 random moments of a backlog of 1,000 images, and a new start each time
     memory       peak memory of 20,000 messages beside that of 1,000
+    turns        memory over a day's turns of an idle job (172,800, as fast as they go), and the processor time of one
 
 `--runner DirectRunner PrismRunner` measures these by turns. Publisher, emulator (Java), Prism and job share this machine's cores;
 so does everything here that receives. Figures go to `.bench/streaming.json`.
@@ -243,6 +244,17 @@ class Bench:
         peaks = {count: self._peak_mb(count) for count in (few, many)}
         return {"peak_mb": peaks, "ratio": round(peaks[many]["job"] / peaks[few]["job"], 3)}
 
+    def turns(self) -> dict[str, Any]:
+        """The turns of a job that nobody sends anything, without their waiting."""
+        (_, subscription), (output, _) = self._emulator.create(), self._emulator.create()
+        command = [sys.executable, "-m", "tests.benchmarks.idle_turns", "800" if self._quick else "172800", "--config", CONFIG]
+        command += ["--input", subscription, "--output", output, "--runner", self._runner]
+        command += ["--archive", str((BENCH / "out" / "idle_turns").resolve())]
+        env = {**os.environ, "PUBSUB_EMULATOR_HOST": self._emulator.host, "NO_GCE_CHECK": "true"}
+        said = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+        figures: dict[str, Any] = next(json.loads(line) for line in said.splitlines() if line.startswith('{"resident_mb"'))
+        return figures
+
     def _peak_mb(self, count: int) -> dict[str, float]:
         peaks: collections.Counter[str] = collections.Counter()
         links = _many_links(make_images(SMALL), count)
@@ -334,7 +346,7 @@ class Bench:
 
 def main() -> None:
     """Runs the measurements that are named, or all."""
-    every = ("throughput", "latency", "requests", "doubles", "hostile", "kill", "memory")
+    every = ("throughput", "latency", "requests", "doubles", "hostile", "kill", "memory", "turns")
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("what", nargs="*", choices=[*every, []], help="default: all")
     flags.add_argument("--quick", action="store_true", help="small numbers, to see that it works")
