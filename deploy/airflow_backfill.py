@@ -66,6 +66,7 @@ with DAG("detect_backfill_dataflow", description="Yesterday's images that have n
                     "time_zone": "UTC",
                     "output": f"{BUCKET}/results",
                     "model": f"{BUCKET}/models/yolov4",
+                    "only_new": "true",
                     "allow_empty": "true",
                 },
                 "environment": {

@@ -84,13 +84,15 @@ def run(job: Job) -> int:
     config, staging = job.config, new_staging(job.config.output)
     with stopped_by_signals():
         try:
-            steps = _steps(job, staging)
+            model = model_known(job)
             if job.template:
+                steps = _steps(job, staging, model, job.started_at)
                 steps.check()
                 return write_template(job, steps.build)
             check_output(config.output)
             with _lease(job, staging):
-                return _run_to_end(job, steps, staging)
+                # two of one command may start in the same second; that they get the lease then is not possible
+                return _run_to_end(job, _steps(job, staging, model, time.time()), staging)
         except BusyError as busy:
             if config.when_busy != "skip":
                 raise
@@ -116,9 +118,8 @@ class _Steps(NamedTuple):
         graph.build(pipeline, self.config, self.sinks, self.source)
 
 
-def _steps(job: Job, staging: str) -> _Steps:
-    config, model = job.config, model_known(job)
-    name = run_name(config.as_dict(), job.started_at)
+def _steps(job: Job, staging: str, model: tuple[str, str], begun_at: float) -> _Steps:
+    config, name = job.config, run_name(job.config.as_dict(), begun_at)
     sinks = graph.sinks(config, staging, name, launched=not job.template, model=model)
     return _Steps(config, graph.source_of(config, _done(config, model)), sinks, name)
 

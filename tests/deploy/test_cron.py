@@ -50,7 +50,7 @@ def test_its_flags_are_settings_and_its_days_are_days():
     config = load_config(str(REPO / flags.config), run._overrides(flags))
     assert of_beam == []
     assert len(config.patterns()["/srv/raw/{date:%Y/%m/%d}/**"]) == 7
-    assert config.when_busy == "skip" and config.allow_empty
+    assert config.when_busy == "skip" and config.allow_empty and config.only_new
 
 
 @pytest.fixture
@@ -78,8 +78,9 @@ def shell(command: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_crontab_line_runs_and_is_silent(places, tmp_path):
-    assert shell(put(crontab_command(), places)) == (0, "")
+def test_the_crontab_line_runs_is_silent_and_does_no_image_twice(places, tmp_path):
+    for _ in ("a night", "the next one"):
+        assert shell(put(crontab_command(), places)) == (0, "")
     rows = [json.loads(line) for path in Path(tmp_path, "detections", "detections").glob("*.jsonl") for line in path.open()]
     assert [row["image"]["uri"] for row in rows] == [f"{tmp_path}/raw/{DATED}/a.png"]
 

@@ -69,10 +69,13 @@ def test_the_nightly_request_is_one_that_the_service_takes():
     assert wrong == []
 
 
-def test_the_launcher_writes_the_nightly_job(gcs_bucket, tmp_path, monkeypatch, capsys):
-    """With the parameters of the schedule and what the service adds to them; the exit code is the launcher's verdict."""
+def test_the_launcher_writes_the_nightly_job(gcs_bucket, tmp_path, monkeypatch, capsys, bright_model):
+    """With the parameters of the schedule and what the service adds to them; the exit code is the launcher's verdict.
+
+    The launcher runs in the image, where the model is; of what has rows of it already nothing is done again.
+    """
     bucket = f"gs://{gcs_bucket.name}"
-    request = nightly(input=f"{bucket}/images/{{date:%Y/%m/%d}}/**", output=f"{bucket}/results", model="/models/yolov4")
+    request = nightly(input=f"{bucket}/images/{{date:%Y/%m/%d}}/**", output=f"{bucket}/results", model=bright_model)
     environment = request["launchParameter"]["environment"]
     added = {
         "runner": "DataflowRunner",

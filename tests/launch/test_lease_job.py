@@ -1,10 +1,14 @@
 """Two jobs at the same images: what the second one does, says and exits with, and what becomes of a job that lost its images."""
 
+import itertools
 import threading
+import types
 
 import pytest
 
 from pipeline import run
+from pipeline.config import load_config
+from pipeline.launch import batch
 from pipeline.storage import claims_cloud
 from pipeline.storage.claims import EVERYTHING
 from pipeline.storage.lease import leased
@@ -66,6 +70,19 @@ def test_a_look_before_a_run_and_other_images_need_no_wait(places, bright_model,
     assert len(rows_of(out)) == 1
     assert "waiting" not in capsys.readouterr().err
     assert not list(out.glob(".*"))
+
+
+def test_of_two_backfills_that_started_in_the_same_second_none_overwrites_the_other_ones_rows(places, bright_model, monkeypatch):
+    """The second one has waited, and an image has come meanwhile."""
+    folder, out, _ = places
+    clock = types.SimpleNamespace(time=itertools.count(1_795_000_000.0).__next__)
+    monkeypatch.setattr(batch, "time", clock)
+    config = load_config(None, {"input": [str(folder)], "output": str(out), "model.path": bright_model, "only_new": True})
+    jobs = [batch.prepare(config, [], "python -m pipeline.run", 1_794_999_000.0) for _ in range(2)]
+    assert batch.run(jobs[0]) == 0
+    write_bright_image(folder / "b.png", (64, 48), (10, 10, 30, 30))
+    assert batch.run(jobs[1]) == 0
+    assert sorted(row["image"]["uri"] for row in rows_of(out)) == [f"{folder}/a.png", f"{folder}/b.png"]
 
 
 def test_a_job_that_lost_its_images_while_it_worked_ends_at_once_and_publishes_nothing(
