@@ -64,7 +64,7 @@ class Runner:
         belong together.
       experiments: Beam's experiments that its jobs are run with, where the user does not ask for the opposite.
       stream_experiments: More of them, for streams.
-      beam_name: The runner's name in Beam.
+      beam_name: The runner's name in Beam, or the full name of its class.
       wait: Waits for the end of a job, given what Beam calls its result; raises where that is a failure.
       end_stream: Asks a stream to finish what it has, given the same, where its steps do not hear of it in this process.
       check: Makes sure that what it runs on is there, given Beam's options; raises a `RunnerError` where it is not.
