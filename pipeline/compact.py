@@ -29,6 +29,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline.config.dates import DatesError, days_of, settle
 from pipeline.errors import ConfigError, OutputError, UserError
+from pipeline.storage.earlier import run_name
 from pipeline.storage.files import create, delete_files, move_files, read_lines
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.ledger import RowsFile, list_files_of_rows, writing_entries
@@ -212,8 +213,18 @@ def _versions(output: str) -> dict[str, tuple[int, float]]:
 def _is_at_work(source: _Source, at_work: Mapping[str, Mapping[str, Any]], now: float) -> bool:
     """Whether a file is of a job at work, which may still have something to do with it."""
     name = posixpath.basename(source.rows.path)
-    of_job = [about["settings"]["mode"] for run, about in at_work.items() if f"-{run}" in name]
+    of_job = [
+        about["settings"]["mode"]
+        for run, about in at_work.items()
+        if any(f"-{each}" in name for each in (run, *_name_of_files(about)))
+    ]
     return any(mode != "streaming" or source.written_at > now - _STREAM_KEEPS_SECONDS for mode in of_job)
+
+
+def _name_of_files(about: Mapping[str, Any]) -> Iterator[str]:
+    """What the files of a batch job carry in their names."""
+    if "started_at" in about:
+        yield run_name(about["settings"], about["started_at"])
 
 
 def _seconds(named: str) -> float:

@@ -21,6 +21,7 @@ from pipeline.records import dead_letter_row, detection_row
 from pipeline.storage.ledger import Done
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.archive_rows import ArchiveRows
+from pipeline.stream.ask_again import AskAgain
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import MessageLimits
 from pipeline.stream.pubsub import ReadMessages, ReadNative
@@ -55,7 +56,14 @@ def source_of(config: Config, done: Done | None = None) -> Source:
       config: The job.
       done: What counts as done by the rows in the output, and is skipped; None: nothing does.
     """
-    return ReadImages(config.patterns(), config.read, exclude=config.output, allow_empty=config.allow_empty, done=done)
+    again = asked_again(config) if config.retry_dead else None
+    inputs = {} if again else config.patterns()
+    return ReadImages(inputs, config.read, exclude=config.output, allow_empty=config.allow_empty, done=done, again=again)
+
+
+def asked_again(config: Config) -> AskAgain:
+    """What a dead letter in the output asks for."""
+    return AskAgain(_limits(config))
 
 
 def sinks(
@@ -83,10 +91,8 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
       native_source: Whether the runner reads with Beam's own Pub/Sub source; else with the project's puller.
     """
     stream = config.stream
-    limits = MessageLimits(stream.allow_uri_prefix, stream.max_message_images, int(stream.max_message_mb * 1e6))
-
     messages = pipeline | "ReadMessages" >> (ReadNative(run.subscription) if native_source else ReadMessages(run))
-    asked = messages | "ParseMessages" >> ParseMessages(limits, run)
+    asked = messages | "ParseMessages" >> ParseMessages(_limits(config), run)
     read = asked.images | "ReadImages" >> ReadRequested(config.read, run)
     if run.in_process:
         new, repeats = read.images | "DropDuplicates" >> DropDuplicates(run)
@@ -108,6 +114,12 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
         _ = (asked.dead, read.dead, found.dead) | "ArchiveDeadLetters" >> archive(DEAD_LETTERS, dead_letter_row)
         if run.archive_detections:
             _ = found.detected | "ArchiveDetections" >> archive(DETECTIONS, detection_row)
+
+
+def _limits(config: Config) -> MessageLimits:
+    """What a message may ask for."""
+    stream = config.stream
+    return MessageLimits(stream.allow_uri_prefix, stream.max_message_images, int(stream.max_message_mb * 1e6))
 
 
 def samples_kept(config: Config) -> int:

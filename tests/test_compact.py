@@ -14,6 +14,7 @@ from pipeline import compact as module
 from pipeline.compact import compact, main
 from pipeline.errors import OutputError
 from pipeline.storage import cloud
+from pipeline.storage.earlier import check_earlier, run_name
 from pipeline.storage.files import list_files, write_file
 from pipeline.storage.ledger import list_files_of_rows, read_entries
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, archive_name, is_result, shard_name
@@ -142,6 +143,26 @@ def test_files_of_a_job_at_work_stay(output, mode, run, window, left):
         compact(output, now=four)
         assert (name in visible(output)) is left
     assert uris_in(output) >= {*"abcdez"}
+
+
+def test_what_a_batch_job_at_work_has_just_published_stays(output):
+    """Its files carry the name of its command."""
+    about = {"settings": {"mode": "batch", "input": ["in/"]}, "started_at": 1795226400.0}
+    name = f"{run_name(about['settings'], about['started_at'])}-00000-of-00001"
+    write_rows(output, name, [found("z")])
+    with held(new_staging(output), about):
+        compact(output)
+    assert f"detections/detections-{name}.jsonl" in visible(output)
+    assert compact(output).before == 3
+    assert rows_in(output) == sorted([*EXPECTED, found("z").line])
+
+
+@pytest.mark.parametrize(
+    "settings", [{"mode": "streaming"}, {"mode": "batch", "input": ["in/"]}, {"mode": "batch", "only_new": True}]
+)
+def test_a_job_may_start_beside_a_compaction(tmp_path, settings):
+    with held(new_staging(str(tmp_path)), {"settings": {"mode": "compact"}}):
+        check_earlier(str(tmp_path), settings)
 
 
 def test_a_second_compaction_beside_the_first_is_refused(output):

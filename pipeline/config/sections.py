@@ -222,6 +222,9 @@ class Config:
         False,
         "leave out each version of an image that has a row in the output, of a batch job or stream with this model and settings",
     )
+    retry_dead: Switch = setting(
+        False, "try again what failed: the input is the output's dead letters; leaves out what has a row by now, as only_new does"
+    )
     beam_options: Mapping[Text, _BeamOption] = section(dict, "options of Beam and its runners, by their flag's name")
     model: ModelConfig = section(ModelConfig)
     detect: DetectConfig = section(DetectConfig)

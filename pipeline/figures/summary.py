@@ -146,6 +146,7 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
     return {
         "images": {"read": tally.read, "detected": tally.detected, "dead": dead, "skipped": tally.skipped},
         "done_before": tally.done,
+        **({"mended": tally.detected} if facts.config.get("retry_dead") else {}),
         "images_per_second": round(tally.detected / wall, 3),
         "wall_seconds": round(wall, 3),
         "startup_seconds": round(facts.ready_at - facts.started_at, 3),

@@ -15,6 +15,7 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline import graph
 from pipeline.config import Config
 from pipeline.errors import BusyError, ConfigError, InputError
+from pipeline.failures import FOR_GOOD
 from pipeline.figures import progress
 from pipeline.figures.summary import RunFacts
 from pipeline.launch.ending import DONE, Ending, failed, stop_from_thread, stopped_by_signals, tidy
@@ -22,6 +23,7 @@ from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import first_images, model_lines, say, shown, trial_lines
 from pipeline.launch.templates import write_template
+from pipeline.read.letters import is_letter, letters_in
 from pipeline.read.list_images import list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.only_new import DoneKeys
@@ -46,6 +48,8 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
       UserError: Something is wrong; the message says what.
     """
     config = dataclasses.replace(config, output=config.output.rstrip("/") or "/")
+    if config.retry_dead:
+        config = dataclasses.replace(config, only_new=True, allow_empty=True, input=(), dates="")
     if config.only_new and config.write.replace:
         raise ConfigError("only_new and replace: expected one of them, since the one adds to what the other removes")
     job = checked_job(config, beam_flags, command, started_at)
@@ -62,6 +66,8 @@ def show_plan(job: Job) -> int:
     detector = load_detector(config)
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
     refs = {ref.uri: ref for pattern in patterns for ref in list_images(pattern, config.output)}
+    if config.retry_dead:
+        refs = {ref.uri: ref for ref in letters_in(config.output, graph.asked_again(config))}
     if not (refs or config.allow_empty):
         raise _nothing(config)
     done = _done(config, (detector.model.metadata.name, detector.model.version))
@@ -74,7 +80,8 @@ def show_plan(job: Job) -> int:
     say([f"         of {config.dates}, {config.time_zone}"] if config.dates else [])
     say(model_lines(detector, config))
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(_ending(config).files())})"])
-    say(trial_lines(detector, first_images(sorted(listed, key=is_tfrecord), config.read)))
+    tried = sorted((uri for uri in listed if not is_letter(uri)), key=is_tfrecord)
+    say(trial_lines(detector, first_images(tried, config.read)))
     say(["dry run: nothing was written"])
     return DONE
 
@@ -126,7 +133,9 @@ def _steps(job: Job, staging: str, model: tuple[str, str], begun_at: float) -> _
 
 def _done(config: Config, model: tuple[str, str]) -> Done | None:
     """What counts as done for a job; None where it does all."""
-    return Done(Maker.of(config.as_dict(), model)) if config.only_new else None
+    if not config.only_new:
+        return None
+    return Done(Maker.of(config.as_dict(), model), frozenset() if config.retry_dead else FOR_GOOD)
 
 
 def _lease(job: Job, staging: str) -> AbstractContextManager[None]:
@@ -134,7 +143,7 @@ def _lease(job: Job, staging: str) -> AbstractContextManager[None]:
     config = job.config
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
     wait_s = config.busy_wait_s if config.when_busy == "wait" else 0.0
-    claimed = [EVERYTHING] if config.write.replace else patterns
+    claimed = [EVERYTHING] if config.write.replace or config.retry_dead else patterns
     return leased(staging, claimed, wait_s=wait_s, lost=stop_from_thread, works_here=job.in_process)
 
 

@@ -97,6 +97,8 @@ class Ending:
         )
         for reason, count in summary["dead_by_reason"].items():
             print(f"  dead: {count} {reason}")
+        if "mended" in summary:
+            print(f"  mended: {summary['mended']} of {images['read'] - images['skipped']} that had failed")
         for note in notes:
             print(f"  {note}")
         print(f"results in {self.results}: {', '.join(self.files(rows=images['read'] > 0))}")

@@ -59,6 +59,10 @@ def _check_settings(config: Config) -> None:
         raise InputError(f"expected one subscription as --input, got {len(config.input)} inputs")
     if config.only_new:
         raise ConfigError("only_new: expected --mode batch, since a stream does what it is asked for")
+    if config.retry_dead:
+        raise ConfigError(
+            "retry_dead: expected --mode batch; a stream tries again what comes from a dead-letter topic as its --input"
+        )
     runner = runner_named(config.runner)
     if runner.no_stream:
         raise ConfigError(f"runner {runner.name}: {runner.no_stream}")

@@ -15,14 +15,16 @@ from pipeline.config import ReadConfig
 from pipeline.figures import metrics
 from pipeline.figures.summary import Tally
 from pipeline.read.fetch import RETRY_SECONDS
+from pipeline.read.letters import AskAgain, images_of_letter, is_letter, named_in
 from pipeline.read.list_images import Piece, check_inputs, list_pieces, pieces_of
 from pipeline.read.only_new import DoneKeys, DoneNames, KeyBlocks, packed_key, partition_of
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.read.tfrecords import images_of_file, is_tfrecord
-from pipeline.records import EncodedImage, ImageRef, name_bytes, name_of
+from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes, name_of
 from pipeline.storage.ledger import Done, RowsFile, list_files_of_rows
 from pipeline.storage.listing import AT_ONCE
+from pipeline.storage.results import DEAD_LETTERS
 
 # An image on its way through the shuffle: its name in bytes, since a text would have to be Unicode there, which not every name
 # is; `extra`; `size_bytes`; its key, where what is done is left out (see `only_new`). So it takes 210 bytes of a local runner's
@@ -45,6 +47,7 @@ class ReadImages(Source):
       allow_empty: For `check`: an input may name nothing.
       retry_seconds: How long an image is tried again while storage fails in a way that may pass.
       done: What counts as done by the ledger in `exclude`, and is skipped; None: nothing does.
+      again: With `done`: the images of the dead letters there are read, too; says what one asks for.
     """
 
     inputs: Sequence[str] | Mapping[str, Sequence[str]]
@@ -53,6 +56,7 @@ class ReadImages(Source):
     allow_empty: bool = False
     retry_seconds: float = RETRY_SECONDS
     done: Done | None = None
+    again: AskAgain | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -61,7 +65,8 @@ class ReadImages(Source):
 
     def check(self) -> None:
         """Makes sure that each input names something, looking no further than its first file."""
-        check_inputs(self._inputs, self.allow_empty)
+        if not self.again:
+            check_inputs(self._inputs, self.allow_empty)
 
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
         """Wires listing, dropping of doubles, and reading, in one line: a Flatten would make the runner keep all images."""
@@ -84,12 +89,14 @@ class ReadImages(Source):
         ledger = self.exclude if self.done else ""
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> beam.FlatMap(_find_folders, patterns, ledger)
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
-        listed = spread | "ListImages" >> beam.ParDo(_ListImages(self.exclude, self.done)).with_outputs("counted", main="refs")
+        listed = spread | "ListImages" >> beam.ParDo(_ListImages(self.exclude, self.done, self.again)).with_outputs(
+            "counted", main="refs"
+        )
         gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
         return listed, gathered | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="refs")
 
     def _open_tfrecords(self) -> _OpenTFRecords:
-        return _OpenTFRecords(self.read, self.retry_seconds, (self.exclude, self.done) if self.done else None)
+        return _OpenTFRecords(self.read, self.retry_seconds, (self.exclude, self.done) if self.done else None, self.again)
 
 
 def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str) -> Iterator[list[Any]]:
@@ -119,9 +126,10 @@ class _Counting(beam.DoFn):
 class _ListImages(_Counting):
     """Lists groups of places, and skips what an earlier run of this program wrote there; of files of rows reads what is done."""
 
-    def __init__(self, exclude: str, done: Done | None):
+    def __init__(self, exclude: str, done: Done | None, again: AskAgain | None):
         self._exclude = exclude
         self._done = done
+        self._again = again
 
     def start_bundle(self) -> None:
         super().start_bundle()
@@ -131,11 +139,17 @@ class _ListImages(_Counting):
         files = [each for each in group if isinstance(each, RowsFile)]
         if files and self._blocks:
             yield from map(_as_listed, self._blocks.read(files))
-        for ref in list_pieces([each for each in group if not isinstance(each, RowsFile)], self._exclude, self._leave_out):
-            if not is_tfrecord(ref.uri):
+        for ref in self._refs(files, [each for each in group if not isinstance(each, RowsFile)]):
+            if not _holds_images(ref.uri):
                 metrics.count_read()
             key = packed_key(ref) if self._done else b""
             yield partition_of(ref.uri), (name_bytes(ref.uri), ref.extra, ref.size_bytes, key)
+
+    def _refs(self, files: Sequence[RowsFile], pieces: Sequence[Piece]) -> Iterator[ImageRef]:
+        for file in files:
+            if self._again and file.kind == DEAD_LETTERS:
+                yield from named_in(file, self._again)
+        yield from list_pieces(pieces, self._exclude, self._leave_out)
 
     def finish_bundle(self) -> Iterator[Any]:
         for block in self._blocks.flush() if self._blocks else ():
@@ -172,7 +186,7 @@ class _DropDoubles(_Counting):
                 continue
             known = best.get(name)
             best[name] = max(known or ("", 0), (extra, size_bytes))  # the one of which something is said, and always the same
-            if not is_tfrecord(name_of(name)):
+            if not _holds_images(name_of(name)):
                 images += 1
                 doubles += known is not None
                 keys[name] = max(keys.get(name, b""), key)
@@ -185,24 +199,30 @@ class _DropDoubles(_Counting):
                 yield ImageRef(name_of(name), size_bytes=size_bytes, extra=extra)  # no generation: what is read is the newest
 
 
-class _OpenTFRecords(_Counting):
-    """Puts the images of a TFRecord file in its place, but for those that are done; other refs pass."""
+def _holds_images(name: str) -> bool:
+    """Whether a name is not that of an image, but of what has images within."""
+    return is_tfrecord(name) or is_letter(name)
 
-    def __init__(self, read: ReadConfig, retry_seconds: float, ledger: tuple[str, Done] | None):
+
+class _OpenTFRecords(_Counting):
+    """Puts the images of a TFRecord file, or of a dead letter, in its place, but for those that are done; other refs pass."""
+
+    def __init__(self, read: ReadConfig, retry_seconds: float, ledger: tuple[str, Done] | None, again: AskAgain | None):
         self._max_bytes = int(read.max_file_mb * 1e6)
         self._retry_seconds = retry_seconds
         self._ledger = ledger
+        self._again = again
 
     def setup(self) -> None:
         self._done: Container[ImageRef] | None = None
 
     def process(self, ref: ImageRef) -> Iterator[Any]:
-        if not is_tfrecord(ref.uri):
+        if not _holds_images(ref.uri):
             yield ref
             return
         if self._done is None:
             self._done = DoneKeys(*self._ledger) if self._ledger else ()
-        for image in images_of_file(ref, self._max_bytes, self._retry_seconds):
+        for image in self._images(ref):
             self._tally.read += 1
             metrics.count_read()
             if image.ref in self._done:
@@ -212,3 +232,8 @@ class _OpenTFRecords(_Counting):
             else:
                 metrics.count_result(image)
                 yield beam.pvalue.TaggedOutput("dead", image)
+
+    def _images(self, ref: ImageRef) -> Iterator[EncodedImage | DeadLetter]:
+        if self._again and is_letter(ref.uri):
+            return images_of_letter(ref, self._again, self._retry_seconds)
+        return images_of_file(ref, self._max_bytes, self._retry_seconds)

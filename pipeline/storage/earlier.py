@@ -56,8 +56,8 @@ def check_earlier(output: str, settings: Mapping[str, Any], *, replace: bool = F
         return  # rows say their model, and indexes their settings: nothing is mixed up, or doubled
     is_stream = new["mode"] == "streaming"
     for other in settings_at_work(output):
-        if is_stream or other["settings"].get("only_new"):
-            continue  # each adds files of its own
+        if is_stream or other["settings"].get("only_new") or other["settings"]["mode"] == "compact":
+            continue  # each adds files of its own; and what is compacted goes on as it is
         if difference := _difference(other["settings"], new):
             raise OutputError(f"output {output}: another job is at work there {difference}; wait for it, or give another folder")
     rows = list_rows(output)

@@ -1,0 +1,122 @@
+"""What failed is tried again: by its name, by the payload of its dead letter; what was mended counts as done."""
+
+import base64
+import json
+
+import pytest
+
+from pipeline import run
+from pipeline.records import row_bytes
+from pipeline.storage.files import write_file
+from tests.conftest import write_bright_image
+from tests.launch.test_batch_job import rows_of
+
+ARCHIVED = "dead_letters/dead_letters-20261120T000000Z-0a1b-00000-of-00001.jsonl"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def job(folder, bright_model, capsys):
+    """Runs the command line in this process: exit code, the lines that were said, the summary."""
+
+    def start(*arguments):
+        code = run.main(["--output", "out", "--model", bright_model, "--max-dead-share", "1", *arguments])
+        captured = capsys.readouterr()
+        assert code == 0, captured.err
+        return captured.out.splitlines(), json.loads((folder / "out" / "summary.json").read_text())
+
+    return start
+
+
+def detected(folder):
+    return sorted(row["image"]["uri"] for row in rows_of(folder / "out"))
+
+
+def letter(stage, reason, uri="", payload=b"", **more):
+    image = {"image": {"uri": uri} if uri else {}}
+    carried = {"payload_base64": base64.b64encode(payload).decode()} if payload else {}
+    return row_bytes({**image, "stage": stage, "reason": reason, "message": "no", **more, **carried})
+
+
+def test_what_failed_is_tried_again_and_a_success_counts(folder, job):
+    write_bright_image(folder / "in" / "good.png", (64, 48), (10, 12, 30, 36))
+    (folder / "in" / "mended.png").write_bytes(b"")
+    (folder / "in" / "broken.png").write_bytes(b"")
+    (folder / "list.txt").write_text("in/good.png\nin/mended.png\nin/broken.png\nin/late.png\n")
+    assert job("--input", "list.txt")[1]["images"] == {"read": 4, "detected": 1, "dead": 3, "skipped": 0}
+    for name in ("mended", "late"):
+        write_bright_image(folder / "in" / f"{name}.png", (64, 48), (10, 12, 30, 36))
+
+    said, summary = job("--input", "list.txt", "--retry-dead")
+
+    assert summary["images"] == {"read": 3, "detected": 2, "dead": 1, "skipped": 0}
+    assert summary["mended"] == 2 and "  mended: 2 of 3 that had failed" in said
+    assert detected(folder) == ["in/good.png", "in/late.png", "in/mended.png"]
+    assert {row["image"]["uri"] for row in rows_of(folder / "out", "dead_letters")} == {
+        f"in/{n}.png" for n in ("mended", "broken", "late")
+    }
+
+    assert job("--retry-dead")[1]["images"] == {"read": 5 - 1, "detected": 0, "dead": 1, "skipped": 3}
+    assert detected(folder) == ["in/good.png", "in/late.png", "in/mended.png"]
+
+
+def test_images_that_came_within_messages_are_tried_again_from_their_dead_letters(folder, job):
+    write_bright_image(folder / "a.png", (64, 48), (10, 12, 30, 36))
+    png, named = (folder / "a.png").read_bytes(), str(folder / "a.png")
+    inline = json.dumps({"bytes": base64.b64encode(png).decode(), "name": "b.png"}).encode()
+    letters = [
+        letter("detect", "model_failed", "inline:cam.png", png, extra={"camera": 7}),
+        letter("decode", "truncated", "inline:broken.png", png[:60]),
+        letter("message", "too_large", payload=inline),
+        letter("message", "not_allowed", payload=json.dumps({"uri": named}).encode()),
+        letter("message", "bad_json", payload=b"{"),
+        letter("read", "not_found", named),
+    ]
+    write_file(f"out/{ARCHIVED}", b"".join(sorted(each + b"\n" for each in letters)))
+
+    summary = job("--retry-dead")[1]
+
+    assert summary["images"] == {"read": 6, "detected": 3, "dead": 3, "skipped": 0}
+    assert detected(folder) == [named, "inline:b.png", "inline:cam.png"]
+    (camera,) = [row for row in rows_of(folder / "out") if row["image"]["uri"] == "inline:cam.png"]
+    assert camera["extra"] == {"camera": 7} and camera["detections"]
+    (folder / "out" / ARCHIVED).unlink()
+    again = sorted((row["reason"], row.get("payload_base64", "")) for row in rows_of(folder / "out", "dead_letters"))
+    refused = json.dumps({"uri": named}).encode()
+    assert [(reason, base64.b64decode(payload)) for reason, payload in again] == [
+        ("bad_json", b"{"),
+        ("not_allowed", refused),
+        ("truncated", png[:60]),
+    ]
+
+    write_file(f"out/{ARCHIVED}", b"".join(sorted(each + b"\n" for each in letters)))
+    for _ in range(2):
+        images = job("--retry-dead")[1]["images"]
+        assert (images["detected"], images["dead"]) == (0, 3), "what failed twice is tried once"
+    allowed = job("--retry-dead", "--allow-uri-prefix", f"{folder}/")[1]["images"]
+    assert (allowed["detected"], allowed["dead"]) == (0, 2), "its image has a row by now"
+
+
+def test_where_nothing_failed_there_is_nothing_to_do(folder, job):
+    _, summary = job("--retry-dead")
+    assert summary["images"] == {"read": 0, "detected": 0, "dead": 0, "skipped": 0}
+
+
+def test_a_dry_run_says_what_would_be_tried(folder, job, bright_model, capsys):
+    write_bright_image(folder / "a.png", (64, 48), (10, 12, 30, 36))
+    letters = [letter("read", "not_found", "a.png"), letter("detect", "model_failed", "inline:b.png", b"png")]
+    write_file(f"out/{ARCHIVED}", b"".join(sorted(each + b"\n" for each in letters)))
+    assert run.main(["--output", "out", "--model", bright_model, "--retry-dead", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "input    2 images" in said and "a.png" in said and "dead-letter:" in said
+
+
+def test_what_is_no_dead_letter_is_one_line(folder, bright_model, capsys):
+    write_file(f"out/{ARCHIVED}", b'{"image": {"uri": "a.png"}}\n')
+    assert run.main(["--output", "out", "--model", bright_model, "--retry-dead"]) == 2
+    assert capsys.readouterr().err.startswith("error: dead letters: expected the rows of an earlier run or of a stream, got")
