@@ -1,0 +1,121 @@
+"""Rows through `pipeline.compact` and `pipeline.reconcile`: time for each and peak memory, at 300,000 and at ten times as many.
+
+    python -m tests.benchmarks.compaction [--rows 300000,3000000]
+
+The rows are made without a model, with 0 to 9 boxes, and lie in files of 3,000 as a stream's archive has them, each with its
+index; one in a hundred stands in two files. The listing is a manifest that names the same images and one in a hundred more. Each
+step runs in a process of its own; the peak is that of the process (`ru_maxrss`), and what it has after its imports stands beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from tests.benchmarks.images import BENCH
+
+_SIZES = "300000,3000000"
+_IN_A_FILE = 3000
+OUT = BENCH / "out" / "compaction"
+
+
+def main() -> None:
+    """Runs each step of each size and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default=_SIZES)
+    parser.add_argument("--step", choices=_STEPS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.step:
+        print(json.dumps(_STEPS[args.step](int(args.rows))))
+        return
+    print(f"{'rows':>9}  {'step':>9}  {'us/row':>6}  {'MB at start':>11}  {'peak MB':>7}")
+    for size in args.rows.split(","):
+        for step in _STEPS:
+            command = [sys.executable, "-m", "tests.benchmarks.compaction", "--rows", size, "--step", step]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            run = json.loads(done.stdout.splitlines()[-1])
+            figures = f"{run['seconds'] / int(size) * 1e6:6.1f}  {run['start_mb']:11.0f}  {run['peak_mb']:7.0f}"
+            print(f"{size:>9}  {step:>9}  {figures}", flush=True)
+    shutil.rmtree(OUT, ignore_errors=True)
+
+
+def make(rows: int) -> dict[str, Any]:
+    """Writes the files and the manifest."""
+    from pipeline.storage.files import create
+    from pipeline.storage.ledger import Maker, writing_index
+    from pipeline.storage.results import DETECTIONS, archive_name, index_name
+
+    shutil.rmtree(OUT, ignore_errors=True)
+    started, start_mb = time.monotonic(), _peak_mb()
+    files = -(-rows // _IN_A_FILE)
+    for number in range(files):
+        name = archive_name(DETECTIONS, f"20261120T{number // 3600:02d}{number // 60 % 60:02d}{number % 60:02d}Z", "0a1b", 0, 1)
+        lines = sorted(_lines(number, files, rows))
+        with (
+            create(f"{OUT}/rows/{name}") as file,
+            writing_index(f"{OUT}/rows/{index_name(name)}", DETECTIONS, Maker("5e771265", "5e771266", "yolov4", "1")) as note,
+        ):
+            file.writelines(map(note, lines))
+    with open(OUT / "listing.txt", "w") as listing:
+        listing.writelines(f"{_uri(number)}\n" for number in range(rows + rows // 100))
+    return {"seconds": time.monotonic() - started, "start_mb": start_mb, "peak_mb": _peak_mb()}
+
+
+def compacted(rows: int) -> dict[str, Any]:
+    """Compacts them."""
+    from pipeline.compact import compact
+
+    started, start_mb = time.monotonic(), _peak_mb()
+    done = compact(f"{OUT}/rows")
+    assert (done.rows, done.dropped) == (rows, rows // 100), done
+    return {"seconds": time.monotonic() - started, "start_mb": start_mb, "peak_mb": _peak_mb()}
+
+
+def reconciled(rows: int) -> dict[str, Any]:
+    """Reconciles them with the listing."""
+    from pipeline.read.reconciled import reconcile
+
+    started, start_mb = time.monotonic(), _peak_mb()
+    outcome = reconcile([f"{OUT}/listing.txt"], f"{OUT}/rows")
+    assert (outcome.counts["done"], outcome.counts["missing"]) == (rows, rows // 100), outcome.counts
+    return {"seconds": time.monotonic() - started, "start_mb": start_mb, "peak_mb": _peak_mb()}
+
+
+_STEPS = {"make": make, "compact": compacted, "reconcile": reconciled}
+
+
+def _lines(file: int, files: int, rows: int) -> Iterator[bytes]:
+    """The rows of one file: images of all days; of each hundredth image also the file after has a row."""
+    from pipeline.records import row_bytes
+
+    found = {"box_xyxy": [1234.56, 7.89, 2345.67, 890.12], "class_id": 9, "class_name": "traffic light", "confidence": 0.98765}
+    for number in (*range(file, rows, files), *range((file - 1) % files, rows, files * 100)):
+        yield (
+            row_bytes(
+                {
+                    "image": {"uri": _uri(number), "generation": "1795226400500000", "width": 4000, "height": 3000},
+                    "model": {"name": "yolov4", "version": "1"},
+                    "detections": [found] * (number % 10),
+                }
+            )
+            + b"\n"
+        )
+
+
+def _uri(number: int) -> str:
+    return f"gs://bucket/raw/2026/11/{number % 28 + 1:02d}/camera-{number * 2654435761 % 2**32:010d}.jpg"
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    main()
