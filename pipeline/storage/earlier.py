@@ -66,7 +66,8 @@ def check_earlier(output: str, settings: Mapping[str, Any], *, replace: bool = F
             raise OutputError(f"output {output}: holds the results of a batch job {difference}; give another folder")
     elif rows.of_streams:
         ways = "--only-new to add to it, or another folder"
-        raise OutputError(f"output {output}: holds the archive of a stream, a batch job would double its rows; give {ways}")
+        what = "compacted rows" if all("-compact" in name for name in rows.of_streams) else "the archive of a stream"
+        raise OutputError(f"output {output}: holds {what}, a batch job would double them; give {ways}")
     elif not replace and (difference := _earlier_difference(output, new, rows)):
         raise OutputError(f"output {output}: holds the results of a run {difference}; {_WAYS_ON}")
     elif not replace and {run_of_rows(name) for name in rows.of_batch} - {"", run_name(new, 0)}:

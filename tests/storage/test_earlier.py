@@ -107,6 +107,13 @@ def test_a_batch_job_never_touches_the_archive_of_a_stream(earlier, replace):
     check_earlier(earlier(files=[ARCHIVE]), settings(only_new=True))
 
 
+def test_a_batch_job_does_not_double_what_was_compacted(earlier):
+    folder = earlier(files=[ARCHIVE.replace("-00000", "-compact0a1b2c3d4e5f-00000", 1)])
+    with pytest.raises(OutputError, match="holds compacted rows, a batch job would double them; give --only-new to add to it"):
+        check_earlier(folder, settings())
+    check_earlier(folder, settings(only_new=True))
+
+
 def test_a_stream_adds_to_its_archive_and_to_the_results_of_batch_jobs_with_its_settings(earlier):
     stream = {"mode": "streaming", "input": ["projects/p/subscriptions/s"], "output": "projects/p/topics/t"}
     check_earlier(earlier(settings(**{**stream, "input": ["other"]}), files=[ARCHIVE]), settings(**stream))
