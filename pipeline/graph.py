@@ -15,9 +15,11 @@ import apache_beam as beam
 
 from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
+from pipeline.read.only_new import BegunSpool
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.records import dead_letter_row, detection_row
+from pipeline.storage.checkpoints import Checkpoint
 from pipeline.storage.ledger import Done
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.archive_rows import ArchiveRows
@@ -49,16 +51,20 @@ def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: S
         _ = results | sink
 
 
-def source_of(config: Config, done: Done | None = None) -> Source:
+def source_of(config: Config, done: Done | None = None, begun: Sequence[Checkpoint] | None = None) -> Source:
     """Where the images of a batch job come from, by its config.
 
     Args:
       config: The job.
       done: What counts as done by the rows in the output, and is skipped; None: nothing does.
+      begun: What killed runs of the same command had done.
     """
+    spools = tuple(BegunSpool(spool.path) for checkpoint in begun or () for _, spool in checkpoint.spools)
     again = asked_again(config) if config.retry_dead else None
     inputs = {} if again else config.patterns()
-    return ReadImages(inputs, config.read, exclude=config.output, allow_empty=config.allow_empty, done=done, again=again)
+    return ReadImages(
+        inputs, config.read, exclude=config.output, allow_empty=config.allow_empty, done=done, again=again, begun=spools
+    )
 
 
 def asked_again(config: Config) -> AskAgain:
@@ -67,7 +73,13 @@ def asked_again(config: Config) -> AskAgain:
 
 
 def sinks(
-    config: Config, staging: str, name: str = "", *, launched: bool = True, model: tuple[str, str] = ("", "")
+    config: Config,
+    staging: str,
+    name: str = "",
+    *,
+    launched: bool = True,
+    model: tuple[str, str] = ("", ""),
+    begun: Sequence[Checkpoint] | None = None,
 ) -> list[Sink]:
     """Where the results of a batch job go, by its config.
 
@@ -77,8 +89,9 @@ def sinks(
       name: What the files of rows carry in their names.
       launched: Whether a launcher holds that folder while the job runs.
       model: Name and version of the model, where they are known.
+      begun: What killed runs of the same command had done; None: this one makes no checkpoints.
     """
-    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched, model, name)]
+    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched, model, name, begun)]
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:

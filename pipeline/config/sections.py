@@ -156,6 +156,10 @@ class WriteConfig:
     samples: CountFrom0 = setting(0, "write this many annotated images under samples/")
     report_samples: Annotated[int, Between(0, 200)] = setting(12, "annotated images shown in report.html")
 
+    checkpoint_s: Annotated[float, Between(0.0)] = setting(
+        30.0, "most seconds of work that a kill costs a job in one process with a local output; its command goes on from there"
+    )
+
     @field_validator("coco_ground_truth")
     @classmethod
     def _has_a_use(cls, path: str | None, before: ValidationInfo) -> str | None:

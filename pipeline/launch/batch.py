@@ -30,12 +30,13 @@ from pipeline.read.only_new import DoneKeys
 from pipeline.read.source import Source
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import ImageRef
+from pipeline.storage.checkpoints import Checkpoint, checkpoints_begun
 from pipeline.storage.claims import EVERYTHING
-from pipeline.storage.earlier import run_name
+from pipeline.storage.earlier import run_name, same_work
 from pipeline.storage.lease import leased
 from pipeline.storage.ledger import Done, Maker
 from pipeline.storage.results import check_output
-from pipeline.storage.staging import held, new_staging, run_of
+from pipeline.storage.staging import held, new_staging, run_of, take_over_killed
 from pipeline.storage.stopping import begin_publishing
 from pipeline.write.sink import Sink
 from pipeline.write.write_files import read_written
@@ -71,7 +72,7 @@ def show_plan(job: Job) -> int:
     if not (refs or config.allow_empty):
         raise _nothing(config)
     done = _done(config, (detector.model.metadata.name, detector.model.version))
-    known: Container[ImageRef] = DoneKeys(config.output, done) if done else ()
+    known: Container[ImageRef] = DoneKeys.of(config.output, done) if done else ()
     listed = sorted(uri for uri, ref in refs.items() if ref not in known)
     images = [uri for uri in listed if not is_tfrecord(uri)]
     skipped = f", and {len(refs) - len(listed)} that are done" if len(refs) > len(listed) else ""
@@ -99,7 +100,7 @@ def run(job: Job) -> int:
             check_output(config.output)
             with _lease(job, staging):
                 # two of one command may start in the same second; that they get the lease then is not possible
-                return _run_to_end(job, _steps(job, staging, model, time.time()), staging)
+                return _run_to_end(job, staging, model, time.time())
         except BusyError as busy:
             if config.when_busy != "skip":
                 raise
@@ -110,7 +111,14 @@ def run(job: Job) -> int:
 
 
 class _Steps(NamedTuple):
-    """What a job's graph begins and ends with, and the name that its files carry."""
+    """What a job's graph begins and ends with.
+
+    Attributes:
+      config: The job's settings.
+      source: Where images come from.
+      sinks: Where results go.
+      name: What the files of rows carry in their names.
+    """
 
     config: Config
     source: Source
@@ -125,10 +133,11 @@ class _Steps(NamedTuple):
         graph.build(pipeline, self.config, self.sinks, self.source)
 
 
-def _steps(job: Job, staging: str, model: tuple[str, str], begun_at: float) -> _Steps:
-    config, name = job.config, run_name(job.config.as_dict(), begun_at)
-    sinks = graph.sinks(config, staging, name, launched=not job.template, model=model)
-    return _Steps(config, graph.source_of(config, _done(config, model)), sinks, name)
+def _steps(job: Job, staging: str, model: tuple[str, str], began_at: float, begun: Sequence[Checkpoint] | None = None) -> _Steps:
+    """The steps of a job; `begun`: what killed runs of the same command had done, None where no checkpoints are made."""
+    config, name = job.config, run_name(job.config.as_dict(), began_at)
+    sinks = graph.sinks(config, staging, name, launched=not job.template, model=model, begun=begun)
+    return _Steps(config, graph.source_of(config, _done(config, model), begun), sinks, name)
 
 
 def _done(config: Config, model: tuple[str, str]) -> Done | None:
@@ -147,12 +156,21 @@ def _lease(job: Job, staging: str) -> AbstractContextManager[None]:
     return leased(staging, claimed, wait_s=wait_s, lost=stop_from_thread, works_here=job.in_process)
 
 
-def _run_to_end(job: Job, steps: _Steps, staging: str) -> int:
-    config = job.config
+def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float) -> int:
+    config, same = job.config, same_work(job.config.as_dict(), model)
+    steps = _steps(job, staging, model, began_at)
     steps.check()
-    with held(staging, {"settings": config.as_dict(), "command": job.command, "started_at": job.started_at}):
+    about = {"settings": config.as_dict(), "command": job.command, "started_at": job.started_at, "same": same}
+    with held(staging, about):
+        begun: Sequence[Checkpoint] = ()
+        if job.in_process and "://" not in config.output:
+            take_over_killed(staging, same)
+            begun = tuple(checkpoints_begun(staging))
+            steps = _steps(job, staging, model, began_at, begun)
         facts = _run_graph(job, steps)
         tally, notes = read_written(staging)
+        if rows := sum(spool.lines for checkpoint in begun for _, spool in checkpoint.spools):
+            notes = (*notes, f"{rows} of them were done by a run of this command that was killed")
         if not (tally.read or config.allow_empty):
             raise _nothing(config)
         code = _ending(config, steps.name).finish(tally, facts, run_of(staging), notes)

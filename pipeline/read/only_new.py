@@ -3,6 +3,9 @@
 On the ledger's side just the keys of rows travel (see `ledger.key_of`), a block of them for each partition; they come from the
 indexes beside the rows, a column at a time. An image that was named without a generation is asked for it where an image of its
 name has a row, and nowhere else.
+
+What a killed run of the same command has spooled meets the listing in the same way, by name alone: it was read once, whatever
+became of it since.
 """
 
 from __future__ import annotations
@@ -11,16 +14,22 @@ import os
 import struct
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.records import ImageRef, identity_hash, name_of
-from pipeline.storage.ledger import Done, RowsFile, key_of, list_files_of_rows, read_keys
+from pipeline.storage.files import read_lines
+from pipeline.storage.ledger import UNKNOWN, Done, RowsFile, entry_of, key_of, list_files_of_rows, read_keys
 from pipeline.storage.listing import AT_ONCE
 from pipeline.storage.places import generation_of
+from pipeline.storage.results import DETECTIONS
 
 PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _KEY = struct.Struct("=QQ")
+_HALF = _KEY.size // 2  # the hash of the name
+_ROWS_AT_ONCE = 16_384
 _FLUSHED = 1 << 20  # keys held until they are spread over the partitions: 16 MB
 
 
@@ -34,16 +43,21 @@ def packed_key(ref: ImageRef) -> bytes:
     return _KEY.pack(*key_of(ref.uri, ref.generation)) if ref.generation else b""
 
 
-class KeyBlocks:
-    """Gathers the keys of what is done, and spreads them over the partitions."""
+class BegunSpool(NamedTuple):
+    """A spool of rows that a killed run of this very command has left: their images need no second look."""
 
-    def __init__(self, done: Done):
-        self._done = done
+    path: str
+
+
+class KeyBlocks:
+    """Gathers keys, and spreads them over the partitions."""
+
+    def __init__(self) -> None:
         self._keys: list[np.ndarray] = []
 
-    def read(self, files: Sequence[RowsFile]) -> Iterator[tuple[int, bytes]]:
-        """Reads files of rows, a few side by side; gives (partition, keys) whenever there are enough."""
-        for keys in _keys_of(files, self._done):
+    def add(self, parts: Iterable[np.ndarray]) -> Iterator[tuple[int, bytes]]:
+        """Takes keys `(N, 2) uint64`; gives (partition, keys) whenever there are enough."""
+        for keys in parts:
             self._keys.append(keys)
             if sum(map(len, self._keys)) >= _FLUSHED:
                 yield from self.flush()
@@ -69,7 +83,7 @@ class DoneNames:
     """
 
     def __init__(self, blocks: Iterable[bytes], pool: ThreadPoolExecutor):
-        self._keys = {block[place : place + _KEY.size] for block in blocks for place in range(0, len(block), _KEY.size)}
+        self._keys = set(_split(blocks))
         self._pool = pool
 
     def among(self, named: Mapping[bytes, bytes]) -> set[bytes]:
@@ -78,23 +92,48 @@ class DoneNames:
         Args:
           named: Each name with its key, which is empty where its generation is not known.
         """
+        if not self._keys:
+            return set()
         done = {name for name, key in named.items() if key in self._keys}
-        have_rows = {key[: _KEY.size // 2] for key in self._keys}
-        asked = [name for name, key in named.items() if not key and _KEY.pack(identity_hash(name_of(name)), 0)[:8] in have_rows]
+        have_rows = {key[:_HALF] for key in self._keys}
+        asked = [name for name, key in named.items() if not key and _packed_name(name) in have_rows]
         return done | {name for name, key in zip(asked, self._pool.map(_asked_key, asked), strict=True) if key in self._keys}
 
 
-class DoneKeys(Container[ImageRef]):
-    """All keys of a ledger at once, 16 bytes each: for images whose identity shows only when they are read, and for a plan.
+class BegunNames:
+    """Which names of a partition have a row that a killed run of this command left; whatever their version is by now.
 
     Args:
-      output: The results folder.
-      done: What counts as done.
+      blocks: The keys of these rows.
     """
 
-    def __init__(self, output: str, done: Done):
-        keys = np.concatenate([np.zeros((0, 2), np.uint64), *_keys_of(list_files_of_rows(output), done)])
+    def __init__(self, blocks: Iterable[bytes]):
+        self._names = {key[:_HALF] for key in _split(blocks)}
+
+    def among(self, names: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The names that have a row, each with what it is known by here."""
+        return {name: packed for name in names if (packed := _packed_name(name)) in self._names} if self._names else {}
+
+    def but(self, packed: Iterable[bytes]) -> int:
+        """How many names have a row beside these."""
+        return len(self._names.difference(packed))
+
+
+class DoneKeys(Container[ImageRef]):
+    """Many keys at once, 16 bytes each: for images whose identity shows only when they are read, and for a plan.
+
+    Args:
+      parts: The keys, each part `(N, 2) uint64`.
+    """
+
+    def __init__(self, parts: Iterable[np.ndarray]):
+        keys = np.concatenate([np.zeros((0, 2), np.uint64), *parts])
         self._keys = keys[np.argsort(keys[:, 1])]
+
+    @staticmethod
+    def of(output: str, done: Done) -> DoneKeys:
+        """The keys of what is done in a results folder."""
+        return DoneKeys(keys_done(list_files_of_rows(output), done))
 
     def __contains__(self, ref: object) -> bool:
         if not isinstance(ref, ImageRef):
@@ -104,10 +143,27 @@ class DoneKeys(Container[ImageRef]):
         return place < len(self._keys) and tuple(self._keys[place].tolist()) == (of_name, of_identity)
 
 
-def _keys_of(files: Sequence[RowsFile], done: Done) -> Iterator[np.ndarray]:
+def keys_done(files: Sequence[RowsFile], done: Done) -> Iterator[np.ndarray]:
+    """The keys of what is done by files of rows, a few of which are read side by side."""
     with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1) * 2, "read-ledger") as pool:
         for parts in pool.map(lambda file: list(read_keys(file, done)), files):
             yield from parts
+
+
+def keys_begun(spools: Iterable[BegunSpool]) -> Iterator[np.ndarray]:
+    """The keys of the rows in spools."""
+    for spool in spools:
+        entries = filter(None, (entry_of(line, DETECTIONS, UNKNOWN) for line in read_lines(spool.path)))
+        while some := [key_of(entry.uri, entry.generation) for entry in islice(entries, _ROWS_AT_ONCE)]:
+            yield np.array(some, np.uint64)
+
+
+def _split(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    return (block[place : place + _KEY.size] for block in blocks for place in range(0, len(block), _KEY.size))
+
+
+def _packed_name(name: bytes) -> bytes:
+    return _KEY.pack(identity_hash(name_of(name)), 0)[:_HALF]
 
 
 def _asked_key(name: bytes) -> bytes:

@@ -17,7 +17,17 @@ from pipeline.figures.summary import Tally
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.letters import AskAgain, images_of_letter, is_letter, named_in
 from pipeline.read.list_images import Piece, check_inputs, list_pieces, pieces_of
-from pipeline.read.only_new import DoneKeys, DoneNames, KeyBlocks, packed_key, partition_of
+from pipeline.read.only_new import (
+    BegunNames,
+    BegunSpool,
+    DoneKeys,
+    DoneNames,
+    KeyBlocks,
+    keys_begun,
+    keys_done,
+    packed_key,
+    partition_of,
+)
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.read.tfrecords import images_of_file, is_tfrecord
@@ -28,8 +38,10 @@ from pipeline.storage.results import DEAD_LETTERS
 
 # An image on its way through the shuffle: its name in bytes, since a text would have to be Unicode there, which not every name
 # is; `extra`; `size_bytes`; its key, where what is done is left out (see `only_new`). So it takes 210 bytes of a local runner's
-# memory, a record with a key of its own took 750. Without a name it is a block of the keys of what is done.
+# memory, a record with a key of its own took 750. Without a name it is a block of keys, and its second part says of
+# what: `_DONE` or `_BEGUN`.
 _Listed = tuple[bytes, str, int, bytes]
+_DONE, _BEGUN = "done", "begun"
 
 
 @dataclasses.dataclass
@@ -48,6 +60,7 @@ class ReadImages(Source):
       retry_seconds: How long an image is tried again while storage fails in a way that may pass.
       done: What counts as done by the ledger in `exclude`, and is skipped; None: nothing does.
       again: With `done`: the images of the dead letters there are read, too; says what one asks for.
+      begun: Spools of rows that a killed run of this command left; their images are counted as read, and not read again.
     """
 
     inputs: Sequence[str] | Mapping[str, Sequence[str]]
@@ -57,6 +70,7 @@ class ReadImages(Source):
     retry_seconds: float = RETRY_SECONDS
     done: Done | None = None
     again: AskAgain | None = None
+    begun: Sequence[BegunSpool] = ()
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -86,8 +100,8 @@ class ReadImages(Source):
     def list(self, begin: beam.pvalue.PBegin) -> tuple[Any, Any]:
         """Wires what needs no bytes: what is listed, and once each what is to be read; of both `refs` and `counted`."""
         patterns = [pattern for patterns in self._inputs.values() for pattern in patterns]
-        ledger = self.exclude if self.done else ""
-        pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> beam.FlatMap(_find_folders, patterns, ledger)
+        find = beam.FlatMap(_find_folders, patterns, self.exclude if self.done else "", self.begun)
+        pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
         listed = spread | "ListImages" >> beam.ParDo(_ListImages(self.exclude, self.done, self.again)).with_outputs(
             "counted", main="refs"
@@ -96,12 +110,13 @@ class ReadImages(Source):
         return listed, gathered | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="refs")
 
     def _open_tfrecords(self) -> _OpenTFRecords:
-        return _OpenTFRecords(self.read, self.retry_seconds, (self.exclude, self.done) if self.done else None, self.again)
+        ledger = (self.exclude, self.done) if self.done else None
+        return _OpenTFRecords(self.read, self.retry_seconds, ledger, self.again, self.begun)
 
 
-def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str) -> Iterator[list[Any]]:
-    """Where to look for images, and for what is done, in groups of what one worker looks at side by side."""
-    for pieces in (pieces_of(patterns), iter(list_files_of_rows(ledger) if ledger else ())):
+def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str, begun: Sequence[BegunSpool]) -> Iterator[list[Any]]:
+    """Where to look for images, and for what is done or begun, in groups of what one worker looks at side by side."""
+    for pieces in (pieces_of(patterns), iter(list_files_of_rows(ledger) if ledger else ()), iter(begun)):
         while group := list(islice(pieces, AT_ONCE)):
             yield group
 
@@ -133,13 +148,15 @@ class _ListImages(_Counting):
 
     def start_bundle(self) -> None:
         super().start_bundle()
-        self._blocks = KeyBlocks(self._done) if self._done else None
+        self._blocks = {_DONE: KeyBlocks(), _BEGUN: KeyBlocks()}
 
-    def process(self, group: Sequence[Piece | RowsFile]) -> Iterator[tuple[int, _Listed]]:
+    def process(self, group: Sequence[Piece | RowsFile | BegunSpool]) -> Iterator[tuple[int, _Listed]]:
         files = [each for each in group if isinstance(each, RowsFile)]
-        if files and self._blocks:
-            yield from map(_as_listed, self._blocks.read(files))
-        for ref in self._refs(files, [each for each in group if not isinstance(each, RowsFile)]):
+        if files and self._done:
+            yield from _as_listed(_DONE, self._blocks[_DONE].add(keys_done(files, self._done)))
+        spools = [each for each in group if isinstance(each, BegunSpool)]
+        yield from _as_listed(_BEGUN, self._blocks[_BEGUN].add(keys_begun(spools)))
+        for ref in self._refs(files, [each for each in group if not isinstance(each, (RowsFile, BegunSpool))]):
             if not _holds_images(ref.uri):
                 metrics.count_read()
             key = packed_key(ref) if self._done else b""
@@ -152,8 +169,8 @@ class _ListImages(_Counting):
         yield from list_pieces(pieces, self._exclude, self._leave_out)
 
     def finish_bundle(self) -> Iterator[Any]:
-        for block in self._blocks.flush() if self._blocks else ():
-            yield GlobalWindows.windowed_value_at_end_of_window(_as_listed(block))
+        for what, blocks in self._blocks.items():
+            yield from map(GlobalWindows.windowed_value_at_end_of_window, _as_listed(what, blocks.flush()))
         yield from super().finish_bundle()
 
     def _leave_out(self) -> None:
@@ -162,8 +179,8 @@ class _ListImages(_Counting):
         self._skip()
 
 
-def _as_listed(block: tuple[int, bytes]) -> tuple[int, _Listed]:
-    return block[0], (b"", "", 0, block[1])
+def _as_listed(what: str, blocks: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, _Listed]]:
+    return ((partition, (b"", what, 0, keys)) for partition, keys in blocks)
 
 
 class _DropDoubles(_Counting):
@@ -178,11 +195,11 @@ class _DropDoubles(_Counting):
     def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[ImageRef]:
         best: dict[bytes, tuple[str, int]] = {}
         keys: dict[bytes, bytes] = {}
-        blocks: list[bytes] = []
+        blocks: dict[str, list[bytes]] = {_DONE: [], _BEGUN: []}
         images = doubles = 0
         for name, extra, size_bytes, key in partition[1]:
             if not name:
-                blocks.append(key)
+                blocks[extra].append(key)
                 continue
             known = best.get(name)
             best[name] = max(known or ("", 0), (extra, size_bytes))  # the one of which something is said, and always the same
@@ -190,12 +207,16 @@ class _DropDoubles(_Counting):
                 images += 1
                 doubles += known is not None
                 keys[name] = max(keys.get(name, b""), key)
-        done = DoneNames(blocks, self._pool).among(keys) if blocks else set[bytes]()
-        self._tally.read += images
+        all_begun = BegunNames(blocks[_BEGUN])
+        begun = all_begun.among(best)
+        gone = all_begun.but(begun[name] for name in keys if name in begun)  # listed when the run began, or in a TFRecord file
+        done = DoneNames(blocks[_DONE], self._pool).among({name: key for name, key in keys.items() if name not in begun})
+        self._tally.read += images + gone
+        metrics.count_read(gone)
         self._skip(doubles)
         self._skip(len(done), done=True)
         for name, (extra, size_bytes) in best.items():
-            if name not in done:
+            if name not in done and name not in begun:
                 yield ImageRef(name_of(name), size_bytes=size_bytes, extra=extra)  # no generation: what is read is the newest
 
 
@@ -205,15 +226,24 @@ def _holds_images(name: str) -> bool:
 
 
 class _OpenTFRecords(_Counting):
-    """Puts the images of a TFRecord file, or of a dead letter, in its place, but for those that are done; other refs pass."""
+    """Puts the images of a TFRecord file, or a dead letter, in its place, but for those done or begun; other refs pass."""
 
-    def __init__(self, read: ReadConfig, retry_seconds: float, ledger: tuple[str, Done] | None, again: AskAgain | None):
+    def __init__(
+        self,
+        read: ReadConfig,
+        retry_seconds: float,
+        ledger: tuple[str, Done] | None,
+        again: AskAgain | None,
+        begun: Sequence[BegunSpool],
+    ):
         self._max_bytes = int(read.max_file_mb * 1e6)
         self._retry_seconds = retry_seconds
         self._ledger = ledger
         self._again = again
+        self._begun_spools = begun
 
     def setup(self) -> None:
+        self._begun: Container[ImageRef] = ()
         self._done: Container[ImageRef] | None = None
 
     def process(self, ref: ImageRef) -> Iterator[Any]:
@@ -221,8 +251,11 @@ class _OpenTFRecords(_Counting):
             yield ref
             return
         if self._done is None:
-            self._done = DoneKeys(*self._ledger) if self._ledger else ()
+            self._begun = DoneKeys(keys_begun(self._begun_spools))
+            self._done = DoneKeys.of(*self._ledger) if self._ledger else ()
         for image in self._images(ref):
+            if image.ref in self._begun:
+                continue  # it is counted where its row is found to have no name in the listing
             self._tally.read += 1
             metrics.count_read()
             if image.ref in self._done:

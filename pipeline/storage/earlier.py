@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.files import exists
+from pipeline.storage.ledger import Maker
 from pipeline.storage.results import REPORT, Rows, list_rows, read_summary, run_of_rows
 from pipeline.storage.staging import settings_at_work, settings_published
 
@@ -38,6 +39,14 @@ def run_name(settings: Mapping[str, Any], started_at: float) -> str:
     command = hashlib.blake2b(row_bytes(sorted(named.items())), digest_size=4).hexdigest()
     start = datetime.datetime.fromtimestamp(started_at, datetime.timezone.utc)
     return f"{command}-{start:%Y%m%dT%H%M%SZ}" if settings.get("only_new") else command
+
+
+def same_work(settings: Mapping[str, Any], model: tuple[str, str]) -> str:
+    """What is equal for two runs of which one can go on where the other was killed: they make the same rows, spooled alike."""
+    new = json.loads(row_bytes(settings))
+    write = new.get("write", {})
+    parts = [_of_rows(new), Maker.of(new, model), new.get("only_new"), new.get("retry_dead"), write.get("shards")]
+    return hashlib.blake2b(row_bytes(parts), digest_size=16).hexdigest()
 
 
 def check_earlier(output: str, settings: Mapping[str, Any], *, replace: bool = False) -> None:

@@ -35,6 +35,7 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.beside import make_way
+from pipeline.storage.checkpoints import take_over
 from pipeline.storage.files import delete_files, exists, list_files, make_folder, move_files, read_file, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.locks import if_unlocked, locked_file, one_at_a_time
@@ -174,6 +175,21 @@ def remove_dead(output: str, but: str, mode: str = "") -> None:
         with _if_dead(staging) as dead:
             if dead and (not mode or any(about["settings"]["mode"] == mode for about in _about(staging))):
                 remove(staging)
+
+
+def take_over_killed(staging: str, same: str) -> None:
+    """Takes over the checkpoints of killed runs of the same command; of a run that published, nothing is left to be done.
+
+    Args:
+      staging: A local folder, held by the run that takes over.
+      same: What runs of one command say of themselves as `same`.
+    """
+    for other in others(output_of(staging), but=staging):
+        with _if_dead(other) as dead:
+            began = dead and not exists(f"{other}/{_COMMIT}") and not exists(f"{other}/{_PUBLISHED}")
+            if began and any(about.get("same") == same for about in _about(other)):
+                take_over(other, staging)
+                remove(other)
 
 
 def remove(staging: str) -> None:

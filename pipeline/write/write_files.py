@@ -8,11 +8,13 @@ looks. The same input gives the same files: a row's place depends on the rows al
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import pickle
 import posixpath
+import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -22,6 +24,7 @@ from apache_beam.transforms.window import GlobalWindows
 from pipeline.config import WriteConfig
 from pipeline.figures.summary import Tally, merge_tallies
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
+from pipeline.storage.checkpoints import SPOOLS, Checkpoint, write_checkpoint
 from pipeline.storage.earlier import check_earlier
 from pipeline.storage.files import create, read_file, read_lines, write_file
 from pipeline.storage.ledger import Maker, writing_index
@@ -90,6 +93,7 @@ class WriteFiles(Sink):
       launched: Whether a launcher of this job holds the staging folder; a template's jobs have none.
       model: Name and version of the model, where they are known; dead letters do not say them.
       name: What the files of rows carry in their names.
+      begun: What killed runs of the same command had done, whose spools lie in staging; None where this run makes no checkpoints.
     """
 
     staging: str
@@ -99,6 +103,7 @@ class WriteFiles(Sink):
     launched: bool = True
     model: tuple[str, str] = ("", "")
     name: str = ""
+    begun: Sequence[Checkpoint] | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -114,17 +119,29 @@ class WriteFiles(Sink):
 
     def expand(self, results: Results) -> beam.PCollection[None]:
         """Wires a shuffle of the names of spools, and then a look at all that is ready."""
-        to_detections = SpoolRows(self.staging, DETECTIONS, detection_row, self.write.shards or _BY_ROWS, self.samples)
-        to_dead_letters = SpoolRows(self.staging, DEAD_LETTERS, dead_letter_row)
+        checkpoint_s = self.write.checkpoint_s if self.begun is not None else None
+        to_rows = functools.partial(SpoolRows, self.staging, checkpoint_s=checkpoint_s)
+        to_detections = to_rows(DETECTIONS, detection_row, self.write.shards or _BY_ROWS, self.samples)
+        to_dead_letters = to_rows(DEAD_LETTERS, dead_letter_row)
 
         spooled = [results.detected | "SpoolDetections" >> to_detections]
         spooled += [dead | f"SpoolDeadLetters{n}" >> to_dead_letters for n, dead in enumerate(results.dead)]
+        if self.begun:
+            spooled.append(self._begun(results.counted.pipeline, self.begun))
         spools = [each.spools for each in spooled] | "AllSpools" >> beam.Flatten()
         tallies = [results.counted, *(each.tallies for each in spooled)] | "AllTallies" >> beam.Flatten()
         finished = spools | "GatherShards" >> beam.GroupByKey() | "FinishShards" >> beam.FlatMap(self._finish)
 
         end = results.counted.pipeline | "End" >> beam.Impulse()
         return end | "Publish" >> beam.Map(self._publish, AsIter(finished), AsIter(tallies))
+
+    def _begun(self, pipeline: beam.Pipeline, checkpoints: Sequence[Checkpoint]) -> Spooled:
+        """What is spooled already, as if it were now."""
+        spools = [spool for checkpoint in checkpoints for spool in checkpoint.spools]
+        return Spooled(
+            pipeline | "SpoolsBegun" >> beam.Create(spools, reshuffle=False),
+            pipeline | "TalliesBegun" >> beam.Create([checkpoint.counted for checkpoint in checkpoints], reshuffle=False),
+        )
 
     def _finish(self, shard_and_spools: tuple[Shard, Iterable[Spool]]) -> Iterator[StagedFile]:
         """Merges the spools of one shard, or of a whole kind, into files."""
@@ -202,6 +219,7 @@ class SpoolRows(beam.PTransform):
       to_row: Record -> JSON-able row; its first key must be the image, since rows are sorted as text.
       shards: Number of files of this kind, over which images are spread by their identity; 0: as many as the rows need.
       samples: How many images with a thumbnail the tally keeps.
+      checkpoint_s: Seconds between checkpoints; None: none are made.
     """
 
     staging: str
@@ -209,6 +227,7 @@ class SpoolRows(beam.PTransform):
     to_row: Callable[[Any], dict[str, Any]]
     shards: int = _BY_ROWS
     samples: int = 0
+    checkpoint_s: float | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -224,10 +243,10 @@ class _Spool(beam.DoFn):
         self._settings = settings
 
     def start_bundle(self) -> None:
-        self._spooler = Spooler(f"{self._settings.staging}/spool")
-        self._tally = Tally()
+        self._spooler = Spooler(f"{self._settings.staging}/{SPOOLS}")
+        self._begin()
 
-    def process(self, record: DetectedImage | DeadLetter) -> Iterator[tuple[Shard, Spool]]:
+    def process(self, record: DetectedImage | DeadLetter) -> Iterator[Any]:
         settings = self._settings
         if isinstance(record, DetectedImage):
             self._tally.add_detected(record, settings.samples)
@@ -235,12 +254,30 @@ class _Spool(beam.DoFn):
             self._tally.add_dead(record)
         number = shard_of(record.ref, settings.shards) if settings.shards else 0
         line = row_bytes(settings.to_row(record)) + b"\n"
-        yield from self._spooler.add(Shard(settings.kind, number, settings.shards), line)
+        for spool in self._spooler.add(Shard(settings.kind, number, settings.shards), line):
+            self._complete.append(spool)
+        if settings.checkpoint_s is not None and time.monotonic() - self._begun_at >= settings.checkpoint_s:
+            yield from self._checkpoint()
+            self._begin()
 
     def finish_bundle(self) -> Iterator[Any]:
-        for spool in self._spooler.flush():
-            yield GlobalWindows.windowed_value_at_end_of_window(spool)
-        yield TaggedOutput("tallies", GlobalWindows.windowed_value_at_end_of_window(self._tally))
+        for result in self._checkpoint():
+            tag, value = (result.tag, result.value) if isinstance(result, TaggedOutput) else ("", result)
+            windowed = GlobalWindows.windowed_value_at_end_of_window(value)
+            yield TaggedOutput(tag, windowed) if tag else windowed
+
+    def _begin(self) -> None:
+        self._tally = Tally()
+        self._complete: list[tuple[Shard, Spool]] = []
+        self._begun_at = time.monotonic()
+
+    def _checkpoint(self) -> Iterator[Any]:
+        """Gives what there is since the last one, once it is durable where checkpoints are made."""
+        self._complete += self._spooler.flush()
+        if self._settings.checkpoint_s is not None and self._complete:
+            write_checkpoint(self._settings.staging, Checkpoint(tuple(self._complete), self._tally))
+        yield from self._complete
+        yield TaggedOutput("tallies", self._tally)
 
 
 def read_written(staging: str) -> Written:

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.figures.summary import merge_tallies
 from pipeline.read import only_new
-from pipeline.read.only_new import PARTITIONS, DoneKeys, KeyBlocks, packed_key, partition_of
+from pipeline.read.only_new import PARTITIONS, BegunSpool, DoneKeys, KeyBlocks, keys_done, packed_key, partition_of
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
 from pipeline.storage.ledger import Done, list_files_of_rows
@@ -44,6 +44,17 @@ def read(inputs, output, done=None):
     return sorted(names), counted.read, counted.skipped, counted.done
 
 
+def write_records(path, *names):
+    """Writes a TFRecord file of images that are called by what they hold."""
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for name in names:
+            values = {"image/encoded": name, "image/source_id": name}
+            named = {key: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value])) for key, value in values.items()}
+            writer.write(tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString())
+
+
 def test_with_an_empty_ledger_everything_is_new(places):
     folder, output, put = places
     put("a.jpg")
@@ -65,7 +76,7 @@ def test_what_has_a_row_of_a_batch_job_a_stream_or_a_dead_letter_for_good_is_ski
     assert read([folder], output, Done(MAKER, frozenset())) == (["dead.jpg", "new.jpg", "other.jpg", "passing.jpg"], 6, 2, 2)
     assert read([folder], output, Done(MAKER._replace(version="4")))[3] == 0
     assert read([folder], output, Done(MAKER._replace(detections="cccccccc")))[3] == 1
-    known = DoneKeys(output, Done(MAKER))
+    known = DoneKeys.of(output, Done(MAKER))
     assert [name for name, uri in uris.items() if ImageRef(uri, now[name]) in known] == ["batch.jpg", "stream.jpg", "dead.jpg"]
 
 
@@ -102,13 +113,7 @@ def test_rows_whose_settings_are_not_known_are_not_taken_for_done(places):
 
 
 def test_images_in_tfrecord_files_are_left_out_by_their_content(tmp_path):
-    import tensorflow as tf
-
-    with tf.io.TFRecordWriter(f"{tmp_path}/a.tfrecord") as writer:
-        for name in (b"one", b"two"):
-            values = {"image/encoded": name, "image/source_id": name}
-            named = {key: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value])) for key, value in values.items()}
-            writer.write(tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString())
+    write_records(tmp_path / "a.tfrecord", b"one", b"two")
     inputs, output = [f"{tmp_path}/a.tfrecord"], f"{tmp_path}/out"
     everything = run(lambda pipeline: (pipeline | ReadImages(inputs))._asdict())["images"]
     (one,) = [image.ref for image in everything if image.ref.uri == "one"]
@@ -122,8 +127,8 @@ def test_keys_are_spread_over_the_partitions_where_their_images_are(tmp_path, mo
     for number in range(10):
         some = [detected(ref.uri, ref.generation) for ref in refs[number::10]]
         write(tmp_path, DETECTIONS.replace("00000-of-00001", f"{number:05d}-of-00010"), some)
-    blocks = KeyBlocks(Done(MAKER))
-    spread = [*blocks.read(list_files_of_rows(str(tmp_path))), *blocks.flush()]
+    blocks = KeyBlocks()
+    spread = [*blocks.add(keys_done(list_files_of_rows(str(tmp_path)), Done(MAKER))), *blocks.flush()]
     found = sorted((partition, block[n : n + 16]) for partition, block in spread for n in range(0, len(block), 16))
     assert found == sorted((partition_of(ref.uri), packed_key(ref)) for ref in refs)
     assert max(partition for partition, _ in spread) < PARTITIONS
@@ -136,3 +141,53 @@ def test_the_generation_of_a_file_is_that_of_the_listing_and_of_the_row(tmp_path
     assert generation_of(found.ref.uri) == found.ref.generation != ""
     os.mkdir(tmp_path / "deep")
     assert [generation_of(f"{tmp_path}/{name}") for name in ("absent.jpg", "deep")] == ["", ""]
+
+
+class TestBegun:
+    """What a killed run of the same command has spooled is not read again, and counts as read."""
+
+    @pytest.fixture
+    def spool(self, tmp_path):
+        def make(*lines):
+            (tmp_path / "spool").write_bytes(b"".join(sorted(lines)))
+            return [BegunSpool(f"{tmp_path}/spool")]
+
+        return make
+
+    def read(self, inputs, begun, **settings):
+        got = run(lambda pipeline: (pipeline | ReadImages(inputs, begun=begun, **settings))._asdict())
+        counted = merge_tallies(got["counted"], 0)
+        names = sorted(image.ref.uri.rpartition("/")[2] for image in got["images"])
+        return names, counted.read - counted.skipped - len(got["dead"]) - len(names), counted.skipped
+
+    def test_its_images_are_left_out_whatever_became_of_them(self, places, spool):
+        folder, _, put = places
+        uris = {name: put(name) for name in ("begun.jpg", "overwritten.jpg", "dead.jpg", "new.jpg")}
+        begun = spool(
+            detected(uris["begun.jpg"], generation_of(uris["begun.jpg"])),
+            detected(uris["overwritten.jpg"], "1"),
+            detected(f"{folder}gone.jpg"),
+            dead(uris["dead.jpg"], "", "unreadable", "read"),
+        )
+        assert self.read([folder], begun) == (["new.jpg"], 4, 0)
+        assert self.read([folder, uris["begun.jpg"]], begun) == (["new.jpg"], 4, 1)
+
+    def test_an_image_that_is_done_and_begun_is_counted_once(self, places, spool):
+        folder, output, put = places
+        uri = put("a.jpg")
+        row = detected(uri, generation_of(uri))
+        write(output, DETECTIONS, [row])
+        assert self.read([folder], spool(row), exclude=output, done=Done(MAKER)) == ([], 1, 0)
+
+    def test_images_in_tfrecord_files_are_known_by_name_and_content(self, tmp_path, spool):
+        write_records(tmp_path / "a.tfrecord", b"one", b"two")
+        (tmp_path / "a.jpg").write_bytes(b"x")
+        inputs = [f"{tmp_path}/a.tfrecord", f"{tmp_path}/a.jpg"]
+        everything = run(lambda pipeline: (pipeline | ReadImages(inputs))._asdict())["images"]
+        (one,) = [image.ref for image in everything if image.ref.uri == "one"]
+        assert self.read(inputs, spool(detected("one", one.generation))) == (["a.jpg", "two"], 1, 0)
+
+    def test_a_tfrecord_file_that_could_not_be_opened_is_not_opened_again(self, tmp_path, spool):
+        write_records(tmp_path / "a.tfrecord", b"one")
+        begun = spool(dead(f"{tmp_path}/a.tfrecord", "", "unreadable", "read"))
+        assert self.read([f"{tmp_path}/a.tfrecord"], begun) == ([], 1, 0)

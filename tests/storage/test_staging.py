@@ -39,6 +39,7 @@ OLD = [
 NEW = [
     *(f"detections/detections-0000{n}-of-00002.jsonl" for n in range(2)),
     "dead_letters/dead_letters-00000-of-00001.jsonl",
+    *(f"index/detections-0000{n}-of-00002.parquet" for n in range(2)),
 ]
 BESIDE = ["summary.json", "report.html", "samples/001-a.jpg"]
 STRANGERS = ["detections/mine.jsonl", "samples/mine.jpg", "samples/002-mine.jpg", "notes.txt"]
@@ -164,6 +165,9 @@ def test_a_run_killed_at_any_moment_of_publishing_is_finished_by_the_next_or_nev
 
         killed = dies_at(number, work)
         found = visible(copy)
+        indexes = [name for name, content in found.items() if name.startswith("index/") and content == b"new"]
+        rows = [f"detections/{Path(name).stem}.jsonl" for name in indexes]
+        assert {name: found.get(name) for name in rows} == dict.fromkeys(rows, b"new"), "an index came before its rows"
         if missing := [name for name in before if name not in found]:
             assert {name: found.get(name) for name in NEW} == dict.fromkeys(NEW, b"new"), f"{missing} went too early"
         finish_dead(copy)

@@ -1,0 +1,128 @@
+"""Checkpoints: what a killed run had done goes over to the next run of its command, whole, once, and from nobody who lives."""
+
+import os
+import shutil
+
+import pytest
+
+from pipeline.storage.checkpoints import Checkpoint, checkpoints_begun, write_checkpoint
+from pipeline.storage.files import write_file
+from pipeline.storage.spools import Spool
+from pipeline.storage.staging import held, new_staging, others, take_over_killed
+from tests.storage.test_staging import dies_at
+
+
+def spool(staging, name, content=b"row\n"):
+    write_file(f"{staging}/spool/{name}", content)
+    return "key", Spool(f"{staging}/spool/{name}", content.count(b"\n"))
+
+
+def killed(output, work, same="command"):
+    """Leaves the staging folder of a run that was killed after some work."""
+    staging = new_staging(str(output))
+    os.makedirs(output, exist_ok=True)
+
+    def do():
+        with held(staging, {"same": same}):
+            work(staging)
+            os._exit(0)
+
+    dies_at(1000, do)
+    assert os.path.isdir(staging)
+    return staging
+
+
+def one_checkpoint(staging):
+    write_checkpoint(staging, Checkpoint((spool(staging, "a"), spool(staging, "b")), 2))
+    spool(staging, "of no checkpoint")
+
+
+def begun(staging):
+    """What was taken over: what was counted, and the content of each spool."""
+    return sorted(
+        (checkpoint.counted, [open(spool.path, "rb").read() for _, spool in checkpoint.spools])
+        for checkpoint in checkpoints_begun(staging)
+    )
+
+
+@pytest.fixture
+def taking_over(tmp_path):
+    """Takes over in a results folder; gives what was."""
+
+    def take(same="command", output=tmp_path):
+        staging = new_staging(str(output))
+        with held(staging, {"same": same}):
+            take_over_killed(staging, same)
+            return begun(staging)
+
+    return take
+
+
+def test_what_stands_in_a_checkpoint_is_taken_over_once(tmp_path, taking_over):
+    killed(tmp_path, one_checkpoint)
+    assert taking_over() == [(2, [b"row\n", b"row\n"])]
+    assert taking_over() == []
+    assert others(str(tmp_path)) == []
+
+
+def test_a_run_without_a_checkpoint_leaves_nothing_to_take_over(tmp_path, taking_over):
+    killed(tmp_path, lambda staging: spool(staging, "a"))
+    assert taking_over() == []
+
+
+def test_another_command_takes_nothing(tmp_path, taking_over):
+    staging = killed(tmp_path, one_checkpoint)
+    assert taking_over("another command") == []
+    assert others(str(tmp_path)) == [staging]
+
+
+@pytest.mark.parametrize("name", ["commit.json", "published.json"])
+def test_of_a_run_that_has_published_nothing_is_left_to_be_done(name, tmp_path, taking_over):
+    staging = killed(tmp_path, one_checkpoint)
+    write_file(f"{staging}/{name}", b"[]")
+    assert taking_over() == []
+
+
+def test_nobody_takes_what_a_run_at_work_has(tmp_path, taking_over):
+    staging = new_staging(str(tmp_path))
+    with held(staging, {"same": "command"}):
+        one_checkpoint(staging)
+        assert taking_over() == []
+        assert os.path.exists(f"{staging}/spool/a")
+
+
+def test_a_run_that_took_over_may_be_killed_too(tmp_path, taking_over):
+    killed(tmp_path, one_checkpoint)
+
+    def go_on(staging):
+        take_over_killed(staging, "command")
+        write_checkpoint(staging, Checkpoint((spool(staging, "c", b"more\nrows\n"),), 3))
+
+    killed(tmp_path, go_on)
+    assert taking_over() == [(2, [b"row\n", b"row\n"]), (3, [b"more\nrows\n"])]
+
+
+def test_killed_at_any_moment_of_taking_over_nothing_is_lost_or_there_twice(tmp_path, taking_over):
+    first = tmp_path / "first"
+
+    def go_on(staging):
+        take_over_killed(staging, "command")
+        write_checkpoint(staging, Checkpoint((spool(staging, "c"),), 3))
+
+    killed(first, one_checkpoint)
+    killed(first, go_on)
+    number, died = 0, True
+    while died:
+        number += 1
+        output = tmp_path / str(number)
+        shutil.copytree(first, output)
+
+        def work(output=output):
+            staging = new_staging(str(output))
+            with held(staging, {"same": "command"}):
+                take_over_killed(staging, "command")
+                os._exit(0)
+
+        died = dies_at(number, work)
+        assert taking_over(output=output) == [(2, [b"row\n", b"row\n"]), (3, [b"row\n"])]
+    assert number > 5
