@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from pipeline.records import DeadLetter, ImageRef
 
 REASONS: dict[str, dict[str, str]] = {
@@ -58,17 +60,20 @@ class ImageError(Exception):
       stage: Where: a key of `REASONS`.
       reason: Why: a key of `REASONS[stage]`.
       message: One line for a person: what was expected, what came.
+      generation: The version of the image that failed; empty where that is what its ref says, or is not known.
 
     Raises:
       KeyError: The reason is in no list; add it there, with a word for the README.
     """
 
-    def __init__(self, stage: str, reason: str, message: str):
+    def __init__(self, stage: str, reason: str, message: str, generation: str = ""):
         REASONS[stage][reason]
         super().__init__(message)
         self.stage = stage
         self.reason = reason
+        self.generation = generation
 
     def dead_letter(self, ref: ImageRef, payload: bytes = b"") -> DeadLetter:
         """The dead letter of the image that failed so."""
-        return DeadLetter(ref, self.stage, self.reason, str(self), payload)
+        known = dataclasses.replace(ref, generation=self.generation) if self.generation else ref
+        return DeadLetter(known, self.stage, self.reason, str(self), payload)

@@ -91,9 +91,10 @@ def open_file(uri: str, retry_seconds: float = RETRY_SECONDS) -> Any:
 
         return FileSystems.open(uri, compression_type="uncompressed")
     file = open(uri, "rb", opener=_open_without_waiting)  # noqa: SIM115  the caller closes it
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
         file.close()
-        raise ImageError("read", "not_a_file", f"{uri} is no regular file")
+        raise ImageError("read", "not_a_file", f"{uri} is no regular file", _generation(status))
     return file
 
 
@@ -168,9 +169,13 @@ def _fetch_once(ref: ImageRef, max_bytes: int, reserve: Reserve) -> tuple[bytes,
 def _fetch_file(path: str, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
     with open_file(path) as file:
         status = os.fstat(file.fileno())
-        _check_size(path, status.st_size, max_bytes)
+        _check_size(path, status.st_size, max_bytes, _generation(status))
         reserve(status.st_size)
-        return file.read(status.st_size), f"{status.st_size}-{status.st_mtime_ns}"
+        return file.read(status.st_size), _generation(status)
+
+
+def _generation(status: os.stat_result) -> str:
+    return f"{status.st_size}-{status.st_mtime_ns}"
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
@@ -180,10 +185,12 @@ def _open_without_waiting(path: str, flags: int) -> int:
 def _fetch_object(ref: ImageRef, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
     blob, size = _blob(ref), ref.size_bytes
     while True:
-        if not size:  # not listed, or not that small any more: look before taking memory
+        if (
+            not 0 < size <= max_bytes
+        ):  # not listed, or not that small any more: look before taking memory; which version is refused
             blob.reload(retry=None)
             size = blob.size or 0
-        _check_size(ref.uri, size, max_bytes)
+        _check_size(ref.uri, size, max_bytes, str(blob.generation or ref.generation))
         reserve(size)
         content = _AtMost(size)
         try:
@@ -240,10 +247,11 @@ def _fetch_through_beam(ref: ImageRef, max_bytes: int, reserve: Reserve) -> byte
     return content
 
 
-def _check_size(uri: str, size: int, max_bytes: int) -> None:
+def _check_size(uri: str, size: int, max_bytes: int, generation: str = "") -> None:
     if size > max_bytes:
         raise ImageError(
             "read",
             "too_large_file",
             f"{uri} has {size / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)",
+            generation,
         )

@@ -4,11 +4,12 @@ import os
 
 import pytest
 
+from pipeline.config import ReadConfig
 from pipeline.figures.summary import merge_tallies
 from pipeline.read import only_new
 from pipeline.read.only_new import PARTITIONS, BegunSpool, DoneKeys, KeyBlocks, keys_done, packed_key, partition_of
 from pipeline.read.read_images import ReadImages
-from pipeline.records import ImageRef
+from pipeline.records import ImageRef, dead_letter_row, row_bytes
 from pipeline.storage.ledger import Done, list_files_of_rows
 from pipeline.storage.places import generation_of
 from tests.read.test_read_images import run
@@ -78,6 +79,20 @@ def test_what_has_a_row_of_a_batch_job_a_stream_or_a_dead_letter_for_good_is_ski
     assert read([folder], output, Done(MAKER._replace(detections="cccccccc")))[3] == 1
     known = DoneKeys.of(output, Done(MAKER))
     assert [name for name, uri in uris.items() if ImageRef(uri, now[name]) in known] == ["batch.jpg", "stream.jpg", "dead.jpg"]
+
+
+def test_an_image_that_is_too_large_is_refused_once(places):
+    """Its dead letter says which version that was, though nobody read it; a version that is small enough is read."""
+    folder, output, put = places
+    limit = ReadConfig(max_file_mb=0.001)
+    put("a.jpg", bytes(2000))
+    got = run(lambda pipeline: (pipeline | ReadImages([folder], limit))._asdict())
+    (letter,) = got["dead"]
+    assert (letter.reason, letter.ref.generation) == ("too_large_file", generation_of(letter.ref.uri))
+    write(output, DEAD, [row_bytes(dead_letter_row(letter)) + b"\n"])
+    assert read([folder], output) == ([], 1, 1, 1)
+    put("a.jpg")
+    assert read([folder], output) == (["a.jpg"], 1, 0, 0)
 
 
 def test_an_image_that_was_overwritten_is_new(places):
