@@ -13,7 +13,7 @@ FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
 CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming test check format lint types fuzz bench bench-darknet bench-peers prism lock clean
+.PHONY: help demo demo-streaming demo-backfill test check format lint types fuzz bench bench-darknet bench-peers prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ demo: $(READY) ## Run the main job on the sample images with the bundled detecto
 
 demo-streaming: $(READY) ## Run the streaming job on the Pub/Sub emulator for half a minute
 	$(BIN)/python -m tests.demo_streaming
+
+demo-backfill: $(READY) ## Runs that add up: a batch killed midway, a stream, a backfill of the rest, a reconciliation
+	$(BIN)/python -m tests.demo_backfill
 
 TEST_PROCESSES ?= 2
 test: $(READY) $(PRISM) ## Pass the tests (TEST_PROCESSES side by side)

@@ -1,0 +1,26 @@
+"""The story of runs that add up, as `make demo-backfill` tells it: a kill, a stream, an overwritten image, a backfill."""
+
+import collections
+import json
+import os
+
+from tests import demo_backfill
+
+
+def test_every_image_version_has_one_row_at_the_end(pubsub_emulator, tmp_path, monkeypatch):
+    """Of the overwritten image both versions."""
+    monkeypatch.setattr(demo_backfill, "PLACE", tmp_path)
+    photos, out = tmp_path / "photos", tmp_path / "results"
+    photos.mkdir()
+    first = demo_backfill._add(photos, range(200))
+    before = (str(first[0]), _generation(first[0]))
+    demo_backfill._tell(pubsub_emulator, photos, out, 200)
+    images = [json.loads(line)["image"] for path in out.glob("detections/*.jsonl") for line in path.open()]
+    rows = collections.Counter((image["uri"], image["generation"]) for image in images)
+    assert rows == collections.Counter([before, *((str(path), _generation(path)) for path in photos.iterdir())])
+
+
+def _generation(path: os.PathLike[str]) -> str:
+    """As a row names the version of a local file: size and time of change."""
+    stat = os.stat(path)
+    return f"{stat.st_size}-{stat.st_mtime_ns}"
