@@ -51,7 +51,7 @@ def main() -> int:
 def _tell(emulator: PubSubEmulator, photos: Path, out: Path, images: int) -> None:
     job = ["pipeline.run", "--config", "configs/backfill_local_direct.yaml", "--input", f"{photos}/*.jpg", "--output", str(out)]
     _say(f"1  {images} images; the job is killed midway")
-    _killed([*job], out)
+    _killed([*job, "--checkpoint-s", "1"], out)
     _say("2  the same command again: what was done counts")
     _run(job)
     _expect(out, read=images)

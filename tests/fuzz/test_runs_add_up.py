@@ -1,0 +1,130 @@
+"""Whatever runs in a folder in whatever order, and is killed: at the end each image version has one row, or one dead letter."""
+
+import collections
+import json
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from tests.conftest import write_bright_image
+from tests.driven_jobs import KILLED, DrivenJobs
+
+NAMES = [f"{number}.png" for number in range(6)]
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "400")) // 200 if os.environ.get("FUZZ") == "1" else 2
+RENAMES = st.integers(0, 12)
+
+
+class RunsAddUp(RuleBasedStateMachine):
+    """Images come, change and go; batch jobs, streams and compactions run, and are killed."""
+
+    def __init__(self, folder, jobs, emulator, model):
+        super().__init__()
+        folder = Path(tempfile.mkdtemp(dir=folder))
+        self.photos, self.out = folder / "photos", folder / "out"
+        self.jobs, self.emulator = jobs, emulator
+        self.common = ("--model", model)
+        self.places = ("--input", f"{self.photos}/*", "--output", self.out)
+        self.batch = (*self.places, "--allow-empty", "--checkpoint-s", "0.05", *self.common)
+        self.versions = set()
+        self.changes = 0
+
+    @initialize()
+    def begin(self):
+        self.photos.mkdir()
+        for name in NAMES[:3]:
+            self.put(name, broken=False)
+
+    @rule(name=st.sampled_from(NAMES), broken=st.booleans())
+    def put(self, name, broken):
+        """A new image, or a new version of one."""
+        self.changes += 1
+        path = self.photos / name
+        if broken:
+            path.write_bytes(b"not an image" * self.changes)
+        else:
+            write_bright_image(path, (64, 48 + self.changes), (10, 10, 30, 30))
+        self.versions.add(version(path))
+
+    @rule(name=st.sampled_from(NAMES))
+    def delete(self, name):
+        (self.photos / name).unlink(missing_ok=True)
+
+    @rule()
+    def backfill(self):
+        assert self.jobs.run("pipeline.run", *self.batch, "--only-new") == 0, self.jobs.log.read_text()[-4000:]
+
+    @rule(renames=RENAMES)
+    def backfill_killed(self, renames):
+        assert self.jobs.run("pipeline.run", *self.batch, "--only-new", renames=renames) in (0, KILLED)
+
+    @rule()
+    def plain(self):
+        """Refused where it would double rows."""
+        assert self.jobs.run("pipeline.run", *self.batch) in (0, 2)
+
+    @rule(names=st.sets(st.sampled_from(NAMES), min_size=1), killed=st.booleans())
+    def stream(self, names, killed):
+        """Takes what there is of these."""
+        paths = [self.photos / name for name in sorted(names) if (self.photos / name).exists()]
+        topic, subscription = self.emulator.create()
+        (output, results), (letters, dead) = self.emulator.create(), self.emulator.create()
+        arguments = ["--config", "configs/streaming_pubsub_direct.yaml", "--input", subscription, "--output", output]
+        arguments += ["--dead-letter-topic", letters, "--archive", self.out, "--allow-uri-prefix", self.photos]
+        self.jobs.begin_stream(*arguments, *self.common)
+        for path in paths:
+            self.emulator.publisher().publish(topic, str(path).encode()).result()
+        took = []
+        while len(took) < len(paths):
+            took += self.emulator.take(results, 1, timeout_s=0.5) + self.emulator.take(dead, 1, timeout_s=0.5)
+        self.jobs.signal(signal.SIGKILL if killed else signal.SIGTERM)
+        assert self.jobs.end() == (KILLED if killed else 0)
+
+    @rule(renames=st.none() | RENAMES)
+    def compact(self, renames):
+        if self.out.exists():
+            assert self.jobs.run("pipeline.compact", "--output", self.out, renames=renames) in (0, KILLED)
+
+    def teardown(self):
+        """What must hold at the end, after a last backfill and compaction."""
+        self.backfill()
+        self.compact(None)
+        rows = collections.Counter(
+            (image["uri"], image["generation"])
+            for kind in ("detections", "dead_letters")
+            for path in self.out.glob(f"{kind}/*.jsonl")
+            for image in (json.loads(line)["image"] for line in path.open())
+        )
+        live = {version(path) for path in self.photos.iterdir()}
+        assert {one: rows[one] for one in live} == dict.fromkeys(live, 1)
+        assert {one: count for one, count in rows.items() if count > 1 or one not in self.versions} == {}
+        assert not live or self.jobs.run("pipeline.reconcile", *self.places) == 0, self.jobs.log.read_text()[-2000:]
+
+
+def version(path):
+    """As a row names it."""
+    return str(path), f"{path.stat().st_size}-{path.stat().st_mtime_ns}"
+
+
+@pytest.mark.timeout(7200)
+def test_each_image_version_has_one_row_at_the_end_whatever_ran(tmp_path, pubsub_emulator, bright_model):
+    jobs = DrivenJobs(tmp_path / "jobs.log", PUBSUB_EMULATOR_HOST=pubsub_emulator.host)
+    try:
+        run_state_machine_as_test(
+            lambda: RunsAddUp(tmp_path, jobs, pubsub_emulator, bright_model),
+            settings=settings(
+                max_examples=EXAMPLES,
+                stateful_step_count=10,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+                report_multiple_bugs=False,
+            ),
+        )
+    finally:
+        jobs.close()
