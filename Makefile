@@ -58,9 +58,12 @@ fuzz: $(READY) ## Random messages, manifests, records, configs and damaged image
 	FUZZ=1 FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest --timeout 3600 tests/fuzz
 	$(BIN)/python -m tests.fuzz.images --minutes $(FUZZ_MINUTES)
 
-bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet machine, 30 minutes
+bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet machine, two hours
 	$(BIN)/python -m tests.benchmarks.throughput
 	$(BIN)/python -m tests.benchmarks.memory
+	$(BIN)/python -m tests.benchmarks.rows
+	$(BIN)/python -m tests.benchmarks.compaction
+	$(BIN)/python -m tests.benchmarks.only_new
 	$(BIN)/python -m tests.benchmarks.streaming
 	$(BIN)/python -m tests.benchmarks.differences
 	$(MAKE) bench-darknet

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.benchmarks.images import BENCH
 
 REFERENCE = "plain loop, float32"
+PLAIN_BF16 = "plain loop, bfloat16"
 OURS, OURS_BF16 = "ours, float32", "ours, bfloat16"
 PRISM = Path(".tools/prism")
 _ALONE = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": "."}
@@ -43,14 +44,13 @@ class Contender:
 
 def own_contenders() -> dict[str, Contender]:
     """Those that live in the project's own environment."""
-    plain_bf16 = "plain loop, bfloat16"
     found = {
         REFERENCE: _module("plain_loop"),
         "Beam as documented": _module("beam_documented"),
         "tfx_bsl RunInference": _module("tfx_bsl_bytes"),
         OURS: ours(),
-        plain_bf16: _module("plain_loop", "--precision", "bfloat16"),
-        OURS_BF16: dataclasses.replace(ours("--precision", "bfloat16"), against=plain_bf16),
+        PLAIN_BF16: _module("plain_loop", "--precision", "bfloat16"),
+        OURS_BF16: dataclasses.replace(ours("--precision", "bfloat16"), against=PLAIN_BF16),
     }
     if PRISM.exists():
         on_prism = ours("--runner", "PrismRunner", "--prism_location", str(PRISM))

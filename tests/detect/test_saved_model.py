@@ -362,6 +362,17 @@ def test_batch_normalisations_are_folded_into_their_convolutions(precision):
     assert "FusedBatchNormV3" not in left
 
 
+def test_the_scheduler_calls_the_model_as_a_function_of_its_own(bright_model):
+    """TensorFlow fuses a function's operations when it calls it on a device; within another function they would stay apart."""
+    loaded = load(ModelConfig(bright_model), DetectConfig())
+    try:
+        library = loaded.engine._scheduler._session.graph.as_graph_def().library.function
+        scheduled = [{node.op for node in function.node_def} for function in library if "Timestamp" in str(function)]
+        assert scheduled and all(ops & {"PartitionedCall", "StatefulPartitionedCall"} for ops in scheduled)
+    finally:
+        loaded.engine.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
