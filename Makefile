@@ -53,9 +53,9 @@ types: $(READY) ## Check the types
 	$(BIN)/mypy
 
 FUZZ_MINUTES ?= 30
-FUZZ_EXAMPLES ?= 20000
+FUZZ_EXAMPLES ?= 2000
 fuzz: $(READY) ## Random messages, manifests, records, configs and damaged images, for half an hour of images (FUZZ_MINUTES)
-	FUZZ=1 FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest --timeout 3600 tests/fuzz
+	FUZZ=1 FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --timeout 3600 tests/fuzz
 	$(BIN)/python -m tests.fuzz.images --minutes $(FUZZ_MINUTES)
 
 bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet machine, two hours

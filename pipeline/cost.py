@@ -43,8 +43,8 @@ class Measured:
     notice_bytes: float = 1500.0
     shuffled_bytes: float = 46.0
     class_b_an_image: float = 2.0
-    class_a_a_job: float = 21.0
-    class_b_a_job: float = 46.0
+    class_a_a_job: float = 59.0
+    class_b_a_job: float = 160.0
     class_a_a_spool: float = 1.0
     class_b_a_spool: float = 3.0
     listed_at_once: float = 1000.0
