@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -22,6 +21,7 @@ from pipeline.records import row_bytes
 from pipeline.storage.claims import Claim
 from pipeline.storage.cloud import storage_client
 from pipeline.storage.places import GS
+from pipeline.storage.renewed import renewed
 
 POLL_SECONDS = 10.0
 _OBJECT = ".lease"
@@ -83,22 +83,15 @@ class CloudClaims:
     @contextlib.contextmanager
     def kept(self, claim: Claim, lost: Callable[[], None]) -> Iterator[None]:
         """Renews a claim while this lasts; calls `lost`, in a thread, once it was taken over."""
-        end = threading.Event()
 
-        def keep() -> None:
-            while not end.wait(_RENEW_SECONDS):
-                with contextlib.suppress(Exception):  # storage that fails for a while takes nothing over
-                    if not self.renew(claim):
-                        lost()
-                        return
+        def renew() -> bool:
+            if self.renew(claim):
+                return True
+            lost()
+            return False
 
-        thread = threading.Thread(target=keep, name="lease", daemon=True)
-        thread.start()
-        try:
+        with renewed("lease", _RENEW_SECONDS, renew):
             yield
-        finally:
-            end.set()
-            thread.join()
 
     def _change(self, change: Callable[[Claims], Claims]) -> None:
         """Changes the claims: what `change` makes of them as they are, as often as it takes.

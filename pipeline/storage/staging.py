@@ -24,7 +24,6 @@ import glob
 import json
 import os
 import shutil
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from pipeline.storage.checkpoints import take_over
 from pipeline.storage.files import delete_files, exists, list_files, make_folder, move_files, read_file, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.locks import if_unlocked, locked_file, one_at_a_time
+from pipeline.storage.renewed import renewed
 from pipeline.storage.results import INDEX, STAGING, StagedFile, list_rows, read_summary, run_of_rows
 from pipeline.storage.stopping import begin_publishing, confirm_publishing
 
@@ -265,21 +265,13 @@ def _locked(staging: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _heartbeat(staging: str) -> Iterator[None]:
-    stop = threading.Event()
+    def renew() -> bool:
+        write_file(f"{staging}/{_ALIVE}", b"")
+        return True
 
-    def renew() -> None:
-        while not stop.wait(_RENEW_SECONDS):
-            with contextlib.suppress(Exception):  # storage that fails for a while is not the end of the run
-                write_file(f"{staging}/{_ALIVE}", b"")
-
-    write_file(f"{staging}/{_ALIVE}", b"")
-    thread = threading.Thread(target=renew, name="heartbeat", daemon=True)
-    thread.start()
-    try:
+    renew()
+    with renewed("heartbeat", _RENEW_SECONDS, renew):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 @contextlib.contextmanager
