@@ -68,12 +68,28 @@ def peer_contenders() -> dict[str, Contender]:
     return {REFERENCE: own[REFERENCE], OURS: own[OURS], **peers}
 
 
-def ours(*flags: str) -> Contender:
-    """The pipeline as a user runs it."""
+def earlier_contenders(checkout: Path) -> dict[str, Contender]:
+    """The pipeline as it is in another checkout of the project, in the same environment."""
+    return {
+        "before, float32": ours(checkout=checkout),
+        "before, bfloat16": dataclasses.replace(ours("--precision", "bfloat16", checkout=checkout), against=PLAIN_BF16),
+    }
+
+
+def ours(*flags: str, checkout: Path | None = None) -> Contender:
+    """The pipeline as a user runs it; from another checkout of the project where one is given."""
 
     def command(images: Path, output: Path) -> list[str]:
-        config = ["--config", "tests/benchmarks/ours.yaml", "--input", str(images), "--output", str(output)]
-        return [sys.executable, "-m", "pipeline.run", *config, *flags]
+        there = ["env", "--chdir", str(checkout)] if checkout else []
+        places = [
+            "--input",
+            str(images.resolve()),
+            "--output",
+            str(output.resolve()),
+            "--model",
+            str((BENCH / "model").resolve()),
+        ]
+        return [*there, sys.executable, "-m", "pipeline.run", "--config", "tests/benchmarks/ours.yaml", *places, *flags]
 
     return Contender(command, is_ours=True, env={})
 

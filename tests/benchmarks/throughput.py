@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.throughput                                          # small and large images, 3 rounds
     python -m tests.benchmarks.throughput --peers                                  # the frameworks with environments of their own
+    python -m tests.benchmarks.throughput --only ours,plain,before --before ../earlier   # beside another checkout of the project
     python -m tests.benchmarks.throughput --rounds 1 --only ours,plain --count 64 --accept-noise    # while developing
 
 Measured: from the start of the work to the last row written. Not in it: interpreter and library start, loading and warming
@@ -23,7 +24,16 @@ from pathlib import Path
 
 from models.agreement import compare
 from tests.benchmarks import peers, results
-from tests.benchmarks.contenders import OURS, OURS_BF16, PLAIN_BF16, REFERENCE, Contender, own_contenders, peer_contenders
+from tests.benchmarks.contenders import (
+    OURS,
+    OURS_BF16,
+    PLAIN_BF16,
+    REFERENCE,
+    Contender,
+    earlier_contenders,
+    own_contenders,
+    peer_contenders,
+)
 from tests.benchmarks.images import BENCH, COUNTS, LARGE, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
 from tests.benchmarks.rounds import Run, output_of, run_rounds
@@ -51,6 +61,8 @@ def main() -> None:
         peers.make_environments()
     make_model()
     everyone = peer_contenders() if args.peers else own_contenders()
+    if args.before:
+        everyone |= earlier_contenders(args.before)
     wanted = {n: c for n, c in everyone.items() if not args.only or any(part in n for part in args.only.split(","))}
     for kind in args.images.split(","):
         _measure(kind, {name: c for name, c in wanted.items() if kind == SMALL or c.large}, args)
@@ -69,7 +81,7 @@ def _measure(kind: str, contenders: Mapping[str, Contender], args: argparse.Name
     print(f"\n### {count} {_TITLES[kind]}{suffix}\n\n{results.machine()}; runs left out as noisy: {len(runs) - len(kept)}\n")
     print(results.runs_table(kept, contenders, agreement), "\n")
     print(_targets_table(kept, _TARGETS[kind]), flush=True)
-    if args.only or args.count:
+    if args.only or args.count or args.before:
         return  # a look while developing: not to be mistaken for the full figures
     figures = {"runs": [dataclasses.asdict(run) for run in runs], "agreement": agreement}
     results.keep(f"throughput {kind}{suffix}", figures)
@@ -99,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--images", default=f"{SMALL},{LARGE}", help="which images (default: %(default)s)")
     parser.add_argument("--count", type=int, default=0, help="only the first so many images")
     parser.add_argument("--accept-noise", action="store_true", help="take runs as they are, however busy the machine is")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="also the pipeline of another checkout of the project")
     parser.add_argument("--peers", action="store_true", help="the frameworks with environments of their own")
     return parser
 
