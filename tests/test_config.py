@@ -309,7 +309,8 @@ def values_of(schema):
             return st.integers(low, high)
         case "number":
             return st.floats(low, high)
-    return st.dictionaries(st.sampled_from(["region", "project"]), st.integers() | st.booleans(), max_size=2)
+    numbers = st.integers(1 - 2**63, 2**63 - 1)  # others are refused
+    return st.dictionaries(st.sampled_from(["region", "project"]), numbers | st.booleans(), max_size=2)
 
 
 @st.composite
