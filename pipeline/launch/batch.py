@@ -160,7 +160,7 @@ def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float)
     config, same = job.config, same_work(job.config.as_dict(), model)
     steps = _steps(job, staging, model, began_at)
     steps.check()
-    about = {"settings": config.as_dict(), "command": job.command, "started_at": job.started_at, "same": same}
+    about = {"settings": config.as_dict(), "command": job.command, "started_at": began_at, "same": same}
     with held(staging, about):
         begun: Sequence[Checkpoint] = ()
         if job.in_process and "://" not in config.output:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from pipeline.storage.earlier import run_name
 from tests.conftest import write_bright_image
 from tests.launch.test_batch_job import files_of, rows_of, without_run
 from tests.launch.test_results_folder import images_of, write_images
@@ -81,3 +82,15 @@ def test_to_add_and_to_replace_at_once_is_refused(tmp_path, run_job, bright_mode
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
     code, _, err = run_job(*arguments, "--only-new", "--replace")
     assert (code, err.count("\n")) == (2, 1) and err.startswith("error: only_new and replace: expected one of them")
+
+
+def test_a_job_says_under_which_name_its_files_come(tmp_path, run_job, hooked, bright_model):
+    """So that a compaction knows them while the job is at work."""
+    write_images(tmp_path / "in", "a.png")
+    out = tmp_path / "out"
+    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--only-new"]
+    assert run_job(*arguments, env=hooked("os.rename:/published.json", "fail"))[0] == 1
+    (said,) = out.glob(".staging-*/run.json")
+    about = json.loads(said.read_text())
+    name = run_name(about["settings"], about["started_at"])
+    assert [path.name for path in (out / "detections").iterdir()] == [f"detections-{name}-00000-of-00001.jsonl"]
