@@ -42,7 +42,7 @@ class Place:
       folder: Empty for the current folder, else ending at a slash.
       rest: What follows, split at its slashes. Only the last part may be without a wildcard.
       below: Where the first part has `**`: where below `folder` to look; empty, or ending at a slash.
-      deeper: Whether to look in the folders there as well.
+      deeper: Whether to look in the folders there as well; of a plain name, whether it may be a folder's.
       hidden: Whether names count that begin with a dot.
     """
 
@@ -80,7 +80,8 @@ class Place:
             wanted = self.deeper and (self.hidden or not name.startswith("."))
             return dataclasses.replace(self, below=f"{self.below}{name}/") if wanted else None
         if after and to_regex(first).fullmatch(name):
-            return dataclasses.replace(self, folder=f"{self.folder}{name}/", rest=tuple(after)).settled()
+            place = dataclasses.replace(self, folder=f"{self.folder}{name}/", rest=tuple(after)).settled()
+            return dataclasses.replace(place, deeper=has_wildcard(place.rest[0]))
         return None
 
     def settled(self) -> Place:
@@ -175,11 +176,14 @@ class ObjectPlace(Place):
                 yield found
 
     def _named(self) -> Iterator[FoundFile | Place]:
-        """The object of this very name; without one, what lies in the folder of that name."""
+        """The object of this very name; without one, what lies in the folder of that name, if that is meant."""
         bucket, name = self._bucket_and_name(self.rest[0])
         with storage_client() as client:
             blob = client.bucket(bucket).get_blob(name)
-        yield _object(blob) if blob else ObjectPlace(f"{self.here}{self.rest[0]}/", ("**",), hidden=False)
+        if blob:
+            yield _object(blob)
+        elif self.deeper:
+            yield ObjectPlace(f"{self.here}{self.rest[0]}/", ("**",), hidden=False)
 
     def _folders(self) -> Iterator[str]:
         for found in self._list(one_folder=True):

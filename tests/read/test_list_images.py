@@ -292,10 +292,11 @@ def test_a_folder_of_object_storage_needs_no_slash(gcs_bucket):
 
     def names(pattern):
         check_inputs({pattern: (pattern,)})
-        return [ref.uri.removeprefix(bucket) for ref in list_images(pattern)]
+        return sorted(ref.uri.removeprefix(bucket) for ref in list_images(pattern))
 
     assert names(f"{bucket}/folder") == names(f"{bucket}/folder/") == ["/folder/a.jpg", "/folder/deep/b.jpg"]
     assert names(f"{bucket}/object") == ["/object"]
+    assert names(f"{bucket}/*/a.jpg") == ["/folder/a.jpg"]
     with pytest.raises(InputError, match="no file matches"):
         check_inputs({"f": (f"{bucket}/fol",)})
 
