@@ -1,5 +1,6 @@
 """Fixtures that many tests share: real SavedModels and real image files, made once a session."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from tests.bright_model import export_bright_model
 from tests.emulators import (  # noqa: F401  fixtures
@@ -20,6 +22,10 @@ from tests.emulators import (  # noqa: F401  fixtures
 )
 
 REPO = Path(__file__).resolve().parent.parent
+
+settings.register_profile("suite", deadline=None, derandomize=True)  # the same cases each time; `make fuzz` looks for new ones
+settings.register_profile("fuzz", deadline=None, max_examples=int(os.environ.get("FUZZ_EXAMPLES", "2000")))
+settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 
 
 @pytest.fixture(scope="session")
