@@ -34,7 +34,15 @@ from pipeline.storage.files import create, delete_files, move_files, read_lines
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.ledger import RowsFile, list_files_of_rows, writing_entries
 from pipeline.storage.listing import AT_ONCE
-from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, archive_name, check_output, index_name
+from pipeline.storage.results import (
+    DEAD_LETTERS,
+    DETECTIONS,
+    archive_name,
+    check_output,
+    index_name,
+    seconds_of_name,
+    time_in_name,
+)
 from pipeline.storage.single_rows import SingleRow, single_rows
 from pipeline.storage.staging import finish_dead, held, new_staging, remove_dead, run_of, runs_at_work
 from pipeline.write.write_files import ROWS_PER_SHARD
@@ -43,7 +51,6 @@ from pipeline.write.write_tfrecord import write_tfrecord
 
 MODE = "compact"  # what stands where a job has `batch` or `streaming`
 _BESIDE = {"parquet": write_parquet, "tfrecord": write_tfrecord}
-_TIME = "%Y%m%dT%H%M%SZ"
 _NAMED_TIME = re.compile(r"-(\d{8}T\d{6}Z)-")
 _COMPACTED = re.compile(rf"-({MODE}[0-9a-f]{{12}})-")
 _STREAM_KEEPS_SECONDS = 3600.0
@@ -122,7 +129,7 @@ def _merge(output: str, sources: Sequence[_Source], staging: str) -> Compacted:
         for row in single_rows([(source.written_at, source.rows) for source in sources], f"{staging}/{MODE}", counted.count):
             kinds[row.kind].add(row)
     endings = {path.rpartition(".")[2] for source in sources for path in source.beside if f"{output}/{DETECTIONS}/" in path}
-    when = datetime.datetime.fromtimestamp(sources[-1].written_at, datetime.timezone.utc).strftime(_TIME)
+    when = time_in_name(sources[-1].written_at)
     made: dict[str, str] = {}
     for kind, shards in kinds.items():
         for number, staged in enumerate(shards.files):
@@ -198,7 +205,7 @@ def _sources(output: str) -> Iterator[_Source]:
         stem = file.path.removesuffix(".jsonl")
         beside = [f"{stem}.{ending}" for ending in _BESIDE] if file.kind == DETECTIONS else []
         named = _NAMED_TIME.search(posixpath.basename(file.path))
-        written_at = _seconds(named[1]) if named else versions[file.path][1]
+        written_at = seconds_of_name(named[1]) if named else versions[file.path][1]
         paths = [*filter(versions.__contains__, beside), *filter(None, [file.index_path])]
         yield _Source(written_at, file, tuple(paths), versions[file.path])
 
@@ -225,10 +232,6 @@ def _name_of_files(about: Mapping[str, Any]) -> Iterator[str]:
     """What the files of a batch job carry in their names."""
     if "started_at" in about:
         yield run_name(about["settings"], about["started_at"])
-
-
-def _seconds(named: str) -> float:
-    return datetime.datetime.strptime(named, _TIME).replace(tzinfo=datetime.timezone.utc).timestamp()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 from collections.abc import Collection, Mapping
@@ -19,7 +18,7 @@ from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.files import exists
 from pipeline.storage.ledger import Maker
-from pipeline.storage.results import REPORT, Rows, list_rows, read_summary, run_of_rows
+from pipeline.storage.results import REPORT, Rows, list_rows, read_summary, run_of_rows, time_in_name
 from pipeline.storage.staging import settings_at_work, settings_published
 
 _OF_JOB = ("mode", "input", "dates", "time_zone")
@@ -37,8 +36,7 @@ def run_name(settings: Mapping[str, Any], started_at: float) -> str:
     """
     named = {name: value for name, value in _of_rows(json.loads(row_bytes(settings))).items() if value not in (None, "", [])}
     command = hashlib.blake2b(row_bytes(sorted(named.items())), digest_size=4).hexdigest()
-    start = datetime.datetime.fromtimestamp(started_at, datetime.timezone.utc)
-    return f"{command}-{start:%Y%m%dT%H%M%SZ}" if settings.get("only_new") else command
+    return f"{command}-{time_in_name(started_at)}" if settings.get("only_new") else command
 
 
 def same_work(settings: Mapping[str, Any], model: tuple[str, str]) -> str:

@@ -19,6 +19,7 @@ Whatever else lies there belongs to somebody else: it is read like any input, ne
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import posixpath
@@ -59,6 +60,7 @@ _OTHERS = re.compile(
 )
 _RUN = re.compile(r"/(?:detections|dead_letters)-(.*)-\d{5,}-of-\d{5,}\.\w+$")
 _ROWS = re.compile(r"(^|/)(detections|dead_letters)-([^/]*-)?\d{5,}-of-\d{5,}\.(jsonl|parquet|tfrecord)$")
+_TIME = "%Y%m%dT%H%M%SZ"
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 
 
@@ -94,6 +96,20 @@ def run_of_rows(name: str) -> str:
 def archive_name(kind: str, window: str, job: str, shard: int, shards: int) -> str:
     """The name of one file of a stream's archive; `window` is its beginning, as `20261121T020000Z`."""
     return f"{kind}/{kind}-{window}-{job}-{shard:05d}-of-{shards:05d}.jsonl"
+
+
+def time_in_name(seconds: float) -> str:
+    """A moment, in seconds since the epoch, as the names of files have it.
+
+    >>> time_in_name(1795226400.5)
+    '20261121T020000Z'
+    """
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime(_TIME)
+
+
+def seconds_of_name(time_in_name: str) -> float:
+    """The moment of a `time_in_name`, in seconds since the epoch."""
+    return datetime.datetime.strptime(time_in_name, _TIME).replace(tzinfo=datetime.timezone.utc).timestamp()
 
 
 def index_name(rows: str) -> str:

@@ -15,8 +15,6 @@ there a window that was over a quarter of an hour ago belongs to nobody who live
 from __future__ import annotations
 
 import contextlib
-import datetime
-import fcntl
 import hashlib
 import logging
 import os
@@ -27,7 +25,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from apache_beam.io.filesystems import FileSystems
 from google.api_core import retry
@@ -37,7 +35,8 @@ from pipeline.records import ImageRef
 from pipeline.storage.files import create, delete_files, list_files, make_folder, read_lines, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.ledger import UNKNOWN, Maker, write_index
-from pipeline.storage.results import archive_name, shard_of
+from pipeline.storage.locks import if_unlocked, locked_file
+from pipeline.storage.results import archive_name, shard_of, time_in_name
 from pipeline.storage.spools import merge_lines
 
 _SPOOLS = ".spools-"
@@ -46,7 +45,6 @@ _LOCK = "lock"
 _DEAD_SECONDS = 900.0
 _NAME = re.compile(r"(\w+)-(\d{8}T\d{6}Z)-(\d{5})-of-(\d{5})-(?:([0-9a-f]*)-)?[0-9a-f]+\.rows")
 _log = logging.getLogger(__name__)
-_TIME = "%Y%m%dT%H%M%SZ"
 
 
 class ArchivedRow(NamedTuple):
@@ -108,7 +106,10 @@ class Archive:
         self._writing: Counter[str] = Counter()  # bundles that write to a window now
         self._lock = threading.Lock()
         self._closing = threading.Lock()
-        self._alive: IO[bytes] | None = _hold(self._spools(run))
+        self._alive = contextlib.ExitStack()
+        if "://" not in folder:
+            make_folder(self._spools(run))
+            self._alive.enter_context(locked_file(f"{self._spools(run)}/{_LOCK}"))
 
     def spool(self, rows: Iterable[ArchivedRow]) -> None:
         """Makes the rows of a bundle durable; waits for storage that fails in a way that may pass, and says so."""
@@ -133,15 +134,15 @@ class Archive:
     def finish(self) -> None:
         """Makes files of all that is left of this run; to be called when its last bundle has ended."""
         self._finish(self._run, lambda _start: True)
-        if self._alive:
-            self._alive.close()
+        self._alive.close()
+        if "://" not in self._folder:
             _remove(self._spools(self._run))
 
     def recover(self) -> None:
         """Makes files of what killed runs have left here."""
         for run in sorted({_run_of(path) for path in list_files(f"{escape_glob(self._folder)}/{_SPOOLS}*/*")} - {self._run}):
             if "://" in self._folder:
-                limit = _text(self._clock() - self._window_s - _DEAD_SECONDS)
+                limit = time_in_name(self._clock() - self._window_s - _DEAD_SECONDS)
                 self._finish(run, lambda start, limit=limit: start < limit)  # type: ignore[misc]
                 continue
             with _if_dead(self._spools(run)) as dead:
@@ -172,7 +173,7 @@ class Archive:
 
     def _start_now(self) -> str:
         self._latest = max(self._latest, self._clock() // self._window_s * self._window_s)
-        return _text(self._latest)
+        return time_in_name(self._latest)
 
     def _finish(self, run: str, is_over: Callable[[str], bool]) -> None:
         with self._closing:
@@ -216,23 +217,8 @@ def _digest(line: bytes) -> bytes:
     return hashlib.blake2b(line, digest_size=16).digest()
 
 
-def _text(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime(_TIME)
-
-
 def _run_of(path: str) -> str:
     return posixpath.basename(posixpath.dirname(path)).removeprefix(_SPOOLS)
-
-
-def _hold(spools: str) -> IO[bytes] | None:
-    """Makes a local run's folder and takes its lock."""
-    if "://" in spools:
-        return None
-    make_folder(spools)
-    lock = open(f"{spools}/{_LOCK}.new", "wb")  # noqa: SIM115  held until the run is over
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.rename(lock.name, f"{spools}/{_LOCK}")  # so that nobody finds it without its lock
-    return lock
 
 
 @contextlib.contextmanager
@@ -240,11 +226,10 @@ def _if_dead(spools: str) -> Iterator[bool]:
     """Whether the run of a local folder has ended; if so, nobody else finds that out while this lasts."""
     with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(stack.enter_context(open(f"{spools}/{_LOCK}", "r+b")), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # it lives, has gone, or is not ours to touch
-            yield False
-        else:
-            yield True
+            dead = stack.enter_context(if_unlocked(f"{spools}/{_LOCK}"))
+        except OSError:  # it has gone, or is not ours to touch
+            dead = False
+        yield dead
 
 
 def _remove(spools: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +13,7 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from pipeline.records import row_bytes
 from pipeline.storage.files import write_file
 from pipeline.storage.ledger import UNKNOWN, Maker, write_index
-from pipeline.storage.results import archive_name, shard_of
+from pipeline.storage.results import archive_name, shard_of, time_in_name
 from pipeline.storage.staging import staging_of
 
 
@@ -66,8 +65,7 @@ class ArchiveRows(beam.PTransform):
 
     def _write(self, shard_and_lines: tuple[int, Iterable[bytes]], window: Any = beam.DoFn.WindowParam) -> str:
         shard, lines = shard_and_lines
-        start = datetime.datetime.fromtimestamp(float(window.start), datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-        name = archive_name(self.kind, start, self.job, shard, self.shards)
+        name = archive_name(self.kind, time_in_name(float(window.start)), self.job, shard, self.shards)
         write_file(f"{self.folder}/{name}", b"".join(sorted(lines)), staging_of(self.folder, self.job))
         if self.maker.settings(self.kind):
             write_index(name, self.folder, self.maker, staging_of(self.folder, self.job))
