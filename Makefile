@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PRISM_VERSION := v2.77.0
 PRISM := .tools/prism
+FAKE_GCS_VERSION := v1.56.1
+FAKE_GCS := .tools/fake-gcs-server
 
 FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
 CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
@@ -37,7 +39,7 @@ demo-backfill: $(READY) ## Runs that add up: a batch killed midway, a stream, a 
 	$(BIN)/python -m tests.demo_backfill
 
 TEST_PROCESSES ?= 2
-test: $(READY) $(PRISM) ## Pass the tests (TEST_PROCESSES side by side)
+test: $(READY) $(PRISM) $(FAKE_GCS) ## Pass the tests (TEST_PROCESSES side by side)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
 
 check: format lint types test ## All that CI runs: format, lint, types, tests
@@ -82,11 +84,14 @@ bench-peers: $(READY) ## Measure against Ray Data and Daft, in environments of t
 
 prism: $(PRISM) ## Get the Prism runner's binary
 
-# Beam fetches Prism from its GitHub release on first use; where Go is installed it is built here instead, and tests on Prism skip without it.
-$(PRISM):
+# Two Go programs, built where Go is installed; tests that need one skip without it, and say how to get it. Prism Beam fetches itself
+# on first use; fake-gcs-server is the storage emulator that honours preconditions.
+$(PRISM): GO_PACKAGE := github.com/apache/beam/sdks/v2/go/cmd/prism@$(PRISM_VERSION)
+$(FAKE_GCS): GO_PACKAGE := github.com/fsouza/fake-gcs-server@$(FAKE_GCS_VERSION)
+$(PRISM) $(FAKE_GCS):
 	@mkdir -p $(dir $@)
-	@if command -v go >/dev/null; then echo "building Prism $(PRISM_VERSION)"; GOBIN=$(abspath $(dir $@)) go install github.com/apache/beam/sdks/v2/go/cmd/prism@$(PRISM_VERSION) 2>/dev/null || true; fi
-	@test -x $@ || echo "no Prism binary: install Go, or let Beam fetch it; what runs on Prism is skipped"
+	@if command -v go >/dev/null; then echo "building $(notdir $@)"; GOBIN=$(abspath $(dir $@)) go install $(GO_PACKAGE) 2>/dev/null || true; fi
+	@test -x $@ || echo "no $(notdir $@): install Go; tests that need it are skipped"
 
 lock: ## Resolve requirements.lock anew
 	$(BIN)/python -m pip install --quiet uv

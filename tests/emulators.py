@@ -35,8 +35,7 @@ GCS_MISSING = "gcp-storage-emulator is not installed; get it with `pip install g
 
 
 STRICT_GCS_MISSING = (
-    "no fake-gcs-server, the storage emulator that honours preconditions; get it with "
-    "`GOBIN=$PWD/.tools go install github.com/fsouza/fake-gcs-server@v1.56.1`, where Go is installed"
+    "no fake-gcs-server, the storage emulator that honours preconditions; get it with `make .tools/fake-gcs-server`, where Go is"
 )
 _TOOLS = Path(__file__).resolve().parent.parent / ".tools"
 
@@ -183,7 +182,7 @@ def _strict_gcs_process() -> Iterator[str]:
         try:
             started = stack.enter_context(running_strict_gcs_emulator())
         except EmulatorMissing as err:
-            pytest.skip(str(err))  # also in CI: building it takes minutes
+            pytest.skip(str(err))  # also in CI: Go may be missing there
         yield started
 
 
