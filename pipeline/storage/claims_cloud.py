@@ -28,6 +28,7 @@ _OBJECT = ".lease"
 _RENEW_SECONDS = 30.0
 _DEAD_SECONDS = 300.0
 _RETRY_SECONDS = 20.0
+_ANSWER_SECONDS = 8.0  # Google's default of 60 would leave no time to ask again
 
 Claims = Mapping[str, Claim]
 
@@ -108,15 +109,15 @@ class CloudClaims:
         """The claims, and the generation of the object that has them; 0 where there is none."""
         from google.api_core.exceptions import NotFound
 
-        retry = _retry()
+        patience = _patience()
         while True:
             with storage_client() as client:
                 bucket = client.bucket(self._bucket)
-                blob = bucket.get_blob(self._name, retry=retry)
+                blob = bucket.get_blob(self._name, **patience)
                 if blob is None:
                     return {}, 0
                 with contextlib.suppress(NotFound):  # it was changed meanwhile
-                    content = bucket.blob(self._name, generation=blob.generation).download_as_bytes(retry=retry)
+                    content = bucket.blob(self._name, generation=blob.generation).download_as_bytes(**patience)
                     return {run: Claim.from_json(text.encode()) for run, text in json.loads(content).items()}, blob.generation
 
     def _write(self, claims: Claims, generation: int) -> bool:
@@ -128,9 +129,9 @@ class CloudClaims:
             try:
                 if claims:
                     content = row_bytes({run: claim.to_json().decode() for run, claim in claims.items()})
-                    blob.upload_from_string(content, if_generation_match=generation, retry=_retry())
+                    blob.upload_from_string(content, if_generation_match=generation, **_patience())
                 else:
-                    blob.delete(if_generation_match=generation, retry=_retry())
+                    blob.delete(if_generation_match=generation, **_patience())
             except (PreconditionFailed, NotFound):
                 return False
         return True
@@ -140,8 +141,8 @@ def _is_dead(claim: Claim) -> bool:
     return time.time() - claim.renewed > _DEAD_SECONDS or claim.is_known_dead()
 
 
-def _retry() -> Any:
+def _patience() -> dict[str, Any]:
     """For a short time only: who renews comes again, and who ends does not wait for storage that is gone."""
     from google.cloud.storage.retry import DEFAULT_RETRY
 
-    return DEFAULT_RETRY.with_timeout(_RETRY_SECONDS)
+    return {"retry": DEFAULT_RETRY.with_timeout(_RETRY_SECONDS), "timeout": _ANSWER_SECONDS}

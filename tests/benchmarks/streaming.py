@@ -111,19 +111,20 @@ class Bench:
         make_model()
 
     def throughput(self) -> dict[str, Any]:
-        """A backlog of URIs that is there when the job starts, and the batch job over the same files, alternately.
+        """A backlog of URIs that is there when the job starts, with the archive and without, and the batch job, alternately.
 
         The first and last tenth of the stream are not counted; the batch job's own rate leaves its start out, but not its end.
         """
         count, rounds = (256, 1) if self._quick else (1024, 3)
-        links, rates, batch_rates = _many_links(make_images(SMALL), count), [], []
+        links, rates, without, batch_rates = _many_links(make_images(SMALL), count), [], [], []
         for _ in range(rounds):
             with self._job("--allow-uri-prefix", str(links)) as (job, receiver):
-                self._publish_uris(job, links)
-                job.start()
-                rates.append(_steady_rate(receiver.wait(lambda received: len(received) >= count), count))
+                rates.append(self._backlog(job, receiver, links, count))
                 summary = _end(job)
             batch_rates.append(self._batch_rate(links))
+            with self._job("--allow-uri-prefix", str(links), "--archive", "") as (job, receiver):
+                without.append(self._backlog(job, receiver, links, count))
+                _stop(job)
         self._rate = statistics.median(rates)
         documented = self._documented(64 if self._quick else 512)
         return {
@@ -131,6 +132,8 @@ class Bench:
             "batch_sizes": summary["batch_sizes"],
             "batch_images_per_second": batch_rates,
             "share_of_batch": round(statistics.median(map(operator.truediv, rates, batch_rates)), 3),
+            "without_archive_images_per_second": without,
+            "with_to_without_archive": round(statistics.median(map(operator.truediv, rates, without)), 3),
             **documented,
             "times_documented": round(self._rate / documented["documented_images_per_second"], 2),
         }
@@ -312,6 +315,11 @@ class Bench:
         assert self._rate is not None
         return self._rate
 
+    def _backlog(self, job: StreamingJob, receiver: Receiver, links: Path, count: int) -> float:
+        self._publish_uris(job, links)
+        job.start()
+        return _steady_rate(receiver.wait(lambda received: len(received) >= count), count)
+
     def _batch_rate(self, images: Path) -> float:
         output = BENCH / "out" / "batch_beside_streaming"
         shutil.rmtree(output, ignore_errors=True)
@@ -362,10 +370,14 @@ def main() -> None:
     (BENCH / "streaming.json").write_text(json.dumps(results, indent=2))
 
 
-def _end(job: StreamingJob) -> dict[str, Any]:
+def _stop(job: StreamingJob) -> None:
     code = job.signal(signal.SIGTERM)
     if code:
         raise SystemExit(f"the job ended with {code}:\n{job.output()[-2000:]}")
+
+
+def _end(job: StreamingJob) -> dict[str, Any]:
+    _stop(job)
     summary: dict[str, Any] = json.loads((job.archive / "summary.json").read_text())
     return summary
 
