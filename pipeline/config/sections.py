@@ -95,6 +95,9 @@ class ModelConfig:
         None, "foreign models: class names in order, as a list or a text file with one a line"
     )
     nms: Literal["model", "pipeline"] | None = setting(None, "foreign models: who suppresses overlapping boxes")
+    joined_layout: Literal["4+C,M", "M,4+C", "M,5+C", "M,6"] | None = setting(
+        None, "foreign models with one output for M boxes and C classes: its axes; 5 with an objectness, 6 are box, score, class"
+    )
 
 
 @checked

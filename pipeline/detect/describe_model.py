@@ -9,6 +9,8 @@ from typing import Any
 
 from models.metadata import DetectorMetadata
 from pipeline.config import ModelConfig
+from pipeline.detect import joined_output
+from pipeline.detect.joined_output import ExportNotes
 from pipeline.errors import ModelError
 
 _THRESHOLDS = ("score_threshold", "iou_threshold", "max_detections")
@@ -36,7 +38,9 @@ def pick_signature(signatures: Mapping[str, Any], described: DetectorMetadata | 
     return signatures[name]
 
 
-def describe(signature: Any, described: DetectorMetadata | None, model: ModelConfig, folder: str) -> DetectorMetadata:
+def describe(
+    signature: Any, described: DetectorMetadata | None, model: ModelConfig, folder: str, notes: ExportNotes | None = None
+) -> DetectorMetadata:
     """What to know of a detector, checked against its signature.
 
     Args:
@@ -44,23 +48,36 @@ def describe(signature: Any, described: DetectorMetadata | None, model: ModelCon
       described: What the model says of itself.
       model: What the config says; wins.
       folder: Where the model was found, for messages and as its name.
+      notes: What a YOLO export says of itself.
 
     Raises:
       ModelError: The signature is not that of a detector, or not of the one described.
     """
     inputs, outputs = signature.structured_input_signature[1], signature.structured_outputs
-    known = dataclasses.asdict(described) if described else _guess(inputs, outputs)
     fields = [field.name for field in dataclasses.fields(DetectorMetadata)]
     given = {field: value for field in fields if (value := getattr(model, field, None)) is not None}
     if given.get("class_names"):
         given["class_names"] = _class_names(given["class_names"], folder)
-    try:
-        metadata = DetectorMetadata(**{**known, **given, "name": name_of_model(model, described, folder)})
-    except ValueError as err:
-        raise ModelError(f"model {folder}: model.{err}") from err
+    known = dataclasses.asdict(described) if described else _guess(inputs, outputs, given, notes or ExportNotes(), folder)
+    metadata = _checked({**known, **given, "name": name_of_model(model, described, folder)}, folder)
     _check_inputs(signature, metadata, folder)
     _check_outputs(outputs, metadata, folder)
+    if metadata.joined_layout and "box_units" not in {**given, **(known if described else {})}:
+        units = joined_output.measured_units(signature, metadata)
+        if units is None:
+            raise ModelError(
+                f"model {folder}: it answers no boxes to an image of noise, so their units stay unknown; "
+                "set model.box_units to norm or pixels"
+            )
+        return dataclasses.replace(metadata, box_units=units)
     return metadata
+
+
+def _checked(values: dict[str, Any], folder: str) -> DetectorMetadata:
+    try:
+        return DetectorMetadata(**values)
+    except ValueError as err:
+        raise ModelError(f"model {folder}: model.{err}") from err
 
 
 def name_of_model(model: ModelConfig, described: DetectorMetadata | None, folder: str) -> str:
@@ -80,15 +97,17 @@ def _class_names(names: tuple[str, ...], folder: str) -> tuple[str, ...]:
         raise ModelError(f"model {folder}: class_names {names[0]}: expected a text file with one name a line: {err}") from err
 
 
-def _guess(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a foreign model's signature shows; the TF Object Detection API's outputs are recognised."""
+def _guess(
+    inputs: Mapping[str, Any], outputs: Mapping[str, Any], given: Mapping[str, Any], notes: ExportNotes, folder: str
+) -> dict[str, Any]:
+    """What a foreign model shows: the TF Object Detection API's outputs are recognised, and YOLO's joined one."""
     name, spec = next(((name, spec) for name, spec in inputs.items() if spec.shape.rank == 4), ("images", None))
     hw = tuple(spec.shape[1:3]) if spec is not None else (None, None)
     dtype = "float32" if spec is not None and spec.dtype.name == "float32" else "uint8"
     guess: dict[str, Any] = {
-        "input_hw": hw if None not in hw else _DEFAULT_HW,
+        "input_hw": hw if None not in hw else notes.input_hw or _DEFAULT_HW,
         "resize": "stretch",
-        "class_names": (),
+        "class_names": notes.class_names,
         "input_name": name,
         "input_dtype": dtype,
         "value_range": (0.0, 255.0) if dtype == "uint8" else (0.0, 1.0),
@@ -99,7 +118,27 @@ def _guess(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, A
     }
     if _OBJECT_DETECTION_API["boxes_output"] in outputs:
         guess.update(_OBJECT_DETECTION_API, value_range=(0.0, 255.0))
+    elif joined_output.has_masks(outputs):
+        raise ModelError(
+            f"model {folder}: expected a model that detects, its outputs are those of one that segments: boxes and masks"
+        )
+    elif joined_output.is_joined(outputs, given):
+        guess.update(_guess_joined(outputs, {**guess, **given}, folder))
     return guess
+
+
+def _guess_joined(outputs: Mapping[str, Any], known: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    name = known.get("boxes_output") or next(iter(outputs))
+    if name not in outputs:
+        return {}  # what is checked later says so
+    shape = tuple(outputs[name].shape) if outputs[name].shape.rank is not None else (None, None, None)
+    layout = known.get("joined_layout") or joined_output.layout_of(shape[1:], known["input_hw"], len(known["class_names"]))
+    if not layout:
+        raise ModelError(
+            f"model {folder}: the one output '{name}' {shape} has all that is said of M boxes and C classes, but its shape alone "
+            f"does not tell how; set model.class_names, or model.joined_layout to {' or '.join(joined_output.LAYOUTS)}"
+        )
+    return joined_output.guess(name, layout)
 
 
 def _check_inputs(signature: Any, metadata: DetectorMetadata, folder: str) -> None:
@@ -132,7 +171,23 @@ def _check_outputs(outputs: Mapping[str, Any], metadata: DetectorMetadata, folde
             f"model {folder}: expected outputs {missing}, the signature gives {sorted(outputs)}; "
             "set model.boxes_output and its siblings"
         )
-    boxes, scores = outputs[metadata.boxes_output].shape, outputs[metadata.scores_output].shape
+    if metadata.joined_layout:
+        _check_joined(outputs[metadata.boxes_output].shape, metadata, folder)
+    else:
+        _check_apart(outputs[metadata.boxes_output].shape, outputs[metadata.scores_output].shape, metadata, folder)
+
+
+def _check_joined(shape: Any, metadata: DetectorMetadata, folder: str) -> None:
+    wanted = joined_output.expected_shape(metadata)
+    if not shape.is_compatible_with(wanted):
+        got = tuple(shape) if shape.rank is not None else "of any shape"
+        raise ModelError(
+            f"model {folder}: expected output '{metadata.boxes_output}' of shape {wanted}, by layout {metadata.joined_layout} "
+            f"and {len(metadata.class_names) or 'any number of'} classes; got {got}; set model.joined_layout or model.class_names"
+        )
+
+
+def _check_apart(boxes: Any, scores: Any, metadata: DetectorMetadata, folder: str) -> None:
     if not boxes.is_compatible_with((None, None, 4)):
         raise ModelError(
             f"model {folder}: expected boxes (N, M, 4) as output '{metadata.boxes_output}', it is {tuple(boxes)}; "

@@ -16,7 +16,7 @@ from typing import Any
 
 from models.metadata import METADATA_PATH, DetectorMetadata, read_metadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect import tensorflow_setup
+from pipeline.detect import joined_output, tensorflow_setup
 from pipeline.detect.batching import BatchedModel
 from pipeline.detect.describe_model import describe, name_of_model, pick_signature
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory
@@ -111,13 +111,16 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
         except Exception as err:
             raise ModelError(f"model {folder}: TensorFlow cannot load it: {_first_line(err)}") from err
         signature = pick_signature(loaded.signatures, described, model, folder)
-        metadata = describe(signature, described, model, folder)
+        notes = None if described else joined_output.read_notes(local, folder)
+        metadata = describe(signature, described, model, folder, notes)
         try:
             requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
         except Exception as err:
             raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {_first_line(err)}; repair or remove it") from err
     fixed_batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
     predict = _optimised(_as_function(signature, metadata, detect), detect.precision)
+    if metadata.joined_layout:
+        metadata = joined_output.parted(metadata)
     del loaded, signature
     return_free_memory()  # optimising took several times the model
     engine = _batched(predict, metadata.input_hw, fixed_batch, detect)
@@ -165,6 +168,8 @@ def _as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfi
     import tensorflow as tf
 
     low, high = metadata.value_range
+    # with a class filter, more than asked for: other classes must not crowd the wanted ones out
+    most = max(detect.max_detections, _FILTERED_DETECTIONS) if detect.classes else detect.max_detections
     batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
     outputs = {
         "boxes": metadata.boxes_output,
@@ -181,10 +186,10 @@ def _as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfi
         if metadata.threshold_inputs:
             feed["score_threshold"] = tf.constant(detect.score_threshold, tf.float32)
             feed["iou_threshold"] = tf.constant(detect.iou_threshold, tf.float32)
-            # with a class filter, more than asked for: other classes must not crowd the wanted ones out
-            most = max(detect.max_detections, _FILTERED_DETECTIONS) if detect.classes else detect.max_detections
             feed["max_detections"] = tf.constant(most, tf.int32)
         found = signature(**feed)
+        if metadata.joined_layout:
+            return joined_output.part(found[metadata.boxes_output], metadata, detect, most)
         return {role: found[name] for role, name in outputs.items() if name}
 
     return predict.get_concrete_function()
