@@ -160,7 +160,7 @@ def save_constant(folder: Path, *outputs: np.ndarray) -> str:
             [(252, 8)], None, {}, "set model.class_names, or model.joined_layout to 4+C,M or M,4+C or M,5+C or M,6", id="two fit"
         ),
         pytest.param(
-            [(300, 6)], None, {}, "its units stay unknown; set model.box_units to norm or pixels", id="no box to measure"
+            [(300, 6)], None, {}, "so their units stay unknown; set model.box_units to norm or pixels", id="no box to measure"
         ),
         pytest.param(
             [(7, 252)],
