@@ -51,6 +51,7 @@ def _checked_by(check: Callable[[Given], Kept], value: Given) -> Kept:
 
 _Input = Annotated[Text, AfterValidator(lambda pattern: _checked_by(days.check_places, pattern))]
 _Zone = Annotated[Text, AfterValidator(lambda name: _checked_by(days.zone_named, name) and name)]
+_Version = Annotated[Text, BeforeValidator(lambda value: str(value) if type(value) is int else value)]  # YAML's type
 _Days = Annotated[Text, BeforeValidator(lambda value: str(value) if isinstance(value, datetime.date) else value)]  # YAML's type
 
 
@@ -58,11 +59,17 @@ _Days = Annotated[Text, BeforeValidator(lambda value: str(value) if isinstance(v
 class ModelConfig:
     """Which detector, and for a model that does not describe itself, how to feed and read it.
 
-    Everything below `path` and `name` overrides what the model says of itself.
+    Everything below `name` overrides what the model says of itself.
     """
 
     path: Text = setting(
         "digits", "SavedModel, or a folder of versions <path>/<integer>; local or gs://. 'digits' is the bundled detector"
+    )
+    model_version: _Version | None = setting(
+        None, "a version's number, or its label in <path>/labels.json such as stable; default: the newest"
+    )
+    model_poll_s: Annotated[float, Between(0.0)] = setting(
+        30.0, "seconds between looks for another version, which takes the place of the one in use while the job runs; 0: none"
     )
     name: Text | None = setting(None, "name written into every row; default: what the model says, else its folder's name")
     signature: Text | None = setting(None, "signature to call; default: what the model says, else serving_default")

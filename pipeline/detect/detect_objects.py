@@ -147,6 +147,7 @@ class DetectorHandler(ModelHandler[StartedImage, DetectedImage | DeadLetter, Det
             result = started.finish(model)
             metrics.count_result(result, len(started.image.content))  # one by one: the display moves while the next is waited for
             results.append(result)
+        metrics.count_swaps(model.counted_swaps())
         return results
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:

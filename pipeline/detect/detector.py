@@ -12,8 +12,8 @@ import dataclasses
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -22,18 +22,23 @@ from models.geometry import InputTransform, fit_image, resize_plan
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import saved_model
+from pipeline.detect.check_model import check
 from pipeline.detect.decode import decode_image
 from pipeline.detect.detections import check_classes, to_detections
 from pipeline.detect.headers.header import Size
 from pipeline.detect.loaded_model import LoadedModel, LoadModel, ModelFailed, Output
+from pipeline.detect.model_in_use import ModelInUse
 from pipeline.detect.tensorflow_setup import usable_cores
 from pipeline.detect.thumbnails import make_thumbnail
+from pipeline.detect.versions import Version, is_watchable, wanted
+from pipeline.detect.watch_model import ModelWatch
 from pipeline.errors import ModelError
 from pipeline.failures import ImageError
 from pipeline.figures.samples import Sampler
 from pipeline.look_ahead import started_pool
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, Timing
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Timing
 
+_TRIED = 2  # versions at the start: the newest, and what was in use before it
 _TOGETHER = 4  # images that one thread takes at most: each call of the model costs it half a millisecond
 
 _shared: dict[tuple[ModelConfig | LoadModel, DetectConfig, int], Detector] = {}
@@ -64,7 +69,7 @@ def shared_detector(model: ModelConfig | LoadModel, detect: DetectConfig, sample
 
 
 def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0) -> Detector:
-    """Loads a model, and runs the requests of its warm-up file.
+    """Loads and checks a model; where its path is a folder of versions, watches these.
 
     Args:
       model: Which SavedModel, and what it does not say of itself; or what loads a model of another engine.
@@ -74,19 +79,42 @@ def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples:
     Raises:
       ModelError: The model cannot be used.
     """
-    loaded = saved_model.load(model, detect) if isinstance(model, ModelConfig) else model(detect)
+    if not isinstance(model, ModelConfig):
+        loaded = model(detect)
+        return _checked(loaded, f"model {loaded.metadata.name}", detect, samples)
+    if not is_watchable(model):
+        return _checked(saved_model.load(model, detect), f"model {model.path}", detect, samples)
+    return _watching(model, detect, samples)
+
+
+def _watching(model: ModelConfig, detect: DetectConfig, samples: int) -> Detector:
+    """A detector of the best version, or of the one before: a bad release keeps no worker from starting."""
+    refused: dict[Version, ModelError] = {}
+    found = wanted(model.path, model.model_version)
+    for version in found[:_TRIED]:
+        alone = dataclasses.replace(model, path=version.folder, model_version=None)
+        try:
+            detector = _checked(saved_model.load(alone, detect), f"model {version.folder}", detect, samples)
+        except ModelError as err:
+            refused[version] = err
+        else:
+            detector.watch(model, found, refused)
+            return detector
+    raise next(iter(refused.values()))
+
+
+def _checked(loaded: LoadedModel, called: str, detect: DetectConfig, samples: int) -> Detector:
+    """A detector of a model that passes its checks; of another one, it is closed."""
     try:
         check_classes(detect.classes, loaded.metadata)
         detector = Detector(loaded, detect, samples)
     except BaseException:
         loaded.engine.close()
         raise
-    try:
-        detector.run_warmup_requests()
-    except ModelFailed as err:
+    if problem := detector.check(loaded):
         detector.close()
-        name = model.path if isinstance(model, ModelConfig) else loaded.metadata.name
-        raise ModelError(f"model {name}: fails on a request of its warm-up file: {err}") from err
+        raise ModelError(f"{called}: {problem}")
+    detector.ready_at = time.time()
     return detector
 
 
@@ -99,51 +127,77 @@ class Detector:
       samples: How many images get a thumbnail.
 
     Attributes:
-      model: The model in use.
+      watched: The watch of its versions; None where nobody looks for others.
       ready_at: When it could be used, seconds since the epoch.
     """
 
     def __init__(self, model: LoadedModel, detect: DetectConfig, samples: int = 0):
-        self.model = model
+        self._in_use = ModelInUse(model)
+        self.watched: ModelWatch | None = None
         self._settings = detect
         self._decoders = detect.decode_threads or usable_cores()
         self._decoding = threading.BoundedSemaphore(self._decoders)
         self._sampler = Sampler(samples)
         self._waiting: deque[tuple[EncodedImage, Future[DetectedImage | DeadLetter]]] = deque()
-        self._pool = started_pool(math.ceil(model.engine.images_in_flight / _TOGETHER) + self._decoders, "detect")
+        self._submitting = threading.Lock()
+        self._threads = self._threads_for(model)
+        self._pool = started_pool(self._threads, "detect")
         self.ready_at = time.time()
+
+    @property
+    def model(self) -> LoadedModel:
+        """The model in use."""
+        return self._in_use.current
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """The batch ladder in use."""
         return self.model.engine.batch_sizes
 
-    def run_warmup_requests(self) -> None:
-        """Runs the requests that come with the model: an encoded image goes all the way, an array to the model alone.
+    def check(self, model: LoadedModel) -> str | None:
+        """Why a version must not be used, in one line; None where nothing speaks against it."""
+        return check(model, lambda images: self._detect_with(model, images, Sampler(0)))
 
-        Raises:
-          ModelFailed: One fails.
+    def watch(self, model: ModelConfig, found: Iterable[Version], refused: Mapping[Version, ModelError]) -> None:
+        """From now on another version takes the place of the one in use when that is wanted.
+
+        Args:
+          model: The model, whose path is a folder of versions.
+          found: The versions that were there when this one was chosen.
+          refused: Of these, the ones that were tried in vain.
         """
-        for request in self.model.warmup_requests:
-            if isinstance(request, bytes):
-                found = self._detect_together([EncodedImage(ImageRef("warm-up request"), request)])
-                failures = [ModelFailed(result.message) for result in found if isinstance(result, DeadLetter)]
-            else:
-                failures = [output for output in self.model.engine(list(request)) if isinstance(output, ModelFailed)]
-            for failure in failures:
-                raise failure
-        self.ready_at = time.time()
+        self.watched = ModelWatch(model, self._settings, self, found, refused)
+        self.watched.start()
+
+    def swap(self, model: LoadedModel) -> None:
+        """Images that are not under way yet meet this version. Returns when those that are, are done; the old one is closed."""
+        former = None
+        if self._threads_for(model) > self._threads:
+            self._threads = self._threads_for(model)
+            wider = started_pool(self._threads, "detect")
+            with self._submitting:
+                former, self._pool = self._pool, wider
+        self._in_use.swap(model)
+        if former:
+            former.shutdown()
+
+    def counted_swaps(self) -> Counter[str]:
+        """`swaps` of versions and their `refusals` since this was last asked."""
+        return self.watched.take_counts() if self.watched else Counter()
 
     def close(self) -> None:
         """Gives back memory and threads, once the images under way are done."""
+        if self.watched:
+            self.watched.close()
         self._pool.shutdown()
-        self.model.engine.close()
+        self._in_use.close()
 
     def start(self, image: EncodedImage) -> Future[DetectedImage | DeadLetter]:
         """Begins to detect in one image; its result is there when the images that were started with it are done."""
         result: Future[DetectedImage | DeadLetter] = Future()
         self._waiting.append((image, result))
-        self._pool.submit(self._detect_waiting)
+        with self._submitting:
+            self._pool.submit(self._detect_waiting)
         return result
 
     def detect(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
@@ -170,13 +224,18 @@ class Detector:
                 result.set_result(value)
 
     def _detect_together(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
-        model = self.model  # taken once: what these images meet from here on is one version
-        prepared = [self._prepare(image, model.metadata) for image in images]
+        with self._in_use.taken() as model:  # once: what these images meet from here on is one version
+            return self._detect_with(model, images, self._sampler)
+
+    def _detect_with(
+        self, model: LoadedModel, images: Sequence[EncodedImage], sampler: Sampler
+    ) -> list[DetectedImage | DeadLetter]:
+        prepared = [self._prepare(image, model.metadata, sampler) for image in images]
         pixels = [ready.pixels for ready in prepared if isinstance(ready, _Prepared)]
         outputs = iter(model.engine(pixels) if pixels else ())
         return [self._finish(ready, next(outputs), model) if isinstance(ready, _Prepared) else ready for ready in prepared]
 
-    def _prepare(self, image: EncodedImage, metadata: DetectorMetadata) -> _Prepared | DeadLetter:
+    def _prepare(self, image: EncodedImage, metadata: DetectorMetadata, sampler: Sampler) -> _Prepared | DeadLetter:
         """Decodes an image and fits it to the model's input."""
 
         def needed_wh(image_wh: Size) -> Size:
@@ -194,9 +253,12 @@ class Detector:
                 return err.dead_letter(image.ref, _payload(image))
             transform = resize_plan(decoded.image_wh, metadata.input_hw, metadata.resize)
             pixels = fit_image(decoded.pixels, transform, metadata.input_hw, metadata.letterbox_value)
-            thumbnail = make_thumbnail(decoded.pixels) if self._sampler.wants(image.ref.identity) else b""
+            thumbnail = make_thumbnail(decoded.pixels) if sampler.wants(image.ref.identity) else b""
             fitted_at = time.monotonic()
             return _Prepared(image, received_at, decoded.image_wh, transform, pixels, thumbnail, fitted_at - started, fitted_at)
+
+    def _threads_for(self, model: LoadedModel) -> int:
+        return math.ceil(model.engine.images_in_flight / _TOGETHER) + self._decoders
 
     def _finish(self, ready: _Prepared, output: Output | ModelFailed, model: LoadedModel) -> DetectedImage | DeadLetter:
         """Maps the model's output back to the image."""

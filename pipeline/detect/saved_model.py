@@ -1,4 +1,4 @@
-"""From a SavedModel on disk to a `LoadedModel`: one optimised TensorFlow graph over uint8 images, behind the batch scheduler.
+"""From a SavedModel on disk to one optimised TensorFlow graph over uint8 images.
 
 The model is asked what it is (`models.metadata`); what it does not say comes from the config. It is then frozen, rewritten by
 TensorFlow's graph optimiser once (fusions; bfloat16 on request), and everything that was loaded to get there is released.
@@ -7,7 +7,6 @@ TensorFlow's graph optimiser once (fusions; bfloat16 on request), and everything
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,49 +16,16 @@ from typing import Any
 from models.metadata import METADATA_PATH, DetectorMetadata, read_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import joined_output, tensorflow_setup
-from pipeline.detect.batching import BatchedModel
 from pipeline.detect.describe_model import describe, name_of_model, pick_signature
-from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory
+from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.prepared_model import OptimisedGraph, PreparedModel, start
 from pipeline.detect.process_memory import return_free_memory
-from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler
+from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
 from pipeline.storage.globs import escape_glob
 
-BUNDLED = "digits"
 _WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
 _FILTERED_DETECTIONS = 300
-_CPU_LADDER = (1, 2, 4)  # on CPU larger batches gain nothing, and each of their images waits for all
-_GPU_LADDER = (1, 2, 4, 8, 16, 32)
-
-
-def locate(path: str) -> tuple[str, str]:
-    """Finds the SavedModel that a path means: itself, or its newest version in TF Serving's layout `<path>/<integer>`.
-
-    Returns:
-      (folder of the SavedModel, version or "").
-
-    Raises:
-      ModelError: There is none.
-    """
-    from apache_beam.io.filesystems import FileSystems
-
-    if path == BUNDLED:
-        path = _bundled_model()
-    path = path.rstrip("/")
-    try:
-        if FileSystems.exists(f"{path}/saved_model.pb"):
-            version = path.rsplit("/", 1)[-1]
-            return path, version if version.isdigit() else ""
-        found = FileSystems.match([f"{escape_glob(path)}/*/saved_model.pb"])[0].metadata_list
-    except Exception as err:
-        raise ModelError(f"model {path}: cannot be reached: {_first_line(err)}") from err
-    versions = {int(m.group(1)) for entry in found if (m := re.search(r"/(\d+)/saved_model\.pb$", entry.path))}
-    if not versions:
-        raise ModelError(
-            f"model {path}: expected a SavedModel (saved_model.pb) or version folders <integer>/saved_model.pb there, "
-            "found none; check --model"
-        )
-    return f"{path}/{max(versions)}", str(max(versions))
 
 
 def name_and_version(model: ModelConfig) -> tuple[str, str]:
@@ -68,7 +34,7 @@ def name_and_version(model: ModelConfig) -> tuple[str, str]:
     Raises:
       ModelError: It is missing, or cannot be understood.
     """
-    folder, version = locate(model.path)
+    folder, version = locate(model.path, model.model_version)
     with _local_copy(folder, METADATA_PATH) as local:
         return name_of_model(model, _described(local, folder), folder), version
 
@@ -80,29 +46,29 @@ def _described(local: str, folder: str) -> DetectorMetadata | None:
         raise ModelError(f"model {folder}: {METADATA_PATH} cannot be understood: {_first_line(err)}") from err
 
 
-def _bundled_model() -> str:
-    """The bundled detector's folder of versions.
-
-    Raises:
-      ModelError: It is not in the user's cache, and cannot be written there.
-    """
-    from models.digits.cache import cached_digits
-
-    try:
-        return cached_digits()
-    except OSError as err:
-        raise ModelError(
-            f"model {BUNDLED}: expected a cache that can be written, but: {_first_line(err)}; set XDG_CACHE_HOME to a folder"
-        ) from err
-
-
 def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
     """Loads, freezes and optimises a detector, and runs every rung of its ladder on blank images.
 
     Raises:
       ModelError: It is missing, damaged, has no signature that fits, or fails on a blank image.
     """
-    folder, version = locate(model.path)
+    prepared = prepare(*locate(model.path, model.model_version), model, detect)
+    return_free_memory()  # optimising took several times the model
+    return start(prepared, detect)
+
+
+def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig) -> PreparedModel:
+    """Loads, freezes and optimises a detector; keeps nothing of what it came from.
+
+    Args:
+      folder: Its SavedModel.
+      version: Which version that is.
+      model: What it does not say of itself.
+      detect: How it will run.
+
+    Raises:
+      ModelError: It is missing, damaged, or has no signature that fits.
+    """
     tf = tensorflow_setup.configure_tensorflow(detect)
     with _local_copy(folder) as local:
         described = _described(local, folder)
@@ -117,28 +83,10 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
             requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
         except Exception as err:
             raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {_first_line(err)}; repair or remove it") from err
-    fixed_batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
-    predict = _optimised(_as_function(signature, metadata, detect), detect.precision)
+    optimised = _optimised(_as_function(signature, metadata, detect), detect.precision)
     if metadata.joined_layout:
         metadata = joined_output.parted(metadata)
-    del loaded, signature
-    return_free_memory()  # optimising took several times the model
-    engine = _batched(predict, metadata.input_hw, fixed_batch, detect)
-    try:
-        engine.warm_up()
-    except (ModelFailed, OutOfMemory) as err:
-        engine.close()
-        raise ModelError(f"model {model.path}: fails on a blank image: {err}") from err
-    return_free_memory()
-    return LoadedModel(metadata, version, engine, requests)
-
-
-def _batched(predict: Predict, input_hw: tuple[int, int], fixed_batch: int | None, detect: DetectConfig) -> BatchedModel:
-    gpu = tensorflow_setup.uses_gpu()
-    ladder = (fixed_batch,) if fixed_batch else detect.batch_sizes or (_GPU_LADDER if gpu else _CPU_LADDER)
-    streams = tensorflow_setup.streams_of(detect, gpu)
-    scheduler = TensorFlowScheduler(predict, input_hw, ladder, streams, detect.batch_timeout_ms)
-    return BatchedModel(scheduler, input_hw, ladder, streams)
+    return PreparedModel(folder, version, metadata, optimised, requests)
 
 
 @contextmanager
@@ -195,27 +143,14 @@ def _as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfi
     return predict.get_concrete_function()
 
 
-def _optimised(function: Any, precision: str) -> Predict:
-    """The function, optimised here, so that no call and no rung pays for it again; keeps nothing of what it came from."""
-    import tensorflow as tf
+def _optimised(function: Any, precision: str) -> OptimisedGraph:
+    """The function, optimised here, so that no call and no rung pays for it again."""
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)  # only constants can be folded
-    graph = optimised_graph(frozen, precision)
-    fed, fetched = frozen.inputs[0], [tensor.name for tensor in frozen.outputs]
     names = sorted(function.structured_outputs)  # the order in which TensorFlow flattens a mapping
-
-    replaced = fed.name, f"^{fed.op.name}"  # the optimiser lets folded constants wait for the input
-
-    # A function of its own: TensorFlow fuses convolutions with what follows them when it calls one, once it knows the device.
-    # Within the scheduler's function nobody does: 22 instead of 14 CPU-ms an image at bfloat16.
-    @tf.function(input_signature=[tf.TensorSpec(fed.shape, fed.dtype)], autograph=False)
-    def predict(images: Any) -> dict[str, Any]:
-        outputs = tf.import_graph_def(graph, dict.fromkeys(replaced, images), fetched, name="")
-        return dict(zip(names, outputs, strict=True))
-
-    called: Predict = predict.get_concrete_function()
-    return called
+    fetched = dict(zip(names, (tensor.name for tensor in frozen.outputs), strict=True))
+    return OptimisedGraph(optimised_graph(frozen, precision), frozen.inputs[0].name, fetched, frozen.inputs[0].shape[0])
 
 
 def optimised_graph(frozen: Any, precision: str) -> Any:

@@ -8,6 +8,7 @@ Namespace `Detection`; distributions hold whole numbers, hence microseconds:
 | `skipped` | counter | of these, the ones listed before or asked for before |
 | `detected` | counter | images with a result |
 | `dead` | counter | dead letters of all stages; read = detected + dead + skipped |
+| `swaps`, `refusals` | counter | versions of the model that a process has put into use while it worked, or refused |
 | `image_bytes` | distribution | encoded bytes of an image that the detector took |
 | `batch_size` | distribution | rung of a device batch |
 | `model_us` | distribution | the model's time for a device batch |
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 
 from apache_beam.metrics import Metrics
 
@@ -31,7 +33,7 @@ from pipeline.records import DeadLetter, DetectedImage
 NAMESPACE = "Detection"
 STAGES = ("read", "decode", "postprocess")  # of which each image notes its time; the model's is noted by batch
 
-_counters = {name: Metrics.counter(NAMESPACE, name) for name in ("read", "skipped", "detected", "dead")}
+_counters = {name: Metrics.counter(NAMESPACE, name) for name in ("read", "skipped", "detected", "dead", "swaps", "refusals")}
 _image_bytes = Metrics.distribution(NAMESPACE, "image_bytes")
 _batch_size = Metrics.distribution(NAMESPACE, "batch_size")
 _model_us = Metrics.distribution(NAMESPACE, "model_us")
@@ -72,6 +74,12 @@ def count_result(result: DetectedImage | DeadLetter, image_bytes: int = 0) -> No
     if timing.led_batch:
         _batch_size.update(timing.led_batch)
         _model_us.update(int(timing.model * 1e6))
+
+
+def count_swaps(counts: Mapping[str, int]) -> None:
+    """Counts `swaps` of model versions, and `refusals`."""
+    for name, times in counts.items():
+        _count(name, times)
 
 
 def note_latency(milliseconds: float) -> None:

@@ -1,0 +1,188 @@
+"""Which versions of a model there are, and which of them is wanted.
+
+They lie as TensorFlow Serving has them: `<path>/<integer>/saved_model.pb`, local or on object storage. `<path>/labels.json` may
+give some of them names: `{"stable": 7, "canary": 8}`.
+https://www.tensorflow.org/tfx/serving/serving_config#model_server_configuration
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pipeline.config import ModelConfig
+from pipeline.errors import ModelError
+from pipeline.storage.files import exists, read_file
+from pipeline.storage.globs import escape_glob
+from pipeline.storage.listing import files_in, place_of
+from pipeline.storage.places import FoundFile
+
+BUNDLED = "digits"
+LABELS = "labels.json"
+_MODEL = "saved_model.pb"
+
+
+class Version(NamedTuple):
+    """A version as it lies there.
+
+    Attributes:
+      name: As rows have it: its number; empty for a SavedModel that is no version.
+      folder: Of its SavedModel.
+      files: What is in it. Two looks that find the same: nobody writes to it.
+    """
+
+    name: str
+    folder: str
+    files: frozenset[FoundFile] = frozenset()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its files."""
+        return sum(file.size_bytes for file in self.files)
+
+
+def locate(path: str, named: str | None = None) -> tuple[str, str]:
+    """Finds the SavedModel that a path means: itself, or in a folder of versions the newest, or the one that is named.
+
+    Args:
+      path: A SavedModel, or a folder of versions.
+      named: A version's number or label; None: the newest.
+
+    Returns:
+      (folder of the SavedModel, version or "").
+
+    Raises:
+      ModelError: There is none.
+    """
+    return wanted(path, named)[0][1::-1]
+
+
+def wanted(path: str, named: str | None = None) -> list[Version]:
+    """The versions that will do, the best first; see `locate`.
+
+    Raises:
+      ModelError: There is none.
+    """
+    path = folder_of(path)
+    try:
+        found = _itself(path) if exists(f"{path}/{_MODEL}") else versions_in(path)
+        labels = labels_in(path) if named and not named.isdigit() and found else {}
+    except ModelError:
+        raise
+    except Exception as err:
+        raise ModelError(f"model {path}: cannot be reached: {_first_line(err)}") from err
+    if not found:
+        raise ModelError(
+            f"model {path}: expected a SavedModel ({_MODEL}) or version folders <integer>/{_MODEL} there, "
+            "found none; check --model"
+        )
+    return _chosen(path, found, named, labels)
+
+
+def is_watchable(model: ModelConfig) -> bool:
+    """Whether another version may take the place of the one that a model's settings mean now.
+
+    Raises:
+      ModelError: Storage does not say.
+    """
+    if not model.model_poll_s or model.path == BUNDLED or (model.model_version or "").isdigit():
+        return False
+    try:
+        return not exists(f"{folder_of(model.path)}/{_MODEL}")
+    except Exception as err:
+        raise ModelError(f"model {model.path}: cannot be reached: {_first_line(err)}") from err
+
+
+def versions_in(path: str) -> dict[int, Version]:
+    """The versions in a folder by their number; one that has no model in it (yet) is none."""
+    found = _remote_versions(path) if "://" in path else _local_versions(path)
+    return {int(version.name): version for version in found}
+
+
+def labels_in(path: str) -> dict[str, int]:
+    """The labels that the file beside the versions gives them; none where there is no such file.
+
+    Raises:
+      ModelError: It cannot be understood.
+    """
+    file = f"{path}/{LABELS}"
+    if not exists(file):
+        return {}
+    try:
+        labels = json.loads(read_file(file))
+    except ValueError as err:
+        raise ModelError(f"model {path}: {LABELS} is no JSON: {_first_line(err)}") from err
+    if not isinstance(labels, dict) or not all(type(number) is int for number in labels.values()):
+        raise ModelError(f'model {path}: expected {LABELS} to be such as {{"stable": 7, "canary": 8}}, got {str(labels)[:200]}')
+    return labels
+
+
+def folder_of(path: str) -> str:
+    """The folder that a model's path means.
+
+    Raises:
+      ModelError: The bundled detector is not in the user's cache, and cannot be written there.
+    """
+    return (_bundled_model() if path == BUNDLED else path).rstrip("/")
+
+
+def _chosen(path: str, found: Mapping[int, Version], named: str | None, labels: Mapping[str, int]) -> list[Version]:
+    if not named:
+        return [found[number] for number in sorted(found, reverse=True)]
+    if not named.isdigit() and named not in labels:
+        known = f"{LABELS} there has {', '.join(sorted(labels))}" if labels else f"there is no {LABELS} there that names one"
+        raise ModelError(f"model {path}: expected a version's number or label as --model-version, got {named}; {known}")
+    number = int(named) if named.isdigit() else labels[named]
+    if number not in found:
+        wanted = f"version {number}" if named.isdigit() else f"version {number}, which {LABELS} calls {named}"
+        there = ", ".join(version.name or "a SavedModel without versions" for _, version in sorted(found.items()))
+        raise ModelError(f"model {path}: expected {wanted}, found {there}; check --model-version")
+    return [found[number]]
+
+
+def _itself(path: str) -> dict[int, Version]:
+    number = path.rsplit("/", 1)[-1]
+    return {int(number): Version(str(int(number)), path)} if _is_number(number) else {0: Version("", path)}
+
+
+def _local_versions(path: str) -> Iterator[Version]:
+    """Follows links to versions: moving one is how a version is released at once."""
+    for name in os.listdir(path) if os.path.isdir(path) else ():
+        if _is_number(name) and os.path.isfile(f"{path}/{name}/{_MODEL}"):
+            yield _version(path, name, files_in(place_of(f"{path}/{name}")))
+
+
+def _remote_versions(path: str) -> Iterator[Version]:
+    """All in one listing, since each costs."""
+    files: defaultdict[str, list[FoundFile]] = defaultdict(list)
+    for file in files_in(place_of(f"{escape_glob(path)}/**")):
+        files[file.path[len(path) + 1 :].partition("/")[0]].append(file)
+    for name in filter(_is_number, files):
+        if f"{path}/{name}/{_MODEL}" in {file.path for file in files[name]}:
+            yield _version(path, name, files[name])
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit()
+
+
+def _version(path: str, name: str, files: Iterable[FoundFile]) -> Version:
+    return Version(str(int(name)), f"{path}/{name}", frozenset(files))
+
+
+def _bundled_model() -> str:
+    from models.digits.cache import cached_digits
+
+    try:
+        return cached_digits()
+    except OSError as err:
+        raise ModelError(
+            f"model {BUNDLED}: expected a cache that can be written, but: {_first_line(err)}; set XDG_CACHE_HOME to a folder"
+        ) from err
+
+
+def _first_line(err: Any) -> str:
+    return (str(err).strip().splitlines() or [type(err).__name__])[0][:300]

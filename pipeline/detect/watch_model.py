@@ -1,0 +1,165 @@
+"""Watches a model's versions while a job runs: what is wanted is prepared, warmed, checked, and put into use.
+
+Each process watches for itself, so two versions may be in use side by side for the time between two looks; rows say which.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.check_model import incompatible
+from pipeline.detect.detections import check_classes
+from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.prepare_apart import Preparation
+from pipeline.detect.prepared_model import PreparedModel, start
+from pipeline.detect.versions import Version, wanted
+from pipeline.errors import ModelError
+
+if TYPE_CHECKING:
+    from pipeline.detect.detector import Detector
+
+_END_SECONDS = 10.0
+
+
+class ModelWatch:
+    """Looks again and again which version is wanted.
+
+    Args:
+      model: The model, whose path is a folder of versions.
+      detect: How it runs.
+      detector: Has the version in use, and takes another one.
+      found: The versions that were there before.
+      refused: Of these, the ones that were tried in vain.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        detect: DetectConfig,
+        detector: Detector,
+        found: Iterable[Version] = (),
+        refused: Mapping[Version, ModelError] | None = None,
+    ):
+        self._model = model
+        self._detect = detect
+        self._detector = detector
+        self._refused: set[Version] = set()
+        self._before = set(found)  # what the last look has found
+        self._said = ""
+        self._preparation: Preparation | None = None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch the model", daemon=True)
+        self._counts: Counter[str] = Counter()
+        self._counting = threading.Lock()
+        for version, err in (refused or {}).items():
+            self._refuse(version, str(err))
+
+    def start(self) -> None:
+        """Starts the thread that looks."""
+        atexit.register(self.close)  # a thread that still loads when the interpreter ends may crash it
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it; a version that is on its way is dropped."""
+        atexit.unregister(self.close)
+        self._end.set()
+        if self._preparation:
+            self._preparation.stop()
+        if self._thread.is_alive():
+            self._thread.join(_END_SECONDS)
+
+    def take_counts(self) -> Counter[str]:
+        """`swaps` and `refusals` since this was last asked."""
+        if not self._counts:
+            return self._counts
+        with self._counting:
+            counts, self._counts = self._counts, Counter()
+        return counts
+
+    def look(self) -> None:
+        """Looks once. A version whose files are not those of the last look is left alone: somebody may be writing them."""
+        before = self._before
+        candidates = wanted(self._model.path, self._model.model_version)
+        self._before = set(candidates)
+        for version in candidates:
+            if version.name == self._detector.model.version:
+                return
+            if version in before and version not in self._refused and self._take(version):
+                return
+
+    def _watch(self) -> None:
+        while not self._end.wait(self._model.model_poll_s):
+            try:
+                self.look()
+            except Exception as err:  # noqa: BLE001  storage may fail, and the job goes on meanwhile
+                self._say_once(f"{err}; version {self._detector.model.version} stays")
+            else:
+                self._said = ""
+
+    def _take(self, version: Version) -> bool:
+        """Puts a version into use; False where it is refused, or is not there any more as it was."""
+        started, old = time.monotonic(), self._detector.model
+        try:
+            loaded = self._loaded(version)
+        except ModelError as err:
+            if not self._end.is_set() and self._is_still_there(version):  # else nobody is to blame
+                self._refuse(version, str(err))
+            return False
+        if self._end.is_set() or not self._is_still_there(version):
+            loaded.engine.close()
+            return False
+        seconds = time.monotonic() - started
+        self._detector.swap(loaded)
+        self._count("swaps")
+        _say(f"model {old.metadata.name}: version {old.version} -> {version.name}, loaded in {seconds:.1f} s")
+        return True
+
+    def _loaded(self, version: Version) -> LoadedModel:
+        loaded = start(self._prepared(version), self._detect)
+        problem = self._detector.check(loaded)
+        if problem:
+            loaded.engine.close()
+            raise ModelError(f"model {version.folder}: {problem}")
+        return loaded
+
+    def _prepared(self, version: Version) -> PreparedModel:
+        self._preparation = Preparation(version.folder, version.name, self._model, self._detect)
+        try:
+            prepared = self._preparation.result()
+        finally:
+            self._preparation = None
+        problem = incompatible(prepared.metadata, self._detector.model.metadata)
+        if problem:
+            raise ModelError(f"model {version.folder}: {problem}")
+        check_classes(self._detect.classes, prepared.metadata)
+        return prepared
+
+    def _is_still_there(self, version: Version) -> bool:
+        return version in wanted(self._model.path, self._model.model_version)
+
+    def _refuse(self, version: Version, why: str) -> None:
+        self._refused.add(version)
+        self._count("refusals")
+        current = self._detector.model
+        why = why.removeprefix(f"model {version.folder}: ")
+        _say(f"model {current.metadata.name}: version {version.name} is refused, version {current.version} stays: {why}")
+
+    def _count(self, name: str) -> None:
+        with self._counting:
+            self._counts[name] += 1
+
+    def _say_once(self, text: str) -> None:
+        if text != self._said:
+            _say(text)
+        self._said = text
+
+
+def _say(text: str) -> None:
+    print(" ".join(text.split()), file=sys.stderr, flush=True)
