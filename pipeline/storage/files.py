@@ -13,7 +13,9 @@ from typing import Any
 from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
+from pipeline.storage.cloud import write_object
 from pipeline.storage.globs import escape_glob
+from pipeline.storage.places import GS
 
 UNFINISHED = ".staging-"  # begins the name of every file and folder that no reader should look at; so it is hidden as well
 _AS_IT_IS = "uncompressed"  # Beam would gzip by a file's ending otherwise
@@ -30,8 +32,11 @@ def write_file(path: str, content: bytes, staging: str = "") -> None:
     Args:
       path: Its name; a folder that is missing is made.
       content: All of it.
-      staging: Folder for what a kill leaves, on the same disk; without it that is a hidden file beside.
+      staging: Folder for what a kill leaves, on the same disk; without it that is a hidden file beside. An object leaves nothing.
     """
+    if path.startswith(GS):
+        write_object(path, content)
+        return
     folder = posixpath.dirname(path)
     # not made of the file's name, which may be as long as names can be
     staged = posixpath.join(staging or folder, UNFINISHED + uuid.uuid4().hex[:12])
