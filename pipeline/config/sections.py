@@ -115,6 +115,9 @@ class DetectConfig:
     iou_threshold: Share = setting(0.45, "boxes of one class that overlap more than this are one object")
     classes: ListOf[Text] = setting((), "keep only these class names; default: all")
     max_detections: Count = setting(100, "most detections of one image")
+    min_agreement: Share = setting(
+        0.9, "refuse a version that agrees less with its golden images, where it has some (assets.extra/golden); 0: do not look"
+    )
     precision: Literal["float32", "bfloat16"] = setting(
         "float32", "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs"
     )

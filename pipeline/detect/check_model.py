@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
 
 from models.metadata import DetectorMetadata
+from pipeline.config import DetectConfig
+from pipeline.detect.golden import DetectIn, disagreement
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
-
-DetectIn = Callable[[Sequence[EncodedImage]], Sequence[DetectedImage | DeadLetter]]
-"""Detects with the version in question, all the way from encoded images."""
+from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
 
-def check(model: LoadedModel, detect_in: DetectIn) -> str | None:
+def check(model: LoadedModel, detect_in: DetectIn, detect: DetectConfig) -> str | None:
     """Why a version must not be used, in one line; None where nothing speaks against it.
 
     Args:
       model: The version, warm.
       detect_in: Detects with it.
+      detect: How it runs.
     """
-    return _failing_request(model, detect_in)
+    return _failing_request(model, detect_in) or disagreement(model.golden, detect_in, detect)
 
 
 def _failing_request(model: LoadedModel, detect_in: DetectIn) -> str | None:

@@ -156,7 +156,7 @@ class Detector:
 
     def check(self, model: LoadedModel) -> str | None:
         """Why a version must not be used, in one line; None where nothing speaks against it."""
-        return check(model, lambda images: self._detect_with(model, images, Sampler(0)))
+        return check(model, lambda images: self._detect_with(model, images, Sampler(0)), self._settings)
 
     def watch(self, model: ModelConfig, found: Iterable[Version], refused: Mapping[Version, ModelError]) -> None:
         """From now on another version takes the place of the one in use when that is wanted.

@@ -14,6 +14,7 @@ import numpy as np
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
+from pipeline.detect.golden import GoldenImage
 
 
 class OutOfMemory(Exception):  # noqa: N818  says what happened, like `StopIteration`
@@ -77,12 +78,14 @@ class LoadedModel:
       version: Its version, as a string; "" where it has none.
       engine: Runs it.
       warmup_requests: What it must be able to do before it is used: encoded images, or arrays `(n, H, W, 3) uint8`.
+      golden: What it must find before it is used.
     """
 
     metadata: DetectorMetadata
     version: str
     engine: Engine
     warmup_requests: tuple[bytes | np.ndarray, ...] = ()
+    golden: tuple[GoldenImage, ...] = ()
 
 
 LoadModel = Callable[[DetectConfig], LoadedModel]

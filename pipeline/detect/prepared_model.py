@@ -11,6 +11,7 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batching import BatchedModel
+from pipeline.detect.golden import GoldenImage
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory
 from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler
@@ -47,6 +48,7 @@ class PreparedModel:
       metadata: What it expects and returns.
       optimised: What it computes.
       warmup_requests: See `LoadedModel`.
+      golden: See `LoadedModel`.
     """
 
     folder: str
@@ -54,6 +56,7 @@ class PreparedModel:
     metadata: DetectorMetadata
     optimised: OptimisedGraph
     warmup_requests: tuple[bytes | np.ndarray, ...] = ()
+    golden: tuple[GoldenImage, ...] = ()
 
 
 def start(prepared: PreparedModel, detect: DetectConfig) -> LoadedModel:
@@ -69,7 +72,7 @@ def start(prepared: PreparedModel, detect: DetectConfig) -> LoadedModel:
         engine.close()
         raise ModelError(f"model {prepared.folder}: fails on a blank image: {err}") from err
     return_free_memory()
-    return LoadedModel(prepared.metadata, prepared.version, engine, prepared.warmup_requests)
+    return LoadedModel(prepared.metadata, prepared.version, engine, prepared.warmup_requests, prepared.golden)
 
 
 def _batched(prepared: PreparedModel, detect: DetectConfig) -> BatchedModel:

@@ -17,6 +17,7 @@ from models.metadata import METADATA_PATH, DetectorMetadata, read_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import joined_output, tensorflow_setup
 from pipeline.detect.describe_model import describe, name_of_model, pick_signature
+from pipeline.detect.golden import GOLDEN, read_golden
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.prepared_model import OptimisedGraph, PreparedModel, start
 from pipeline.detect.process_memory import return_free_memory
@@ -83,10 +84,14 @@ def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig)
             requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
         except Exception as err:
             raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {_first_line(err)}; repair or remove it") from err
+        try:
+            golden = read_golden(local)
+        except (OSError, ValueError) as err:
+            raise ModelError(f"model {folder}: {GOLDEN} cannot be read: {_first_line(err)}; repair or remove it") from err
     optimised = _optimised(_as_function(signature, metadata, detect), detect.precision)
     if metadata.joined_layout:
         metadata = joined_output.parted(metadata)
-    return PreparedModel(folder, version, metadata, optimised, requests)
+    return PreparedModel(folder, version, metadata, optimised, requests, golden)
 
 
 @contextmanager

@@ -1,0 +1,142 @@
+"""Writes golden images, with what a trusted version finds in them, into a version. `python -m models.golden --help` says how."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_GOLDEN = "assets.extra/golden"
+
+_DESCRIPTION = """\
+Detect in a few images with a trusted version of a model, and keep images and detections inside a version as what it must find
+again: a job that loads that version checks it, before any image meets it, and refuses it below --min-agreement."""
+
+_EPILOG = """\
+example:
+  python -m models.golden --model /models/yolov4/7 golden/*.jpg --out /models/yolov4/8
+
+Twenty to a hundred images that show all classes are enough. The thresholds should be those of the jobs that will check.
+Exit code: 0 done, 2 the model, an image or the arguments cannot be used (one line on stderr says why; nothing is written)."""
+
+
+class GoldenError(Exception):
+    """Why no golden images were written, in one line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    args = _parser().parse_args(argv)
+    out = args.out or args.model
+    try:
+        count = write_golden(args.model, args.images, out, args.score_threshold, args.iou_threshold, config=args.config)
+    except (GoldenError, OSError) as err:
+        print(f"golden: {err}", file=sys.stderr)
+        return 2
+    print(f"{os.path.join(out, _GOLDEN)}: {count} images with what {args.model} found in them")
+    return 0
+
+
+def write_golden(
+    model: str, images: Sequence[str], out: str, score_threshold: float, iou_threshold: float, *, config: str | None = None
+) -> int:
+    """Writes the golden images of a version; they appear there whole or not at all.
+
+    Args:
+      model: The trusted version's SavedModel; of a folder of versions the newest.
+      images: Files, folders or globs on this machine.
+      out: The SavedModel that gets them.
+      score_threshold: Least confidence of what is expected.
+      iou_threshold: For suppression.
+      config: A job's config, whose settings of the model are needed.
+
+    Returns:
+      How many images.
+
+    Raises:
+      GoldenError: The model or an image cannot be used, or there are golden images already.
+      OSError: A file cannot be read or written.
+    """
+    target = Path(out, _GOLDEN)
+    if "://" in out or not Path(out, "saved_model.pb").is_file():
+        raise GoldenError(f"{out}: expected the folder of a SavedModel on this machine as --out, such as /models/yolov4/8")
+    if target.exists():
+        raise GoldenError(f"{target} is there already; remove it first")
+    thresholds = {"score_threshold": score_threshold, "iou_threshold": iou_threshold}
+    with tempfile.TemporaryDirectory(prefix=".golden-", dir=out) as scratch:
+        rows = _detected(model, images, thresholds, config, os.path.join(scratch, "job"))
+        ready = Path(scratch, "golden")
+        ready.mkdir()
+        with (ready / "detections.jsonl").open("w", encoding="utf-8") as file:
+            for number, row in enumerate(rows, 1):
+                file.write(json.dumps(_kept(row, number, ready, thresholds), ensure_ascii=False) + "\n")
+        target.parent.mkdir(exist_ok=True)
+        ready.rename(target)
+    return len(rows)
+
+
+def _detected(
+    model: str, images: Sequence[str], thresholds: Mapping[str, float], config: str | None, output: str
+) -> list[dict[str, Any]]:
+    """The rows of a job over the images, in a process of its own: nothing here knows the pipeline but its command line."""
+    settings = {
+        "--mode": "batch",
+        "--runner": "DirectRunner",
+        "--output": output,
+        "--model": model,
+        "--score-threshold": thresholds["score_threshold"],
+        "--iou-threshold": thresholds["iou_threshold"],
+        "--min-agreement": 0,  # what it finds now is what will be expected
+        "--max-dead-share": 1,
+        "--shards": 1,
+        **({"--config": config} if config else {}),
+    }
+    flags = [str(part) for setting in settings.items() for part in setting]
+    command = [sys.executable, "-m", "pipeline.run", "--input", *images, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  this program itself, without a shell
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"the job ended with {done.returncode}"]
+        raise GoldenError(said[-1].removeprefix("error: "))
+    if dead := _read(output, "dead_letters"):
+        raise GoldenError(f"{len(dead)} images cannot be used, such as {dead[0]['image'].get('uri')}: {dead[0]['message']}")
+    return _read(output, "detections")
+
+
+def _read(output: str, kind: str) -> list[dict[str, Any]]:
+    files = sorted(Path(output, kind).glob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def _kept(row: Mapping[str, Any], number: int, folder: Path, thresholds: Mapping[str, float]) -> dict[str, Any]:
+    """Copies the image of a row; returns the row that names the copy."""
+    name = f"{number:04}-{os.path.basename(row['image']['uri'])}"
+    shutil.copyfile(row["image"]["uri"], folder / name)
+    image = {"uri": name, "width": row["image"]["width"], "height": row["image"]["height"]}
+    return {"image": image, "model": row["model"], **thresholds, "detections": row["detections"]}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m models.golden",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("images", nargs="+", help="files, folders or globs on this machine")
+    parser.add_argument("--model", required=True, help="SavedModel of the trusted version, or a folder of versions")
+    parser.add_argument("--out", help="SavedModel that gets them (default: the one of --model)")
+    parser.add_argument("--score-threshold", type=float, default=0.25, help="as of the jobs that will check (default: 0.25)")
+    parser.add_argument("--iou-threshold", type=float, default=0.45, help="as of the jobs that will check (default: 0.45)")
+    parser.add_argument("--config", metavar="FILE", help="a job's config, for a model that does not describe itself")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

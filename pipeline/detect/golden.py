@@ -1,0 +1,123 @@
+"""Golden images: a few images with what a trusted version found in them, inside a SavedModel, which a version must find again.
+
+`assets.extra/golden/` has the images and `detections.jsonl`, a row for each of them as a job writes it, with the thresholds
+that it was made at. `python -m models.golden` writes all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from models.agreement import compare
+from models.detection_rows import read_rows
+from pipeline.config import DetectConfig
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row
+
+GOLDEN = "assets.extra/golden"
+_ROWS = "detections.jsonl"
+_TOGETHER = 4  # images in hand at once
+
+DetectIn = Callable[[Sequence[EncodedImage]], Sequence[DetectedImage | DeadLetter]]
+"""Detects with the version in question, all the way from encoded images."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GoldenImage:
+    """An image, and what is expected in it.
+
+    Attributes:
+      name: Its file.
+      content: Its bytes.
+      row: What is expected, as a job writes it.
+      score_threshold: That the row was made at; nothing is known of what lies below.
+      iou_threshold: That the row was made at.
+    """
+
+    name: str
+    content: bytes
+    row: Mapping[str, Any]
+    score_threshold: float
+    iou_threshold: float
+
+
+def read_golden(local: str) -> tuple[GoldenImage, ...]:
+    """The golden images of a SavedModel on this machine; none where it has none.
+
+    Raises:
+      ValueError: They cannot be understood; the message says why in one line.
+      OSError: An image is not there.
+    """
+    folder = os.path.join(local, GOLDEN)
+    rows = os.path.join(folder, _ROWS)
+    if not os.path.isfile(rows):
+        return ()
+    read_rows(rows)  # complains with the line's number
+    with open(rows, encoding="utf-8") as file:
+        return tuple(_golden_image(folder, json.loads(line)) for line in file if line.strip())
+
+
+def _golden_image(folder: str, row: Mapping[str, Any]) -> GoldenImage:
+    name = str(row["image"]["uri"])
+    if os.path.basename(name) != name:
+        raise ValueError(f"expected names of files beside {_ROWS}, got {name!r}")
+    try:
+        thresholds = float(row["score_threshold"]), float(row["iou_threshold"])
+    except (KeyError, TypeError, ValueError) as err:
+        raise ValueError(f"expected score_threshold and iou_threshold in each row of {_ROWS}, not so that of {name}") from err
+    with open(os.path.join(folder, name), "rb") as file:
+        return GoldenImage(name, file.read(), row, *thresholds)
+
+
+def disagreement(golden: Sequence[GoldenImage], detect_in: DetectIn, detect: DetectConfig) -> str | None:
+    """Why a version does not find what it must, in one line; None where it does, or where nothing is expected of it.
+
+    Of what was expected, and of what is found, counts what the settings of both let through.
+
+    Args:
+      golden: What is expected.
+      detect_in: Detects with the version.
+      detect: How it runs, and what agreement is enough.
+    """
+    if not golden or not detect.min_agreement:
+        return None
+    expected, found = [], []
+    for image, result in zip(golden, _results(golden, detect_in), strict=True):
+        if isinstance(result, DeadLetter):
+            return f"fails on its golden image {image.name}: {result.message}"
+        least = max(detect.score_threshold, image.score_threshold)
+        expected.append(_let_through(image.row, least, detect))
+        found.append(_let_through(detection_row(result), least, detect))
+    agreement = compare(found, expected)["agreement"]
+    if agreement >= detect.min_agreement:
+        return None
+    worst = min(range(len(golden)), key=lambda n: compare([found[n]], [expected[n]])["agreement"])
+    return (
+        f"its agreement with its golden images is {agreement:.3f}, expected {detect.min_agreement} or more (min_agreement); "
+        f"it differs most in {golden[worst].name}{_other_suppression(golden, detect)}"
+    )
+
+
+def _results(golden: Sequence[GoldenImage], detect_in: DetectIn) -> Iterator[DetectedImage | DeadLetter]:
+    for first in range(0, len(golden), _TOGETHER):
+        yield from detect_in([EncodedImage(ImageRef(one.name), one.content) for one in golden[first : first + _TOGETHER]])
+
+
+def _let_through(row: Mapping[str, Any], score_threshold: float, detect: DetectConfig) -> dict[str, Any]:
+    wanted = [
+        one
+        for one in row["detections"]
+        if one["confidence"] >= score_threshold and (not detect.classes or one["class_name"] in detect.classes)
+    ]
+    return {"image": row["image"], "detections": wanted[: detect.max_detections]}
+
+
+def _other_suppression(golden: Sequence[GoldenImage], detect: DetectConfig) -> str:
+    thresholds = {image.iou_threshold for image in golden}
+    if thresholds == {detect.iou_threshold}:
+        return ""
+    made_at = " and ".join(map(str, sorted(thresholds)))
+    return f"; they were made at iou_threshold {made_at}, this job has {detect.iou_threshold}"
