@@ -46,6 +46,17 @@ def test_every_flag_of_the_readme_is_a_setting():
     assert shown - known - of_others == set()
 
 
+def test_every_promise_has_its_test():
+    """A test that is renamed or dropped takes its promise with it."""
+    promised = re.findall(r"`(tests/[^`]+\.py)(?:::(\w+))?::(\w+)`", README)
+    assert len(promised) >= 10
+    missing = []
+    for file, group, test in promised:
+        text = (REPO / file).read_text() if (REPO / file).exists() else ""
+        missing += [name for name in (f"class {group}:" if group else "", f"def {test}(") if name not in text]
+    assert missing == []
+
+
 def test_every_config_loads():
     """The example configs hold known keys and values of the right type, and name the command that runs them."""
     configs = sorted((REPO / "configs").glob("*.yaml"))
