@@ -55,6 +55,10 @@ _Version = Annotated[Text, BeforeValidator(lambda value: str(value) if type(valu
 _Days = Annotated[Text, BeforeValidator(lambda value: str(value) if isinstance(value, datetime.date) else value)]  # YAML's type
 
 
+# settings of a model that say when which version is used; rows say which made them
+OF_RELEASES = ("model_version", "model_poll_s")
+
+
 @checked
 class ModelConfig:
     """Which detector, and for a model that does not describe itself, how to feed and read it.

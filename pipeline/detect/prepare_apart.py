@@ -21,7 +21,7 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.prepared_model import PreparedModel
 from pipeline.errors import ModelError
 
-_NICENESS = 10  # at 19, beside a model that keeps each core busy, loading another took half an hour
+_NICENESS = 5  # at 10, beside a model that keeps each core busy, loading another takes minutes; at 19, half an hour
 
 
 class Preparation:

@@ -33,7 +33,8 @@ class Tally:
       finished: Detected images by the time of their result.
       samples: The detected images with a thumbnail that have the smallest ranks.
       dead_examples: A few dead letters of each reason, as rows.
-      model: (name, version) of the model last seen.
+      versions: Images by the model's version.
+      last: (when, name, version) of the model last seen.
     """
 
     read: int = 0
@@ -47,7 +48,13 @@ class Tally:
     finished: Intervals = dataclasses.field(default_factory=Intervals)
     samples: list[tuple[int, DetectedImage]] = dataclasses.field(default_factory=list)
     dead_examples: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
-    model: tuple[str, str] = ("", "")
+    versions: Counter[str] = dataclasses.field(default_factory=Counter)
+    last: tuple[float, str, str] = (0.0, "", "")
+
+    @property
+    def model(self) -> tuple[str, str]:
+        """(name, version) of the model last seen."""
+        return self.last[1:]
 
     @property
     def detected(self) -> int:
@@ -66,7 +73,8 @@ class Tally:
             self.stage_seconds[stage] += getattr(timing, stage)
         self.latencies[latency_bucket(timing.latency * 1e3)] += 1
         self.finished.add(timing.finished_at)
-        self.model = (image.model_name, image.model_version)
+        self.versions[image.model_version] += 1
+        self.last = max(self.last, (timing.finished_at, image.model_name, image.model_version))
         if image.thumbnail:
             self.samples = _smallest([*self.samples, (identity_hash(image.ref.identity), image)], samples)
 
@@ -82,7 +90,7 @@ class Tally:
         self.read += other.read
         self.skipped += other.skipped
         self.done += other.done
-        for name in ("dead", "classes", "batches", "latencies"):
+        for name in ("dead", "classes", "batches", "latencies", "versions"):
             getattr(self, name).update(getattr(other, name))
         self._bound_classes()
         self.finished.merge(other.finished)
@@ -91,7 +99,7 @@ class Tally:
         self.samples = _smallest([*self.samples, *other.samples], samples)
         for reason, examples in other.dead_examples.items():
             self.dead_examples[reason] = [*self.dead_examples.get(reason, []), *examples][:_EXAMPLES]
-        self.model = max(self.model, other.model)
+        self.last = max(self.last, other.last)
 
     def _bound_classes(self) -> None:
         if len(self.classes) > 2 * _MOST_CLASSES:
@@ -162,6 +170,7 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
         "model": {
             "name": tally.model[0],
             "version": tally.model[1],
+            **({"images_by_version": dict(tally.versions)} if len(tally.versions) > 1 else {}),
             "path": facts.model_path,
             "batch_ladder": list(facts.batch_ladder),
         },

@@ -114,7 +114,7 @@ class _Steps(NamedTuple):
     """What a job's graph begins and ends with.
 
     Attributes:
-      config: The job's settings.
+      config: The job's settings, as its steps have them.
       source: Where images come from.
       sinks: Where results go.
       name: What the files of rows carry in their names.
@@ -137,7 +137,14 @@ def _steps(job: Job, staging: str, model: tuple[str, str], began_at: float, begu
     """The steps of a job; `begun`: what killed runs of the same command had done, None where no checkpoints are made."""
     config, name = job.config, run_name(job.config.as_dict(), began_at)
     sinks = graph.sinks(config, staging, name, launched=not job.template, model=model, begun=begun)
-    return _Steps(config, graph.source_of(config, _done(config, model), begun), sinks, name)
+    return _Steps(_settled(config, model), graph.source_of(config, _done(config, model), begun), sinks, name)
+
+
+def _settled(config: Config, model: tuple[str, str]) -> Config:
+    """The job's settings; one that leaves out what a version has done works with that very version to its end."""
+    if not (config.only_new and model[1]):
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, model_version=model[1]))
 
 
 def _done(config: Config, model: tuple[str, str]) -> Done | None:
@@ -180,9 +187,9 @@ def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float)
 
 def _run_graph(job: Job, steps: _Steps) -> RunFacts:
     """Runs the graph to its end, when the results have their names."""
-    config, launched_at = job.config, time.time()
+    launched_at = time.time()
     with (
-        detector_loading(config) if job.in_process else contextlib.nullcontext() as loading,
+        detector_loading(steps.config) if job.in_process else contextlib.nullcontext() as loading,
         job.runner.served(job.options),
         progress.ProgressDisplay(),
     ):

@@ -14,6 +14,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pipeline.config import OF_RELEASES
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.files import exists
@@ -24,6 +25,7 @@ from pipeline.storage.staging import settings_at_work, settings_published
 _OF_JOB = ("mode", "input", "dates", "time_zone")
 # of the detector's settings those that decide which rows come out; precision and reduced decoding change their last digits
 _OF_ROWS = ("score_threshold", "iou_threshold", "classes", "max_detections")
+_VERSION = "model.model_version"  # of a batch job that decides on its rows; those of a stream come from several anyway
 _WAYS_ON = "give --only-new to add what they lack, --replace to remove them, or another folder"
 
 
@@ -69,7 +71,7 @@ def check_earlier(output: str, settings: Mapping[str, Any], *, replace: bool = F
             raise OutputError(f"output {output}: another job is at work there {difference}; wait for it, or give another folder")
     rows = list_rows(output)
     if is_stream:
-        if rows.of_batch and (difference := _earlier_difference(output, new, rows, but=_OF_JOB)):
+        if rows.of_batch and (difference := _earlier_difference(output, new, rows, but=(*_OF_JOB, _VERSION))):
             raise OutputError(f"output {output}: holds the results of a batch job {difference}; give another folder")
     elif rows.of_streams:
         ways = "--only-new to add to it, or another folder"
@@ -100,7 +102,11 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any], but: Collection[
 
 def _of_rows(settings: Mapping[str, Any]) -> dict[str, Any]:
     model, detect = settings.get("model", {}), settings.get("detect", {})
-    named = {**{f"model.{name}": model[name] for name in model}, **{name: detect[name] for name in _OF_ROWS if name in detect}}
+    named = {_VERSION: model["model_version"]} if "model_version" in model else {}
+    named |= {
+        **{f"model.{name}": model[name] for name in model if name not in OF_RELEASES},
+        **{name: detect[name] for name in _OF_ROWS if name in detect},
+    }
     return {**{name: settings[name] for name in _OF_JOB if name in settings}, **named}
 
 

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from apache_beam.io.filesystems import FileSystems
 
+from pipeline.config import OF_RELEASES
 from pipeline.failures import FOR_GOOD
 from pipeline.records import identity_hash, name_bytes, name_of, row_bytes
 from pipeline.storage.files import create, move_files, read_file, read_lines
@@ -96,9 +97,8 @@ class Maker(NamedTuple):
         of_rows = {name: detect.get(name) for name in _OF_DETECTIONS}
         of_rows["classes"] = sorted(of_rows["classes"] or ())
         # what is not set is left out, so that a setting of a later version leaves the hash of those who do not use it
-        of_rows |= {
-            key: value for key, value in settings.get("model", {}).items() if key not in ("path", "name") and value is not None
-        }
+        of_no_row = {"path", "name", *OF_RELEASES}
+        of_rows |= {key: value for key, value in settings.get("model", {}).items() if key not in of_no_row and value is not None}
         limits = {"max_megapixels": detect.get("max_megapixels"), "max_file_mb": read.get("max_file_mb")}
         return Maker(_hash(of_rows), _hash(of_rows | limits), *model)
 

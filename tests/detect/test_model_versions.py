@@ -1,15 +1,25 @@
 """Versions of a model: which is wanted, and how one takes the place of another while images are under way."""
 
 import dataclasses
+import json
+import os
 import shutil
+import threading
 
 import cv2
 import numpy as np
 import pytest
 
+from models.metadata import DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.detector import load_detector
-from pipeline.records import EncodedImage, ImageRef
+from pipeline.detect.check_model import incompatible
+from pipeline.detect.detector import Detector, load_detector
+from pipeline.detect.loaded_model import LoadedModel, Output
+from pipeline.detect.versions import is_watchable, locate, wanted
+from pipeline.errors import ModelError
+from pipeline.records import DetectedImage, EncodedImage, ImageRef
+from pipeline.storage.files import write_file
+from tests.detect.test_detector import warm_up_file
 from tests.detect.versioned_models import HW, save_version, version_of
 
 CPU = DetectConfig(batch_sizes=(1, 2, 4), streams=2, score_threshold=0.0)
@@ -75,3 +85,259 @@ def test_a_newer_version_is_used_once_two_looks_found_it_the_same(model, saved, 
     assert [line.split(", loaded in ")[0] for line in said] == ["model detector: version 7 -> 8"]
     assert detector.counted_swaps() == {"swaps": 1}
     assert detector.counted_swaps() == {}
+
+
+def test_swaps_under_load_lose_no_image_and_each_row_says_which_version_made_it(model, saved, open_detector):
+    """Groups of images are never mixed: what a row says of its version is what its boxes were made by."""
+    detector = open_detector(model)
+    stop, seen, results = threading.Event(), threading.Condition(), []
+
+    def send():
+        while not stop.is_set():
+            found = detector.detect([image(str(n)) for n in range(8)])
+            with seen:
+                results.extend(found)
+                seen.notify()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    release(saved, model, 8)
+    look(detector)  # to 8
+    shutil.rmtree(model / "8")
+    look(detector)  # and back
+    with seen:
+        count = len(results)
+        assert seen.wait_for(lambda: len(results) > count + 16, 60)
+    stop.set()
+    sender.join()
+    assert all(isinstance(result, DetectedImage) for result in results)
+    assert {(result.model_version, version_of(result)) for result in results} == {("7", "7"), ("8", "8")}
+    assert results[-1].model_version == "7"
+
+
+class _Slow:
+    """An engine that shows when it is called and closed, and waits where a test says so."""
+
+    batch_sizes = (1,)
+
+    def __init__(self, version, images_in_flight=4):
+        self.images_in_flight = images_in_flight
+        self._version = version
+        self.called, self.go_on, self.closed = threading.Event(), threading.Event(), threading.Event()
+
+    def __call__(self, images):
+        self.called.set()
+        assert self.go_on.wait(60)
+        return [Output({"boxes": np.zeros((1, 4)), "scores": np.full(1, self._version / 100)}) for _ in images]
+
+    def close(self):
+        self.closed.set()
+
+
+def slow(version, **settings):
+    metadata = DetectorMetadata("slow", HW, "stretch", ("a",), threshold_inputs=False)
+    return LoadedModel(metadata, str(version), _Slow(version, **settings))
+
+
+def test_what_is_under_way_is_finished_by_its_version_which_is_closed_then():
+    old, new = slow(7), slow(8)
+    detector = Detector(old, CPU)
+    first = detector.start(image())
+    assert old.engine.called.wait(60)
+    swapping = threading.Thread(target=detector.swap, args=(new,))
+    swapping.start()
+    new.engine.go_on.set()
+    while detector.model is old:
+        swapping.join(0.01)
+    second = detector.start(image()).result()
+    assert second.model_version == "8" and not first.done() and not old.engine.closed.is_set()
+    old.engine.go_on.set()
+    swapping.join()
+    assert first.result().model_version == "7" and old.engine.closed.is_set()
+    detector.close()
+    assert new.engine.closed.is_set()
+
+
+def test_a_version_that_wants_more_images_at_once_gets_them():
+    """As many threads as it takes to keep it busy; an image that was waiting is done all the same."""
+    old, new = slow(7, images_in_flight=1), slow(8, images_in_flight=64)
+    old.engine.go_on.set()
+    detector = Detector(old, dataclasses.replace(CPU, decode_threads=1))
+    before = [detector.start(image()) for _ in range(20)]
+    detector.swap(new)
+    under_way = [detector.start(image()) for _ in range(64)]
+    new.engine.go_on.set()
+    assert {result.result().model_version for result in before + under_way} == {"7", "8"}
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("detect")]
+    assert len(threads) >= 17
+    detector.close()
+
+
+@pytest.mark.parametrize("unfinished", ["no model yet", "files that change"])
+def test_a_version_that_is_half_copied_is_not_touched(model, saved, open_detector, capfd, unfinished):
+    detector = open_detector(model)
+    if unfinished == "no model yet":
+        shutil.copytree(saved / "8", model / "8", ignore=shutil.ignore_patterns("saved_model.pb"))
+        look(detector, 3)
+    else:
+        release(saved, model, 8)
+        for size in range(3):
+            (model / "8" / "part").write_bytes(b"x" * size)
+            look(detector, 1)
+    assert detector.model.version == "7"
+    assert capfd.readouterr().err == ""
+    shutil.copy(saved / "8" / "saved_model.pb", model / "8" / "saved_model.pb")
+    look(detector)
+    assert detector.model.version == "8"
+
+
+def save_broken(folder):
+    (folder / "saved_model.pb").write_bytes(b"no model")
+
+
+def save_failing_request(folder):
+    warm_up_file(folder, {"image_bytes": [b"no image"]})
+
+
+def save_named(folder):
+    write_metadata(
+        str(folder),
+        DetectorMetadata(
+            "other", HW, "stretch", (), "serving_default", classes_output="", count_output="", threshold_inputs=False
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        pytest.param(save_broken, "TensorFlow cannot load it: ", id="cannot be loaded"),
+        pytest.param(save_failing_request, "fails on a request of its warm-up file: expected an image", id="fails its check"),
+        pytest.param(save_named, "its name is other, that of the version in use is detector; set model.name", id="another name"),
+    ],
+)
+def test_a_version_that_cannot_be_used_is_refused_once_in_one_line(model, saved, open_detector, capfd, spoil, why):
+    detector = open_detector(model)
+    release(saved, model, 8)
+    spoil(model / "8")
+    look(detector, 4)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"model detector: version 8 is refused, version 7 stays: {why}")
+    assert detector.counted_swaps() == {"refusals": 1}
+    assert version_of(detector.detect([image()])[0]) == "7"
+    if spoil is save_broken:
+        shutil.rmtree(model / "8")
+        release(saved, model, 8)
+        look(detector)
+        assert detector.model.version == "8"
+
+
+OLD = DetectorMetadata("m", HW, "stretch", ("cat", "dog"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"input_hw": (64, 64), "signature": "other", "resize": "letterbox", "nms": "pipeline"}, None),
+        ({"class_names": ("cat", "dog", "cow")}, None),
+        ({"class_names": ("cat",)}, "it has 1 classes, the version in use has 2"),
+        ({"class_names": ("dog", "cat")}, "its class 0 is dog, that of the version in use is cat"),
+        ({"class_names": ()}, "it has 0 classes, the version in use has 2"),
+        ({"name": "n"}, "its name is n, that of the version in use is m; set model.name if they are one"),
+    ],
+    ids=str,
+)
+def test_a_version_must_mean_the_same_by_its_classes(changes, problem):
+    assert incompatible(dataclasses.replace(OLD, **changes), OLD) == problem
+
+
+def test_removing_the_newest_version_rolls_back_and_removing_all_changes_nothing(model, saved, open_detector, capfd):
+    release(saved, model, 8)
+    detector = open_detector(model)
+    assert detector.model.version == "8"
+    shutil.rmtree(model / "8")
+    look(detector, 1)
+    assert detector.model.version == "7"
+    shutil.rmtree(model / "7")
+    with pytest.raises(ModelError, match="found none"):
+        look(detector, 1)
+    assert version_of(detector.detect([image()])[0]) == "7"
+
+
+def test_a_label_may_move_and_move_back(model, saved, open_detector):
+    release(saved, model, 8)
+    labels = model / "labels.json"
+    labels.write_text('{"stable": 7, "canary": 8}')
+    detector = open_detector(model, "stable")
+    look(detector)
+    assert detector.model.version == "7"
+    for version in (8, 7):
+        labels.write_text(json.dumps({"stable": version}))
+        look(detector)
+        assert detector.model.version == str(version)
+
+
+def test_a_number_is_pinned_and_nobody_looks_for_others(model, saved, open_detector):
+    release(saved, model, 8)
+    detector = open_detector(model, "7")
+    assert (detector.model.version, detector.watched) == ("7", None)
+
+
+def test_a_bad_newest_version_keeps_no_worker_from_starting(model, saved, open_detector, capfd):
+    release(saved, model, 8)
+    save_broken(model / "8")
+    detector = open_detector(model)
+    assert detector.model.version == "7"
+    assert "model detector: version 8 is refused, version 7 stays: TensorFlow cannot load it" in capfd.readouterr().err
+    look(detector)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("9", "expected version 9, found 7; check --model-version"),
+        ("stable", "expected a version's number or label as --model-version, got stable; there is no labels.json there that"),
+        ("gold", "got gold; labels.json there has stable"),
+        ("old", "expected version 6, which labels.json calls old, found 7; check --model-version"),
+        ("broken", "labels.json is no JSON"),
+        ("list", 'expected labels.json to be such as {"stable": 7, "canary": 8}, got [7]'),
+    ],
+)
+def test_a_version_that_is_not_there_is_one_clear_line(model, named, message):
+    content = {"gold": '{"stable": 7}', "old": '{"old": 6}', "broken": "{", "list": "[7]"}.get(named)
+    if content:
+        (model / "labels.json").write_text(content)
+    with pytest.raises(ModelError) as caught:
+        load_detector(ModelConfig(path=str(model), model_version=named), CPU)
+    assert str(caught.value).startswith(f"model {model}: ") and message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["local", "storage"])
+def test_versions_are_found_on_disk_and_on_storage(request, tmp_path, place):
+    path = str(tmp_path) if place == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}/a[1]"
+    for name in ("7/saved_model.pb", "7/variables/x", "010/saved_model.pb", "11/variables/x", "x/saved_model.pb", "labels.json"):
+        write_file(f"{path}/{name}", b"{}")
+    assert [version.name for version in wanted(path)] == ["10", "7"]
+    assert locate(path) == (f"{path}/010", "10")
+    assert locate(f"{path}/7/") == (f"{path}/7", "7")
+    first = wanted(path)
+    assert wanted(path) == first
+    write_file(f"{path}/7/variables/x", b"other")
+    assert [old == new for old, new in zip(first, wanted(path), strict=True)] == [True, False]
+    assert is_watchable(ModelConfig(path=path)) and not is_watchable(ModelConfig(path=f"{path}/7"))
+    assert not is_watchable(ModelConfig(path=path, model_poll_s=0)) and not is_watchable(ModelConfig())
+
+
+def test_a_link_that_is_moved_is_a_release(tmp_path, saved, open_detector):
+    path = tmp_path / "detector"
+    path.mkdir()
+    os.symlink(saved / "7", path / "1")
+    detector = open_detector(path)
+    assert version_of(detector.detect([image()])[0]) == "7"
+    os.symlink(saved / "8", path / "2")
+    look(detector)
+    result = detector.detect([image()])[0]
+    assert (result.model_version, version_of(result)) == ("2", "8")

@@ -60,7 +60,7 @@ def figures(tally):
     """What must not depend on order: everything but which dead letters of a reason were kept as examples."""
     return (
         (tally.read, tally.skipped, tally.detected, tally.model),
-        (tally.dead, tally.classes, tally.batches, dict(tally.stage_seconds), tally.latencies, tally.finished),
+        (tally.dead, tally.classes, tally.batches, dict(tally.stage_seconds), tally.latencies, tally.finished, tally.versions),
         [rank for rank, _ in tally.samples],
         {reason: len(rows) for reason, rows in tally.dead_examples.items()},
     )

@@ -46,8 +46,9 @@ def earlier(tmp_path):
         {"write__shards": 3, "write__coco": True, "write__samples": 5},
         {"detect__precision": "bfloat16", "detect__streams": 2, "read__read_threads": 1, "runner": "PrismRunner"},
         {"max_dead_share": 1.0, "output": "./out/"},
+        {"model__model_poll_s": 1.0},
     ],
-    ids=["same", "files", "speed", "judgement"],
+    ids=["same", "files", "speed", "judgement", "watching"],
 )
 def test_a_run_with_the_same_rows_may_replace_an_earlier_one(earlier, changes):
     check_earlier(earlier(settings()), settings(**changes))
@@ -59,6 +60,7 @@ def test_a_run_with_the_same_rows_may_replace_an_earlier_one(earlier, changes):
     [
         ({"input": ["dead_letters/*.jsonl"]}, 'with input ["photos/"] where this one has ["dead_letters/*.jsonl"]'),
         ({"model__path": "/models/yolov4"}, 'with model.path "digits" where this one has "/models/yolov4"'),
+        ({"model__model_version": "7"}, 'with model.model_version null where this one has "7"'),
         ({"model__name": "mine"}, 'with model.name null where this one has "mine"'),
         ({"detect__score_threshold": 0.5}, "with score_threshold 0.25 where this one has 0.5"),
         ({"detect__iou_threshold": 0.5}, "with iou_threshold 0.45 where this one has 0.5"),

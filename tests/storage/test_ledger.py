@@ -195,6 +195,7 @@ class TestMaker:
             ({"write__shards": 3, "input": ["other/"], "mode": "streaming", "stream__pull_images": 3}, True, True),
             ({"detect__precision": "bfloat16", "detect__streams": 2, "detect__scaled_decode": False}, True, True),
             ({"model__path": "/models/yolov4", "model__name": "mine"}, True, True),
+            ({"model__model_version": "7", "model__model_poll_s": 1.0}, True, True),
             ({"detect__max_megapixels": 50.0}, True, False),
             ({"read__max_file_mb": 1.0}, True, False),
             ({"detect__score_threshold": 0.5}, False, False),
