@@ -15,7 +15,7 @@ FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
 CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-backfill test check format lint types fuzz bench bench-darknet bench-peers prism lock clean
+.PHONY: help demo demo-streaming demo-backfill demo-flink test test-flink flink check format lint types fuzz bench bench-darknet bench-peers prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -38,9 +38,15 @@ demo-streaming: $(READY) ## Run the streaming job on the Pub/Sub emulator for ha
 demo-backfill: $(READY) ## Runs that add up: a batch killed midway, a stream, a backfill of the rest, a reconciliation
 	$(BIN)/python -m tests.demo_backfill
 
+demo-flink: $(READY) flink ## Run the batch and the streaming job on a Flink cluster of this machine
+	$(BIN)/python -m tests.flink.demo
+
 TEST_PROCESSES ?= 2
 test: $(READY) $(PRISM) $(FAKE_GCS) ## Pass the tests (TEST_PROCESSES side by side)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
+
+test-flink: $(READY) flink ## Pass the tests that need a Flink cluster, TaskManagers killed among them; a quarter of an hour
+	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers -p no:cacheprovider' tests/flink
 
 check: format lint types test ## All that CI runs: format, lint, types, tests
 
@@ -92,6 +98,16 @@ $(PRISM) $(FAKE_GCS):
 	@mkdir -p $(dir $@)
 	@if command -v go >/dev/null; then echo "building $(notdir $@)"; GOBIN=$(abspath $(dir $@)) go install $(GO_PACKAGE) 2>/dev/null || true; fi
 	@test -x $@ || echo "no $(notdir $@): install Go; tests that need it are skipped"
+
+FLINK := .tools/flink/.ready
+flink: $(FLINK) ## Get Flink and Beam's job server for it; needs a JDK and Maven
+
+$(FLINK): deploy/flink/pom.xml
+	@mkdir -p $(dir $@)
+	@if command -v mvn >/dev/null && command -v javac >/dev/null; then \
+	  echo "fetching Flink" && rm -rf $(dir $@)lib && mvn --quiet --batch-mode --file $< dependency:copy-dependencies -DincludeScope=runtime \
+	    -DoutputDirectory=$(abspath $(dir $@)lib) && touch $@; \
+	else echo "no Flink: install a JDK (17) and Maven; tests that need it are skipped"; fi
 
 lock: ## Resolve requirements.lock anew
 	$(BIN)/python -m pip install --quiet uv

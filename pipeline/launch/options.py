@@ -8,7 +8,7 @@ import difflib
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
@@ -24,6 +24,7 @@ from apache_beam.runners.worker.statesampler import StateSampler
 from pipeline.config import Config, settings
 from pipeline.errors import ConfigError, RunnerError
 from pipeline.figures.summary import RunFacts
+from pipeline.launch.flink import server_options
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
@@ -88,6 +89,8 @@ def checked_job(config: Config, beam_flags: Sequence[str], command: str, started
     runner = runner_named(config.runner)
     options = beam_options(config, beam_flags)
     check_runner(runner, options)
+    if config.mode == "streaming":
+        runner.check_stream(options)
     _check_workers(config, runner)
     _set_unless_asked(options, runner, config.mode)
     end_bundles_promptly()
@@ -102,13 +105,14 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
       RunnerError: Nobody listens at the job server's endpoint.
     """
     flags = [flag for name, value in config.beam_options.items() for flag in _as_flags(name, value)] + list(beam_flags)
-    _check_known(flags)
     options = PipelineOptions([f"--runner={config.runner}", *flags])
     portable = options.view_as(PortableOptions)
     if not any(flag.startswith(_JOB_SERVER_TIMEOUT) for flag in flags):
         portable.job_server_timeout = _YEARS_SECONDS
-    if portable.job_endpoint not in (None, "embed"):
-        _check_reachable(portable.job_endpoint)
+    endpoint = portable.job_endpoint if portable.job_endpoint != "embed" else None
+    _check_known(flags, endpoint)
+    if endpoint:
+        _check_reachable(endpoint)
     return options
 
 
@@ -145,12 +149,24 @@ def _set_unless_asked(options: PipelineOptions, runner: Runner, mode: str) -> No
             debug.add_experiment(experiment)
 
 
-def _check_known(flags: Sequence[str]) -> None:
-    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
+class _OneLine(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see --help")
+
+
+def _check_known(flags: Sequence[str], endpoint: str | None = None) -> None:
+    """Makes sure that Beam or the job server knows each flag; the server is asked only for what Beam does not know."""
+    known = _OneLine(add_help=False, allow_abbrev=False, conflict_handler="resolve")
     for options in _all_subclasses(PipelineOptions):
         if "_add_argparse_args" in vars(options):
             options._add_argparse_args(known)
     unknown = known.parse_known_args(flags)[1]
+    if unknown and endpoint:
+        _check_reachable(endpoint)
+        for name, action in server_options(endpoint).items():
+            if name not in known._option_string_actions:
+                known.add_argument(name, action=action)
+        unknown = known.parse_known_args(flags)[1]
     if unknown and unknown[0].startswith("-"):
         flag = unknown[0].split("=")[0]
         raise ConfigError(f"unknown flag {flag}{_nearest_flag(flag, [name for name in known._option_string_actions if name])}")

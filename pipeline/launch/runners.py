@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from pipeline.errors import ConfigError, RunnerError
-from pipeline.launch import dataflow, prism
+from pipeline.launch import dataflow, flink, prism
 
 
 def _nowhere() -> bool:
@@ -67,7 +67,10 @@ class Runner:
       beam_name: The runner's name in Beam, or the full name of its class.
       wait: Waits for the end of a job, given what Beam calls its result; raises where that is a failure.
       end_stream: Asks a stream to finish what it has, given the same, where its steps do not hear of it in this process.
+      finalizes_early: Whether it finalizes at a checkpoint also bundles that ended after the checkpoint began, so that only the
+        next one is sure to hold them.
       check: Makes sure that what it runs on is there, given Beam's options; raises a `RunnerError` where it is not.
+      check_stream: Makes sure that a stream has what it needs there, given the same, and sets what every stream wants.
       served: Keeps what it runs on alive for the length of a block, given Beam's options.
     """
 
@@ -84,7 +87,9 @@ class Runner:
     beam_name: str = ""
     wait: Callable[[Any], object] = _wait
     end_stream: Callable[[Any], object] = _hears
+    finalizes_early: bool = False
     check: Callable[[Any], object] = _is_there
+    check_stream: Callable[[Any], object] = _is_there
     served: Callable[[Any], AbstractContextManager[object]] = contextlib.nullcontext
 
     @property
@@ -110,6 +115,7 @@ def _region_of_gcloud() -> object:
 
 
 _JOB_SERVER = Need(("job_endpoint",), "--job_endpoint <host>:<port> of a job server")
+_BY_CHECKPOINT = "at the checkpoint after the one that ends its bundle"
 
 RUNNERS = (
     # Beam itself would prefer Prism where it finds it, and for streams a runner that acknowledges before anything is processed;
@@ -130,7 +136,9 @@ RUNNERS = (
     ),
     Runner(
         "FlinkRunner",
-        "at the checkpoint that holds it",
+        _BY_CHECKPOINT,
+        finalizes_early=True,
+        check_stream=flink.check_stream,
         needs=(
             Need(
                 ("job_endpoint",),
@@ -139,7 +147,7 @@ RUNNERS = (
             ),
         ),
     ),
-    Runner("PortableRunner", "at the checkpoint that holds it", needs=(_JOB_SERVER,)),
+    Runner("PortableRunner", _BY_CHECKPOINT, finalizes_early=True, needs=(_JOB_SERVER,)),
     Runner(
         "SparkRunner",
         # https://beam.apache.org/documentation/runners/capability-matrix/: neither of the two works on Spark

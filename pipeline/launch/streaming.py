@@ -92,7 +92,13 @@ def run(job: Job) -> int:
     check_earlier(results, config.as_dict())
     name, samples = uuid.uuid4().hex[:8], graph.samples_kept(config)
     settings = RunSettings.of(
-        config, name, in_process=runner.in_process, samples=samples, results=results, model=model_known(job)
+        config,
+        name,
+        in_process=runner.in_process,
+        samples=samples,
+        results=results,
+        model=model_known(job),
+        finalizes_early=runner.finalizes_early,
     )
     build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
     if job.template:

@@ -1,9 +1,10 @@
 """Messages in and out of Pub/Sub, so that nothing is acknowledged before it is answered.
 
 `ReadMessages` is a splittable DoFn: it takes what was pulled, yields it, and acknowledges in the *bundle finalizer*, when the
-runner has committed everything that was fused with it. `PublishResults` waits in `finish_bundle` until Pub/Sub has its
-messages. Where a runner fuses the two (local ones do, as long as no shuffle, flatten or side input stands between), a message is
-acknowledged only after its answers are published, whenever the process dies.
+runner has committed everything that was fused with it; for a runner that finalizes before it has, see `pipeline.stream.turns`.
+`PublishResults` waits in `finish_bundle` until Pub/Sub has its messages. Where a runner fuses the two (local ones do, as long as no
+shuffle, flatten or side input stands between), a message is acknowledged only after its answers are published, whenever the process
+dies.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -140,10 +141,16 @@ class _Pull(beam.DoFn):
     def setup(self) -> None:
         run = run_of(self._run)
         self._intake, self._stop, self._clock = run.intake, run.threads.stop, run.clock
+        self._turns_of = run.turns_of
         self._unfinished: set[str] = set()
 
     def start_bundle(self) -> None:
-        self._turns = 0
+        self._pullers = 0
+        self._ends: Callable[[], None] | None = None
+
+    def finish_bundle(self) -> None:
+        if self._ends:
+            self._ends()
 
     def teardown(self) -> None:
         self._intake.release(self._unfinished)  # of bundles that failed
@@ -161,9 +168,7 @@ class _Pull(beam.DoFn):
         messages = self._intake.take(*self._bounds, wait_s=_IDLE_SECONDS) if first else []
         arrival = arrival_time(self._clock(), watermark.current_watermark())
         if first:
-            ids = [message.message_id for message in messages]
-            self._unfinished.update(ids)
-            finalizer.register(functools.partial(self._acknowledge, ids))
+            finalizer.register(self._finalizing(puller, tracker.current_restriction(), [each.message_id for each in messages]))
         for message in messages:
             yield TimestampedValue(message, arrival)
         watermark.set_watermark(arrival)
@@ -172,10 +177,23 @@ class _Pull(beam.DoFn):
 
     def _is_first_in_bundle(self) -> bool:
         """Whether no other puller is in this bundle; those that are step back, to have bundles of their own beside it."""
-        self._turns += 1
-        return self._turns == 1
+        self._pullers += 1
+        return self._pullers == 1
 
-    def _acknowledge(self, ids: list[str]) -> None:
+    def _finalizing(self, puller: int, turn: int, ids: list[str]) -> Callable[[], None]:
+        """What to do with these messages when the bundle is final."""
+        self._unfinished.update(ids)
+        if not self._run.finalizes_early:
+            return functools.partial(self._acknowledge, ids)
+        turns = self._turns_of(puller)
+        this, settled = turns.begin(turn, ids)
+        self._acknowledge(settled.held)
+        self._unfinished.difference_update(settled.lost)
+        self._intake.release(settled.lost)
+        self._ends = functools.partial(turns.end, this)
+        return lambda: self._acknowledge(turns.finalize(this))
+
+    def _acknowledge(self, ids: Sequence[str]) -> None:
         self._intake.finalize(ids)
         self._unfinished.difference_update(ids)
 

@@ -20,6 +20,7 @@ from pipeline.stream.messages import Request
 from pipeline.stream.outgoing import OutgoingMessage
 from pipeline.stream.remembered import RecentImages
 from pipeline.stream.threads import RunThreads
+from pipeline.stream.turns import Turns
 
 _OVERDUE_SECONDS = 0.25
 _CLOSE_SECONDS = 1.0
@@ -63,6 +64,7 @@ class RunSettings:
       window_s: Seconds of rows in one file there.
       shards: Files a window there.
       maker: By what the rows there are made.
+      finalizes_early: Whether the runner finalizes bundles before it is sure to hold them; see `pipeline.stream.turns`.
     """
 
     name: str
@@ -79,10 +81,18 @@ class RunSettings:
     window_s: float = 60.0
     shards: int = 1
     maker: Maker = UNKNOWN
+    finalizes_early: bool = False
 
     @staticmethod
     def of(
-        config: Config, name: str, *, in_process: bool, samples: int, results: str, model: tuple[str, str] = ("", "")
+        config: Config,
+        name: str,
+        *,
+        in_process: bool,
+        samples: int,
+        results: str,
+        model: tuple[str, str] = ("", ""),
+        finalizes_early: bool = False,
     ) -> RunSettings:
         """The settings of a job's run; `model`: name and version, where they are known."""
         stream = config.stream
@@ -101,6 +111,7 @@ class RunSettings:
             stream.archive_window_s,
             config.write.shards or 1,
             Maker.of(config.as_dict(), model),
+            finalizes_early,
         )
 
 
@@ -123,6 +134,7 @@ class StreamRun:
         self.threads = RunThreads()
         self._lock = threading.Lock()
         self._intake: Intake | None = None
+        self._turns: dict[int, Turns] = {}
         self.figures = LiveFigures(settings.samples)
         self.recent = RecentImages(settings.deduplicate_s)
         self.answers = Answers(settings.answer_deadline_s) if settings.topics.answers else None
@@ -150,6 +162,11 @@ class StreamRun:
                 bounds = self.settings.max_images, self.settings.max_bytes
                 self._intake = Intake(self.settings.subscription, connect_subscriber, *bounds, self.threads)
             return self._intake
+
+    def turns_of(self, puller: int) -> Turns:
+        """What a puller has taken, on a runner that finalizes early."""
+        with self._lock:
+            return self._turns.setdefault(puller, Turns())
 
     def open_request(self, request: Request) -> None:
         """Begins to wait for the images of a request, where somebody wants its answer; until then its message is in hand."""

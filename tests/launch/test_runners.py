@@ -3,13 +3,16 @@
 import ast
 import re
 import socket
+from concurrent import futures
 
+import grpc
 import pytest
+from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 
 from pipeline import run
-from pipeline.config import settings
-from pipeline.errors import RunnerError
-from pipeline.launch import runners
+from pipeline.config import load_config, settings
+from pipeline.errors import ConfigError, RunnerError
+from pipeline.launch import options, runners
 from pipeline.launch.runners import RUNNERS, Runner, runner_named
 from tests.conftest import REPO, write_bright_image
 
@@ -58,6 +61,77 @@ def error_of(monkeypatch, capfd, tmp_path):
 def test_a_runner_that_cannot_start_is_one_line_and_exit_code_2(runner, flags, message, error_of, tmp_path):
     write_bright_image(tmp_path / "a.png", (64, 48), (10, 10, 30, 30))
     assert message in error_of("--input", tmp_path / "a.png", "--output", tmp_path / "out", "--runner", runner, *flags)
+
+
+class Described(beam_job_api_pb2_grpc.JobServiceServicer):
+    """A job server that knows two options beside Beam's own."""
+
+    def DescribePipelineOptions(self, request, context):
+        types = beam_job_api_pb2.PipelineOptionType
+        known = [("object_reuse", types.BOOLEAN), ("max_bundle_size", types.STRING), ("job_name", types.STRING)]
+        return beam_job_api_pb2.DescribePipelineOptionsResponse(
+            options=[beam_job_api_pb2.PipelineOptionDescriptor(name=name, type=kind) for name, kind in known]
+        )
+
+
+@pytest.fixture
+def listening():
+    """The address of a job server."""
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    beam_job_api_pb2_grpc.add_JobServiceServicer_to_server(Described(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("flags", "known"),
+    [
+        (("--object_reuse",), True),
+        (("--max_bundle_size=5", "--object_reuse"), True),
+        (("--max_bundle_size", "5"), True),
+        (("--checkpointing_interval=1000", "--savepoint_path=/s"), True),
+        (("--object_reuse=5",), False),
+        (("--objekt_reuse",), False),
+    ],
+)
+def test_options_that_only_the_job_server_knows_are_known(flags, known, listening):
+    """And no others: of Flink's own, those that jobs depend on are known without asking."""
+    config = load_config(None, {"runner": "FlinkRunner", "input": ["a"], "output": "b"})
+    if known:
+        assert options.beam_options(config, [f"--job_endpoint={listening}", *flags])._flags[-len(flags) :] == [*flags]
+    else:
+        with pytest.raises(
+            ConfigError,
+            match=r"unknown flag --objekt_reuse; did you mean --object_reuse|--object_reuse: ignored explicit argument",
+        ):
+            options.beam_options(config, [f"--job_endpoint={listening}", *flags])
+
+
+def test_what_listens_but_is_no_job_server_is_one_line(error_of, tmp_path):
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    flags = ("--runner", "FlinkRunner", f"--job_endpoint=127.0.0.1:{port}", "--objekt_reuse")
+    said = error_of("--input", tmp_path, "--output", tmp_path / "out", *flags)
+    server.stop(None).wait()
+    assert f"job_endpoint 127.0.0.1:{port}: expected <host>:<port> of a job server" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ((), "expected --checkpointing_interval with milliseconds, e.g. 10000: a stream on Flink acknowledges messages by its"),
+        (("--checkpointing_interval=-1",), "expected --checkpointing_interval with milliseconds"),
+        (("--checkpointing_interval=9", "--num_concurrent_checkpoints=2"), "num_concurrent_checkpoints: expected 1, since"),
+    ],
+    ids=["no checkpoints", "none either", "two at a time"],
+)
+def test_a_stream_on_flink_needs_checkpoints_one_at_a_time(flags, expected, listening, error_of):
+    endpoint = f"--job_endpoint={listening}"
+    output = ("--output", "projects/p-of-test/topics/t01")
+    assert expected in error_of(*STREAM, *output, "--runner", "FlinkRunner", endpoint, *flags)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Jobs on a Flink cluster of this machine: `make test-flink`; not among those of `make test`."""

@@ -1,0 +1,226 @@
+"""A Flink cluster on this machine: one JobManager, two TaskManagers and Beam's job server, for tests and the demo.
+
+Each is a process group of its own on free ports, all that they write is under one folder, and they end with this process, however
+that ends. The jars come from `make flink`; what a TaskManager starts as a worker is `deploy/flink/worker`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.launch.prism import WITH_PARENT
+from tests.conftest import REPO
+
+TASKMANAGERS = 2
+START_SECONDS = 90.0
+_JARS = Path(os.environ.get("FLINK_JARS", REPO / ".tools" / "flink" / "lib"))
+_DEPLOY = REPO / "deploy" / "flink"
+# what Flink's own scripts open of Java 17
+_OPENS = [
+    *(f"--add-exports={place}=ALL-UNNAMED" for place in ("java.base/sun.net.util", "java.rmi/sun.rmi.registry")),
+    "--add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
+    *(
+        f"--add-opens=java.base/java.{package}=ALL-UNNAMED"
+        for package in ("lang", "lang.reflect", "net", "io", "nio", "text", "time", "util")
+    ),
+    *(
+        f"--add-opens=java.base/java.util.{package}=ALL-UNNAMED"
+        for package in ("concurrent", "concurrent.atomic", "concurrent.locks")
+    ),
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+]
+_JVM = [
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+]
+_MAIN = {
+    "jobmanager": "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint",
+    "taskmanager": "org.apache.flink.runtime.taskexecutor.TaskManagerRunner",
+    "jobserver": str(_DEPLOY / "JobServer.java"),
+}
+
+
+class FlinkMissing(Exception):
+    """Flink cannot run here; the message says what is missing."""
+
+
+class FlinkCluster:
+    """A running cluster.
+
+    Attributes:
+      rest: URL of Flink's REST API and dashboard.
+      job_endpoint: Where Beam's job server listens.
+      folder: For logs, checkpoints and savepoints.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder.absolute()
+        self._rpc_port, rest_port, self._job_port, self._artifact_port, self._expansion_port = _free_ports(5)
+        self.rest = f"http://127.0.0.1:{rest_port}"
+        self.job_endpoint = f"127.0.0.1:{self._job_port}"
+        self._settings = {
+            "jobmanager.rpc.port": self._rpc_port,
+            "rest.port": rest_port,
+            "state.checkpoints.dir": f"file://{self.folder}/checkpoints",
+            "state.savepoints.dir": f"file://{self.folder}/savepoints",
+            "io.tmp.dirs": f"{self.folder}/tmp",
+        }
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Starts everything, and waits until it can take a job."""
+        for name in ("logs", "tmp", "checkpoints", "savepoints"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        self._start("jobmanager", "jobmanager", "-Xmx512m")
+        for number in range(TASKMANAGERS):
+            self.start_taskmanager(number)
+        self.start_job_server()
+        self.wait_for_taskmanagers(TASKMANAGERS)
+        _wait_until(lambda: _listens(self._job_port), "the job server to listen")
+
+    def start_job_server(self) -> None:
+        """Starts Beam's job server."""
+        ports = (f"--job-port={self._job_port}", f"--artifact-port={self._artifact_port}")
+        self._start(
+            "jobserver",
+            "jobserver",
+            "-Xmx768m",
+            f"--flink-master={self.rest.removeprefix('http://')}",
+            *ports,
+            f"--expansion-port={self._expansion_port}",
+            "--job-host=127.0.0.1",
+            f"--artifacts-dir={self.folder}/artifacts",
+        )
+
+    def start_taskmanager(self, number: int) -> None:
+        """Starts a TaskManager, of a number that none has that runs."""
+        self._start(f"taskmanager{number}", "taskmanager", "-Xmx640m", "-XX:MaxDirectMemorySize=512m")
+
+    def kill(self, *names: str) -> None:
+        """Kills processes as the loss of their machine would: with all that they started."""
+        for name in names:
+            os.killpg(self._processes[name].pid, signal.SIGKILL)
+        for name in names:
+            self._processes.pop(name).wait()
+
+    def log(self, name: str) -> str:
+        """What a process has said so far."""
+        return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
+
+    def ask(self, path: str) -> Any:
+        """What Flink's REST API answers."""
+        with urllib.request.urlopen(self.rest + path, timeout=10) as answer:
+            return json.load(answer)
+
+    def jobs(self, state: str = "RUNNING") -> list[str]:
+        """The ids of the jobs in a state, the latest last."""
+        found = sorted(self.ask("/jobs/overview")["jobs"], key=lambda job: job["start-time"])
+        return [job["jid"] for job in found if job["state"] == state]
+
+    def wait_for_taskmanagers(self, count: int) -> None:
+        """Waits until so many are registered."""
+
+        def registered() -> bool:
+            with contextlib.suppress(OSError):
+                return len(self.ask("/taskmanagers")["taskmanagers"]) >= count
+            return False
+
+        _wait_until(registered, f"{count} TaskManagers to register")
+
+    def close(self) -> None:
+        """Ends everything."""
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in self._processes.values():
+            process.wait()
+        self._processes.clear()
+
+    def _start(self, name: str, kind: str, *arguments: str) -> None:
+        jvm = [argument for argument in arguments if argument.startswith("-X")]
+        own = [argument for argument in arguments if not argument.startswith("-X")]
+        if kind != "jobserver":
+            own += ["--configDir", str(_DEPLOY)]
+            settings = {
+                **self._settings,
+                **({"taskmanager.resource-id": f"{name}-{time.time_ns()}"} if kind == "taskmanager" else {}),
+            }
+            for key, value in settings.items():
+                own += ["-D", f"{key}={value}"]
+        command = ["java", *_JVM, *jvm, *_OPENS, "-cp", f"{_JARS}/*", _MAIN[kind], *own]
+        with open(self.folder / "logs" / f"{name}.log", "ab") as log:
+            self._processes[name] = subprocess.Popen(
+                ["/bin/sh", "-c", WITH_PARENT, "sh", *command],
+                cwd=self.folder,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+@contextlib.contextmanager
+def running_flink(folder: Path) -> Iterator[FlinkCluster]:
+    """Starts a cluster, and ends it.
+
+    Raises:
+      FlinkMissing: Java or the jars are not here.
+    """
+    if shutil.which("java") is None:
+        raise FlinkMissing("no Java, which Flink runs on; get it with `apt-get install default-jdk-headless`")
+    if not list(_JARS.glob("beam-runners-flink-*.jar")):
+        raise FlinkMissing("no Flink; `make flink` fetches it, where Java and Maven are")
+    cluster = FlinkCluster(folder)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def worker_flags(**environment: str) -> list[str]:
+    """The flags of a job whose workers each TaskManager starts for itself, with these variables in their environment."""
+    given = {"PIPELINE_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "2", **environment}
+    config = json.dumps({"command": str(_DEPLOY / "worker"), "env": given})
+    return [
+        "--environment_type=PROCESS",
+        f"--environment_config={config}",
+        "--sdk_worker_parallelism=1",
+        f"--parallelism={TASKMANAGERS}",
+    ]
+
+
+def _wait_until(is_so: Any, what: str) -> None:
+    end = time.monotonic() + START_SECONDS
+    while not is_so():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {START_SECONDS:g} s for {what}")
+        time.sleep(0.1)
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in listeners]
