@@ -31,18 +31,26 @@ def main() -> int:
     given = flags.parse_args()
     try:
         with running_pubsub_emulator() as emulator:
-            return _run(emulator, given.seconds, given.rate)
+            return run_demo(emulator, given.seconds, given.rate)
     except EmulatorMissing as err:
         print(f"error: {err}", file=sys.stderr)
         return 2
 
 
-def _run(emulator: PubSubEmulator, seconds: float, rate: float) -> int:
+def run_demo(
+    emulator: PubSubEmulator,
+    seconds: float,
+    rate: float,
+    *flags: str,
+    config: str = "configs/streaming_pubsub_direct.yaml",
+    archive: Path = ARCHIVE,
+) -> int:
+    """Publishes while a job runs, with more flags where they are given; returns its exit code."""
     images, subscription = emulator.create()
     detections, results = emulator.create()
-    command = [sys.executable, "-m", "pipeline.run", "--config", "configs/streaming_pubsub_direct.yaml"]
-    command += ["--input", subscription, "--output", detections, "--archive", str(ARCHIVE), "--archive-window-s", "10"]
-    command += ["--allow-uri-prefix", str(SAMPLES.resolve())]
+    command = [sys.executable, "-m", "pipeline.run", "--config", config]
+    command += ["--input", subscription, "--output", detections, "--archive", str(archive), "--archive-window-s", "10"]
+    command += ["--allow-uri-prefix", str(SAMPLES.resolve()), *flags]
     print("$ PUBSUB_EMULATOR_HOST=" + emulator.host, " ".join(["python", *command[1:]]), flush=True)
     job = subprocess.Popen(command, env={**os.environ, "PUBSUB_EMULATOR_HOST": emulator.host})
     try:
@@ -61,10 +69,10 @@ def _run(emulator: PubSubEmulator, seconds: float, rate: float) -> int:
         if job.poll() is None:
             job.kill()
             job.wait()
+    if code == 0 and (archive / "report.html").exists():
+        print(f"\nOpen {archive}/report.html in a browser.")
     if code == 0:
-        print(
-            f"\nOpen {ARCHIVE}/report.html in a browser; the rows are in {ARCHIVE}/detections/, one file for every ten seconds."
-        )
+        print(f"The rows are in {archive}/detections/, one file for every ten seconds.")
     return code
 
 

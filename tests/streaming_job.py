@@ -29,9 +29,19 @@ class StreamingJob:
       *flags: More flags of the job.
       config: The job's config file.
       host: What the job takes for Pub/Sub's address, where it is not the emulator's own.
+      answers: Whether requests are answered as a whole.
     """
 
-    def __init__(self, emulator: PubSubEmulator, folder: Path, model: str, *flags: object, config: str = CONFIG, host: str = ""):
+    def __init__(
+        self,
+        emulator: PubSubEmulator,
+        folder: Path,
+        model: str,
+        *flags: object,
+        config: str = CONFIG,
+        host: str = "",
+        answers: bool = True,
+    ):
         self._emulator = emulator
         self._folder = folder
         self._host = host or emulator.host
@@ -43,15 +53,23 @@ class StreamingJob:
         self.log = folder / "job.log"
         self._command = [sys.executable, "-m", "pipeline.run", "--config", config]
         self._command += ["--input", subscription, "--output", output, "--archive", str(self.archive)]
-        self._command += ["--dead-letter-topic", dead_letter_topic, "--answer-topic", answer_topic, *map(str, flags)]
+        self._command += ["--dead-letter-topic", dead_letter_topic, *(["--answer-topic", answer_topic] if answers else [])]
+        self._command += map(str, flags)
         self._command += ["--model", model] if model else []
         self._publisher = emulator.publisher()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, killed_after: str = "") -> None:
-        """Starts the process, and waits until it reads messages; `killed_after`: one of `killed_stream.MOMENTS`."""
-        before = self.output().count("reading ")
+    def start(self, killed_after: str = "", flags: tuple[str, ...] = (), until: str = "reading ") -> None:
+        """Starts the process, and waits until it reads messages, or says something else.
+
+        Args:
+          killed_after: One of `killed_stream.MOMENTS`.
+          flags: More flags, for this time.
+          until: What it is waited for to say.
+        """
+        before = self.output().count(until)
         command = [part.replace("pipeline.run", "tests.killed_stream") if killed_after else part for part in self._command]
+        command += flags
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -67,7 +85,7 @@ class StreamingJob:
                 start_new_session=True,
             )
         end = time.monotonic() + START_SECONDS
-        while self.output().count("reading ") == before:
+        while self.output().count(until) == before:
             assert self._process.poll() is None and time.monotonic() < end, self.output()
             time.sleep(0.05)
 

@@ -1,77 +1,207 @@
-"""What a launcher does for a job on Flink, by Beam's job server: its options, that a stream has checkpoints, and its end.
+"""A job on a Flink cluster as its launcher sees it: found by its name, waited for, stopped with a savepoint, by Flink's REST API.
 
-The job server has options of its own, which Beam's Python knows only when a job is submitted. Those that this project sets or
-asks for are declared here; the server is asked for the others.
+Beam's job server submits the job and then is not needed any more: its own wait ends where the server or the connection does, its
+end of a stream cancels it, and it knows of no savepoints. https://nightlies.apache.org/flink/flink-docs-release-1.19/docs/ops/rest_api/
 """
 
 from __future__ import annotations
 
+import json
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
-from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
+from apache_beam.options.pipeline_options import FlinkRunnerOptions, GoogleCloudOptions
+from apache_beam.runners.portability import flink_runner
 
-from pipeline.errors import ConfigError, RunnerError
+from pipeline.errors import RunnerError
+from pipeline.launch.flink_options import FlinkStreamOptions
 
+_LOOK_SECONDS = 1.0
 _ASK_SECONDS = 10.0
-_PAUSE_MS = 1000  # so that each worker has heard of a checkpoint's end before the next one begins (`pipeline.stream.turns`)
+_LOST_SECONDS = 300.0  # so long may Flink be out of reach, as it is while a JobManager is replaced
+_MISSING_SECONDS = 120.0  # so long may a submitted job be unknown to it
+_ENDED = ("FINISHED", "CANCELED", "FAILED")
 
 
-class FlinkStreamOptions(PipelineOptions):
-    """Options of Beam's Flink runner, which is Java: https://beam.apache.org/documentation/runners/flink/."""
+class FlinkRunner(flink_runner.FlinkRunner):
+    """Beam's runner, whose jobs on a cluster that `--flink_master` names are followed there."""
 
-    @classmethod
-    def _add_argparse_args(cls, parser: Any) -> None:
-        parser.add_argument("--checkpointing_interval", type=int, help="milliseconds from checkpoint to checkpoint")
-        parser.add_argument("--finish_bundle_before_checkpointing", action="store_true", default=None)
-        parser.add_argument("--num_concurrent_checkpoints", type=int)
-        parser.add_argument("--min_pause_between_checkpoints", type=int, help="milliseconds")
-        parser.add_argument("--savepoint_path", help="savepoint, or kept checkpoint, from which a stream goes on")
+    def run_portable_pipeline(self, pipeline: Any, options: Any) -> Any:
+        """Submits a job, or finds the one that `--attach` names; gives back what its end can be waited for with."""
+        master = master_of(options)
+        if not master:
+            return super().run_portable_pipeline(pipeline, options)
+        stream, cloud = options.view_as(FlinkStreamOptions), options.view_as(GoogleCloudOptions)
+        cluster = Cluster(master)
+        if stream.attach:
+            return FlinkJob(cluster, stream.attach)
+        cloud.job_name = cloud.job_name or f"detect-{time.time_ns():x}"
+        before = cluster.jobs_named(cloud.job_name)
+        return FlinkJob(cluster, "", cloud.job_name, super().run_portable_pipeline(pipeline, options), before)
 
 
-def server_options(endpoint: str) -> dict[str, str]:
-    """The options that a job server knows, as flags, each with argparse's action for it.
+def master_of(options: Any) -> str:
+    """`host:port` of Flink's REST API, "" where nobody says."""
+    master = str(options.view_as(FlinkRunnerOptions).flink_master or "").split("://")[-1]
+    return "" if master.startswith("[") else master
+
+
+class Cluster:
+    """Flink's REST API.
 
     Args:
-      endpoint: `host:port`.
-
-    Raises:
-      RunnerError: What listens there is no job server.
+      master: `host:port`.
     """
-    with grpc.insecure_channel(endpoint) as channel:
-        service = beam_job_api_pb2_grpc.JobServiceStub(channel)
+
+    def __init__(self, master: str):
+        self._url = f"http://{master}"
+
+    def ask(self, path: str, body: Any = None, method: str = "") -> Any:
+        """What it answers; with a body, to a request that does something.
+
+        Raises:
+          RunnerError: It refuses, for the reason that the message has.
+          OSError: It cannot be reached.
+        """
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(  # noqa: S310  http, and where the user said
+            self._url + path, content, {"Content-Type": "application/json"}, method=method or None
+        )
         try:
-            asked = beam_job_api_pb2.DescribePipelineOptionsRequest()
-            known = service.DescribePipelineOptions(asked, timeout=_ASK_SECONDS).options
-        except grpc.RpcError as err:
-            expected = "expected <host>:<port> of a job server"
-            raise RunnerError(
-                f"job_endpoint {endpoint}: {expected}, but it does not say what it can do: {err.code().name}"
-            ) from err
-    boolean = beam_job_api_pb2.PipelineOptionType.BOOLEAN
-    return {f"--{option.name}": "store_true" if option.type == boolean else "append" for option in known}
+            with urllib.request.urlopen(request, timeout=_ASK_SECONDS) as answer:  # noqa: S310
+                return json.loads(answer.read() or b"{}")
+        except urllib.error.HTTPError as err:
+            raise RunnerError(f"Flink at {self._url}{path}: {_reason(err.read().decode(errors='replace'))}") from err
+
+    def jobs_named(self, name: str) -> frozenset[str]:
+        """The ids of all jobs of a name, also of those that have ended."""
+        return frozenset(str(job["jid"]) for job in self.ask("/jobs/overview")["jobs"] if job["name"] == name)
+
+    def state(self, job: str) -> str:
+        """The state of a job."""
+        return str(self.ask(f"/jobs/{job}")["state"])
+
+    def why_failed(self, job: str) -> str:
+        """Why a job has failed, in one line."""
+        found = self.ask(f"/jobs/{job}/exceptions")
+        entries = (found.get("exceptionHistory") or {}).get("entries") or []
+        return _reason(str(entries[0]["stacktrace"] if entries else found.get("root-exception") or "Flink does not say why"))
+
+    def stop(self, job: str) -> str:
+        """Begins to stop a job with a savepoint; without drain, which would close windows early. Returns the request."""
+        return str(self.ask(f"/jobs/{job}/stop", {"drain": False})["request-id"])
+
+    def savepoint(self, job: str, request: str) -> str:
+        """Where the savepoint of a request is; "" while it is under way.
+
+        Raises:
+          RuntimeError: There will be none.
+        """
+        found = self.ask(f"/jobs/{job}/savepoints/{request}")
+        if found["status"]["id"] != "COMPLETED":
+            return ""
+        if "failure-cause" in found["operation"]:
+            raise RuntimeError(
+                f"the job goes on, since Flink made no savepoint: {_reason(found['operation']['failure-cause']['stack-trace'])}"
+            )
+        return str(found["operation"]["location"])
 
 
-def check_stream(options: Any) -> None:
-    """Makes sure that a stream has checkpoints, one at a time: by them messages are acknowledged.
+class FlinkJob:
+    """A job on a cluster.
 
     Args:
-      options: Beam's options; what every stream wants is set in them.
-
-    Raises:
-      ConfigError: It has none.
+      cluster: Where it runs.
+      job: Its id; "": it is looked for by its name.
+      name: Its name.
+      submitted: What Beam calls its result, of a job that was submitted from here.
+      before: The jobs of this name that there were before.
     """
-    given = options.view_as(FlinkStreamOptions)
-    if not given.checkpointing_interval or given.checkpointing_interval < 0:
-        raise ConfigError(
-            "expected --checkpointing_interval with milliseconds, e.g. 10000: a stream on Flink acknowledges messages by its "
-            "checkpoints"
-        )
-    if (given.num_concurrent_checkpoints or 1) != 1:
-        raise ConfigError(
-            "num_concurrent_checkpoints: expected 1, since a checkpoint must hold all that the one before it has finalized"
-        )
-    if given.min_pause_between_checkpoints is None:
-        given.min_pause_between_checkpoints = _PAUSE_MS
-    given.finish_bundle_before_checkpointing = True  # else checkpoints wait for bundles that wait for messages
+
+    def __init__(self, cluster: Cluster, job: str, name: str = "", submitted: Any = None, before: frozenset[str] = frozenset()):
+        self._cluster = cluster
+        self._job = job
+        self._name = name
+        self._submitted = submitted
+        self._before = before
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Asks `wait` to stop the job with a savepoint; safe in a signal's handler."""
+        self._stop.set()
+
+    def cancel(self) -> None:
+        """Ends the job at once."""
+        if self._find():
+            self._cluster.ask(f"/jobs/{self._job}", method="PATCH")
+
+    def submitted(self) -> str:
+        """Waits until Flink has the job; returns its id."""
+        end = time.monotonic() + _MISSING_SECONDS
+        while not self._find():
+            if self._submitted and self._submitted.state == "FAILED":
+                self._submitted.wait_until_finish()  # raises, with the reason
+            if time.monotonic() > end:
+                raise RunnerError(f"Flink has no job {self._name} within {_MISSING_SECONDS:g} s after it was submitted")
+            time.sleep(_LOOK_SECONDS)
+        return self._job
+
+    def wait(self) -> None:
+        """Waits for the job's end, and stops it where it was told to.
+
+        Raises:
+          RuntimeError: It failed or was cancelled, Flink is out of reach, or makes no savepoint.
+          RunnerError: Flink has no such job.
+        """
+        job, request, heard = self.submitted(), "", time.monotonic()
+        while True:
+            try:
+                if self._stop.is_set() and not request:
+                    request = self._cluster.stop(job)
+                state = self._cluster.state(job)
+                heard = time.monotonic()
+                if request and (place := self._cluster.savepoint(job, request)):
+                    print(f"stopped with a savepoint; --resume {place} goes on from there", file=sys.stderr, flush=True)
+                    return
+                if state in _ENDED and not request:
+                    break
+            except OSError as err:
+                if time.monotonic() - heard > _LOST_SECONDS:
+                    raise RuntimeError(f"Flink is out of reach, and the job on its own: {err}") from err
+            time.sleep(_LOOK_SECONDS / 4)
+        if state != "FINISHED":
+            raise RuntimeError(self._cluster.why_failed(job) if state == "FAILED" else f"job {job} was cancelled")
+
+    def _find(self) -> str:
+        if not self._job:
+            self._job = next(iter(self._cluster.jobs_named(self._name) - self._before), "")
+        return self._job
+
+
+def wait(running: Any) -> None:
+    """Waits for the end of a job, wherever it is followed."""
+    running.wait() if isinstance(running, FlinkJob) else running.wait_until_finish()
+
+
+def end_stream(running: Any) -> None:
+    """Asks for a stream's end."""
+    running.stop()
+
+
+def leave(running: Any, options: Any) -> str:
+    """What to say of a job that the launcher is not to wait for; "" where it is."""
+    if not options.view_as(FlinkStreamOptions).detach:
+        return ""
+    job = running.submitted()
+    return f"job {job} runs without this launcher; --attach {job} waits for it again, and stops it by Ctrl-C"
+
+
+def _reason(text: str) -> str:
+    """What a Java stack trace says at its bottom, or the error of Python in it."""
+    said = text.replace("\\\\n", "\n").split("Caused by: ")[-1]
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.lstrip().startswith(("at ", "..."))]
+    return (lines[-1] if lines else text.strip())[:500]

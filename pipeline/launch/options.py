@@ -24,7 +24,7 @@ from apache_beam.runners.worker.statesampler import StateSampler
 from pipeline.config import Config, settings
 from pipeline.errors import ConfigError, RunnerError
 from pipeline.figures.summary import RunFacts
-from pipeline.launch.flink import server_options
+from pipeline.launch.flink_options import server_options
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from pipeline.errors import ConfigError, RunnerError
-from pipeline.launch import dataflow, flink, prism
+from pipeline.launch import dataflow, flink, flink_options, prism
 
 
 def _nowhere() -> bool:
@@ -26,6 +26,11 @@ def _is_there(_options: Any) -> None:
 
 def _wait(running: Any) -> None:
     running.wait_until_finish()
+
+
+def _stays(_running: Any, _options: Any) -> str:
+    """Nothing to say where the launcher waits for the job."""
+    return ""
 
 
 def _hears(_running: Any) -> None:
@@ -67,6 +72,7 @@ class Runner:
       beam_name: The runner's name in Beam, or the full name of its class.
       wait: Waits for the end of a job, given what Beam calls its result; raises where that is a failure.
       end_stream: Asks a stream to finish what it has, given the same, where its steps do not hear of it in this process.
+      leave: What to say of a stream, given that and Beam's options, where the launcher shall not wait for it; "" where it shall.
       finalizes_early: Whether it finalizes at a checkpoint also bundles that ended after the checkpoint began, so that only the
         next one is sure to hold them.
       check: Makes sure that what it runs on is there, given Beam's options; raises a `RunnerError` where it is not.
@@ -88,6 +94,7 @@ class Runner:
     wait: Callable[[Any], object] = _wait
     end_stream: Callable[[Any], object] = _hears
     finalizes_early: bool = False
+    leave: Callable[[Any, Any], str] = _stays
     check: Callable[[Any], object] = _is_there
     check_stream: Callable[[Any], object] = _is_there
     served: Callable[[Any], AbstractContextManager[object]] = contextlib.nullcontext
@@ -137,8 +144,12 @@ RUNNERS = (
     Runner(
         "FlinkRunner",
         _BY_CHECKPOINT,
+        beam_name="pipeline.launch.flink.FlinkRunner",
         finalizes_early=True,
-        check_stream=flink.check_stream,
+        check_stream=flink_options.check_stream,
+        wait=flink.wait,
+        end_stream=flink.end_stream,
+        leave=flink.leave,
         needs=(
             Need(
                 ("job_endpoint",),

@@ -112,6 +112,9 @@ def run(job: Job) -> int:
                 pipeline = job.pipeline()
                 build(pipeline)
                 running = pipeline.run()
+                if said := runner.leave(running, job.options):
+                    print(said, flush=True)
+                    return DONE
 
                 def end() -> None:
                     stream.stop()

@@ -2,9 +2,9 @@
 
 `ReadMessages` is a splittable DoFn: it takes what was pulled, yields it, and acknowledges in the *bundle finalizer*, when the
 runner has committed everything that was fused with it; for a runner that finalizes before it has, see `pipeline.stream.turns`.
-`PublishResults` waits in `finish_bundle` until Pub/Sub has its messages. Where a runner fuses the two (local ones do, as long as no
-shuffle, flatten or side input stands between), a message is acknowledged only after its answers are published, whenever the process
-dies.
+`PublishResults` waits in `finish_bundle` until Pub/Sub has its messages. Where a runner fuses the two (local ones do, as long as
+no shuffle, flatten or side input stands between), a message is acknowledged only after its answers are published, whenever the
+process dies.
 """
 
 from __future__ import annotations

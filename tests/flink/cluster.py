@@ -7,6 +7,7 @@ that ends. The jars come from `make flink`; what a TaskManager starts as a worke
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import shutil
@@ -117,6 +118,20 @@ class FlinkCluster:
         for name in names:
             self._processes.pop(name).wait()
 
+    def kill_at_checkpoint(self, *names: str) -> float:
+        """Kills processes as soon as the next checkpoint is completed; returns how many milliseconds after that."""
+        with (self.folder / "logs" / "jobmanager.log").open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            end = time.monotonic() + START_SECONDS
+            while b"Completed checkpoint" not in (line := log.readline()):
+                if time.monotonic() > end:
+                    raise TimeoutError(f"no checkpoint within {START_SECONDS:g} s")
+                if not line:
+                    time.sleep(0.002)
+        self.kill(*names)
+        said = datetime.datetime.strptime(line.split()[0].decode(), "%H:%M:%S.%f").time()
+        return (datetime.datetime.now() - datetime.datetime.combine(datetime.date.today(), said)).total_seconds() * 1e3
+
     def log(self, name: str) -> str:
         """What a process has said so far."""
         return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
@@ -192,16 +207,12 @@ def running_flink(folder: Path) -> Iterator[FlinkCluster]:
         cluster.close()
 
 
-def worker_flags(**environment: str) -> list[str]:
-    """The flags of a job whose workers each TaskManager starts for itself, with these variables in their environment."""
-    given = {"PIPELINE_PYTHON": sys.executable, "TF_CPP_MIN_LOG_LEVEL": "2", **environment}
-    config = json.dumps({"command": str(_DEPLOY / "worker"), "env": given})
-    return [
-        "--environment_type=PROCESS",
-        f"--environment_config={config}",
-        "--sdk_worker_parallelism=1",
-        f"--parallelism={TASKMANAGERS}",
-    ]
+def job_flags(flink: FlinkCluster, **environment: str) -> list[str]:
+    """The flags of a job on a cluster; each TaskManager starts its workers, with these variables in their environment."""
+    given = {"PIPELINE_PYTHON": sys.executable, "NO_GCE_CHECK": "true", "TF_CPP_MIN_LOG_LEVEL": "2", **environment}
+    worker = json.dumps({"command": str(_DEPLOY / "worker"), "env": given})
+    place = [f"--job_endpoint={flink.job_endpoint}", f"--flink_master={flink.rest.removeprefix('http://')}"]
+    return [*place, "--environment_type=PROCESS", f"--environment_config={worker}"]
 
 
 def _wait_until(is_so: Any, what: str) -> None:

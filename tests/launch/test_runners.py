@@ -122,14 +122,15 @@ def test_what_listens_but_is_no_job_server_is_one_line(error_of, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ((), "expected --checkpointing_interval with milliseconds, e.g. 10000: a stream on Flink acknowledges messages by its"),
+        ((), "expected --flink_master <host>:<port> of Flink's REST API, by which a stream is stopped"),
+        (("--parallelism=2",), "expected --checkpointing_interval with milliseconds, e.g. 10000: a stream on Flink acknowl"),
         (("--checkpointing_interval=-1",), "expected --checkpointing_interval with milliseconds"),
         (("--checkpointing_interval=9", "--num_concurrent_checkpoints=2"), "num_concurrent_checkpoints: expected 1, since"),
     ],
-    ids=["no checkpoints", "none either", "two at a time"],
+    ids=["no REST", "no checkpoints", "none either", "two at a time"],
 )
 def test_a_stream_on_flink_needs_checkpoints_one_at_a_time(flags, expected, listening, error_of):
-    endpoint = f"--job_endpoint={listening}"
+    endpoint, flags = f"--job_endpoint={listening}", (*flags, *(["--flink_master=localhost:1"] if flags else []))
     output = ("--output", "projects/p-of-test/topics/t01")
     assert expected in error_of(*STREAM, *output, "--runner", "FlinkRunner", endpoint, *flags)
 

@@ -1,0 +1,83 @@
+"""The options of a job on Flink, which Beam's job server submits there.
+
+The job server has options of its own, which Beam's Python knows only when a job is submitted. Those that this project sets or
+asks for are declared here; the server is asked for the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions
+from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
+
+from pipeline.errors import ConfigError, RunnerError
+
+_ASK_SECONDS = 10.0
+_PAUSE_MS = 1000  # so that each worker has heard of a checkpoint's end before the next one begins (`pipeline.stream.turns`)
+
+
+class FlinkStreamOptions(PipelineOptions):
+    """Options of Beam's Flink runner, which is Java: https://beam.apache.org/documentation/runners/flink/."""
+
+    @classmethod
+    def _add_argparse_args(cls, parser: Any) -> None:
+        parser.add_argument("--checkpointing_interval", type=int, help="milliseconds from checkpoint to checkpoint")
+        parser.add_argument("--finish_bundle_before_checkpointing", action="store_true", default=None)
+        parser.add_argument("--num_concurrent_checkpoints", type=int)
+        parser.add_argument("--min_pause_between_checkpoints", type=int, help="milliseconds")
+        parser.add_argument("--savepoint_path", "--resume", metavar="PATH", help="savepoint from which a stream goes on")
+        parser.add_argument("--detach", action="store_true", default=None, help="start a stream, and leave it to itself")
+        parser.add_argument("--attach", metavar="JOB", help="wait for a stream that runs, and stop it when told to")
+
+
+def server_options(endpoint: str) -> dict[str, str]:
+    """The options that a job server knows, as flags, each with argparse's action for it.
+
+    Args:
+      endpoint: `host:port`.
+
+    Raises:
+      RunnerError: What listens there is no job server.
+    """
+    with grpc.insecure_channel(endpoint) as channel:
+        service = beam_job_api_pb2_grpc.JobServiceStub(channel)
+        try:
+            asked = beam_job_api_pb2.DescribePipelineOptionsRequest()
+            known = service.DescribePipelineOptions(asked, timeout=_ASK_SECONDS).options
+        except grpc.RpcError as err:
+            expected = "expected <host>:<port> of a job server"
+            raise RunnerError(
+                f"job_endpoint {endpoint}: {expected}, but it does not say what it can do: {err.code().name}"
+            ) from err
+    boolean = beam_job_api_pb2.PipelineOptionType.BOOLEAN
+    return {f"--{option.name}": "store_true" if option.type == boolean else "append" for option in known}
+
+
+def check_stream(options: Any) -> None:
+    """Makes sure that a stream has checkpoints, one at a time: by them messages are acknowledged.
+
+    Args:
+      options: Beam's options; what every stream wants is set in them.
+
+    Raises:
+      ConfigError: It has none.
+    """
+    given = options.view_as(FlinkStreamOptions)
+    if options.view_as(FlinkRunnerOptions).flink_master.startswith("["):
+        raise ConfigError(
+            "expected --flink_master <host>:<port> of Flink's REST API, by which a stream is stopped with a savepoint"
+        )
+    if not given.checkpointing_interval or given.checkpointing_interval < 0:
+        raise ConfigError(
+            "expected --checkpointing_interval with milliseconds, e.g. 10000: a stream on Flink acknowledges messages by its "
+            "checkpoints"
+        )
+    if (given.num_concurrent_checkpoints or 1) != 1:
+        raise ConfigError(
+            "num_concurrent_checkpoints: expected 1, since a checkpoint must hold all that the one before it has finalized"
+        )
+    if given.min_pause_between_checkpoints is None:
+        given.min_pause_between_checkpoints = _PAUSE_MS
+    given.finish_bundle_before_checkpointing = True  # else checkpoints wait for bundles that wait for messages
