@@ -103,15 +103,16 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
       run: Which run it is. Where not all steps are in one process, duplicates are dropped in the runner's durable state.
       native_source: Whether the runner reads with Beam's own Pub/Sub source; else with the project's puller.
     """
-    stream = config.stream
     messages = pipeline | "ReadMessages" >> (ReadNative(run.subscription) if native_source else ReadMessages(run))
     asked = messages | "ParseMessages" >> ParseMessages(_limits(config), run)
-    read = asked.images | "ReadImages" >> ReadRequested(config.read, run)
     if run.in_process:
+        read = asked.images | "ReadImages" >> ReadRequested(config.read, run)
         new, repeats = read.images | "DropDuplicates" >> DropDuplicates(run)
         _ = repeats | "PublishRepeats" >> PublishResults(run)
-    else:
-        new = read.images | "DropDuplicates" >> DropDuplicatesInState(stream.deduplicate_s)
+    else:  # before reading, since what is shuffled by identity shall not be images
+        once = asked.images | "DropDuplicates" >> DropDuplicatesInState(config.stream.deduplicate_s, config.read.read_threads)
+        read = once | "ReadImages" >> ReadRequested(config.read, run)
+        new = read.images
     detect = DetectObjects(config.model, config.detect, samples=run.samples)
     found = new | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
+from apache_beam.utils.timestamp import Timestamp
 
 from pipeline.records import row_bytes
 from pipeline.storage.files import write_file
@@ -22,8 +23,9 @@ class ArchiveRows(beam.PTransform):
     """Writes rows as `<folder>/<kind>/<kind>-<window>-<job>-00000-of-0000N.jsonl`, one set of files a window, sorted by image.
 
     Element in: any record with a `ref`; element out: the names of the files. Unbounded. A file appears complete or not at all,
-    and a retried bundle writes the same file again. Windows are of the time at which a row is made, so none comes late. For
-    runners that keep open windows durably; `pipeline.stream.archive` is for the others.
+    and a retried bundle writes the same file again. Windows are of the time at which a row is made, and never of one before its
+    element's, so none comes late, whatever the clocks of the workers. For runners that keep open windows durably;
+    `pipeline.stream.archive` is for the others.
 
     Args:
       folder: Local or `gs://`.
@@ -59,9 +61,10 @@ class ArchiveRows(beam.PTransform):
             | "WriteWindow" >> beam.Map(self._write)
         )
 
-    def _to_line(self, record: Any) -> TimestampedValue:
+    def _to_line(self, record: Any, timestamp: Any = beam.DoFn.TimestampParam) -> TimestampedValue:
         line = row_bytes(self.to_row(record)) + b"\n"
-        return TimestampedValue((shard_of(record.ref, self.shards), line), time.time())
+        made = max(Timestamp.of(time.time()), timestamp)  # this machine's clock may be behind the one that says what is late
+        return TimestampedValue((shard_of(record.ref, self.shards), line), made)
 
     def _write(self, shard_and_lines: tuple[int, Iterable[bytes]], window: Any = beam.DoFn.WindowParam) -> str:
         shard, lines = shard_and_lines

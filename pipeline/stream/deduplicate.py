@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import apache_beam as beam
-from apache_beam.transforms.deduplicate import DeduplicatePerKey
+from apache_beam.coders import BooleanCoder
+from apache_beam.transforms.timeutil import TimeDomain
+from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec, on_timer
 from apache_beam.utils.timestamp import Duration
+from apache_beam.utils.windowed_value import WindowedValue
 
-from pipeline.records import EncodedImage
+from pipeline.failures import ImageError
+from pipeline.figures import metrics
+from pipeline.look_ahead import started_pool
+from pipeline.read.fetch import look_up
+from pipeline.records import EncodedImage, ImageRef
 from pipeline.stream.remembered import Repeat
 from pipeline.stream.run import RunSettings, run_of
 
@@ -47,24 +56,28 @@ class DropDuplicates(beam.PTransform):
 
 @dataclasses.dataclass
 class DropDuplicatesInState(beam.PTransform):
-    """The same through runner state (Beam's `Deduplicate`), for runners that keep it durably; repeats vanish.
+    """The same before anything is read, through runner state, for runners that keep it durably; repeats vanish, but are counted.
+
+    Element in and out: `ImageRef`, or `EncodedImage` where the image came with its message. What is shuffled is that; what state
+    holds is that an identity was there. An image is remembered from its first asking on, whatever becomes of it.
 
     Args:
       seconds: How long an identity is remembered, in event time (processing-time timers would hold the archive's windows back).
+      threads: How many versions are looked up side by side, of images that messages name without.
     """
 
     seconds: float
+    threads: int = 8
 
     def __post_init__(self) -> None:
         super().__init__()
 
-    def expand(self, images: beam.PCollection[EncodedImage]) -> beam.PCollection[EncodedImage]:
-        """Wires Beam's transform over the identity."""
+    def expand(self, asked: beam.PCollection[ImageRef | EncodedImage]) -> beam.PCollection[ImageRef | EncodedImage]:
+        """Wires the identity, the state over it, and the way back."""
         return (
-            images
-            | "ByIdentity" >> beam.Map(_by_identity).with_output_types(tuple[str, EncodedImage])
-            | "Deduplicate" >> DeduplicatePerKey(event_time_duration=Duration.of(self.seconds))
-            | "DropKey" >> beam.Map(_value).with_output_types(EncodedImage)
+            asked
+            | "ByIdentity" >> beam.ParDo(_Identify(self.threads)).with_output_types(tuple[str, ImageRef | EncodedImage])
+            | "Deduplicate" >> beam.ParDo(_RememberInState(self.seconds)).with_output_types(ImageRef | EncodedImage)
         )
 
 
@@ -80,9 +93,67 @@ class _Remember(beam.DoFn):
         yield beam.pvalue.TaggedOutput("repeats", repeat) if repeat else image
 
 
-def _by_identity(image: EncodedImage) -> tuple[str, EncodedImage]:
-    return image.ref.identity, image
+class _Identify(beam.DoFn):
+    """Puts its identity before each image; what names no version is looked up, all of a bundle side by side."""
+
+    def __init__(self, threads: int):
+        self._threads = threads
+
+    def setup(self) -> None:
+        self._pool = started_pool(self._threads, "look up")
+
+    def teardown(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def start_bundle(self) -> None:
+        self._asked: list[tuple[Future[str], Any, Any, Any]] = []
+
+    def process(
+        self,
+        image: ImageRef | EncodedImage,
+        timestamp: Any = beam.DoFn.TimestampParam,
+        window: Any = beam.DoFn.WindowParam,
+    ) -> Iterator[Any]:
+        ref = image.ref if isinstance(image, EncodedImage) else image
+        if ref.generation:
+            yield ref.identity, image
+        else:
+            self._asked.append((self._pool.submit(_identity_now, ref), image, timestamp, window))
+
+    def finish_bundle(self) -> Iterator[Any]:
+        for identity, image, timestamp, window in self._asked:
+            yield WindowedValue((identity.result(), image), timestamp, [window])
 
 
-def _value(identity_and_image: tuple[str, EncodedImage]) -> EncodedImage:
-    return identity_and_image[1]
+def _identity_now(ref: ImageRef) -> str:
+    """The identity of the version that there is now; of an image that cannot be looked at, one of its own: reading says why."""
+    try:
+        return dataclasses.replace(ref, generation=look_up(ref)).identity
+    except ImageError:
+        return f"{ref.identity}#{ref.message_id or uuid.uuid4().hex}"
+
+
+class _RememberInState(beam.DoFn):
+    _SEEN = ReadModifyWriteStateSpec("seen", BooleanCoder())
+    _FORGET = TimerSpec("forget", TimeDomain.WATERMARK)
+
+    def __init__(self, seconds: float):
+        self._seconds = Duration.of(seconds)
+
+    def process(
+        self,
+        identity_and_image: tuple[str, ImageRef | EncodedImage],
+        timestamp: Any = beam.DoFn.TimestampParam,
+        seen: Any = beam.DoFn.StateParam(_SEEN),  # noqa: B008  how Beam's parameters are declared
+        forget: Any = beam.DoFn.TimerParam(_FORGET),  # noqa: B008
+    ) -> Iterator[Any]:
+        if seen.read():
+            metrics.count_skipped()
+            return
+        seen.write(True)
+        forget.set(timestamp + self._seconds)
+        yield identity_and_image[1]
+
+    @on_timer(_FORGET)
+    def forget(self, seen: Any = beam.DoFn.StateParam(_SEEN)) -> None:  # noqa: B008
+        seen.clear()

@@ -1,14 +1,21 @@
 """One result for each version of an image, within a time."""
 
+import dataclasses
 import pickle
+import time
 
 import apache_beam as beam
 import pytest
+from apache_beam.metrics import MetricsFilter
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.transforms.window import GlobalWindow
+from apache_beam.utils.timestamp import Timestamp
 
-from pipeline.records import EncodedImage, ImageRef
-from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
+from pipeline.read.fetch import fetch
+from pipeline.records import DeadLetter, EncodedImage, ImageRef, dead_letter_row
+from pipeline.stream.archive_rows import ArchiveRows
+from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState, _Identify
 from pipeline.stream.run import RunSettings, opened
 
 IMAGES = [EncodedImage(ImageRef(f"gs://b/{n % 7}", str(n % 2)), b"x") for n in range(70)]
@@ -23,10 +30,62 @@ def test_repeats_come_out_apart_from_new_images():
         assert_that(count, equal_to([len(IMAGES) - len(DISTINCT)]), "CheckRepeats")
 
 
-def test_runner_state_drops_the_same():
-    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        new = pipeline | beam.Create(IMAGES) | DropDuplicatesInState(60.0) | beam.Map(lambda image: image.ref.identity)
-        assert_that(new, equal_to(DISTINCT))
+def test_runner_state_drops_the_same_and_counts_it():
+    pipeline = beam.Pipeline(runner=FnApiRunner())
+    new = pipeline | beam.Create(IMAGES) | DropDuplicatesInState(60.0) | beam.Map(lambda image: image.ref.identity)
+    assert_that(new, equal_to(DISTINCT))
+    assert skipped(pipeline) == len(IMAGES) - len(DISTINCT)
+
+
+def skipped(pipeline: beam.Pipeline) -> int:
+    done = pipeline.run()
+    done.wait_until_finish()
+    (count,) = done.metrics().query(MetricsFilter().with_name("skipped"))["counters"]
+    return count.committed
+
+
+@pytest.mark.parametrize("where", ["local", "gs"])
+def test_runner_state_knows_the_version_of_what_is_named_without(where, tmp_path, request):
+    """An overwritten image is another one. What cannot be looked at is a repeat of its own message only: reading says why."""
+    if where == "local":
+        folder = str(tmp_path)
+        path, put = tmp_path / "a.png", (tmp_path / "a.png").write_bytes
+    else:
+        bucket = request.getfixturevalue("gcs_bucket")
+        folder, path = f"gs://{bucket.name}", f"gs://{bucket.name}/a.png"
+        put = bucket.blob("a.png").upload_from_string
+    asked = [ImageRef(str(path)), ImageRef(str(path)), ImageRef(f"{folder}/gone", message_id="1"), ImageRef(f"{folder}/gone")]
+    put(b"first")
+    before = identities(asked)
+    put(b"overwritten")
+    after = identities(asked)
+    assert before[0] == before[1] != after[0] == after[1]
+    assert after[0] == dataclasses.replace(asked[0], generation=fetch(asked[0], 100)[1]).identity
+    assert before[2] == after[2]
+    assert len({*before, *after}) == 5
+
+
+def identities(asked: list[ImageRef]) -> list[str]:
+    step = _Identify(2)
+    step.setup()
+    step.start_bundle()
+    for ref in asked:
+        assert list(step.process(ref, Timestamp(0), GlobalWindow())) == []
+    found = [keyed.value for keyed in step.finish_bundle()]
+    step.teardown()
+    assert [image for _, image in found] == asked
+    return [identity for identity, _ in found]
+
+
+def test_a_row_is_stamped_with_the_time_at_which_it_is_made_and_never_before_its_message(tmp_path):
+    """The clock of whoever made it may be behind the one that says what is late."""
+    rows = ArchiveRows(str(tmp_path), "detections", dead_letter_row, 60.0, "job")
+    letter = DeadLetter(ImageRef("a"), "read", "not_found", "gone")
+    now = time.time()
+    ahead = rows._to_line(letter, Timestamp.of(now + 3600))
+    assert ahead.timestamp == Timestamp.of(now + 3600)
+    behind = rows._to_line(letter, Timestamp.of(now - 3600))
+    assert now <= float(behind.timestamp) <= time.time() + 1e-3
 
 
 @pytest.mark.parametrize(
