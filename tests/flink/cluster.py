@@ -136,9 +136,9 @@ class FlinkCluster:
         """What a process has said so far."""
         return (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
 
-    def ask(self, path: str) -> Any:
+    def ask(self, path: str, method: str = "GET") -> Any:
         """What Flink's REST API answers."""
-        with urllib.request.urlopen(self.rest + path, timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(self.rest + path, method=method), timeout=10) as answer:
             return json.load(answer)
 
     def jobs(self, state: str = "RUNNING") -> list[str]:

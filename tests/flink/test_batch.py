@@ -1,0 +1,51 @@
+"""A batch job on a Flink cluster, one of whose machines dies midway: the rows are those of a run on one machine."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.conftest import REPO
+from tests.flink.cluster import START_SECONDS, FlinkCluster, job_flags
+
+IMAGES = 2400
+SCENES = sorted((REPO / "models" / "digits" / "samples").glob("scene_*.jpg"))
+
+
+def rows_of(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("detections/*.jsonl")))
+
+
+def test_a_batch_job_that_loses_a_machine_gives_the_rows_of_a_run_on_one(flink: FlinkCluster, tmp_path, run_job):
+    """Byte for byte, each once, and nothing unfinished is left."""
+    (tmp_path / "in").mkdir()
+    for number in range(IMAGES):
+        os.link(SCENES[number % len(SCENES)], tmp_path / "in" / f"{number:04d}.jpg")
+    began = time.monotonic()
+    code, _, err = run_job("--input", tmp_path / "in", "--output", tmp_path / "here")
+    seconds = json.loads((tmp_path / "here" / "summary.json").read_text())["wall_seconds"]
+    assert code == 0, err
+    print(f"on one machine {time.monotonic() - began:.0f} s, {seconds:.0f} s of them at work")
+
+    command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", *job_flags(flink)]
+    began = time.monotonic()
+    job = subprocess.Popen([*command, "--input", str(tmp_path / "in"), "--output", str(tmp_path / "there")], cwd=REPO)
+    try:
+        while not list((tmp_path / "there").glob(".staging-*/spool/*")):
+            assert job.poll() is None and time.monotonic() < began + START_SECONDS
+            time.sleep(0.05)
+        print(f"on Flink the first row after {time.monotonic() - began:.0f} s")
+        time.sleep(seconds / 3)
+        flink.kill("taskmanager0")
+        assert job.poll() is None and not (tmp_path / "there" / "detections").exists()
+        flink.start_taskmanager(0)
+        assert job.wait(timeout=200) == 0
+    finally:
+        job.kill()
+        job.wait()
+    print(f"on Flink {time.monotonic() - began:.0f} s with a machine lost")
+    assert rows_of(tmp_path / "there") == rows_of(tmp_path / "here")
+    assert rows_of(tmp_path / "there").count(b"\n") == IMAGES
+    assert not list((tmp_path / "there").glob(".*"))

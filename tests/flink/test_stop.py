@@ -1,0 +1,61 @@
+"""A stream on Flink that is left, found again, stopped under load, and goes on from its savepoint."""
+
+import re
+import signal
+import threading
+
+import pytest
+
+from tests.conftest import write_bright_image
+from tests.flink.cluster import FlinkCluster, job_flags
+from tests.flink.test_streaming import CONFIG, Stream, archived, eventually
+from tests.streaming_job import StreamingJob
+
+IMAGES = 600
+RATE = 30.0
+
+
+@pytest.fixture
+def stream(flink: FlinkCluster, _pubsub_process, tmp_path, bright_model):
+    flags = ["--checkpointing_interval=5000", "--archive-window-s=5", "--allow-uri-prefix", tmp_path / "in"]
+    flags += job_flags(flink, PUBSUB_EMULATOR_HOST=_pubsub_process.host)
+    job = StreamingJob(_pubsub_process, tmp_path, bright_model, *flags, config=CONFIG, answers=False)
+    yield Stream(job, tmp_path / "in")
+    job.__exit__()
+    for running in flink.jobs():
+        flink.ask(f"/jobs/{running}", method="PATCH")
+
+
+def test_a_stream_that_is_left_found_and_stopped_under_load_goes_on_without_loss_or_repeat(stream, flink):
+    """The savepoint keeps which images have had a result; what was in hand comes again, and is known by it."""
+    job, uris = stream.job, [stream.image(str(number)) for number in range(IMAGES)]
+    job.start(flags=("--detach",), until="runs without this launcher")
+    assert job.wait() == 0
+    (found,) = re.findall(r"job (\w+) runs without", job.output())
+    assert flink.jobs() == [found]
+    stream.publish(uris[:1], RATE)
+    stream.take(150)
+
+    publishing = threading.Thread(target=stream.publish, args=(uris, RATE))
+    publishing.start()
+    job.start(flags=("--attach", found))
+    assert eventually(lambda: stream.answered(job) > IMAGES // 10, 60)
+    assert job.signal(signal.SIGTERM) == 0, job.output()
+    (place,) = re.findall(r"--resume (\S+)", job.output())
+    assert flink.jobs() == []
+    job.start(flags=("--resume", place))
+    publishing.join()
+    stream.take(150)
+    stream.note(job.take(job.detections, 10_000, timeout_s=5))
+    assert stream.asked - set(stream.answers) == set()
+    assert [uri for uri, count in stream.answers.items() if count > 1] == []
+    assert eventually(lambda: archived(job) == stream.asked, 60)
+    assert job.signal(signal.SIGINT) == 0, job.output()
+
+
+def test_a_stream_that_cannot_begin_is_exit_code_1_and_one_line(stream, tmp_path):
+    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 12, 30, 36))
+    stream.job.start(flags=(f"--resume={tmp_path}/none",), until="error: ")
+    assert stream.job.wait() == 1
+    (line,) = [line for line in stream.job.output().splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: the job failed: ") and "none" in line

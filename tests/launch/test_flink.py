@@ -1,0 +1,163 @@
+"""A launcher and its job on Flink, against a server that answers as Flink's REST API does; tests/flink has the real one."""
+
+import http.server
+import json
+import threading
+
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from pipeline.errors import RunnerError
+from pipeline.launch.flink import Cluster, FlinkJob, FlinkRunner, _reason, leave, master_of
+
+JAVA = """org.apache.flink.runtime.JobException: Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy
+\tat org.apache.flink.runtime.executiongraph.failover.ExecutionFailureHandler.handleFailure(ExecutionFailureHandler.java:180)
+Caused by: java.lang.RuntimeException: Error received from SDK harness for instruction 4: Traceback (most recent call last):
+  File "sdk_worker.py", line 313, in _execute
+    response = task()
+google.api_core.exceptions.NotFound: 404 the subscription is gone [while running 'Pull']
+
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+\t... 1 more
+"""
+
+
+class Flink(http.server.ThreadingHTTPServer):
+    """Jobs by id, each a list of the states that it will be seen in; the last one stays."""
+
+    def __init__(self, **jobs: list[str]):
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.jobs = {job: [*states] for job, states in jobs.items()}
+        self.names = dict.fromkeys(jobs, "detect")
+        self.savepoint: dict = {"location": "file:/savepoints/1"}
+        self.asked: list[str] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(f"127.0.0.1:{self.server_port}")
+
+    def answer(self, method: str, path: str) -> object:
+        self.asked.append(f"{method} {path}")
+        if path == "/jobs/overview":
+            return {"jobs": [{"jid": job, "name": name} for job, name in self.names.items()]}
+        _, _, job, *rest = path.split("/")
+        if job not in self.jobs:
+            return None
+        if rest == ["stop"]:
+            self.jobs[job] = ["FINISHED"]
+            return {"request-id": "r"}
+        if rest[:1] == ["savepoints"]:
+            waiting = self.asked.count(f"{method} {path}") < 3
+            return {"status": {"id": "IN_PROGRESS" if waiting else "COMPLETED"}, "operation": self.savepoint}
+        if rest == ["exceptions"]:
+            return {"exceptionHistory": {"entries": [{"stacktrace": JAVA}]}}
+        states = self.jobs[job]
+        return {"state": states.pop(0) if len(states) > 1 else states[0]}
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        answer = self.server.answer(self.command, self.path)
+        body = json.dumps(answer if answer is not None else {"errors": ["Not found.", f"Caused by: no job {self.path}\n\tat x"]})
+        self.send_response(200 if answer is not None else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    do_POST = do_PATCH = do_GET
+
+    def log_message(self, *_arguments: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def flink_of(request):
+    def make(**jobs: list[str]) -> Flink:
+        server = Flink(**jobs)
+        request.addfinalizer(server.shutdown)
+        return server
+
+    return make
+
+
+def test_a_job_is_waited_for_until_it_is_done(flink_of):
+    FlinkJob(flink_of(a=["INITIALIZING", "RUNNING", "RESTARTING", "RUNNING", "FINISHED"]).cluster, "a").wait()
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [("FAILED", "NotFound: 404 the subscription is gone"), ("CANCELED", "a was cancelled")]
+)
+def test_a_job_that_does_not_end_well_fails_with_the_reason(state, reason, flink_of):
+    with pytest.raises(RuntimeError, match=reason):
+        FlinkJob(flink_of(a=["RUNNING", state]).cluster, "a").wait()
+
+
+def test_a_job_that_is_stopped_says_where_its_savepoint_is(flink_of, capsys):
+    flink = flink_of(a=["RUNNING"])
+    job = FlinkJob(flink.cluster, "a")
+    job.stop()
+    job.wait()
+    assert capsys.readouterr().err == "stopped with a savepoint; --resume file:/savepoints/1 goes on from there\n"
+    assert flink.asked.count("POST /jobs/a/stop") == 1
+
+
+def test_a_job_that_cannot_be_stopped_goes_on_and_says_why(flink_of):
+    flink = flink_of(a=["RUNNING"])
+    flink.savepoint = {"failure-cause": {"class": "x", "stack-trace": "java.io.IOException: the disk is full\n\tat y"}}
+    job = FlinkJob(flink.cluster, "a")
+    job.stop()
+    with pytest.raises(
+        RuntimeError, match=r"the job goes on, since Flink made no savepoint: java.io.IOException: the disk is full"
+    ):
+        job.wait()
+
+
+def test_a_job_is_found_by_its_name_among_those_that_are_new(flink_of):
+    flink = flink_of(old=["FAILED"], new=["FINISHED"])
+    assert FlinkJob(flink.cluster, "", "detect", None, frozenset({"old"})).submitted() == "new"
+
+
+def test_a_job_that_flink_does_not_know_is_an_error_of_the_user(flink_of):
+    with pytest.raises(RunnerError, match="no job /jobs/none"):
+        FlinkJob(flink_of(a=["RUNNING"]).cluster, "none").wait()
+
+
+def test_attaching_submits_nothing(flink_of):
+    flink = flink_of(a=["FINISHED"])
+    options = PipelineOptions([f"--flink_master=http://127.0.0.1:{flink.server_port}", "--attach=a"])
+    FlinkRunner().run_portable_pipeline(None, options).wait()
+
+
+def test_detaching_waits_only_until_flink_has_the_job(flink_of):
+    job = FlinkJob(flink_of(a=["RUNNING"]).cluster, "", "detect")
+    assert leave(job, PipelineOptions([])) == ""
+    assert leave(job, PipelineOptions(["--detach"])).startswith("job a runs without this launcher; --attach a ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "master"),
+    [
+        ([], ""),
+        (["--flink_master=[local]"], ""),
+        (["--flink_master=h:8081"], "h:8081"),
+        (["--flink_master=http://h:8081"], "h:8081"),
+    ],
+)
+def test_where_flink_is_the_user_says(flags, master):
+    assert master_of(PipelineOptions(flags)) == master
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", ""),
+        ("one line", "one line"),
+        (JAVA, "google.api_core.exceptions.NotFound: 404 the subscription is gone [while running 'Pull']"),
+        ("a.B: c\n\tat d\nCaused by: e.F: g\n\tat h\n\t... 3 more\n", "e.F: g"),
+    ],
+    ids=["nothing", "one line", "Python in Java", "Java"],
+)
+def test_the_reason_is_what_lies_at_the_bottom(text, reason):
+    assert _reason(text) == reason
