@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -91,7 +92,7 @@ def checked_job(config: Config, beam_flags: Sequence[str], command: str, started
     check_runner(runner, options)
     if config.mode == "streaming":
         runner.check_stream(options)
-    _check_workers(config, runner)
+    _check_workers(config, runner, options)
     _set_unless_asked(options, runner, config.mode)
     end_bundles_promptly()
     return Job(config, runner, options, command, started_at)
@@ -125,7 +126,7 @@ def end_bundles_promptly() -> None:
     StateSampler.__init__.__defaults__ = (_SAMPLING_MS,)
 
 
-def _check_workers(config: Config, runner: Runner) -> None:
+def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> None:
     """Makes sure that a runner's workers can be what is asked for, and can write where they shall.
 
     Raises:
@@ -137,6 +138,12 @@ def _check_workers(config: Config, runner: Runner) -> None:
     name, place = ("archive", config.stream.archive) if config.mode == "streaming" else ("output", config.output)
     if not runner.local_files and "://" not in place:
         raise ConfigError(f"{name}: expected a folder that the workers of {runner.name} reach, gs://<bucket>/…; got {place!r}")
+    if options.view_as(PortableOptions).environment_type == "PROCESS":
+        for key, path in [(name, place), *(("input", path) for path in config.input if config.mode == "batch")]:
+            if not ("://" in path or os.path.isabs(path)):
+                raise ConfigError(
+                    f"{key}: expected gs:// or an absolute path, since workers begin in folders of their own; got {path!r}"
+                )
 
 
 def _set_unless_asked(options: PipelineOptions, runner: Runner, mode: str) -> None:

@@ -148,6 +148,21 @@ def test_what_a_runner_cannot_do_in_a_stream_is_said_before_anything_else(runner
     assert expected in error_of(*STREAM, "--output", "projects/p-of-test/topics/t01", "--runner", runner, *flags)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--input", "photos/", "--output", "/out"), "input: expected gs:// or an absolute path, since workers begin in folders"),
+        (
+            ("--input", "/photos", "--output", "out/"),
+            "output: expected gs:// or an absolute path, since workers begin in folders",
+        ),
+    ],
+)
+def test_workers_that_are_processes_elsewhere_need_whole_paths(flags, expected, listening, error_of):
+    """They used to find no image, or to write where nobody looked."""
+    assert expected in error_of(*flags, "--runner", "FlinkRunner", "--environment_type=PROCESS", f"--job_endpoint={listening}")
+
+
 @pytest.mark.parametrize("option", ["--temp_location", "--staging_location"])
 def test_one_of_several_options_is_enough(option, monkeypatch):
     from apache_beam.options.pipeline_options import PipelineOptions
