@@ -9,7 +9,6 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
-from apache_beam.utils.timestamp import Timestamp
 
 from pipeline.records import row_bytes
 from pipeline.storage.files import write_file
@@ -23,9 +22,9 @@ class ArchiveRows(beam.PTransform):
     """Writes rows as `<folder>/<kind>/<kind>-<window>-<job>-00000-of-0000N.jsonl`, one set of files a window, sorted by image.
 
     Element in: any record with a `ref`; element out: the names of the files. Unbounded. A file appears complete or not at all,
-    and a retried bundle writes the same file again. Windows are of the time at which a row is made, and never of one before its
-    element's, so none comes late, whatever the clocks of the workers. For runners that keep open windows durably;
-    `pipeline.stream.archive` is for the others.
+    and a retried bundle writes the same file again. Windows are of the time at which a row is made, so none comes late (an
+    element's own is lost where images are batched; `ReadMessages` allows for clocks that differ). For runners that keep open
+    windows durably; `pipeline.stream.archive` is for the others.
 
     Args:
       folder: Local or `gs://`.
@@ -61,10 +60,9 @@ class ArchiveRows(beam.PTransform):
             | "WriteWindow" >> beam.Map(self._write)
         )
 
-    def _to_line(self, record: Any, timestamp: Any = beam.DoFn.TimestampParam) -> TimestampedValue:
+    def _to_line(self, record: Any) -> TimestampedValue:
         line = row_bytes(self.to_row(record)) + b"\n"
-        made = max(Timestamp.of(time.time()), timestamp)  # this machine's clock may be behind the one that says what is late
-        return TimestampedValue((shard_of(record.ref, self.shards), line), made)
+        return TimestampedValue((shard_of(record.ref, self.shards), line), time.time())
 
     def _write(self, shard_and_lines: tuple[int, Iterable[bytes]], window: Any = beam.DoFn.WindowParam) -> str:
         shard, lines = shard_and_lines

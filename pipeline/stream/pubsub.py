@@ -20,7 +20,7 @@ from apache_beam.io.iobase import RestrictionProgress, RestrictionTracker
 from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import Duration, Timestamp
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
 
 from pipeline.stream.messages import Message
 from pipeline.stream.run import RunSettings, run_of
@@ -29,6 +29,7 @@ from pipeline.stream.run import RunSettings, run_of
 _PULLERS = 2  # while one's images are detected and published, another's are read; and a huge request holds up one of them only
 _STEP_BACK_SECONDS = 2.0
 _IDLE_SECONDS = 0.5
+_CLOCKS_SECONDS = 10.0  # by which the clock of a worker elsewhere may be behind the puller's, and its archive rows are not late
 
 
 @dataclasses.dataclass
@@ -141,7 +142,7 @@ class _Pull(beam.DoFn):
     def setup(self) -> None:
         run = run_of(self._run)
         self._intake, self._stop, self._clock = run.intake, run.threads.stop, run.clock
-        self._turns_of = run.turns_of
+        self._turns_of, self._slack = run.turns_of, Duration.of(0 if self._run.in_process else _CLOCKS_SECONDS)
         self._unfinished: set[str] = set()
 
     def start_bundle(self) -> None:
@@ -171,7 +172,7 @@ class _Pull(beam.DoFn):
             finalizer.register(self._finalizing(puller, tracker.current_restriction(), [each.message_id for each in messages]))
         for message in messages:
             yield TimestampedValue(message, arrival)
-        watermark.set_watermark(arrival)
+        watermark.set_watermark(max(arrival - self._slack, watermark.current_watermark() or MIN_TIMESTAMP))
         if not self._stop.is_set():
             tracker.defer_remainder(Duration.of(0 if first else _STEP_BACK_SECONDS * puller))
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pickle
-import time
 
 import apache_beam as beam
 import pytest
@@ -13,8 +12,7 @@ from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.timestamp import Timestamp
 
 from pipeline.read.fetch import fetch
-from pipeline.records import DeadLetter, EncodedImage, ImageRef, dead_letter_row
-from pipeline.stream.archive_rows import ArchiveRows
+from pipeline.records import EncodedImage, ImageRef
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState, _Identify
 from pipeline.stream.run import RunSettings, opened
 
@@ -75,17 +73,6 @@ def identities(asked: list[ImageRef]) -> list[str]:
     step.teardown()
     assert [image for _, image in found] == asked
     return [identity for identity, _ in found]
-
-
-def test_a_row_is_stamped_with_the_time_at_which_it_is_made_and_never_before_its_message(tmp_path):
-    """The clock of whoever made it may be behind the one that says what is late."""
-    rows = ArchiveRows(str(tmp_path), "detections", dead_letter_row, 60.0, "job")
-    letter = DeadLetter(ImageRef("a"), "read", "not_found", "gone")
-    now = time.time()
-    ahead = rows._to_line(letter, Timestamp.of(now + 3600))
-    assert ahead.timestamp == Timestamp.of(now + 3600)
-    behind = rows._to_line(letter, Timestamp.of(now - 3600))
-    assert now <= float(behind.timestamp) <= time.time() + 1e-3
 
 
 @pytest.mark.parametrize(

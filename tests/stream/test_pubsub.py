@@ -1,5 +1,6 @@
 """Intake and publishing against Google's Pub/Sub emulator."""
 
+import dataclasses
 import threading
 import time
 
@@ -7,12 +8,13 @@ import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.utils.timestamp import Duration, Timestamp
 from google.api_core import exceptions
 
 from pipeline.stream.clients import Publishing, connect_subscriber, shared_publisher
 from pipeline.stream.intake import Intake
 from pipeline.stream.outgoing import OutgoingMessage
-from pipeline.stream.pubsub import ReadMessages
+from pipeline.stream.pubsub import ReadMessages, _Pull
 from pipeline.stream.run import RunSettings, opened, run_of
 from pipeline.stream.threads import RunThreads
 
@@ -204,3 +206,43 @@ def test_a_clock_that_steps_back_does_not_end_the_stream(queue):
         pipeline.run().wait_until_finish()
     assert [data for data, _ in SEEN] == [b"0", b"1", b"2", b"3"]
     assert [time for _, time in SEEN] == sorted(time for _, time in SEEN)
+
+
+class Seen:
+    """What a turn does with its watermark, its restriction and its finalizer."""
+
+    def __init__(self) -> None:
+        self.watermark: Timestamp | None = None
+
+    def current_watermark(self) -> Timestamp | None:
+        return self.watermark
+
+    def set_watermark(self, to: Timestamp) -> None:
+        self.watermark = to
+
+    def current_restriction(self) -> int:
+        return 1
+
+    def try_claim(self, position: int) -> bool:
+        return True
+
+    def defer_remainder(self, delay: Duration) -> None:
+        """Once is enough here."""
+
+    def register(self, finalize: object) -> None:
+        """Nothing is final here."""
+
+
+@pytest.mark.parametrize(("in_process", "slack"), [(True, 0), (False, 10)], ids=["one clock", "several machines"])
+def test_time_is_not_over_for_a_worker_whose_clock_is_behind(in_process, slack, queue):
+    """Its archive rows, stamped by that clock, would be dropped as late; elements have the puller's time all the same."""
+    queue.put(b"0")
+    settings = RunSettings(f"clocks {slack}", queue.subscription)
+    with opened(settings, clock=lambda: 1_000_000.0):
+        pull, seen = _Pull(dataclasses.replace(settings, in_process=in_process)), Seen()
+        pull.setup()
+        pull.start_bundle()
+        (message,) = pull.process(0, seen, seen, seen)
+        pull.teardown()
+    assert (message.value.data, float(message.timestamp)) == (b"0", 1_000_000.0)
+    assert float(seen.watermark) == 1_000_000.0 - slack
