@@ -122,6 +122,17 @@ class DetectConfig:
     min_agreement: Share = setting(
         0.9, "refuse a version that agrees less with its golden images, where it has some (assets.extra/golden); 0: do not look"
     )
+    canary_share: Share = setting(
+        0.05, "share of the images that meet the version which labels.json calls canary, always the same ones; 0: none do"
+    )
+    canary_mode: Literal["shadow", "live"] = setting(
+        "shadow",
+        "shadow: the canary's results are only compared; live: they are the rows, and what fails meets the stable version",
+    )
+    canary_auto: Switch = setting(
+        False, "after canary_images, give the canary the label of model_version if it agrees (min_agreement) and fails no more"
+    )
+    canary_images: Count = setting(1000, "images that a canary must have met before canary_auto promotes or drops it")
     precision: Literal["float32", "bfloat16"] = setting(
         "float32", "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import threading
 import time
@@ -22,6 +23,7 @@ from models.geometry import InputTransform, fit_image, resize_plan
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import saved_model
+from pipeline.detect.canary import Canary
 from pipeline.detect.check_model import check
 from pipeline.detect.decode import decode_image
 from pipeline.detect.detections import check_classes, to_detections
@@ -31,9 +33,11 @@ from pipeline.detect.model_in_use import ModelInUse
 from pipeline.detect.tensorflow_setup import usable_cores
 from pipeline.detect.thumbnails import make_thumbnail
 from pipeline.detect.versions import Version, is_watchable, wanted
+from pipeline.detect.watch_canary import check_canary
 from pipeline.detect.watch_model import ModelWatch
 from pipeline.errors import ModelError
 from pipeline.failures import ImageError
+from pipeline.figures.canary import CanaryFigures
 from pipeline.figures.samples import Sampler
 from pipeline.look_ahead import started_pool
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Timing
@@ -89,6 +93,7 @@ def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples:
 
 def _watching(model: ModelConfig, detect: DetectConfig, samples: int) -> Detector:
     """A detector of the best version, or of the one before: a bad release keeps no worker from starting."""
+    check_canary(model, detect)
     refused: dict[Version, ModelError] = {}
     found = wanted(model.path, model.model_version)
     for version in found[:_TRIED]:
@@ -128,12 +133,15 @@ class Detector:
 
     Attributes:
       watched: The watch of its versions; None where nobody looks for others.
+      canary: The version that a share of the images meets besides; None where there is none.
       ready_at: When it could be used, seconds since the epoch.
     """
 
     def __init__(self, model: LoadedModel, detect: DetectConfig, samples: int = 0):
         self._in_use = ModelInUse(model)
         self.watched: ModelWatch | None = None
+        self.canary: Canary | None = None
+        self._former_canary: Canary | None = None
         self._settings = detect
         self._decoders = detect.decode_threads or usable_cores()
         self._decoding = threading.BoundedSemaphore(self._decoders)
@@ -181,15 +189,36 @@ class Detector:
         if former:
             former.shutdown()
 
+    def try_canary(self, model: LoadedModel) -> None:
+        """From now on a share of the images meets this version as well, or instead."""
+        sampler = self._sampler if self._settings.canary_mode == "live" else Sampler(0)
+        detect_in = functools.partial(self._detect_with, model, sampler=sampler)
+        self.use_canary(Canary(model, self.model.version, self._settings, detect_in))
+
+    def use_canary(self, canary: Canary | None) -> None:
+        """From now on a share of the images meets this version, or none does; the canary before is closed."""
+        former, self.canary = self.canary, canary
+        if former:
+            self._former_canary = former
+            former.close()
+
+    def canary_figures(self, wait_s: float = 0.0) -> CanaryFigures | None:
+        """What the canary has shown, or the last one; waits up to so many seconds for what it has in hand."""
+        canary = self.canary or self._former_canary
+        return canary.figures(wait_s) if canary else None
+
     def counted_swaps(self) -> Counter[str]:
-        """`swaps` of versions and their `refusals` since this was last asked."""
-        return self.watched.take_counts() if self.watched else Counter()
+        """`swaps` of versions, their `refusals`, and what a canary did, since this was last asked."""
+        counts = self.watched.take_counts() if self.watched else Counter()
+        canary = self.canary or self._former_canary
+        return counts + canary.take_counts() if canary else counts
 
     def close(self) -> None:
         """Gives back memory and threads, once the images under way are done."""
         if self.watched:
             self.watched.close()
         self._pool.shutdown()
+        self.use_canary(None)
         self._in_use.close()
 
     def start(self, image: EncodedImage) -> Future[DetectedImage | DeadLetter]:
@@ -224,6 +253,19 @@ class Detector:
                 result.set_result(value)
 
     def _detect_together(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
+        canary = self.canary
+        if not canary:
+            return self._detect_in_use(images)
+        chosen = {n: image for n, image in enumerate(images) if canary.is_live and canary.wants(image)}
+        found: dict[int, DetectedImage | DeadLetter] = {**canary.answers(chosen)}
+        rest = [n for n in range(len(images)) if n not in found]
+        if rest:
+            found |= zip(rest, self._detect_in_use([images[n] for n in rest]), strict=True)
+        for n in rest:
+            canary.saw_stable(images[n], found[n])
+        return [found[n] for n in range(len(images))]
+
+    def _detect_in_use(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
         with self._in_use.taken() as model:  # once: what these images meet from here on is one version
             return self._detect_with(model, images, self._sampler)
 

@@ -20,6 +20,7 @@ from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.prepare_apart import Preparation
 from pipeline.detect.prepared_model import PreparedModel, start
 from pipeline.detect.versions import Version, wanted
+from pipeline.detect.watch_canary import CanaryWatch
 from pipeline.errors import ModelError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class ModelWatch:
         self._thread = threading.Thread(target=self._watch, name="watch the model", daemon=True)
         self._counts: Counter[str] = Counter()
         self._counting = threading.Lock()
+        self._canary = CanaryWatch(model, detect, detector, self._loaded, _say)
         for version, err in (refused or {}).items():
             self._refuse(version, str(err))
 
@@ -84,7 +86,12 @@ class ModelWatch:
         return counts
 
     def look(self) -> None:
-        """Looks once. A version whose files are not those of the last look is left alone: somebody may be writing them."""
+        """Looks once: which version is wanted, and which is the canary."""
+        self._look_for_wanted()
+        self._canary.look()
+
+    def _look_for_wanted(self) -> None:
+        """A version whose files are not those of the last look is left alone: somebody may be writing them."""
         before = self._before
         candidates = wanted(self._model.path, self._model.model_version)
         self._before = set(candidates)
@@ -106,6 +113,8 @@ class ModelWatch:
     def _take(self, version: Version) -> bool:
         """Puts a version into use; False where it is refused, or is not there any more as it was."""
         started, old = time.monotonic(), self._detector.model
+        canary = self._detector.canary
+        self._canary.end("promoted" if canary and canary.model.version == version.name else "")
         try:
             loaded = self._loaded(version)
         except ModelError as err:

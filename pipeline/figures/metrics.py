@@ -9,6 +9,9 @@ Namespace `Detection`; distributions hold whole numbers, hence microseconds:
 | `detected` | counter | images with a result |
 | `dead` | counter | dead letters of all stages; read = detected + dead + skipped |
 | `swaps`, `refusals` | counter | versions of the model that a process has put into use while it worked, or refused |
+| `canary_images`, `canary_failed` | counter | images that a canary was given, and of these the ones that it failed on |
+| `canary_objects`, `canary_matched` | counter | objects of it and of the version in use, in the shadow; pairs that agree |
+| `canary_ms` | counter | its time, summed over images |
 | `image_bytes` | distribution | encoded bytes of an image that the detector took |
 | `batch_size` | distribution | rung of a device batch |
 | `model_us` | distribution | the model's time for a device batch |
@@ -33,7 +36,8 @@ from pipeline.records import DeadLetter, DetectedImage
 NAMESPACE = "Detection"
 STAGES = ("read", "decode", "postprocess")  # of which each image notes its time; the model's is noted by batch
 
-_counters = {name: Metrics.counter(NAMESPACE, name) for name in ("read", "skipped", "detected", "dead", "swaps", "refusals")}
+_OF_VERSIONS = ("swaps", "refusals", "canary_images", "canary_failed", "canary_objects", "canary_matched", "canary_ms")
+_counters = {name: Metrics.counter(NAMESPACE, name) for name in ("read", "skipped", "detected", "dead", *_OF_VERSIONS)}
 _image_bytes = Metrics.distribution(NAMESPACE, "image_bytes")
 _batch_size = Metrics.distribution(NAMESPACE, "batch_size")
 _model_us = Metrics.distribution(NAMESPACE, "model_us")
@@ -77,7 +81,7 @@ def count_result(result: DetectedImage | DeadLetter, image_bytes: int = 0) -> No
 
 
 def count_swaps(counts: Mapping[str, int]) -> None:
-    """Counts `swaps` of model versions, and `refusals`."""
+    """Counts what became of model versions: `swaps`, `refusals`, and a canary's figures."""
     for name, times in counts.items():
         _count(name, times)
 

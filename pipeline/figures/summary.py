@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.figures.buckets import Intervals, latency_bucket, percentiles_ms
+from pipeline.figures.canary import CanaryFigures
 from pipeline.figures.metrics import STAGES
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, identity_hash, row_bytes
 
@@ -130,6 +131,7 @@ class RunFacts:
       mode: `batch` or `streaming`.
       model_path: Where the model was found.
       batch_ladder: The rungs in use at the end.
+      canary: What a canary has shown in the launcher's process; None where there was none.
     """
 
     started_at: float
@@ -140,6 +142,7 @@ class RunFacts:
     mode: str
     model_path: str
     batch_ladder: tuple[int, ...] = ()
+    canary: CanaryFigures | None = None
 
 
 def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
@@ -174,6 +177,7 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
             "path": facts.model_path,
             "batch_ladder": list(facts.batch_ladder),
         },
+        **({"canary": facts.canary.as_dict()} if facts.canary else {}),
         "config": dict(facts.config),
         "command": facts.command,
         "started_at": _iso(facts.started_at),

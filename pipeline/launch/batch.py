@@ -19,7 +19,7 @@ from pipeline.failures import FOR_GOOD
 from pipeline.figures import progress
 from pipeline.figures.summary import RunFacts
 from pipeline.launch.ending import DONE, Ending, failed, stop_from_thread, stopped_by_signals, tidy
-from pipeline.launch.loading import detector_loading, load_detector, model_known
+from pipeline.launch.loading import CANARY_SECONDS, detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import first_images, model_lines, say, shown, trial_lines
 from pipeline.launch.templates import write_template
@@ -198,7 +198,9 @@ def _run_graph(job: Job, steps: _Steps) -> RunFacts:
         _wait(job, pipeline.run())
         begin_publishing()  # if only now: other processes did it
         detector = loading.result() if loading else None
-    return job.done(detector.ready_at, detector.batch_sizes) if detector else job.done(launched_at, ())
+    if not detector:
+        return job.done(launched_at, ())
+    return job.done(detector.ready_at, detector.batch_sizes, detector.canary_figures(CANARY_SECONDS))
 
 
 def _wait(job: Job, running: Any) -> None:

@@ -24,6 +24,7 @@ from apache_beam.runners.worker.statesampler import StateSampler
 
 from pipeline.config import Config, settings
 from pipeline.errors import ConfigError, RunnerError
+from pipeline.figures.canary import CanaryFigures
 from pipeline.figures.summary import RunFacts
 from pipeline.launch.flink_options import server_options
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
@@ -73,11 +74,19 @@ class Job:
             found = str(err).removeprefix("Pipeline has validations errors:")
             raise RunnerError(f"runner {self.runner.name}: {' '.join(found.split())}") from err
 
-    def done(self, ready_at: float, batch_ladder: tuple[int, ...]) -> RunFacts:
+    def done(self, ready_at: float, batch_ladder: tuple[int, ...], canary: CanaryFigures | None = None) -> RunFacts:
         """What is to be told of this job, which ends now."""
         config = self.config
         return RunFacts(
-            self.started_at, ready_at, time.time(), self.command, config.as_dict(), config.mode, config.model.path, batch_ladder
+            self.started_at,
+            ready_at,
+            time.time(),
+            self.command,
+            config.as_dict(),
+            config.mode,
+            config.model.path,
+            batch_ladder,
+            canary,
         )
 
 

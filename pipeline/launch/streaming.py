@@ -10,16 +10,17 @@ import functools
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from apache_beam.options.pipeline_options import StandardOptions
 
 from pipeline import graph
 from pipeline.config import Config
+from pipeline.detect.detector import Detector
 from pipeline.errors import ConfigError, InputError
 from pipeline.figures.progress import ProgressDisplay
 from pipeline.launch.ending import DONE, Ending, failed, finished_by_signals, stopped_by_signals, tidy
-from pipeline.launch.loading import load_detector, model_known
+from pipeline.launch.loading import CANARY_SECONDS, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import model_lines, say
 from pipeline.launch.runners import RUNNERS, runner_named
@@ -29,6 +30,7 @@ from pipeline.storage.results import check_output
 from pipeline.storage.staging import held, staging_of
 from pipeline.storage.stopping import begin_publishing
 from pipeline.stream.check_pubsub import check_subscription, check_topic
+from pipeline.stream.live import LiveFigures
 from pipeline.stream.run import RunSettings, opened
 
 _WITHOUT_ARCHIVE = "out/streaming"
@@ -108,7 +110,7 @@ def run(job: Job) -> int:
         try:
             detector = load_detector(config) if job.in_process else None
             ready_at = time.time()
-            with opened(settings) as stream, runner.served(job.options), ProgressDisplay(stream.figures.line):
+            with opened(settings) as stream, runner.served(job.options), ProgressDisplay(line_of(stream.figures, detector)):
                 pipeline = job.pipeline()
                 build(pipeline)
                 running = pipeline.run()
@@ -128,9 +130,20 @@ def run(job: Job) -> int:
             return failed(err)
         if detector is None:
             return DONE  # the figures are with the runner, as Beam metrics
-        code = Ending(results, config.write).finish(stream.figures.tally(), job.done(ready_at, detector.batch_sizes), name)
+        facts = job.done(ready_at, detector.batch_sizes, detector.canary_figures(CANARY_SECONDS))
+        code = Ending(results, config.write).finish(stream.figures.tally(), facts, name)
         tidy(staging)
         return code
+
+
+def line_of(figures: LiveFigures, detector: Detector | None) -> Callable[[float], str]:
+    """What a line of the display says: the stream's figures, and a canary's where there is one."""
+
+    def line(seconds: float) -> str:
+        canary = detector.canary_figures() if detector else None
+        return f"{figures.line(seconds)}{f'; {canary.line()}' if canary else ''}"
+
+    return line
 
 
 def results_folder(config: Config) -> str:

@@ -71,6 +71,7 @@ def render_report(summary: Mapping[str, Any], samples: Sequence[DetectedImage], 
             calls=counted(sum(sizes.values()), "batch", "batches"),
             stages=_stages(summary),
             latencies=_latencies(summary),
+            canary=_canary(summary),
             model_settings=list(_flatten(model)),
             changed=changed,
             unchanged=unchanged,
@@ -226,6 +227,25 @@ def _stages(summary: Mapping[str, Any]) -> list[Bar]:
 def _latencies(summary: Mapping[str, Any]) -> list[Bar]:
     latency_s = {name: ms / 1000 for name, ms in (summary.get("latency_ms") or {}).items() if number(ms) != MISSING}
     return _bars([(_LATENCY_NAMES.get(name, name), seconds, duration(seconds), "") for name, seconds in latency_s.items()])
+
+
+def _canary(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A canary beside the version in use, as rows of (what, its figure, the other's)."""
+    canary = summary.get("canary")
+    if not canary:
+        return None
+    ms = [canary.get(key) for key in ("mean_ms", "stable_mean_ms")]
+    return {
+        **{key: canary.get(key) for key in ("version", "stable", "mode", "outcome")},
+        "rows": [
+            ("Images", number(canary.get("images")), ""),
+            ("Failed", number(canary.get("failure_rate"), 5), number(canary.get("stable_failure_rate"), 5)),
+            ("Mean time in the model", *(duration(value / 1000 if value is not None else None) for value in ms)),
+            ("Agreement with the stable version", number(canary.get("agreement"), 5), ""),
+            ("Shift of scores", number(canary.get("score_shift"), 5), ""),
+            ("Left out, being behind", number(canary.get("left_out")), ""),
+        ],
+    }
 
 
 def _settings(config: Any) -> tuple[list[tuple[str, list[tuple[str, Any]]]], list[tuple[str, Any]]]:

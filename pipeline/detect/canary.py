@@ -1,0 +1,213 @@
+"""A canary: another version of the model, which a share of the images meets as well (`shadow`), or instead (`live`).
+
+It has threads of its own and a short queue. Whatever happens to it, the images do not suffer. In the shadow nobody waits for it, and
+what it has no room for it is not given. Live, an image that it fails on or does not answer in time meets the version in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from models.agreement import compare
+from pipeline.config import DetectConfig
+from pipeline.detect.golden import DetectIn
+from pipeline.detect.loaded_model import LoadedModel
+from pipeline.figures.canary import CanaryFigures
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, detection_row, identity_hash
+
+_THREADS = 2
+_MOST_WAITING = 16  # groups of images
+_LONGEST_SECONDS = 10.0  # that an image waits for it, live
+_CLOSE_SECONDS = 10.0
+_MORE_FAILURES = 0.01  # a canary may fail on this share of images more than the version in use
+
+
+@dataclasses.dataclass(eq=False)
+class _Group:
+    """Images on their way through the canary; `beside`: what the version in use has made of them; `abandoned`: nobody waits."""
+
+    images: Sequence[EncodedImage]
+    beside: Sequence[DetectedImage | DeadLetter] = ()
+    found: Sequence[DetectedImage | DeadLetter] = ()
+    abandoned: bool = False
+    done: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+
+class Canary:
+    """A version on trial; thread-safe.
+
+    Args:
+      model: The version; closed with this.
+      stable: The version in use.
+      detect: Which share of the images it is given, and how.
+      detect_in: Detects with it.
+      longest_s: How long a live image waits for it.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        stable: str,
+        detect: DetectConfig,
+        detect_in: DetectIn,
+        longest_s: float = _LONGEST_SECONDS,
+    ):
+        self.model = model
+        self.is_live = detect.canary_mode == "live"
+        self._below = int(detect.canary_share * 2**64)
+        self._settings = detect
+        self._detect_in = detect_in
+        self._longest_s = longest_s
+        self._waiting: queue.Queue[_Group | None] = queue.Queue(_MOST_WAITING)
+        self._figures = CanaryFigures(model.version, stable, detect.canary_mode)
+        self._reported: Counter[str] = Counter()
+        self._hangs = self._closed = False
+        self._lock = threading.Lock()  # of the figures, and of who counts a group that came late
+        # daemons, so that one that hangs keeps no job from ending
+        self._threads = [threading.Thread(target=self._work, name="canary", daemon=True) for _ in range(_THREADS)]
+        for thread in self._threads:
+            thread.start()
+
+    def wants(self, image: EncodedImage) -> bool:
+        """Whether an image is of its share: always the same ones, whatever their order."""
+        return identity_hash(f"canary {image.ref.identity}") < self._below  # not the hash that picks samples and shards
+
+    def answers(self, images: Mapping[int, EncodedImage]) -> dict[int, DetectedImage]:
+        """Detects in images; leaves out those that it fails on, or takes too long for."""
+        group = _Group([*images.values()])
+        if not images or not self._submit(group):
+            return {}
+        if not group.done.wait(self._longest_s):
+            with self._lock:
+                group.abandoned = not group.done.is_set()
+            if group.abandoned:
+                self._hangs = True
+                self._count(images=len(images), failed=len(images))
+                return {}
+        pairs = zip(images, group.found, strict=False)  # nothing was found where it fails
+        return {number: result for number, result in pairs if isinstance(result, DetectedImage)}
+
+    def saw_stable(self, image: EncodedImage, result: DetectedImage | DeadLetter) -> None:
+        """Takes note of what the version in use has made of an image; in the shadow, tries to do the same."""
+        if not _is_answer(result):
+            return
+        failed = isinstance(result, DeadLetter)
+        self._count(stable_images=1, stable_failed=int(failed), stable_seconds=_seconds(result))
+        if not self.is_live and self.wants(image):
+            self._submit(_Group([image], [result]))
+
+    def figures(self, wait_s: float = 0.0) -> CanaryFigures:
+        """What it has shown so far; waits up to so many seconds for what it has in hand."""
+        until = time.monotonic() + wait_s
+        while self._waiting.unfinished_tasks and time.monotonic() < until:
+            time.sleep(0.01)
+        with self._lock:
+            return dataclasses.replace(self._figures)
+
+    def verdict(self) -> str:
+        """`promoted` or `dropped`, by what it has shown; empty until it has met enough images."""
+        shown = self.figures()
+        if shown.images < self._settings.canary_images:
+            return ""
+        agrees = shown.agreement is not None and shown.agreement >= self._settings.min_agreement
+        works = shown.failure_rate <= shown.stable_failure_rate + _MORE_FAILURES
+        return "promoted" if agrees and works else "dropped"
+
+    def decide(self, outcome: str) -> CanaryFigures:
+        """Notes what became of it; returns all that it has shown."""
+        with self._lock:
+            self._figures.outcome = outcome
+            return dataclasses.replace(self._figures)
+
+    def take_counts(self) -> Counter[str]:
+        """What it has done since this was last asked, in whole numbers."""
+        shown = self.figures()
+        counts = Counter({f"canary_{name}": getattr(shown, name) for name in ("images", "failed", "matched", "objects")})
+        counts["canary_ms"] = int(shown.seconds * 1e3)
+        new, self._reported = counts - self._reported, counts
+        return new
+
+    def close(self) -> bool:
+        """Ends it, and gives back memory and threads; False where it hangs, and keeps them."""
+        self._closed = True  # so the queue only gets shorter
+        until = time.monotonic() + _CLOSE_SECONDS
+        for _ in self._threads:
+            with contextlib.suppress(queue.Full):
+                self._waiting.put(None, timeout=max(0.0, until - time.monotonic()))
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        ended = not any(thread.is_alive() for thread in self._threads)
+        if ended:
+            self.model.engine.close()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if group := self._waiting.get_nowait():
+                    group.done.set()  # whoever came while it was closed
+        return ended
+
+    def _submit(self, group: _Group) -> bool:
+        try:
+            if self._closed or (self._hangs and self.is_live):
+                raise queue.Full
+            self._waiting.put_nowait(group)
+        except queue.Full:
+            self._count(left_out=len(group.images))
+            return False
+        return True
+
+    def _work(self) -> None:
+        while (group := self._waiting.get()) is not None:
+            counts: dict[str, float] = {"images": len(group.images), "failed": len(group.images)}
+            with contextlib.suppress(BaseException):  # whatever it is, it is the canary's failure
+                found = self._detect_in(group.images)
+                counts = self._counts(found, group.beside)
+                group.found = found
+            with self._lock:
+                group.done.set()
+            if not group.abandoned:
+                self._count(**counts)
+            self._hangs = False
+            self._waiting.task_done()
+        self._waiting.task_done()
+
+    def _counts(
+        self, found: Sequence[DetectedImage | DeadLetter], beside: Sequence[DetectedImage | DeadLetter]
+    ) -> dict[str, float]:
+        pairs = [self._compared(*pair) for pair in zip(found, beside, strict=True)] if beside else []
+        answered = [result for result in found if _is_answer(result)]
+        return {
+            "images": len(answered),
+            "failed": sum(isinstance(result, DeadLetter) for result in answered),
+            "seconds": sum(map(_seconds, answered)),
+            "matched": sum(matched for matched, _, _ in pairs),
+            "objects": sum(objects for _, objects, _ in pairs),
+            "score_shift_sum": sum(shift for _, _, shift in pairs),
+        }
+
+    def _compared(self, ours: DetectedImage | DeadLetter, theirs: DetectedImage | DeadLetter) -> tuple[int, int, float]:
+        """Objects that both have found, all objects of both, and the sum of differences of their confidences."""
+        if isinstance(ours, DeadLetter) or isinstance(theirs, DeadLetter):
+            return 0, 0, 0.0
+        result = compare([detection_row(ours)], [detection_row(theirs)])
+        shift = (result["mean_score_difference"] or 0.0) * result["matched"]
+        return result["matched"], result["detections"] + result["reference_detections"], shift
+
+    def _count(self, **counts: float) -> None:
+        with self._lock:
+            for name, amount in counts.items():
+                setattr(self._figures, name, getattr(self._figures, name) + amount)
+
+
+def _is_answer(result: DetectedImage | DeadLetter) -> bool:
+    """Whether a version had a part in a result: no version detects in what is no image."""
+    return isinstance(result, DetectedImage) or result.stage == "detect"
+
+
+def _seconds(result: DetectedImage | DeadLetter) -> float:
+    return result.timing.predict if isinstance(result, DetectedImage) else 0.0
