@@ -1,7 +1,7 @@
 """A canary: another version of the model, which a share of the images meets as well (`shadow`), or instead (`live`).
 
-It has threads of its own and a short queue. Whatever happens to it, the images do not suffer. In the shadow nobody waits for it, and
-what it has no room for it is not given. Live, an image that it fails on or does not answer in time meets the version in use.
+It has threads of its own and a short queue. Whatever happens to it, the images do not suffer. In the shadow nobody waits for it,
+and what it has no room for it is not given. Live, an image that it fails on or does not answer in time meets the one in use.
 """
 
 from __future__ import annotations

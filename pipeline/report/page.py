@@ -234,13 +234,13 @@ def _canary(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     canary = summary.get("canary")
     if not canary:
         return None
-    ms = [canary.get(key) for key in ("mean_ms", "stable_mean_ms")]
+    times = [ms / 1000 if number(ms) != MISSING else None for ms in (canary.get("mean_ms"), canary.get("stable_mean_ms"))]
     return {
         **{key: canary.get(key) for key in ("version", "stable", "mode", "outcome")},
         "rows": [
             ("Images", number(canary.get("images")), ""),
             ("Failed", number(canary.get("failure_rate"), 5), number(canary.get("stable_failure_rate"), 5)),
-            ("Mean time in the model", *(duration(value / 1000 if value is not None else None) for value in ms)),
+            ("Mean time in the model", *map(duration, times)),
             ("Agreement with the stable version", number(canary.get("agreement"), 5), ""),
             ("Shift of scores", number(canary.get("score_shift"), 5), ""),
             ("Left out, being behind", number(canary.get("left_out")), ""),
