@@ -33,6 +33,8 @@ def test_a_stream_that_is_left_found_and_stopped_under_load_goes_on_without_loss
     assert job.wait() == 0
     (found,) = re.findall(r"job (\w+) runs without", job.output())
     assert flink.jobs() == [found]
+    checkpoints = flink.ask(f"/jobs/{found}/checkpoints/config")
+    assert (checkpoints["interval"], checkpoints["min_pause"], checkpoints["max_concurrent"]) == (5000, 1000, 1)
     stream.publish(uris[:1], RATE)
     stream.take(150)
 
