@@ -18,6 +18,7 @@ ROUNDS = 4
 IMAGES = 700  # a round
 RATE = 100.0  # messages a second
 CHECKPOINT_SECONDS = 5.0
+PAUSE_MS = 1000.0  # before the next checkpoint can begin; a quiet machine kills within 30
 RECOVERY_SECONDS = 150.0
 
 
@@ -102,7 +103,7 @@ def test_no_answer_is_lost_where_all_machines_die_when_a_checkpoint_completes(ro
     stream.note(stream.job.take(stream.job.detections, 10_000, timeout_s=5))
     lost, repeated = stream.asked - set(stream.answers), stream.answers.total() - len(stream.answers) - before
     print(f"killed {killed_ms:.0f} ms after a checkpoint: {len(lost)} of {IMAGES} lost, {repeated} repeated")
-    assert killed_ms < 50
+    assert killed_ms < PAUSE_MS
     assert not lost
     assert repeated < RATE * CHECKPOINT_SECONDS
     assert eventually(lambda: archived(stream.job) == stream.asked, 60)
