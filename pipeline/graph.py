@@ -15,7 +15,6 @@ import apache_beam as beam
 
 from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
-from pipeline.read.only_new import BegunSpool
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.records import dead_letter_row, detection_row
@@ -59,7 +58,7 @@ def source_of(config: Config, done: Done | None = None, begun: Sequence[Checkpoi
       done: What counts as done by the rows in the output, and is skipped; None: nothing does.
       begun: What killed runs of the same command had done.
     """
-    spools = tuple(BegunSpool(spool.path) for checkpoint in begun or () for _, spool in checkpoint.spools)
+    spools = tuple(spool for checkpoint in begun or () for _, spool in checkpoint.spools)
     again = asked_again(config) if config.retry_dead else None
     inputs = {} if again else config.patterns()
     return ReadImages(

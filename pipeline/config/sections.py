@@ -185,7 +185,7 @@ class WriteConfig:
     report_samples: Annotated[int, Between(0, 200)] = setting(12, "annotated images shown in report.html")
 
     checkpoint_s: Annotated[float, Between(0.0)] = setting(
-        30.0, "most seconds of work that a kill costs a job in one process with a local output; its command goes on from there"
+        30.0, "most seconds of work that a kill costs a job in one process; its command goes on from there"
     )
 
     @field_validator("coco_ground_truth")

@@ -36,7 +36,7 @@ from pipeline.storage.earlier import run_name, same_work
 from pipeline.storage.lease import leased
 from pipeline.storage.ledger import Done, Maker
 from pipeline.storage.results import check_output
-from pipeline.storage.staging import held, new_staging, run_of, take_over_killed
+from pipeline.storage.staging import LEASED, held, new_staging, run_of, take_over_killed
 from pipeline.storage.stopping import begin_publishing
 from pipeline.write.sink import Sink
 from pipeline.write.write_files import read_written
@@ -167,10 +167,10 @@ def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float)
     config, same = job.config, same_work(job.config.as_dict(), model)
     steps = _steps(job, staging, model, began_at)
     steps.check()
-    about = {"settings": config.as_dict(), "command": job.command, "started_at": began_at, "same": same}
+    about = {"settings": config.as_dict(), "command": job.command, "started_at": began_at, "same": same, LEASED: True}
     with held(staging, about):
         begun: Sequence[Checkpoint] = ()
-        if job.in_process and "://" not in config.output:
+        if job.in_process:
             take_over_killed(staging, same)
             begun = tuple(checkpoints_begun(staging))
             steps = _steps(job, staging, model, began_at, begun)

@@ -15,16 +15,15 @@ import struct
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.records import ImageRef, identity_hash, name_of
-from pipeline.storage.files import read_lines
 from pipeline.storage.ledger import UNKNOWN, Done, RowsFile, entry_of, key_of, list_files_of_rows, read_keys
 from pipeline.storage.listing import AT_ONCE
 from pipeline.storage.places import generation_of
 from pipeline.storage.results import DETECTIONS
+from pipeline.storage.spools import Spool
 
 PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _KEY = struct.Struct("=QQ")
@@ -41,12 +40,6 @@ def partition_of(uri: str) -> int:
 def packed_key(ref: ImageRef) -> bytes:
     """The key of an image; empty where its generation is not known."""
     return _KEY.pack(*key_of(ref.uri, ref.generation)) if ref.generation else b""
-
-
-class BegunSpool(NamedTuple):
-    """A spool of rows that a killed run of this very command has left: their images need no second look."""
-
-    path: str
 
 
 class KeyBlocks:
@@ -150,10 +143,10 @@ def keys_done(files: Sequence[RowsFile], done: Done) -> Iterator[np.ndarray]:
             yield from parts
 
 
-def keys_begun(spools: Iterable[BegunSpool]) -> Iterator[np.ndarray]:
+def keys_begun(spools: Iterable[Spool]) -> Iterator[np.ndarray]:
     """The keys of the rows in spools."""
     for spool in spools:
-        entries = filter(None, (entry_of(line, DETECTIONS, UNKNOWN) for line in read_lines(spool.path)))
+        entries = filter(None, (entry_of(line, DETECTIONS, UNKNOWN) for line in spool.read()))
         while some := [key_of(entry.uri, entry.generation) for entry in islice(entries, _ROWS_AT_ONCE)]:
             yield np.array(some, np.uint64)
 

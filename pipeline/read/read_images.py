@@ -19,7 +19,6 @@ from pipeline.read.letters import AskAgain, images_of_letter, is_letter, named_i
 from pipeline.read.list_images import Piece, check_inputs, list_pieces, pieces_of
 from pipeline.read.only_new import (
     BegunNames,
-    BegunSpool,
     DoneKeys,
     DoneNames,
     KeyBlocks,
@@ -35,6 +34,7 @@ from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes, nam
 from pipeline.storage.ledger import Done, RowsFile, list_files_of_rows
 from pipeline.storage.listing import AT_ONCE
 from pipeline.storage.results import DEAD_LETTERS
+from pipeline.storage.spools import Spool
 
 # An image on its way through the shuffle: its name in bytes, since a text would have to be Unicode there, which not every name
 # is; `extra`; `size_bytes`; its key, where what is done is left out (see `only_new`). So it takes 210 bytes of a local runner's
@@ -70,7 +70,7 @@ class ReadImages(Source):
     retry_seconds: float = RETRY_SECONDS
     done: Done | None = None
     again: AskAgain | None = None
-    begun: Sequence[BegunSpool] = ()
+    begun: Sequence[Spool] = ()
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class ReadImages(Source):
         return _OpenTFRecords(self.read, self.retry_seconds, ledger, self.again, self.begun)
 
 
-def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str, begun: Sequence[BegunSpool]) -> Iterator[list[Any]]:
+def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str, begun: Sequence[Spool]) -> Iterator[list[Any]]:
     """Where to look for images, and for what is done or begun, in groups of what one worker looks at side by side."""
     for pieces in (pieces_of(patterns), iter(list_files_of_rows(ledger) if ledger else ()), iter(begun)):
         while group := list(islice(pieces, AT_ONCE)):
@@ -150,13 +150,13 @@ class _ListImages(_Counting):
         super().start_bundle()
         self._blocks = {_DONE: KeyBlocks(), _BEGUN: KeyBlocks()}
 
-    def process(self, group: Sequence[Piece | RowsFile | BegunSpool]) -> Iterator[tuple[int, _Listed]]:
+    def process(self, group: Sequence[Piece | RowsFile | Spool]) -> Iterator[tuple[int, _Listed]]:
         files = [each for each in group if isinstance(each, RowsFile)]
         if files and self._done:
             yield from _as_listed(_DONE, self._blocks[_DONE].add(keys_done(files, self._done)))
-        spools = [each for each in group if isinstance(each, BegunSpool)]
+        spools = [each for each in group if isinstance(each, Spool)]
         yield from _as_listed(_BEGUN, self._blocks[_BEGUN].add(keys_begun(spools)))
-        for ref in self._refs(files, [each for each in group if not isinstance(each, (RowsFile, BegunSpool))]):
+        for ref in self._refs(files, [each for each in group if not isinstance(each, (RowsFile, Spool))]):
             if not _holds_images(ref.uri):
                 metrics.count_read()
             key = packed_key(ref) if self._done else b""
@@ -234,7 +234,7 @@ class _OpenTFRecords(_Counting):
         retry_seconds: float,
         ledger: tuple[str, Done] | None,
         again: AskAgain | None,
-        begun: Sequence[BegunSpool],
+        begun: Sequence[Spool],
     ):
         self._max_bytes = int(read.max_file_mb * 1e6)
         self._retry_seconds = retry_seconds

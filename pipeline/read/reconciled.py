@@ -36,7 +36,7 @@ from pipeline.storage.ledger import list_files_of_rows, read_entries
 from pipeline.storage.listing import place_of
 from pipeline.storage.places import Place
 from pipeline.storage.results import DETECTIONS
-from pipeline.storage.spools import Spooler, merge_lines
+from pipeline.storage.spools import Spool, Spooler, merge_spools
 
 STATUSES = ("done", "dead", "stale", "missing")
 BESIDE = ("doubled", "orphaned")
@@ -123,7 +123,7 @@ def reconcile(
     outcome, scope = Reconciled(), _Scope(patterns)
     with tempfile.TemporaryDirectory(prefix="reconcile-") as folder:
         spools = _spooled(_all_lines(patterns, output, model, outcome), folder)
-        lines = map(json.loads, merge_lines(spools, folder))
+        lines = map(json.loads, merge_spools(spools, folder))
         for uri, known in groupby(lines, lambda line: line[0]):
             for found in _statuses(uri, known, scope):
                 outcome.add(found)
@@ -178,11 +178,11 @@ def _all_lines(patterns: Sequence[str], output: str, model: tuple[str, str] | No
                 yield [entry.uri, kind, entry.generation, entry.reason, "/".join(of_model)]
 
 
-def _spooled(lines: Iterable[list[Any]], folder: str) -> list[str]:
-    spooler, paths = Spooler(folder), []
+def _spooled(lines: Iterable[list[Any]], folder: str) -> list[Spool]:
+    spooler, spools = Spooler(folder), []
     for line in lines:
-        paths += [spool.path for _, spool in spooler.add(None, row_bytes(line) + b"\n")]
-    return paths + [spool.path for _, spool in spooler.flush()]
+        spools += [spool for _, spool in spooler.add(None, row_bytes(line) + b"\n")]
+    return spools + [spool for _, spool in spooler.flush()]
 
 
 def _statuses(uri: str, known: Iterable[list[Any]], scope: _Scope) -> Iterator[Found]:

@@ -1,13 +1,14 @@
-"""Checkpoints of a run on one machine: what it has spooled, so that the same command goes on from there after a kill.
+"""Checkpoints of a run in one process: what it has spooled, so that the same command goes on from there after a kill.
 
-    .staging-<run>/spool/<id>              a spool of rows
-    .staging-<run>/spool/<id>.checkpoint   which spools are complete, and what was counted until then
-    .staging-<run>/begun-<killed run>/     the same of a killed run of the same command, taken over
+    .staging-<run>/spool/<id>.checkpoint              spools of rows, and at the end which they are and what was counted of them
+    .staging-<run>/begun-<killed run>/<id>.checkpoint the same of a killed run of the same command, taken over
 
-A checkpoint is written when its spools are complete, and counts as soon as it has its name; spools that are in none do not count.
-To take over is to rename the folder, in one step, from a run whose process is known to have ended, into one that is held: so no
-two runs ever have it, and one that is killed in between leaves it where the next one looks. Local folders only: object storage
-has neither locks nor such a step.
+A checkpoint is one file, or one object, and counts once it is complete: what was cut short lacks its end.
+
+To take over, on a local disk, is to rename the folder, in one step, from a run whose process is known to have ended, into one
+that is held: so no two runs ever have it, and one that is killed in between leaves it where the next one looks. On object storage
+all objects are copied before the first is removed, by who holds the lease of the images; a run that is killed in between leaves a
+part of them a second time, so of several killed runs the one counts that has the most.
 """
 
 from __future__ import annotations
@@ -15,16 +16,22 @@ from __future__ import annotations
 import glob
 import os
 import pickle
-import uuid
-from collections.abc import Iterable, Iterator
+import posixpath
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.storage.files import read_file, write_file
-from pipeline.storage.spools import Spool
+from apache_beam.io.filesystems import FileSystems
+
+from pipeline.storage.files import list_files, open_part
+from pipeline.storage.globs import escape_glob
+from pipeline.storage.spools import KeyedSpools, Spool
 
 SPOOLS = "spool"
-_ENDING = ".checkpoint"
+CHECKPOINT = ".checkpoint"
 _BEGUN = "begun-"
+_END = struct.Struct(">Q8s")  # size of what is told of the spools, and a mark
+_COMPLETE = b"complete"
 
 
 class Checkpoint(NamedTuple):
@@ -35,30 +42,71 @@ class Checkpoint(NamedTuple):
       counted: What was counted of their rows.
     """
 
-    spools: tuple[tuple[Any, Spool], ...]
+    spools: KeyedSpools
     counted: Any
 
 
-def write_checkpoint(staging: str, checkpoint: Checkpoint) -> None:
-    """Makes a checkpoint of spools that lie in a run's folder of spools."""
-    write_file(f"{staging}/{SPOOLS}/{uuid.uuid4().hex}{_ENDING}", pickle.dumps(checkpoint))
+def footer_of(checkpoint: Checkpoint) -> bytes:
+    """What makes a file of spools a checkpoint, at its end."""
+    told = pickle.dumps(checkpoint)
+    return told + _END.pack(len(told), _COMPLETE)
 
 
-def take_over(killed: str, staging: str) -> None:
-    """Takes over what a killed run of the same command has left, and what that had taken over."""
-    for folder in (f"{killed}/{SPOOLS}", *glob.glob(f"{glob.escape(killed)}/{_BEGUN}*")):
-        name = os.path.basename(folder) if _BEGUN in folder else f"{_BEGUN}{os.path.basename(killed).lstrip('.')}"
-        if os.path.isdir(folder):
-            os.rename(folder, f"{staging}/{name}")
+def take_over(killed: Sequence[str], staging: str) -> None:
+    """Takes over what killed runs of the same command have left, and what these had taken over; their folders go afterwards."""
+    if "://" not in staging:
+        for each in killed:
+            for folder in (f"{each}/{SPOOLS}", *glob.glob(f"{glob.escape(each)}/{_BEGUN}*")):
+                if os.path.isdir(folder):
+                    os.rename(folder, f"{staging}/{_begun_name(each, folder)}")
+        return
+    most = max(killed, key=_rows_in, default="")
+    paths = list_checkpoints(most) if most else []
+    copies = [f"{staging}/{_begun_name(most, posixpath.dirname(path))}/{posixpath.basename(path)}" for path in paths]
+    if paths:
+        FileSystems.copy(paths, copies)
 
 
 def checkpoints_begun(staging: str) -> Iterator[Checkpoint]:
     """What the killed runs had done that this one has taken over."""
-    for path in sorted(glob.glob(f"{glob.escape(staging)}/{_BEGUN}*/*{_ENDING}")):
-        found: Checkpoint = pickle.loads(read_file(path))  # noqa: S301  written by a run of this very command
-        yield found._replace(spools=tuple(_moved(found.spools, os.path.dirname(path))))
+    return _read_all(f"{escape_glob(staging)}/{_BEGUN}*/*{CHECKPOINT}")
 
 
-def _moved(spools: Iterable[tuple[Any, Spool]], folder: str) -> Iterator[tuple[Any, Spool]]:
-    for key, spool in spools:
-        yield key, spool._replace(path=f"{folder}/{os.path.basename(spool.path)}")
+def list_checkpoints(staging: str) -> list[str]:
+    """The checkpoints in a run's folder, its own and those that it took over; also what was cut short."""
+    return [path for folder in (SPOOLS, f"{_BEGUN}*") for path in list_files(f"{escape_glob(staging)}/{folder}/*{CHECKPOINT}")]
+
+
+def _begun_name(killed: str, folder: str) -> str:
+    name = posixpath.basename(folder)
+    return f"{_BEGUN}{posixpath.basename(killed).lstrip('.')}" if name == SPOOLS else name
+
+
+def _rows_in(staging: str) -> int:
+    patterns = [f"{escape_glob(staging)}/{folder}/*{CHECKPOINT}" for folder in (SPOOLS, f"{_BEGUN}*")]
+    checkpoints = [checkpoint for pattern in patterns for checkpoint in _read_all(pattern)]
+    return sum(spool.lines for checkpoint in checkpoints for _, spool in checkpoint.spools)
+
+
+def _read_all(pattern: str) -> Iterator[Checkpoint]:
+    for entry in sorted(FileSystems.match([pattern])[0].metadata_list, key=lambda entry: entry.path):
+        if checkpoint := _read(entry.path, entry.size_in_bytes):
+            yield checkpoint
+
+
+def _read(path: str, size_bytes: int) -> Checkpoint | None:
+    """A checkpoint; None where it was cut short."""
+    rest = size_bytes - _END.size
+    if rest < 0:
+        return None
+    with open_part(path, rest, _END.size) as end:
+        told_bytes, mark = _END.unpack(end.read())
+    if mark != _COMPLETE:
+        return None
+    with open_part(path, rest - told_bytes, told_bytes) as told:
+        checkpoint: Checkpoint = pickle.load(told)  # noqa: S301  written by a run of this very command
+    return checkpoint._replace(spools=tuple(_moved(checkpoint.spools, path)))
+
+
+def _moved(spools: KeyedSpools, path: str) -> Iterable[tuple[Any, Spool]]:
+    return ((key, spool._replace(path=path)) for key, spool in spools)

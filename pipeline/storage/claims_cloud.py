@@ -81,6 +81,10 @@ class CloudClaims:
         with contextlib.suppress(Exception):
             self._change(lambda claims: {run: other for run, other in claims.items() if run != claim.run})
 
+    def alive(self) -> set[str]:
+        """The runs that have a claim and were heard of."""
+        return {run for run, claim in self._read()[0].items() if not _is_dead(claim)}
+
     @contextlib.contextmanager
     def kept(self, claim: Claim, lost: Callable[[], None]) -> Iterator[None]:
         """Renews a claim while this lasts; calls `lost`, in a thread, once it was taken over."""

@@ -34,3 +34,14 @@ def write_object(path: str, content: bytes) -> None:
     with storage_client() as client:
         # made again after a failure whether or not it was made: the content is the same
         client.bucket(bucket).blob(name).upload_from_string(content, content_type=kind, retry=DEFAULT_RETRY)
+
+
+def read_range(path: str, start: int, end: int) -> bytes:
+    """The bytes of an object, `gs://…`, from `start` to before `end`: one request for just these."""
+    bucket, _, name = path.removeprefix("gs://").partition("/")
+    with storage_client() as client:
+        # no checksum: it is one of the whole object
+        content: bytes = (
+            client.bucket(bucket).blob(name).download_as_bytes(start=start, end=end - 1, raw_download=True, checksum=None)
+        )
+    return content

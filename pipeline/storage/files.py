@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import posixpath
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
-from pipeline.storage.cloud import write_object
+from pipeline.storage.cloud import read_range, write_object
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.places import GS
 
 UNFINISHED = ".staging-"  # begins the name of every file and folder that no reader should look at; so it is hidden as well
 _AS_IT_IS = "uncompressed"  # Beam would gzip by a file's ending otherwise
+_PART_BYTES = 1 << 20  # of an object at once; Beam's reader takes 16 MB
 
 
 def create(path: str) -> Any:
@@ -58,6 +60,38 @@ def read_lines(path: str) -> Iterator[bytes]:
     # an object's reader has no `peek`, so that its own `readline` would fetch byte by byte
     with FileSystems.open(path, compression_type=_AS_IT_IS) as file, io.BufferedReader(file, 1 << 18) as lines:
         yield from lines
+
+
+@contextlib.contextmanager
+def open_part(path: str, start: int, size_bytes: int) -> Iterator[io.BufferedReader]:
+    """A part of a file as a file: `size_bytes` from the byte `start` on; of an object no more is fetched than that."""
+    with contextlib.ExitStack() as stack:
+        if path.startswith(GS):
+            fetch = functools.partial(read_range, path)
+        else:
+            fetch = functools.partial(_seek_and_read, stack.enter_context(FileSystems.open(path, compression_type=_AS_IT_IS)))
+        yield stack.enter_context(io.BufferedReader(_Part(fetch, start, start + size_bytes), _PART_BYTES))
+
+
+def _seek_and_read(file: Any, start: int, end: int) -> bytes:
+    file.seek(start)
+    return bytes(file.read(end - start))
+
+
+class _Part(io.RawIOBase):
+    def __init__(self, fetch: Callable[[int, int], bytes], start: int, end: int) -> None:
+        self._fetch = fetch
+        self._next, self._end = start, end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._end, self._next + len(buffer))
+        content = self._fetch(self._next, end) if end > self._next else b""
+        buffer[: len(content)] = content
+        self._next += len(content)
+        return len(content)
 
 
 def list_files(pattern: str) -> list[str]:

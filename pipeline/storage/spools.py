@@ -8,54 +8,90 @@ from __future__ import annotations
 
 import heapq
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.storage.files import create, delete_files, read_lines
+from pipeline.storage.files import create, delete_files, open_part, read_lines
 
 SPOOL_BYTES = 32_000_000
-_MERGED_AT_ONCE = 32  # a reader of an object holds 16 MB
+_MERGED_AT_ONCE = 32
 
 
 class Spool(NamedTuple):
-    """A file of sorted lines in staging."""
+    """Sorted lines in staging: a part of a file.
+
+    Attributes:
+      path: The file.
+      lines: How many lines.
+      start: At which byte of the file they begin.
+      size_bytes: How many bytes they have.
+    """
 
     path: str
     lines: int
+    start: int
+    size_bytes: int
+
+    def read(self) -> Iterator[bytes]:
+        """The lines, with their ends."""
+        with open_part(self.path, self.start, self.size_bytes) as lines:
+            yield from lines
+
+
+KeyedSpools = Sequence[tuple[Any, Spool]]
 
 
 class Spooler:
-    """Gathers lines under keys, and writes those of each key as a sorted spool whenever there are enough of all together.
+    """Gathers lines under keys, and writes them to a file, as one sorted spool a key, whenever there are enough of all together.
 
     Args:
-      folder: Where spools go; each has a name of its own.
+      folder: Where files go; each has a name of its own.
       most_bytes: How many bytes of lines are held in memory; default: `SPOOL_BYTES`.
+      ending: What the names of files end with.
+      footer: What follows the spools of a file.
     """
 
-    def __init__(self, folder: str, most_bytes: int = 0):
+    def __init__(
+        self, folder: str, most_bytes: int = 0, ending: str = "", footer: Callable[[KeyedSpools], bytes] = lambda _spools: b""
+    ):
         self._folder = folder
         self._most_bytes = most_bytes or SPOOL_BYTES
+        self._ending = ending
+        self._footer = footer
+        self._path = ""
+        self._lines: dict[Any, list[bytes]] = {}
         self._bytes = 0
-        self._open: dict[Any, tuple[str, Any, list[bytes]]] = {}
 
     def add(self, key: Any, line: bytes) -> Iterator[tuple[Any, Spool]]:
         """Takes a line, with its end; gives the spools that are complete now."""
-        if key not in self._open:
-            path = f"{self._folder}/{uuid.uuid4().hex}"
-            self._open[key] = (path, create(path), [])  # now: a disk that takes no file says so before the work is done
-        self._open[key][2].append(line)
+        if not self._path:
+            self._path = f"{self._folder}/{uuid.uuid4().hex}{self._ending}"
+            self._file = create(self._path)  # now: a disk that takes no file says so before the work is done
+        self._lines.setdefault(key, []).append(line)
         self._bytes += len(line)
         if self._bytes >= self._most_bytes:
             yield from self.flush()
 
     def flush(self) -> Iterator[tuple[Any, Spool]]:
         """Writes and gives what there is."""
-        for key, (path, file, lines) in self._open.items():
-            lines.sort()
-            with file:
-                file.writelines(lines)
-            yield key, Spool(path, len(lines))
-        self._open, self._bytes = {}, 0
+        if not self._path:
+            return
+        spools: list[tuple[Any, Spool]] = []
+        start = 0
+        with self._file as file:
+            for key, lines in self._lines.items():
+                file.writelines(sorted(lines))
+                spools.append((key, Spool(self._path, len(lines), start, sum(map(len, lines)))))
+                start += spools[-1][1].size_bytes
+            file.write(self._footer(spools))
+        self._path, self._lines, self._bytes = "", {}, 0
+        yield from spools
+
+
+def merge_spools(spools: Iterable[Spool], folder: str) -> Iterator[bytes]:
+    """The lines of all spools, sorted; `folder` is for files of merged lines, if there are too many to be read at once."""
+    by_name = {f"{spool.path}:{spool.start}": spool for spool in spools}
+    return merge_lines(by_name, folder, lambda name: by_name[name].read())
 
 
 def merge_lines(paths: Iterable[str], folder: str, read: Callable[[str], Iterator[bytes]] = read_lines) -> Iterator[bytes]:

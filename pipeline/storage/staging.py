@@ -12,9 +12,8 @@ Each step may be taken again, by a second worker at the same time, by the launch
 next run in this folder when this one was killed. So no earlier result goes before the new ones are there, and no reader ever
 finds a mixture for longer than that.
 
-Who is alive? A local run holds a lock on a file, which the system takes back when the process ends, however it ends. On object
-storage there is no such thing: there the run writes a small object each minute, and counts as dead once the newest of its objects
-is a quarter of an hour old (whose clock is wrong by more than a few minutes gets no access to Cloud Storage at all).
+A run that was killed before that leaves its checkpoints, from which the same command goes on (see `checkpoints`). They are kept
+for it, whatever else runs in the folder meanwhile, for a week.
 """
 
 from __future__ import annotations
@@ -24,29 +23,24 @@ import glob
 import json
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from apache_beam.io.filesystems import FileSystems
-
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
+from pipeline.storage.alive import age_s, alive, if_dead
 from pipeline.storage.beside import make_way
-from pipeline.storage.checkpoints import take_over
-from pipeline.storage.files import delete_files, exists, list_files, make_folder, move_files, read_file, write_file
+from pipeline.storage.checkpoints import list_checkpoints, take_over
+from pipeline.storage.files import delete_files, exists, list_files, move_files, read_file, write_file
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.locks import if_unlocked, locked_file, one_at_a_time
-from pipeline.storage.renewed import renewed
+from pipeline.storage.locks import one_at_a_time
 from pipeline.storage.results import INDEX, STAGING, StagedFile, list_rows, read_summary, run_of_rows
 from pipeline.storage.stopping import begin_publishing, confirm_publishing
 
 _RUN, _READY, _COMMIT, _PUBLISHED, _STOPPED = "run.json", "ready.json", "commit.json", "published.json", "stopped"
-_LOCK, _ALIVE = "lock", "alive"
-_RENEW_SECONDS = 60.0
-_DEAD_SECONDS = 900.0
-_UNLOCKED_SECONDS = 3600.0  # a folder without a lock was made by nobody who lives, once it is that old
+LEASED = "leased"  # what a run says of itself that has a lease for as long as it has a staging folder
+_KEPT_SECONDS = 7 * 86_400.0
 
 
 def new_staging(output: str) -> str:
@@ -79,7 +73,7 @@ def held(staging: str, about: Mapping[str, Any]) -> Iterator[None]:
       staging: The folder.
       about: What others must know of the run: its settings.
     """
-    with _heartbeat(staging) if "://" in staging else _locked(staging):
+    with alive(staging):
         introduce(staging, about)
         try:
             yield
@@ -167,13 +161,14 @@ def finish_dead(output: str) -> None:
 
 
 def remove_dead(output: str, but: str, mode: str = "") -> None:
-    """Removes the staging folders of killed runs, all or those of a mode.
+    """Removes the staging folders of killed runs, all or those of a mode; checkpoints are kept for their command for a week.
 
     Only once this run's own summary stands there does nobody need those of jobs.
     """
     for staging in others(output, but):
         with _if_dead(staging) as dead:
-            if dead and (not mode or any(about["settings"]["mode"] == mode for about in _about(staging))):
+            wanted = dead and (not mode or any(about["settings"]["mode"] == mode for about in _about(staging)))
+            if wanted and not (_goes_on(staging) and list_checkpoints(staging) and age_s(staging) < _KEPT_SECONDS):
                 remove(staging)
 
 
@@ -181,15 +176,20 @@ def take_over_killed(staging: str, same: str) -> None:
     """Takes over the checkpoints of killed runs of the same command; of a run that published, nothing is left to be done.
 
     Args:
-      staging: A local folder, held by the run that takes over.
+      staging: A folder that the run holds that takes over; on object storage it has the lease, too.
       same: What runs of one command say of themselves as `same`.
     """
-    for other in others(output_of(staging), but=staging):
-        with _if_dead(other) as dead:
-            began = dead and not exists(f"{other}/{_COMMIT}") and not exists(f"{other}/{_PUBLISHED}")
-            if began and any(about.get("same") == same for about in _about(other)):
-                take_over(other, staging)
-                remove(other)
+    with contextlib.ExitStack() as stack:
+        dead = [other for other in others(output_of(staging), but=staging) if stack.enter_context(_if_dead(other))]
+        killed = [other for other in dead if _goes_on(other) and any(about.get("same") == same for about in _about(other))]
+        take_over(killed, staging)
+        for other in killed:
+            remove(other)
+
+
+def _goes_on(staging: str) -> bool:
+    """Whether a killed run had not come as far as to publish, so that its command can go on from its checkpoints."""
+    return is_introduced(staging) and not exists(f"{staging}/{_COMMIT}") and not exists(f"{staging}/{_PUBLISHED}")
 
 
 def remove(staging: str) -> None:
@@ -197,8 +197,10 @@ def remove(staging: str) -> None:
     if "://" not in staging:
         delete_files([f"{staging}/{_RUN}"])  # killed within, it leaves nothing behind that looks like a run without its lock
         shutil.rmtree(staging, ignore_errors=True)
-    else:
-        delete_files(list_files(f"{escape_glob(staging)}/**"))
+        return
+    last = [f"{staging}/{_RUN}", f"{staging}/{_STOPPED}"]  # killed within, it is still known as dead; and never does it publish
+    paths = list_files(f"{escape_glob(staging)}/**")
+    delete_files([*(path for path in paths if path not in last), *(path for path in last if path in paths)])
 
 
 def others(output: str, but: str = "") -> list[str]:
@@ -250,39 +252,9 @@ def _settings(staging: str) -> Mapping[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def _age_s(staging: str) -> float:
-    """How long ago something was written to a folder."""
-    match = FileSystems.match([f"{escape_glob(staging)}/**"])[0]
-    return time.time() - max((entry.last_updated_in_seconds for entry in match.metadata_list), default=0.0)
-
-
-@contextlib.contextmanager
-def _locked(staging: str) -> Iterator[None]:
-    make_folder(staging)
-    with locked_file(f"{staging}/{_LOCK}"):
-        yield
-
-
-@contextlib.contextmanager
-def _heartbeat(staging: str) -> Iterator[None]:
-    def renew() -> bool:
-        write_file(f"{staging}/{_ALIVE}", b"")
-        return True
-
-    renew()
-    with renewed("heartbeat", _RENEW_SECONDS, renew):
-        yield
-
-
 @contextlib.contextmanager
 def _if_dead(staging: str) -> Iterator[bool]:
     """Whether the run of a staging folder has ended; if so, nobody else finds that out while this lasts."""
-    if "://" in staging:
-        yield _age_s(staging) > _DEAD_SECONDS
-        return
-    with contextlib.ExitStack() as stack:
-        try:
-            dead = stack.enter_context(if_unlocked(f"{staging}/{_LOCK}"))
-        except FileNotFoundError:
-            dead = os.path.isdir(staging) and time.time() - os.path.getmtime(staging) > _UNLOCKED_SECONDS
+    is_leased = "://" in staging and any(about.get(LEASED) for about in _about(staging))
+    with if_dead(staging, output_of(staging), run_of(staging) if is_leased else "") as dead:
         yield dead

@@ -24,7 +24,7 @@ from apache_beam.transforms.window import GlobalWindows
 from pipeline.config import WriteConfig
 from pipeline.figures.summary import Tally, merge_tallies
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
-from pipeline.storage.checkpoints import SPOOLS, Checkpoint, write_checkpoint
+from pipeline.storage.checkpoints import CHECKPOINT, SPOOLS, Checkpoint, footer_of
 from pipeline.storage.earlier import check_earlier
 from pipeline.storage.files import create, read_file, read_lines, write_file
 from pipeline.storage.ledger import Maker, writing_index
@@ -39,7 +39,7 @@ from pipeline.storage.results import (
     shard_name,
     shard_of,
 )
-from pipeline.storage.spools import Spool, Spooler, merge_lines
+from pipeline.storage.spools import KeyedSpools, Spool, Spooler, merge_lines, merge_spools
 from pipeline.storage.staging import finish_dead, introduce, output_of, publish
 from pipeline.write.sink import Results, Sink
 from pipeline.write.write_coco import GroundTruth, read_ground_truth, write_coco
@@ -146,7 +146,7 @@ class WriteFiles(Sink):
     def _finish(self, shard_and_spools: tuple[Shard, Iterable[Spool]]) -> Iterator[StagedFile]:
         """Merges the spools of one shard, or of a whole kind, into files."""
         (kind, number, shards), spools = Shard(*shard_and_spools[0]), list(shard_and_spools[1])
-        lines = merge_lines((spool.path for spool in spools), f"{self.staging}/merge")
+        lines = merge_spools(spools, f"{self.staging}/merge")
         if shards != _BY_ROWS:
             yield from self._write_shard(shard_name(kind, number, shards, self.name), lines)
             return
@@ -243,7 +243,8 @@ class _Spool(beam.DoFn):
         self._settings = settings
 
     def start_bundle(self) -> None:
-        self._spooler = Spooler(f"{self._settings.staging}/{SPOOLS}")
+        folder, makes_checkpoints = f"{self._settings.staging}/{SPOOLS}", self._settings.checkpoint_s is not None
+        self._spooler = Spooler(folder, 0, CHECKPOINT, self._footer) if makes_checkpoints else Spooler(folder)
         self._begin()
 
     def process(self, record: DetectedImage | DeadLetter) -> Iterator[Any]:
@@ -254,30 +255,30 @@ class _Spool(beam.DoFn):
             self._tally.add_dead(record)
         number = shard_of(record.ref, settings.shards) if settings.shards else 0
         line = row_bytes(settings.to_row(record)) + b"\n"
-        for spool in self._spooler.add(Shard(settings.kind, number, settings.shards), line):
-            self._complete.append(spool)
+        yield from self._complete(self._spooler.add(Shard(settings.kind, number, settings.shards), line))
         if settings.checkpoint_s is not None and time.monotonic() - self._begun_at >= settings.checkpoint_s:
-            yield from self._checkpoint()
-            self._begin()
+            yield from self._complete(self._spooler.flush())
 
     def finish_bundle(self) -> Iterator[Any]:
-        for result in self._checkpoint():
+        for result in self._complete(self._spooler.flush()):
             tag, value = (result.tag, result.value) if isinstance(result, TaggedOutput) else ("", result)
             windowed = GlobalWindows.windowed_value_at_end_of_window(value)
             yield TaggedOutput(tag, windowed) if tag else windowed
 
     def _begin(self) -> None:
         self._tally = Tally()
-        self._complete: list[tuple[Shard, Spool]] = []
         self._begun_at = time.monotonic()
 
-    def _checkpoint(self) -> Iterator[Any]:
-        """Gives what there is since the last one, once it is durable where checkpoints are made."""
-        self._complete += self._spooler.flush()
-        if self._settings.checkpoint_s is not None and self._complete:
-            write_checkpoint(self._settings.staging, Checkpoint(tuple(self._complete), self._tally))
-        yield from self._complete
-        yield TaggedOutput("tallies", self._tally)
+    def _complete(self, spools: Iterable[tuple[Shard, Spool]]) -> Iterator[Any]:
+        """Passes on spools that are complete now, with what was counted of them; with none, nothing."""
+        complete = list(spools)
+        if complete:
+            yield from complete
+            yield TaggedOutput("tallies", self._tally)
+            self._begin()
+
+    def _footer(self, spools: KeyedSpools) -> bytes:
+        return footer_of(Checkpoint(tuple(spools), self._tally))
 
 
 def read_written(staging: str) -> Written:

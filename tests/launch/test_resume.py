@@ -1,105 +1,158 @@
-"""A job that is killed goes on, by the same command, from its last checkpoint."""
+"""A job that is killed, in whatever phase, ends by the same command with the files of one that was not: here and on storage."""
 
+import hashlib
 import json
-import os
-import signal
-import sys
 
 import pytest
 
-from tests.launch.test_batch_job import files_of, write_work
+from tests.conftest import write_bright_image
+from tests.killed_job import KILLED, Moment, run_job
 from tests.launch.test_only_new import rows_by_name
 from tests.launch.test_results_folder import images_of, write_images
 
-# Python imports a module of this name at its start: the process is killed before or after the n-th rename to a name like this
-KILL_AT = """
-import os, signal, sys
+IMAGES = 6  # and one that is none, whose dead letter is the first row
+BATCH, STAGING, WRITE = "pipeline.launch.batch", "pipeline.storage.staging", "pipeline.write.write_files"
+READ, FILES = "pipeline.read.read_images", "pipeline.storage.files"
 
-name, number, after = os.environ["KILL_AT"].split(":")
-left = [int(number)]
-rename = os.rename
+IN_FIRST, IN_FOURTH = Moment(f"{WRITE}:footer_of"), Moment(f"{WRITE}:footer_of", 4)
 
-def killed(source, target, **options):
-    hit = name in str(target)
-    left[0] -= hit
-    if hit and not left[0] and after == "after":
-        rename(source, target, **options)
-    if hit and not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    rename(source, target, **options)
-
-os.rename = killed
-"""
-
-
-@pytest.fixture
-def kill_at(tmp_path):
-    """The environment of a job that is killed at a `<part of a file's new name>:<its how-manieth>:<before or after>`."""
-    (tmp_path / "hook").mkdir()
-    (tmp_path / "hook" / "sitecustomize.py").write_text(KILL_AT)
-    return lambda place: {**os.environ, "PYTHONPATH": str(tmp_path / "hook"), "KILL_AT": place}
+# Each with what a run after it finds done: all rows that were spooled, unless they were published. With `--checkpoint-s 0` each
+# row is a checkpoint of its own.
+MOMENTS = [
+    pytest.param([Moment(f"{BATCH}:leased")], 0, id="before the lease"),
+    pytest.param([Moment(f"{BATCH}:_run_to_end")], 0, id="with the lease"),
+    pytest.param([Moment(f"{STAGING}:introduce", when="after")], 0, id="introduced"),
+    pytest.param([Moment(f"{READ}:_ListImages.process")], 0, id="while images are listed"),
+    pytest.param([Moment(f"{READ}:_DropDoubles.process", 2)], 0, id="while the listing is joined"),
+    pytest.param([IN_FIRST], 0, id="in the first checkpoint"),
+    pytest.param([Moment(f"{WRITE}:TaggedOutput")], 1, id="after the first checkpoint"),
+    pytest.param([IN_FOURTH], 3, id="in a checkpoint"),
+    pytest.param([Moment("pipeline.figures.summary:Tally.add_detected", 5)], 5, id="between two checkpoints"),
+    pytest.param([Moment(f"{WRITE}:WriteFiles._finish", 2)], 7, id="while files are merged"),
+    pytest.param([Moment(f"{STAGING}:write_file", having="ready.json")], 7, id="before it is ready"),
+    pytest.param([Moment(f"{STAGING}:write_file", 1, "after", "ready.json")], 7, id="ready"),
+    pytest.param([Moment(f"{STAGING}:write_file", 1, "after", "commit.json")], 0, id="before the first file has its name"),
+    pytest.param([Moment(f"{FILES}:FileSystems.rename", 1, "amid", "detections-")], 0, id="between two files"),
+    pytest.param([Moment(f"{FILES}:FileSystems.rename", 1, "after", "detections-")], 0, id="between rows and indexes"),
+    pytest.param([Moment(f"{FILES}:FileSystems.rename", having="published.json")], 0, id="when all files have their names"),
+    pytest.param([Moment(f"{BATCH}:read_written")], 0, id="between publishing and summary"),
+    pytest.param([Moment("pipeline.launch.ending:write_file", having="summary.json")], 0, id="between report and summary"),
+    pytest.param([Moment(f"{BATCH}:tidy")], 0, id="before the staging folder goes"),
+    pytest.param([Moment(f"{STAGING}:delete_files", 1, "after", ".staging-")], 0, id="while the staging folder goes"),
+    pytest.param([Moment(f"{BATCH}:tidy", when="after")], 0, id="before the lease is given up"),
+    pytest.param([IN_FOURTH, Moment(f"{STAGING}:take_over")], 3, id="before checkpoints are taken over"),
+    pytest.param([IN_FOURTH, Moment(f"{STAGING}:take_over", when="after")], 3, id="before the folder they were in goes"),
+    pytest.param([IN_FOURTH, Moment(f"{STAGING}:delete_files", 1, "after")], 3, id="while that goes"),
+    pytest.param([IN_FOURTH, Moment(f"{WRITE}:footer_of", 3), IN_FIRST], 5, id="three times"),
+]
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory, bright_model):
-    """The arguments of a job of a second or more, but for its output."""
-    folder = tmp_path_factory.mktemp("work") / "in"
-    write_work(folder)
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("in")
+    for n in range(IMAGES):
+        write_bright_image(folder / f"{n}.png", (64, 48), (10, 10 + n, 30, 30))
     (folder / "broken.png").touch()
-    return ["--input", folder, "--model", bright_model, "--request-images", 16, "--shards", 2, "--checkpoint-s", 0.1, "--coco"]
+    return folder
+
+
+@pytest.fixture(params=["local", "storage"])
+def place(request, tmp_path):
+    """A results folder, and what reads it: names with a hash of their content."""
+    if request.param == "local":
+        return f"{tmp_path}/out", lambda: {
+            str(path.relative_to(tmp_path / "out")): path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()
+        }
+    bucket = request.getfixturevalue("gcs_bucket")
+    return f"gs://{bucket.name}/out", lambda: {
+        blob.name.removeprefix("out/"): blob.download_as_bytes() for blob in bucket.list_blobs()
+    }
+
+
+def without_times(files):
+    return {
+        name: hashlib.sha256(content).hexdigest()
+        for name, content in files.items()
+        if name not in ("summary.json", "report.html")
+    }
 
 
 @pytest.fixture(scope="module")
-def undisturbed(work, tmp_path_factory):
+def arguments(folder, bright_model):
+    return ["--input", folder, "--model", bright_model, "--shards", 2, "--checkpoint-s", 0, "--batch-sizes", 1]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(arguments, tmp_path_factory):
     """The files of the job that nobody disturbed."""
-    import subprocess
-
-    from tests.conftest import REPO
-
     out = tmp_path_factory.mktemp("undisturbed") / "out"
-    subprocess.run([sys.executable, "-m", "pipeline.run", *map(str, work), "--output", str(out)], cwd=REPO, check=True)
-    return files_of(out)
+    assert run_job([*arguments, "--output", out], out.parent / "log") == 0, (out.parent / "log").read_text()
+    files = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    return without_times(files)
 
 
-@pytest.mark.parametrize(
-    ("place", "goes_on"),
-    [
-        (".checkpoint:1:before", False),
-        (".checkpoint:1:after", True),
-        (".checkpoint:4:before", True),
-        ("ready.json:1:before", True),
-        ("commit.json:1:before", True),
-        ("commit.json:1:after", False),
-        ("index/detections-:1:before", False),
-        ("index/detections-:1:after", False),
-        ("published.json:1:before", False),
-    ],
-)
-def test_a_job_killed_at_any_moment_ends_with_the_files_of_one_that_was_not(
-    place, goes_on, kill_at, work, undisturbed, tmp_path, run_job
-):
-    """What stands in a checkpoint is not done again; what was complete gets its names, and then is made anew."""
-    out = tmp_path / "out"
-    assert run_job(*work, "--output", out, env=kill_at(place))[0] == -signal.SIGKILL
+@pytest.mark.parametrize(("moments", "done"), MOMENTS)
+def test_whenever_a_job_is_killed_the_same_command_ends_it(moments, done, place, arguments, undisturbed, tmp_path):
+    output, read = place
+    command = [*arguments, "--output", output]
+    for number, moment in enumerate(moments):
+        log = tmp_path / f"log{number}"
+        assert run_job(command, log, moment) == KILLED, log.read_text()
 
-    code, said, err = run_job(*work, "--output", out)
+    assert run_job(command, tmp_path / "log") == 0, (tmp_path / "log").read_text()
 
-    assert (code, err) == (0, "")
-    assert files_of(out) == undisturbed
-    assert images_of(out) == {"read": 2001, "detected": 2000, "dead": 1, "skipped": 0}
-    assert ("were done by a run of this command that was killed" in said) == goes_on
-    assert not list(out.glob(".*"))
+    found = read()
+    assert without_times(found) == undisturbed
+    assert {"summary.json", "report.html"} < found.keys()
+    assert json.loads(found["summary.json"])["images"] == {"read": IMAGES + 1, "detected": IMAGES, "dead": 1, "skipped": 0}
+    said = (tmp_path / "log").read_text()
+    assert [line for line in said.splitlines() if "that was killed" in line] == (
+        [f"  {done} of them were done by a run of this command that was killed"] if done else []
+    )
 
 
-def test_a_job_that_adds_goes_on_too_and_another_command_does_not(kill_at, tmp_path, run_job, bright_model):
+def test_killed_while_checkpoints_are_copied_the_whole_ones_count(gcs_bucket, arguments, undisturbed, tmp_path):
+    """Of what is there twice then, one is taken."""
+    command = [*arguments, "--output", f"gs://{gcs_bucket.name}/out"]
+    for moment in (IN_FOURTH, Moment("pipeline.storage.checkpoints:FileSystems.copy", 1, "amid")):
+        assert run_job(command, tmp_path / "log", moment) == KILLED, (tmp_path / "log").read_text()
+    copies = [blob.name for blob in gcs_bucket.list_blobs() if "/begun-" in blob.name]
+    assert len(copies) == 2
+
+    assert run_job(command, tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert "3 of them were done by a run of this command that was killed" in (tmp_path / "log").read_text()
+    files = {blob.name.removeprefix("out/"): blob.download_as_bytes() for blob in gcs_bucket.list_blobs()}
+    assert without_times(files) == undisturbed
+
+
+def test_a_checkpoint_is_one_object_however_many_rows_and_files_it_is_for(gcs_bucket, arguments, tmp_path):
+    command = [*arguments, "--checkpoint-s", 3600, "--output", f"gs://{gcs_bucket.name}/out"]
+    assert run_job(command, tmp_path / "log", Moment(f"{WRITE}:WriteFiles._finish")) == KILLED
+    spooled = [blob.name for blob in gcs_bucket.list_blobs() if "/spool/" in blob.name]
+    assert len(spooled) == 2  # of detections, and of dead letters
+
+
+def test_a_job_that_adds_goes_on_too_and_another_command_does_not(bright_model, tmp_path):
     write_images(tmp_path / "in", "a.png", "b.png", "c.png")
-    out = tmp_path / "out"
+    out, log = tmp_path / "out", tmp_path / "log"
     arguments = ["--output", out, "--model", bright_model, "--checkpoint-s", 0, "--input"]
-    assert run_job(*arguments, tmp_path / "in" / "a.png")[0] == 0
+    assert run_job([*arguments, tmp_path / "in" / "a.png"], log) == 0
     adds = [*arguments, tmp_path / "in", "--only-new"]
-    assert run_job(*adds, env=kill_at("ready.json:1:before"))[0] == -signal.SIGKILL
-    code, said, _ = run_job(*adds)
-    assert code == 0 and "  2 of them were done by a run of this command that was killed\n" in said
+    assert run_job(adds, log, Moment(f"{STAGING}:write_file", having="ready.json")) == KILLED
+    assert run_job(adds, log) == 0
+    assert "  2 of them were done by a run of this command that was killed\n" in log.read_text()
     assert rows_by_name(out) == ["a.png", "b.png", "c.png"]
     assert images_of(out) == {"read": 3, "detected": 2, "dead": 0, "skipped": 1}
     assert json.loads((out / "summary.json").read_text())["done_before"] == 1
+
+
+def test_what_a_killed_job_had_begun_to_publish_is_done_for_the_next_one_that_adds(place, arguments, tmp_path):
+    """It gets its names first, also on storage, where the killed one is known to be dead by its lease."""
+    output, read = place
+    command, log = [*arguments, "--output", output, "--only-new"], tmp_path / "log"
+    assert run_job(command, log, Moment(f"{FILES}:FileSystems.rename", 1, "amid", "detections-")) == KILLED
+    assert run_job(command, log) == 0, log.read_text()
+    assert json.loads(read()["summary.json"])["images"] == {"read": IMAGES + 1, "detected": 0, "dead": 0, "skipped": IMAGES + 1}
+    rows = [line for name, content in read().items() if name.endswith(".jsonl") for line in content.splitlines()]
+    assert len(rows) == len(set(rows)) == IMAGES + 1
+    assert not [name for name in read() if name.startswith(".")]

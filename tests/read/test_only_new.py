@@ -7,11 +7,12 @@ import pytest
 from pipeline.config import ReadConfig
 from pipeline.figures.summary import merge_tallies
 from pipeline.read import only_new
-from pipeline.read.only_new import PARTITIONS, BegunSpool, DoneKeys, KeyBlocks, keys_done, packed_key, partition_of
+from pipeline.read.only_new import PARTITIONS, DoneKeys, KeyBlocks, keys_done, packed_key, partition_of
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef, dead_letter_row, row_bytes
 from pipeline.storage.ledger import Done, list_files_of_rows
 from pipeline.storage.places import generation_of
+from pipeline.storage.spools import Spool
 from tests.read.test_read_images import run
 from tests.storage.test_ledger import ARCHIVED, DEAD, DETECTIONS, MAKER, dead, detected, write
 
@@ -164,8 +165,9 @@ class TestBegun:
     @pytest.fixture
     def spool(self, tmp_path):
         def make(*lines):
-            (tmp_path / "spool").write_bytes(b"".join(sorted(lines)))
-            return [BegunSpool(f"{tmp_path}/spool")]
+            content = b"".join(sorted(lines))
+            (tmp_path / "spool").write_bytes(b"another one" + content + b"what is told of them")
+            return [Spool(f"{tmp_path}/spool", len(lines), len(b"another one"), len(content))]
 
         return make
 

@@ -5,16 +5,22 @@ import shutil
 
 import pytest
 
-from pipeline.storage.checkpoints import Checkpoint, checkpoints_begun, write_checkpoint
+from pipeline.storage.checkpoints import Checkpoint, checkpoints_begun, footer_of, list_checkpoints
 from pipeline.storage.files import write_file
-from pipeline.storage.spools import Spool
+from pipeline.storage.spools import Spooler
 from pipeline.storage.staging import held, new_staging, others, take_over_killed
 from tests.storage.test_staging import dies_at
 
 
-def spool(staging, name, content=b"row\n"):
-    write_file(f"{staging}/spool/{name}", content)
-    return "key", Spool(f"{staging}/spool/{name}", content.count(b"\n"))
+def write_checkpoint(staging, counted, *keyed, complete=True):
+    """A checkpoint of spools, each (key, lines)."""
+    spooler = Spooler(
+        f"{staging}/spool", 0, ".checkpoint", lambda spools: footer_of(Checkpoint(spools, counted))[: None if complete else -1]
+    )
+    for key, lines in keyed:
+        for line in lines:
+            assert list(spooler.add(key, line)) == []
+    return list(spooler.flush())
 
 
 def killed(output, work, same="command"):
@@ -33,14 +39,15 @@ def killed(output, work, same="command"):
 
 
 def one_checkpoint(staging):
-    write_checkpoint(staging, Checkpoint((spool(staging, "a"), spool(staging, "b")), 2))
-    spool(staging, "of no checkpoint")
+    write_checkpoint(staging, 2, ("a", [b"row\n"]), ("b", [b"row\n"]))
+    write_checkpoint(staging, 1, ("a", [b"cut short\n"]), complete=False)
+    write_file(f"{staging}/spool/empty.checkpoint", b"")
 
 
 def begun(staging):
     """What was taken over: what was counted, and the content of each spool."""
     return sorted(
-        (checkpoint.counted, [open(spool.path, "rb").read() for _, spool in checkpoint.spools])
+        (checkpoint.counted, [b"".join(spool.read()) for _, spool in checkpoint.spools])
         for checkpoint in checkpoints_begun(staging)
     )
 
@@ -66,7 +73,7 @@ def test_what_stands_in_a_checkpoint_is_taken_over_once(tmp_path, taking_over):
 
 
 def test_a_run_without_a_checkpoint_leaves_nothing_to_take_over(tmp_path, taking_over):
-    killed(tmp_path, lambda staging: spool(staging, "a"))
+    killed(tmp_path, lambda staging: write_checkpoint(staging, 1, ("a", [b"row\n"]), complete=False))
     assert taking_over() == []
 
 
@@ -88,7 +95,7 @@ def test_nobody_takes_what_a_run_at_work_has(tmp_path, taking_over):
     with held(staging, {"same": "command"}):
         one_checkpoint(staging)
         assert taking_over() == []
-        assert os.path.exists(f"{staging}/spool/a")
+        assert len(list_checkpoints(staging)) == 3
 
 
 def test_a_run_that_took_over_may_be_killed_too(tmp_path, taking_over):
@@ -96,7 +103,7 @@ def test_a_run_that_took_over_may_be_killed_too(tmp_path, taking_over):
 
     def go_on(staging):
         take_over_killed(staging, "command")
-        write_checkpoint(staging, Checkpoint((spool(staging, "c", b"more\nrows\n"),), 3))
+        write_checkpoint(staging, 3, ("c", [b"more\n", b"rows\n"]))
 
     killed(tmp_path, go_on)
     assert taking_over() == [(2, [b"row\n", b"row\n"]), (3, [b"more\nrows\n"])]
@@ -107,7 +114,7 @@ def test_killed_at_any_moment_of_taking_over_nothing_is_lost_or_there_twice(tmp_
 
     def go_on(staging):
         take_over_killed(staging, "command")
-        write_checkpoint(staging, Checkpoint((spool(staging, "c"),), 3))
+        write_checkpoint(staging, 3, ("c", [b"row\n"]))
 
     killed(first, one_checkpoint)
     killed(first, go_on)

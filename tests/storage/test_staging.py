@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import OutputError
+from pipeline.storage import alive, cloud
 from pipeline.storage import staging as staging_module
 from pipeline.storage.files import write_file
+from pipeline.storage.lease import leased
 from pipeline.storage.results import StagedFile
 from pipeline.storage.staging import (
+    LEASED,
     finish_dead,
     finish_publishing,
     held,
@@ -25,6 +28,7 @@ from pipeline.storage.staging import (
     remove,
     remove_dead,
     run_of,
+    runs_at_work,
     settings_at_work,
     settings_published,
     stop_publishing,
@@ -269,10 +273,38 @@ class TestWhoIsAlive:
             assert sorted(about["settings"] for about in settings_at_work(output)) == [1, 2]
             remove_dead(output, but=one)
             assert staging_module.others(output) == sorted([one, two])
-            monkeypatch.setattr(staging_module, "_DEAD_SECONDS", -1.0)
+            monkeypatch.setattr(alive, "_DEAD_SECONDS", -1.0)
             remove_dead(output, but=one)
             assert staging_module.others(output) == [one]
         assert list(gcs_bucket.list_blobs()) == []
+
+    @pytest.mark.parametrize("ended", ["killed", "taken over"])
+    def test_on_object_storage_a_run_with_a_lease_is_alive_while_it_has_that(self, ended, gcs_bucket, monkeypatch):
+        """So one that was killed here is known to be dead at once, and not a quarter of an hour later."""
+        output = f"gs://{gcs_bucket.name}/out"
+        staging, about = new_staging(output), {"settings": {"mode": "batch"}, LEASED: True}
+
+        def lease():
+            return leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None)
+
+        def work():
+            cloud._idle.clear()  # their connections are another process's
+            with lease(), held(staging, about):
+                os._exit(0)
+
+        if ended == "killed":
+            dies_at(1000, work)
+        else:
+            with lease(), held(staging, about):
+                assert runs_at_work(output) == {run_of(staging): about}
+                remove_dead(output, but="")
+                assert staging_module.others(output) == [staging]
+                gcs_bucket.blob("out/.lease").delete()
+                assert runs_at_work(output) == {}
+                write_file(f"{staging}/more", b"")  # it does not know yet
+        assert runs_at_work(output) == {}
+        remove_dead(output, but="")
+        assert staging_module.others(output) == []
 
     def test_on_object_storage_files_get_their_names_too(self, gcs_bucket):
         output = f"gs://{gcs_bucket.name}/out"
