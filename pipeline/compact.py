@@ -4,10 +4,12 @@
 
 What jobs and streams have left in a results folder is merged into files of 100,000 rows, in order (`storage.single_rows` says
 which of several rows stays). The large files get their names, all of them, before the first small one goes: a compaction that is
-killed leaves rows twice, never none, and the next one finishes. It may run beside jobs and streams: it leaves alone what a batch
-job at work has written, the last hour of a stream at work, unfinished files, and whatever somebody else put there.
+killed leaves rows twice, never none, and the next one finishes. It holds the lease of the whole folder: batch jobs, which look
+there at what is done, and other compactions wait for it, as it does for them. It runs beside streams, and leaves alone the last
+hour of one at work, unfinished files, what a job without a lease has written, and whatever somebody else put there.
 
-Exit code 0: done, or nothing to do; 1: failed; 2: a wrong command or place; 130: stopped.
+Exit code 0: done, or nothing to do; 1: failed; 2: a wrong command or place; 3: another run is at work in the folder, or took it
+over; 130: stopped.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ from typing import Any, NamedTuple
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.config.dates import DatesError, days_of, settle
-from pipeline.errors import ConfigError, OutputError, UserError
+from pipeline.errors import BusyError, ConfigError, OutputError, TakenOverError, UserError
+from pipeline.storage.claims import EVERYTHING
 from pipeline.storage.earlier import run_name
 from pipeline.storage.files import create, delete_files, move_files, read_lines
 from pipeline.storage.globs import escape_glob
+from pipeline.storage.lease import leased
 from pipeline.storage.ledger import RowsFile, list_files_of_rows, writing_entries
 from pipeline.storage.listing import AT_ONCE
 from pipeline.storage.results import (
@@ -44,7 +48,8 @@ from pipeline.storage.results import (
     time_in_name,
 )
 from pipeline.storage.single_rows import SingleRow, single_rows
-from pipeline.storage.staging import finish_dead, held, new_staging, remove_dead, run_of, runs_at_work
+from pipeline.storage.staging import LEASED, finish_dead, held, new_staging, remove_dead, run_of, runs_at_work
+from pipeline.storage.stopping import confirm_publishing, stop_from_thread
 from pipeline.write.write_files import ROWS_PER_SHARD
 from pipeline.write.write_parquet import write_parquet
 from pipeline.write.write_tfrecord import write_tfrecord
@@ -54,6 +59,7 @@ _BESIDE = {"parquet": write_parquet, "tfrecord": write_tfrecord}
 _NAMED_TIME = re.compile(r"-(\d{8}T\d{6}Z)-")
 _COMPACTED = re.compile(rf"-({MODE}[0-9a-f]{{12}})-")
 _STREAM_KEEPS_SECONDS = 3600.0
+_WAIT_SECONDS = 3600.0  # as a batch job
 
 
 class Compacted(NamedTuple):
@@ -88,20 +94,26 @@ class _Source(NamedTuple):
     version: Any
 
 
-def compact(output: str, before: float | None = None, now: float | None = None) -> Compacted:
+def compact(output: str, before: float | None = None, now: float | None = None, wait_s: float = 0.0) -> Compacted:
     """Merges the files of rows in a results folder.
 
     Args:
       output: The folder, local or `gs://`.
       before: Only what was written before, in seconds since the epoch.
       now: The same for what time it is.
+      wait_s: The longest wait for another run that is at work there.
 
     Raises:
       OutputError: It cannot be written, or another compaction is at work there.
+      BusyError: Another run is at work there.
+      TakenOverError: Another run has taken over.
     """
     check_output(output)
     staging = new_staging(output)
-    with held(staging, {"settings": {"mode": MODE}}):
+    with (
+        leased(staging, [EVERYTHING], wait_s=wait_s, lost=stop_from_thread),
+        held(staging, {"settings": {"mode": MODE}, LEASED: True}),
+    ):
         at_work = runs_at_work(output, but=staging)
         if any(about["settings"]["mode"] == MODE for about in at_work.values()):
             raise OutputError(f"output {output}: another compaction is at work there; wait for it")
@@ -139,6 +151,7 @@ def _merge(output: str, sources: Sequence[_Source], staging: str) -> Compacted:
             for ending in endings if kind == DETECTIONS else ():
                 _BESIDE[ending](read_lines(staged), f"{staged}.{ending}")
                 made[f"{staged}.{ending}"] = f"{output}/{name.removesuffix('.jsonl')}.{ending}"
+    confirm_publishing()
     move_files({staged: final for staged, final in made.items() if final.endswith(".jsonl")})
     move_files(made)  # what is made of rows comes after them
     _remove(output, sources)
@@ -249,10 +262,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="DAY",
         help="only windows that began, and files that were written, until this day's end (UTC)",
     )
+    parser.add_argument(
+        "--busy-wait-s",
+        type=float,
+        default=_WAIT_SECONDS,
+        metavar="SECONDS",
+        help="longest wait for another run that is at work in the folder (default: %(default)g)",
+    )
     flags = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        done = compact(flags.output.rstrip("/") or "/", _end_of(flags.until) if flags.until else None)
+        before = _end_of(flags.until) if flags.until else None
+        done = compact(flags.output.rstrip("/") or "/", before, wait_s=flags.busy_wait_s)
+    except (BusyError, TakenOverError) as err:
+        print(f"error: {str(err).partition('; --when-busy')[0]}", file=sys.stderr)
+        return 3
     except UserError as err:
         print(f"error: {err}", file=sys.stderr)
         return 2

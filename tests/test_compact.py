@@ -12,10 +12,12 @@ import requests
 
 from pipeline import compact as module
 from pipeline.compact import compact, main
-from pipeline.errors import OutputError
+from pipeline.errors import BusyError, OutputError
 from pipeline.storage import cloud
+from pipeline.storage.claims_cloud import CloudClaims
 from pipeline.storage.earlier import check_earlier, run_name
 from pipeline.storage.files import list_files, write_file
+from pipeline.storage.lease import LocalClaims, leased
 from pipeline.storage.ledger import list_files_of_rows, read_entries
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, archive_name, is_result, shard_name
 from pipeline.storage.staging import held, new_staging, staging_of
@@ -171,6 +173,69 @@ def test_a_second_compaction_beside_the_first_is_refused(output):
         with pytest.raises(OutputError, match="another compaction is at work there"):
             compact(output)
         assert visible(output) == before
+
+
+@pytest.fixture(params=["local", "storage"])
+def place(request, output):
+    """A results folder, on a local disk or on Cloud Storage."""
+    if request.param == "local":
+        return output
+    there = f"gs://{request.getfixturevalue('gcs_bucket').name}/out"
+    write_rows(there, STREAM[0], [found("b"), found("c")])
+    write_rows(there, STREAM[1], [found("c"), found("d")])
+    return there
+
+
+def another_run(output):
+    return leased(new_staging(output), ["photos/*"], wait_s=0.0, lost=lambda: None)
+
+
+def test_while_rows_stand_twice_no_batch_job_looks_there_and_no_other_compaction(place, monkeypatch, capsys):
+    """The large files have their names, the small ones have not gone yet."""
+    remove, said = module._remove, []
+
+    def looked_at_before(output, sources):
+        with pytest.raises(BusyError, match=r"run [0-9a-f]{12} \(.*\) works at \*\* since "), another_run(output):
+            pass
+        said.append((main(["--output", output, "--busy-wait-s", "0"]), capsys.readouterr().err))
+        remove(output, sources)
+
+    monkeypatch.setattr(module, "_remove", looked_at_before)
+    assert main(["--output", place]) == 0
+    ((code, err),) = said
+    assert code == 3 and err.startswith(f"error: output {place}: run ") and err.endswith(" UTC\n") and err.count("\n") == 1
+    with another_run(place):
+        pass
+
+
+def test_it_waits_for_a_batch_job_at_work(place, monkeypatch, capsys):
+    monkeypatch.setattr(LocalClaims, "poll_seconds", 0.01)
+    monkeypatch.setattr(CloudClaims, "poll_seconds", 0.01)
+    before = [file.path for file in list_files_of_rows(place)]
+    with another_run(place):
+        assert main(["--output", place, "--busy-wait-s", "0.05"]) == 3
+        assert [file.path for file in list_files_of_rows(place)] == before
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"waiting: output {place}: run ")
+    assert said[1].startswith(f"error: output {place}: run ") and said[1].endswith(", and this one waited for 0.05 s")
+    assert main(["--output", place]) == 0
+
+
+def test_one_that_was_taken_over_gives_nothing_its_name(gcs_bucket, monkeypatch):
+    output = f"gs://{gcs_bucket.name}/out"
+    write_rows(output, STREAM[0], [found("b"), found("c")])
+    write_rows(output, STREAM[1], [found("c"), found("d")])
+    before = [file.path for file in list_files_of_rows(output)]
+    merge = module.single_rows
+
+    def taken_over(*arguments):
+        gcs_bucket.blob("out/.lease").delete()
+        return merge(*arguments)
+
+    monkeypatch.setattr(module, "single_rows", taken_over)
+    assert main(["--output", output]) == 3
+    assert [file.path for file in list_files_of_rows(output)] == before
+    assert [blob.name for blob in gcs_bucket.list_blobs() if "/." in blob.name] == []
 
 
 def test_a_file_that_is_overwritten_meanwhile_stays(output, monkeypatch):

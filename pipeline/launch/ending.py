@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -176,11 +175,6 @@ def stopped_by_signals() -> Iterator[None]:
     stopping.begin()
     with _signals_call(stop):
         yield
-
-
-def stop_from_thread() -> None:
-    """Stops the job as SIGTERM does, from another thread than the main one."""
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # a running thread has an ident
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ Signals belong to the process, and so does this; one job runs in a process at a 
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from collections.abc import Callable, Iterator
 
 _STOPPED, _PUBLISHING = "stopped", "publishing"
@@ -33,6 +35,11 @@ def begin_publishing() -> None:
     """
     if _first.setdefault("came", _PUBLISHING) == _STOPPED:
         raise KeyboardInterrupt
+
+
+def stop_from_thread() -> None:
+    """Stops the job as SIGTERM does, from another thread than the main one."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # a running thread has an ident
 
 
 @contextlib.contextmanager
