@@ -1,6 +1,6 @@
 """A local stream's archive: rows are durable before their messages are acknowledged, and become a file a window afterwards.
 
-    <folder>/.spools-<run>/detections-20261121T020000Z-00000-of-00001-<settings>-<id>.rows   the rows of one bundle, sorted
+    <folder>/.spools-<run>/detections-20261121T020000Z-00000-of-00001-<maker>-<id>.rows      the rows of one bundle, sorted
     <folder>/detections/detections-20261121T020000Z-<run>-00000-of-00001.jsonl    those of a window
 
 A bundle's rows are written before the bundle ends, so before its messages are acknowledged: after a crash each message comes
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import posixpath
@@ -31,7 +32,7 @@ from apache_beam.io.filesystems import FileSystems
 from google.api_core import retry
 
 from pipeline.read.fetch import is_passing
-from pipeline.records import ImageRef
+from pipeline.records import ImageRef, row_bytes
 from pipeline.storage.files import create, delete_files, list_files, make_folder, read_lines, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.ledger import UNKNOWN, Maker, write_index
@@ -43,7 +44,8 @@ _SPOOLS = ".spools-"
 _ENDING = ".rows"
 _LOCK = "lock"
 _DEAD_SECONDS = 900.0
-_NAME = re.compile(r"(\w+)-(\d{8}T\d{6}Z)-(\d{5})-of-(\d{5})-(?:([0-9a-f]*)-)?[0-9a-f]+\.rows")
+_NAME = re.compile(r"(\w+)-(\d{8}T\d{6}Z)-(\d{5})-of-(\d{5})-(?:([0-9a-f]*)-)?(?:m([0-9a-f]*)-)?[0-9a-f]+\.rows")
+_MODEL_BYTES = 70  # of a model's name and version in a file's name; of a longer one that is not known which a killed run had
 _log = logging.getLogger(__name__)
 
 
@@ -64,6 +66,7 @@ class _Window(NamedTuple):
     shard: int
     shards: int
     settings: str = ""
+    model: str = ""
 
     @property
     def file_name(self) -> str:
@@ -120,7 +123,7 @@ class Archive:
             return
         with self._in_window() as start:
             for (kind, shard), lines in groups.items():
-                by = self._maker.settings(kind)
+                by = f"{self._maker.settings(kind)}-m{_packed_model(self._maker)}"
                 name = f"{kind}-{start}-{shard:05d}-of-{self._shards:05d}-{by}-{uuid.uuid4().hex}{_ENDING}"
                 self._write(f"{self._spools(self._run)}/{name}", b"".join(sorted(lines)))
 
@@ -181,7 +184,8 @@ class Archive:
             for path in list_files(f"{escape_glob(self._spools(run))}/*"):
                 match = _NAME.fullmatch(posixpath.basename(path))
                 if match and is_over(match[2]):
-                    windows[_Window(run, match[1], match[2], int(match[3]), int(match[4]), match[5] or "")].append(path)
+                    maker = match[5] or "", match[6] or ""
+                    windows[_Window(run, match[1], match[2], int(match[3]), int(match[4]), *maker)].append(path)
             for window, paths in sorted(windows.items()):
                 self._write_window(window, paths)
 
@@ -207,10 +211,21 @@ class Archive:
         delete_files(paths)
 
     def _index(self, window: _Window, name: str) -> None:
-        """Writes the index of a file of a window; of a killed run the model is not known that its dead letters failed with."""
+        """Writes the index of a file of a window; by what its rows were made, also a killed run's, the names of spools say."""
         if window.settings:
-            maker = self._maker if window.run == self._run else Maker(window.settings, window.settings)
+            maker = Maker(window.settings, window.settings, *_unpacked_model(window.model))
             write_index(name, self._folder, maker, self._spools(window.run))
+
+
+def _packed_model(maker: Maker) -> str:
+    """A model's name and version as a part of a file's name."""
+    packed = row_bytes([maker.model, maker.version])
+    return packed.hex() if maker.model and len(packed) <= _MODEL_BYTES else ""
+
+
+def _unpacked_model(packed: str) -> tuple[str, str]:
+    model, version = json.loads(bytes.fromhex(packed)) if packed else ("", "")
+    return model, version
 
 
 def _digest(line: bytes) -> bytes:

@@ -15,6 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pipeline.records import ImageRef
+from pipeline.storage.ledger import Maker, list_files_of_rows, read_entries
 from pipeline.stream.archive import Archive, ArchivedRow
 from tests.clock import Clock
 from tests.conftest import REPO
@@ -119,6 +120,28 @@ def test_what_a_killed_run_left_is_finished_by_the_next(tmp_path, clock):
         "detections/detections-20261121T020000Z-killed-00000-of-00001.jsonl": ["a", "b"],
     }
     assert sorted(os.listdir(tmp_path)) == ["dead_letters", "detections"]
+
+
+@pytest.mark.parametrize(
+    ("model", "known"),
+    [(("yolov4", "3"), True), (("a/ñ model's name", "1"), True), (("x" * 300, "1"), False), (("", ""), False)],
+    ids=["short", "any characters", "longer than a file's name", "none"],
+)
+@pytest.mark.parametrize("where", ["local", "storage"])
+def test_with_which_model_a_killed_run_had_failed_stands_in_the_index(where, model, known, tmp_path, clock, request):
+    """A backfill need not do again what failed for good; where it is not known, it does."""
+    folder = str(tmp_path) if where == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}/archive"
+    maker = Maker("0a", "0b", *model)
+    killed = Archive(folder, "killed", window_s=60.0, clock=clock, maker=maker)
+    killed.spool([row("a"), row("b", "dead_letters")])
+    killed._alive.close()  # a process that is killed lets go of its lock
+    clock.now += 3600.0
+    another = Archive(folder, "next", window_s=60.0, clock=clock, maker=Maker("0c", "0d", "another", "4"))
+    another.recover()
+    another.finish()
+    entries = [entry for file in list_files_of_rows(folder) for entry in read_entries(file)]
+    assert [(entry.uri, entry.settings) for entry in entries] == [("gs://b/a", "0a"), ("gs://b/b", "0b")]
+    assert (entries[1].model, entries[1].version) == (model if known else ("", ""))
 
 
 def test_a_run_that_lives_is_left_alone(tmp_path, clock):
