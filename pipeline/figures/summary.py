@@ -26,6 +26,7 @@ class Tally:
       read: Images listed.
       skipped: Images listed more than once, or not wanted, or done before.
       done: Of these, the ones that an earlier run or a stream has done.
+      resumed: Of the `detected` and the `dead` those that a killed run of the same command has left.
       dead: Dead letters by (stage, reason).
       classes: Detections by class name; of a model with thousands of names, the rare ones together as `OTHER_CLASSES`.
       batches: Device batches by rung.
@@ -41,6 +42,7 @@ class Tally:
     read: int = 0
     skipped: int = 0
     done: int = 0
+    resumed: Counter[str] = dataclasses.field(default_factory=Counter)
     dead: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
     classes: Counter[str] = dataclasses.field(default_factory=Counter)
     batches: Counter[int] = dataclasses.field(default_factory=Counter)
@@ -86,12 +88,16 @@ class Tally:
         if len(examples) < _EXAMPLES:
             examples.append(_shortened(dead_letter_row(dataclasses.replace(letter, payload=b""))))
 
+    def as_resumed(self) -> Tally:
+        """The same, of a killed run whose rows this one has."""
+        return dataclasses.replace(self, resumed=Counter(detected=self.detected, dead=sum(self.dead.values())))
+
     def merge(self, other: Tally, samples: int) -> None:
         """Adds another tally to this one."""
         self.read += other.read
         self.skipped += other.skipped
         self.done += other.done
-        for name in ("dead", "classes", "batches", "latencies", "versions"):
+        for name in ("resumed", "dead", "classes", "batches", "latencies", "versions"):
             getattr(self, name).update(getattr(other, name))
         self._bound_classes()
         self.finished.merge(other.finished)
@@ -157,8 +163,9 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
     return {
         "images": {"read": tally.read, "detected": tally.detected, "dead": dead, "skipped": tally.skipped},
         "done_before": tally.done,
+        "resumed": sum(tally.resumed.values()),
         **({"mended": tally.detected} if facts.config.get("retry_dead") else {}),
-        "images_per_second": round(tally.detected / wall, 3),
+        "images_per_second": round((tally.detected - tally.resumed["detected"]) / wall, 3),
         "wall_seconds": round(wall, 3),
         "startup_seconds": round(facts.ready_at - facts.started_at, 3),
         "batch_sizes": {str(size): tally.batches[size] for size in sorted(tally.batches)},

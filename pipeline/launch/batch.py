@@ -18,7 +18,7 @@ from pipeline.errors import BusyError, ConfigError, InputError
 from pipeline.failures import FOR_GOOD
 from pipeline.figures import progress
 from pipeline.figures.summary import RunFacts
-from pipeline.launch.ending import DONE, Ending, failed, stop_from_thread, stopped_by_signals, tidy
+from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals, tidy
 from pipeline.launch.loading import CANARY_SECONDS, detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import first_images, model_lines, say, shown, trial_lines
@@ -26,7 +26,7 @@ from pipeline.launch.templates import write_template
 from pipeline.read.letters import is_letter, letters_in
 from pipeline.read.list_images import list_images
 from pipeline.read.manifests import is_manifest
-from pipeline.read.only_new import DoneKeys
+from pipeline.read.only_new import DoneKeys, not_done_since
 from pipeline.read.source import Source
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import ImageRef
@@ -34,10 +34,10 @@ from pipeline.storage.checkpoints import Checkpoint, checkpoints_begun
 from pipeline.storage.claims import EVERYTHING
 from pipeline.storage.earlier import run_name, same_work
 from pipeline.storage.lease import leased
-from pipeline.storage.ledger import Done, Maker
-from pipeline.storage.results import check_output
+from pipeline.storage.ledger import Done, Maker, list_files_of_rows
+from pipeline.storage.results import check_output, is_of_stream
 from pipeline.storage.staging import LEASED, held, new_staging, run_of, take_over_killed
-from pipeline.storage.stopping import begin_publishing
+from pipeline.storage.stopping import begin_publishing, stop_from_thread
 from pipeline.write.sink import Sink
 from pipeline.write.write_files import read_written
 
@@ -172,7 +172,7 @@ def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float)
         begun: Sequence[Checkpoint] = ()
         if job.in_process:
             take_over_killed(staging, same)
-            begun = tuple(checkpoints_begun(staging))
+            begun = _begun(config, staging, model)
             steps = _steps(job, staging, model, began_at, begun)
         facts = _run_graph(job, steps)
         tally, notes = read_written(staging)
@@ -183,6 +183,16 @@ def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float)
         code = _ending(config, steps.name).finish(tally, facts, run_of(staging), notes)
         tidy(staging)
         return code
+
+
+def _begun(config: Config, staging: str, model: tuple[str, str]) -> Sequence[Checkpoint]:
+    """What killed runs of this command had done, but for what another one has done since in the same folder."""
+    begun, done = list(checkpoints_begun(staging)), _done(config, model)
+    if not (begun and done):
+        return begun
+    # a stream repeats what a job does at the same time; that is no harm done by the kill
+    of_jobs = [file for file in list_files_of_rows(config.output) if not is_of_stream(file.path)]
+    return not_done_since(begun, of_jobs, done)
 
 
 def _run_graph(job: Job, steps: _Steps) -> RunFacts:

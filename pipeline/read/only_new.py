@@ -19,6 +19,7 @@ from itertools import islice
 import numpy as np
 
 from pipeline.records import ImageRef, identity_hash, name_of
+from pipeline.storage.checkpoints import Checkpoint
 from pipeline.storage.ledger import UNKNOWN, Done, RowsFile, entry_of, key_of, list_files_of_rows, read_keys
 from pipeline.storage.listing import AT_ONCE
 from pipeline.storage.places import generation_of
@@ -120,7 +121,7 @@ class DoneKeys(Container[ImageRef]):
     """
 
     def __init__(self, parts: Iterable[np.ndarray]):
-        keys = np.concatenate([np.zeros((0, 2), np.uint64), *parts])
+        keys = _all_keys(parts)
         self._keys = keys[np.argsort(keys[:, 1])]
 
     @staticmethod
@@ -149,6 +150,28 @@ def keys_begun(spools: Iterable[Spool]) -> Iterator[np.ndarray]:
         entries = filter(None, (entry_of(line, DETECTIONS, UNKNOWN) for line in spool.read()))
         while some := [key_of(entry.uri, entry.generation) for entry in islice(entries, _ROWS_AT_ONCE)]:
             yield np.array(some, np.uint64)
+
+
+def not_done_since(checkpoints: Iterable[Checkpoint], files: Sequence[RowsFile], done: Done) -> list[Checkpoint]:
+    """The checkpoints of a killed run that hold no row of an image version which is done by other files of rows.
+
+    Such a file came while the run was dead: one of its checkpoints that went on top of it would double rows. What it counted can
+    only be had whole, so all its images are done again that are not done.
+
+    Args:
+      checkpoints: The run's.
+      files: Files of rows that may have come since.
+      done: What counts as done by them.
+    """
+    keys = [(checkpoint, _all_keys(keys_begun(spool for _, spool in checkpoint.spools))) for checkpoint in checkpoints]
+    begun = np.unique(_all_keys(identities for _, identities in keys)[:, 1])
+    of_others = [part[np.isin(part[:, 1], begun)] for part in keys_done(files, done)] if len(begun) else []
+    doubled = set(map(tuple, _all_keys(of_others).tolist()))
+    return [checkpoint for checkpoint, of_rows in keys if doubled.isdisjoint(map(tuple, of_rows.tolist()))]
+
+
+def _all_keys(parts: Iterable[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros((0, 2), np.uint64), *parts])
 
 
 def _split(blocks: Iterable[bytes]) -> Iterator[bytes]:

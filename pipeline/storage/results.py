@@ -60,6 +60,7 @@ _OTHERS = re.compile(
 )
 _RUN = re.compile(r"/(?:detections|dead_letters)-(.*)-\d{5,}-of-\d{5,}\.\w+$")
 _ROWS = re.compile(r"(^|/)(detections|dead_letters)-([^/]*-)?\d{5,}-of-\d{5,}\.(jsonl|parquet|tfrecord)$")
+_COMPACTED = re.compile(r"-compact[0-9a-f]{12}-")
 _TIME = "%Y%m%dT%H%M%SZ"
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 
@@ -145,6 +146,19 @@ def kind_of_rows(path: str) -> str:
     """Which rows a file holds by its name, in whatever folder: `detections` or `dead_letters`; else empty."""
     found = _ROWS.search(path)
     return found[2] if found else ""
+
+
+def is_of_stream(path: str) -> bool:
+    """Whether a stream wrote a file of rows, by its path; of compacted rows it may be any one's.
+
+    >>> [
+    ...     is_of_stream(f"detections/detections-20261121T020000Z-{of}-00000-of-00001.jsonl")
+    ...     for of in ("0a1b", "compact0123456789ab")
+    ... ]
+    [True, False]
+    """
+    name = "/".join(path.split("/")[-2:])
+    return _STREAM.fullmatch(name) is not None and _COMPACTED.search(name) is None
 
 
 class Rows(NamedTuple):

@@ -121,6 +121,7 @@ def test_the_summary_has_the_figures_of_the_contract():
     assert summary == {
         "images": {"read": 6, "detected": 3, "dead": 2, "skipped": 1},
         "done_before": 1,
+        "resumed": 0,
         "images_per_second": 1.5,
         "wall_seconds": 2.0,
         "startup_seconds": 2.5,
@@ -141,6 +142,16 @@ def test_the_summary_has_the_figures_of_the_contract():
         "mode": "batch",
     }
     assert json.loads(to_json(summary)) == summary
+
+
+def test_what_a_killed_run_left_is_said_apart_and_makes_no_run_faster():
+    """Of three detected images in two seconds one was there before."""
+    left, own = tally_of([detected(0), dead(1)]).as_resumed(), tally_of([detected(2), detected(3)])
+    for parts in ([left, own], [own, left]):
+        tally = merge_tallies([*parts, Tally(read=4)], SAMPLES)
+        summary = summarise(tally, RunFacts(1000.0, 1002.0, 1004.0, "run", {}, "batch", "/m"))
+        assert summary["images"] == {"read": 4, "detected": 3, "dead": 1, "skipped": 0}
+        assert (summary["resumed"], summary["images_per_second"]) == (2, 1.0)
 
 
 def test_names_that_are_no_unicode_are_written_escaped():

@@ -105,6 +105,7 @@ def test_whenever_a_job_is_killed_the_same_command_ends_it(moments, done, place,
     assert without_times(found) == undisturbed
     assert {"summary.json", "report.html"} < found.keys()
     assert json.loads(found["summary.json"])["images"] == {"read": IMAGES + 1, "detected": IMAGES, "dead": 1, "skipped": 0}
+    assert json.loads(found["summary.json"])["resumed"] == done
     said = (tmp_path / "log").read_text()
     assert [line for line in said.splitlines() if "that was killed" in line] == (
         [f"  {done} of them were done by a run of this command that was killed"] if done else []
@@ -156,3 +157,31 @@ def test_what_a_killed_job_had_begun_to_publish_is_done_for_the_next_one_that_ad
     rows = [line for name, content in read().items() if name.endswith(".jsonl") for line in content.splitlines()]
     assert len(rows) == len(set(rows)) == IMAGES + 1
     assert not [name for name in read() if name.startswith(".")]
+
+
+def test_what_another_command_does_in_the_same_folder_costs_a_killed_one_nothing(place, folder, bright_model, tmp_path):
+    output, read = place
+    write_images(tmp_path / "other", "other.png")
+    log = tmp_path / "log"
+    arguments = ["--output", output, "--model", bright_model, "--batch-sizes", 1, "--checkpoint-s", 0, "--only-new", "--input"]
+    assert run_job([*arguments, folder], log, IN_FOURTH) == KILLED
+    assert run_job([*arguments, tmp_path / "other"], log) == 0, log.read_text()
+    assert "killed" not in log.read_text()
+    assert run_job([*arguments, folder], log) == 0, log.read_text()
+    assert "  3 of them were done by a run of this command that was killed\n" in log.read_text()
+    assert json.loads(read()["summary.json"])["images"] == {"read": IMAGES + 1, "detected": IMAGES, "dead": 1, "skipped": 0}
+    assert not [name for name in read() if name.startswith(".")]
+
+
+def test_what_another_command_has_done_since_is_not_taken_from_checkpoints(place, folder, bright_model, tmp_path):
+    """Each image has one row; what was counted of those that were done twice is not counted."""
+    output, read = place
+    log = tmp_path / "log"
+    arguments = ["--output", output, "--model", bright_model, "--batch-sizes", 1, "--checkpoint-s", 0, "--only-new", "--input"]
+    assert run_job([*arguments, folder], log, Moment(f"{STAGING}:write_file", having="ready.json")) == KILLED
+    assert run_job([*arguments, f"{folder}/[0-3].png"], log) == 0, log.read_text()
+    assert run_job([*arguments, folder], log) == 0, log.read_text()
+    assert f"  {IMAGES + 1 - 4} of them were done by a run of this command that was killed\n" in log.read_text()
+    assert json.loads(read()["summary.json"])["images"] == {"read": IMAGES + 1, "detected": IMAGES - 4, "dead": 1, "skipped": 4}
+    rows = [line for name, content in read().items() if name.endswith(".jsonl") for line in content.splitlines()]
+    assert len(rows) == len(set(rows)) == IMAGES + 1

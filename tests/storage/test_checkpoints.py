@@ -2,13 +2,15 @@
 
 import os
 import shutil
+import time
+from pathlib import Path
 
 import pytest
 
 from pipeline.storage.checkpoints import Checkpoint, checkpoints_begun, footer_of, list_checkpoints
 from pipeline.storage.files import write_file
 from pipeline.storage.spools import Spooler
-from pipeline.storage.staging import held, new_staging, others, take_over_killed
+from pipeline.storage.staging import held, new_staging, others, remove_dead, take_over_killed
 from tests.storage.test_staging import dies_at
 
 
@@ -133,3 +135,22 @@ def test_killed_at_any_moment_of_taking_over_nothing_is_lost_or_there_twice(tmp_
         died = dies_at(number, work)
         assert taking_over(output=output) == [(2, [b"row\n", b"row\n"]), (3, [b"row\n"])]
     assert number > 5
+
+
+@pytest.mark.parametrize("days", [6, 8])
+def test_they_are_kept_for_their_command_for_a_week(days, tmp_path, taking_over):
+    """Also when another one has ended well there, which removes what else is left of killed runs."""
+    staging, without = killed(tmp_path, one_checkpoint), killed(tmp_path, lambda staging: None)
+    for path in Path(staging).rglob("*"):
+        os.utime(path, (time.time() - days * 86_400,) * 2)
+    remove_dead(str(tmp_path), but="")
+    assert others(str(tmp_path)) == ([staging] if days < 7 else [])
+    assert not os.path.exists(without)
+    assert taking_over() == ([(2, [b"row\n", b"row\n"])] if days < 7 else [])
+
+
+@pytest.mark.parametrize("name", ["commit.json", "published.json"])
+def test_of_a_run_that_has_published_nothing_is_kept(name, tmp_path):
+    write_file(f"{killed(tmp_path, one_checkpoint)}/{name}", b"[]")
+    remove_dead(str(tmp_path), but="")
+    assert others(str(tmp_path)) == []
