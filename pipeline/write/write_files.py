@@ -12,19 +12,17 @@ import functools
 import itertools
 import pickle
 import posixpath
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
-from apache_beam.pvalue import AsIter, TaggedOutput
-from apache_beam.transforms.window import GlobalWindows
+from apache_beam.pvalue import AsIter
 
 from pipeline.config import WriteConfig
 from pipeline.figures.summary import Tally, merge_tallies
-from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
-from pipeline.storage.checkpoints import CHECKPOINT, SPOOLS, Checkpoint, footer_of
+from pipeline.records import dead_letter_row, detection_row
+from pipeline.storage.checkpoints import Checkpoint
 from pipeline.storage.earlier import check_earlier
 from pipeline.storage.files import create, read_file, read_lines, write_file
 from pipeline.storage.ledger import Maker, writing_index
@@ -37,26 +35,17 @@ from pipeline.storage.results import (
     check_output,
     index_name,
     shard_name,
-    shard_of,
 )
-from pipeline.storage.spools import KeyedSpools, Spool, Spooler, merge_lines, merge_spools
+from pipeline.storage.spools import Spool, merge_lines, merge_spools
 from pipeline.storage.staging import finish_dead, introduce, output_of, publish
 from pipeline.write.sink import Results, Sink
+from pipeline.write.spool_rows import BY_ROWS, Shard, Spooled, SpoolRows
 from pipeline.write.write_coco import GroundTruth, read_ground_truth, write_coco
 from pipeline.write.write_parquet import write_parquet
 from pipeline.write.write_tfrecord import write_tfrecord
 
 ROWS_PER_SHARD = 100_000  # where the config names no number of shards: files of 20 to 100 MB
 _WRITTEN = "written"
-_BY_ROWS = 0  # number of shards of a kind whose shards are counted once its rows are
-
-
-class Shard(NamedTuple):
-    """A file of rows to be: `number` of `shards`, or all files of its kind where `shards` is `_BY_ROWS`."""
-
-    kind: str
-    number: int
-    shards: int
 
 
 class Written(NamedTuple):
@@ -69,13 +58,6 @@ class Written(NamedTuple):
 
     tally: Tally
     notes: tuple[str, ...] = ()
-
-
-class Spooled(NamedTuple):
-    """The outputs of `SpoolRows`: sorted spools, a few a bundle, and what was counted."""
-
-    spools: beam.PCollection[tuple[Shard, Spool]]
-    tallies: beam.PCollection[Tally]
 
 
 @dataclasses.dataclass
@@ -121,7 +103,7 @@ class WriteFiles(Sink):
         """Wires a shuffle of the names of spools, and then a look at all that is ready."""
         checkpoint_s = self.write.checkpoint_s if self.begun is not None else None
         to_rows = functools.partial(SpoolRows, self.staging, checkpoint_s=checkpoint_s)
-        to_detections = to_rows(DETECTIONS, detection_row, self.write.shards or _BY_ROWS, self.samples)
+        to_detections = to_rows(DETECTIONS, detection_row, self.write.shards or BY_ROWS, self.samples)
         to_dead_letters = to_rows(DEAD_LETTERS, dead_letter_row)
 
         spooled = [results.detected | "SpoolDetections" >> to_detections]
@@ -148,7 +130,7 @@ class WriteFiles(Sink):
         """Merges the spools of one shard, or of a whole kind, into files."""
         (kind, number, shards), spools = Shard(*shard_and_spools[0]), list(shard_and_spools[1])
         lines = merge_spools(spools, f"{self.staging}/merge")
-        if shards != _BY_ROWS:
+        if shards != BY_ROWS:
             yield from self._write_shard(shard_name(kind, number, shards, self.name), lines)
             return
         shards = -(-sum(spool.lines for spool in spools) // ROWS_PER_SHARD)
@@ -190,8 +172,8 @@ class WriteFiles(Sink):
 
     def _empty_shards(self, written: set[str]) -> Iterator[StagedFile]:
         """Files for shards that got no row."""
-        for kind, shards in ((DETECTIONS, self.write.shards or _BY_ROWS), (DEAD_LETTERS, _BY_ROWS)):
-            if shards == _BY_ROWS and any(final.startswith(f"{kind}/") for final in written):
+        for kind, shards in ((DETECTIONS, self.write.shards or BY_ROWS), (DEAD_LETTERS, BY_ROWS)):
+            if shards == BY_ROWS and any(final.startswith(f"{kind}/") for final in written):
                 continue
             for number in range(shards or 1):
                 name = shard_name(kind, number, shards or 1, self.name)
@@ -206,80 +188,6 @@ class WriteFiles(Sink):
 
     def _ground_truth(self) -> GroundTruth | None:
         return read_ground_truth(self.write.coco_ground_truth) if self.write.coco and self.write.coco_ground_truth else None
-
-
-@dataclasses.dataclass
-class SpoolRows(beam.PTransform):
-    """Writes one kind of record to sorted spools in staging, and counts it.
-
-    Element in: `DetectedImage` or `DeadLetter`; out: `Spooled`. Bounded. A retried bundle leaves only an orphan in staging.
-
-    Args:
-      staging: Folder for unfinished files.
-      kind: `detections` or `dead_letters`.
-      to_row: Record -> JSON-able row; its first key must be the image, since rows are sorted as text.
-      shards: Number of files of this kind, over which images are spread by their identity; 0: as many as the rows need.
-      samples: How many images with a thumbnail the tally keeps.
-      checkpoint_s: Seconds between checkpoints; None: none are made.
-    """
-
-    staging: str
-    kind: str
-    to_row: Callable[[Any], dict[str, Any]]
-    shards: int = _BY_ROWS
-    samples: int = 0
-    checkpoint_s: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def expand(self, records: beam.PCollection[Any]) -> Spooled:
-        """Wires the one DoFn that does it."""
-        spooled = records | "Spool" >> beam.ParDo(_Spool(self)).with_outputs("tallies", main="spools")
-        return Spooled(spooled.spools, spooled.tallies)
-
-
-class _Spool(beam.DoFn):
-    def __init__(self, settings: SpoolRows):
-        self._settings = settings
-
-    def start_bundle(self) -> None:
-        folder, makes_checkpoints = f"{self._settings.staging}/{SPOOLS}", self._settings.checkpoint_s is not None
-        self._spooler = Spooler(folder, 0, CHECKPOINT, self._footer) if makes_checkpoints else Spooler(folder)
-        self._begin()
-
-    def process(self, record: DetectedImage | DeadLetter) -> Iterator[Any]:
-        settings = self._settings
-        if isinstance(record, DetectedImage):
-            self._tally.add_detected(record, settings.samples)
-        else:
-            self._tally.add_dead(record)
-        number = shard_of(record.ref, settings.shards) if settings.shards else 0
-        line = row_bytes(settings.to_row(record)) + b"\n"
-        yield from self._complete(self._spooler.add(Shard(settings.kind, number, settings.shards), line))
-        if settings.checkpoint_s is not None and time.monotonic() - self._begun_at >= settings.checkpoint_s:
-            yield from self._complete(self._spooler.flush())
-
-    def finish_bundle(self) -> Iterator[Any]:
-        for result in self._complete(self._spooler.flush()):
-            tag, value = (result.tag, result.value) if isinstance(result, TaggedOutput) else ("", result)
-            windowed = GlobalWindows.windowed_value_at_end_of_window(value)
-            yield TaggedOutput(tag, windowed) if tag else windowed
-
-    def _begin(self) -> None:
-        self._tally = Tally()
-        self._begun_at = time.monotonic()
-
-    def _complete(self, spools: Iterable[tuple[Shard, Spool]]) -> Iterator[Any]:
-        """Passes on spools that are complete now, with what was counted of them; with none, nothing."""
-        complete = list(spools)
-        if complete:
-            yield from complete
-            yield TaggedOutput("tallies", self._tally)
-            self._begin()
-
-    def _footer(self, spools: KeyedSpools) -> bytes:
-        return footer_of(Checkpoint(tuple(spools), self._tally))
 
 
 def read_written(staging: str) -> Written:

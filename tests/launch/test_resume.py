@@ -12,9 +12,9 @@ from tests.launch.test_results_folder import images_of, write_images
 
 IMAGES = 6  # and one that is none, whose dead letter is the first row
 BATCH, STAGING, WRITE = "pipeline.launch.batch", "pipeline.storage.staging", "pipeline.write.write_files"
-READ, FILES = "pipeline.read.read_images", "pipeline.storage.files"
+READ, FILES, SPOOL = "pipeline.read.read_images", "pipeline.storage.files", "pipeline.write.spool_rows"
 
-IN_FIRST, IN_FOURTH = Moment(f"{WRITE}:footer_of"), Moment(f"{WRITE}:footer_of", 4)
+IN_FIRST, IN_FOURTH = Moment(f"{SPOOL}:footer_of"), Moment(f"{SPOOL}:footer_of", 4)
 
 # Each with what a run after it finds done: all rows that were spooled, unless they were published. With `--checkpoint-s 0` each
 # row is a checkpoint of its own.
@@ -25,7 +25,7 @@ MOMENTS = [
     pytest.param([Moment(f"{READ}:_ListImages.process")], 0, id="while images are listed"),
     pytest.param([Moment(f"{READ}:_DropDoubles.process", 2)], 0, id="while the listing is joined"),
     pytest.param([IN_FIRST], 0, id="in the first checkpoint"),
-    pytest.param([Moment(f"{WRITE}:TaggedOutput")], 1, id="after the first checkpoint"),
+    pytest.param([Moment(f"{SPOOL}:TaggedOutput")], 1, id="after the first checkpoint"),
     pytest.param([IN_FOURTH], 3, id="in a checkpoint"),
     pytest.param([Moment("pipeline.figures.summary:Tally.add_detected", 5)], 5, id="between two checkpoints"),
     pytest.param([Moment(f"{WRITE}:WriteFiles._finish", 2)], 7, id="while files are merged"),
@@ -43,7 +43,7 @@ MOMENTS = [
     pytest.param([IN_FOURTH, Moment(f"{STAGING}:take_over")], 3, id="before checkpoints are taken over"),
     pytest.param([IN_FOURTH, Moment(f"{STAGING}:take_over", when="after")], 3, id="before the folder they were in goes"),
     pytest.param([IN_FOURTH, Moment(f"{STAGING}:delete_files", 1, "after")], 3, id="while that goes"),
-    pytest.param([IN_FOURTH, Moment(f"{WRITE}:footer_of", 3), IN_FIRST], 5, id="three times"),
+    pytest.param([IN_FOURTH, Moment(f"{SPOOL}:footer_of", 3), IN_FIRST], 5, id="three times"),
 ]
 
 

@@ -1,0 +1,141 @@
+"""`SpoolRows`: records become rows in sorted spools, which are checkpoints of the run where it makes some."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import apache_beam as beam
+from apache_beam.pvalue import TaggedOutput
+from apache_beam.transforms.window import GlobalWindows
+
+from pipeline.figures.summary import Tally
+from pipeline.records import DeadLetter, DetectedImage, row_bytes
+from pipeline.storage.checkpoints import CHECKPOINT, SPOOLS, Checkpoint, footer_of
+from pipeline.storage.renewed import renewed
+from pipeline.storage.results import shard_of
+from pipeline.storage.spools import KeyedSpools, Spool, Spooler
+
+BY_ROWS = 0  # number of shards of a kind whose shards are counted once its rows are
+
+
+class Shard(NamedTuple):
+    """A file of rows to be: `number` of `shards`, or all files of its kind where `shards` is `BY_ROWS`."""
+
+    kind: str
+    number: int
+    shards: int
+
+
+class Spooled(NamedTuple):
+    """The outputs of `SpoolRows`: sorted spools, a few a bundle, and what was counted."""
+
+    spools: beam.PCollection[tuple[Shard, Spool]]
+    tallies: beam.PCollection[Tally]
+
+
+@dataclasses.dataclass
+class SpoolRows(beam.PTransform):
+    """Writes one kind of record to sorted spools in staging, and counts it.
+
+    Element in: `DetectedImage` or `DeadLetter`; out: `Spooled`. Bounded. A retried bundle leaves only an orphan in staging.
+
+    Args:
+      staging: Folder for unfinished files.
+      kind: `detections` or `dead_letters`.
+      to_row: Record -> JSON-able row; its first key must be the image, since rows are sorted as text.
+      shards: Number of files of this kind, over which images are spread by their identity; 0: as many as the rows need.
+      samples: How many images with a thumbnail the tally keeps.
+      checkpoint_s: Seconds between checkpoints; None: none are made.
+    """
+
+    staging: str
+    kind: str
+    to_row: Callable[[Any], dict[str, Any]]
+    shards: int = BY_ROWS
+    samples: int = 0
+    checkpoint_s: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, records: beam.PCollection[Any]) -> Spooled:
+        """Wires the one DoFn that does it."""
+        spooled = records | "Spool" >> beam.ParDo(_Spool(self)).with_outputs("tallies", main="spools")
+        return Spooled(spooled.spools, spooled.tallies)
+
+
+class _Spool(beam.DoFn):
+    def __init__(self, settings: SpoolRows):
+        self._settings = settings
+
+    def start_bundle(self) -> None:
+        folder, checkpoint_s = f"{self._settings.staging}/{SPOOLS}", self._settings.checkpoint_s
+        self._spooler = Spooler(folder) if checkpoint_s is None else Spooler(folder, 0, CHECKPOINT, self._footer)
+        self._complete: list[Any] = []
+        self._failed: Exception | None = None
+        self._lock = threading.Lock()
+        self._begin()
+        self._renewed = contextlib.ExitStack()
+        if checkpoint_s:  # records come in bursts, and what came last must not wait for the next one
+            self._renewed.enter_context(renewed("checkpoint", checkpoint_s / 2, self._flush_in_time))
+
+    def process(self, record: DetectedImage | DeadLetter) -> list[Any]:
+        settings = self._settings
+        number = shard_of(record.ref, settings.shards) if settings.shards else 0
+        line = row_bytes(settings.to_row(record)) + b"\n"
+        with self._lock:
+            if isinstance(record, DetectedImage):
+                self._tally.add_detected(record, settings.samples)
+            else:
+                self._tally.add_dead(record)
+            self._take(self._spooler.add(Shard(settings.kind, number, settings.shards), line))
+            if settings.checkpoint_s is not None and self._age_s() >= settings.checkpoint_s:
+                self._take(self._spooler.flush())
+            return self._given()
+
+    def finish_bundle(self) -> Iterator[Any]:
+        self._renewed.close()
+        if not self._failed:
+            self._take(self._spooler.flush())
+        for result in self._given():
+            tag, value = (result.tag, result.value) if isinstance(result, TaggedOutput) else ("", result)
+            windowed = GlobalWindows.windowed_value_at_end_of_window(value)
+            yield TaggedOutput(tag, windowed) if tag else windowed
+
+    def _begin(self) -> None:
+        self._tally = Tally()
+        self._begun_at = time.monotonic()
+
+    def _age_s(self) -> float:
+        return time.monotonic() - self._begun_at
+
+    def _flush_in_time(self) -> bool:
+        with self._lock:
+            try:
+                if self._age_s() >= (self._settings.checkpoint_s or 0.0) / 2:
+                    self._take(self._spooler.flush())
+            except Exception as err:  # noqa: BLE001  whatever it is, the bundle fails for it
+                self._failed = err
+        return self._failed is None
+
+    def _take(self, spools: Iterable[tuple[Shard, Spool]]) -> None:
+        """Keeps spools that are complete now, to be passed on with what was counted of them; with none, does nothing."""
+        complete = list(spools)
+        if complete:
+            self._complete += [*complete, TaggedOutput("tallies", self._tally)]
+            self._begin()
+
+    def _given(self) -> list[Any]:
+        """What is to be passed on."""
+        if self._failed:
+            raise self._failed
+        given, self._complete = self._complete, []
+        return given
+
+    def _footer(self, spools: KeyedSpools) -> bytes:
+        return footer_of(Checkpoint(tuple(spools), self._tally))

@@ -1,0 +1,75 @@
+"""Rows become spools; where checkpoints are made, none waits for the next row."""
+
+import threading
+
+import pytest
+from apache_beam.pvalue import TaggedOutput
+
+from pipeline.records import detection_row
+from pipeline.storage.checkpoints import list_checkpoints
+from pipeline.storage.files import read_file
+from pipeline.write import spool_rows
+from pipeline.write.spool_rows import SpoolRows, _Spool
+from tests.write.test_write_files import detected
+
+
+@pytest.fixture
+def spooling(tmp_path):
+    """A bundle that has begun."""
+
+    def begin(checkpoint_s):
+        spooling = _Spool(SpoolRows(str(tmp_path), "detections", detection_row, checkpoint_s=checkpoint_s))
+        spooling.start_bundle()
+        return spooling
+
+    return begin
+
+
+def passed_on(results):
+    """How many rows in each spool, and how many images in each tally."""
+    results = [getattr(result, "value", result) for result in results]
+    results = [getattr(result, "value", result) for result in results]  # windowed
+    return [result[1].lines if isinstance(result, tuple) else result.detected for result in results]
+
+
+def wait_until(condition):
+    waiting = threading.Event()
+    for _ in range(6000):
+        if condition():
+            return
+        waiting.wait(0.01)
+    raise AssertionError("it did not come to that in a minute")
+
+
+def test_rows_after_which_none_comes_are_a_checkpoint_too(tmp_path, spooling):
+    """Results come in bursts, of a request each: its last one must not wait for the next request."""
+    bundle = spooling(0.05)
+    given = [result for name in "abc" for result in bundle.process(detected(name))]
+    wait_until(lambda: sum(read_file(path).count(b'"uri"') for path in list_checkpoints(str(tmp_path))) == 3)
+    given += bundle.finish_bundle()
+    numbers = passed_on(given)
+    assert sum(numbers[0::2]) == sum(numbers[1::2]) == 3
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "checkpoint"]
+
+
+@pytest.mark.parametrize(("checkpoint_s", "spools", "made"), [(0, [1, 1] * 3, 3), (3600, [3, 3], 1), (None, [3, 3], 0)])
+def test_the_longer_between_checkpoints_the_fewer(checkpoint_s, spools, made, tmp_path, spooling):
+    bundle = spooling(checkpoint_s)
+    given = [result for name in "abc" for result in bundle.process(detected(name))]
+    assert passed_on([*given, *bundle.finish_bundle()]) == spools
+    assert len(list_checkpoints(str(tmp_path))) == made
+    assert all(isinstance(result, (tuple, TaggedOutput)) for result in given)
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_the_bundle(spooling, monkeypatch):
+    def full(_checkpoint):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(spool_rows, "footer_of", full)
+    bundle = spooling(0.05)
+    assert list(bundle.process(detected("a"))) == []
+    wait_until(lambda: bundle._failed)
+    with pytest.raises(OSError, match="the disk is full"):
+        bundle.process(detected("b"))
+    with pytest.raises(OSError, match="the disk is full"):
+        list(bundle.finish_bundle())
