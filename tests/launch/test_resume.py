@@ -92,7 +92,9 @@ def undisturbed(arguments, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("moments", "done"), MOMENTS)
-def test_whenever_a_job_is_killed_the_same_command_ends_it(moments, done, place, arguments, undisturbed, tmp_path):
+def test_a_job_killed_at_any_moment_ends_with_the_files_of_one_that_was_not(
+    moments, done, place, arguments, undisturbed, tmp_path
+):
     output, read = place
     command = [*arguments, "--output", output]
     for number, moment in enumerate(moments):
