@@ -19,7 +19,7 @@ from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.records import dead_letter_row, detection_row
 from pipeline.storage.checkpoints import Checkpoint
-from pipeline.storage.ledger import Done
+from pipeline.storage.done import Done
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.archive_rows import ArchiveRows
 from pipeline.stream.ask_again import AskAgain

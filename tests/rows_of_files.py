@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.records import row_bytes
+from pipeline.storage.done import Maker
 from pipeline.storage.files import list_files, read_lines, write_file
-from pipeline.storage.ledger import Maker, write_index
+from pipeline.storage.ledger import write_index
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 
 MAKER = Maker("5e771265", "5e771266", "bright", "3")

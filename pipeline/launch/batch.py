@@ -32,9 +32,10 @@ from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import ImageRef
 from pipeline.storage.checkpoints import Checkpoint, checkpoints_begun
 from pipeline.storage.claims import EVERYTHING
+from pipeline.storage.done import Done, Maker
 from pipeline.storage.earlier import run_name, same_work
 from pipeline.storage.lease import leased
-from pipeline.storage.ledger import Done, Maker, list_files_of_rows
+from pipeline.storage.ledger import list_files_of_rows
 from pipeline.storage.results import check_output, is_of_stream
 from pipeline.storage.staging import LEASED, held, new_staging, run_of, take_over_killed
 from pipeline.storage.stopping import begin_publishing, stop_from_thread

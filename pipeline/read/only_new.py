@@ -20,7 +20,8 @@ import numpy as np
 
 from pipeline.records import ImageRef, identity_hash, name_of
 from pipeline.storage.checkpoints import Checkpoint
-from pipeline.storage.ledger import UNKNOWN, Done, RowsFile, entry_of, key_of, list_files_of_rows, read_keys
+from pipeline.storage.done import UNKNOWN, Done
+from pipeline.storage.ledger import RowsFile, entry_of, key_of, list_files_of_rows, read_keys
 from pipeline.storage.listing import AT_ONCE
 from pipeline.storage.places import generation_of
 from pipeline.storage.results import DETECTIONS

@@ -31,7 +31,8 @@ from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.read.tfrecords import images_of_file, is_tfrecord
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes, name_of
-from pipeline.storage.ledger import Done, RowsFile, list_files_of_rows
+from pipeline.storage.done import Done
+from pipeline.storage.ledger import RowsFile, list_files_of_rows
 from pipeline.storage.listing import AT_ONCE
 from pipeline.storage.results import DEAD_LETTERS
 from pipeline.storage.spools import Spool

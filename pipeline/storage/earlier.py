@@ -17,8 +17,8 @@ from typing import Any
 from pipeline.config import OF_RELEASES
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
+from pipeline.storage.done import Maker
 from pipeline.storage.files import exists
-from pipeline.storage.ledger import Maker
 from pipeline.storage.results import REPORT, Rows, list_rows, read_summary, run_of_rows, time_in_name
 from pipeline.storage.staging import settings_at_work, settings_published
 

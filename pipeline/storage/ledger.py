@@ -11,11 +11,10 @@ are parsed, and the settings are not known; what is not known is never taken for
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import posixpath
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,9 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from apache_beam.io.filesystems import FileSystems
 
-from pipeline.config import OF_RELEASES
-from pipeline.failures import FOR_GOOD
-from pipeline.records import identity_hash, name_bytes, name_of, row_bytes
+from pipeline.records import identity_hash, name_bytes, name_of
+from pipeline.storage.done import UNKNOWN, Done, Entry, Maker
 from pipeline.storage.files import create, move_files, read_file, read_lines
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, INDEX, index_name, is_result
@@ -43,89 +41,7 @@ _SCHEMA = pa.schema(
     ]
 )
 _TEXTS = ("model", "version", "settings", "reason")
-# of the detector's settings those that decide which rows come out; precision and reduced decoding change their last digits
-_OF_DETECTIONS = ("score_threshold", "iou_threshold", "classes", "max_detections")
 _decoder = json.JSONDecoder()
-
-
-class Entry(NamedTuple):
-    """What a row says is done.
-
-    Attributes:
-      uri: The image.
-      generation: Its version; empty where its reader did not come that far.
-      kind: `detections` or `dead_letters`.
-      model: Name of the model; empty where it is not known.
-      version: The model's version.
-      settings: Hash of the settings that change rows; empty where they are not known.
-      reason: Why it is a dead letter; empty for detections.
-    """
-
-    uri: str
-    generation: str
-    kind: str
-    model: str
-    version: str
-    settings: str
-    reason: str
-
-
-class Maker(NamedTuple):
-    """By what rows are made, as far as it decides whether they would be made again.
-
-    Attributes:
-      detections: Hash of the settings that change rows of detections.
-      dead_letters: The same with the limits by which images are refused.
-      model: Name of the model; empty where it is not known yet. Rows of detections say their own.
-      version: Its version.
-    """
-
-    detections: str = ""
-    dead_letters: str = ""
-    model: str = ""
-    version: str = ""
-
-    @staticmethod
-    def of(settings: Mapping[str, Any], model: tuple[str, str] = ("", "")) -> Maker:
-        """The maker of a job's rows.
-
-        Args:
-          settings: All settings of the job, nested.
-          model: Its name and version.
-        """
-        detect, read = settings.get("detect", {}), settings.get("read", {})
-        of_rows = {name: detect.get(name) for name in _OF_DETECTIONS}
-        of_rows["classes"] = sorted(of_rows["classes"] or ())
-        # what is not set is left out, so that a setting of a later version leaves the hash of those who do not use it
-        of_no_row = {"path", "name", *OF_RELEASES}
-        of_rows |= {key: value for key, value in settings.get("model", {}).items() if key not in of_no_row and value is not None}
-        limits = {"max_megapixels": detect.get("max_megapixels"), "max_file_mb": read.get("max_file_mb")}
-        return Maker(_hash(of_rows), _hash(of_rows | limits), *model)
-
-    def settings(self, kind: str) -> str:
-        """The hash of the settings that change rows of a kind."""
-        return self.detections if kind == DETECTIONS else self.dead_letters
-
-
-UNKNOWN = Maker()
-
-
-class Done(NamedTuple):
-    """What counts as done for a run.
-
-    Attributes:
-      maker: Rows of this model and these settings.
-      reasons: Of dead letters, those that failed for one of these reasons.
-    """
-
-    maker: Maker
-    reasons: frozenset[str] = FOR_GOOD
-
-    def covers(self, entry: Entry) -> bool:
-        """Whether an image version with this entry need not be done again."""
-        if not entry.settings or entry.settings != self.maker.settings(entry.kind):
-            return False
-        return (entry.model, entry.version) == self.maker[2:] and (entry.kind == DETECTIONS or entry.reason in self.reasons)
 
 
 class RowsFile(NamedTuple):
@@ -316,7 +232,3 @@ def _sizes(folder: str) -> list[tuple[str, int]]:
 
 def _text(value: str) -> str:
     return value.encode("utf-8", "backslashreplace").decode()
-
-
-def _hash(settings: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(row_bytes(sorted(settings.items())), digest_size=4).hexdigest()

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
+from pipeline.storage.done import Entry, Maker
 from pipeline.storage.files import read_lines
-from pipeline.storage.ledger import Entry, Maker, RowsFile, entry_of, read_entries
+from pipeline.storage.ledger import RowsFile, entry_of, read_entries
 from pipeline.storage.results import DETECTIONS
 from pipeline.storage.spools import merge_lines
 

@@ -33,9 +33,10 @@ from google.api_core import retry
 
 from pipeline.read.fetch import is_passing
 from pipeline.records import ImageRef, row_bytes
+from pipeline.storage.done import UNKNOWN, Maker
 from pipeline.storage.files import create, delete_files, list_files, make_folder, read_lines, write_file
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.ledger import UNKNOWN, Maker, write_index
+from pipeline.storage.ledger import write_index
 from pipeline.storage.locks import if_unlocked, locked_file
 from pipeline.storage.results import archive_name, shard_of, time_in_name
 from pipeline.storage.spools import merge_lines

@@ -11,8 +11,9 @@ import apache_beam as beam
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from pipeline.records import row_bytes
+from pipeline.storage.done import UNKNOWN, Maker
 from pipeline.storage.files import write_file
-from pipeline.storage.ledger import UNKNOWN, Maker, write_index
+from pipeline.storage.ledger import write_index
 from pipeline.storage.results import archive_name, shard_of, time_in_name
 from pipeline.storage.staging import staging_of
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.config import Config
 from pipeline.records import ImageRef
-from pipeline.storage.ledger import UNKNOWN, Maker
+from pipeline.storage.done import UNKNOWN, Maker
 from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing, connect_subscriber

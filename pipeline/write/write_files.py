@@ -23,9 +23,10 @@ from pipeline.config import WriteConfig
 from pipeline.figures.summary import Tally, merge_tallies
 from pipeline.records import dead_letter_row, detection_row
 from pipeline.storage.checkpoints import Checkpoint
+from pipeline.storage.done import Maker
 from pipeline.storage.earlier import check_earlier
 from pipeline.storage.files import create, read_file, read_lines, write_file
-from pipeline.storage.ledger import Maker, writing_index
+from pipeline.storage.ledger import writing_index
 from pipeline.storage.results import (
     COCO_IMAGES,
     COCO_RESULTS,

@@ -49,8 +49,9 @@ def main() -> None:
 
 def make(rows: int) -> dict[str, Any]:
     """Writes the files and the manifest."""
+    from pipeline.storage.done import Maker
     from pipeline.storage.files import create
-    from pipeline.storage.ledger import Maker, writing_index
+    from pipeline.storage.ledger import writing_index
     from pipeline.storage.results import DETECTIONS, archive_name, index_name
 
     shutil.rmtree(OUT, ignore_errors=True)

@@ -79,7 +79,7 @@ def _through_beam(images: Path, output: Path | None) -> None:
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
     from pipeline.read.read_images import ReadImages
-    from pipeline.storage.ledger import Done
+    from pipeline.storage.done import Done
 
     done = Done(_maker()) if output else None
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
@@ -88,7 +88,7 @@ def _through_beam(images: Path, output: Path | None) -> None:
 
 
 def _maker() -> Any:
-    from pipeline.storage.ledger import Maker
+    from pipeline.storage.done import Maker
 
     return Maker("11111111", "22222222", *_MODEL)
 

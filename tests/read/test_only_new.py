@@ -10,7 +10,8 @@ from pipeline.read import only_new
 from pipeline.read.only_new import PARTITIONS, DoneKeys, KeyBlocks, keys_done, packed_key, partition_of
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef, dead_letter_row, row_bytes
-from pipeline.storage.ledger import Done, list_files_of_rows
+from pipeline.storage.done import Done
+from pipeline.storage.ledger import list_files_of_rows
 from pipeline.storage.places import generation_of
 from pipeline.storage.spools import Spool
 from tests.read.test_read_images import run

@@ -13,8 +13,9 @@ from pipeline.config import load_config
 from pipeline.failures import FOR_GOOD, MAY_PASS, REASONS
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
 from pipeline.storage import ledger
+from pipeline.storage.done import UNKNOWN, Done, Entry, Maker
 from pipeline.storage.files import write_file
-from pipeline.storage.ledger import UNKNOWN, Done, Entry, Maker, key_of, list_files_of_rows, read_entries, read_keys, write_index
+from pipeline.storage.ledger import key_of, list_files_of_rows, read_entries, read_keys, write_index
 from pipeline.storage.results import archive_name, index_name, shard_name
 
 DETECTIONS = f"{shard_name('detections', 0, 1)}.jsonl"

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.storage import single_rows as module
-from pipeline.storage.ledger import Maker, list_files_of_rows
+from pipeline.storage.done import Maker
+from pipeline.storage.ledger import list_files_of_rows
 from pipeline.storage.results import DETECTIONS
 from tests.rows_of_files import MAKER, Row, dead, found, write_rows
 

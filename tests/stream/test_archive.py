@@ -15,7 +15,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pipeline.records import ImageRef
-from pipeline.storage.ledger import Maker, list_files_of_rows, read_entries
+from pipeline.storage.done import Maker
+from pipeline.storage.ledger import list_files_of_rows, read_entries
 from pipeline.stream.archive import Archive, ArchivedRow
 from tests.clock import Clock
 from tests.conftest import REPO
