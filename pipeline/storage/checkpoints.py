@@ -60,8 +60,8 @@ def take_over(killed: Sequence[str], staging: str) -> None:
                 if os.path.isdir(folder):
                     os.rename(folder, f"{staging}/{_begun_name(each, folder)}")
         return
-    most = max(killed, key=_rows_in, default="")
-    paths = list_checkpoints(most) if most else []
+    most = max(killed, key=rows_in, default="")
+    paths = [path for pattern in _patterns(most) for path in list_files(pattern)] if most else []
     copies = [f"{staging}/{_begun_name(most, posixpath.dirname(path))}/{posixpath.basename(path)}" for path in paths]
     if paths:
         FileSystems.copy(paths, copies)
@@ -72,20 +72,19 @@ def checkpoints_begun(staging: str) -> Iterator[Checkpoint]:
     return _read_all(f"{escape_glob(staging)}/{_BEGUN}*/*{CHECKPOINT}")
 
 
-def list_checkpoints(staging: str) -> list[str]:
-    """The checkpoints in a run's folder, its own and those that it took over; also what was cut short."""
-    return [path for folder in (SPOOLS, f"{_BEGUN}*") for path in list_files(f"{escape_glob(staging)}/{folder}/*{CHECKPOINT}")]
+def rows_in(staging: str) -> int:
+    """How many rows are in a run's checkpoints, its own and those that it took over."""
+    checkpoints = [checkpoint for pattern in _patterns(staging) for checkpoint in _read_all(pattern)]
+    return sum(spool.lines for checkpoint in checkpoints for _, spool in checkpoint.spools)
+
+
+def _patterns(staging: str) -> list[str]:
+    return [f"{escape_glob(staging)}/{folder}/*{CHECKPOINT}" for folder in (SPOOLS, f"{_BEGUN}*")]
 
 
 def _begun_name(killed: str, folder: str) -> str:
     name = posixpath.basename(folder)
     return f"{_BEGUN}{posixpath.basename(killed).lstrip('.')}" if name == SPOOLS else name
-
-
-def _rows_in(staging: str) -> int:
-    patterns = [f"{escape_glob(staging)}/{folder}/*{CHECKPOINT}" for folder in (SPOOLS, f"{_BEGUN}*")]
-    checkpoints = [checkpoint for pattern in patterns for checkpoint in _read_all(pattern)]
-    return sum(spool.lines for checkpoint in checkpoints for _, spool in checkpoint.spools)
 
 
 def _read_all(pattern: str) -> Iterator[Checkpoint]:
@@ -95,7 +94,7 @@ def _read_all(pattern: str) -> Iterator[Checkpoint]:
 
 
 def _read(path: str, size_bytes: int) -> Checkpoint | None:
-    """A checkpoint; None where it was cut short."""
+    """A checkpoint; None where it was cut short, or another version of this program wrote it."""
     rest = size_bytes - _END.size
     if rest < 0:
         return None
@@ -103,8 +102,11 @@ def _read(path: str, size_bytes: int) -> Checkpoint | None:
         told_bytes, mark = _END.unpack(end.read())
     if mark != _COMPLETE:
         return None
-    with open_part(path, rest - told_bytes, told_bytes) as told:
-        checkpoint: Checkpoint = pickle.load(told)  # noqa: S301  written by a run of this very command
+    try:
+        with open_part(path, rest - told_bytes, told_bytes) as told:
+            checkpoint: Checkpoint = pickle.load(told)  # noqa: S301  written by a run of this very command
+    except (AttributeError, ImportError, TypeError, pickle.UnpicklingError):
+        return None
     return checkpoint._replace(spools=tuple(_moved(checkpoint.spools, path)))
 
 

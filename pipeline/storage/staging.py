@@ -31,7 +31,7 @@ from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.alive import age_s, alive, if_dead
 from pipeline.storage.beside import make_way
-from pipeline.storage.checkpoints import list_checkpoints, take_over
+from pipeline.storage.checkpoints import rows_in, take_over
 from pipeline.storage.files import delete_files, exists, list_files, move_files, read_file, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.locks import one_at_a_time
@@ -168,7 +168,7 @@ def remove_dead(output: str, but: str, mode: str = "") -> None:
     for staging in others(output, but):
         with _if_dead(staging) as dead:
             wanted = dead and (not mode or any(about["settings"]["mode"] == mode for about in _about(staging)))
-            if wanted and not (_goes_on(staging) and list_checkpoints(staging) and age_s(staging) < _KEPT_SECONDS):
+            if wanted and not (_goes_on(staging) and rows_in(staging) and age_s(staging) < _KEPT_SECONDS):
                 remove(staging)
 
 

@@ -6,8 +6,7 @@ import pytest
 from apache_beam.pvalue import TaggedOutput
 
 from pipeline.records import detection_row
-from pipeline.storage.checkpoints import list_checkpoints
-from pipeline.storage.files import read_file
+from pipeline.storage.checkpoints import rows_in
 from pipeline.write import spool_rows
 from pipeline.write.spool_rows import SpoolRows, _Spool
 from tests.write.test_write_files import detected
@@ -45,7 +44,7 @@ def test_rows_after_which_none_comes_are_a_checkpoint_too(tmp_path, spooling):
     """Results come in bursts, of a request each: its last one must not wait for the next request."""
     bundle = spooling(0.05)
     given = [result for name in "abc" for result in bundle.process(detected(name))]
-    wait_until(lambda: sum(read_file(path).count(b'"uri"') for path in list_checkpoints(str(tmp_path))) == 3)
+    wait_until(lambda: rows_in(str(tmp_path)) == 3)
     given += bundle.finish_bundle()
     numbers = passed_on(given)
     assert sum(numbers[0::2]) == sum(numbers[1::2]) == 3
@@ -57,7 +56,7 @@ def test_the_longer_between_checkpoints_the_fewer(checkpoint_s, spools, made, tm
     bundle = spooling(checkpoint_s)
     given = [result for name in "abc" for result in bundle.process(detected(name))]
     assert passed_on([*given, *bundle.finish_bundle()]) == spools
-    assert len(list_checkpoints(str(tmp_path))) == made
+    assert len(list(tmp_path.glob("spool/*.checkpoint"))) == made
     assert all(isinstance(result, (tuple, TaggedOutput)) for result in given)
 
 
