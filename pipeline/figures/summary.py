@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -34,6 +35,7 @@ class Tally:
       latencies: Images by `latency_bucket`.
       finished: Detected images by the time of their result.
       samples: The detected images with a thumbnail that have the smallest ranks.
+      ranks_below: Only samples of smaller ranks are kept, since others have enough of these.
       dead_examples: A few dead letters of each reason, as rows.
       versions: Images by the model's version.
       last: (when, name, version) of the model last seen.
@@ -50,6 +52,7 @@ class Tally:
     latencies: Counter[int] = dataclasses.field(default_factory=Counter)
     finished: Intervals = dataclasses.field(default_factory=Intervals)
     samples: list[tuple[int, DetectedImage]] = dataclasses.field(default_factory=list)
+    ranks_below: float = math.inf
     dead_examples: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
     versions: Counter[str] = dataclasses.field(default_factory=Counter)
     last: tuple[float, str, str] = (0.0, "", "")
@@ -78,8 +81,9 @@ class Tally:
         self.finished.add(timing.finished_at)
         self.versions[image.model_version] += 1
         self.last = max(self.last, (timing.finished_at, image.model_name, image.model_version))
-        if image.thumbnail:
-            self.samples = _smallest([*self.samples, (identity_hash(image.ref.identity), image)], samples)
+        rank = identity_hash(image.ref.identity)
+        if image.thumbnail and rank < self.ranks_below:
+            self.samples = _smallest([*self.samples, (rank, image)], samples)
 
     def add_dead(self, letter: DeadLetter) -> None:
         """Counts one dead letter."""

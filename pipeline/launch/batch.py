@@ -17,7 +17,7 @@ from pipeline.config import Config
 from pipeline.errors import BusyError, ConfigError, InputError
 from pipeline.failures import FOR_GOOD
 from pipeline.figures import progress
-from pipeline.figures.summary import RunFacts
+from pipeline.figures.summary import RunFacts, Tally
 from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals, tidy
 from pipeline.launch.loading import CANARY_SECONDS, detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
@@ -26,7 +26,7 @@ from pipeline.launch.templates import write_template
 from pipeline.read.letters import is_letter, letters_in
 from pipeline.read.list_images import list_images
 from pipeline.read.manifests import is_manifest
-from pipeline.read.only_new import DoneKeys, not_done_since
+from pipeline.read.only_new import DoneKeys, done_since, has_any
 from pipeline.read.source import Source
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import ImageRef
@@ -37,6 +37,7 @@ from pipeline.storage.earlier import run_name, same_work
 from pipeline.storage.lease import leased
 from pipeline.storage.ledger import list_files_of_rows
 from pipeline.storage.results import check_output, is_of_stream
+from pipeline.storage.spools import Spool
 from pipeline.storage.staging import LEASED, held, new_staging, run_of, take_over_killed
 from pipeline.storage.stopping import begin_publishing, stop_from_thread
 from pipeline.write.sink import Sink
@@ -187,13 +188,22 @@ def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float)
 
 
 def _begun(config: Config, staging: str, model: tuple[str, str]) -> Sequence[Checkpoint]:
-    """What killed runs of this command had done, but for what another one has done since in the same folder."""
-    begun, done = list(checkpoints_begun(staging)), _done(config, model)
-    if not (begun and done):
-        return begun
-    # a stream repeats what a job does at the same time; that is no harm done by the kill
-    of_jobs = [file for file in list_files_of_rows(config.output) if not is_of_stream(file.path)]
-    return not_done_since(begun, of_jobs, done)
+    """What killed runs of this command had done, as one checkpoint; none where that is nothing.
+
+    One of theirs with an image that another job has done since in the same folder does not count: what was counted of it can
+    only be had whole. What a stream has done since does no harm: it repeats what a job does at the same time.
+    """
+    spools = [spool for checkpoint in checkpoints_begun(staging) for _, spool in checkpoint.spools]
+    done, doubled = _done(config, model), set[tuple[int, int]]()
+    if spools and done:
+        of_jobs = [file for file in list_files_of_rows(config.output) if not is_of_stream(file.path)]
+        doubled = done_since(spools, of_jobs, done)
+    keyed, tally = list[tuple[Any, Spool]](), Tally()
+    for checkpoint in checkpoints_begun(staging):  # one by one: each may have its samples
+        if not has_any((spool for _, spool in checkpoint.spools), doubled):
+            keyed += checkpoint.spools
+            tally.merge(checkpoint.counted, graph.samples_kept(config))
+    return [Checkpoint(keyed, tally.as_resumed())] if keyed else []
 
 
 def _run_graph(job: Job, steps: _Steps) -> RunFacts:

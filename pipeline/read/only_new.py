@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import numpy as np
 
 from pipeline.records import ImageRef, identity_hash, name_of
-from pipeline.storage.checkpoints import Checkpoint
 from pipeline.storage.done import UNKNOWN, Done
 from pipeline.storage.ledger import RowsFile, entry_of, key_of, list_files_of_rows, read_keys
 from pipeline.storage.listing import AT_ONCE
@@ -153,22 +152,24 @@ def keys_begun(spools: Iterable[Spool]) -> Iterator[np.ndarray]:
             yield np.array(some, np.uint64)
 
 
-def not_done_since(checkpoints: Iterable[Checkpoint], files: Sequence[RowsFile], done: Done) -> list[Checkpoint]:
-    """The checkpoints of a killed run that hold no row of an image version which is done by other files of rows.
+def done_since(spools: Iterable[Spool], files: Sequence[RowsFile], done: Done) -> set[tuple[int, int]]:
+    """The keys of image versions that are done by rows in spools of a killed run, and by other files of rows, too.
 
-    Such a file came while the run was dead: one of its checkpoints that went on top of it would double rows. What it counted can
-    only be had whole, so all its images are done again that are not done.
+    These came while the run was dead: its rows on top of them would be there twice.
 
     Args:
-      checkpoints: The run's.
+      spools: The run's.
       files: Files of rows that may have come since.
       done: What counts as done by them.
     """
-    keys = [(checkpoint, _all_keys(keys_begun(spool for _, spool in checkpoint.spools))) for checkpoint in checkpoints]
-    begun = np.unique(_all_keys(identities for _, identities in keys)[:, 1])
+    begun = np.unique(_all_keys(keys_begun(spools))[:, 1])
     of_others = [part[np.isin(part[:, 1], begun)] for part in keys_done(files, done)] if len(begun) else []
-    doubled = set(map(tuple, _all_keys(of_others).tolist()))
-    return [checkpoint for checkpoint, of_rows in keys if doubled.isdisjoint(map(tuple, of_rows.tolist()))]
+    return set(map(tuple, _all_keys(of_others).tolist()))
+
+
+def has_any(spools: Iterable[Spool], keys: Set[tuple[int, int]]) -> bool:
+    """Whether a row in spools has one of some keys."""
+    return bool(keys) and any(not keys.isdisjoint(map(tuple, part.tolist())) for part in keys_begun(spools))
 
 
 def _all_keys(parts: Iterable[np.ndarray]) -> np.ndarray:

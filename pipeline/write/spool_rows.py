@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -79,6 +80,7 @@ class _Spool(beam.DoFn):
         self._complete: list[Any] = []
         self._failed: Exception | None = None
         self._lock = threading.Lock()
+        self._ranks: list[int] = []  # of the samples so far, the smallest
         self._begin()
         self._renewed = contextlib.ExitStack()
         if checkpoint_s:  # records come in bursts, and what came last must not wait for the next one
@@ -108,7 +110,9 @@ class _Spool(beam.DoFn):
             yield TaggedOutput(tag, windowed) if tag else windowed
 
     def _begin(self) -> None:
-        self._tally = Tally()
+        # else a checkpoint every few seconds would have as many samples as the whole job has
+        full = len(self._ranks) == self._settings.samples
+        self._tally = Tally(ranks_below=self._ranks[-1] if full and self._ranks else math.inf)
         self._begun_at = time.monotonic()
 
     def _age_s(self) -> float:
@@ -128,6 +132,7 @@ class _Spool(beam.DoFn):
         complete = list(spools)
         if complete:
             self._complete += [*complete, TaggedOutput("tallies", self._tally)]
+            self._ranks = sorted([*self._ranks, *(rank for rank, _ in self._tally.samples)])[: self._settings.samples]
             self._begin()
 
     def _given(self) -> list[Any]:

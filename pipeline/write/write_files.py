@@ -123,8 +123,7 @@ class WriteFiles(Sink):
         spools = [spool for checkpoint in checkpoints for spool in checkpoint.spools]
         return Spooled(
             pipeline | "SpoolsBegun" >> beam.Create(spools, reshuffle=False),
-            pipeline
-            | "TalliesBegun" >> beam.Create([checkpoint.counted.as_resumed() for checkpoint in checkpoints], reshuffle=False),
+            pipeline | "TalliesBegun" >> beam.Create([checkpoint.counted for checkpoint in checkpoints], reshuffle=False),
         )
 
     def _finish(self, shard_and_spools: tuple[Shard, Iterable[Spool]]) -> Iterator[StagedFile]:

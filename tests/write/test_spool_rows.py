@@ -1,10 +1,12 @@
 """Rows become spools; where checkpoints are made, none waits for the next row."""
 
+import dataclasses
 import threading
 
 import pytest
 from apache_beam.pvalue import TaggedOutput
 
+from pipeline.figures.summary import Tally, merge_tallies
 from pipeline.records import detection_row
 from pipeline.storage.checkpoints import rows_in
 from pipeline.write import spool_rows
@@ -72,3 +74,20 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_bundle(spooling, monkeypa
         bundle.process(detected("b"))
     with pytest.raises(OSError, match="the disk is full"):
         list(bundle.finish_bundle())
+
+
+def test_many_checkpoints_have_hardly_more_samples_than_one_and_the_same_in_the_end(tmp_path):
+    """Else those of a job of hours would not fit into memory when it sums up."""
+    images = [dataclasses.replace(detected(f"{n}.jpg"), thumbnail=b"jpeg") for n in range(400)]
+
+    def samples(checkpoint_s):
+        bundle = _Spool(SpoolRows(str(tmp_path), "detections", detection_row, samples=3, checkpoint_s=checkpoint_s))
+        bundle.start_bundle()
+        given = [result for image in images for result in bundle.process(image)]
+        results = [getattr(result, "value", result) for result in [*given, *bundle.finish_bundle()]]
+        tallies = [tally for tally in (getattr(result, "value", result) for result in results) if isinstance(tally, Tally)]
+        return [rank for rank, _ in merge_tallies(tallies, 3).samples], sum(len(tally.samples) for tally in tallies)
+
+    (one, in_one), (many, in_many) = samples(3600), samples(0)
+    assert (one, in_one) == (many, 3)
+    assert in_many < 40
