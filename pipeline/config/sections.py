@@ -56,7 +56,7 @@ _Days = Annotated[Text, BeforeValidator(lambda value: str(value) if isinstance(v
 
 
 # settings of a model that say when which version is used; rows say which made them
-OF_RELEASES = ("model_version", "model_poll_s")
+OF_RELEASES = ("model_version", "model_poll_s", "model_memory_mb")
 
 
 @checked
@@ -74,6 +74,10 @@ class ModelConfig:
     )
     model_poll_s: Annotated[float, Between(0.0)] = setting(
         30.0, "seconds between looks for another version, which takes the place of the one in use while the job runs; 0: none"
+    )
+    model_memory_mb: Count | None = setting(
+        None,
+        "most memory of two versions; where they need more, images wait while one replaces the other; default: a GPU's",
     )
     name: Text | None = setting(None, "name written into every row; default: what the model says, else its folder's name")
     signature: Text | None = setting(None, "signature to call; default: what the model says, else serving_default")

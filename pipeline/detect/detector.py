@@ -103,7 +103,7 @@ def _watching(model: ModelConfig, detect: DetectConfig, samples: int) -> Detecto
         except ModelError as err:
             refused[version] = err
         else:
-            detector.watch(model, found, refused)
+            detector.watch(model, version, found, refused)
             return detector
     raise next(iter(refused.values()))
 
@@ -166,15 +166,18 @@ class Detector:
         """Why a version must not be used, in one line; None where nothing speaks against it."""
         return check(model, lambda images: self._detect_with(model, images, Sampler(0)), self._settings)
 
-    def watch(self, model: ModelConfig, found: Iterable[Version], refused: Mapping[Version, ModelError]) -> None:
+    def watch(
+        self, model: ModelConfig, in_use: Version, others: Iterable[Version], refused: Mapping[Version, ModelError]
+    ) -> None:
         """From now on another version takes the place of the one in use when that is wanted.
 
         Args:
           model: The model, whose path is a folder of versions.
-          found: The versions that were there when this one was chosen.
+          in_use: The version that this detector has.
+          others: Those that were there when it was chosen.
           refused: Of these, the ones that were tried in vain.
         """
-        self.watched = ModelWatch(model, self._settings, self, found, refused)
+        self.watched = ModelWatch(model, self._settings, self, in_use=in_use, others=others, refused=refused)
         self.watched.start()
 
     def swap(self, model: LoadedModel) -> None:
@@ -206,6 +209,14 @@ class Detector:
         """What the canary has shown, or the last one; waits up to so many seconds for what it has in hand."""
         canary = self.canary or self._former_canary
         return canary.figures(wait_s) if canary else None
+
+    def take_away(self) -> None:
+        """Images that are not under way yet wait for the next `swap`. Returns when the others are done; the model is closed."""
+        self._in_use.take_away()
+
+    def give_up(self, failure: str) -> None:
+        """There will be no model: images that wait, or come, fail their bundles."""
+        self._in_use.give_up(failure)
 
     def counted_swaps(self) -> Counter[str]:
         """`swaps` of versions, their `refusals`, and what a canary did, since this was last asked."""

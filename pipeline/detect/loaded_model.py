@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -69,6 +69,28 @@ class Engine(Protocol):
         """Gives back memory and threads. No call may be under way, and none may follow."""
 
 
+class Memory(NamedTuple):
+    """What a version takes of the memory that all versions share.
+
+    Attributes:
+      weights_bytes: For what it has learnt.
+      working_bytes: Beside that, while it runs.
+      limit_bytes: What there is of it; None: nobody knows.
+    """
+
+    weights_bytes: int = 0
+    working_bytes: int = 0
+    limit_bytes: int | None = None
+
+    @property
+    def used_bytes(self) -> int:
+        """All of it."""
+        return self.weights_bytes + self.working_bytes
+
+
+_NOT_KNOWN = Memory()
+
+
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
     """One version of a detector, loaded and warm. Whoever works on an image takes it once, so that no image meets two.
@@ -79,6 +101,7 @@ class LoadedModel:
       engine: Runs it.
       warmup_requests: What it must be able to do before it is used: encoded images, or arrays `(n, H, W, 3) uint8`.
       golden: What it must find before it is used.
+      memory: What it takes.
     """
 
     metadata: DetectorMetadata
@@ -86,6 +109,7 @@ class LoadedModel:
     engine: Engine
     warmup_requests: tuple[bytes | np.ndarray, ...] = ()
     golden: tuple[GoldenImage, ...] = ()
+    memory: Memory = _NOT_KNOWN
 
 
 LoadModel = Callable[[DetectConfig], LoadedModel]

@@ -12,9 +12,10 @@ from pipeline.config import DetectConfig
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batching import BatchedModel
 from pipeline.detect.golden import GoldenImage
-from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory
+from pipeline.detect.loaded_model import LoadedModel, Memory, ModelFailed, OutOfMemory
 from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler
+from pipeline.detect.tensorflow_setup import memory_in_use
 from pipeline.errors import ModelError
 
 _CPU_LADDER = (1, 2, 4)  # on CPU larger batches gain nothing, and each of their images waits for all
@@ -65,24 +66,26 @@ def start(prepared: PreparedModel, detect: DetectConfig) -> LoadedModel:
     Raises:
       ModelError: It fails on a blank image.
     """
-    engine = _batched(prepared, detect)
+    before = memory_in_use()
+    scheduler, engine = _batched(prepared, detect)
     try:
         engine.warm_up()
     except (ModelFailed, OutOfMemory) as err:
         engine.close()
         raise ModelError(f"model {prepared.folder}: fails on a blank image: {err}") from err
+    weights = prepared.optimised.graph.ByteSize()
+    memory = Memory(weights, max(0, memory_in_use() - before - weights), scheduler.gpu_bytes)
     return_free_memory()
-    return LoadedModel(prepared.metadata, prepared.version, engine, prepared.warmup_requests, prepared.golden)
+    return LoadedModel(prepared.metadata, prepared.version, engine, prepared.warmup_requests, prepared.golden, memory)
 
 
-def _batched(prepared: PreparedModel, detect: DetectConfig) -> BatchedModel:
+def _batched(prepared: PreparedModel, detect: DetectConfig) -> tuple[TensorFlowScheduler, BatchedModel]:
     gpu, batch, input_hw = tensorflow_setup.uses_gpu(), prepared.optimised.batch, prepared.metadata.input_hw
     ladder = (batch,) if batch else detect.batch_sizes or (_GPU_LADDER if gpu else _CPU_LADDER)
     streams = tensorflow_setup.streams_of(detect, gpu)
     predict = _function_of(prepared.optimised, input_hw)
-    return BatchedModel(
-        TensorFlowScheduler(predict, input_hw, ladder, streams, detect.batch_timeout_ms), input_hw, ladder, streams
-    )
+    scheduler = TensorFlowScheduler(predict, input_hw, ladder, streams, detect.batch_timeout_ms)
+    return scheduler, BatchedModel(scheduler, input_hw, ladder, streams)
 
 
 def _function_of(optimised: OptimisedGraph, input_hw: tuple[int, int]) -> Predict:

@@ -38,6 +38,9 @@ class TensorFlowScheduler:
       batch_sizes: The ladder, ascending.
       streams: Model calls in flight.
       timeout_ms: Longest wait of an image for others.
+
+    Attributes:
+      gpu_bytes: What TensorFlow may take of the GPU that the model runs on; None: it runs on none.
     """
 
     def __init__(self, predict: Predict, input_hw: tuple[int, int], batch_sizes: Sequence[int], streams: int, timeout_ms: float):
@@ -55,6 +58,8 @@ class TensorFlowScheduler:
             alone = traced.queue(inputs, ladders[0], 1, 0.0)
         self._names = traced.names
         self._session = tf.compat.v1.Session(graph=graph, config=session_config())
+        gpus = [device.memory_limit_bytes for device in self._session.list_devices() if device.device_type == "GPU"]
+        self.gpu_bytes: int | None = gpus[0] if gpus else None
         self._run = {largest: self._session.make_callable(results, inputs) for largest, results in {**queues, 0: alone}.items()}
 
     def run(self, images: Sequence[np.ndarray], largest: int) -> list[Output]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from models.quiet import quiet_stderr
 from pipeline.config import DetectConfig
-from pipeline.detect.process_memory import share_heaps
+from pipeline.detect.process_memory import resident_bytes, share_heaps
 from pipeline.errors import ModelError
 
 
@@ -53,6 +53,15 @@ def uses_gpu() -> bool:
     import tensorflow as tf
 
     return bool(tf.config.get_visible_devices("GPU"))
+
+
+def memory_in_use() -> int:
+    """Bytes of what models share: on a GPU the most that TensorFlow has had in use there, else what this process has now."""
+    if not uses_gpu():
+        return resident_bytes()
+    import tensorflow as tf
+
+    return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
 
 
 def streams_of(detect: DetectConfig, gpu: bool) -> int:

@@ -6,6 +6,7 @@ Each process watches for itself, so two versions may be in use side by side for 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import sys
 import threading
 import time
@@ -14,9 +15,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect import saved_model
 from pipeline.detect.check_model import incompatible
 from pipeline.detect.detections import check_classes
-from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.loaded_model import LoadedModel, Memory
 from pipeline.detect.prepare_apart import Preparation
 from pipeline.detect.prepared_model import PreparedModel, start
 from pipeline.detect.versions import Version, wanted
@@ -36,7 +38,8 @@ class ModelWatch:
       model: The model, whose path is a folder of versions.
       detect: How it runs.
       detector: Has the version in use, and takes another one.
-      found: The versions that were there before.
+      in_use: That version.
+      others: Those that lie there beside it.
       refused: Of these, the ones that were tried in vain.
     """
 
@@ -45,14 +48,17 @@ class ModelWatch:
         model: ModelConfig,
         detect: DetectConfig,
         detector: Detector,
-        found: Iterable[Version] = (),
+        *,
+        in_use: Version,
+        others: Iterable[Version] = (),
         refused: Mapping[Version, ModelError] | None = None,
     ):
         self._model = model
         self._detect = detect
         self._detector = detector
         self._refused: set[Version] = set()
-        self._before = set(found)  # what the last look has found
+        self._in_use = in_use
+        self._before = {in_use, *others}  # what the last look has found
         self._said = ""
         self._preparation: Preparation | None = None
         self._end = threading.Event()
@@ -116,26 +122,62 @@ class ModelWatch:
         canary = self._detector.canary
         self._canary.end("promoted" if canary and canary.model.version == version.name else "")
         try:
-            loaded = self._loaded(version)
+            prepared = self._prepared(version)
+            if not self._is_still_there(version):
+                return False
+            memory = self._memory_of(prepared)
+            waited = "" if self._has_room(memory) else self._exchange(prepared, memory)
+            if not waited:
+                self._detector.swap(self._started(prepared, memory))
         except ModelError as err:
             if not self._end.is_set() and self._is_still_there(version):  # else nobody is to blame
                 self._refuse(version, str(err))
             return False
-        if self._end.is_set() or not self._is_still_there(version):
-            loaded.engine.close()
-            return False
-        seconds = time.monotonic() - started
-        self._detector.swap(loaded)
         self._count("swaps")
-        _say(f"model {old.metadata.name}: version {old.version} -> {version.name}, loaded in {seconds:.1f} s")
+        self._in_use = version
+        seconds = time.monotonic() - started
+        _say(f"model {old.metadata.name}: version {old.version} -> {version.name}, loaded in {seconds:.1f} s{waited}")
         return True
 
-    def _loaded(self, version: Version) -> LoadedModel:
-        loaded = start(self._prepared(version), self._detect)
+    def _memory_of(self, prepared: PreparedModel) -> Memory:
+        """What a version will take: its own weights, and beside them as much as the one in use when it was loaded."""
+        return self._detector.model.memory._replace(weights_bytes=prepared.optimised.graph.ByteSize())
+
+    def _has_room(self, memory: Memory) -> bool:
+        set_mb, both = self._model.model_memory_mb, memory.used_bytes + self._detector.model.memory.used_bytes
+        limit = set_mb * 1_000_000 if set_mb else memory.limit_bytes
+        return limit is None or both <= limit
+
+    def _exchange(self, prepared: PreparedModel, memory: Memory) -> str:
+        """Closes the version in use before the next one is started; images wait meanwhile. Returns what to say of that.
+
+        Raises:
+          ModelError: The next one is refused; the one before is in use again.
+        """
+        began, old = time.monotonic(), self._detector.model
+        self._detector.take_away()
+        try:
+            self._detector.swap(self._started(prepared, memory))
+        except Exception as err:
+            self._detector.swap(self._loaded_again(old))
+            waited = f"images waited for {time.monotonic() - began:.1f} s, since memory has no room for two"
+            raise ModelError(f"{err}; {waited}") from err
+        return f"; images waited for {time.monotonic() - began:.1f} s of them, since memory has no room for two versions"
+
+    def _loaded_again(self, old: LoadedModel) -> LoadedModel:
+        alone = dataclasses.replace(self._model, path=self._in_use.folder, model_version=None)
+        try:
+            return dataclasses.replace(saved_model.load(alone, self._detect), memory=old.memory)
+        except ModelError as err:
+            self._detector.give_up(f"{err}; it was in use, and made way for another version that cannot be used")
+            raise
+
+    def _started(self, prepared: PreparedModel, memory: Memory) -> LoadedModel:
+        loaded = dataclasses.replace(start(prepared, self._detect), memory=memory)
         problem = self._detector.check(loaded)
         if problem:
             loaded.engine.close()
-            raise ModelError(f"model {version.folder}: {problem}")
+            raise ModelError(f"model {prepared.folder}: {problem}")
         return loaded
 
     def _prepared(self, version: Version) -> PreparedModel:

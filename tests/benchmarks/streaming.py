@@ -151,10 +151,10 @@ class Bench:
             _end(job)
         return {
             "rate": round(rate, 1),
-            "alone_ms": _percentiles(alone),
-            "loaded_ms": _percentiles(loaded),
-            "p99_to_p50": round(_percentiles(loaded)["p99"] / _percentiles(loaded)["p50"], 2),
-            "p50_to_alone": round(_percentiles(loaded)["p50"] / _percentiles(alone)["p50"], 2),
+            "alone_ms": percentiles(alone),
+            "loaded_ms": percentiles(loaded),
+            "p99_to_p50": round(percentiles(loaded)["p99"] / percentiles(loaded)["p50"], 2),
+            "p50_to_alone": round(percentiles(loaded)["p50"] / percentiles(alone)["p50"], 2),
         }
 
     def requests(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class Bench:
             received = answers.wait(lambda received: len(received) >= len(sent))
             answers.leave()
             _end(job)
-        single_ms = _percentiles(alone)["p50"]
+        single_ms = percentiles(alone)["p50"]
         by_size: dict[int, list[float]] = collections.defaultdict(list)
         for answer in received:
             size, at = sent[answer.attributes["request_id"]]
@@ -190,7 +190,7 @@ class Bench:
             "requests": len(sent),
             "answered": len(received),
             "single_image_ms": single_ms,
-            "response_ms": {size: _percentiles(times) for size, times in sorted(by_size.items())},
+            "response_ms": {size: percentiles(times) for size, times in sorted(by_size.items())},
             "per_image_to_single": {
                 size: round(statistics.median(times) / size / single_ms, 2) for size, times in sorted(by_size.items())
             },
@@ -318,7 +318,7 @@ class Bench:
     def _backlog(self, job: StreamingJob, receiver: Receiver, links: Path, count: int) -> float:
         self._publish_uris(job, links)
         job.start()
-        return _steady_rate(receiver.wait(lambda received: len(received) >= count), count)
+        return steady_rate(receiver.wait(lambda received: len(received) >= count), count)
 
     def _batch_rate(self, images: Path) -> float:
         output = BENCH / "out" / "batch_beside_streaming"
@@ -347,7 +347,7 @@ class Bench:
             receiver.leave()
         sizes = collections.Counter(int(line) for line in log.read_text().split())
         return {
-            "documented_images_per_second": _steady_rate(received, count),
+            "documented_images_per_second": steady_rate(received, count),
             "documented_batch_sizes": {str(size): sizes[size] for size in sorted(sizes)},
         }
 
@@ -382,7 +382,7 @@ def _end(job: StreamingJob) -> dict[str, Any]:
     return summary
 
 
-def _steady_rate(received: list[Received], count: int) -> float:
+def steady_rate(received: list[Received], count: int) -> float:
     """Images/s between the first tenth and the last."""
     if len(received) < count:
         raise SystemExit(f"only {len(received)} of {count} images were answered")
@@ -391,7 +391,7 @@ def _steady_rate(received: list[Received], count: int) -> float:
     return round((last - first) / (times[last] - times[first]), 2)
 
 
-def _percentiles(values: list[float]) -> dict[str, float]:
+def percentiles(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
     return {name: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) for name, share in _SHARES.items()}
 

@@ -3,7 +3,10 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 import threading
 
 import cv2
@@ -19,6 +22,7 @@ from pipeline.detect.versions import is_watchable, locate, wanted
 from pipeline.errors import ModelError
 from pipeline.records import DetectedImage, EncodedImage, ImageRef
 from pipeline.storage.files import write_file
+from tests.conftest import REPO
 from tests.detect.test_detector import warm_up_file
 from tests.detect.versioned_models import HW, save_version, version_of
 
@@ -232,6 +236,45 @@ def test_a_version_that_cannot_be_used_is_refused_once_in_one_line(model, saved,
         assert detector.model.version == "8"
 
 
+@pytest.mark.parametrize("usable", [True, False])
+def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(model, saved, tmp_path, capfd, usable):
+    """And if the next one cannot be used, the old one is loaded again."""
+    release(saved, model, 8)
+    if not usable:
+        save_failing_request(model / "8")
+    watched = ModelConfig(path=str(model), model_poll_s=NEVER, model_memory_mb=1)
+    detector = load_detector(dataclasses.replace(watched, model_version="7"), CPU)
+    detector.watch(watched, wanted(str(model))[1], wanted(str(model)), {})
+    old, results = detector.model.engine, []
+    sender = threading.Thread(target=lambda: results.extend(detector.detect([image(str(n)) for n in range(200)])))
+    sender.start()
+    look(detector, 1)
+    sender.join()
+    results += detector.detect([image()])
+    (line,) = capfd.readouterr().err.splitlines()
+    now, said = (
+        ("8", "version 7 -> 8, loaded in ") if usable else ("7", "version 8 is refused, version 7 stays: fails on a request")
+    )
+    assert line.startswith(f"model detector: {said}")
+    assert re.search(r"images waited for \d+\.\d s", line) and "memory has no room for two" in line
+    assert detector.model.version == now and detector.model.engine is not old
+    assert {(result.model_version, version_of(result)) for result in results} <= {("7", "7"), ("8", "8")}
+    assert results[-1].model_version == now
+    detector.close()
+
+
+def test_images_do_not_wait_for_a_version_that_cannot_be_loaded_again():
+    """The old version made way, its files are gone, and the new one is of no use: the job fails, with the reason."""
+    old = slow(7)
+    detector = Detector(old, CPU)
+    detector.take_away()
+    assert old.engine.closed.is_set()
+    waiting = detector.start(image())
+    detector.give_up("model m: gone")
+    with pytest.raises(ModelError, match="model m: gone"):
+        waiting.result()
+
+
 OLD = DetectorMetadata("m", HW, "stretch", ("cat", "dog"))
 
 
@@ -341,3 +384,35 @@ def test_a_link_that_is_moved_is_a_release(tmp_path, saved, open_detector):
     look(detector)
     result = detector.detect([image()])[0]
     assert (result.model_version, version_of(result)) == ("2", "8")
+
+
+SWAPS = 12
+MEASURE = """
+import json, sys
+import cv2, numpy as np, psutil
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.detector import load_detector
+from pipeline.detect.prepare_apart import Preparation
+from pipeline.detect.prepared_model import start
+from pipeline.records import EncodedImage, ImageRef
+path, settings = sys.argv[1], DetectConfig(batch_sizes=(1, 2), streams=2, score_threshold=0.0)
+detector, process, seen = load_detector(ModelConfig(path=path), settings), psutil.Process(), []
+prepared = Preparation(f"{path}/8", "8", ModelConfig(path=path), settings).result()
+content = cv2.imencode(".png", np.zeros((90, 120, 3), np.uint8))[1].tobytes()
+for _ in range(int(sys.argv[2])):
+    detector.swap(start(prepared, settings))
+    detector.detect([EncodedImage(ImageRef(str(n)), content) for n in range(20)])
+    seen.append((process.num_threads(), process.memory_info().rss / 1e6))
+print(json.dumps(seen))
+"""
+
+
+def test_swaps_again_and_again_take_no_more_threads_and_no_more_memory(tmp_path):
+    """In a process of its own, whose memory no other test uses; ten million values, so that a version that stays shows."""
+    save_version(tmp_path, 7, values=10_000_000)
+    save_version(tmp_path, 8, values=10_000_000)
+    command = [sys.executable, "-c", MEASURE, str(tmp_path), str(SWAPS)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=280, check=True)
+    threads, rss_mb = zip(*json.loads(done.stdout), strict=True)
+    assert len(set(threads[1:])) == 1
+    assert rss_mb[-1] < rss_mb[3] + 100, rss_mb  # kept for good, each of the eight swaps between would add at least 40

@@ -5,20 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.tiny_models import bright_box, save_model
 
 HW = (96, 128)
 
 
-def save_version(path: Path, version: int, hw: tuple[int, int] = HW, batch: int | None = None, outputs: Any = None) -> Path:
-    """Writes one version below a folder of versions; returns its own folder."""
+def save_version(path: Path, version: int, work: int = 0, values: int = 1) -> Path:
+    """Writes one version below a folder of versions; returns its own folder.
+
+    Args:
+      path: The folder of versions.
+      version: Its number.
+      values: How many it has learnt.
+      work: Products of large matrices that each of its calls computes besides.
+    """
     import tensorflow as tf
 
+    learnt = tf.constant(np.random.default_rng(version).normal(size=values).astype(np.float32))
+
     def predict(images: Any) -> dict[str, Any]:
-        return {"boxes": bright_box(images)[:, None], "scores": tf.fill([tf.shape(images)[0], 1], version / 100)}
+        busy = tf.fill([1000, 1000], tf.reduce_mean(tf.cast(images, tf.float32)) * 1e-12)
+        for _ in range(work):
+            busy = tf.matmul(busy, busy)
+        place = tf.cast(images[0, 0, 0, 0], tf.int32) % values
+        scores = tf.fill([tf.shape(images)[0], 1], version / 100 + (tf.reduce_sum(busy) + learnt[place]) * 1e-12)
+        return {"boxes": bright_box(images)[:, None], "scores": scores}
 
     folder = path / str(version)
-    save_model(folder, outputs or predict, tf.TensorSpec((batch, *hw, 3), tf.uint8, "images"))
+    save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))
     return folder
 
 
