@@ -139,6 +139,18 @@ class ModelWatch:
         _say(f"model {old.metadata.name}: version {old.version} -> {version.name}, loaded in {seconds:.1f} s{waited}")
         return True
 
+    def _loaded(self, version: Version) -> LoadedModel:
+        """A version that is to run beside the one in use.
+
+        Raises:
+          ModelError: It must not be used, or memory has no room for both.
+        """
+        prepared = self._prepared(version)
+        memory = self._memory_of(prepared)
+        if not self._has_room(memory):
+            raise ModelError(f"model {version.folder}: memory has no room for it beside version {self._detector.model.version}")
+        return self._started(prepared, memory)
+
     def _memory_of(self, prepared: PreparedModel) -> Memory:
         """What a version will take: its own weights, and beside them as much as the one in use when it was loaded."""
         return self._detector.model.memory._replace(weights_bytes=prepared.optimised.graph.ByteSize())
