@@ -72,7 +72,9 @@ bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet mach
 	$(BIN)/python -m tests.benchmarks.rows
 	$(BIN)/python -m tests.benchmarks.compaction
 	$(BIN)/python -m tests.benchmarks.only_new
+	$(BIN)/python -m tests.benchmarks.resume
 	$(BIN)/python -m tests.benchmarks.streaming
+	$(BIN)/python -m tests.benchmarks.swaps
 	$(BIN)/python -m tests.benchmarks.differences
 	$(MAKE) bench-darknet
 

@@ -41,7 +41,17 @@ def test_every_flag_of_the_readme_is_a_setting():
         "--help",
         "--dry-run",
     }
-    of_others = {"--cfg", "--weights", "--names", "--input-size", "--detections", "--ground-truth", "--until", "--write-missing"}
+    of_others = {
+        "--cfg",
+        "--weights",
+        "--names",
+        "--input-size",
+        "--detections",
+        "--ground-truth",
+        "--until",
+        "--write-missing",
+        "--out",
+    }
     shown = {flag.replace("--no-", "--") for flag in re.findall(r"(?<![\w-])--[a-z][a-z_-]+", README) if "_" not in flag}
     assert shown - known - of_others == set()
 

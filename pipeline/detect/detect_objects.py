@@ -12,7 +12,8 @@ from apache_beam.ml.inference.base import ModelHandler, RunInference
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.detector import Detector, shared_detector
+from pipeline.detect.detector import Detector
+from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.loaded_model import LoadModel
 from pipeline.figures import metrics
 from pipeline.look_ahead import LookAhead, Place

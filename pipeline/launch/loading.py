@@ -8,7 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from pipeline import graph
 from pipeline.config import Config
-from pipeline.detect.detector import Detector, shared_detector
+from pipeline.detect.detector import Detector
+from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.saved_model import name_and_version
 from pipeline.figures import progress
 from pipeline.launch.options import Job

@@ -144,7 +144,7 @@ def shuffled_bytes(folder: Path, sizes: tuple[int, int]) -> float:
 def detected() -> list[DetectedImage]:
     """The sample scenes as the bundled detector sees them."""
     from pipeline.config import DetectConfig, ModelConfig
-    from pipeline.detect.detector import shared_detector
+    from pipeline.detect.load_detector import shared_detector
     from pipeline.records import EncodedImage, ImageRef
 
     refs = [ImageRef(f"gs://bucket/images/2026/11/21/{path.name}", "1795219200000000") for path in SAMPLES]

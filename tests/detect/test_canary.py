@@ -14,7 +14,8 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.canary import Canary
 from pipeline.detect.detect_objects import DetectObjects
-from pipeline.detect.detector import Detector, load_detector, shared_detector
+from pipeline.detect.detector import Detector
+from pipeline.detect.load_detector import load_detector, shared_detector
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory, Output
 from pipeline.errors import ModelError
 from pipeline.figures.metrics import process_counts

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.detector import load_detector, shared_detector
+from pipeline.detect.load_detector import load_detector, shared_detector
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
 from tests.tiny_models import bright_box, save_model

@@ -10,7 +10,7 @@ from apache_beam.testing.util import assert_that
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect.detect_objects import DetectObjects
-from pipeline.detect.detector import load_detector
+from pipeline.detect.load_detector import load_detector
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory, Output
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, detection_row

@@ -11,8 +11,8 @@ import pytest
 
 from models.golden import main, write_golden
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.detector import load_detector
 from pipeline.detect.golden import GOLDEN, GoldenImage, disagreement, read_golden
+from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef
 from tests.detect.versioned_models import HW, save_version

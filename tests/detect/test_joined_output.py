@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.detector import load_detector
 from pipeline.detect.joined_output import layout_of
+from pipeline.detect.load_detector import load_detector
 from pipeline.detect.saved_model import load
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef

@@ -16,7 +16,8 @@ import pytest
 from models.metadata import DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.check_model import incompatible
-from pipeline.detect.detector import Detector, load_detector
+from pipeline.detect.detector import Detector
+from pipeline.detect.load_detector import load_detector
 from pipeline.detect.loaded_model import LoadedModel, Output
 from pipeline.detect.versions import is_watchable, locate, wanted
 from pipeline.errors import ModelError
@@ -391,7 +392,7 @@ MEASURE = """
 import json, sys
 import cv2, numpy as np, psutil
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.detector import load_detector
+from pipeline.detect.load_detector import load_detector
 from pipeline.detect.prepare_apart import Preparation
 from pipeline.detect.prepared_model import start
 from pipeline.records import EncodedImage, ImageRef

@@ -10,7 +10,7 @@ import pytest
 
 from models.metadata import METADATA_PATH, DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.detector import load_detector
+from pipeline.detect.load_detector import load_detector
 from pipeline.detect.saved_model import load, locate, name_and_version, optimised_graph
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef

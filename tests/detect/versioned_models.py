@@ -12,14 +12,15 @@ from tests.tiny_models import bright_box, save_model
 HW = (96, 128)
 
 
-def save_version(path: Path, version: int, work: int = 0, values: int = 1) -> Path:
+def save_version(path: Path, version: int, work: int = 0, values: int = 1, outputs: Any = None) -> Path:
     """Writes one version below a folder of versions; returns its own folder.
 
     Args:
       path: The folder of versions.
       version: Its number.
-      values: How many it has learnt.
       work: Products of large matrices that each of its calls computes besides.
+      values: How many it has learnt.
+      outputs: What it computes instead: a traced function from images to outputs by name.
     """
     import tensorflow as tf
 
@@ -34,7 +35,7 @@ def save_version(path: Path, version: int, work: int = 0, values: int = 1) -> Pa
         return {"boxes": bright_box(images)[:, None], "scores": scores}
 
     folder = path / str(version)
-    save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))
+    save_model(folder, outputs or predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))
     return folder
 
 
