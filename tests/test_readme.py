@@ -51,6 +51,9 @@ def test_every_flag_of_the_readme_is_a_setting():
         "--until",
         "--write-missing",
         "--out",
+        "--resume",
+        "--detach",
+        "--attach",
     }
     shown = {flag.replace("--no-", "--") for flag in re.findall(r"(?<![\w-])--[a-z][a-z_-]+", README) if "_" not in flag}
     assert shown - known - of_others == set()
