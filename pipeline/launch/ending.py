@@ -172,8 +172,7 @@ def stopped_by_signals() -> Iterator[None]:
             raise KeyboardInterrupt
         _say_at_once(_PUBLISHING)
 
-    stopping.begin()
-    with _signals_call(stop):
+    with stopping.one_run(), _signals_call(stop):
         yield
 
 

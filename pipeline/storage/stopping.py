@@ -17,9 +17,14 @@ _first: dict[str, str] = {}
 _asked: list[Callable[[], None]] = []
 
 
-def begin() -> None:
-    """Begins a run: it can be stopped."""
+@contextlib.contextmanager
+def one_run() -> Iterator[None]:
+    """A run, which can be stopped; what came of it is not the next one's."""
     _first.clear()
+    try:
+        yield
+    finally:
+        _first.clear()
 
 
 def stop() -> bool:
