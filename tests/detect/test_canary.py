@@ -23,11 +23,10 @@ from pipeline.figures.samples import Sampler
 from pipeline.launch.streaming import line_of
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.stream.live import LiveFigures
-from tests.detect.versioned_models import HW, save_version, version_of
+from tests.detect.versioned_models import HW, NEVER, look, opened_detectors, save_version, version_of
 
 CPU = DetectConfig(batch_sizes=(1, 2), streams=2, score_threshold=0.0, canary_share=0.4)
 LIVE = dataclasses.replace(CPU, canary_mode="live")
-NEVER = 1e6  # seconds: tests look themselves
 
 
 def png():
@@ -63,20 +62,8 @@ def model(tmp_path, saved):
 
 @pytest.fixture
 def open_detector():
-    opened = []
-
-    def load(path, detect=CPU, version="stable"):
-        opened.append(load_detector(ModelConfig(path=str(path), model_version=version, model_poll_s=NEVER), detect))
-        return opened[-1]
-
-    yield load
-    for detector in opened:
-        detector.close()
-
-
-def look(detector, times=2):
-    for _ in range(times):
-        detector.watched.look()
+    with opened_detectors() as load:
+        yield lambda path, detect=CPU, version="stable": load(path, version, detect)
 
 
 def versions(detector, images=IMAGES):

@@ -25,10 +25,9 @@ from pipeline.records import DetectedImage, EncodedImage, ImageRef
 from pipeline.storage.files import write_file
 from tests.conftest import REPO
 from tests.detect.test_detector import warm_up_file
-from tests.detect.versioned_models import HW, save_version, version_of
+from tests.detect.versioned_models import HW, NEVER, look, opened_detectors, save_version, version_of
 
 CPU = DetectConfig(batch_sizes=(1, 2, 4), streams=2, score_threshold=0.0)
-NEVER = 1e6  # seconds: tests look themselves
 
 
 def image(name="a"):
@@ -59,21 +58,8 @@ def release(saved, path, version):
 
 @pytest.fixture
 def open_detector():
-    opened = []
-
-    def load(path, version=None, **settings):
-        model = ModelConfig(path=str(path), model_version=version, model_poll_s=NEVER)
-        opened.append(load_detector(model, dataclasses.replace(CPU, **settings)))
-        return opened[-1]
-
-    yield load
-    for detector in opened:
-        detector.close()
-
-
-def look(detector, times=2):
-    for _ in range(times):
-        detector.watched.look()
+    with opened_detectors() as load:
+        yield lambda path, version=None, **settings: load(path, version, dataclasses.replace(CPU, **settings))
 
 
 def test_a_newer_version_is_used_once_two_looks_found_it_the_same(model, saved, open_detector, capfd):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.detector import Detector
+from pipeline.detect.load_detector import load_detector
 from tests.tiny_models import bright_box, save_model
 
 HW = (96, 128)
+NEVER = 1e6  # seconds: tests look themselves
 
 
 def save_version(path: Path, version: int, work: int = 0, values: int = 1, outputs: Any = None) -> Path:
@@ -43,3 +49,22 @@ def version_of(result: Any) -> str:
     """The version that has made a result, by its confidence."""
     (confidence,) = result.detections.confidences
     return str(round(float(confidence) * 100))
+
+
+@contextlib.contextmanager
+def opened_detectors() -> Iterator[Callable[[Path, str | None, DetectConfig], Detector]]:
+    """Loads detectors that look for versions only when told to (`look`); closes them all."""
+    with contextlib.ExitStack() as stack:
+
+        def load(path: Path, version: str | None, detect: DetectConfig) -> Detector:
+            model = ModelConfig(path=str(path), model_version=version, model_poll_s=NEVER)
+            return stack.enter_context(contextlib.closing(load_detector(model, detect)))
+
+        yield load
+
+
+def look(detector: Detector, times: int = 2) -> None:
+    """Has a detector look which version is wanted."""
+    assert detector.watched
+    for _ in range(times):
+        detector.watched.look()
