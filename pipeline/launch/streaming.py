@@ -92,16 +92,8 @@ def run(job: Job) -> int:
     results = results_folder(config)
     check_output(results)
     check_earlier(results, config.as_dict())
-    name, samples = uuid.uuid4().hex[:8], graph.samples_kept(config)
-    settings = RunSettings.of(
-        config,
-        name,
-        in_process=runner.in_process,
-        samples=samples,
-        results=results,
-        model=model_known(job),
-        finalizes_early=runner.finalizes_early,
-    )
+    name = uuid.uuid4().hex[:8]
+    settings = _settings(job, name)
     build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
     if job.template:
         return write_template(job, build)
@@ -134,6 +126,18 @@ def run(job: Job) -> int:
         code = Ending(results, config.write).finish(stream.figures.tally(), facts, name)
         tidy(staging)
         return code
+
+
+def _settings(job: Job, name: str) -> RunSettings:
+    return RunSettings.of(
+        job.config,
+        name,
+        in_process=job.runner.in_process,
+        samples=graph.samples_kept(job.config),
+        results=results_folder(job.config),
+        model=model_known(job),
+        finalizes_early=job.runner.finalizes_early,
+    )
 
 
 def line_of(figures: LiveFigures, detector: Detector | None) -> Callable[[float], str]:
