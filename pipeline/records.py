@@ -148,6 +148,8 @@ class DeadLetter:
       reason: A code from a short fixed list, in snake_case.
       message: One line for a person: what was expected, what came.
       payload: The message as it came, where it names no image that could be read again; else empty.
+      model_name: Name of the model that failed; empty where the image came to none.
+      model_version: Its version.
     """
 
     ref: ImageRef
@@ -155,6 +157,8 @@ class DeadLetter:
     reason: str
     message: str
     payload: bytes = b""
+    model_name: str = ""
+    model_version: str = ""
 
 
 def detection_row(image: DetectedImage) -> dict[str, Any]:
@@ -180,6 +184,7 @@ def dead_letter_row(letter: DeadLetter) -> dict[str, Any]:
     image = {"uri": letter.ref.uri, "generation": letter.ref.generation}
     row = {
         "image": {k: v for k, v in image.items() if v},
+        **({"model": {"name": letter.model_name, "version": letter.model_version}} if letter.model_name else {}),
         "stage": letter.stage,
         "reason": letter.reason,
         "message": letter.message,

@@ -41,6 +41,7 @@ _EXTRA = {
     "properties": {LEFT_OUT: {"type": "integer", "minimum": 1, "description": "how many fields were too large or too many"}},
     "maxProperties": MOST_FIELDS + 1,
 }
+_MODEL = {"name": _text("its name"), "version": _text("its version; empty where it has none")}
 
 
 def detection_schema() -> dict[str, Any]:
@@ -62,7 +63,7 @@ def detection_schema() -> dict[str, Any]:
     }
     row = {
         "image": _object("which image", image),
-        "model": _object("which model", {"name": _text("its name"), "version": _text("its version; empty where it has none")}),
+        "model": _object("which model", _MODEL),
         "detections": {"type": "array", "items": _object("one object", found), "description": "confidence descending"},
         "extra": _EXTRA,
     }
@@ -73,6 +74,7 @@ def dead_letter_schema() -> dict[str, Any]:
     """The schema of a dead letter, in JSON Schema's dialect 2020-12."""
     row = {
         "image": _object("what is known of it", {"uri": _URI, "generation": _GENERATION}, ("uri", "generation")),
+        "model": _object("which model failed; absent where the image came to none", _MODEL),
         "stage": {"enum": list(REASONS), "description": "where it failed"},
         "reason": {"enum": sorted({reason for reasons in REASONS.values() for reason in reasons}), "description": "why"},
         "message": _text("the same for a person: what was expected, what came"),
@@ -83,8 +85,8 @@ def dead_letter_schema() -> dict[str, Any]:
         },
     }
     of_stage = [{"properties": {"stage": {"const": stage}, "reason": {"enum": list(REASONS[stage])}}} for stage in REASONS]
-    said = "An image, or a message, that has no result."
-    return {"$schema": _DIALECT, "title": "Dead letter", **_object(said, row, ("extra", "payload_base64")), "oneOf": of_stage}
+    of_row = _object("An image, or a message, that has no result.", row, ("model", "extra", "payload_base64"))
+    return {"$schema": _DIALECT, "title": "Dead letter", **of_row, "oneOf": of_stage}
 
 
 _SCHEMAS = {"detections": detection_schema, "dead_letters": dead_letter_schema}

@@ -88,6 +88,13 @@ def test_a_dead_letter_row_says_only_what_is_known():
         "reason": "no_image",
         "message": "x",
     }
+    assert dead_letter_row(DeadLetter(ImageRef("a"), "detect", "model_failed", "x", model_name="m", model_version="7")) == {
+        "image": {"uri": "a"},
+        "model": {"name": "m", "version": "7"},
+        "stage": "detect",
+        "reason": "model_failed",
+        "message": "x",
+    }
 
 
 # what a file name may hold: any text, and bytes that are no UTF-8 as Python's file functions give them

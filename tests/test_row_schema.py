@@ -1,5 +1,6 @@
 """What readers may rely on: every row that this program writes fits the schema that it gives of them, and nothing else does."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -61,9 +62,11 @@ def test_any_row_of_detections_fits(ref, count, width, name, boxes, confidence):
     stage_and_reason=st.sampled_from([(stage, reason) for stage, reasons in REASONS.items() for reason in reasons]),
     message=names,
     payload=st.binary(max_size=20),
+    model=names,
 )
-def test_any_dead_letter_fits(ref, stage_and_reason, message, payload):
-    DEAD_LETTER.validate(as_read(dead_letter_row(ImageError(*stage_and_reason, message).dead_letter(ref, payload))))
+def test_any_dead_letter_fits(ref, stage_and_reason, message, payload, model):
+    letter = ImageError(*stage_and_reason, message).dead_letter(ref, payload)
+    DEAD_LETTER.validate(as_read(dead_letter_row(dataclasses.replace(letter, model_name=model, model_version=model))))
 
 
 def test_what_a_job_writes_fits_with_what_was_said_of_the_images(tmp_path, bright_model):
@@ -114,6 +117,7 @@ DEAD = {"image": {}, "stage": "read", "reason": "not_found", "message": "x"}
         pytest.param(DETECTION, GOOD | {"extra": {"...": 0}}, id="nothing left out"),
         pytest.param(DEAD_LETTER, DEAD | {"stage": "nowhere"}, id="unknown stage"),
         pytest.param(DEAD_LETTER, DEAD | {"stage": "decode"}, id="reason of another stage"),
+        pytest.param(DEAD_LETTER, DEAD | {"model": {"name": "m"}}, id="a model without a version"),
         pytest.param(DEAD_LETTER, DEAD | {"detections": []}, id="detections of a dead letter"),
         pytest.param(DEAD_LETTER, GOOD, id="the other kind"),
     ],

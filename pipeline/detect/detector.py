@@ -255,7 +255,8 @@ class Detector:
                 raise ImageError("detect", "model_failed", f"the model fails on this image alone: {output}") from output
             detections = to_detections(output.arrays, model.metadata, ready.transform, self._settings)
         except ImageError as err:
-            return err.dead_letter(image.ref, _payload(image))
+            letter = err.dead_letter(image.ref, _payload(image))
+            return dataclasses.replace(letter, model_name=model.metadata.name, model_version=model.version)
         timing = Timing(
             read=image.read_seconds,
             decode=ready.decode_seconds,

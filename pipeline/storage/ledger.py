@@ -4,8 +4,8 @@
     index/detections-<…>.parquet       the same rows' identities, models and settings, so that nobody has to parse the rows
 
 Each file of rows has an index beside it, which also tells what rows do not: the settings that changed them, and the model of dead
-letters. It gets its name after its rows, and counts only for a file of the very size that it was made for. Without one the rows
-are parsed, and the settings are not known; what is not known is never taken for done.
+letters that came to none. It gets its name after its rows, and counts only for a file of the very size that it was made for.
+Without one the rows are parsed, and the settings are not known; what is not known is never taken for done.
 """
 
 from __future__ import annotations
@@ -177,9 +177,9 @@ def entry_of(line: bytes, kind: str, maker: Maker) -> Entry | None:
     """
     try:
         row = _beginning(line.decode()) if kind == DETECTIONS else json.loads(line)
-        image, model = row["image"], row.get("model", {})
+        image, model = row["image"], row.get("model", {})  # of a dead letter, where a model failed
         uri, generation, reason = image["uri"], image.get("generation", ""), row.get("reason", "")
-        name, version = (model.get("name", ""), model.get("version", "")) if kind == DETECTIONS else maker[2:]
+        name, version = (model.get("name", ""), model.get("version", "")) if model or kind == DETECTIONS else maker[2:]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return Entry(uri, generation, kind, name, version, maker.settings(kind), reason)

@@ -91,6 +91,8 @@ def detection_message(image: DetectedImage, now: float) -> OutgoingMessage:
 def dead_letter_message(letter: DeadLetter, now: float) -> OutgoingMessage:
     """The message for one dead letter; a payload that Pub/Sub would refuse is left out, and the attribute `payload` says so."""
     attributes = {"kind": "dead_letter", "stage": letter.stage, "reason": letter.reason, **_ref_attributes(letter.ref, now)}
+    if letter.model_name:
+        attributes |= {"model_name": letter.model_name, "model_version": letter.model_version}
     data = row_bytes(dead_letter_row(letter))
     if len(data) > MAX_MESSAGE_BYTES:
         short = dataclasses.replace(letter, payload=b"", message=letter.message[:_MAX_EXPLANATION])

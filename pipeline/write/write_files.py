@@ -74,7 +74,7 @@ class WriteFiles(Sink):
       write: Which files, and how many.
       samples: How many images with a thumbnail the tally keeps.
       launched: Whether a launcher of this job holds the staging folder; a template's jobs have none.
-      model: Name and version of the model, where they are known; dead letters do not say them.
+      model: Name and version of the model, where they are known; not all dead letters say them.
       name: What the files of rows carry in their names.
       begun: What killed runs of the same command had done, whose spools lie in staging; None where this run makes no checkpoints.
     """

@@ -6,8 +6,11 @@ import cv2
 import numpy as np
 import pytest
 
+from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector, shared_detector
+from pipeline.detect.loaded_model import LoadedModel, ModelFailed, Output
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
 from tests.tiny_models import bright_box, save_model
@@ -133,6 +136,41 @@ def test_an_image_that_breaks_the_model_is_one_dead_letter(picky_model):
     assert "\n" not in dead[0].message
     assert "unlucky" in dead[0].message or "assertion" in dead[0].message
     assert all(len(result.detections) == 1 for result in results if isinstance(result, DetectedImage))
+
+
+class Failing:
+    """An engine that gives the same output for every image."""
+
+    batch_sizes = (1,)
+    images_in_flight = 1
+
+    def __init__(self, output):
+        self.output = output
+
+    def __call__(self, images):
+        return [self.output for _ in images]
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (ModelFailed("no"), "model_failed"),
+        (Output({"boxes": np.full((1, 4), np.nan, np.float32), "scores": np.ones(1, np.float32)}), "bad_output"),
+    ],
+    ids=["fails", "gives no detections"],
+)
+def test_a_dead_letter_names_the_version_that_failed_and_no_other_image_a_model(output, reason):
+    metadata = DetectorMetadata("m", (96, 128), "stretch", ("a",), classes_output="", count_output="")
+    detector = Detector(LoadedModel(metadata, "7", Failing(output)), CPU)
+    before, damaged = detector.detect([bright(), EncodedImage(ImageRef("b"), b"text")])
+    detector.swap(LoadedModel(metadata, "8", Failing(output)))
+    (after,) = detector.detect([bright()])
+    detector.close()
+    named = [(letter.reason, letter.model_name, letter.model_version) for letter in (before, after, damaged)]
+    assert named == [(reason, "m", "7"), (reason, "m", "8"), ("not_an_image", "", "")]
 
 
 def warm_up_file(folder, *inputs):

@@ -91,6 +91,15 @@ def test_entries_are_the_same_with_and_without_an_index_but_for_what_rows_do_not
     assert keys(output, Done(MAKER)) == {key_of("a.jpg", "1"), key_of("b.jpg", "1")}
 
 
+def test_what_another_version_failed_on_is_not_done_by_this_one(tmp_path):
+    """A version came while the job worked: its dead letters name it, those that came to no model do not."""
+    letter = DeadLetter(ImageRef("a.jpg", "1"), "detect", "model_failed", "no", model_name="m", model_version="4")
+    write(tmp_path, DEAD, [row_bytes(dead_letter_row(letter)) + b"\n", dead("b.jpg")])
+    assert [(entry.uri, entry.model, entry.version) for entry in entries(tmp_path)] == [("a.jpg", "m", "4"), ("b.jpg", "m", "3")]
+    assert keys(tmp_path, Done(MAKER)) == {key_of("b.jpg", "1")}
+    assert keys(tmp_path, Done(MAKER._replace(version="4"))) == {key_of("a.jpg", "1")}
+
+
 @pytest.mark.parametrize(
     "harm",
     [

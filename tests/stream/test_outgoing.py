@@ -68,6 +68,14 @@ def test_a_dead_letter_carries_its_payload_unless_pubsub_would_refuse_it():
     assert message.attributes["payload"] == "left out, too large"
 
 
+def test_a_dead_letter_says_which_version_of_the_model_failed():
+    letter = DeadLetter(ImageRef("gs://b/a"), "detect", "model_failed", "no", model_name="m", model_version="7")
+    attributes = dead_letter_message(letter, 0.0).attributes
+    assert (attributes["model_name"], attributes["model_version"]) == ("m", "7")
+    none = dead_letter_message(DeadLetter(ImageRef("gs://b/a"), "read", "not_found", "no"), 0.0).attributes
+    assert not {"model_name", "model_version"} & none.keys()
+
+
 def test_of_a_row_that_pubsub_would_refuse_the_detections_are_left_out():
     many = 60_000
     boxes = np.zeros((many, 4), np.float32)
