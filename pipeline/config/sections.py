@@ -141,7 +141,7 @@ class DetectConfig:
         "float32", "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs"
     )
     xla: Switch = setting(False, "compile the model with XLA; slower on CPU where that was measured, often faster on GPU")
-    device: Text = setting("auto", "auto, cpu, gpu or gpu:<number>")
+    device: Text = setting("auto", "auto, cpu, gpu or gpu:<number>; without a number each process takes the GPU that fewest have")
     gpu_memory_mb: Annotated[int, Between(64)] | None = setting(None, "limit of the GPU memory; default: grow as needed")
     batch_sizes: ListOf[Count] = setting((), "batch ladder, ascending; default: 1,2,4 on CPU and up to 32 on GPU")
     batch_timeout_ms: Annotated[float, Between(0.0)] = setting(1.0, "longest wait of an image for others to share its batch")

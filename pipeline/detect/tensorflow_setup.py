@@ -8,6 +8,7 @@ from typing import Any
 from models.quiet import quiet_stderr
 from pipeline.config import DetectConfig
 from pipeline.detect.process_memory import resident_bytes, share_heaps
+from pipeline.detect.share_gpus import take_gpu
 from pipeline.errors import ModelError
 
 
@@ -84,13 +85,13 @@ def _keep_to_cores(cores: tuple[int, ...]) -> None:
 
 
 def _chosen_gpu(device: str, gpus: list[Any]) -> Any | None:
-    """The GPU that `auto`, `cpu`, `gpu` or `gpu:<number>` means; None for the CPU."""
+    """The GPU that `auto`, `cpu`, `gpu` or `gpu:<number>` means, without a number the least taken one; None for the CPU."""
     kind, _, number = device.partition(":")
     if kind not in ("auto", "cpu", "gpu") or (number and not number.isdigit()):
         raise ModelError(f"device: expected auto, cpu, gpu or gpu:<number>, got {device!r}")
     if kind == "cpu":
         return None
-    index = int(number or 0)
+    index = int(number) if number else take_gpu(len(gpus))
     if kind == "gpu" and len(gpus) <= index:
         raise ModelError(f"device {device}: TensorFlow sees {len(gpus)} GPUs; use --device cpu or auto")
     return gpus[index] if index < len(gpus) else None

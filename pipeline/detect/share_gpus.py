@@ -1,0 +1,41 @@
+"""Spreads the processes of a machine over its GPUs: each takes the one that fewest others have taken.
+
+A runner that has several processes on a machine does not tell them which is whose. So each holds a lock on a file in the
+machine's temporary folder, which the system takes back when the process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import tempfile
+from typing import IO
+
+_MOST = 64  # processes that a GPU may have
+_held: list[IO[bytes]] = []  # for as long as this process lives
+
+
+def take_gpu(gpus: int) -> int:
+    """The number of the GPU that is for this process, from 0.
+
+    Args:
+      gpus: How many there are.
+    """
+    if gpus <= 1:
+        return 0
+    folder = os.path.join(tempfile.gettempdir(), f"detection-gpus-{os.getuid()}")
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        for turn, number in itertools.product(range(_MOST), range(gpus)):
+            lock = open(os.path.join(folder, f"{number}-{turn}"), "wb")  # noqa: SIM115  held for life
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                continue
+            _held.append(lock)
+            return number
+    except OSError:  # no temporary folder that knows locks
+        pass
+    return 0
