@@ -15,6 +15,8 @@ import apache_beam as beam
 
 from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
+from pipeline.detect.saved_model import name_and_version
+from pipeline.figures.workplace import Workplace
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.records import dead_letter_row, detection_row
@@ -50,19 +52,40 @@ def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: S
         _ = results | sink
 
 
-def source_of(config: Config, done: Done | None = None, begun: Sequence[Checkpoint] | None = None) -> Source:
+def workplace(config: Config, staging: str, launched_at: float) -> Workplace:
+    """What the workers of a job must reach whose steps are not in its launcher's process.
+
+    Args:
+      config: The job.
+      staging: The run's folder.
+      launched_at: When the launcher made it; 0: none did.
+    """
+    return Workplace(staging, functools.partial(name_and_version, config.model), launched_at)
+
+
+def source_of(
+    config: Config, done: Done | None = None, begun: Sequence[Checkpoint] | None = None, at: Workplace | None = None
+) -> Source:
     """Where the images of a batch job come from, by its config.
 
     Args:
       config: The job.
       done: What counts as done by the rows in the output, and is skipped; None: nothing does.
       begun: What killed runs of the same command had done.
+      at: Where it works, if that is elsewhere.
     """
     spools = tuple(spool for checkpoint in begun or () for _, spool in checkpoint.spools)
     again = asked_again(config) if config.retry_dead else None
     inputs = {} if again else config.patterns()
     return ReadImages(
-        inputs, config.read, exclude=config.output, allow_empty=config.allow_empty, done=done, again=again, begun=spools
+        inputs,
+        config.read,
+        exclude=config.output,
+        allow_empty=config.allow_empty,
+        done=done,
+        again=again,
+        begun=spools,
+        workplace=at,
     )
 
 
@@ -79,6 +102,7 @@ def sinks(
     launched: bool = True,
     model: tuple[str, str] = ("", ""),
     begun: Sequence[Checkpoint] | None = None,
+    at: Workplace | None = None,
 ) -> list[Sink]:
     """Where the results of a batch job go, by its config.
 
@@ -89,8 +113,9 @@ def sinks(
       launched: Whether a launcher holds that folder while the job runs.
       model: Name and version of the model, where they are known.
       begun: What killed runs of the same command had done; None: this one makes no checkpoints.
+      at: Where it works, if that is elsewhere.
     """
-    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched, model, name, begun)]
+    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched, model, name, begun, at)]
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:
@@ -109,7 +134,9 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
         new, repeats = read.images | "DropDuplicates" >> DropDuplicates(run)
         _ = repeats | "PublishRepeats" >> PublishResults(run)
     else:  # before reading, since what is shuffled by identity shall not be images
-        once = asked.images | "DropDuplicates" >> DropDuplicatesInState(config.stream.deduplicate_s, config.read.read_threads)
+        once = asked.images | "DropDuplicates" >> DropDuplicatesInState(
+            config.stream.deduplicate_s, config.read.read_threads, run
+        )
         read = once | "ReadImages" >> ReadRequested(config.read, run)
         new = read.images
     detect = DetectObjects(config.model, config.detect, samples=run.samples)

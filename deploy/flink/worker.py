@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 
@@ -17,6 +18,7 @@ def main() -> None:
     flags.add_argument("--id", required=True)
     flags.add_argument("--provision_endpoint", required=True)
     given, _ = flags.parse_known_args()
+    worker = given.id.strip("'")  # Prism writes its flags as if a shell read them
 
     import grpc
     from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_api_pb2_grpc
@@ -24,22 +26,29 @@ def main() -> None:
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
     from google.protobuf import json_format, text_format
 
+    from pipeline.figures import told
     from pipeline.launch.options import end_bundles_promptly
 
+    def end(*_signal: object) -> None:
+        told.tell_all()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
     end_bundles_promptly()
     with grpc.insecure_channel(given.provision_endpoint) as channel:
         provisioning = beam_provision_api_pb2_grpc.ProvisionServiceStub(
-            grpc.intercept_channel(channel, WorkerIdInterceptor(given.id))
+            grpc.intercept_channel(channel, WorkerIdInterceptor(worker))
         )
         info = provisioning.GetProvisionInfo(beam_provision_api_pb2.GetProvisionInfoRequest()).info
     os.environ.update(
-        WORKER_ID=given.id,
+        WORKER_ID=worker,
         PIPELINE_OPTIONS=json_format.MessageToJson(info.pipeline_options),
         CONTROL_API_SERVICE_DESCRIPTOR=text_format.MessageToString(info.control_endpoint),
         LOGGING_API_SERVICE_DESCRIPTOR=text_format.MessageToString(info.logging_endpoint),
         RUNNER_CAPABILITIES=" ".join(info.runner_capabilities),
     )
     sdk_worker_main.main(sys.argv)
+    told.tell_all()
     os._exit(0)  # the TaskManager is gone, or needs no worker any more: what it would still hold is no longer its own
 
 

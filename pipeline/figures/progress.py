@@ -1,4 +1,4 @@
-"""What a person sees while a local job runs: a bar on a terminal, plain lines elsewhere."""
+"""What a person sees while a job runs: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ def note(state: str) -> None:
 
 
 class ProgressDisplay:
-    """Shows what happens in this process until left; use as a context manager around a run.
+    """Shows what happens until left; use as a context manager around a run.
 
     Args:
       line: Gives the text of a line, from the seconds since the last one; by default the counts of a batch job, which are a bar
         where standard error is a terminal.
+      counts: Gives these counts; default: those of this process.
     """
 
-    def __init__(self, line: Callable[[float], str] | None = None):
+    def __init__(self, line: Callable[[float], str] | None = None, counts: Callable[[], Counter[str]] = process_counts):
         self._line = line or self._counts_line
+        self._counts_now = counts
         self._show = self._show_bar if line is None and sys.stderr.isatty() else self._print_lines
         self._left = threading.Event()
-        self._before = process_counts()
+        self._before = counts()
         self._done = 0
         self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
 
@@ -70,7 +72,7 @@ class ProgressDisplay:
                 bar.update(_done(counts) - bar.n)
 
     def _counts(self) -> Counter[str]:
-        return process_counts() - self._before
+        return self._counts_now() - self._before
 
 
 def _total(counts: Counter[str]) -> int:

@@ -39,6 +39,7 @@ class Tally:
       dead_examples: A few dead letters of each reason, as rows.
       versions: Images by the model's version.
       last: (when, name, version) of the model last seen.
+      began: When a detector took the first of the detected images, seconds since the epoch.
     """
 
     read: int = 0
@@ -56,6 +57,7 @@ class Tally:
     dead_examples: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
     versions: Counter[str] = dataclasses.field(default_factory=Counter)
     last: tuple[float, str, str] = (0.0, "", "")
+    began: float = math.inf
 
     @property
     def model(self) -> tuple[str, str]:
@@ -79,6 +81,7 @@ class Tally:
             self.stage_seconds[stage] += getattr(timing, stage)
         self.latencies[latency_bucket(timing.latency * 1e3)] += 1
         self.finished.add(timing.finished_at)
+        self.began = min(self.began, timing.finished_at - timing.latency)
         self.versions[image.model_version] += 1
         self.last = max(self.last, (timing.finished_at, image.model_name, image.model_version))
         rank = identity_hash(image.ref.identity)
@@ -111,6 +114,7 @@ class Tally:
         for reason, examples in other.dead_examples.items():
             self.dead_examples[reason] = [*self.dead_examples.get(reason, []), *examples][:_EXAMPLES]
         self.last = max(self.last, other.last)
+        self.began = min(self.began, other.began)
 
     def _bound_classes(self) -> None:
         if len(self.classes) > 2 * _MOST_CLASSES:
@@ -142,6 +146,8 @@ class RunFacts:
       model_path: Where the model was found.
       batch_ladder: The rungs in use at the end.
       canary: What a canary has shown in the launcher's process; None where there was none.
+      submitted_at: When a job that works in other processes was handed to its runner; what is between that and `ready_at` is
+        the runner's: its queue, its workers' start, their loading the model. 0: all was in the launcher's process.
     """
 
     started_at: float
@@ -153,6 +159,16 @@ class RunFacts:
     model_path: str
     batch_ladder: tuple[int, ...] = ()
     canary: CanaryFigures | None = None
+    submitted_at: float = 0.0
+
+    def elsewhere(self, began: float) -> RunFacts:
+        """The same of a job that was submitted at `ready_at`.
+
+        Args:
+          began: When the first of its workers' detectors took an image; infinite where none did.
+        """
+        ready_at = min(max(began, self.ready_at), self.finished_at) if math.isfinite(began) else self.ready_at  # clocks differ
+        return dataclasses.replace(self, submitted_at=self.ready_at, ready_at=ready_at)
 
 
 def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
@@ -171,7 +187,8 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
         **({"mended": tally.detected} if facts.config.get("retry_dead") else {}),
         "images_per_second": round((tally.detected - tally.resumed["detected"]) / wall, 3),
         "wall_seconds": round(wall, 3),
-        "startup_seconds": round(facts.ready_at - facts.started_at, 3),
+        "startup_seconds": round((facts.submitted_at or facts.ready_at) - facts.started_at, 3),
+        **({"submission_seconds": round(facts.ready_at - facts.submitted_at, 3)} if facts.submitted_at else {}),
         "batch_sizes": {str(size): tally.batches[size] for size in sorted(tally.batches)},
         "stage_seconds": {stage: round(seconds, 3) for stage, seconds in tally.stage_seconds.items()},
         "dead_by_reason": dict(by_reason.most_common()),

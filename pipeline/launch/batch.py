@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Container, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from pipeline.errors import BusyError, ConfigError, InputError
 from pipeline.failures import FOR_GOOD
 from pipeline.figures import progress
 from pipeline.figures.summary import RunFacts, Tally
+from pipeline.figures.told import Told
 from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals, tidy
 from pipeline.launch.loading import CANARY_SECONDS, detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
@@ -137,9 +139,10 @@ class _Steps(NamedTuple):
 
 def _steps(job: Job, staging: str, model: tuple[str, str], began_at: float, begun: Sequence[Checkpoint] | None = None) -> _Steps:
     """The steps of a job; `begun`: what killed runs of the same command had done, None where no checkpoints are made."""
-    config, name = job.config, run_name(job.config.as_dict(), began_at)
-    sinks = graph.sinks(config, staging, name, launched=not job.template, model=model, begun=begun)
-    return _Steps(_settled(config, model), graph.source_of(config, _done(config, model), begun), sinks, name)
+    config, name, launched = job.config, run_name(job.config.as_dict(), began_at), not job.template
+    at = None if job.in_process else graph.workplace(config, staging, time.time() if launched else 0.0)
+    sinks = graph.sinks(config, staging, name, launched=launched, model=model, begun=begun, at=at)
+    return _Steps(_settled(config, model), graph.source_of(config, _done(config, model), begun, at), sinks, name)
 
 
 def _settled(config: Config, model: tuple[str, str]) -> Config:
@@ -176,8 +179,9 @@ def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float)
             take_over_killed(staging, same)
             begun = _begun(config, staging, model)
             steps = _steps(job, staging, model, began_at, begun)
-        facts = _run_graph(job, steps)
+        facts = _run_graph(job, steps, staging)
         tally, notes = read_written(staging)
+        facts = facts if job.in_process else facts.elsewhere(tally.began)
         if rows := sum(spool.lines for checkpoint in begun for _, spool in checkpoint.spools):
             notes = (*notes, f"{rows} of them were done by a run of this command that was killed")
         if not (tally.read or config.allow_empty):
@@ -206,13 +210,13 @@ def _begun(config: Config, staging: str, model: tuple[str, str]) -> Sequence[Che
     return [Checkpoint(keyed, tally.as_resumed())] if keyed else []
 
 
-def _run_graph(job: Job, steps: _Steps) -> RunFacts:
+def _run_graph(job: Job, steps: _Steps, staging: str) -> RunFacts:
     """Runs the graph to its end, when the results have their names."""
     launched_at = time.time()
     with (
         detector_loading(steps.config) if job.in_process else contextlib.nullcontext() as loading,
         job.runner.served(job.options),
-        progress.ProgressDisplay(),
+        _displayed(job, staging),
     ):
         pipeline = job.pipeline()
         steps.build(pipeline)
@@ -222,6 +226,27 @@ def _run_graph(job: Job, steps: _Steps) -> RunFacts:
     if not detector:
         return job.done(launched_at, ())
     return job.done(detector.ready_at, detector.batch_sizes, detector.canary_figures(CANARY_SECONDS))
+
+
+@contextlib.contextmanager
+def _displayed(job: Job, staging: str) -> Iterator[None]:
+    """While this lasts a person sees what is counted in this process, or what others tell."""
+    if job.in_process:
+        with progress.ProgressDisplay():
+            yield
+        return
+    told = Told(staging)
+
+    def counts() -> Counter[str]:
+        workers = told.now()
+        progress.note(f"{len(workers)} workers are loading the model" if workers else "waiting for workers")
+        return sum(workers, Counter())
+
+    try:
+        with progress.ProgressDisplay(counts=counts):
+            yield
+    finally:
+        progress.note("")
 
 
 def _wait(job: Job, running: Any) -> None:

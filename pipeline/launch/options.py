@@ -26,7 +26,7 @@ from pipeline.config import Config, settings
 from pipeline.errors import ConfigError, RunnerError
 from pipeline.figures.canary import CanaryFigures
 from pipeline.figures.summary import RunFacts
-from pipeline.launch.flink_options import server_options
+from pipeline.launch.flink_options import FlinkStreamOptions, server_options
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
@@ -56,6 +56,11 @@ class Job:
     def in_process(self) -> bool:
         """Whether the launcher's own process detects, and so needs the model."""
         return self.runner.in_process and self.options.view_as(DirectOptions).direct_running_mode != "multi_processing"
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the launcher leaves the job to itself once it runs."""
+        return bool(self.options.view_as(FlinkStreamOptions).detach)
 
     @property
     def template(self) -> str:

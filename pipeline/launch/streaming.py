@@ -6,6 +6,7 @@ second one ends the job at once: what was in hand will be delivered again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
@@ -19,6 +20,7 @@ from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.errors import ConfigError, InputError
 from pipeline.figures.progress import ProgressDisplay
+from pipeline.figures.told import Told
 from pipeline.launch.ending import DONE, Ending, failed, finished_by_signals, stopped_by_signals, tidy
 from pipeline.launch.loading import CANARY_SECONDS, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
@@ -27,10 +29,10 @@ from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.launch.templates import write_template
 from pipeline.storage.earlier import check_earlier
 from pipeline.storage.results import check_output
-from pipeline.storage.staging import held, staging_of
+from pipeline.storage.staging import held, output_of, run_of, staging_of
 from pipeline.storage.stopping import begin_publishing
 from pipeline.stream.check_pubsub import check_subscription, check_topic
-from pipeline.stream.live import LiveFigures
+from pipeline.stream.live import LiveFigures, ToldFigures
 from pipeline.stream.run import RunSettings, opened
 
 _WITHOUT_ARCHIVE = "out/streaming"
@@ -93,16 +95,18 @@ def run(job: Job) -> int:
     check_output(results)
     check_earlier(results, config.as_dict())
     name = uuid.uuid4().hex[:8]
-    settings = _settings(job, name)
+    staging = staging_of(results, name)
+    settings = _settings(job, name, staging)
     build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
     if job.template:
         return write_template(job, build)
-    staging = staging_of(results, name)
     with stopped_by_signals(), held(staging, {"settings": config.as_dict()}):
         try:
             detector = load_detector(config) if job.in_process else None
             ready_at = time.time()
-            with opened(settings) as stream, runner.served(job.options), ProgressDisplay(line_of(stream.figures, detector)):
+            with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
+                figures = stream.figures if detector else ToldFigures(Told(staging), settings.samples)
+                shown.enter_context(ProgressDisplay(line_of(figures, detector)))
                 pipeline = job.pipeline()
                 build(pipeline)
                 running = pipeline.run()
@@ -120,15 +124,26 @@ def run(job: Job) -> int:
                     runner.wait(running)
         except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
             return failed(err)
-        if detector is None:
-            return DONE  # the figures are with the runner, as Beam metrics
-        facts = job.done(ready_at, detector.batch_sizes, detector.canary_figures(CANARY_SECONDS))
-        code = Ending(results, config.write).finish(stream.figures.tally(), facts, name)
-        tidy(staging)
-        return code
+        return _ended(job, staging, detector, figures, ready_at)
 
 
-def _settings(job: Job, name: str) -> RunSettings:
+def _ended(job: Job, staging: str, detector: Detector | None, figures: LiveFigures | ToldFigures, ready_at: float) -> int:
+    """Sums a stream up that has ended well; returns the exit code."""
+    canary = detector.canary_figures(CANARY_SECONDS) if detector else None
+    facts = job.done(ready_at, detector.batch_sizes if detector else (), canary)
+    tally = figures.tally()
+    if tally is None:
+        print("no worker has told this launcher what it did; the runner has the figures, as Beam metrics", file=sys.stderr)
+        return DONE
+    if not detector:
+        facts = facts.elsewhere(tally.began)
+    code = Ending(output_of(staging), job.config.write).finish(tally, facts, run_of(staging))
+    tidy(staging)
+    return code
+
+
+def _settings(job: Job, name: str, staging: str) -> RunSettings:
+    launched_at = 0.0 if job.template or job.is_left else time.time()
     return RunSettings.of(
         job.config,
         name,
@@ -137,10 +152,11 @@ def _settings(job: Job, name: str) -> RunSettings:
         results=results_folder(job.config),
         model=model_known(job),
         finalizes_early=job.runner.finalizes_early,
+        workplace=None if job.runner.in_process else graph.workplace(job.config, staging, launched_at),
     )
 
 
-def line_of(figures: LiveFigures, detector: Detector | None) -> Callable[[float], str]:
+def line_of(figures: LiveFigures | ToldFigures, detector: Detector | None) -> Callable[[float], str]:
     """What a line of the display says: the stream's figures, and a canary's where there is one."""
 
     def line(seconds: float) -> str:

@@ -14,6 +14,7 @@ from apache_beam.transforms.window import GlobalWindows
 from pipeline.config import ReadConfig
 from pipeline.figures import metrics
 from pipeline.figures.summary import Tally
+from pipeline.figures.workplace import Workplace
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.letters import AskAgain, images_of_letter, is_letter, named_in
 from pipeline.read.list_images import Piece, check_inputs, list_pieces, pieces_of
@@ -62,6 +63,7 @@ class ReadImages(Source):
       done: What counts as done by the ledger in `exclude`, and is skipped; None: nothing does.
       again: With `done`: the images of the dead letters there are read, too; says what one asks for.
       begun: Spools of rows that a killed run of this command left; their images are counted as read, and not read again.
+      workplace: What workers elsewhere must reach before they begin; None: the launcher's process does all.
     """
 
     inputs: Sequence[str] | Mapping[str, Sequence[str]]
@@ -72,6 +74,7 @@ class ReadImages(Source):
     done: Done | None = None
     again: AskAgain | None = None
     begun: Sequence[Spool] = ()
+    workplace: Workplace | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -104,9 +107,8 @@ class ReadImages(Source):
         find = beam.FlatMap(_find_folders, patterns, self.exclude if self.done else "", self.begun)
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
-        listed = spread | "ListImages" >> beam.ParDo(_ListImages(self.exclude, self.done, self.again)).with_outputs(
-            "counted", main="refs"
-        )
+        listing = _ListImages(self.exclude, self.done, self.again, self.workplace)
+        listed = spread | "ListImages" >> beam.ParDo(listing).with_outputs("counted", main="refs")
         gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
         return listed, gathered | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="refs")
 
@@ -142,10 +144,15 @@ class _Counting(beam.DoFn):
 class _ListImages(_Counting):
     """Lists groups of places, and skips what an earlier run of this program wrote there; of files of rows reads what is done."""
 
-    def __init__(self, exclude: str, done: Done | None, again: AskAgain | None):
+    def __init__(self, exclude: str, done: Done | None, again: AskAgain | None, workplace: Workplace | None = None):
         self._exclude = exclude
         self._done = done
         self._again = again
+        self._workplace = workplace
+
+    def setup(self) -> None:
+        if self._workplace:
+            self._workplace.enter()
 
     def start_bundle(self) -> None:
         super().start_bundle()

@@ -126,6 +126,7 @@ def _facts(summary: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
         (f"{unit.capitalize()} per second", number(summary.get("images_per_second"), 1)),
         ("Wall time", duration(summary.get("wall_seconds"))),
         ("Start-up", duration(summary.get("startup_seconds"))),
+        *([("Submission", duration(summary["submission_seconds"]))] if "submission_seconds" in summary else []),
         ("Detections", number(found)),
         ("Per image", number(found / detected if isinstance(found, int) and detected else None, 1)),
         ("Per model call", number(detected / calls if calls and detected else None, 1)),

@@ -64,10 +64,12 @@ class DropDuplicatesInState(beam.PTransform):
     Args:
       seconds: How long an identity is remembered, in event time (processing-time timers would hold the archive's windows back).
       threads: How many versions are looked up side by side, of images that messages name without.
+      run: The run whose figures count the repeats; None: only Beam's metrics do.
     """
 
     seconds: float
     threads: int = 8
+    run: RunSettings | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -77,7 +79,7 @@ class DropDuplicatesInState(beam.PTransform):
         return (
             asked
             | "ByIdentity" >> beam.ParDo(_Identify(self.threads)).with_output_types(tuple[str, ImageRef | EncodedImage])
-            | "Deduplicate" >> beam.ParDo(_RememberInState(self.seconds)).with_output_types(ImageRef | EncodedImage)
+            | "Deduplicate" >> beam.ParDo(_RememberInState(self.seconds, self.run)).with_output_types(ImageRef | EncodedImage)
         )
 
 
@@ -137,8 +139,12 @@ class _RememberInState(beam.DoFn):
     _SEEN = ReadModifyWriteStateSpec("seen", BooleanCoder())
     _FORGET = TimerSpec("forget", TimeDomain.WATERMARK)
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds: float, run: RunSettings | None):
         self._seconds = Duration.of(seconds)
+        self._run = run
+
+    def setup(self) -> None:
+        self._count_repeat = run_of(self._run).figures.add_duplicate if self._run else metrics.count_skipped
 
     def process(
         self,
@@ -148,7 +154,7 @@ class _RememberInState(beam.DoFn):
         forget: Any = beam.DoFn.TimerParam(_FORGET),  # noqa: B008
     ) -> Iterator[Any]:
         if seen.read():
-            metrics.count_skipped()
+            self._count_repeat()
             return
         seen.write(True)
         forget.set(timestamp + self._seconds)

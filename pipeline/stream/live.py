@@ -1,20 +1,23 @@
 """The figures of a streaming job: the `Tally` from which the summary is made at the end, and what a line of the display says.
 
-Kept in the process, since a local job's steps all run in it and the stream has no end at which a runner could hand over a
-result. Everything here is bounded: a stream runs for months. For runners whose workers are elsewhere the same figures are Beam
-metrics (`pipeline.figures.metrics`).
+Kept in the process, since a stream has no end at which a runner could hand over a result; workers that are elsewhere tell
+theirs to the launcher. Everything here is bounded: a stream runs for months. The same figures are Beam metrics
+(`pipeline.figures.metrics`).
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 import time
 from collections import Counter
+from typing import NamedTuple
 
 from pipeline.figures import metrics
 from pipeline.figures.buckets import latency_bucket, percentiles_ms
-from pipeline.figures.summary import Tally
+from pipeline.figures.summary import Tally, merge_tallies
+from pipeline.figures.told import Told
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.stream.messages import Request
 
@@ -36,6 +39,31 @@ class _Period:
     batch_images: int = 0
     latencies: Counter[int] = dataclasses.field(default_factory=Counter)
     backlog_age_ms: float = 0.0
+
+    def merge(self, other: _Period) -> None:
+        """Adds what happened elsewhere in the same time."""
+        self.detected += other.detected
+        self.batches += other.batches
+        self.batch_images += other.batch_images
+        self.latencies.update(other.latencies)
+        self.backlog_age_ms = max(self.backlog_age_ms, other.backlog_age_ms)
+
+    def since(self, before: _Period) -> _Period:
+        """What happened after an earlier moment, where both began at the same time."""
+        return _Period(
+            self.detected - before.detected,
+            self.batches - before.batches,
+            self.batch_images - before.batch_images,
+            self.latencies - before.latencies,
+            self.backlog_age_ms,
+        )
+
+
+class _OfProcess(NamedTuple):
+    """What a worker elsewhere tells: all that it has counted."""
+
+    tally: Tally
+    since_it_began: _Period
 
 
 class LiveFigures:
@@ -103,10 +131,59 @@ class LiveFigures:
         """What happened since the last line, on one line; `seconds` is how long that is."""
         with self._lock:
             period, self._period = self._period, _Period()
-            total, dead, skipped = self._tally.detected, sum(self._tally.dead.values()), self._tally.skipped
-        text = f"{total} images, {period.detected / max(seconds, 1e-9):.1f} images/s"
-        if period.detected:
-            shown = percentiles_ms(period.latencies)
-            fill = period.batch_images / max(period.batches, 1)
-            text += f", batches of {fill:.1f}, latency p50 {shown['p50']:.0f} ms p99 {shown['p99']:.0f} ms"
-        return f"{text}, backlog age {period.backlog_age_ms / 1e3:.1f} s, {dead} dead, {skipped} skipped"
+            return _line(self._tally, period, seconds)
+
+    def told(self) -> _OfProcess:
+        """What a worker elsewhere tells; there, nobody asks for lines."""
+        with self._lock:
+            since_it_began = copy.deepcopy(self._period)
+            self._period.backlog_age_ms = 0.0
+            return _OfProcess(copy.deepcopy(self._tally), since_it_began)
+
+
+class ToldFigures:
+    """The figures of a stream whose workers are elsewhere, by what these tell.
+
+    Args:
+      told: What they tell.
+      samples: How many annotated images the report will show.
+    """
+
+    def __init__(self, told: Told, samples: int = 0):
+        self._told = told
+        self._samples = samples
+        self._before = _Period()
+
+    def line(self, seconds: float) -> str:
+        """What happened since the last line, on one line; `seconds` is how long that is."""
+        workers = self._told.now()
+        if not workers:
+            return "waiting for workers"
+        now = _Period()
+        for each in workers:
+            now.merge(each.since_it_began)
+        period, self._before = now.since(self._before), now
+        return _line(self._merged(workers), period, seconds)
+
+    def tally(self) -> Tally | None:
+        """Everything that was counted, once the stream is over; None where no worker has told anything.
+
+        Only what has an outcome counts as read: what was in hand comes again, to the next run.
+        """
+        workers = self._told.at_the_end()
+        return self._merged(workers) if workers else None
+
+    def _merged(self, workers: list[_OfProcess]) -> Tally:
+        tally = merge_tallies((each.tally for each in workers), self._samples)
+        tally.read = tally.detected + sum(tally.dead.values()) + tally.skipped
+        return tally
+
+
+def _line(tally: Tally, period: _Period, seconds: float) -> str:
+    text = f"{tally.detected} images, {period.detected / max(seconds, 1e-9):.1f} images/s"
+    if period.detected:
+        shown = percentiles_ms(period.latencies)
+        fill = period.batch_images / max(period.batches, 1)
+        text += f", batches of {fill:.1f}, latency p50 {shown['p50']:.0f} ms p99 {shown['p99']:.0f} ms"
+    dead = sum(tally.dead.values())
+    return f"{text}, backlog age {period.backlog_age_ms / 1e3:.1f} s, {dead} dead, {tally.skipped} skipped"

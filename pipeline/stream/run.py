@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.config import Config
+from pipeline.figures.workplace import Workplace
 from pipeline.records import ImageRef
 from pipeline.storage.done import UNKNOWN, Maker
 from pipeline.stream.answers import Answers
@@ -65,6 +66,7 @@ class RunSettings:
       shards: Files a window there.
       maker: By what the rows there are made.
       finalizes_early: Whether the runner finalizes bundles before it is sure to hold them; see `pipeline.stream.turns`.
+      workplace: What workers elsewhere must reach before they begin.
     """
 
     name: str
@@ -82,6 +84,7 @@ class RunSettings:
     shards: int = 1
     maker: Maker = UNKNOWN
     finalizes_early: bool = False
+    workplace: Workplace | None = None
 
     @staticmethod
     def of(
@@ -93,6 +96,7 @@ class RunSettings:
         results: str,
         model: tuple[str, str] = ("", ""),
         finalizes_early: bool = False,
+        workplace: Workplace | None = None,
     ) -> RunSettings:
         """The settings of a job's run; `model`: name and version, where they are known."""
         stream = config.stream
@@ -112,6 +116,7 @@ class RunSettings:
             config.write.shards or 1,
             Maker.of(config.as_dict(), model),
             finalizes_early,
+            workplace,
         )
 
 
@@ -233,10 +238,14 @@ def run_of(settings: RunSettings) -> StreamRun:
 
     Raises:
       LookupError: All steps work in the launcher's process, and the launcher has closed the run.
+      UserError: This process is elsewhere, and does not reach what it needs.
     """
     with _registry:
         if settings.name not in _runs:
             if settings.in_process:
                 raise LookupError(f"the run {settings.name} is over")
-            _runs[settings.name] = StreamRun(settings)
+            run = StreamRun(settings)
+            if settings.workplace:
+                settings.workplace.enter(run.figures.told)
+            _runs[settings.name] = run
         return _runs[settings.name]

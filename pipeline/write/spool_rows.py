@@ -15,6 +15,7 @@ from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
 from pipeline.figures.summary import Tally
+from pipeline.figures.workplace import Workplace
 from pipeline.records import DeadLetter, DetectedImage, row_bytes
 from pipeline.storage.checkpoints import CHECKPOINT, SPOOLS, Checkpoint, footer_of
 from pipeline.storage.renewed import renewed
@@ -52,6 +53,7 @@ class SpoolRows(beam.PTransform):
       shards: Number of files of this kind, over which images are spread by their identity; 0: as many as the rows need.
       samples: How many images with a thumbnail the tally keeps.
       checkpoint_s: Seconds between checkpoints; None: none are made.
+      workplace: What workers elsewhere must reach before they begin.
     """
 
     staging: str
@@ -60,6 +62,7 @@ class SpoolRows(beam.PTransform):
     shards: int = BY_ROWS
     samples: int = 0
     checkpoint_s: float | None = None
+    workplace: Workplace | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -73,6 +76,10 @@ class SpoolRows(beam.PTransform):
 class _Spool(beam.DoFn):
     def __init__(self, settings: SpoolRows):
         self._settings = settings
+
+    def setup(self) -> None:
+        if self._settings.workplace:
+            self._settings.workplace.enter()
 
     def start_bundle(self) -> None:
         folder, checkpoint_s = f"{self._settings.staging}/{SPOOLS}", self._settings.checkpoint_s

@@ -21,6 +21,7 @@ from apache_beam.pvalue import AsIter
 
 from pipeline.config import WriteConfig
 from pipeline.figures.summary import Tally, merge_tallies
+from pipeline.figures.workplace import Workplace
 from pipeline.records import dead_letter_row, detection_row
 from pipeline.storage.checkpoints import Checkpoint
 from pipeline.storage.done import Maker
@@ -77,6 +78,7 @@ class WriteFiles(Sink):
       model: Name and version of the model, where they are known; not all dead letters say them.
       name: What the files of rows carry in their names.
       begun: What killed runs of the same command had done, whose spools lie in staging; None where this run makes no checkpoints.
+      workplace: What workers elsewhere must reach before they begin; None: the launcher's process does all.
     """
 
     staging: str
@@ -87,6 +89,7 @@ class WriteFiles(Sink):
     model: tuple[str, str] = ("", "")
     name: str = ""
     begun: Sequence[Checkpoint] | None = None
+    workplace: Workplace | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -103,7 +106,7 @@ class WriteFiles(Sink):
     def expand(self, results: Results) -> beam.PCollection[None]:
         """Wires a shuffle of the names of spools, and then a look at all that is ready."""
         checkpoint_s = self.write.checkpoint_s if self.begun is not None else None
-        to_rows = functools.partial(SpoolRows, self.staging, checkpoint_s=checkpoint_s)
+        to_rows = functools.partial(SpoolRows, self.staging, checkpoint_s=checkpoint_s, workplace=self.workplace)
         to_detections = to_rows(DETECTIONS, detection_row, self.write.shards or BY_ROWS, self.samples)
         to_dead_letters = to_rows(DEAD_LETTERS, dead_letter_row)
 

@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import math
 import pickle
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,6 +154,22 @@ def test_what_a_killed_run_left_is_said_apart_and_makes_no_run_faster():
         summary = summarise(tally, RunFacts(1000.0, 1002.0, 1004.0, "run", {}, "batch", "/m"))
         assert summary["images"] == {"read": 4, "detected": 3, "dead": 1, "skipped": 0}
         assert (summary["resumed"], summary["images_per_second"]) == (2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("began", "submission", "work"),
+    [(1003.0, 1.0, 1.5), (990.0, 0.0, 2.5), (2000.0, 2.5, 0.0), (math.inf, 0.0, 2.5)],
+    ids=["as it should be", "a clock that is behind", "a clock that is ahead", "nothing was detected"],
+)
+def test_start_up_submission_and_work_of_a_job_elsewhere_are_told_apart(began, submission, work):
+    facts = RunFacts(1000.0, 1002.0, 1004.5, "run", {}, "batch", "/m").elsewhere(began)
+    summary = summarise(Tally(), facts)
+    assert [summary[f"{part}_seconds"] for part in ("startup", "submission", "wall")] == [2.0, submission, work]
+
+
+def test_work_begins_when_the_first_image_is_taken():
+    tally = merge_tallies([tally_of([detected(8, latency=0.5)]), tally_of([detected(0, latency=0.25)]), Tally()], SAMPLES)
+    assert tally.began == 999.75
 
 
 def test_names_that_are_no_unicode_are_written_escaped():

@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from tests.conftest import REPO
-from tests.flink.cluster import START_SECONDS, FlinkCluster, job_flags
+from tests.flink.cluster import START_SECONDS, TASKMANAGERS, FlinkCluster, job_flags
 
 IMAGES = 2400
 SCENES = sorted((REPO / "models" / "digits" / "samples").glob("scene_*.jpg"))
@@ -30,14 +31,17 @@ def test_a_batch_job_that_loses_a_machine_gives_the_rows_of_a_run_on_one(flink: 
     print(f"on one machine {time.monotonic() - began:.0f} s, {seconds:.0f} s of them at work")
 
     command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", *job_flags(flink)]
+    command += ["--parallelism=4", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "there")]
     began = time.monotonic()
-    job = subprocess.Popen([*command, "--input", str(tmp_path / "in"), "--output", str(tmp_path / "there")], cwd=REPO)
+    with (tmp_path / "said").open("wb") as said:
+        job = subprocess.Popen(command, cwd=REPO, stdout=said, stderr=said)
     try:
         while not list((tmp_path / "there").glob(".staging-*/spool/*")):
             assert job.poll() is None and time.monotonic() < began + START_SECONDS
             time.sleep(0.05)
         print(f"on Flink the first row after {time.monotonic() - began:.0f} s")
         time.sleep(seconds / 3)
+        workers = list((tmp_path / "there").glob(".staging-*/figures/*"))
         flink.kill("taskmanager0")
         assert job.poll() is None and not (tmp_path / "there" / "detections").exists()
         flink.start_taskmanager(0)
@@ -49,3 +53,15 @@ def test_a_batch_job_that_loses_a_machine_gives_the_rows_of_a_run_on_one(flink: 
     assert rows_of(tmp_path / "there") == rows_of(tmp_path / "here")
     assert rows_of(tmp_path / "there").count(b"\n") == IMAGES
     assert not list((tmp_path / "there").glob(".*"))
+    assert len(workers) == TASKMANAGERS, "each feeds one process, and so one model, from both of its slots"
+    check_figures((tmp_path / "said").read_text(), json.loads((tmp_path / "there" / "summary.json").read_text()))
+
+
+def check_figures(said: str, summary: dict) -> None:
+    """How far it is shows while it works; at the end it is what the rows say, whatever was done twice."""
+    shown = [int(done) for done in re.findall(r"^ *\d+ s  (\d+) of \d+ images, [\d.]+ images/s, 0 failed$", said, re.MULTILINE)]
+    assert "waiting for workers" in said and shown and 0 < shown[0] < IMAGES, said
+    assert summary["images"] == {"read": IMAGES, "detected": IMAGES, "dead": 0, "skipped": 0}
+    parts = {part: summary[f"{part}_seconds"] for part in ("startup", "submission", "wall")}
+    print(f"seconds told apart: {parts}")
+    assert all(seconds > 0 for seconds in parts.values())

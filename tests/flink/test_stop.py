@@ -1,5 +1,6 @@
 """A stream on Flink that is left, found again, stopped under load, and goes on from its savepoint."""
 
+import json
 import re
 import signal
 import threading
@@ -45,6 +46,10 @@ def test_a_stream_that_is_left_found_and_stopped_under_load_goes_on_without_loss
     assert job.signal(signal.SIGTERM) == 0, job.output()
     (place,) = re.findall(r"--resume (\S+)", job.output())
     assert flink.jobs() == []
+    before = -1
+    while len(stream.answers) > before:  # what was answered before it stopped
+        before = len(stream.answers)
+        stream.answered(job)
     job.start(flags=("--resume", place))
     publishing.join()
     stream.take(150)
@@ -53,6 +58,19 @@ def test_a_stream_that_is_left_found_and_stopped_under_load_goes_on_without_loss
     assert [uri for uri, count in stream.answers.items() if count > 1] == []
     assert eventually(lambda: archived(job) == stream.asked, 60)
     assert job.signal(signal.SIGINT) == 0, job.output()
+    check_figures(job, IMAGES - before)
+
+
+def check_figures(job: StreamingJob, detected: int) -> None:
+    """What workers have counted stands in lines, summary and report as that of a stream on one machine does."""
+    summary = json.loads((job.archive / "summary.json").read_text())
+    images = summary["images"]
+    assert (images["detected"], images["dead"]) == (detected, 0), job.output()
+    assert images["read"] == detected + images["skipped"]
+    assert set(summary["latency_ms"]) == {"p50", "p90", "p99", "max"} and summary["submission_seconds"] > 0
+    assert re.search(r"^ *\d+ s  \d+ images, \d+\.\d images/s, batches of .*, latency p50 \d+ ms", job.output(), re.MULTILINE)
+    assert f"{images['read']} images read: {detected} detected, 0 dead" in job.output()
+    assert (job.archive / "report.html").exists()
 
 
 def test_a_stream_that_cannot_begin_is_exit_code_1_and_one_line(stream, tmp_path):

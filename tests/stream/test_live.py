@@ -1,12 +1,16 @@
 """The lines of a streaming job, and the tally behind its summary."""
 
+import math
 import pickle
 import re
 
 import numpy as np
+import pytest
 
+from pipeline.figures.told import Teller, Told
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
-from pipeline.stream.live import LiveFigures
+from pipeline.storage.staging import introduce
+from pipeline.stream.live import LiveFigures, ToldFigures
 from pipeline.stream.messages import Request
 
 
@@ -60,3 +64,44 @@ def test_a_day_of_a_stream_is_kept_in_as_much_memory_as_an_hour():
             sizes.append(len(pickle.dumps((figures.tally(), figures._period))))
     assert figures.tally().detected == 86_400
     assert max(sizes) < 12_000
+
+
+class TestOfWorkersElsewhere:
+    """Each tells what it has counted since it began; the launcher makes of it what it would say of its own."""
+
+    @pytest.fixture
+    def workers(self, tmp_path):
+        """Two that have done the same."""
+        staging = f"{tmp_path}/.staging-0a1b"
+        introduce(staging, {"settings": {}})
+        figures = [figures_of_a_minute(), figures_of_a_minute()]
+        told = Told(staging)
+        for each in figures:
+            Teller(staging, each.told).tell()
+        return told, staging, figures
+
+    def test_a_line_says_what_all_have_done_since_the_last_one(self, workers, monkeypatch):
+        told, _, _ = workers
+        figures = ToldFigures(told)
+        line = figures.line(seconds=10.0)
+        assert line.startswith("196 images, 19.6 images/s, batches of 8.0, latency p50 ")
+        assert re.search(r"backlog age [1-9]\d+\.\d s, 4 dead, 4 skipped$", line)
+        assert figures.line(seconds=10.0).startswith("196 images, 0.0 images/s, backlog age ")
+
+    def test_what_has_an_outcome_is_read(self, workers):
+        """What was in hand, or whose worker was killed before it told, comes again."""
+        told, _, (first, _) = workers
+        first.add_request(Request("m9", images=(ImageRef("gs://b/9"),)), publish_time=0.0)
+        tally = ToldFigures(told).tally()
+        assert (tally.read, tally.detected, sum(tally.dead.values()), tally.skipped) == (204, 196, 4, 4)
+        assert math.isfinite(tally.began)
+
+    def test_the_age_of_the_backlog_is_that_of_late(self):
+        figures = figures_of_a_minute()
+        assert figures.told().since_it_began.backlog_age_ms > 0
+        assert figures.told().since_it_began.backlog_age_ms == 0
+
+    def test_before_any_has_begun_it_waits(self, tmp_path):
+        figures = ToldFigures(Told(f"{tmp_path}/.staging-0a1b"))
+        assert figures.line(10.0) == "waiting for workers"
+        assert figures.tally() is None

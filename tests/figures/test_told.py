@@ -1,0 +1,114 @@
+"""What workers tell their launcher: each of them the latest that it has counted, and nothing once the run is over."""
+
+import shutil
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from pipeline.errors import ModelError, OutputError
+from pipeline.figures import told, workplace
+from pipeline.figures.told import Teller, Told
+from pipeline.figures.workplace import Workplace
+from pipeline.storage.staging import introduce
+from tests.conftest import REPO
+
+WORKER = """
+import sys, time
+from pipeline.figures import metrics
+from pipeline.figures.workplace import Workplace
+
+metrics.count_read(100)  # of an earlier job in this process
+at = Workplace(sys.argv[1], lambda: None, time.time())
+at.enter()
+metrics.count_read(int(sys.argv[2]))
+at.enter()
+from pipeline.figures.told import tell_all
+tell_all()
+"""
+
+
+@pytest.fixture
+def staging(tmp_path):
+    """The folder of a run that has begun."""
+    folder = f"{tmp_path}/out/.staging-0a1b"
+    introduce(folder, {"settings": {}})
+    return folder
+
+
+@pytest.fixture
+def entering(monkeypatch):
+    """Workers of this process have entered nowhere yet."""
+    monkeypatch.setattr(workplace, "_entered", set())
+
+
+def test_the_launcher_sums_up_what_each_process_has_counted_in_this_job(staging):
+    seen = Told(staging)
+    assert seen.now() == []
+    for images in (3, 4):
+        subprocess.run([sys.executable, "-c", WORKER, staging, str(images)], cwd=REPO, check=True)
+    assert sorted(each["read"] for each in Told(staging).now()) == [3, 4]
+    assert sum(Told(staging).now(), Counter()) == {"read": 7}
+
+
+def test_what_was_seen_a_moment_ago_is_not_looked_up_again(staging):
+    """A bar is drawn five times a second, and on object storage each look costs."""
+    seen, counts = Told(staging), Counter(read=1)
+    teller = Teller(staging, lambda: counts)
+    teller.tell()
+    assert seen.now() == [{"read": 1}]
+    counts["read"] = 2
+    teller.tell()
+    assert seen.now() == [{"read": 1}]
+    assert Told(staging).now() == [{"read": 2}]
+
+
+def test_at_the_end_it_hears_what_is_told_meanwhile(staging, monkeypatch):
+    monkeypatch.setattr(told, "TELL_SECONDS", 0.05)
+    seen, counts = Told(staging), Counter(read=1)
+    Teller(staging, lambda: counts).start()
+    counts["read"] = 2
+    assert seen.at_the_end() == [{"read": 2}]
+
+
+def test_nothing_comes_back_of_a_run_that_is_over(staging):
+    """A worker may outlive its job, and tell the last of it when the folder is gone."""
+    Told(staging)
+    counts = Counter(read=1)
+    teller = Teller(staging, lambda: counts)
+    teller.tell()
+    shutil.rmtree(staging)
+    counts["read"] = 2
+    teller.tell()
+    assert not (REPO / staging).exists()
+
+
+def test_a_worker_that_does_not_see_what_the_launcher_has_begun_says_so(staging, entering):
+    """Its own disk has a folder of that name, or none."""
+    elsewhere = staging.replace("0a1b", "ffff")
+    expected = r"output .*/out: expected a folder that launcher and workers share, .* but the worker on \S+ does not find in it"
+    with pytest.raises(OutputError, match=expected):
+        Workplace(elsewhere, lambda: None, launched_at=workplace.time.time()).enter()
+
+
+@pytest.mark.parametrize("launched_at", [0.0, 1.0], ids=["of a template", "in place of one that was lost long after"])
+def test_where_no_launcher_is_to_be_expected_none_is_asked_for(launched_at, staging, entering):
+    Workplace(staging.replace("0a1b", "ffff"), lambda: None, launched_at).enter()
+
+
+def test_a_worker_that_cannot_write_says_so(tmp_path, entering):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(OutputError, match=r"output .*/out: expected a folder that can be written, .* \(the worker on \S+\)"):
+        Workplace(f"{tmp_path}/out/.staging-0a1b", lambda: None).enter()
+
+
+def test_a_worker_that_does_not_reach_the_model_says_so_each_time(staging, entering):
+    """Whatever storage says, it is one line."""
+
+    def check():
+        raise OSError("the bucket\nis closed")
+
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"the bucket is closed \(the worker on \S+\)"):
+            Workplace(staging, check, launched_at=workplace.time.time()).enter()

@@ -1,0 +1,86 @@
+"""Jobs whose steps work in other processes than the launcher: it loads nothing, and says what they do, as they do it."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.launch.prism import running_prism
+from tests.conftest import REPO, without_progress, write_bright_image
+from tests.launch.test_batch_job import WORK_IMAGES, needs_prism, rows_of, write_work
+
+TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+
+# the command line, with a line of progress every 0.2 s; at the end, whether the launcher has loaded what a model needs
+LAUNCHER = """
+import sys
+from pipeline import run
+from pipeline.figures import progress
+
+progress._LINE_SECONDS = 0.2
+code = run.main(sys.argv[1:])
+print("launcher loaded TensorFlow:", "tensorflow" in sys.modules)
+sys.exit(code)
+"""
+
+
+def launch(*arguments: object) -> tuple[int, str, str]:
+    command = [sys.executable, "-c", LAUNCHER, *map(str, arguments)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=240, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def counts_shown(err: str) -> list[tuple[int, int]]:
+    """(images that were done, images that there are) by each line of progress."""
+    return [(int(done), int(total)) for done, total in re.findall(r"^ *\d+ s  (\d+) of (\d+) images, ", err, re.MULTILINE)]
+
+
+@pytest.mark.timeout(400)
+def test_processes_detect_and_the_launcher_loads_nothing_but_says_how_far_they_are(tmp_path, bright_model):
+    write_work(tmp_path / "in")
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
+    code, out, err = launch(*arguments, *TWO_PROCESSES)
+    assert code == 0, err
+    assert "launcher loaded TensorFlow: False" in out
+    assert "waiting for workers" in err
+    shown = counts_shown(err)
+    assert shown == sorted(shown) and 0 < shown[0][0] < WORK_IMAGES == shown[0][1], err
+    assert len(rows_of(tmp_path / "out")) == WORK_IMAGES
+
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["images"] == {"read": WORK_IMAGES, "detected": WORK_IMAGES, "dead": 0, "skipped": 0}
+    assert summary["submission_seconds"] > 0
+    assert re.search(r"images/s in [\d.]+ s after [\d.]+ s of start-up and [\d.]+ s of submission\n", out)
+
+
+def test_a_model_that_workers_do_not_reach_is_one_line_and_exit_code_2(tmp_path, run_job):
+    """The launcher does not look for it, since the machine there may not reach it."""
+    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", tmp_path / "none"]
+    code, out, err = run_job(*arguments, *TWO_PROCESSES)
+    said = [line for line in without_progress(err).splitlines() if line.startswith("error: ")]
+    assert (code, out, len(said)) == (2, "", 1), err
+    assert re.fullmatch(rf"error: model {tmp_path}/none: .* \(the worker on \S+\)", said[0])
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@needs_prism
+@pytest.mark.timeout(400)
+def test_workers_of_a_job_server_tell_the_same(tmp_path, bright_model):
+    """Prism as any job server, with a worker that it starts as TaskManagers start theirs."""
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    for number in range(20):
+        write_bright_image(tmp_path / "in" / f"{number}.png", (64, 48), (10, 10, 30, 30))
+    worker = json.dumps({"command": str(REPO / "deploy" / "flink" / "worker"), "env": {"PIPELINE_PYTHON": sys.executable}})
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
+    with running_prism(PipelineOptions([])) as endpoint:
+        flags = [f"--job_endpoint={endpoint}", "--environment_type=PROCESS", f"--environment_config={worker}"]
+        code, out, err = launch(*arguments, "--runner=PortableRunner", *flags)
+    assert code == 0, err
+    assert "launcher loaded TensorFlow: False" in out
+    assert re.search(r"waiting for workers\n(.*\n)* *\d+ s  1 workers are loading the model", err)
+    assert len(rows_of(tmp_path / "out")) == 20
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["submission_seconds"] > 0
