@@ -24,6 +24,7 @@ _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 10.0
 _LOST_SECONDS = 300.0  # so long may Flink be out of reach, as it is while a JobManager is replaced
 _MISSING_SECONDS = 120.0  # so long may a submitted job be unknown to it
+_BEGIN_SECONDS = 300.0  # what a worker cannot reach by then it never will: to restart the job would only hide that
 _ENDED = ("FINISHED", "CANCELED", "FAILED")
 
 
@@ -158,12 +159,15 @@ class FlinkJob:
           RunnerError: Flink has no such job.
         """
         job, request, heard = self.submitted(), "", time.monotonic()
+        begun = heard + _BEGIN_SECONDS
         while True:
             try:
                 if self._stop.is_set() and not request:
                     request = self._cluster.stop(job)
                 state = self._cluster.state(job)
                 heard = time.monotonic()
+                if state == "RESTARTING" and heard < begun:
+                    self._end_where_it_cannot_begin()
                 if request and (place := self._cluster.savepoint(job, request)):
                     print(f"stopped with a savepoint; --resume {place} goes on from there", file=sys.stderr, flush=True)
                     return
@@ -175,6 +179,13 @@ class FlinkJob:
             time.sleep(_LOOK_SECONDS / 4)
         if state != "FINISHED":
             raise RuntimeError(self._cluster.why_failed(job) if state == "FAILED" else f"job {job} was cancelled")
+
+    def _end_where_it_cannot_begin(self) -> None:
+        """Ends a job that restarts since a worker has said what the user must mend."""
+        why = self._cluster.why_failed(self._job)
+        if why.startswith("pipeline.errors."):
+            self.cancel()
+            raise RuntimeError(why)
 
     def _find(self) -> str:
         if not self._job:

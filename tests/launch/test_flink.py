@@ -2,12 +2,14 @@
 
 import http.server
 import json
+import re
 import threading
 
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipeline.errors import RunnerError
+from pipeline.errors import OutputError, RunnerError
+from pipeline.launch.ending import failed
 from pipeline.launch.flink import Cluster, FlinkJob, FlinkRunner, _reason, leave, master_of
 
 JAVA = """org.apache.flink.runtime.JobException: Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy
@@ -30,6 +32,7 @@ class Flink(http.server.ThreadingHTTPServer):
         self.jobs = {job: [*states] for job, states in jobs.items()}
         self.names = dict.fromkeys(jobs, "detect")
         self.savepoint: dict = {"location": "file:/savepoints/1"}
+        self.stacktrace = JAVA
         self.asked: list[str] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -51,7 +54,7 @@ class Flink(http.server.ThreadingHTTPServer):
             waiting = self.asked.count(f"{method} {path}") < 3
             return {"status": {"id": "IN_PROGRESS" if waiting else "COMPLETED"}, "operation": self.savepoint}
         if rest == ["exceptions"]:
-            return {"exceptionHistory": {"entries": [{"stacktrace": JAVA}]}}
+            return {"exceptionHistory": {"entries": [{"stacktrace": self.stacktrace}]}}
         states = self.jobs[job]
         return {"state": states.pop(0) if len(states) > 1 else states[0]}
 
@@ -112,6 +115,18 @@ def test_a_job_that_cannot_be_stopped_goes_on_and_says_why(flink_of):
         RuntimeError, match=r"the job goes on, since Flink made no savepoint: java.io.IOException: the disk is full"
     ):
         job.wait()
+
+
+def test_a_job_that_restarts_since_a_worker_lacks_something_is_ended_with_what_that_is(flink_of):
+    """Flink would restart it for minutes, and say so only then."""
+    flink = flink_of(a=["RUNNING", "RESTARTING"])
+    lacks = "pipeline.errors.OutputError: output /out: expected a folder that launcher and workers share [while running 'List']"
+    flink.stacktrace = re.sub(r"google\.api_core.*", lacks, JAVA)
+    with pytest.raises(RuntimeError) as raised:
+        FlinkJob(flink.cluster, "a").wait()
+    with pytest.raises(OutputError, match=r"^output /out: expected a folder that launcher and workers share$"):
+        failed(raised.value)
+    assert flink.asked[-1] == "PATCH /jobs/a"
 
 
 def test_a_job_is_found_by_its_name_among_those_that_are_new(flink_of):
