@@ -109,7 +109,7 @@ def _times(contender: Contender, watched: Watched, output: Path) -> tuple[float,
     """Start and end of the work, and the seconds of loading within it."""
     if contender.is_ours:
         summary = json.loads((output / "summary.json").read_text())
-        start = watched.started_at + summary["startup_seconds"]
+        start = watched.started_at + summary["startup_seconds"] + summary.get("submission_seconds", 0.0)
         return start, start + summary["wall_seconds"], 0.0
     line = next(line for line in watched.output.splitlines() if line.startswith(work.RESULT))
     times: dict[str, Any] = json.loads(line[len(work.RESULT) :])
