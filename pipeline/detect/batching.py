@@ -77,8 +77,11 @@ class BatchedModel:
                 return [self._alone(pixels) for pixels in images]
         return []
 
-    def warm_up(self) -> None:
+    def warm_up(self, *, at_once: bool = True) -> None:
         """Runs every rung, and the largest on all streams at once, so that no image pays for a first call.
+
+        Args:
+          at_once: Whether the latter; that takes all cores, and is for the memory that so many calls need.
 
         Raises:
           OutOfMemory: Memory does not suffice for a single image.
@@ -88,6 +91,8 @@ class BatchedModel:
         for size in self._batch_sizes:
             if size <= self._batch_sizes[-1]:  # else dropped meanwhile
                 self._run_blank([blank] * size)
+        if not at_once:
+            return
         with ThreadPoolExecutor(self._streams) as streams:
             list(streams.map(self._run_blank, [[blank] * self._batch_sizes[-1]] * self._streams))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from models.quiet import quiet_stderr
 from pipeline.config import DetectConfig
-from pipeline.detect.process_memory import resident_bytes, share_heaps
+from pipeline.detect.process_memory import resident_bytes, share_heaps, spare_modules
 from pipeline.detect.share_gpus import take_gpu
 from pipeline.errors import ModelError
 
@@ -26,6 +26,7 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     share_heaps(max(2, usable_cores()))
     with quiet_stderr():
         import tensorflow as tf
+    spare_modules()
 
     gpu = _chosen_gpu(detect.device, tf.config.list_physical_devices("GPU"))
     try:

@@ -139,17 +139,24 @@ class ModelWatch:
         _say(f"model {old.metadata.name}: version {old.version} -> {version.name}, loaded in {seconds:.1f} s{waited}")
         return True
 
-    def _loaded(self, version: Version) -> LoadedModel:
-        """A version that is to run beside the one in use.
+    def _loaded(self, version: Version) -> LoadedModel | None:
+        """A version that is to run beside the one in use; None where this has ended meanwhile.
 
         Raises:
           ModelError: It must not be used, or memory has no room for both.
         """
-        prepared = self._prepared(version)
-        memory = self._memory_of(prepared)
-        if not self._has_room(memory):
-            raise ModelError(f"model {version.folder}: memory has no room for it beside version {self._detector.model.version}")
-        return self._started(prepared, memory)
+        try:
+            prepared = self._prepared(version)
+            memory = self._memory_of(prepared)
+            if not self._has_room(memory):
+                current = self._detector.model.version
+                raise ModelError(f"model {version.folder}: memory has no room for it beside version {current}")
+            return self._started(prepared, memory)
+        except ModelError:
+            if self._end.is_set():
+                return None
+            self._count("refusals")
+            raise
 
     def _memory_of(self, prepared: PreparedModel) -> Memory:
         """What a version will take: its own weights, and beside them as much as the one in use when it was loaded."""
@@ -185,7 +192,7 @@ class ModelWatch:
             raise
 
     def _started(self, prepared: PreparedModel, memory: Memory) -> LoadedModel:
-        loaded = dataclasses.replace(start(prepared, self._detect), memory=memory)
+        loaded = dataclasses.replace(start(prepared, self._detect, beside=True), memory=memory)
         problem = self._detector.check(loaded)
         if problem:
             loaded.engine.close()

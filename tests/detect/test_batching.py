@@ -74,7 +74,8 @@ def test_two_models_in_one_process_share_no_batch():
 
 
 @pytest.mark.parametrize(("ladder", "streams"), [((1, 2, 4), 2), ((3,), 1), ((1, 8), 3)])
-def test_every_rung_is_warmed_and_the_largest_on_every_stream(ladder, streams):
+@pytest.mark.parametrize("at_once", [True, False])
+def test_every_rung_is_warmed_and_the_largest_on_every_stream_unless_another_model_is_at_work(ladder, streams, at_once):
     import tensorflow as tf
 
     seen = []
@@ -84,8 +85,8 @@ def test_every_rung_is_warmed_and_the_largest_on_every_stream(ladder, streams):
         with tf.control_dependencies([noted]):
             return means(tf.identity(images))
 
-    model(predict, ladder, streams).warm_up()
-    assert seen == [*ladder, *[ladder[-1]] * streams]
+    model(predict, ladder, streams).warm_up(at_once=at_once)
+    assert seen == [*ladder, *[ladder[-1]] * (streams if at_once else 0)]
 
 
 def out_of_memory_above(limit):
