@@ -44,6 +44,7 @@ def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples:
     if not isinstance(model, ModelConfig):
         loaded = model(detect)
         return _checked(loaded, f"model {loaded.metadata.name}", detect, samples)
+    check_canary(model, detect)
     if not is_watchable(model):
         return _checked(saved_model.load(model, detect), f"model {model.path}", detect, samples)
     return _watching(model, detect, samples)
@@ -51,7 +52,6 @@ def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples:
 
 def _watching(model: ModelConfig, detect: DetectConfig, samples: int) -> Detector:
     """A detector of the best version, or of the one before: a bad release keeps no worker from starting."""
-    check_canary(model, detect)
     refused: dict[Version, ModelError] = {}
     found = wanted(model.path, model.model_version)
     for version in found[:_TRIED]:

@@ -1,17 +1,18 @@
 """Watches which version is the canary, brings it up beside the version in use, and where asked promotes or drops it.
 
 `labels.json` beside the versions says which one it is: `{"stable": 7, "canary": 8}`. To promote or to drop it is to write that
-file, so that all processes of a job, and all jobs, do the same. Who comes first decides.
+file, at once and whole: each process judges by the images that it has met itself, the first one to have met enough decides, and
+all processes of a job, and all jobs, do what the file says. One that is killed before it has written has decided nothing: its
+successor begins to count anew.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.canary import Canary
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.versions import LABELS, Version, folder_of, labels_in, versions_in
 from pipeline.errors import ModelError
@@ -35,6 +36,8 @@ def check_canary(model: ModelConfig, detect: DetectConfig) -> None:
         raise ModelError("canary_auto: expected canary_mode shadow, since a live canary's images meet no version to agree with")
     if not model.model_version or model.model_version.isdigit():
         raise ModelError(f"canary_auto: expected a label as model_version, such as stable, which then moves in {LABELS}")
+    if not model.model_poll_s:
+        raise ModelError("canary_auto: expected a model_poll_s above 0, since nobody looks for a canary otherwise")
 
 
 class CanaryWatch:
@@ -44,7 +47,7 @@ class CanaryWatch:
       model: The model, whose path is a folder of versions.
       detect: How it runs.
       detector: Has the version in use, and takes the canary.
-      load: Loads a version and checks it; raises `ModelError`.
+      load: Loads a version and checks it; raises `ModelError`. None: the job has ended meanwhile.
       say: Says a line.
     """
 
@@ -53,7 +56,7 @@ class CanaryWatch:
         model: ModelConfig,
         detect: DetectConfig,
         detector: Detector,
-        load: Callable[[Version], LoadedModel],
+        load: Callable[[Version], LoadedModel | None],
         say: Callable[[str], None],
     ):
         self._path = folder_of(model.path)
@@ -63,25 +66,39 @@ class CanaryWatch:
         self._load = load
         self._say = say
         self._before: Version | None = None  # what the last look has found
+        self._in_use: Version | None = None  # the same, where that is the version in use
         self._refused: set[Version] = set()
 
     def look(self) -> None:
         """Looks once; a version that is not as it was at the last look is left alone."""
         if not self._detect.canary_share:
             return
-        labels = labels_in(self._path)
-        wanted = versions_in(self._path).get(labels[_CANARY]) if _CANARY in labels else None
-        before, self._before = self._before, wanted
         canary = self._detector.canary
-        if wanted and wanted.name == self._detector.model.version:
-            wanted = None
+        verdict = canary.verdict() if canary and self._detect.canary_auto else ""
+        if canary and verdict:
+            self._record(canary.model.version, verdict)
+        labels = labels_in(self._path)  # whoever has written them
+        wanted = self._wanted(labels)
+        before, self._before = self._before, wanted
         if canary and (not wanted or canary.model.version != wanted.name):
-            self.end("dropped")
-            canary = None
-        if canary:
-            self._judge(canary)
-        elif wanted and wanted == before and wanted not in self._refused:
+            self.end("promoted" if str(labels.get(self._label or "")) == canary.model.version else "dropped")
+        elif not canary and wanted and wanted == before and wanted not in self._refused:
             self._bring_up(wanted)
+
+    def _wanted(self, labels: Mapping[str, int]) -> Version | None:
+        """The canary; none where that is the version in use, of which one line is said."""
+        found = versions_in(self._path).get(labels[_CANARY]) if _CANARY in labels else None
+        before, self._in_use = self._in_use, None
+        if not found or found.name != self._detector.model.version:
+            return found
+        self._in_use = found
+        if before != found:
+            name = self._detector.model.metadata.name
+            self._say(
+                f"model {name}: {LABELS} calls version {found.name} canary, which is the one in use: there is no canary; "
+                "--model-version names the one to be in use beside it"
+            )
+        return None
 
     def end(self, outcome: str) -> None:
         """Ends the canary where there is one, so that there are never three versions in memory.
@@ -103,17 +120,18 @@ class CanaryWatch:
             self._refused.add(version)
             self._say(f"model {current.metadata.name}: canary {version.name} is refused: {err}")
             return
+        if not loaded:
+            return
         self._detector.try_canary(loaded)
         share, mode = self._detect.canary_share, self._detect.canary_mode
         self._say(f"model {current.metadata.name}: {share:.1%} of the images meet canary {version.name}, {mode}")
 
-    def _judge(self, canary: Canary) -> None:
-        verdict = canary.verdict() if self._detect.canary_auto else ""
-        labels = labels_in(self._path) if verdict else {}
-        if str(labels.get(_CANARY)) != canary.model.version:
-            return  # or somebody else has decided
+    def _record(self, version: str, verdict: str) -> None:
+        """Writes down what is to become of the canary, unless somebody else has done so."""
+        labels = labels_in(self._path)
+        if str(labels.get(_CANARY)) != version:
+            return
         kept = {label: number for label, number in labels.items() if label != _CANARY}
         if verdict == "promoted" and self._label:
             kept[self._label] = labels[_CANARY]
         write_file(f"{self._path}/{LABELS}", json.dumps(kept).encode())
-        self.end(verdict)

@@ -23,7 +23,7 @@ from pipeline.figures.samples import Sampler
 from pipeline.launch.streaming import line_of
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.stream.live import LiveFigures
-from tests.detect.versioned_models import HW, NEVER, look, opened_detectors, save_version, version_of
+from tests.detect.versioned_models import HW, NEVER, elsewhere, look, opened_detectors, save_version, version_of
 
 CPU = DetectConfig(batch_sizes=(1, 2), streams=2, score_threshold=0.0, canary_share=0.4)
 LIVE = dataclasses.replace(CPU, canary_mode="live")
@@ -268,12 +268,6 @@ def test_a_canary_that_agrees_gets_the_label_and_is_used(model, open_detector, c
 
 def test_a_canary_that_does_not_agree_loses_its_label(model, open_detector):
     shutil.rmtree(model / "8")
-    import tensorflow as tf
-
-    def elsewhere(images):
-        many = tf.shape(images)[0]
-        return {"boxes": tf.tile([[[0.0, 0.0, 0.1, 0.1]]], [many, 1, 1]), "scores": tf.fill([many, 1], 0.9)}
-
     save_version(model, 8, outputs=elsewhere)
     detector = open_detector(model, AUTO)
     look(detector)

@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
+from pipeline.storage.files import write_file
 from tests.tiny_models import bright_box, save_model
 
 HW = (96, 128)
@@ -45,6 +46,21 @@ def save_version(path: Path, version: int, work: int = 0, values: int = 1, outpu
     return folder
 
 
+def elsewhere(images: Any) -> dict[str, Any]:
+    """What a version computes that finds another box than the others, and is sure of it."""
+    import tensorflow as tf
+
+    many = tf.shape(images)[0]
+    return {"boxes": tf.tile([[[0.0, 0.0, 0.1, 0.1]]], [many, 1, 1]), "scores": tf.fill([many, 1], 0.9)}
+
+
+def upload_version(saved: Path, folder: Path | str, *, without: str = "") -> None:
+    """Copies a SavedModel to a folder, local or on object storage, but for files of a name."""
+    for path in saved.rglob("*"):
+        if path.is_file() and path.name != without:
+            write_file(f"{folder}/{path.relative_to(saved)}", path.read_bytes())
+
+
 def version_of(result: Any) -> str:
     """The version that has made a result, by its confidence."""
     (confidence,) = result.detections.confidences
@@ -52,11 +68,11 @@ def version_of(result: Any) -> str:
 
 
 @contextlib.contextmanager
-def opened_detectors() -> Iterator[Callable[[Path, str | None, DetectConfig], Detector]]:
+def opened_detectors() -> Iterator[Callable[[Path | str, str | None, DetectConfig], Detector]]:
     """Loads detectors that look for versions only when told to (`look`); closes them all."""
     with contextlib.ExitStack() as stack:
 
-        def load(path: Path, version: str | None, detect: DetectConfig) -> Detector:
+        def load(path: Path | str, version: str | None, detect: DetectConfig) -> Detector:
             model = ModelConfig(path=str(path), model_version=version, model_poll_s=NEVER)
             return stack.enter_context(contextlib.closing(load_detector(model, detect)))
 

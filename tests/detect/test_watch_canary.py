@@ -1,0 +1,153 @@
+"""Which version is the canary, and who decides what becomes of it: the labels beside the versions, for all processes alike."""
+
+import dataclasses
+import json
+import threading
+
+import cv2
+import numpy as np
+import pytest
+
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from pipeline.errors import ModelError
+from pipeline.records import EncodedImage, ImageRef
+from pipeline.storage.files import read_file, write_file
+from tests.detect.versioned_models import HW, elsewhere, look, opened_detectors, save_version, upload_version
+
+SHADOW = DetectConfig(batch_sizes=(1, 2), streams=2, score_threshold=0.0, canary_share=1.0)
+AUTO = dataclasses.replace(SHADOW, canary_auto=True, canary_images=10)
+
+
+def png():
+    pixels = np.zeros((*HW, 3), np.uint8)
+    pixels[20:60, 30:90] = 255
+    return cv2.imencode(".png", pixels)[1].tobytes()
+
+
+IMAGES = [EncodedImage(ImageRef(f"{n}.png"), png()) for n in range(12)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Versions 7 and 8, which agree, and 9, which finds its boxes elsewhere."""
+    folder = tmp_path_factory.mktemp("saved")
+    save_version(folder, 7), save_version(folder, 8), save_version(folder, 9, outputs=elsewhere)
+    return folder
+
+
+@pytest.fixture
+def open_detector():
+    with opened_detectors() as load:
+        yield lambda path, detect=AUTO, version="stable": load(path, version, detect)
+
+
+def label(path, **labels):
+    write_file(f"{path}/labels.json", json.dumps(labels).encode())
+
+
+def labels_of(path):
+    return json.loads(read_file(f"{path}/labels.json"))
+
+
+@pytest.mark.parametrize(("canary", "place", "outcome"), [(8, "local", "promoted"), (9, "storage", "dropped")])
+def test_of_two_processes_the_first_to_have_met_enough_decides_for_both(
+    request, saved, tmp_path, open_detector, capfd, canary, place, outcome
+):
+    """Two detectors stand for them: they share nothing but the folder of versions."""
+    path = f"{tmp_path}/detector" if place == "local" else f"gs://{request.getfixturevalue('versions_bucket').name}/detector"
+    upload_version(saved / "7", f"{path}/7")
+    upload_version(saved / str(canary), f"{path}/{canary}")
+    label(path, stable=7, canary=canary, other=7)
+    first, second = open_detector(path), open_detector(path)
+    look(first), look(second)
+    assert (first.canary.model.version, second.canary.model.version) == (str(canary), str(canary))
+    second.detect(IMAGES[:5])
+    first.detect(IMAGES)
+    first.canary_figures(30.0)
+    look(second, 1)
+    assert labels_of(path) == {"stable": 7, "canary": canary, "other": 7}  # it has met five
+    look(first, 1)
+    in_use = canary if outcome == "promoted" else 7
+    assert labels_of(path) == {"stable": in_use, "other": 7}
+    look(second)
+    look(first)
+    for detector in (first, second):
+        assert (detector.canary, detector.canary_figures().outcome) == (None, outcome)
+        assert {result.model_version for result in detector.detect(IMAGES)} == {str(in_use)}
+    said = capfd.readouterr().err
+    assert said.count(f"canary {outcome}; canary {canary}: ") == 2
+    assert said.count("canary promoted") + said.count("canary dropped") == 2
+
+
+def test_what_is_promoted_by_hand_is_promoted(saved, tmp_path, open_detector, capfd):
+    for version in (7, 8):
+        upload_version(saved / str(version), tmp_path / str(version))
+    label(tmp_path, stable=7, canary=8)
+    detector = open_detector(tmp_path, SHADOW)
+    look(detector)
+    label(tmp_path, stable=8)
+    look(detector)
+    assert (detector.canary_figures().outcome, detector.model.version) == ("promoted", "8")
+    assert "canary promoted; canary 8: 0 images" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["stable", None], ids=["labelled", "newest"])
+def test_a_canary_that_is_the_version_in_use_is_one_line(saved, tmp_path, open_detector, capfd, version):
+    """Said again only once something has changed."""
+    for number in (7, 8):
+        upload_version(saved / str(number), tmp_path / str(number))
+    label(tmp_path, stable=8, canary=8)
+    detector = open_detector(tmp_path, SHADOW, version)
+    look(detector, 3)
+    assert detector.canary is None
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line == (
+        f"model {tmp_path.name}: labels.json calls version 8 canary, which is the one in use: there is no canary; "
+        "--model-version names the one to be in use beside it"
+    )
+    if version:
+        label(tmp_path, stable=7, canary=8)
+        look(detector, 3)
+        assert (detector.model.version, detector.canary.model.version) == ("7", "8")
+        label(tmp_path, stable=8, canary=8)
+        look(detector, 3)
+        assert capfd.readouterr().err.count("labels.json calls version 8 canary") == 1
+
+
+def test_a_refused_canary_is_counted(saved, tmp_path, open_detector):
+    for number in (7, 8):
+        upload_version(saved / str(number), tmp_path / str(number))
+    (tmp_path / "8" / "saved_model.pb").write_bytes(b"junk")
+    label(tmp_path, stable=7, canary=8)
+    detector = open_detector(tmp_path)
+    look(detector, 4)
+    assert detector.counted_swaps() == {"refusals": 1}
+
+
+def test_a_job_that_ends_while_its_canary_is_loaded_has_refused_none(saved, tmp_path, open_detector, capfd):
+    for number in (7, 8):
+        upload_version(saved / str(number), tmp_path / str(number))
+    label(tmp_path, stable=7, canary=8)
+    detector = open_detector(tmp_path)
+    looking = threading.Thread(target=look, args=(detector,))
+    looking.start()
+    while not detector.watched._preparation and looking.is_alive():
+        looking.join(0.01)
+    detector.watched.close()
+    looking.join()
+    assert (capfd.readouterr().err, detector.canary, detector.counted_swaps()) == ("", None, {})
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "message"),
+    [
+        ({"model_version": "7"}, "shadow", "canary_auto: expected a label as model_version, such as stable"),
+        ({"model_version": "stable"}, "live", "canary_auto: expected canary_mode shadow"),
+        ({"model_version": "stable", "model_poll_s": 0.0}, "shadow", "canary_auto: expected a model_poll_s above 0"),
+    ],
+    ids=["pinned", "live", "not watched"],
+)
+def test_to_decide_where_nobody_can_is_refused_before_anything_is_loaded(tmp_path, model, mode, message):
+    with pytest.raises(ModelError, match=message):
+        load_detector(ModelConfig(path=str(tmp_path), **model), dataclasses.replace(AUTO, canary_mode=mode))
