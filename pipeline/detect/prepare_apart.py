@@ -42,6 +42,7 @@ class Preparation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,  # of a process that has ended, closing would try again to write what is left in a buffer
             env={**os.environ, "PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path)},
             start_new_session=True,  # Ctrl-C is for the job, which ends this then
         )
@@ -59,7 +60,6 @@ class Preparation:
         with self._process:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(self._asked)
-                self._process.stdin.flush()
             answer = self._process.stdout.read()
         if self._process.returncode:
             raise ModelError(f"model {self._folder}: the process that loads it ended with {self._process.returncode}")
