@@ -60,7 +60,7 @@ def test_a_batch_job_that_loses_a_machine_gives_the_rows_of_a_run_on_one(flink: 
 def check_figures(said: str, summary: dict) -> None:
     """How far it is shows while it works; at the end it is what the rows say, whatever was done twice."""
     shown = [int(done) for done in re.findall(r"^ *\d+ s  (\d+) of \d+ images, [\d.]+ images/s, 0 failed$", said, re.MULTILINE)]
-    assert "waiting for workers" in said and shown and 0 < shown[0] < IMAGES, said
+    assert shown and 0 < shown[0] < IMAGES, said
     assert summary["images"] == {"read": IMAGES, "detected": IMAGES, "dead": 0, "skipped": 0}
     parts = {part: summary[f"{part}_seconds"] for part in ("startup", "submission", "wall")}
     print(f"seconds told apart: {parts}")
