@@ -1,4 +1,4 @@
-"""Runs a job as `python -m pipeline.run` does; SIGKILL comes at a moment of its first bundle that `KILLED_AFTER` names."""
+"""Runs a job as `python -m pipeline.run` does; SIGKILL comes at a moment that `KILLED_AFTER` names, the first time."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ import signal
 import sys
 from typing import Any
 
+from pipeline.detect.canary import Canary
 from pipeline.run import main
 from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing
 from pipeline.stream.intake import Intake
 
-MOMENTS = {"archived": (Archive, "spool"), "published": (Publishing, "wait"), "acknowledged": (Intake, "acknowledge")}
+MOMENTS = {
+    "archived": (Archive, "spool"),
+    "published": (Publishing, "wait"),
+    "acknowledged": (Intake, "acknowledge"),
+    "judged": (Canary, "verdict"),
+}
 
 
 def _die_after(cls: type, name: str) -> None:
     """Kills this process as soon as a method that had something to do is done with it."""
     method = getattr(cls, name)
 
-    def last(self: Any, *arguments: Any) -> None:
-        had_work = bool(arguments[0] if arguments else self._open)
-        method(self, *arguments)
-        if had_work:
+    def last(self: Any, *arguments: Any) -> Any:
+        had_work = bool(arguments[0] if arguments else getattr(self, "_open", True))
+        result = method(self, *arguments)
+        if had_work and result != "":  # which is no verdict yet
             os.kill(os.getpid(), signal.SIGKILL)
+        return result
 
     setattr(cls, name, last)
 

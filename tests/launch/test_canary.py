@@ -2,13 +2,18 @@
 
 import contextlib
 import json
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
 from pipeline.records import ImageRef, identity_hash
 from tests.conftest import write_bright_image
-from tests.detect.versioned_models import save_version
+from tests.detect.versioned_models import elsewhere, save_version
+from tests.killed_job import run_job
+from tests.launch.test_batch_job import write_work
+from tests.launch.test_swaps import QUICK, rows_in, until, versions_of
 from tests.streaming_job import StreamingJob
 
 IMAGES = 10
@@ -47,3 +52,90 @@ def test_a_stream_has_a_canary_whose_figures_stand_in_its_summary(pubsub_emulato
 
 def _is_chosen(image):
     return identity_hash(f"canary {ImageRef(image['uri'], image['generation']).identity}") < 0.5 * 2**64
+
+
+AUTO = ("--model-version", "stable", "--canary-share", 1, "--canary-auto", "--canary-images", 10, *QUICK)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Version 7, which takes its time, version 8, which agrees with it, and version 9, which does not."""
+    folder = tmp_path_factory.mktemp("saved")
+    save_version(folder, 7, work=16), save_version(folder, 8), save_version(folder, 9, outputs=elsewhere)
+    return folder
+
+
+@pytest.fixture
+def on_trial(tmp_path, saved):
+    """Makes a folder of version 7, which is in use, and of a canary."""
+
+    def make(canary: int) -> Path:
+        for version in (7, canary):
+            shutil.copytree(saved / str(version), tmp_path / "detector" / str(version))
+        (tmp_path / "detector" / "labels.json").write_text(json.dumps({"stable": 7, "canary": canary}), encoding="utf-8")
+        return tmp_path / "detector"
+
+    return make
+
+
+def labels_of(model: Path) -> dict[str, int]:
+    return json.loads((model / "labels.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def batch(tmp_path):
+    """A batch job over many images: its command but for the model, and their names."""
+    write_work(tmp_path / "in")
+    command = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--streams", 1, "--intra-op-threads", 1, *AUTO]
+    return command, [str(path) for path in sorted((tmp_path / "in").iterdir())]
+
+
+def test_a_batch_job_promotes_a_canary_that_agrees(on_trial, batch, tmp_path):
+    model, (command, names), log = on_trial(8), batch, tmp_path / "log"
+    assert run_job([*command, "--model", model], log) == 0, log.read_text()
+    said = log.read_text()
+    assert labels_of(model) == {"stable": 8}, said
+    rows = rows_in(tmp_path / "out")
+    assert sorted(row["image"]["uri"] for row in rows) == names
+    assert {versions_of(row) for row in rows} == {("7", "7"), ("8", "8")}, said
+    assert said.count("model detector: canary promoted; canary 8: ") == 1
+    assert said.count("model detector: version 7 -> 8, loaded in ") == 1
+    assert "canary dropped" not in said and "Traceback" not in said
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    assert [summary["canary"][name] for name in ("version", "failed", "agreement", "outcome")] == ["8", 0, 1.0, "promoted"]
+
+
+@pytest.mark.parametrize(("canary", "outcome"), [(8, "promoted")])
+def test_a_stream_killed_between_its_decision_and_the_record_decides_again(pubsub_emulator, on_trial, tmp_path, canary, outcome):
+    """No message is lost with it."""
+    model, rows = on_trial(canary), {}
+    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
+    content = (tmp_path / "bright.png").read_bytes()
+    job = StreamingJob(pubsub_emulator, tmp_path, str(model), *AUTO, answers=False)
+
+    def publish(first: int) -> None:
+        job.publish(*((content, {"name": str(n)}) for n in range(first, first + 20)))
+
+    def answered(last: int) -> bool:
+        for message in job.take(job.detections, 1, timeout_s=2):
+            rows.setdefault(message.attributes["image_uri"], json.loads(message.data))
+        return {f"inline:{n}" for n in range(last)} <= set(rows)
+
+    with contextlib.ExitStack() as ended:
+        ended.push(job.__exit__)
+        job.start(killed_after="judged", until="of the images meet canary")
+        publish(0)
+        assert job.wait() == -signal.SIGKILL, job.output()
+        assert labels_of(model) == {"stable": 7, "canary": canary}
+        job.start(until="of the images meet canary")
+        publish(20)
+        until(lambda: answered(40) and "canary" not in labels_of(model), job.output)
+        in_use = canary if outcome == "promoted" else 7
+        assert labels_of(model) == {"stable": in_use}
+        until(lambda: in_use == 7 or "model detector: version 7 -> 8, loaded in " in job.output(), job.output)
+        publish(40)
+        until(lambda: answered(60), job.output)
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+    assert {row["model"]["version"] for name, row in rows.items() if int(name[7:]) >= 40} == {str(in_use)}
+    assert json.loads((job.archive / "summary.json").read_text(encoding="utf-8"))["canary"]["outcome"] == outcome
+    assert job.output().count(f"canary {outcome}; canary {canary}: ") == 1
