@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import multiprocessing
 import os
@@ -16,19 +17,22 @@ _PRELOADED = ["tests.killed_job", "tests.killed_imports"]
 
 
 class Moment(NamedTuple):
-    """When a job dies: at a call of a function of the pipeline.
+    """When a job dies, or gets another signal: at a call of a function of the pipeline.
 
     Attributes:
       place: `module:name` or `module:Class.name`, as the caller finds it.
       number: Which of its calls.
-      when: `before`, `after`, or `amid`: of several files to be renamed, or copied, the first half is.
+      when: `before`, `after`, or `amid`: of several files to be renamed, or copied, the first half is. `full`: no
+        space is left on the device, which it survives.
       having: Only calls count that have this in their arguments.
+      sent: The signal that it gets. One that lets it live lets the call happen.
     """
 
     place: str
     number: int = 1
     when: str = "before"
     having: str = ""
+    sent: signal.Signals = signal.SIGKILL
 
 
 def run_job(argv: Sequence[object], log: Path, moment: Moment | None = None, module: str = "pipeline.run") -> int:
@@ -74,8 +78,8 @@ def _die_at(moment: Moment) -> None:
             return function(*args, **kwargs)
         left[0] = -1
         _WHEN[moment.when](function, args, kwargs)
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("it is dead")
+        os.kill(os.getpid(), moment.sent)
+        return function(*args, **kwargs)
 
     called.__wrapped__ = function  # type: ignore[attr-defined]
     setattr(owner, name, staticmethod(called) if classes and isinstance(owner.__dict__.get(name), staticmethod) else called)
@@ -85,8 +89,13 @@ def _half(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     function(*(arg[: (len(arg) + 1) // 2] if isinstance(arg, list) else arg for arg in args), **kwargs)
 
 
+def _full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 _WHEN: dict[str, Callable[..., object]] = {
     "before": lambda function, args, kwargs: None,
     "after": lambda function, args, kwargs: function(*args, **kwargs),
     "amid": _half,
+    "full": _full,
 }

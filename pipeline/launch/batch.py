@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import time
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
@@ -40,7 +41,7 @@ from pipeline.storage.lease import leased
 from pipeline.storage.ledger import list_files_of_rows
 from pipeline.storage.results import check_output, is_of_stream
 from pipeline.storage.spools import Spool
-from pipeline.storage.staging import LEASED, held, new_staging, run_of, take_over_killed
+from pipeline.storage.staging import LEASED, held, new_staging, rows_kept, run_of, take_over_killed
 from pipeline.storage.stopping import begin_publishing, stop_from_thread
 from pipeline.write.sink import Sink
 from pipeline.write.write_files import read_written
@@ -173,7 +174,7 @@ def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float)
     steps = _steps(job, staging, model, began_at)
     steps.check()
     about = {"settings": config.as_dict(), "command": job.command, "started_at": began_at, "same": same, LEASED: True}
-    with held(staging, about):
+    with _said_what_is_kept(staging), held(staging, about):
         begun: Sequence[Checkpoint] = ()
         if job.in_process:
             take_over_killed(staging, same)
@@ -183,12 +184,24 @@ def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float)
         tally, notes = read_written(staging)
         facts = facts if job.in_process else facts.elsewhere(tally.began)
         if rows := sum(spool.lines for checkpoint in begun for _, spool in checkpoint.spools):
-            notes = (*notes, f"{rows} of them were done by a run of this command that was killed")
+            notes = (*notes, f"{rows} of them were done by a run of this command that was cut short")
         if not (tally.read or config.allow_empty):
             raise _nothing(config)
         code = _ending(config, steps.name).finish(tally, facts, run_of(staging), notes)
         tidy(staging)
         return code
+
+
+@contextlib.contextmanager
+def _said_what_is_kept(staging: str) -> Iterator[None]:
+    """Says of a run that did not come to its end what its command goes on from."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):  # what ended the run is what matters
+            if rows := rows_kept(staging):
+                print(f"{rows} images are done; the same command goes on from there", file=sys.stderr)
+        raise
 
 
 def _begun(config: Config, staging: str, model: tuple[str, str]) -> Sequence[Checkpoint]:
@@ -198,13 +211,15 @@ def _begun(config: Config, staging: str, model: tuple[str, str]) -> Sequence[Che
     only be had whole. What a stream has done since does no harm: it repeats what a job does at the same time.
     """
     spools = [spool for checkpoint in checkpoints_begun(staging) for _, spool in checkpoint.spools]
+    complete = {spool.path for spool in spools}  # a thread of a run that was stopped may just write one more
     done, doubled = _done(config, model), set[tuple[int, int]]()
     if spools and done:
         of_jobs = [file for file in list_files_of_rows(config.output) if not is_of_stream(file.path)]
         doubled = done_since(spools, of_jobs, done)
     keyed, tally = list[tuple[Any, Spool]](), Tally()
     for checkpoint in checkpoints_begun(staging):  # one by one: each may have its samples
-        if not has_any((spool for _, spool in checkpoint.spools), doubled):
+        own = [spool for _, spool in checkpoint.spools]
+        if complete.issuperset(spool.path for spool in own) and not has_any(own, doubled):
             keyed += checkpoint.spools
             tally.merge(checkpoint.counted, graph.samples_kept(config))
     return [Checkpoint(keyed, tally.as_resumed())] if keyed else []

@@ -12,8 +12,8 @@ Each step may be taken again, by a second worker at the same time, by the launch
 next run in this folder when this one was killed. So no earlier result goes before the new ones are there, and no reader ever
 finds a mixture for longer than that.
 
-A run that was killed before that leaves its checkpoints, from which the same command goes on (see `checkpoints`). They are kept
-for it, whatever else runs in the folder meanwhile, for a week.
+A run that was killed, was stopped or failed before that leaves its checkpoints, from which the same command goes on (see
+`checkpoints`). They are kept for it, whatever else runs in the folder meanwhile, for a week.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def held(staging: str, about: Mapping[str, Any]) -> Iterator[None]:
     """Makes a run's staging folder and holds it; afterwards it goes.
 
     It stays where the run's rows stand without a summary, for then nothing else says whose they are; the next run removes it.
+    And it stays with the checkpoints of a run that published nothing, for its command.
 
     Args:
       staging: The folder.
@@ -79,7 +80,7 @@ def held(staging: str, about: Mapping[str, Any]) -> Iterator[None]:
             yield
         finally:
             with contextlib.suppress(Exception):  # what ended the run is what matters; the next one looks after the rest
-                if exists(f"{staging}/{_RUN}") and (_is_told_of(staging) or not stop_publishing(staging)):
+                if exists(f"{staging}/{_RUN}") and (_is_told_of(staging) or not (stop_publishing(staging) or rows_kept(staging))):
                     remove(staging)
 
 
@@ -168,7 +169,7 @@ def remove_dead(output: str, but: str, mode: str = "") -> None:
     for staging in others(output, but):
         with _if_dead(staging) as dead:
             wanted = dead and (not mode or any(about["settings"]["mode"] == mode for about in _about(staging)))
-            if wanted and not (_goes_on(staging) and rows_in(staging) and age_s(staging) < _KEPT_SECONDS):
+            if wanted and not (rows_kept(staging) and age_s(staging) < _KEPT_SECONDS):
                 remove(staging)
 
 
@@ -187,8 +188,13 @@ def take_over_killed(staging: str, same: str) -> None:
             remove(other)
 
 
+def rows_kept(staging: str) -> int:
+    """How many rows a run that has ended has left for its command to go on from."""
+    return rows_in(staging) if _goes_on(staging) else 0
+
+
 def _goes_on(staging: str) -> bool:
-    """Whether a killed run had not come as far as to publish, so that its command can go on from its checkpoints."""
+    """Whether a run that has ended had not come as far as to publish, so that its command can go on from its checkpoints."""
     return is_introduced(staging) and not exists(f"{staging}/{_COMMIT}") and not exists(f"{staging}/{_PUBLISHED}")
 
 

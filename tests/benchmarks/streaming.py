@@ -114,16 +114,19 @@ class Bench:
         """A backlog of URIs that is there when the job starts, with the archive and without, and the batch job, alternately.
 
         The first and last tenth of the stream are not counted; the batch job's own rate leaves its start out, but not its end.
+        What the emulator and the receiver take of the same cores is stated as well.
         """
         count, rounds = (256, 1) if self._quick else (1024, 3)
-        links, rates, without, batch_rates = _many_links(make_images(SMALL), count), [], [], []
+        links, rates, without, batch_rates, beside_ms = _many_links(make_images(SMALL), count), [], [], [], []
         for _ in range(rounds):
             with self._job("--allow-uri-prefix", str(links)) as (job, receiver):
-                rates.append(self._backlog(job, receiver, links, count))
+                rate, beside = self._backlog(job, receiver, links, count)
+                rates.append(rate)
+                beside_ms.append(beside)
                 summary = _end(job)
             batch_rates.append(self._batch_rate(links))
             with self._job("--allow-uri-prefix", str(links), "--archive", "") as (job, receiver):
-                without.append(self._backlog(job, receiver, links, count))
+                without.append(self._backlog(job, receiver, links, count)[0])
                 _stop(job)
         self._rate = statistics.median(rates)
         documented = self._documented(64 if self._quick else 512)
@@ -133,6 +136,7 @@ class Bench:
             "batch_images_per_second": batch_rates,
             "share_of_batch": round(statistics.median(map(operator.truediv, rates, batch_rates)), 3),
             "without_archive_images_per_second": without,
+            "cpu_ms_an_image_of_emulator_and_receiver": round(statistics.median(beside_ms), 2),
             "with_to_without_archive": round(statistics.median(map(operator.truediv, rates, without)), 3),
             **documented,
             "times_documented": round(self._rate / documented["documented_images_per_second"], 2),
@@ -315,10 +319,13 @@ class Bench:
         assert self._rate is not None
         return self._rate
 
-    def _backlog(self, job: StreamingJob, receiver: Receiver, links: Path, count: int) -> float:
+    def _backlog(self, job: StreamingJob, receiver: Receiver, links: Path, count: int) -> tuple[float, float]:
+        """Images/s, and the CPU-ms an image of emulator and receiver."""
         self._publish_uris(job, links)
         job.start()
-        return steady_rate(receiver.wait(lambda received: len(received) >= count), count)
+        began = _cpu_seconds_beside(job)
+        received = receiver.wait(lambda received: len(received) >= count)
+        return steady_rate(received, count), (_cpu_seconds_beside(job) - began) / count * 1e3
 
     def _batch_rate(self, images: Path) -> float:
         output = BENCH / "out" / "batch_beside_streaming"
@@ -368,6 +375,13 @@ def main() -> None:
                 results[f"{what} on {runner}"] = figures = getattr(bench, what)()
                 print(f"{what} on {runner}", json.dumps(figures, indent=2), flush=True)
     (BENCH / "streaming.json").write_text(json.dumps(results, indent=2))
+
+
+def _cpu_seconds_beside(job: StreamingJob) -> float:
+    """Processor time of this process and of those that it started, but for the job."""
+    here, of_job = psutil.Process(), psutil.Process(job.pid)
+    beside = {here, *here.children(recursive=True)} - {of_job, *of_job.children(recursive=True)}
+    return sum(sum(process.cpu_times()[:2]) for process in beside)
 
 
 def _stop(job: StreamingJob) -> None:

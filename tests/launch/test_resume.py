@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import signal
 
 import pytest
 
@@ -109,9 +110,37 @@ def test_a_job_killed_at_any_moment_ends_with_the_files_of_one_that_was_not(
     assert json.loads(found["summary.json"])["images"] == {"read": IMAGES + 1, "detected": IMAGES, "dead": 1, "skipped": 0}
     assert json.loads(found["summary.json"])["resumed"] == done
     said = (tmp_path / "log").read_text()
-    assert [line for line in said.splitlines() if "that was killed" in line] == (
-        [f"  {done} of them were done by a run of this command that was killed"] if done else []
+    assert [line for line in said.splitlines() if "that was cut short" in line] == (
+        [f"  {done} of them were done by a run of this command that was cut short"] if done else []
     )
+
+
+def test_a_job_that_is_stopped_says_what_is_done_and_goes_on_from_there(place, arguments, undisturbed, tmp_path):
+    """Machines that are taken back send SIGTERM first, and who presses Ctrl-C may come back."""
+    output, read = place
+    command, log = [*arguments, "--output", output], tmp_path / "log"
+    assert run_job(command, log, IN_FOURTH._replace(sent=signal.SIGTERM)) == 130, log.read_text()
+    done, stopped = log.read_text().splitlines()[-2:]
+    assert stopped == "stopped; nothing was published"
+    kept = int(done.removesuffix(" images are done; the same command goes on from there"))
+    assert kept >= 3
+
+    assert run_job(command, log) == 0, log.read_text()
+    found = read()
+    assert without_times(found) == undisturbed
+    assert kept <= json.loads(found["summary.json"])["resumed"] <= IMAGES + 1  # what is in hand may come to its end meanwhile
+
+
+def test_a_job_that_fails_goes_on_from_what_it_had_done(place, arguments, undisturbed, tmp_path):
+    """Such as with a full disk, once there is room again."""
+    output, read = place
+    command, log = [*arguments, "--output", output], tmp_path / "log"
+    assert run_job(command, log, IN_FOURTH._replace(when="full")) == 1, log.read_text()
+    done, failed = log.read_text().splitlines()[-2:]
+    assert done == "3 images are done; the same command goes on from there"
+    assert failed.startswith("error: the job failed: OSError: [Errno 28] No space left on device")
+    assert run_job(command, log) == 0, log.read_text()
+    assert without_times(read()) == undisturbed
 
 
 def test_killed_while_checkpoints_are_copied_the_whole_ones_count(gcs_bucket, arguments, undisturbed, tmp_path):
@@ -123,7 +152,7 @@ def test_killed_while_checkpoints_are_copied_the_whole_ones_count(gcs_bucket, ar
     assert len(copies) == 2
 
     assert run_job(command, tmp_path / "log") == 0, (tmp_path / "log").read_text()
-    assert "3 of them were done by a run of this command that was killed" in (tmp_path / "log").read_text()
+    assert "3 of them were done by a run of this command that was cut short" in (tmp_path / "log").read_text()
     files = {blob.name.removeprefix("out/"): blob.download_as_bytes() for blob in gcs_bucket.list_blobs()}
     assert without_times(files) == undisturbed
 
@@ -143,7 +172,7 @@ def test_a_job_that_adds_goes_on_too_and_another_command_does_not(bright_model, 
     adds = [*arguments, tmp_path / "in", "--only-new"]
     assert run_job(adds, log, Moment(f"{STAGING}:write_file", having="ready.json")) == KILLED
     assert run_job(adds, log) == 0
-    assert "  2 of them were done by a run of this command that was killed\n" in log.read_text()
+    assert "  2 of them were done by a run of this command that was cut short\n" in log.read_text()
     assert rows_by_name(out) == ["a.png", "b.png", "c.png"]
     assert images_of(out) == {"read": 3, "detected": 2, "dead": 0, "skipped": 1}
     assert json.loads((out / "summary.json").read_text())["done_before"] == 1
@@ -168,9 +197,9 @@ def test_what_another_command_does_in_the_same_folder_costs_a_killed_one_nothing
     arguments = ["--output", output, "--model", bright_model, "--batch-sizes", 1, "--checkpoint-s", 0, "--only-new", "--input"]
     assert run_job([*arguments, folder], log, IN_FOURTH) == KILLED
     assert run_job([*arguments, tmp_path / "other"], log) == 0, log.read_text()
-    assert "killed" not in log.read_text()
+    assert "cut short" not in log.read_text()
     assert run_job([*arguments, folder], log) == 0, log.read_text()
-    assert "  3 of them were done by a run of this command that was killed\n" in log.read_text()
+    assert "  3 of them were done by a run of this command that was cut short\n" in log.read_text()
     assert json.loads(read()["summary.json"])["images"] == {"read": IMAGES + 1, "detected": IMAGES, "dead": 1, "skipped": 0}
     assert not [name for name in read() if name.startswith(".")]
 
@@ -183,7 +212,7 @@ def test_what_another_command_has_done_since_is_not_taken_from_checkpoints(place
     assert run_job([*arguments, folder], log, Moment(f"{STAGING}:write_file", having="ready.json")) == KILLED
     assert run_job([*arguments, f"{folder}/[0-3].png"], log) == 0, log.read_text()
     assert run_job([*arguments, folder], log) == 0, log.read_text()
-    assert f"  {IMAGES + 1 - 4} of them were done by a run of this command that was killed\n" in log.read_text()
+    assert f"  {IMAGES + 1 - 4} of them were done by a run of this command that was cut short\n" in log.read_text()
     assert json.loads(read()["summary.json"])["images"] == {"read": IMAGES + 1, "detected": IMAGES - 4, "dead": 1, "skipped": 4}
     rows = [line for name, content in read().items() if name.endswith(".jsonl") for line in content.splitlines()]
     assert len(rows) == len(set(rows)) == IMAGES + 1
