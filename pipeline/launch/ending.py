@@ -75,7 +75,7 @@ class Ending:
         samples, staging = [image for _, image in tally.samples], staging_of(self.results, run)
         named = {sample_name(number, image.ref.uri): image for number, image in enumerate(samples[: self.write.samples], 1)}
         if self.adds:
-            make_way(self.results, run, adds=True)
+            make_way(self.results, run)
         else:
             delete_files(f"{self.results}/{name}" for name in earlier_samples(self.results, run) if name not in named)
         for name, image in named.items():

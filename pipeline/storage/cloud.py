@@ -22,26 +22,49 @@ def storage_client() -> Iterator[Any]:
         _idle.append(client)
 
 
-def write_object(path: str, content: bytes) -> None:
+def write_object(path: str, content: bytes, *, once: bool = False) -> bool:
     """Writes a small object, `gs://…`, in one request: there is all of it or nothing.
 
     Its type is that of its ending, so that a browser shows a page from its address.
+
+    Args:
+      path: The object.
+      content: All of it.
+      once: Only where there is none; of several who do so at once, one does.
+
+    Returns:
+      Whether it is known to be written; with `once` and an answer that is lost on its way, it is and nobody knows.
     """
+    from google.api_core.exceptions import PreconditionFailed
     from google.cloud.storage.retry import DEFAULT_RETRY
 
     kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
-    bucket, _, name = path.removeprefix("gs://").partition("/")
+    only_if: dict[str, Any] = {"if_generation_match": 0} if once else {}
     with storage_client() as client:
-        # made again after a failure whether or not it was made: the content is the same
-        client.bucket(bucket).blob(name).upload_from_string(content, content_type=kind, retry=DEFAULT_RETRY)
+        try:
+            # made again after a failure whether or not it was made: the content is the same
+            _blob(client, path).upload_from_string(content, content_type=kind, retry=DEFAULT_RETRY, **only_if)
+        except PreconditionFailed:
+            return False
+    return True
+
+
+def delete_object(path: str, generation: str) -> None:
+    """Deletes an object, `gs://…`, of just this generation; none is no error."""
+    from google.api_core.exceptions import NotFound, PreconditionFailed
+
+    with storage_client() as client, contextlib.suppress(NotFound, PreconditionFailed):
+        _blob(client, path).delete(if_generation_match=int(generation))
 
 
 def read_range(path: str, start: int, end: int) -> bytes:
     """The bytes of an object, `gs://…`, from `start` to before `end`: one request for just these."""
-    bucket, _, name = path.removeprefix("gs://").partition("/")
     with storage_client() as client:
         # no checksum: it is one of the whole object
-        content: bytes = (
-            client.bucket(bucket).blob(name).download_as_bytes(start=start, end=end - 1, raw_download=True, checksum=None)
-        )
+        content: bytes = _blob(client, path).download_as_bytes(start=start, end=end - 1, raw_download=True, checksum=None)
     return content
+
+
+def _blob(client: Any, path: str) -> Any:
+    bucket, _, name = path.removeprefix("gs://").partition("/")
+    return client.bucket(bucket).blob(name)

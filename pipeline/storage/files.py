@@ -14,9 +14,9 @@ from typing import Any
 from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
-from pipeline.storage.cloud import read_range, write_object
+from pipeline.storage.cloud import delete_object, read_range, write_object
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.places import GS
+from pipeline.storage.places import GS, generation_of
 
 UNFINISHED = ".staging-"  # begins the name of every file and folder that no reader should look at; so it is hidden as well
 _AS_IT_IS = "uncompressed"  # Beam would gzip by a file's ending otherwise
@@ -46,6 +46,16 @@ def write_file(path: str, content: bytes, staging: str = "") -> None:
         file.write(content)
     make_folder(folder)
     FileSystems.rename([staged], [path])
+
+
+def write_once(path: str, content: bytes) -> bool:
+    """Writes a whole file where none has its name; whether it did. On Cloud Storage, of several at once just one does."""
+    if path.startswith(GS):
+        return write_object(path, content, once=True)
+    if exists(path):
+        return False
+    write_file(path, content)
+    return True
 
 
 def read_file(path: str) -> bytes:
@@ -109,6 +119,21 @@ def delete_files(paths: Iterable[str]) -> None:
             FileSystems.delete([escape_glob(path)])
 
 
+def delete_as_they_were(generations: Mapping[str, str]) -> None:
+    """Deletes files unless somebody has overwritten them meanwhile.
+
+    Args:
+      generations: Path -> its generation (see `places.generation_of`).
+    """
+    for path, generation in generations.items():
+        if generation_of(path) != generation:
+            continue
+        if path.startswith(GS):
+            delete_object(path, generation)
+        else:
+            delete_files([path])
+
+
 def exists(path: str) -> bool:
     """Whether a file is there."""
     found: bool = FileSystems.exists(path)
@@ -122,22 +147,27 @@ def move_files(names: Mapping[str, str]) -> None:
       names: Path -> new path.
 
     Raises:
-      FileNotFoundError: A file is neither there nor has it its new name already.
+      FileNotFoundError: A file is neither there nor has it its new name already; none was moved.
       BeamIOError: Storage fails.
     """
     for folder in {posixpath.dirname(final) for final in names.values()}:
         make_folder(folder)
-    for _ in range(2):  # what another one moves meanwhile fails here, and is not there the second time
+    before: dict[str, str] = {}
+    while True:
         left = {path: final for path, final in names.items() if exists(path)}
+        # in this order: what another one moves meanwhile has its new name before it loses the old one
+        missing = [final for path, final in names.items() if path not in left and not exists(final)]
+        if missing:
+            raise FileNotFoundError(
+                f"{missing[0]} is neither in staging nor under its name; did somebody remove the staging folder?"
+            )
         try:
             FileSystems.rename(list(left), list(left.values()))
-            break
-        except BeamIOError:
-            if left == {path: final for path, final in names.items() if exists(path)}:
+            return
+        except BeamIOError:  # for what another one has moved meanwhile, and which is not there the next time
+            if left == before:
                 raise
-    missing = [final for final in names.values() if not exists(final)]
-    if missing:
-        raise FileNotFoundError(f"{missing[0]} is neither in staging nor under its name; did somebody remove the staging folder?")
+            before = left
 
 
 def make_folder(folder: str) -> None:

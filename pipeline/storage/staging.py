@@ -2,15 +2,18 @@
 
 A run gathers its files in `<output>/.staging-<run>/`, which it holds while it lives, and touches no other run's. To publish is
 
-    1. `commit.json` is written there: from now on the results are complete, and will have their names, whatever happens
+    1. `commit.json` is written there, once: from now on the results are complete, and will have their names, whatever happens
     2. each file gets its name
     3. what the run takes the place of goes: files of the same command that are not among the new ones, or all with `--replace`;
        none where it adds to others. What stands beside the rows makes way (see `beside`)
-    4. `commit.json` becomes `published.json`
+    4. `published.json` is written
 
 Each step may be taken again, by a second worker at the same time, by the launcher when a signal has stopped the runner, or by the
 next run in this folder when this one was killed. So no earlier result goes before the new ones are there, and no reader ever
 finds a mixture for longer than that.
+
+Of several attempts the first that commits decides for all: which files, and which ones go for them, as they were then. So one
+that was paused, and goes on when others have published since, moves and removes nothing that is theirs.
 
 A run that was killed, was stopped or failed before that leaves its checkpoints, from which the same command goes on (see
 `checkpoints`). They are kept for it, whatever else runs in the folder meanwhile, for a week.
@@ -24,17 +27,27 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.alive import age_s, alive, if_dead
-from pipeline.storage.beside import make_way
+from pipeline.storage.beside import in_the_way, make_way
 from pipeline.storage.checkpoints import rows_in, take_over
-from pipeline.storage.files import delete_files, exists, list_files, move_files, read_file, write_file
+from pipeline.storage.files import (
+    delete_as_they_were,
+    delete_files,
+    exists,
+    list_files,
+    move_files,
+    read_file,
+    write_file,
+    write_once,
+)
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.locks import one_at_a_time
+from pipeline.storage.places import generation_of
 from pipeline.storage.results import INDEX, STAGING, StagedFile, list_rows, read_summary, run_of_rows
 from pipeline.storage.stopping import begin_publishing, confirm_publishing
 
@@ -98,8 +111,14 @@ def _is_told_of(staging: str) -> bool:
     return bool(read_summary(output_of(staging)).get("run") == run_of(staging))
 
 
-def publish(staging: str, files: Sequence[StagedFile]) -> None:
-    """Gives a run's files their names, and removes what an earlier run left.
+def publish(staging: str, files: Sequence[StagedFile], *, again: bool = False) -> None:
+    """Gives a run's files their names, and removes what an earlier run left; those of the first attempt that came so far.
+
+    Args:
+      staging: The run's folder.
+      files: All of its files.
+      again: Whether jobs follow each other in this folder, as those of one template do: what an earlier one has published there
+        is then no attempt at the same.
 
     Raises:
       OutputError: The run was stopped.
@@ -109,13 +128,16 @@ def publish(staging: str, files: Sequence[StagedFile]) -> None:
     confirm_publishing()
     begin_publishing()
     output = output_of(staging)
-    names = row_bytes([[file.staged.removeprefix(f"{output}/"), file.final] for file in files])
-    write_file(f"{staging}/{_READY}", names)
+    names = [[file.staged.removeprefix(f"{output}/"), file.final] for file in files]
+    if again and exists(f"{staging}/{_PUBLISHED}") and not any(name in _committed(staging)["names"] for name in names):
+        delete_files([f"{staging}/{_COMMIT}", f"{staging}/{_PUBLISHED}"])
+    told = row_bytes({"names": names, "gone": _gone(staging, [final for _, final in names])})
+    write_file(f"{staging}/{_READY}", told)
     # Who stops a run writes `stopped` and then looks for ready.json; here it is the other way round. So at least one of the two
     # sees the other, whatever their order, and a run is never half stopped and half published.
     if exists(f"{staging}/{_STOPPED}") or not exists(f"{staging}/{_RUN}"):
         raise OutputError(f"output {output}: this run was stopped before its results were complete")
-    write_file(f"{staging}/{_COMMIT}", names)
+    _commit(staging, told)
     finish_publishing(staging)
 
 
@@ -124,7 +146,7 @@ def stop_publishing(staging: str) -> bool:
     stopped_before = exists(f"{staging}/{_STOPPED}")
     write_file(f"{staging}/{_STOPPED}", b"")
     if exists(f"{staging}/{_READY}") and not stopped_before and not exists(f"{staging}/{_PUBLISHED}"):
-        write_file(f"{staging}/{_COMMIT}", read_file(f"{staging}/{_READY}"))
+        _commit(staging, read_file(f"{staging}/{_READY}"))
     return finish_publishing(staging)
 
 
@@ -135,19 +157,31 @@ def finish_publishing(staging: str) -> bool:
     """
     output = output_of(staging)
     with one_at_a_time(output):
+        if exists(f"{staging}/{_PUBLISHED}"):
+            return True
         if not exists(f"{staging}/{_COMMIT}"):
-            return exists(f"{staging}/{_PUBLISHED}")
-        names, settings = json.loads(read_file(f"{staging}/{_COMMIT}")), _settings(staging)
-        if settings.get("only_new"):
-            make_way(output, run_of(staging), adds=True)  # first, for COCO files have the same names
+            return False
+        told = _committed(staging)
+        if _settings(staging).get("only_new"):
+            make_way(output, run_of(staging))  # first, for COCO files have the same names
         for is_index in (False, True):  # one that gets its name has its rows beside it
-            of_kind = [(staged, final) for staged, final in names if final.startswith(f"{INDEX}/") is is_index]
+            of_kind = [(staged, final) for staged, final in told["names"] if final.startswith(f"{INDEX}/") is is_index]
             move_files({f"{output}/{staged}": f"{output}/{final}" for staged, final in of_kind})
-        if not settings.get("only_new"):
-            make_way(output, run_of(staging), adds=False)
-            _remove_earlier(output, settings, {final for _, final in names})
-        move_files({f"{staging}/{_COMMIT}": f"{staging}/{_PUBLISHED}"})
+        delete_as_they_were({f"{output}/{name}": generation for name, generation in told["gone"].items()})
+        write_file(f"{staging}/{_PUBLISHED}", b"")
         return True
+
+
+def _commit(staging: str, told: bytes) -> None:
+    """Says what is published and what goes for it, unless that was said."""
+    with one_at_a_time(output_of(staging)):
+        write_once(f"{staging}/{_COMMIT}", told)
+
+
+def _committed(staging: str) -> dict[str, Any]:
+    """What `_commit` said; versions before this one told the names alone."""
+    told = json.loads(read_file(f"{staging}/{_COMMIT}"))
+    return told if isinstance(told, dict) else {"names": told, "gone": _gone(staging, [final for _, final in told])}
 
 
 def finish_dead(output: str) -> None:
@@ -245,12 +279,18 @@ def _about(staging: str) -> Iterator[dict[str, Any]]:
         yield json.loads(read_file(f"{staging}/{_RUN}"))
 
 
-def _remove_earlier(output: str, settings: Mapping[str, Any], new: set[str]) -> None:
-    """Removes the files of the runs whose place one takes; never one that this program did not write, and never a new one."""
-    stale = set(list_rows(output).of_batch) - new
+def _gone(staging: str, new: Collection[str]) -> dict[str, str]:
+    """The files of the runs whose place a run takes, with their generations: what this program wrote, and never a new one."""
+    output, settings = output_of(staging), _settings(staging)
+    if settings.get("only_new"):
+        return {}
+    stale = set(list_rows(output).of_batch) - {*new}
     if not settings.get("write", {}).get("replace"):
         stale = {name for name in stale if run_of_rows(name) in {"", *map(run_of_rows, new)}}
-    delete_files(f"{output}/{name}" for name in sorted(stale))
+    # the summary, which says of its run what else is to go, is the last of them
+    names = [*sorted(stale), *in_the_way(output, run_of(staging))]
+    generations = {name: generation_of(f"{output}/{name}") for name in names}
+    return {name: generation for name, generation in generations.items() if generation}
 
 
 def _settings(staging: str) -> Mapping[str, Any]:

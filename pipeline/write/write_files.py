@@ -39,7 +39,7 @@ from pipeline.storage.results import (
     shard_name,
 )
 from pipeline.storage.spools import Spool, merge_lines, merge_spools
-from pipeline.storage.staging import finish_dead, introduce, output_of, publish
+from pipeline.storage.staging import finish_dead, finish_publishing, introduce, output_of, publish
 from pipeline.write.sink import Results, Sink
 from pipeline.write.spool_rows import BY_ROWS, Shard, Spooled, SpoolRows
 from pipeline.write.write_coco import GroundTruth, read_ground_truth, write_coco
@@ -119,7 +119,9 @@ class WriteFiles(Sink):
         finished = spools | "GatherShards" >> beam.GroupByKey() | "FinishShards" >> beam.FlatMap(self._finish)
 
         end = results.counted.pipeline | "End" >> beam.Impulse()
-        return end | "Publish" >> beam.Map(self._publish, AsIter(finished), AsIter(tallies))
+        # apart, so that nothing that is done again once files have their names reads them where they were
+        coco = [AsIter(end | "WriteCoco" >> beam.FlatMap(self._write_coco, AsIter(finished)))] if self.write.coco else []
+        return end | "Publish" >> beam.Map(self._publish, AsIter(finished), AsIter(tallies), *coco)
 
     def _begun(self, pipeline: beam.Pipeline, checkpoints: Sequence[Checkpoint]) -> Spooled:
         """What is spooled already, as if it were now."""
@@ -156,22 +158,28 @@ class WriteFiles(Sink):
                 write(read_lines(f"{attempt}/{name}.jsonl"), f"{attempt}/{name}.{ending}")
                 yield StagedFile(f"{attempt}/{name}.{ending}", f"{name}.{ending}")
 
-    def _publish(self, _end: bytes, finished: Iterable[StagedFile], tallies: Iterable[Tally]) -> None:
+    def _publish(
+        self,
+        _end: bytes,
+        finished: Iterable[StagedFile],
+        tallies: Iterable[Tally],
+        coco: Iterable[StagedFile | str] = (),
+    ) -> None:
+        if self.launched and finish_publishing(self.staging):
+            return  # an attempt before this one came so far: its files are the run's, and what it counted
         tally = merge_tallies(tallies, self.samples)
-        notes: tuple[str, ...] = ()
+        notes = [note for note in coco if isinstance(note, str)]
         files: list[StagedFile] = []
         if tally.read:  # the results of an earlier run outlive one that found no input
             files = list(finished)
             if not self.settings.get("only_new"):  # which adds no files that say nothing
                 files += self._empty_shards({file.final for file in files})
-            if self.write.coco:
-                coco, notes = self._write_coco(file.staged for file in files if _is_rows(file))
-                files += coco
-        write_file(f"{self.staging}/{_WRITTEN}", pickle.dumps(Written(tally, notes)))
+            files += [file for file in coco if isinstance(file, StagedFile)]
+        write_file(f"{self.staging}/{_WRITTEN}", pickle.dumps(Written(tally, tuple(notes))))
         if not self.launched:
             introduce(self.staging, {"settings": self.settings})
         if files:
-            publish(self.staging, files)
+            publish(self.staging, files, again=not self.launched)
 
     def _empty_shards(self, written: set[str]) -> Iterator[StagedFile]:
         """Files for shards that got no row."""
@@ -183,11 +191,14 @@ class WriteFiles(Sink):
                 if f"{name}.jsonl" not in written:
                     yield from self._write_shard(name, ())
 
-    def _write_coco(self, shards: Iterable[str]) -> tuple[list[StagedFile], tuple[str, ...]]:
+    def _write_coco(self, _end: bytes, finished: Iterable[StagedFile]) -> Iterator[StagedFile | str]:
+        """Makes the COCO files of all rows; gives them, and what is to be said of them."""
         attempt = f"{self.staging}/{uuid.uuid4().hex}"
+        shards = (file.staged for file in finished if _is_rows(file))
         left_out = write_coco(merge_lines(shards, f"{attempt}/merge"), attempt, self._ground_truth())
-        notes = (f"coco/ leaves out {left_out} images that {self.write.coco_ground_truth} does not name",) if left_out else ()
-        return [StagedFile(f"{attempt}/{name}", name) for name in (COCO_RESULTS, COCO_IMAGES)], notes
+        yield from (StagedFile(f"{attempt}/{name}", name) for name in (COCO_RESULTS, COCO_IMAGES))
+        if left_out:
+            yield f"coco/ leaves out {left_out} images that {self.write.coco_ground_truth} does not name"
 
     def _ground_truth(self) -> GroundTruth | None:
         return read_ground_truth(self.write.coco_ground_truth) if self.write.coco and self.write.coco_ground_truth else None

@@ -1,0 +1,206 @@
+"""Attempts at publishing the same run, one after the other, at once, and too late: what stands in the folder is one's, and stays.
+
+A runner that lost a worker begins a step again elsewhere, and the lost one may go on later, in the middle of what it did. So each
+moment is tried at which an attempt asks the disk or Cloud Storage for a change.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import stat
+import sys
+
+import pytest
+
+from pipeline.storage import cloud
+from pipeline.storage.files import list_files, read_file, write_file
+from pipeline.storage.results import StagedFile
+from pipeline.storage.staging import finish_publishing, held, new_staging, output_of, publish, remove, run_of
+from tests.storage.test_staging import CHANGES
+
+NAMES = [
+    "detections/detections-00000-of-00002.jsonl",
+    "detections/detections-00001-of-00002.jsonl",
+    "index/detections-00000-of-00002.parquet",
+]
+EARLIER = ["detections/detections-00000-of-00001.jsonl", "report.html", "samples/001-a.jpg"]
+_ASKS = (b"POST ", b"PUT ", b"PATCH ")  # removals are asked for on a condition, which the emulators do not honour
+
+
+@pytest.fixture(params=["disk", "disk without locks", "usual emulator", "strict emulator"])
+def output(request, tmp_path, monkeypatch):
+    if "disk" not in request.param:
+        bucket = request.getfixturevalue("gcs_bucket" if request.param == "usual emulator" else "strict_gcs_bucket")
+        return f"gs://{bucket.name}/out"
+    if "without" in request.param:
+        flock = fcntl.flock
+
+        def refuse(file, how):
+            if stat.S_ISDIR(os.fstat(file if isinstance(file, int) else file.fileno()).st_mode):
+                raise OSError(errno.ENOLCK, "no locks for folders")
+            flock(file, how)
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    return f"{tmp_path}/out"
+
+
+def before_change(number, act, changes):
+    """Calls `act` before this process asks for its `number`-th change to a disk or to Cloud Storage."""
+    left = [number]
+
+    def count(event, args):
+        on_disk = event in changes and (event != "open" or "w" in str(args[1]))
+        if on_disk or (event == "http.client.send" and bytes(args[1][:8]).startswith(_ASKS)):
+            left[0] -= 1
+            if not left[0]:
+                act()
+
+    sys.addaudithook(count)
+
+
+def disturbed(number, do, how, meanwhile=lambda: None, changes=CHANGES):
+    """Does something in a process that gets a signal before its `number`-th change; False where that does not come.
+
+    Where the signal stops it, it goes on after `meanwhile`.
+    """
+    child = os.fork()
+    if child == 0:
+        cloud._idle.clear()  # their connections are another process's
+        before_change(number, lambda: os.kill(os.getpid(), how), changes)
+        try:
+            do()
+        finally:
+            os._exit(0)
+    status = os.waitpid(child, os.WUNTRACED)[1]
+    if not os.WIFSTOPPED(status):
+        return os.waitstatus_to_exitcode(status) == -how
+    try:
+        meanwhile()
+    finally:
+        os.kill(child, signal.SIGCONT)
+        os.waitpid(child, 0)
+    return True
+
+
+def staged(staging, names, content):
+    for name in names:
+        write_file(f"{staging}/attempt/{name}", content)
+    return [StagedFile(f"{staging}/attempt/{name}", name) for name in names]
+
+
+def write_earlier(output, run, content):
+    """What a run leaves."""
+    for name in EARLIER:
+        write_file(f"{output}/{name}", content)
+    summary = {"images": {}, "config": {}, "mode": "batch", "run": run, "samples": ["samples/001-a.jpg"]}
+    write_file(f"{output}/summary.json", json.dumps(summary).encode())
+
+
+def visible(output):
+    paths = {path: path[len(output) + 1 :] for path in list_files(f"{output}/**")}
+    return {name: read_file(path) for path, name in paths.items() if not name.startswith(".")}
+
+
+def begun(output):
+    """A run with all of its files staged, in a folder that holds an earlier one: its staging folder, and they."""
+    write_earlier(output, "before", b"earlier")
+    staging = new_staging(output)
+    write_file(f"{staging}/run.json", b'{"settings":{"write":{"replace":true}}}')
+    return staging, staged(staging, NAMES, b"new")
+
+
+def test_who_comes_after_one_that_died_between_any_two_changes_finishes_it(output):
+    number = 0
+    while True:
+        number += 1
+        staging, files = begun(output)
+        killed = disturbed(number, lambda: publish(staging, files), signal.SIGKILL)  # noqa: B023
+        publish(staging, files)
+        assert visible(output) == dict.fromkeys(NAMES, b"new"), number
+        publish(staging, files)
+        assert finish_publishing(staging)
+        assert visible(output) == dict.fromkeys(NAMES, b"new"), number
+        remove(staging)
+        if not killed:
+            break
+    assert number > 8
+
+
+def test_who_comes_too_late_changes_nothing_of_what_others_have_published_since(output):
+    """It was paused before any of its changes; meanwhile another attempt, and then another run, came to their ends.
+
+    A disk with locks has all others wait for it. One without cannot remove a file on a condition: between its look at that file
+    and the removal it must not be paused. (Cloud Storage can, but the emulators do not.)
+    """
+    changes = [change for change in CHANGES if change != "os.remove"]
+    if output.startswith("/") and not _without_locks(output):
+        pytest.skip("a disk with locks")
+    number = 0
+    while True:
+        number += 1
+        staging, files = begun(output)
+        found = {}
+
+        def others():
+            publish(staging, files)  # noqa: B023
+            write_earlier(output, run_of(staging), b"summary of the new")  # noqa: B023
+            remove(staging)  # noqa: B023
+            after = new_staging(output)
+            with held(after, {"settings": {"write": {"replace": True}}}):
+                publish(after, staged(after, [EARLIER[0], *NAMES], b"later"))
+                write_earlier(output, run_of(after), b"later")
+            found.update(visible(output))  # noqa: B023
+
+        paused = disturbed(number, lambda: publish(staging, files), signal.SIGSTOP, others, changes)  # noqa: B023
+        if not paused:
+            break
+        assert sorted(found) == sorted([*EARLIER, *NAMES, "summary.json"])
+        assert visible(output) == found, number
+        remove(staging)
+    assert number > 8
+
+
+def _without_locks(folder):
+    os.makedirs(folder, exist_ok=True)
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX)
+    except OSError:
+        return True
+    finally:
+        os.close(place)
+    return False
+
+
+def test_of_two_attempts_with_files_of_their_own_the_first_decides(output):
+    """As when a job begins again from its start while a worker of before goes on: never some of one and some of the other."""
+    number = 0
+    other = ["detections/detections-00000-of-00001.jsonl", "index/detections-00000-of-00001.parquet"]
+    while True:
+        number += 1
+        staging, files = begun(output)
+        again = [StagedFile(file.staged.replace("/attempt/", "/again/"), file.final) for file in staged(staging, other, b"again")]
+        for file, written in zip(again, staged(staging, other, b"again"), strict=True):
+            write_file(file.staged, read_file(written.staged))
+        killed = disturbed(number, lambda: publish(staging, files), signal.SIGKILL)  # noqa: B023
+        publish(staging, again)
+        assert visible(output) in (dict.fromkeys(NAMES, b"new"), dict.fromkeys(other, b"again")), number
+        remove(staging)
+        if not killed:
+            break
+    assert visible(output) == dict.fromkeys(NAMES, b"new")
+
+
+def test_jobs_of_one_template_share_a_folder_and_each_publishes_its_files(output):
+    staging, files = begun(output)
+    publish(staging, files, again=True)
+    publish(staging, files, again=True)  # the same one again
+    assert visible(output) == dict.fromkeys(NAMES, b"new")
+    next_files = [StagedFile(file.staged.replace("/attempt/", "/next/"), file.final) for file in files]
+    for file in next_files:
+        write_file(file.staged, b"next")
+    publish(staging, next_files, again=True)
+    assert visible(output) == dict.fromkeys(NAMES, b"next")
+    assert output_of(staging) == output

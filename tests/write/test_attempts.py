@@ -1,0 +1,89 @@
+"""A step of the writing that is done twice, in part or at once, as by a runner that lost a worker: the files are those of one."""
+
+import itertools
+import signal
+
+import pytest
+
+from pipeline.config import WriteConfig
+from pipeline.figures.summary import Tally
+from pipeline.records import detection_row, row_bytes
+from pipeline.storage.results import DETECTIONS
+from pipeline.storage.spools import Spooler
+from pipeline.storage.staging import introduce, new_staging, output_of, remove
+from pipeline.write import write_files
+from pipeline.write.spool_rows import BY_ROWS, Shard
+from pipeline.write.write_files import WriteFiles, read_written
+from tests.storage.test_attempts import disturbed, visible
+from tests.write.test_write_files import detected
+
+NAMES = [f"{n}.jpg" for n in range(25)]
+TALLY = Tally(read=len(NAMES))
+
+
+@pytest.fixture(params=["disk", "usual emulator", "strict emulator"])
+def output(request, tmp_path, monkeypatch):
+    monkeypatch.setattr(write_files, "ROWS_PER_SHARD", 10)
+    if request.param == "disk":
+        return f"{tmp_path}/out"
+    bucket = request.getfixturevalue("gcs_bucket" if request.param == "usual emulator" else "strict_gcs_bucket")
+    return f"gs://{bucket.name}/out"
+
+
+def begun(output):
+    """A job whose rows are spooled: its writing, and what comes into the next step."""
+    staging = new_staging(output)
+    introduce(staging, {"settings": {}})
+    spooler = Spooler(f"{staging}/spool")
+    for name in NAMES:
+        list(spooler.add(Shard(DETECTIONS, 0, BY_ROWS), row_bytes(detection_row(detected(name))) + b"\n"))
+    spools = [spool for _, spool in spooler.flush()]
+    return WriteFiles(staging, {}, WriteConfig(parquet=True, tfrecord=True, coco=True)), (Shard(DETECTIONS, 0, BY_ROWS), spools)
+
+
+def publish(sink, files, coco):
+    sink._publish(b"", files, [TALLY], coco)
+
+
+@pytest.fixture
+def undisturbed(tmp_path, monkeypatch):
+    monkeypatch.setattr(write_files, "ROWS_PER_SHARD", 10)
+    sink, shard = begun(f"{tmp_path}/undisturbed")
+    files = list(sink._finish(shard))
+    publish(sink, files, list(sink._write_coco(b"", files)))
+    return visible(output_of(sink.staging))
+
+
+def test_two_attempts_at_the_same_shards_side_by_side_do_not_disturb_each_other(output, undisturbed):
+    sink, shard = begun(output)
+    both = list(zip(sink._finish(shard), sink._finish(shard), strict=True))  # a file of the one, then of the other
+    assert not {one.staged for one, _ in both} & {other.staged for _, other in both}
+    mixed = [pair[number % 2] for number, pair in enumerate(both)]  # whichever of the two ended first
+    publish(sink, mixed, list(sink._write_coco(b"", mixed)))
+    assert visible(output) == undisturbed
+
+
+def test_publishing_that_died_between_any_two_changes_is_finished_by_the_next_attempt(output, undisturbed):
+    """It gets what the first one got; none of it has to lie where it lay then."""
+    for number in itertools.count(1):
+        sink, shard = begun(output)
+        files = list(sink._finish(shard))
+        coco = list(sink._write_coco(b"", files))
+        killed = disturbed(number, lambda: publish(sink, files, coco), signal.SIGKILL)  # noqa: B023
+        publish(sink, files, coco)
+        assert visible(output) == undisturbed, number
+        assert read_written(sink.staging).tally == TALLY
+        remove(sink.staging)
+        if not killed:
+            break
+    assert number > 8
+
+
+def test_a_job_that_begins_again_from_its_start_once_it_has_published_leaves_that_as_it_is(output, undisturbed):
+    """One that leaves out what is done finds all of it done then, by itself; what it counts is not what the run did."""
+    sink, shard = begun(output)
+    files = list(sink._finish(shard))
+    publish(sink, files, list(sink._write_coco(b"", files)))
+    sink._publish(b"", [], [Tally(read=len(NAMES), skipped=len(NAMES))], [])
+    assert visible(output) == undisturbed
+    assert read_written(sink.staging).tally == TALLY
