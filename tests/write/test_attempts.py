@@ -21,13 +21,12 @@ NAMES = [f"{n}.jpg" for n in range(25)]
 TALLY = Tally(read=len(NAMES))
 
 
-@pytest.fixture(params=["disk", "usual emulator", "strict emulator"])
+@pytest.fixture(params=["disk", "storage"])
 def output(request, tmp_path, monkeypatch):
     monkeypatch.setattr(write_files, "ROWS_PER_SHARD", 10)
     if request.param == "disk":
         return f"{tmp_path}/out"
-    bucket = request.getfixturevalue("gcs_bucket" if request.param == "usual emulator" else "strict_gcs_bucket")
-    return f"gs://{bucket.name}/out"
+    return f"gs://{request.getfixturevalue('gcs_bucket').name}/out"
 
 
 def begun(output):
