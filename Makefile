@@ -15,7 +15,7 @@ FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
 CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-backfill demo-flink test test-flink flink check format lint types fuzz bench bench-darknet bench-peers prism lock clean
+.PHONY: help demo demo-streaming demo-backfill demo-flink test test-flink test-spark flink spark check format lint types fuzz bench bench-darknet bench-peers prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ test: $(READY) $(PRISM) $(FAKE_GCS) ## Pass the tests (TEST_PROCESSES side by si
 
 test-flink: $(READY) flink ## Pass the tests that need a Flink cluster, TaskManagers killed among them; a quarter of an hour
 	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers -p no:cacheprovider' tests/flink
+
+test-spark: $(READY) spark ## Pass the tests that need Spark: a batch job on it; a minute
+	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers -p no:cacheprovider' tests/spark
 
 check: format lint types test ## All that CI runs: format, lint, types, tests
 
@@ -104,12 +107,15 @@ $(PRISM) $(FAKE_GCS):
 FLINK := .tools/flink/.ready
 flink: $(FLINK) ## Get Flink and Beam's job server for it; needs a JDK and Maven
 
-$(FLINK): deploy/flink/pom.xml
+SPARK := .tools/spark/.ready
+spark: $(SPARK) ## Get Beam's job server for Spark 3, with a Spark in it; needs a JDK and Maven
+
+$(FLINK) $(SPARK): .tools/%/.ready: deploy/%/pom.xml
 	@mkdir -p $(dir $@)
 	@if command -v mvn >/dev/null && command -v javac >/dev/null; then \
-	  echo "fetching Flink" && rm -rf $(dir $@)lib && mvn --quiet --batch-mode --file $< dependency:copy-dependencies -DincludeScope=runtime \
+	  echo "fetching the jars of deploy/$*" && rm -rf $(dir $@)lib && mvn --quiet --batch-mode --file $< dependency:copy-dependencies -DincludeScope=runtime \
 	    -DoutputDirectory=$(abspath $(dir $@)lib) && touch $@; \
-	else echo "no Flink: install a JDK (17) and Maven; tests that need it are skipped"; fi
+	else echo "no jars of deploy/$*: install a JDK (17) and Maven; tests that need them are skipped"; fi
 
 lock: ## Resolve requirements.lock anew
 	$(BIN)/python -m pip install --quiet uv

@@ -1,0 +1,1 @@
+"""A batch job on Spark: `make test-spark`."""
