@@ -125,7 +125,7 @@ def test_who_comes_after_one_that_died_between_any_two_changes_finishes_it(outpu
         remove(staging)
         if not killed:
             break
-    assert number > 8
+    assert number > 5
 
 
 def test_who_comes_too_late_changes_nothing_of_what_others_have_published_since(output):
@@ -159,7 +159,7 @@ def test_who_comes_too_late_changes_nothing_of_what_others_have_published_since(
         assert sorted(found) == sorted([*EARLIER, *NAMES, "summary.json"])
         assert visible(output) == found, number
         remove(staging)
-    assert number > 8
+    assert number > 5
 
 
 def _without_locks(folder):
