@@ -11,12 +11,11 @@ import os
 import signal
 import stat
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from pipeline.storage import cloud
-from pipeline.storage.files import list_files, read_file, write_file, write_once
+from pipeline.storage.files import list_files, read_file, write_file
 from pipeline.storage.results import StagedFile
 from pipeline.storage.staging import finish_publishing, held, new_staging, output_of, publish, remove, run_of
 from tests.storage.test_staging import CHANGES
@@ -30,10 +29,8 @@ EARLIER = ["detections/detections-00000-of-00001.jsonl", "report.html", "samples
 _ASKS = (b"POST ", b"PUT ", b"PATCH ")  # removals are asked for on a condition, which the emulators do not honour
 
 
-@pytest.fixture(params=["disk", "disk without locks", "storage"])
+@pytest.fixture(params=["disk", "disk without locks"])
 def output(request, tmp_path, monkeypatch):
-    if "disk" not in request.param:
-        return f"gs://{request.getfixturevalue('gcs_bucket').name}/out"
     if "without" in request.param:
         flock = fcntl.flock
 
@@ -128,6 +125,10 @@ def test_who_comes_after_one_that_died_between_any_two_changes_finishes_it(outpu
     assert number > 5
 
 
+def test_on_storage_too_who_comes_after_one_that_died_finishes_it(gcs_bucket):
+    test_who_comes_after_one_that_died_between_any_two_changes_finishes_it(f"gs://{gcs_bucket.name}/out")
+
+
 def test_who_comes_too_late_changes_nothing_of_what_others_have_published_since(output):
     """It was paused before any of its changes; meanwhile another attempt, and then another run, came to their ends.
 
@@ -191,14 +192,6 @@ def test_of_two_attempts_with_files_of_their_own_the_first_decides(output):
         if not killed:
             break
     assert visible(output) == dict.fromkeys(NAMES, b"new")
-
-
-def test_of_many_who_write_a_file_once_one_does(strict_gcs_bucket):
-    path = f"gs://{strict_gcs_bucket.name}/out/commit.json"
-    with ThreadPoolExecutor(8) as pool:
-        did = list(pool.map(lambda n: write_once(path, b"%d" % n), range(8)))
-    assert did.count(True) == 1
-    assert read_file(path) == b"%d" % did.index(True)
 
 
 def test_jobs_of_one_template_share_a_folder_and_each_publishes_its_files(output):

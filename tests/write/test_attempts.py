@@ -21,12 +21,10 @@ NAMES = [f"{n}.jpg" for n in range(25)]
 TALLY = Tally(read=len(NAMES))
 
 
-@pytest.fixture(params=["disk", "storage"])
-def output(request, tmp_path, monkeypatch):
+@pytest.fixture
+def output(tmp_path, monkeypatch):
     monkeypatch.setattr(write_files, "ROWS_PER_SHARD", 10)
-    if request.param == "disk":
-        return f"{tmp_path}/out"
-    return f"gs://{request.getfixturevalue('gcs_bucket').name}/out"
+    return f"{tmp_path}/out"
 
 
 def begun(output):
