@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -131,14 +132,20 @@ class StreamingJob:
 
 
 class CuttableProxy:
-    """A TCP proxy whose connections can be cut, and that refuses new ones until mended."""
+    """A TCP proxy whose connections can be cut, and that refuses new ones until mended.
 
-    def __init__(self, upstream: str):
+    Args:
+      upstream: `host:port`.
+      answers_late_s: How much later answers come, as from far away; what is asked goes through at once.
+    """
+
+    def __init__(self, upstream: str, answers_late_s: float = 0.0):
         import socket
 
         host, port = upstream.split(":")
         self._upstream = (host, int(port))
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._answers_late_s = answers_late_s
         self._open: list[socket.socket] = []
         self._cut = False
         self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -165,18 +172,29 @@ class CuttableProxy:
                 continue
             far = socket.create_connection(self._upstream)
             self._open += [near, far]
-            for source, target in ((near, far), (far, near)):
-                threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
+            for source, target, late_s in ((near, far, 0.0), (far, near, self._answers_late_s)):
+                coming: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+                threading.Thread(target=_receive, args=(source, coming, late_s), daemon=True).start()
+                threading.Thread(target=_send, args=(coming, target), daemon=True).start()
 
-    def _forward(self, source: Any, target: Any) -> None:
+
+def _receive(source: Any, coming: queue.SimpleQueue[tuple[float, bytes]], late_s: float) -> None:
+    content = b"any"
+    while content:
         try:
-            while content := source.recv(1 << 16):
-                target.sendall(content)
+            content = source.recv(1 << 16)
         except OSError:
-            pass  # cut
-        finally:
-            _shut(source)
-            _shut(target)
+            content = b""  # cut
+        coming.put((time.monotonic() + late_s, content))
+    _shut(source)
+
+
+def _send(coming: queue.SimpleQueue[tuple[float, bytes]], target: Any) -> None:
+    with contextlib.suppress(OSError):  # cut
+        while (next_ := coming.get())[1]:
+            time.sleep(max(0.0, next_[0] - time.monotonic()))
+            target.sendall(next_[1])
+    _shut(target)
 
 
 def _shut(connection: Any) -> None:

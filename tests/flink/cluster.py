@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,7 +20,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.launch.prism import WITH_PARENT
 from tests.conftest import REPO
@@ -59,6 +60,13 @@ class FlinkMissing(Exception):
     """Flink cannot run here; the message says what is missing."""
 
 
+class Kill(NamedTuple):
+    """How long after a checkpoint's end it was, and how long that checkpoint had taken."""
+
+    after_ms: float
+    checkpoint_ms: float
+
+
 class FlinkCluster:
     """A running cluster.
 
@@ -91,10 +99,9 @@ class FlinkCluster:
             self.start_taskmanager(number)
         self.start_job_server()
         self.wait_for_taskmanagers(TASKMANAGERS)
-        _wait_until(lambda: _listens(self._job_port), "the job server to listen")
 
     def start_job_server(self) -> None:
-        """Starts Beam's job server."""
+        """Starts Beam's job server, and waits until it listens."""
         ports = (f"--job-port={self._job_port}", f"--artifact-port={self._artifact_port}")
         self._start(
             "jobserver",
@@ -106,6 +113,7 @@ class FlinkCluster:
             "--job-host=127.0.0.1",
             f"--artifacts-dir={self.folder}/artifacts",
         )
+        _wait_until(lambda: _listens(self._job_port), "the job server to listen")
 
     def start_taskmanager(self, number: int) -> None:
         """Starts a TaskManager, of a number that none has that runs."""
@@ -118,8 +126,8 @@ class FlinkCluster:
         for name in names:
             self._processes.pop(name).wait()
 
-    def kill_at_checkpoint(self, *names: str) -> float:
-        """Kills processes as soon as the next checkpoint is completed; returns how many milliseconds after that."""
+    def kill_at_checkpoint(self, *names: str, after_ms: float) -> Kill:
+        """Kills processes so long after the next checkpoint is completed."""
         with (self.folder / "logs" / "jobmanager.log").open("rb") as log:
             log.seek(0, os.SEEK_END)
             end = time.monotonic() + START_SECONDS
@@ -128,9 +136,14 @@ class FlinkCluster:
                     raise TimeoutError(f"no checkpoint within {START_SECONDS:g} s")
                 if not line:
                     time.sleep(0.002)
-        self.kill(*names)
         said = datetime.datetime.strptime(line.split()[0].decode(), "%H:%M:%S.%f").time()
-        return (datetime.datetime.now() - datetime.datetime.combine(datetime.date.today(), said)).total_seconds() * 1e3
+        completed = datetime.datetime.combine(datetime.date.today(), said)
+        time.sleep(max(0.0, after_ms / 1e3 - (datetime.datetime.now() - completed).total_seconds()))
+        killed_ms = (datetime.datetime.now() - completed).total_seconds() * 1e3
+        self.kill(*names)
+        took = re.search(rb"checkpointDuration=(\d+) ms", line)
+        assert took, line
+        return Kill(killed_ms, float(took[1]))
 
     def log(self, name: str) -> str:
         """What a process has said so far."""
