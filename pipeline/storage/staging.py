@@ -81,7 +81,7 @@ def held(staging: str, about: Mapping[str, Any]) -> Iterator[None]:
     """Makes a run's staging folder and holds it; afterwards it goes.
 
     It stays where the run's rows stand without a summary, for then nothing else says whose they are; the next run removes it.
-    And it stays with the checkpoints of a run that published nothing, for its command.
+    And it stays with the checkpoints of a run that was cut short before it published, for its command.
 
     Args:
       staging: The folder.
@@ -89,12 +89,19 @@ def held(staging: str, about: Mapping[str, Any]) -> Iterator[None]:
     """
     with alive(staging):
         introduce(staging, about)
+        cut_short = True
         try:
             yield
+            cut_short = False
         finally:
             with contextlib.suppress(Exception):  # what ended the run is what matters; the next one looks after the rest
-                if exists(f"{staging}/{_RUN}") and (_is_told_of(staging) or not (stop_publishing(staging) or rows_kept(staging))):
+                if exists(f"{staging}/{_RUN}") and (_is_told_of(staging) or not _is_needed(staging, cut_short)):
                     remove(staging)
+
+
+def _is_needed(staging: str, cut_short: bool) -> bool:
+    """Whether a run that has ended has published, and then it is done with it now; or left what its command goes on from."""
+    return stop_publishing(staging) or (cut_short and rows_kept(staging) > 0)
 
 
 def introduce(staging: str, about: Mapping[str, Any]) -> None:
