@@ -28,7 +28,10 @@ def stream(flink: FlinkCluster, _pubsub_process, tmp_path, bright_model):
 
 
 def test_a_stream_that_is_left_found_and_stopped_under_load_goes_on_without_loss_or_repeat(stream, flink):
-    """The savepoint keeps which images have had a result; what was in hand comes again, and is known by it."""
+    """The savepoint keeps which images have had a result; what was in hand comes again, and is known by it.
+
+    The job server may go away meanwhile; by another one the job is found again.
+    """
     job, uris = stream.job, [stream.image(str(number)) for number in range(IMAGES)]
     job.start(flags=("--detach",), until="runs without this launcher")
     assert job.wait() == 0
@@ -36,8 +39,11 @@ def test_a_stream_that_is_left_found_and_stopped_under_load_goes_on_without_loss
     assert flink.jobs() == [found]
     checkpoints = flink.ask(f"/jobs/{found}/checkpoints/config")
     assert (checkpoints["interval"], checkpoints["min_pause"], checkpoints["max_concurrent"]) == (5000, 1000, 1)
+    flink.kill("jobserver")
     stream.publish(uris[:1], RATE)
     stream.take(150)
+    assert set(stream.answers) == set(uris[:1])
+    flink.start_job_server()
 
     publishing = threading.Thread(target=stream.publish, args=(uris, RATE))
     publishing.start()
