@@ -46,7 +46,7 @@ test: $(READY) $(PRISM) $(FAKE_GCS) ## Pass the tests (TEST_PROCESSES side by si
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
 
 test-flink: $(READY) flink ## Pass the tests that need a Flink cluster, TaskManagers killed among them; a quarter of an hour
-	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers -p no:cacheprovider' tests/flink
+	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers -p no:cacheprovider' --timeout 600 tests/flink
 
 test-spark: $(READY) spark ## Pass the tests that need Spark: a batch job on it; a minute
 	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers -p no:cacheprovider' tests/spark
