@@ -158,7 +158,7 @@ class Failing:
     ("output", "reason"),
     [
         (ModelFailed("no"), "model_failed"),
-        (Output({"boxes": np.full((1, 4), np.nan, np.float32), "scores": np.ones(1, np.float32)}), "bad_output"),
+        (Output({"boxes": np.zeros((1, 3), np.float32), "scores": np.ones(1, np.float32)}), "bad_output"),
     ],
     ids=["fails", "gives no detections"],
 )

@@ -49,10 +49,10 @@ def without_run(names) -> list[str]:
     return sorted(re.sub(r"-[0-9a-f]{8}(-\d{8}T\d{6}Z)?(-\d{5}-of)", r"\2", name) for name in names)
 
 
-def write_work(folder: Path) -> None:
+def write_work(folder: Path, images: int = WORK_IMAGES) -> None:
     """Images enough for a second or more of work: one, under many names."""
     write_bright_image(folder / "0.jpg", (1200, 900), (10, 10, 300, 300))
-    for n in range(1, WORK_IMAGES):
+    for n in range(1, images):
         os.link(folder / "0.jpg", folder / f"{n}.jpg")
 
 

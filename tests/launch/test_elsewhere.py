@@ -11,6 +11,7 @@ from pipeline.launch.prism import running_prism
 from tests.conftest import REPO, without_progress, write_bright_image
 from tests.launch.test_batch_job import WORK_IMAGES, needs_prism, rows_of, write_work
 
+IMAGES = 4 * WORK_IMAGES  # more than a few seconds of work: so often is told how far it is
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 
 # the command line, with a line of progress every 0.2 s; at the end, whether the launcher has loaded what a model needs
@@ -39,18 +40,18 @@ def counts_shown(err: str) -> list[tuple[int, int]]:
 
 @pytest.mark.timeout(400)
 def test_processes_detect_and_the_launcher_loads_nothing_but_says_how_far_they_are(tmp_path, bright_model):
-    write_work(tmp_path / "in")
+    write_work(tmp_path / "in", IMAGES)
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
     code, out, err = launch(*arguments, *TWO_PROCESSES)
     assert code == 0, err
     assert "launcher loaded TensorFlow: False" in out
     assert "waiting for workers" in err
     shown = counts_shown(err)
-    assert shown == sorted(shown) and 0 < shown[0][0] < WORK_IMAGES == shown[0][1], err
-    assert len(rows_of(tmp_path / "out")) == WORK_IMAGES
+    assert shown == sorted(shown) and 0 < shown[0][0] < IMAGES == shown[0][1], err
+    assert len(rows_of(tmp_path / "out")) == IMAGES
 
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["images"] == {"read": WORK_IMAGES, "detected": WORK_IMAGES, "dead": 0, "skipped": 0}
+    assert summary["images"] == {"read": IMAGES, "detected": IMAGES, "dead": 0, "skipped": 0}
     assert summary["submission_seconds"] > 0
     assert re.search(r"images/s in [\d.]+ s after [\d.]+ s of start-up and [\d.]+ s of submission\n", out)
 

@@ -58,7 +58,7 @@ def test_a_signal_while_results_get_their_names_does_not_lose_them(place, hooked
 
 
 def test_a_signal_before_the_first_file_has_its_name_stops_the_job(hooked, tmp_path, run_job, bright_model):
-    """Then nothing of this run is published, and what an earlier one published stays."""
+    """Then nothing of this run is published, and what an earlier one published stays; the same command goes on from its rows."""
     write_images(tmp_path / "in")
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
@@ -67,8 +67,13 @@ def test_a_signal_before_the_first_file_has_its_name_stops_the_job(hooked, tmp_p
 
     code, stdout, stderr = run_job(*arguments, env=hooked("open:/detections/detections-"))
 
-    assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; nothing was published\n")
+    said = "4 images are done; the same command goes on from there\nstopped; nothing was published\n"
+    assert (code, stdout, stderr) == (128 + signal.SIGINT, "", said)
     assert [len(rows_of(out, kind)) for kind in ("detections", "dead_letters")] == [4, 1]
+
+    code, stdout, stderr = run_job(*arguments)
+    assert (code, stderr) == (0, "") and "  4 of them were done by a run of this command that was cut short\n" in stdout
+    assert [len(rows_of(out, kind)) for kind in ("detections", "dead_letters")] == [4, 0]
     assert not list(out.glob(".*"))
 
 
