@@ -133,8 +133,8 @@ def _job(counter: str, argv: Sequence[str]) -> int:
     warm_up = BatchedModel.warm_up
     warm: set[int] = set()
 
-    def warmed_up(self: BatchedModel) -> None:
-        warm_up(self)
+    def warmed_up(self: BatchedModel, *, at_once: bool = True) -> None:
+        warm_up(self, at_once=at_once)
         warm.add(id(self))
 
     def counted(self: BatchedModel, images: Sequence[object]) -> object:
