@@ -6,14 +6,16 @@ machine's temporary folder, which the system takes back when the process ends.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import itertools
 import os
 import tempfile
-from typing import IO
+from pathlib import Path
+
+from pipeline.storage.locks import if_unlocked
 
 _MOST = 64  # processes that a GPU may have
-_held: list[IO[bytes]] = []  # for as long as this process lives
+_held = contextlib.ExitStack()  # for as long as this process lives
 
 
 def take_gpu(gpus: int) -> int:
@@ -28,14 +30,10 @@ def take_gpu(gpus: int) -> int:
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         for turn, number in itertools.product(range(_MOST), range(gpus)):
-            lock = open(os.path.join(folder, f"{number}-{turn}"), "wb")  # noqa: SIM115  held for life
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.close()
-                continue
-            _held.append(lock)
-            return number
+            path = Path(folder, f"{number}-{turn}")
+            path.touch()
+            if _held.enter_context(if_unlocked(str(path))):
+                return number
     except OSError:  # no temporary folder that knows locks
         pass
     return 0
