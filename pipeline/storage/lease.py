@@ -99,7 +99,6 @@ def leased(
     claims = CloudClaims(output) if output.startswith(GS) else LocalClaims(output)
     _take(claims, claim, output, wait_s)
     gone = TakenOverError(f"output {output}: another run took over while nothing was heard of this one; nothing was published")
-
     told = threading.Event()
 
     def confirm() -> None:
@@ -117,12 +116,8 @@ def leased(
             _fence(staging_of(output, dead.run))
         with asked_before_publishing(confirm), claims.kept(claim, stop):
             yield
-    except KeyboardInterrupt as err:
-        if told.is_set():
-            raise gone from err
-        raise
-    except Exception as err:
-        if told.is_set() or _is_lost(claims, claim):
+    except (KeyboardInterrupt, Exception) as err:
+        if told.is_set() or (isinstance(err, Exception) and _is_lost(claims, claim)):
             raise gone from err
         raise
     finally:
