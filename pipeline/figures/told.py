@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.storage.files import list_files, make_folder, read_file, write_file
 from pipeline.storage.globs import escape_glob
+from pipeline.storage.renewed import keep_renewing
 from pipeline.storage.staging import is_introduced
 
 TELL_SECONDS = 3.0
@@ -44,7 +45,7 @@ class Teller:
         """Tells now, and from now on every few seconds."""
         self.tell()
         _tellers.append(self)
-        threading.Thread(target=self._keep_telling, name="telling figures", daemon=True).start()
+        keep_renewing("telling figures", TELL_SECONDS, self._tell_again, threading.Event())
 
     def tell(self) -> None:
         """Tells what has changed; nothing where the run's folder is gone."""
@@ -53,14 +54,12 @@ class Teller:
             if content != self._told and _write(self._path, content):
                 self._told = content
 
-    def _keep_telling(self) -> None:
-        while True:
-            time.sleep(TELL_SECONDS)
-            with contextlib.suppress(Exception):  # storage may fail for a while
-                if not is_introduced(self._staging):
-                    _tellers.remove(self)
-                    return
-                self.tell()
+    def _tell_again(self) -> bool:
+        if not is_introduced(self._staging):
+            _tellers.remove(self)
+            return False
+        self.tell()
+        return True
 
 
 def tell_all() -> None:
