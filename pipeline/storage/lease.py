@@ -23,7 +23,7 @@ from pipeline.storage.claims_cloud import CloudClaims
 from pipeline.storage.files import make_folder
 from pipeline.storage.locks import if_unlocked, locked_file, one_at_a_time
 from pipeline.storage.places import GS
-from pipeline.storage.staging import is_introduced, output_of, run_of, staging_of, stop_publishing
+from pipeline.storage.staging import fence, output_of, run_of, staging_of
 from pipeline.storage.stopping import asked_before_publishing
 
 _FILE = ".lease-"
@@ -107,13 +107,13 @@ def leased(
             raise gone
 
     def stop() -> None:
-        _fence(staging)
+        fence(staging)
         told.set()
         lost()
 
     try:
         for dead in claims.expired:
-            _fence(staging_of(output, dead.run))
+            fence(staging_of(output, dead.run))
         with asked_before_publishing(confirm), claims.kept(claim, stop):
             yield
     except (KeyboardInterrupt, Exception) as err:
@@ -135,12 +135,6 @@ def _take(claims: CloudClaims | LocalClaims, claim: Claim, output: str, wait_s: 
             print(f"waiting: output {output}: {other}", file=sys.stderr, flush=True)
             said = True
         time.sleep(min(claims.poll_seconds, left))
-
-
-def _fence(staging: str) -> None:
-    """Keeps a run from publishing, whatever process of it is at that; before it is introduced none can be."""
-    if is_introduced(staging):
-        stop_publishing(staging)
 
 
 def _is_lost(claims: CloudClaims | LocalClaims, claim: Claim) -> bool:

@@ -19,6 +19,7 @@ Whatever else lies there belongs to somebody else: it is read like any input, ne
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -211,15 +212,24 @@ def check_output(output: str, write: bool = True) -> None:
             _check_local_folder(output)
             return
         make_folder(output)
-        with create(probe) as file:
-            file.write(b"probe")
-        delete_files([probe])
+        _write_and_delete(probe)
     except OutputError:
         raise
     except Exception as err:
         raise OutputError(
             f"output {output}: expected a folder that can be written, but: {' '.join(str(err).split())[:300]}"
         ) from err
+
+
+def _write_and_delete(path: str) -> None:
+    try:
+        with create(path) as file:
+            file.write(b"probe")
+        delete_files([path])
+    except KeyboardInterrupt:
+        with contextlib.suppress(Exception):  # that it was stopped is what matters
+            delete_files([path])
+        raise
 
 
 def _check_local_folder(output: str) -> None:

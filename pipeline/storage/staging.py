@@ -157,6 +157,18 @@ def stop_publishing(staging: str) -> bool:
     return finish_publishing(staging)
 
 
+def fence(staging: str) -> None:
+    """Keeps another run from publishing, whatever process of it is at that; before it is introduced none can be.
+
+    It may end meanwhile, and remove its folder. That takes `run.json` first and `stopped` after it, so what is written here goes
+    with the rest, or it is seen here that the run has ended.
+    """
+    if is_introduced(staging):
+        stop_publishing(staging)
+        if not is_introduced(staging):
+            remove(staging)
+
+
 def finish_publishing(staging: str) -> bool:
     """Does what is left of a publishing that was begun; False where none was, and nothing has happened.
 
@@ -246,8 +258,8 @@ def remove(staging: str) -> None:
         shutil.rmtree(staging, ignore_errors=True)
         return
     last = [f"{staging}/{_RUN}", f"{staging}/{_STOPPED}"]  # killed within, it is still known as dead; and never does it publish
-    paths = list_files(f"{escape_glob(staging)}/**")
-    delete_files([*(path for path in paths if path not in last), *(path for path in last if path in paths)])
+    delete_files(path for path in list_files(f"{escape_glob(staging)}/**") if path not in last)
+    delete_files(last)  # `stopped` may have come since; see `fence`
 
 
 def others(output: str, but: str = "") -> list[str]:

@@ -82,8 +82,8 @@ def assert_published(output):
     assert visible(output) == {**dict.fromkeys(NEW, b"new"), **dict.fromkeys(STRANGERS, b"old")}
 
 
-def dies_at(number, do):
-    """Does something in a process of its own that is killed before its `number`-th change to the disk: whether it was."""
+def dies_at(number, do, by=signal.SIGKILL):
+    """Does something in a process of its own, with a signal before its `number`-th change to the disk: whether that ended it."""
     child = os.fork()
     if child == 0:
         left = [number]
@@ -92,14 +92,17 @@ def dies_at(number, do):
             if event in CHANGES and (event != "open" or "w" in str(args[1])):
                 left[0] -= 1
                 if not left[0]:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), by)
 
         sys.addaudithook(count)
         try:
             do()
+        except KeyboardInterrupt:
+            signal.signal(by, signal.SIG_DFL)
+            os.kill(os.getpid(), by)
         finally:
             os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -by
 
 
 def test_what_an_earlier_run_left_goes_and_what_others_put_there_stays(output):

@@ -1,8 +1,10 @@
 """Rows become files that are all there or not there at all, and the same for the same input."""
 
 import io
+import itertools
 import json
 import os
+import signal
 from pathlib import Path
 
 import apache_beam as beam
@@ -23,6 +25,7 @@ from pipeline.storage.staging import held, new_staging
 from pipeline.write import write_files
 from pipeline.write.sink import Results
 from pipeline.write.write_files import WriteFiles, read_written
+from tests.storage.test_staging import dies_at
 
 NO_DEAD_LETTERS = "dead_letters/dead_letters-00000-of-00001.jsonl"
 NAMES = ["a.jpg", "b.jpg", "ä\udc80.jpg", "<b>.jpg", *(f"{n}.jpg" for n in range(40))]
@@ -148,6 +151,13 @@ class TestCheckOutput:
         assert os.listdir(tmp_path) == []
         check_output(f"{tmp_path}/new[1]/deep")
         assert os.listdir(tmp_path / "new[1]" / "deep") == []
+
+    def test_one_that_is_stopped_at_any_moment_leaves_nothing(self, tmp_path):
+        stopped = itertools.takewhile(
+            lambda number: dies_at(number, lambda: check_output(str(tmp_path)), by=signal.SIGINT), itertools.count(1)
+        )
+        left = [os.listdir(tmp_path) for _ in stopped]
+        assert len(left) > 2 and not any(left)
 
     @pytest.mark.parametrize("write", [True, False])
     @pytest.mark.parametrize("place", ["file", "file/deep", "nosuchscheme://x"])
