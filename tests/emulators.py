@@ -26,7 +26,7 @@ import pytest
 from pipeline.launch.prism import WITH_PARENT
 from pipeline.storage import cloud
 
-START_SECONDS = 60
+START_SECONDS = 90.0
 PUBSUB_MISSING = (
     "Google's Pub/Sub emulator is not installed; get it with `gcloud components install pubsub-emulator` "
     "or `apt-get install google-cloud-cli-pubsub-emulator default-jre-headless`"
@@ -111,8 +111,8 @@ def running_pubsub_emulator() -> Iterator[PubSubEmulator]:
     """
     quiet = ["-Xmx3g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]  # it shares its cores with what is measured
     command = ["java", *quiet, "-jar", str(_pubsub_jar()), "--host=127.0.0.1"]
-    port = _free_port()
-    with _process([*command, f"--port={port}"], port):
+    (port,) = free_ports(1)
+    with running_server([*command, f"--port={port}"], port):
         yield PubSubEmulator(host=f"127.0.0.1:{port}")
 
 
@@ -125,7 +125,7 @@ def running_gcs_emulator() -> Iterator[str]:
     """
     if importlib.util.find_spec("gcp_storage_emulator") is None:
         raise EmulatorMissing(GCS_MISSING)
-    port = _free_port()
+    (port,) = free_ports(1)
     command = [
         sys.executable,
         "-m",
@@ -136,7 +136,7 @@ def running_gcs_emulator() -> Iterator[str]:
         "--in-memory",
         "--quiet",
     ]
-    with _process(command, port):
+    with running_server(command, port):
         yield f"http://127.0.0.1:{port}"
 
 
@@ -150,10 +150,10 @@ def running_strict_gcs_emulator() -> Iterator[str]:
     server = shutil.which("fake-gcs-server", path=f"{_TOOLS}{os.pathsep}{os.environ.get('PATH', '')}")
     if server is None:
         raise EmulatorMissing(STRICT_GCS_MISSING)
-    port = _free_port()
+    (port,) = free_ports(1)
     place = f"127.0.0.1:{port}"
     command = [server, "-backend=memory", "-scheme=http", "-host=127.0.0.1", f"-port={port}", f"-public-host={place}"]
-    with _process([*command, "-log-level=error"], port):
+    with running_server([*command, "-log-level=error"], port):
         yield f"http://{place}"
 
 
@@ -225,31 +225,48 @@ def _or_skip(emulator: contextlib.AbstractContextManager[Any]) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _process(command: list[str], port: int) -> Iterator[None]:
-    """Runs a server in a process group of its own until the block ends."""
-    server = subprocess.Popen(
-        ["/bin/sh", "-c", WITH_PARENT, "sh", *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+def running_server(command: list[str], port: int, log: Path | None = None, cwd: Path | None = None) -> Iterator[None]:
+    """Runs a server in a process group of its own until the block ends; it ends with this process, however that ends.
+
+    Args:
+      command: Its command.
+      port: Where it listens once it can be used.
+      log: Where what it says goes; default: nowhere.
+      cwd: Where it runs; default: here.
+    """
+    with open(log or os.devnull, "ab") as said:
+        server = subprocess.Popen(
+            ["/bin/sh", "-c", WITH_PARENT, "sh", *command],
+            cwd=cwd,
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
     try:
-        _wait_for_port(server, port)
+        _wait_for_port(server, port, log)
         yield
     finally:
         _end_group(server)
 
 
-def _wait_for_port(server: subprocess.Popen[bytes], port: int) -> None:
+def _wait_for_port(server: subprocess.Popen[bytes], port: int, log: Path | None) -> None:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         if server.poll() is not None:
-            raise RuntimeError(f"{server.args!r} ended with exit code {server.returncode} before it answered")
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            said = f": {log.read_text(errors='replace')[-2000:]}" if log else ""
+            raise RuntimeError(f"{server.args!r} ended with exit code {server.returncode} before it answered{said}")
+        if listens(port):
             return
         time.sleep(0.05)
     raise RuntimeError(f"{server.args!r} did not answer on port {port} within {START_SECONDS} s")
+
+
+def listens(port: int) -> bool:
+    """Whether something on this machine listens at a port."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 def _end_group(server: subprocess.Popen[bytes]) -> None:
@@ -282,10 +299,13 @@ def _pubsub_jar() -> Path:
     return jars[-1]
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at, each another one."""
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in listeners]
 
 
 @contextlib.contextmanager

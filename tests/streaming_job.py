@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -129,6 +130,33 @@ class StreamingJob:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+
+
+class InlineImages:
+    """One image under many names, each in a message of a job, and the rows that come for them.
+
+    Args:
+      job: The job.
+      content: The image.
+
+    Attributes:
+      rows: The first row of each, by the image's URI, `inline:<number>`.
+    """
+
+    def __init__(self, job: StreamingJob, content: bytes):
+        self._job = job
+        self._content = content
+        self.rows: dict[str, Any] = {}
+
+    def publish(self, numbers: range) -> None:
+        """Publishes the images of these numbers."""
+        self._job.publish(*((self._content, {"name": str(number)}) for number in numbers))
+
+    def answered(self, last: int) -> bool:
+        """Takes what has come; whether there is a row for each image below a number."""
+        for message in self._job.take(self._job.detections, 1, timeout_s=2):
+            self.rows.setdefault(message.attributes["image_uri"], json.loads(message.data))
+        return {f"inline:{number}" for number in range(last)} <= set(self.rows)
 
 
 class CuttableProxy:

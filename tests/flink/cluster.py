@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 
 from pipeline.launch.prism import WITH_PARENT
 from tests.conftest import REPO
+from tests.emulators import free_ports, listens
 
 TASKMANAGERS = 2
 START_SECONDS = 90.0
@@ -78,7 +78,7 @@ class FlinkCluster:
 
     def __init__(self, folder: Path):
         self.folder = folder.absolute()
-        self._rpc_port, rest_port, self._job_port, self._artifact_port, self._expansion_port = _free_ports(5)
+        self._rpc_port, rest_port, self._job_port, self._artifact_port, self._expansion_port = free_ports(5)
         self.rest = f"http://127.0.0.1:{rest_port}"
         self.job_endpoint = f"127.0.0.1:{self._job_port}"
         self._settings = {
@@ -113,7 +113,7 @@ class FlinkCluster:
             "--job-host=127.0.0.1",
             f"--artifacts-dir={self.folder}/artifacts",
         )
-        _wait_until(lambda: _listens(self._job_port), "the job server to listen")
+        _wait_until(lambda: listens(self._job_port), "the job server to listen")
 
     def start_taskmanager(self, number: int) -> None:
         """Starts a TaskManager, of a number that none has that runs."""
@@ -222,10 +222,15 @@ def running_flink(folder: Path) -> Iterator[FlinkCluster]:
 
 def job_flags(flink: FlinkCluster, **environment: str) -> list[str]:
     """The flags of a job on a cluster; each TaskManager starts its workers, with these variables in their environment."""
+    place = [f"--job_endpoint={flink.job_endpoint}", f"--flink_master={flink.rest.removeprefix('http://')}"]
+    return [*place, *worker_flags(**environment)]
+
+
+def worker_flags(**environment: str) -> list[str]:
+    """The flags of a job whose workers are processes of this Python, which `deploy/flink/worker` starts."""
     given = {"PIPELINE_PYTHON": sys.executable, "NO_GCE_CHECK": "true", "TF_CPP_MIN_LOG_LEVEL": "2", **environment}
     worker = json.dumps({"command": str(_DEPLOY / "worker"), "env": given})
-    place = [f"--job_endpoint={flink.job_endpoint}", f"--flink_master={flink.rest.removeprefix('http://')}"]
-    return [*place, "--environment_type=PROCESS", f"--environment_config={worker}"]
+    return ["--environment_type=PROCESS", f"--environment_config={worker}"]
 
 
 def _wait_until(is_so: Any, what: str) -> None:
@@ -234,17 +239,3 @@ def _wait_until(is_so: Any, what: str) -> None:
         if time.monotonic() > end:
             raise TimeoutError(f"waited {START_SECONDS:g} s for {what}")
         time.sleep(0.1)
-
-
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [int(listener.getsockname()[1]) for listener in listeners]

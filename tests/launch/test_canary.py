@@ -14,7 +14,7 @@ from tests.detect.versioned_models import elsewhere, save_version
 from tests.killed_job import run_job
 from tests.launch.test_batch_job import write_work
 from tests.launch.test_swaps import QUICK, rows_in, until, versions_of
-from tests.streaming_job import StreamingJob
+from tests.streaming_job import InlineImages, StreamingJob
 
 IMAGES = 10
 
@@ -108,34 +108,25 @@ def test_a_batch_job_promotes_a_canary_that_agrees(on_trial, batch, tmp_path):
 @pytest.mark.parametrize(("canary", "outcome"), [(8, "promoted")])
 def test_a_stream_killed_between_its_decision_and_the_record_decides_again(pubsub_emulator, on_trial, tmp_path, canary, outcome):
     """No message is lost with it."""
-    model, rows = on_trial(canary), {}
+    model = on_trial(canary)
     write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
-    content = (tmp_path / "bright.png").read_bytes()
     job = StreamingJob(pubsub_emulator, tmp_path, str(model), *AUTO, answers=False)
-
-    def publish(first: int) -> None:
-        job.publish(*((content, {"name": str(n)}) for n in range(first, first + 20)))
-
-    def answered(last: int) -> bool:
-        for message in job.take(job.detections, 1, timeout_s=2):
-            rows.setdefault(message.attributes["image_uri"], json.loads(message.data))
-        return {f"inline:{n}" for n in range(last)} <= set(rows)
-
+    images = InlineImages(job, (tmp_path / "bright.png").read_bytes())
     with contextlib.ExitStack() as ended:
         ended.push(job.__exit__)
         job.start(killed_after="judged", until="of the images meet canary")
-        publish(0)
+        images.publish(range(0, 20))
         assert job.wait() == -signal.SIGKILL, job.output()
         assert labels_of(model) == {"stable": 7, "canary": canary}
         job.start(until="of the images meet canary")
-        publish(20)
-        until(lambda: answered(40) and "canary" not in labels_of(model), job.output)
+        images.publish(range(20, 40))
+        until(lambda: images.answered(40) and "canary" not in labels_of(model), job.output)
         in_use = canary if outcome == "promoted" else 7
         assert labels_of(model) == {"stable": in_use}
         until(lambda: in_use == 7 or "model detector: version 7 -> 8, loaded in " in job.output(), job.output)
-        publish(40)
-        until(lambda: answered(60), job.output)
+        images.publish(range(40, 60))
+        until(lambda: images.answered(60), job.output)
         assert job.signal(signal.SIGTERM) == 0, job.output()
-    assert {row["model"]["version"] for name, row in rows.items() if int(name[7:]) >= 40} == {str(in_use)}
+    assert {row["model"]["version"] for name, row in images.rows.items() if int(name[7:]) >= 40} == {str(in_use)}
     assert json.loads((job.archive / "summary.json").read_text(encoding="utf-8"))["canary"]["outcome"] == outcome
     assert job.output().count(f"canary {outcome}; canary {canary}: ") == 1

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import REPO, write_bright_image
 from tests.detect.versioned_models import save_version
 from tests.launch.test_batch_job import write_work
-from tests.streaming_job import StreamingJob
+from tests.streaming_job import InlineImages, StreamingJob
 
 _SECONDS = 300
 QUICK = ("--model-poll-s", 0.2, "--score-threshold", 0)
@@ -89,16 +89,8 @@ def test_a_batch_job_goes_on_with_a_version_that_comes_while_it_works(model, sav
 def test_a_stream_killed_during_a_swap_answers_all_after_its_restart(pubsub_emulator, model, saved, tmp_path):
     """Killed while the next version is prepared beside it; what was released is in use after the restart, and rolls back."""
     write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
-    content, rows = (tmp_path / "bright.png").read_bytes(), {}
     job = StreamingJob(pubsub_emulator, tmp_path, str(model), *QUICK)
-
-    def publish(first: int) -> None:
-        job.publish(*((content, {"name": str(n)}) for n in range(first, first + 100)))
-
-    def answered(last: int) -> bool:
-        for message in job.take(job.detections, 1, timeout_s=2):
-            rows.setdefault(message.attributes["image_uri"], json.loads(message.data))
-        return {f"inline:{n}" for n in range(last)} <= set(rows)
+    images = InlineImages(job, (tmp_path / "bright.png").read_bytes())
 
     def beside() -> list[Path]:
         asked = Path(f"/proc/{job.pid}/task").glob("*/children")
@@ -106,26 +98,26 @@ def test_a_stream_killed_during_a_swap_answers_all_after_its_restart(pubsub_emul
 
     try:
         job.start()
-        publish(0)
-        until(lambda: answered(100), job.output)
-        publish(100)
+        images.publish(range(0, 100))
+        until(lambda: images.answered(100), job.output)
+        images.publish(range(100, 200))
         release(saved, model, 8)
         until(beside, job.output)
         (child,) = beside()
         assert job.signal(signal.SIGKILL) == -signal.SIGKILL
         until(lambda: not _prepares(child), job.output)  # it does not outlive the job
         job.start()
-        until(lambda: answered(200), job.output)
-        publish(200)
-        until(lambda: answered(300), job.output)
+        until(lambda: images.answered(200), job.output)
+        images.publish(range(200, 300))
+        until(lambda: images.answered(300), job.output)
         shutil.rmtree(model / "8")
         until(lambda: "model detector: version 8 -> 7, loaded in " in job.output(), job.output)
-        publish(300)
-        until(lambda: answered(400), job.output)
+        images.publish(range(300, 400))
+        until(lambda: images.answered(400), job.output)
         assert job.signal(signal.SIGTERM) == 0, job.output()
     finally:
         job.__exit__()
-    seen = [versions_of(rows[f"inline:{n}"]) for n in range(400)]
+    seen = [versions_of(images.rows[f"inline:{n}"]) for n in range(400)]
     assert set(seen[:100]) == {("7", "7")} and set(seen[100:200]) <= {("7", "7"), ("8", "8")}
     assert set(seen[200:300]) == {("8", "8")} and set(seen[300:]) == {("7", "7")}
     assert "Traceback" not in job.output()
