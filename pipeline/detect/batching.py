@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -10,6 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from pipeline.detect.loaded_model import ModelFailed, OutOfMemory, Output
+
+_PAUSE_SECONDS = 0.3  # about as long as a first call: who waited meanwhile has had its turn then
 
 
 class Scheduler(Protocol):
@@ -81,7 +84,8 @@ class BatchedModel:
         """Runs every rung, and the largest on all streams at once, so that no image pays for a first call.
 
         Args:
-          at_once: Whether the latter; that takes all cores, and is for the memory that so many calls need.
+          at_once: Whether the latter; that takes all cores, and is for the memory that so many calls need. Else another model is
+            at work meanwhile, whose images come first: there is a pause before each call.
 
         Raises:
           OutOfMemory: Memory does not suffice for a single image.
@@ -90,6 +94,7 @@ class BatchedModel:
         blank = np.zeros((*self._input_hw, 3), np.uint8)
         for size in self._batch_sizes:
             if size <= self._batch_sizes[-1]:  # else dropped meanwhile
+                time.sleep(0.0 if at_once else _PAUSE_SECONDS)
                 self._run_blank([blank] * size)
         if not at_once:
             return

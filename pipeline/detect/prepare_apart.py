@@ -32,11 +32,12 @@ class Preparation:
       version: Which version that is.
       model: What it does not say of itself.
       detect: How it will run.
+      gpu: Whether on a GPU.
     """
 
-    def __init__(self, folder: str, version: str, model: ModelConfig, detect: DetectConfig):
+    def __init__(self, folder: str, version: str, model: ModelConfig, detect: DetectConfig, *, gpu: bool):
         self._folder = folder
-        self._asked = pickle.dumps((folder, version, model, detect))
+        self._asked = pickle.dumps((folder, version, model, detect, gpu))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pipeline.detect.prepare_apart"],
             stdin=subprocess.PIPE,
@@ -75,19 +76,19 @@ class Preparation:
 
 
 def _serve(asking: BinaryIO, answers: BinaryIO) -> None:
-    folder, version, model, detect = pickle.load(asking)  # noqa: S301  written by this module
+    folder, version, model, detect, gpu = pickle.load(asking)  # noqa: S301  written by this module
     threading.Thread(target=_end_with, args=(asking.fileno(),), daemon=True).start()
     # one thread, and no memory of a device; the optimiser asks the driver which devices there are
     narrow = dataclasses.replace(detect, device="cpu", intra_op_threads=1, inter_op_threads=1)
-    pickle.dump(_prepared(folder, version, model, narrow), answers, pickle.HIGHEST_PROTOCOL)
+    pickle.dump(_prepared(folder, version, model, narrow, gpu), answers, pickle.HIGHEST_PROTOCOL)
     answers.flush()
 
 
-def _prepared(folder: str, version: str, model: ModelConfig, detect: DetectConfig) -> Any:
+def _prepared(folder: str, version: str, model: ModelConfig, detect: DetectConfig, gpu: bool) -> Any:
     from pipeline.detect.saved_model import prepare
 
     try:
-        return prepare(folder, version, model, detect)
+        return prepare(folder, version, model, detect, gpu=gpu)
     except ModelError as err:
         return ModelError(str(err))
     except Exception as err:  # noqa: BLE001  storage that fails

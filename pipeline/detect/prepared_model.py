@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,12 +34,14 @@ class OptimisedGraph:
       fed: Name of the tensor of images.
       fetched: Names of the tensors of its outputs, by the output's name.
       batch: How many images each call takes; None: any number.
+      fused: Whether nothing is left to be optimised; else TensorFlow does the rest on a graph's device, when it is called first.
     """
 
     graph: Any
     fed: str
     fetched: dict[str, str]
     batch: int | None
+    fused: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +78,8 @@ def start(prepared: PreparedModel, detect: DetectConfig, *, beside: bool = False
       ModelError: It fails on a blank image.
     """
     before = memory_in_use()
-    scheduler, engine = _batched(prepared, detect)
+    with _short_turns() if beside else contextlib.nullcontext():
+        scheduler, engine = _batched(prepared, detect)
     try:
         engine.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
     except (ModelFailed, OutOfMemory) as err:
@@ -85,12 +91,27 @@ def start(prepared: PreparedModel, detect: DetectConfig, *, beside: bool = False
     return LoadedModel(prepared.metadata, prepared.version, engine, prepared.warmup_requests, prepared.golden, memory)
 
 
+@contextlib.contextmanager
+def _short_turns() -> Iterator[None]:
+    """While this lasts, Python's threads take turns each half a millisecond.
+
+    Tracing is Python alone. Who decodes an image meanwhile waits for its turn many times, and each time for five milliseconds.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-4)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
 def _batched(prepared: PreparedModel, detect: DetectConfig) -> tuple[TensorFlowScheduler, BatchedModel]:
     gpu, batch, input_hw = tensorflow_setup.uses_gpu(), prepared.optimised.batch, prepared.metadata.input_hw
     ladder = (batch,) if batch else detect.batch_sizes or (_GPU_LADDER if gpu else _CPU_LADDER)
     streams = tensorflow_setup.streams_of(detect, gpu)
     predict = _function_of(prepared.optimised, input_hw)
-    scheduler = TensorFlowScheduler(predict, input_hw, ladder, streams, detect.batch_timeout_ms)
+    with tensorflow_setup.calls_as_they_are() if prepared.optimised.fused else contextlib.nullcontext():
+        scheduler = TensorFlowScheduler(predict, input_hw, ladder, streams, detect.batch_timeout_ms)
     return scheduler, BatchedModel(scheduler, input_hw, ladder, streams)
 
 

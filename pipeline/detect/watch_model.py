@@ -21,6 +21,7 @@ from pipeline.detect.detections import check_classes
 from pipeline.detect.loaded_model import LoadedModel, Memory
 from pipeline.detect.prepare_apart import Preparation
 from pipeline.detect.prepared_model import PreparedModel, start
+from pipeline.detect.tensorflow_setup import uses_gpu
 from pipeline.detect.versions import Version, wanted
 from pipeline.detect.watch_canary import CanaryWatch
 from pipeline.errors import ModelError
@@ -200,7 +201,7 @@ class ModelWatch:
         return loaded
 
     def _prepared(self, version: Version) -> PreparedModel:
-        self._preparation = Preparation(version.folder, version.name, self._model, self._detect)
+        self._preparation = Preparation(version.folder, version.name, self._model, self._detect, gpu=uses_gpu())
         try:
             prepared = self._preparation.result()
         finally:

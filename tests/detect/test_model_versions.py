@@ -395,7 +395,7 @@ from pipeline.detect.prepared_model import start
 from pipeline.records import EncodedImage, ImageRef
 path, settings = sys.argv[1], DetectConfig(batch_sizes=(1, 2), streams=2, score_threshold=0.0)
 detector, process, seen = load_detector(ModelConfig(path=path), settings), psutil.Process(), []
-prepared = Preparation(f"{path}/8", "8", ModelConfig(path=path), settings).result()
+prepared = Preparation(f"{path}/8", "8", ModelConfig(path=path), settings, gpu=False).result()
 content = cv2.imencode(".png", np.zeros((90, 120, 3), np.uint8))[1].tobytes()
 for _ in range(int(sys.argv[2])):
     detector.swap(start(prepared, settings))

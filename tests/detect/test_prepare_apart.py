@@ -15,7 +15,7 @@ THREADS = {"intra_op_threads": 4, "inter_op_threads": 4}  # of the job; the proc
 
 def test_it_is_of_low_priority_from_its_first_moment_on_and_of_few_threads(tmp_path):
     folder = save_version(tmp_path, 7)
-    preparation = Preparation(str(folder), "7", ModelConfig(path=str(tmp_path)), DetectConfig(**THREADS))
+    preparation = Preparation(str(folder), "7", ModelConfig(path=str(tmp_path)), DetectConfig(**THREADS), gpu=False)
     pid = preparation._process.pid
     assert os.getpriority(os.PRIO_PROCESS, pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
     assert preparation.result().version == "7"
@@ -24,7 +24,7 @@ def test_it_is_of_low_priority_from_its_first_moment_on_and_of_few_threads(tmp_p
 
 def test_one_that_is_stopped_is_an_error_and_leaves_no_process(tmp_path):
     folder = save_version(tmp_path, 7)
-    preparation = Preparation(str(folder), "7", ModelConfig(path=str(tmp_path)), DetectConfig())
+    preparation = Preparation(str(folder), "7", ModelConfig(path=str(tmp_path)), DetectConfig(), gpu=False)
     preparation.stop()
     with pytest.raises(ModelError, match=f"model {folder}: the process that loads it ended with -9"):
         preparation.result()

@@ -344,31 +344,51 @@ def test_bfloat16_rounds_a_little_and_float32_does_not(convolutions):
     assert 1e-5 < difference < 2e-2
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_batch_normalisations_are_folded_into_their_convolutions(precision):
+@pytest.mark.parametrize(
+    ("activation", "precision", "fused", "wanted"),
+    [
+        ("leaky_relu", "float32", False, ["Conv2D", "Add", "LeakyRelu"]),
+        ("leaky_relu", "bfloat16", False, ["Conv2D", "Add", "LeakyRelu"]),
+        ("leaky_relu", "float32", True, ["_FusedConv2D: BiasAdd LeakyRelu"]),
+        ("relu", "float32", True, ["_FusedConv2D: FusedBatchNorm Relu"]),
+    ],
+)
+def test_batch_normalisations_are_no_operations_of_their_own(activation, precision, fused, wanted):
     import tensorflow as tf
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     kernel, ones = tf.constant(np.random.default_rng(1).normal(0, 0.1, (3, 3, 3, 8)), tf.float32), tf.ones(8)
 
     @tf.function(input_signature=[images_spec(dtype="float32")], autograph=False)
     def predict(images):
         features = tf.nn.conv2d(images, kernel, 1, "SAME")
-        return tf.nn.relu(tf.compat.v1.nn.fused_batch_norm(features, ones, ones, ones, ones, is_training=False)[0])
+        normal = tf.compat.v1.nn.fused_batch_norm(features, ones, ones, ones, ones, is_training=False)[0]
+        return getattr(tf.nn, activation)(normal)
 
-    frozen = predict.get_concrete_function()
+    frozen = convert_variables_to_constants_v2(predict.get_concrete_function(), lower_control_flow=False)
     assert "FusedBatchNormV3" in {node.op for node in frozen.graph.as_graph_def().node}
-    left = {node.op for node in optimised_graph(frozen, precision).node}
-    assert "Conv2D" in left
-    assert "FusedBatchNormV3" not in left
+    nodes = optimised_graph(frozen, precision, fused=fused).node
+    assert {node.device for node in nodes} == {""}
+    computing = [node for node in nodes if node.op not in ("Placeholder", "Const", "Identity", "Cast", "NoOp")]
+    said = [": ".join([node.op, " ".join(name.decode() for name in node.attr["fused_ops"].list.s)]) for node in computing]
+    assert sorted(said) == sorted(name if ":" in name else f"{name}: " for name in wanted)
 
 
-def test_the_scheduler_calls_the_model_as_a_function_of_its_own(bright_model):
-    """TensorFlow fuses a function's operations when it calls it on a device; within another function they would stay apart."""
-    loaded = load(ModelConfig(bright_model), DetectConfig())
+@pytest.mark.parametrize("xla", [True, False])
+def test_the_scheduler_calls_the_model_as_a_function_of_its_own(bright_model, xla, monkeypatch):
+    """TensorFlow fuses a function's operations when it calls it on a device, where that was not done before."""
+    from tensorflow.core.protobuf.config_pb2 import ConfigProto
+
+    monkeypatch.setenv("TF_XLA_FLAGS", "")
+    loaded = load(ModelConfig(bright_model), DetectConfig(xla=xla))
     try:
         library = loaded.engine._scheduler._session.graph.as_graph_def().library.function
-        scheduled = [{node.op for node in function.node_def} for function in library if "Timestamp" in str(function)]
-        assert scheduled and all(ops & {"PartitionedCall", "StatefulPartitionedCall"} for ops in scheduled)
+        scheduled = [function for function in library if "Timestamp" in str(function)]
+        calls = [[node for node in function.node_def if "PartitionedCall" in node.op] for function in scheduled]
+        told = [ConfigProto.FromString(call.attr["config_proto"].s) for (call,) in calls]
+        assert (
+            [config.graph_options.rewrite_options.disable_meta_optimizer for config in told] == [not xla] * len(scheduled) != []
+        )
     finally:
         loaded.engine.close()
 
