@@ -51,7 +51,7 @@ test-flink: $(READY) flink ## Pass the tests that need a Flink cluster, TaskMana
 test-spark: $(READY) spark ## Pass the tests that need Spark: a batch job on it; a minute
 	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers -p no:cacheprovider' tests/spark
 
-check: format lint types test ## All that CI runs: format, lint, types, tests
+check: format lint types test ## What CI runs, before test-flink and test-spark: format, lint, types, tests
 
 format: $(READY) ## Check the format
 	$(BIN)/ruff format --check .

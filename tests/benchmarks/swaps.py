@@ -124,11 +124,11 @@ def measure(job: StreamingJob, receiver: Receiver, model: Path, versions: Path, 
 
 def _rate(job: StreamingJob, receiver: Receiver) -> float:
     """Images/s of a backlog."""
-    images, count = [path.read_bytes() for path in sorted(make_images(SMALL).glob("*.jpg"))], 256
-    for warm_up in (True, False):
+    images = [path.read_bytes() for path in sorted(make_images(SMALL).glob("*.jpg"))]
+    for count in (32, 256):  # the first to warm up
         before = len(receiver.received)
-        job.publish(*((images[n], {"name": f"{warm_up}-{n}"}) for n in range(count)))
-        received = receiver.wait(lambda received, before=before: len(received) >= before + count)[before:]
+        job.publish(*((images[n], {"name": f"{count}-{n}"}) for n in range(count)))
+        received = receiver.wait(lambda received, wanted=before + count: len(received) >= wanted)[before:]
     return steady_rate(received, count)
 
 
