@@ -33,6 +33,8 @@ class Measured:
       class_b_a_job: Reading operations of the same.
       class_a_a_spool: Writing operations of each spool of rows.
       class_b_a_spool: Reading operations of the same, when it is merged.
+      class_a_an_hour: Writing operations in an hour of a machine beside others, which tells its launcher how far it is.
+      class_b_an_hour: Reading operations of the same, the launcher's share in it.
       listed_at_once: Images in one listing operation (Cloud Storage's page).
     """
 
@@ -47,6 +49,8 @@ class Measured:
     class_b_a_job: float = 148.0
     class_a_a_spool: float = 1.0
     class_b_a_spool: float = 3.0
+    class_a_an_hour: float = 1200.0
+    class_b_an_hour: float = 4700.0
     listed_at_once: float = 1000.0
 
 
@@ -66,6 +70,7 @@ class Work:
       bundle_images: Images in a bundle of the runner: each leaves a spool.
       hours: Streaming: how long the images take to come; 0: as long as the machines take for them.
       window_s: Streaming: seconds of rows in one archive file.
+      inline: Streaming: share of the images that come within their messages; the others are named.
     """
 
     images: float
@@ -79,6 +84,7 @@ class Work:
     bundle_images: float = 1000.0
     hours: float = 0.0
     window_s: float = 60.0
+    inline: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,18 +136,24 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
         raise ValueError(f"mode: expected batch or streaming, got {work.mode!r}")
     if not 0 <= work.images < math.inf or min(work.machines, work.cores, work.bundle_images, work.window_s) <= 0:
         raise ValueError("images: expected 0 or more; machines, cores, bundle_images and window_s: expected more than 0")
+    if not 0 <= work.inline <= (1 if work.mode == "streaming" else 0):
+        raise ValueError("inline: expected a share of a stream's images, 0 to 1")
     rate = work.images_per_second or work.cores * 1000.0 / each.cpu_ms
     startup = work.startup_minutes / 60.0
     busy = work.images / rate / 3600.0
     hours = max(work.hours, busy / work.machines) + startup
     row = each.row_bytes + work.objects * each.object_bytes
-    batch = _batch(work, each) if work.mode == "batch" else _streaming(work, each, hours, row)
+    by_mode = _batch(work, each) if work.mode == "batch" else _streaming(work, each, hours, row)
+    told_hours = work.machines * hours if work.machines > 1 else 0.0  # alone it is the launcher's, which asks itself
     return Usage(
         hours=hours,
         machine_hours=work.machines * hours if work.hours else busy + work.machines * startup,
-        read_gb=work.images * work.image_kb * 1e3 / 1e9,
+        read_gb=work.images * (1 - work.inline) * work.image_kb * 1e3 / 1e9,
         results_gb=work.images * row / 1e9,
-        **batch,
+        class_a=by_mode["class_a"] + told_hours * each.class_a_an_hour,
+        class_b=by_mode["class_b"] + told_hours * each.class_b_an_hour,
+        pubsub_gb=by_mode["pubsub_gb"],
+        shuffle_gb=by_mode["shuffle_gb"],
     )
 
 
@@ -156,17 +168,20 @@ def _batch(work: Work, each: Measured) -> dict[str, float]:
 
 
 def _streaming(work: Work, each: Measured, hours: float, row: float) -> dict[str, float]:
-    """Each image is notified and answered, each message published and delivered; its row waits in a window for its file."""
-    message = max(_LEAST_MESSAGE, row + each.attribute_bytes)
+    """Each image is asked for and answered, each message published and delivered; its row waits in a window for its file."""
+    image, notice = work.image_kb * 1e3, max(_LEAST_MESSAGE, each.notice_bytes)
+    asked = work.inline * max(_LEAST_MESSAGE, image) + (1 - work.inline) * notice
+    answered = max(_LEAST_MESSAGE, row + each.attribute_bytes)
     return {
         "class_a": each.class_a_a_job + hours * 3600.0 / work.window_s,
-        "class_b": each.class_b_a_job + work.images * each.class_b_an_image,
-        "pubsub_gb": work.images * 2 * (max(_LEAST_MESSAGE, each.notice_bytes) + message) / 1e9,
-        "shuffle_gb": work.images * (row + each.shuffled_bytes + _IMAGES_IN_STATE * work.image_kb * 1e3) / 1e9,
+        "class_b": each.class_b_a_job + work.images * (1 - work.inline) * each.class_b_an_image,
+        "pubsub_gb": work.images * 2 * (asked + answered) / 1e9,
+        "shuffle_gb": work.images * (row + each.shuffled_bytes + work.inline * _INLINE_SHUFFLED * image) / 1e9,
     }
 
 
-_IMAGES_IN_STATE = 1  # how often an image's bytes pass the runner's state on their way to the detector; a test counts
+# how often the bytes of an image that came within its message pass the runner's shuffles, by identity; others never do
+_INLINE_SHUFFLED = 1
 
 
 def costs(usage: Usage, prices: Mapping[str, float]) -> dict[str, float]:

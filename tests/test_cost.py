@@ -31,6 +31,8 @@ SIMPLE = Measured(
     class_b_a_job=40.0,
     class_a_a_spool=1.0,
     class_b_a_spool=3.0,
+    class_a_an_hour=100.0,
+    class_b_an_hour=300.0,
     listed_at_once=1000.0,
 )
 
@@ -45,12 +47,12 @@ SIMPLE = Measured(
         ),
         pytest.param(
             Work(3_600_000, objects=4, image_kb=100, machines=10, images_per_second=100, startup_minutes=6, bundle_images=1000),
-            # 10 machine-hours of work, and a tenth of an hour of each machine's start
+            # 10 machine-hours of work, and a tenth of an hour of each machine's start; all the while each tells how far it is
             Usage(
                 hours=1.1,
                 machine_hours=11.0,
-                class_a=20 + 3600 + 3600,
-                class_b=40 + 7_200_000 + 10_800,
+                class_a=20 + 3600 + 3600 + 1100,
+                class_b=40 + 7_200_000 + 10_800 + 3300,
                 read_gb=360.0,
                 results_gb=3.6e6 * 300 / 1e9,
                 pubsub_gb=0,
@@ -67,8 +69,14 @@ SIMPLE = Measured(
         pytest.param(
             Work(1_000_000, "streaming", objects=0, image_kb=1, machines=2, images_per_second=1e9, hours=24, startup_minutes=0),
             # messages of 1,500 and 300 bytes, the latter billed as 1,000; each published and delivered
-            Usage(24.0, 48.0, 20 + 1440, 40 + 2_000_000, 1.0, 0.1, 5.0, (100 + 250 + 1000 * cost._IMAGES_IN_STATE) / 1e3),
+            Usage(24.0, 48.0, 20 + 1440 + 4800, 40 + 2_000_000 + 14_400, 1.0, 0.1, 5.0, 0.35),
             id="streaming",
+        ),
+        pytest.param(
+            Work(1_000_000, "streaming", objects=0, image_kb=3, images_per_second=1e9, hours=24, startup_minutes=0, inline=0.25),
+            # a quarter of the messages has 3,000 bytes, and passes the shuffle with them; the rest is named and read
+            Usage(24.0, 24.0, 20 + 1440, 40 + 1_500_000, 2.25, 0.1, 5.75, 0.35 + 0.75),
+            id="streaming, a quarter within their messages",
         ),
     ],
 )
@@ -115,7 +123,9 @@ def test_prices_stand_below_what_they_are_for(capsys):
 
 
 @pytest.mark.parametrize(
-    "argv", [["--mode", "daily"], ["--machines", "0"], ["--images", "-1"], ["--window-s", "0"], ["--images", "nan"]], ids=" ".join
+    "argv",
+    [["--mode", "daily"], ["--machines", "0"], ["--images", "-1"], ["--window-s", "0"], ["--images", "nan"], ["--inline", "0.5"]],
+    ids=" ".join,
 )
 def test_what_is_no_amount_is_one_line_and_exit_code_2(argv, capsys):
     assert cost.main(argv) == 2
@@ -156,8 +166,8 @@ def test_the_cpu_time_of_an_image_is_of_the_order_of_a_real_one():
     assert abs(math.log10(Measured().cpu_ms / milliseconds)) < 1
 
 
-def test_images_pass_a_service_runners_state_as_often_as_is_said():
-    """What a shuffle or a state holds of them is billed by the byte."""
+def test_images_within_messages_pass_a_service_runners_shuffles_as_often_as_is_said():
+    """What a shuffle or a state holds of them is billed by the byte; named ones are read behind it."""
     found = []
 
     class Find(PipelineVisitor):
@@ -168,4 +178,4 @@ def test_images_pass_a_service_runners_state_as_often_as_is_said():
 
     build(in_process=False, native_source=True).visit(Find())
     assert found
-    assert sum("EncodedImage" in each for each in found) == cost._IMAGES_IN_STATE
+    assert sum("EncodedImage" in each for each in found) == cost._INLINE_SHUFFLED
