@@ -64,6 +64,7 @@ def counting_storage() -> Iterator[tuple[Any, collections.Counter[str]]]:
 
     before, server.Router, environment = server.Router, Counting, dict(os.environ)
     running = server.create_server("127.0.0.1", 0, in_memory=True)
+    running._storage._write_config_to_file = lambda: None  # all names, at each write: of ten thousand that takes a second
     running.start()
     running._api.is_running.wait(30)
     os.environ.update(STORAGE_EMULATOR_HOST=f"http://127.0.0.1:{running._api._httpd.server_port}", NO_GCE_CHECK="true")

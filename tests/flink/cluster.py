@@ -90,15 +90,15 @@ class FlinkCluster:
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self) -> None:
+    def start(self, taskmanagers: int = TASKMANAGERS) -> None:
         """Starts everything, and waits until it can take a job."""
         for name in ("logs", "tmp", "checkpoints", "savepoints"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self._start("jobmanager", "jobmanager", "-Xmx512m")
-        for number in range(TASKMANAGERS):
+        for number in range(taskmanagers):
             self.start_taskmanager(number)
         self.start_job_server()
-        self.wait_for_taskmanagers(TASKMANAGERS)
+        self.wait_for_taskmanagers(taskmanagers)
 
     def start_job_server(self) -> None:
         """Starts Beam's job server, and waits until it listens."""
@@ -202,7 +202,7 @@ class FlinkCluster:
 
 
 @contextlib.contextmanager
-def running_flink(folder: Path) -> Iterator[FlinkCluster]:
+def running_flink(folder: Path, taskmanagers: int = TASKMANAGERS) -> Iterator[FlinkCluster]:
     """Starts a cluster, and ends it.
 
     Raises:
@@ -214,7 +214,7 @@ def running_flink(folder: Path) -> Iterator[FlinkCluster]:
         raise FlinkMissing("no Flink; `make flink` fetches it, where Java and Maven are")
     cluster = FlinkCluster(folder)
     try:
-        cluster.start()
+        cluster.start(taskmanagers)
         yield cluster
     finally:
         cluster.close()
