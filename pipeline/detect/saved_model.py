@@ -192,6 +192,9 @@ def optimised_graph(frozen: Any, precision: str, *, fused: bool) -> Any:
         return optimised
     if not any(node.op == "_FusedBatchNormEx" for node in optimised.node):  # tied to a Relu instead: fused whole, 28 for 34 ms
         graph.graph_def.CopyFrom(optimised)
+    config.graph_options.rewrite_options.meta_optimizer_iterations = (
+        rewriter_config_pb2.RewriterConfig.ONE
+    )  # the next change nothing
     _place(graph.graph_def, _CPU)  # TensorFlow fuses only what it knows the device of
     optimised = tf_optimizer.OptimizeGraph(config, graph)
     _place(optimised, "")
