@@ -24,7 +24,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from apache_beam.io.filesystems import FileSystems
@@ -37,7 +36,6 @@ from pipeline.storage.files import create, delete_files, move_files, read_lines
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.lease import leased
 from pipeline.storage.ledger import RowsFile, list_files_of_rows, writing_entries
-from pipeline.storage.listing import AT_ONCE
 from pipeline.storage.results import (
     DEAD_LETTERS,
     DETECTIONS,
@@ -163,9 +161,8 @@ def _remove(output: str, sources: Sequence[_Source]) -> None:
     """Removes what was merged, rows last; a file that somebody has overwritten meanwhile stays."""
     versions = _versions(output)
     gone = [source for source in sources if versions.get(source.rows.path) == source.version]
-    with ThreadPoolExecutor(AT_ONCE, "delete-files") as pool:
-        for paths in ([path for source in gone for path in source.beside], [source.rows.path for source in gone]):
-            list(pool.map(lambda path: delete_files([path]), paths))
+    delete_files(path for source in gone for path in source.beside)
+    delete_files(source.rows.path for source in gone)
 
 
 class _Counted:

@@ -86,7 +86,13 @@ def _die_at(moment: Moment) -> None:
 
 
 def _half(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    function(*(arg[: (len(arg) + 1) // 2] if isinstance(arg, list) else arg for arg in args), **kwargs)
+    function(*map(_first_half, args), **kwargs)
+
+
+def _first_half(arg: Any) -> Any:
+    if isinstance(arg, dict):
+        return dict(_first_half(list(arg.items())))
+    return arg[: (len(arg) + 1) // 2] if isinstance(arg, list) else arg
 
 
 def _full(*_: object) -> None:

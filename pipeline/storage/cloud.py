@@ -49,12 +49,35 @@ def write_object(path: str, content: bytes, *, once: bool = False) -> bool:
     return True
 
 
-def delete_object(path: str, generation: str) -> None:
-    """Deletes an object, `gs://…`, of just this generation; none is no error."""
+def delete_object(path: str, generation: str = "") -> None:
+    """Deletes an object, `gs://…`, where one is given of just this generation; none is no error."""
     from google.api_core.exceptions import NotFound, PreconditionFailed
+    from google.cloud.storage.retry import DEFAULT_RETRY
 
+    only_if = {"if_generation_match": int(generation)} if generation else {}
     with storage_client() as client, contextlib.suppress(NotFound, PreconditionFailed):
-        _blob(client, path).delete(if_generation_match=int(generation))
+        _blob(client, path).delete(retry=DEFAULT_RETRY, **only_if)
+
+
+def move_object(path: str, new: str, generation: str) -> bool:
+    """Gives an object, `gs://…`, of just this generation another name; what has that name is replaced.
+
+    Returns:
+      Whether it was there; somebody else may have moved or overwritten it.
+    """
+    from google.api_core.exceptions import NotFound, PreconditionFailed
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    with storage_client() as client:
+        blob, target = _blob(client, path), _blob(client, new)
+        only_if = {"if_source_generation_match": int(generation)}
+        try:
+            # content and type stay; within a bucket no bytes are copied
+            blob.bucket.copy_blob(blob, target.bucket, target.name, retry=DEFAULT_RETRY, **only_if)
+        except (NotFound, PreconditionFailed):
+            return False
+    delete_object(path, generation)
+    return True
 
 
 def read_range(path: str, start: int, end: int) -> bytes:

@@ -8,19 +8,23 @@ import io
 import os
 import posixpath
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
-from pipeline.storage.cloud import delete_object, read_range, write_object
+from pipeline.storage.cloud import delete_object, move_object, read_range, write_object
 from pipeline.storage.globs import escape_glob
+from pipeline.storage.listing import AT_ONCE
 from pipeline.storage.places import GS, generation_of
 
 UNFINISHED = ".staging-"  # begins the name of every file and folder that no reader should look at; so it is hidden as well
 _AS_IT_IS = "uncompressed"  # Beam would gzip by a file's ending otherwise
 _PART_BYTES = 1 << 20  # of an object at once; Beam's reader takes 16 MB
+
+_Answer = TypeVar("_Answer")
 
 
 def create(path: str) -> Any:
@@ -110,8 +114,10 @@ def list_files(pattern: str) -> list[str]:
 
 
 def delete_files(paths: Iterable[str]) -> None:
-    """Deletes files by their very names; one that is gone already is no error."""
-    for path in paths:
+    """Deletes files by their very names, objects in any order; one that is gone already is no error."""
+    objects, others = _divided(paths)
+    _side_by_side(delete_object, objects)
+    for path in others:
         if "://" not in path:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
@@ -123,21 +129,31 @@ def delete_as_they_were(generations: Mapping[str, str]) -> None:
     """Deletes files unless somebody has overwritten them meanwhile.
 
     Args:
-      generations: Path -> its generation (see `places.generation_of`).
+      generations: Path -> its generation (see `generations_of`).
     """
-    for path, generation in generations.items():
-        if generation_of(path) != generation:
-            continue
-        if path.startswith(GS):
-            delete_object(path, generation)
-        else:
+    objects, others = _divided(generations)
+    _side_by_side(lambda path: delete_object(path, generations[path]), objects)
+    for path in others:
+        if generation_of(path) == generations[path]:
             delete_files([path])
 
 
 def exists(path: str) -> bool:
     """Whether a file is there."""
+    if path.startswith(GS):
+        return bool(generation_of(path))  # Beam would make a client for it, and connect anew
     found: bool = FileSystems.exists(path)
     return found
+
+
+def generations_of(paths: Iterable[str]) -> dict[str, str]:
+    """Those of some files that are there, each with its generation (see `places.generation_of`)."""
+
+    def look(path: str) -> str:
+        return generation_of(path) or ("" if path.startswith(GS) or not exists(path) else "unknown")
+
+    paths = list(paths)
+    return {path: generation for path, generation in zip(paths, _side_by_side(look, paths), strict=True) if generation}
 
 
 def move_files(names: Mapping[str, str]) -> None:
@@ -154,20 +170,56 @@ def move_files(names: Mapping[str, str]) -> None:
         make_folder(folder)
     before: dict[str, str] = {}
     while True:
-        left = {path: final for path, final in names.items() if exists(path)}
+        left = generations_of(names)
         # in this order: what another one moves meanwhile has its new name before it loses the old one
-        missing = [final for path, final in names.items() if path not in left and not exists(final)]
+        gone = [final for path, final in names.items() if path not in left]
+        missing = gone and sorted({*gone} - {*generations_of(gone)})
         if missing:
             raise FileNotFoundError(
                 f"{missing[0]} is neither in staging nor under its name; did somebody remove the staging folder?"
             )
         try:
-            FileSystems.rename(list(left), list(left.values()))
-            return
+            if _rename({path: names[path] for path in left}, left):
+                return
         except BeamIOError:  # for what another one has moved meanwhile, and which is not there the next time
             if left == before:
                 raise
             before = left
+
+
+def move_as_they_were(names: Mapping[str, str], generations: Mapping[str, str]) -> None:
+    """Gives files other names unless somebody has moved or overwritten them meanwhile.
+
+    Args:
+      names: Path -> new path, which is replaced.
+      generations: Path -> its generation (see `generations_of`).
+    """
+    objects, others = _divided(names)
+    _rename({path: names[path] for path in objects}, generations)
+    move_files({path: names[path] for path in others if generation_of(path) == generations[path]})
+
+
+def _rename(names: Mapping[str, str], generations: Mapping[str, str]) -> bool:
+    """Moves files; False where an object was not there any more as it was."""
+    objects, others = _divided(names)
+    if others:
+        FileSystems.rename(others, [names[path] for path in others])
+    return all(_side_by_side(lambda path: move_object(path, names[path], generations[path]), objects))
+
+
+def _divided(paths: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Those on Cloud Storage, and all others."""
+    objects: list[str] = []
+    others: list[str] = []
+    for path in paths:
+        (objects if path.startswith(GS) else others).append(path)
+    return objects, others
+
+
+def _side_by_side(ask: Callable[[str], _Answer], paths: Sequence[str]) -> list[_Answer]:
+    """Asks storage about each file, of a few at once, since each answer takes its time; the first that fails ends it."""
+    with ThreadPoolExecutor(AT_ONCE, "ask-storage") as pool:
+        return list(pool.map(ask, paths))
 
 
 def make_folder(folder: str) -> None:

@@ -47,8 +47,7 @@ from pipeline.storage.files import (
 )
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.locks import one_at_a_time
-from pipeline.storage.places import generation_of
-from pipeline.storage.results import INDEX, STAGING, StagedFile, list_rows, read_summary, run_of_rows
+from pipeline.storage.results import INDEX, STAGING, SUMMARY, StagedFile, read_summary
 from pipeline.storage.stopping import begin_publishing, confirm_publishing
 
 _RUN, _READY, _COMMIT, _PUBLISHED, _STOPPED = "run.json", "ready.json", "commit.json", "published.json", "stopped"
@@ -137,8 +136,10 @@ def publish(staging: str, files: Sequence[StagedFile], *, again: bool = False) -
     output = output_of(staging)
     names = [[file.staged.removeprefix(f"{output}/"), file.final] for file in files]
     if again and exists(f"{staging}/{_PUBLISHED}") and not any(name in _committed(staging)["names"] for name in names):
-        delete_files([f"{staging}/{_COMMIT}", f"{staging}/{_PUBLISHED}"])
+        _delete_in_order([f"{staging}/{_COMMIT}", f"{staging}/{_PUBLISHED}"])
     told = row_bytes({"names": names, "gone": _gone(staging, [final for _, final in names])})
+    if exists(f"{staging}/{_PUBLISHED}"):
+        return  # another attempt has published, and what was found to go may have come after that
     write_file(f"{staging}/{_READY}", told)
     # Who stops a run writes `stopped` and then looks for ready.json; here it is the other way round. So at least one of the two
     # sees the other, whatever their order, and a run is never half stopped and half published.
@@ -186,7 +187,9 @@ def finish_publishing(staging: str) -> bool:
         for is_index in (False, True):  # one that gets its name has its rows beside it
             of_kind = [(staged, final) for staged, final in told["names"] if final.startswith(f"{INDEX}/") is is_index]
             move_files({f"{output}/{staged}": f"{output}/{final}" for staged, final in of_kind})
-        delete_as_they_were({f"{output}/{name}": generation for name, generation in told["gone"].items()})
+        for is_summary in (False, True):  # it says of its run what else is to go
+            gone = {name: generation for name, generation in told["gone"].items() if (name == SUMMARY) is is_summary}
+            delete_as_they_were({f"{output}/{name}": generation for name, generation in gone.items()})
         write_file(f"{staging}/{_PUBLISHED}", b"")
         return True
 
@@ -198,7 +201,9 @@ def _commit(staging: str, told: bytes) -> None:
 
 
 def _committed(staging: str) -> dict[str, Any]:
-    """What `_commit` said; versions before this one told the names alone."""
+    """What `_commit` said, nothing where that is gone; versions before this one told the names alone."""
+    if not exists(f"{staging}/{_COMMIT}"):
+        return {"names": [], "gone": {}}
     told = json.loads(read_file(f"{staging}/{_COMMIT}"))
     return told if isinstance(told, dict) else {"names": told, "gone": _gone(staging, [final for _, final in told])}
 
@@ -259,7 +264,12 @@ def remove(staging: str) -> None:
         return
     last = [f"{staging}/{_RUN}", f"{staging}/{_STOPPED}"]  # killed within, it is still known as dead; and never does it publish
     delete_files(path for path in list_files(f"{escape_glob(staging)}/**") if path not in last)
-    delete_files(last)  # `stopped` may have come since; see `fence`
+    _delete_in_order(last)  # `stopped` may have come since; see `fence`
+
+
+def _delete_in_order(paths: Sequence[str]) -> None:
+    for path in paths:
+        delete_files([path])
 
 
 def others(output: str, but: str = "") -> list[str]:
@@ -299,17 +309,11 @@ def _about(staging: str) -> Iterator[dict[str, Any]]:
 
 
 def _gone(staging: str, new: Collection[str]) -> dict[str, str]:
-    """The files of the runs whose place a run takes, with their generations: what this program wrote, and never a new one."""
-    output, settings = output_of(staging), _settings(staging)
+    """The files that go for a run's, with their generations."""
+    settings = _settings(staging)
     if settings.get("only_new"):
         return {}
-    stale = set(list_rows(output).of_batch) - {*new}
-    if not settings.get("write", {}).get("replace"):
-        stale = {name for name in stale if run_of_rows(name) in {"", *map(run_of_rows, new)}}
-    # the summary, which says of its run what else is to go, is the last of them
-    names = [*sorted(stale), *in_the_way(output, run_of(staging))]
-    generations = {name: generation_of(f"{output}/{name}") for name in names}
-    return {name: generation for name, generation in generations.items() if generation}
+    return in_the_way(output_of(staging), run_of(staging), new, replace=bool(settings.get("write", {}).get("replace")))
 
 
 def _settings(staging: str) -> Mapping[str, Any]:

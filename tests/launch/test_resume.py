@@ -182,7 +182,7 @@ def test_what_a_killed_job_had_begun_to_publish_is_done_for_the_next_one_that_ad
     """It gets its names first, also on storage, where the killed one is known to be dead by its lease."""
     output, read = place
     command, log = [*arguments, "--output", output, "--only-new"], tmp_path / "log"
-    assert run_job(command, log, Moment(f"{FILES}:FileSystems.rename", 1, "amid", "detections-")) == KILLED
+    assert run_job(command, log, Moment(f"{FILES}:_rename", 1, "amid", "detections-")) == KILLED
     assert run_job(command, log) == 0, log.read_text()
     assert json.loads(read()["summary.json"])["images"] == {"read": IMAGES + 1, "detected": 0, "dead": 0, "skipped": IMAGES + 1}
     rows = [line for name, content in read().items() if name.endswith(".jsonl") for line in content.splitlines()]

@@ -13,9 +13,10 @@ import stat
 import sys
 
 import pytest
+import requests
 
 from pipeline.storage import cloud
-from pipeline.storage.files import list_files, read_file, write_file
+from pipeline.storage.files import delete_files, list_files, read_file, write_file
 from pipeline.storage.results import StagedFile
 from pipeline.storage.staging import finish_publishing, held, new_staging, output_of, publish, remove, run_of
 from tests.storage.test_staging import CHANGES
@@ -26,7 +27,8 @@ NAMES = [
     "index/detections-00000-of-00002.parquet",
 ]
 EARLIER = ["detections/detections-00000-of-00001.jsonl", "report.html", "samples/001-a.jpg"]
-_ASKS = (b"POST ", b"PUT ", b"PATCH ")  # removals are asked for on a condition, which the emulators do not honour
+_ASKS = (b"POST ", b"PUT ", b"PATCH ", b"DELETE ")
+REPLACE, ONLY_NEW = {"write": {"replace": True}}, {"only_new": True}
 
 
 @pytest.fixture(params=["disk", "disk without locks"])
@@ -41,6 +43,24 @@ def output(request, tmp_path, monkeypatch):
 
         monkeypatch.setattr(fcntl, "flock", refuse)
     return f"{tmp_path}/out"
+
+
+@pytest.fixture
+def on_storage(strict_gcs_bucket, monkeypatch):
+    """A results folder on the strict emulator, where copies and removals happen on their conditions as well, as writes do.
+
+    It takes the generation of which an object is to be copied or removed for such a condition. In a bucket that keeps no earlier
+    versions both say the same.
+    """
+    ask = requests.Session.request
+
+    def with_generation(session, method, url, **kwargs):
+        if method == "DELETE":
+            url = url.replace("ifGenerationMatch=", "generation=")
+        return ask(session, method, url.replace("ifSourceGenerationMatch=", "sourceGeneration="), **kwargs)
+
+    monkeypatch.setattr(requests.Session, "request", with_generation)
+    return f"gs://{strict_gcs_bucket.name}/out"
 
 
 def before_change(number, act, changes):
@@ -100,11 +120,11 @@ def visible(output):
     return {name: read_file(path) for path, name in paths.items() if not name.startswith(".")}
 
 
-def begun(output):
+def begun(output, settings=REPLACE):
     """A run with all of its files staged, in a folder that holds an earlier one: its staging folder, and they."""
     write_earlier(output, "before", b"earlier")
     staging = new_staging(output)
-    write_file(f"{staging}/run.json", b'{"settings":{"write":{"replace":true}}}')
+    write_file(f"{staging}/run.json", json.dumps({"settings": settings}).encode())
     return staging, staged(staging, NAMES, b"new")
 
 
@@ -133,15 +153,45 @@ def test_who_comes_too_late_changes_nothing_of_what_others_have_published_since(
     """It was paused before any of its changes; meanwhile another attempt, and then another run, came to their ends.
 
     A disk with locks has all others wait for it. One without cannot remove a file on a condition: between its look at that file
-    and the removal it must not be paused. (Cloud Storage can, but the emulators do not.)
+    and the removal it must not be paused.
     """
-    changes = [change for change in CHANGES if change != "os.remove"]
-    if output.startswith("/") and not _without_locks(output):
+    if not _without_locks(output):
         pytest.skip("a disk with locks")
+    assert_late(output, REPLACE, [change for change in CHANGES if change != "os.remove"])
+
+
+@pytest.mark.parametrize("settings", [REPLACE, ONLY_NEW], ids=["replaces", "adds"])
+def test_on_storage_too_who_comes_too_late_changes_nothing(on_storage, settings):
+    """Cloud Storage can remove, and copy, on a condition: so there is no moment at which a pause does harm."""
+    assert_late(on_storage, settings)
+
+
+def test_who_begins_when_others_have_published_takes_nothing_of_what_they_write_then(on_storage):
+    """As the launcher's report, which comes before its summary, which says whose it is."""
     number = 0
     while True:
         number += 1
-        staging, files = begun(output)
+        staging, files = begun(on_storage)
+        publish(staging, files)
+        write_file(f"{on_storage}/report.html", b"of the new")
+
+        def others():
+            write_file(f"{on_storage}/summary.json", json.dumps({"run": run_of(staging)}).encode())  # noqa: B023
+            remove(staging)  # noqa: B023
+
+        paused = disturbed(number, lambda: publish(staging, files), signal.SIGSTOP, others)  # noqa: B023
+        assert {"report.html", *NAMES} <= {*visible(on_storage)}, number
+        remove(staging)
+        if not paused:
+            break
+
+
+def assert_late(output, settings, changes=CHANGES):
+    """That an attempt which is paused before any of its changes leaves things as others have left them."""
+    number = 0
+    while True:
+        number += 1
+        staging, files = begun(output, settings)
         found = {}
 
         def others():
@@ -149,7 +199,7 @@ def test_who_comes_too_late_changes_nothing_of_what_others_have_published_since(
             write_earlier(output, run_of(staging), b"summary of the new")  # noqa: B023
             remove(staging)  # noqa: B023
             after = new_staging(output)
-            with held(after, {"settings": {"write": {"replace": True}}}):
+            with held(after, {"settings": settings}):
                 publish(after, staged(after, [EARLIER[0], *NAMES], b"later"))
                 write_earlier(output, run_of(after), b"later")
             found.update(visible(output))  # noqa: B023
@@ -157,9 +207,11 @@ def test_who_comes_too_late_changes_nothing_of_what_others_have_published_since(
         paused = disturbed(number, lambda: publish(staging, files), signal.SIGSTOP, others, changes)  # noqa: B023
         if not paused:
             break
-        assert sorted(found) == sorted([*EARLIER, *NAMES, "summary.json"])
+        at_the_top = [name for name in found if not name.startswith("runs/")]
+        assert sorted(at_the_top) == sorted([*EARLIER, *NAMES, "summary.json"])
         assert visible(output) == found, number
         remove(staging)
+        delete_files([f"{output}/{name}" for name in found])
     assert number > 5
 
 
@@ -192,6 +244,24 @@ def test_of_two_attempts_with_files_of_their_own_the_first_decides(output):
         if not killed:
             break
     assert visible(output) == dict.fromkeys(NAMES, b"new")
+
+
+def test_a_job_of_a_template_that_died_between_any_two_changes_is_finished_by_who_comes_after_it(output):
+    number = 0
+    while True:
+        number += 1
+        staging, files = begun(output)
+        publish(staging, files, again=True)
+        next_files = [StagedFile(file.staged.replace("/attempt/", "/next/"), file.final) for file in files]
+        for file in next_files:
+            write_file(file.staged, b"next")
+        killed = disturbed(number, lambda: publish(staging, next_files, again=True), signal.SIGKILL)  # noqa: B023
+        publish(staging, next_files, again=True)
+        assert visible(output) == dict.fromkeys(NAMES, b"next"), number
+        remove(staging)
+        if not killed:
+            break
+    assert number > 5
 
 
 def test_jobs_of_one_template_share_a_folder_and_each_publishes_its_files(output):
