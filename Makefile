@@ -15,7 +15,7 @@ FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
 CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-backfill demo-flink test test-flink test-spark flink spark check format lint types fuzz bench bench-darknet bench-peers prism lock clean
+.PHONY: help demo demo-streaming demo-backfill demo-flink test test-flink test-spark flink spark check format lint types fuzz bench bench-darknet bench-flink bench-peers prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -89,6 +89,10 @@ bench-darknet: $(READY) .bench/onnx/.ready ## Measure imported Darknet models be
 	$(PYTHON) -m venv .bench/onnx
 	.bench/onnx/bin/pip install --quiet --disable-pip-version-check "onnxruntime==1.31.1" "tf2onnx==1.17.0" "tensorflow-cpu==2.19.1"
 	@touch $@
+
+bench-flink: $(READY) flink ## Measure batch and streaming jobs on a Flink cluster of this machine, and what pipeline.cost says of them
+	$(BIN)/python -m tests.flink.figures
+	$(BIN)/python -m tests.flink.cost
 
 bench-peers: $(READY) ## Measure against Ray Data and Daft, in environments of their own
 	$(BIN)/python -m tests.benchmarks.throughput --peers
