@@ -94,6 +94,8 @@ def dies_at(number, do, by=signal.SIGKILL):
                 if not left[0]:
                     os.kill(os.getpid(), by)
 
+        if by == signal.SIGINT:
+            signal.signal(by, signal.default_int_handler)  # what a shell runs in the background, and its children, ignore it
         sys.addaudithook(count)
         try:
             do()
