@@ -226,7 +226,7 @@ def _or_skip(emulator: contextlib.AbstractContextManager[Any]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def running_server(command: list[str], port: int, log: Path | None = None, cwd: Path | None = None) -> Iterator[None]:
-    """Runs a server in a process group of its own until the block ends; it ends with this process, however that ends.
+    """Runs a server until the block ends; see `start_server`.
 
     Args:
       command: Its command.
@@ -234,8 +234,18 @@ def running_server(command: list[str], port: int, log: Path | None = None, cwd: 
       log: Where what it says goes; default: nowhere.
       cwd: Where it runs; default: here.
     """
+    server = start_server(command, log, cwd)
+    try:
+        _wait_for_port(server, port, log)
+        yield
+    finally:
+        _end_group(server)
+
+
+def start_server(command: list[str], log: Path | None = None, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+    """Starts a process in a group of its own, which ends with this process, however that ends."""
     with open(log or os.devnull, "ab") as said:
-        server = subprocess.Popen(
+        return subprocess.Popen(
             ["/bin/sh", "-c", WITH_PARENT, "sh", *command],
             cwd=cwd,
             stdin=subprocess.PIPE,
@@ -243,11 +253,6 @@ def running_server(command: list[str], port: int, log: Path | None = None, cwd: 
             stderr=said,
             start_new_session=True,
         )
-    try:
-        _wait_for_port(server, port, log)
-        yield
-    finally:
-        _end_group(server)
 
 
 def _wait_for_port(server: subprocess.Popen[bytes], port: int, log: Path | None) -> None:

@@ -21,9 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.launch.prism import WITH_PARENT
 from tests.conftest import REPO
-from tests.emulators import free_ports, listens
+from tests.emulators import free_ports, listens, start_server
 
 TASKMANAGERS = 2
 START_SECONDS = 90.0
@@ -190,15 +189,7 @@ class FlinkCluster:
             for key, value in settings.items():
                 own += ["-D", f"{key}={value}"]
         command = ["java", *_JVM, *jvm, *_OPENS, "-cp", f"{_JARS}/*", _MAIN[kind], *own]
-        with open(self.folder / "logs" / f"{name}.log", "ab") as log:
-            self._processes[name] = subprocess.Popen(
-                ["/bin/sh", "-c", WITH_PARENT, "sh", *command],
-                cwd=self.folder,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self._processes[name] = start_server(command, log=self.folder / "logs" / f"{name}.log", cwd=self.folder)
 
 
 @contextlib.contextmanager
