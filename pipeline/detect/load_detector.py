@@ -14,6 +14,7 @@ from pipeline.detect.loaded_model import LoadedModel, LoadModel
 from pipeline.detect.versions import Version, is_watchable, wanted
 from pipeline.detect.watch_canary import check_canary
 from pipeline.errors import ModelError
+from pipeline.figures.told import tell_of
 
 _TRIED = 2  # versions at the start: the newest, and what was in use before it
 
@@ -27,6 +28,7 @@ def shared_detector(model: ModelConfig | LoadModel, detect: DetectConfig, sample
     with _shared_lock:
         if key not in _shared:
             _shared[key] = load_detector(model, detect, samples)
+            tell_of(_shared[key])
         return _shared[key]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -85,6 +86,20 @@ class CanaryFigures:
         times = [f"{ms:.0f}" if ms is not None else "-" for ms in (shown["mean_ms"], shown["stable_mean_ms"])]
         rates = f"failed {self.failure_rate:.1%} (stable {self.stable_failure_rate:.1%})"
         return f"canary {self.version}: {self.images} images{agreement}{shift}, {rates}, {times[0]} ms (stable {times[1]} ms)"
+
+
+def merge_canaries(figures: Iterable[CanaryFigures]) -> CanaryFigures | None:
+    """What all processes have shown of the newest canary that any of them has met; None where none has met one."""
+    merged: CanaryFigures | None = None
+    for each in sorted(figures, key=lambda each: (int(each.version), int(each.stable), each.mode), reverse=True):
+        if merged is None:
+            merged = dataclasses.replace(each)
+        elif (each.version, each.stable, each.mode) == (merged.version, merged.stable, merged.mode):
+            for field in dataclasses.fields(each):
+                if isinstance(amount := getattr(each, field.name), (int, float)):
+                    setattr(merged, field.name, getattr(merged, field.name) + amount)
+            merged.outcome = merged.outcome or each.outcome
+    return merged
 
 
 def _mean_ms(seconds: float, images: int) -> float | None:

@@ -14,8 +14,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+from pipeline.figures.canary import CanaryFigures, merge_canaries
 from pipeline.storage.files import list_files, make_folder, read_file, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.renewed import keep_renewing
@@ -24,6 +25,31 @@ from pipeline.storage.staging import is_introduced
 TELL_SECONDS = 3.0
 _FIGURES = "figures"
 _tellers: list[Teller] = []
+_models: list[ModelFigures] = []
+
+
+class ModelFigures(Protocol):
+    """What is known of the model in use: by a detector of its own, by a launcher of its workers'."""
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The batch ladder in use; empty where nobody has said."""
+
+    def canary_figures(self, wait_s: float = 0.0) -> CanaryFigures | None:
+        """What the canary has shown; waits up to so many seconds for what it has in hand."""
+
+
+class _Process(NamedTuple):
+    """What a process tells: its figures, and what its model has to say."""
+
+    figures: Any
+    batch_sizes: tuple[int, ...] = ()
+    canary: CanaryFigures | None = None
+
+
+def tell_of(model: ModelFigures) -> None:
+    """From now on what this process tells has this model's figures besides."""
+    _models[:] = [model]
 
 
 class Teller:
@@ -50,7 +76,8 @@ class Teller:
     def tell(self) -> None:
         """Tells what has changed; nothing where the run's folder is gone."""
         with self._lock:
-            content = pickle.dumps(self._figures())
+            models = [(model.batch_sizes, model.canary_figures()) for model in _models]
+            content = pickle.dumps(_Process(self._figures(), *(models[0] if models else ())))
             if content != self._told and _write(self._path, content):
                 self._told = content
 
@@ -94,23 +121,40 @@ class Told:
     def __init__(self, staging: str):
         self._folder = f"{staging}/{_FIGURES}"
         self._looked = float("-inf")
-        self._told: list[Any] = []
+        self._told: list[_Process] = []
+        self._over = False
         make_folder(self._folder)
 
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The batch ladder of a worker's model; empty where none has told."""
+        return max((each.batch_sizes for each in self._processes()), default=())
+
+    def canary_figures(self, wait_s: float = 0.0) -> CanaryFigures | None:
+        """What the canary has shown to all workers; with `wait_s` once the work is over, as `at_the_end`."""
+        if wait_s and any(each.canary for each in self._processes()):
+            self.at_the_end()
+        return merge_canaries(each.canary for each in self._processes() if each.canary)
+
     def now(self) -> list[Any]:
-        """What each process has told; looked up every few seconds, however often this is asked."""
-        if time.monotonic() - self._looked >= TELL_SECONDS:
+        """The figures that each process has told; looked up every few seconds, however often this is asked."""
+        return [each.figures for each in self._processes()]
+
+    def at_the_end(self) -> list[Any]:
+        """The same once the work is over: waits, the first time, until each process had time to tell the last of it."""
+        if not self._over:
+            if self._look():
+                time.sleep(TELL_SECONDS + 1.0)
+            self._told, self._over = self._look(), True
+        return self.now()
+
+    def _processes(self) -> list[_Process]:
+        if not self._over and time.monotonic() - self._looked >= TELL_SECONDS:
             with contextlib.suppress(Exception):  # storage may fail for a while
                 self._told = self._look()
             self._looked = time.monotonic()
         return self._told
 
-    def at_the_end(self) -> list[Any]:
-        """The same once the work is over: waits until each process had time to tell the last of it."""
-        if self._look():
-            time.sleep(TELL_SECONDS + 1.0)
-        return self._look()
-
-    def _look(self) -> list[Any]:
+    def _look(self) -> list[_Process]:
         paths = [path for path in list_files(f"{escape_glob(self._folder)}/*") if not path.endswith(".new")]
         return [pickle.loads(read_file(path)) for path in paths]  # noqa: S301  written by this very job

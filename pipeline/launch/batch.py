@@ -22,7 +22,7 @@ from pipeline.figures import progress
 from pipeline.figures.summary import RunFacts, Tally
 from pipeline.figures.told import Told
 from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals, tidy
-from pipeline.launch.loading import CANARY_SECONDS, detector_loading, load_detector, model_known
+from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import first_images, model_lines, say, shown, trial_lines
 from pipeline.launch.templates import write_template
@@ -231,26 +231,24 @@ def _run_graph(job: Job, steps: _Steps, staging: str) -> RunFacts:
     with (
         detector_loading(steps.config) if job.in_process else contextlib.nullcontext() as loading,
         job.runner.served(job.options),
-        _displayed(job, staging),
+        _displayed(job, staging) as told,
     ):
         pipeline = job.pipeline()
         steps.build(pipeline)
         _wait(job, pipeline.run())
         begin_publishing()  # if only now: other processes did it
         detector = loading.result() if loading else None
-    if not detector:
-        return job.done(launched_at, ())
-    return job.done(detector.ready_at, detector.batch_sizes, detector.canary_figures(CANARY_SECONDS))
+    return job.done(detector.ready_at, detector) if detector else job.done(launched_at, told)
 
 
 @contextlib.contextmanager
-def _displayed(job: Job, staging: str) -> Iterator[None]:
-    """While this lasts a person sees what is counted in this process, or what others tell."""
+def _displayed(job: Job, staging: str) -> Iterator[Told]:
+    """While this lasts a person sees what is counted in this process, or what others tell, which is given."""
+    told = Told(staging)
     if job.in_process:
         with progress.ProgressDisplay():
-            yield
+            yield told
         return
-    told = Told(staging)
 
     def counts() -> Counter[str]:
         workers = told.now()
@@ -259,7 +257,7 @@ def _displayed(job: Job, staging: str) -> Iterator[None]:
 
     try:
         with progress.ProgressDisplay(counts=counts):
-            yield
+            yield told
     finally:
         progress.note("")
 

@@ -16,6 +16,7 @@ from pipeline.errors import ConfigError, RunnerError
 
 _ASK_SECONDS = 10.0
 _PAUSE_MS = 1000  # so that each worker has heard of a checkpoint's end before the next one begins (`pipeline.stream.turns`)
+_BUNDLE_MS = 100  # an answer waits for the end of its bundle at each of the steps between which a runner keeps records
 
 
 class FlinkStreamOptions(PipelineOptions):
@@ -27,6 +28,7 @@ class FlinkStreamOptions(PipelineOptions):
         parser.add_argument("--finish_bundle_before_checkpointing", action="store_true", default=None)
         parser.add_argument("--num_concurrent_checkpoints", type=int)
         parser.add_argument("--min_pause_between_checkpoints", type=int, help="milliseconds")
+        parser.add_argument("--max_bundle_time_mills", type=int, help="milliseconds after which a bundle ends")
         parser.add_argument("--savepoint_path", "--resume", metavar="PATH", help="savepoint from which a stream goes on")
         parser.add_argument("--detach", action="store_true", default=None, help="start a stream, and leave it to itself")
         parser.add_argument("--attach", metavar="JOB", help="wait for a stream that runs, and stop it when told to")
@@ -80,4 +82,6 @@ def check_stream(options: Any) -> None:
         )
     if given.min_pause_between_checkpoints is None:
         given.min_pause_between_checkpoints = _PAUSE_MS
+    if given.max_bundle_time_mills is None:
+        given.max_bundle_time_mills = _BUNDLE_MS
     given.finish_bundle_before_checkpointing = True  # else checkpoints wait for bundles that wait for messages

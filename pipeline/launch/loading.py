@@ -14,8 +14,6 @@ from pipeline.detect.saved_model import name_and_version
 from pipeline.figures import progress
 from pipeline.launch.options import Job
 
-CANARY_SECONDS = 5.0  # that the end of a job waits for what a canary has in hand
-
 
 def load_detector(config: Config) -> Detector:
     """The detector of this process, loaded and warm."""

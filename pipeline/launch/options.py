@@ -24,13 +24,14 @@ from apache_beam.runners.worker.statesampler import StateSampler
 
 from pipeline.config import Config, settings
 from pipeline.errors import ConfigError, RunnerError
-from pipeline.figures.canary import CanaryFigures
 from pipeline.figures.summary import RunFacts
+from pipeline.figures.told import ModelFigures
 from pipeline.launch.flink_options import FlinkStreamOptions, server_options
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
 _SAMPLING_MS = 20
+_CANARY_SECONDS = 5.0  # that the end of a job waits for what a canary has in hand
 _YEARS_SECONDS = 10 * 365 * 86_400  # Beam ends a portable job after this time (by default 300 s), though it says it doesn't
 
 
@@ -79,9 +80,9 @@ class Job:
             found = str(err).removeprefix("Pipeline has validations errors:")
             raise RunnerError(f"runner {self.runner.name}: {' '.join(found.split())}") from err
 
-    def done(self, ready_at: float, batch_ladder: tuple[int, ...], canary: CanaryFigures | None = None) -> RunFacts:
-        """What is to be told of this job, which ends now."""
-        config = self.config
+    def done(self, ready_at: float, model: ModelFigures) -> RunFacts:
+        """What is to be told of this job, which ends now, but for what its canary has in hand."""
+        config, canary = self.config, model.canary_figures(_CANARY_SECONDS)
         return RunFacts(
             self.started_at,
             ready_at,
@@ -90,7 +91,7 @@ class Job:
             config.as_dict(),
             config.mode,
             config.model.path,
-            batch_ladder,
+            model.batch_sizes,
             canary,
         )
 

@@ -17,12 +17,11 @@ from apache_beam.options.pipeline_options import StandardOptions
 
 from pipeline import graph
 from pipeline.config import Config
-from pipeline.detect.detector import Detector
 from pipeline.errors import ConfigError, InputError
 from pipeline.figures.progress import ProgressDisplay
-from pipeline.figures.told import Told
+from pipeline.figures.told import ModelFigures, Told
 from pipeline.launch.ending import DONE, Ending, failed, finished_by_signals, stopped_by_signals, tidy
-from pipeline.launch.loading import CANARY_SECONDS, load_detector, model_known
+from pipeline.launch.loading import load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import model_lines, say
 from pipeline.launch.runners import RUNNERS, runner_named
@@ -105,8 +104,9 @@ def run(job: Job) -> int:
             detector = load_detector(config) if job.in_process else None
             ready_at = time.time()
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-                figures = stream.figures if detector else ToldFigures(Told(staging), settings.samples)
-                shown.enter_context(ProgressDisplay(line_of(figures, detector)))
+                model = detector or Told(staging)
+                figures = ToldFigures(model, settings.samples) if isinstance(model, Told) else stream.figures
+                shown.enter_context(ProgressDisplay(line_of(figures, model)))
                 pipeline = job.pipeline()
                 build(pipeline)
                 running = pipeline.run()
@@ -124,18 +124,17 @@ def run(job: Job) -> int:
                     runner.wait(running)
         except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
             return failed(err)
-        return _ended(job, staging, detector, figures, ready_at)
+        return _ended(job, staging, model, figures, ready_at)
 
 
-def _ended(job: Job, staging: str, detector: Detector | None, figures: LiveFigures | ToldFigures, ready_at: float) -> int:
+def _ended(job: Job, staging: str, model: ModelFigures, figures: LiveFigures | ToldFigures, ready_at: float) -> int:
     """Sums a stream up that has ended well; returns the exit code."""
-    canary = detector.canary_figures(CANARY_SECONDS) if detector else None
-    facts = job.done(ready_at, detector.batch_sizes if detector else (), canary)
+    facts = job.done(ready_at, model)
     tally = figures.tally()
     if tally is None:
         print("no worker has told this launcher what it did; the runner has the figures, as Beam metrics", file=sys.stderr)
         return DONE
-    if not detector:
+    if not job.in_process:
         facts = facts.elsewhere(tally.began)
     code = Ending(output_of(staging), job.config.write).finish(tally, facts, run_of(staging))
     tidy(staging)
@@ -156,11 +155,11 @@ def _settings(job: Job, name: str, staging: str) -> RunSettings:
     )
 
 
-def line_of(figures: LiveFigures | ToldFigures, detector: Detector | None) -> Callable[[float], str]:
+def line_of(figures: LiveFigures | ToldFigures, model: ModelFigures) -> Callable[[float], str]:
     """What a line of the display says: the stream's figures, and a canary's where there is one."""
 
     def line(seconds: float) -> str:
-        canary = detector.canary_figures() if detector else None
+        canary = model.canary_figures()
         return f"{figures.line(seconds)}{f'; {canary.line()}' if canary else ''}"
 
     return line

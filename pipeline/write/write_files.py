@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
-from apache_beam.pvalue import AsIter
+from apache_beam.pvalue import AsIter, AsSingleton
 
 from pipeline.config import WriteConfig
 from pipeline.figures.summary import Tally, merge_tallies
@@ -116,12 +116,14 @@ class WriteFiles(Sink):
             spooled.append(self._begun(results.counted.pipeline, self.begun))
         spools = [each.spools for each in spooled] | "AllSpools" >> beam.Flatten()
         tallies = [results.counted, *(each.tallies for each in spooled)] | "AllTallies" >> beam.Flatten()
+        merge = functools.partial(merge_tallies, samples=self.samples)  # they hold images, and all slots get what `Publish` takes
+        tally = AsSingleton(tallies | "MergeTallies" >> beam.CombineGlobally(merge).without_defaults(), Tally())
         finished = spools | "GatherShards" >> beam.GroupByKey() | "FinishShards" >> beam.FlatMap(self._finish)
 
         end = results.counted.pipeline | "End" >> beam.Impulse()
         # apart, so that nothing that is done again once files have their names reads them where they were
         coco = [AsIter(end | "WriteCoco" >> beam.FlatMap(self._write_coco, AsIter(finished)))] if self.write.coco else []
-        return end | "Publish" >> beam.Map(self._publish, AsIter(finished), AsIter(tallies), *coco)
+        return end | "Publish" >> beam.Map(self._publish, AsIter(finished), tally, *coco)
 
     def _begun(self, pipeline: beam.Pipeline, checkpoints: Sequence[Checkpoint]) -> Spooled:
         """What is spooled already, as if it were now."""
@@ -162,12 +164,11 @@ class WriteFiles(Sink):
         self,
         _end: bytes,
         finished: Iterable[StagedFile],
-        tallies: Iterable[Tally],
+        tally: Tally,
         coco: Iterable[StagedFile | str] = (),
     ) -> None:
         if self.launched and finish_publishing(self.staging):
             return  # an attempt before this one came so far: its files are the run's, and what it counted
-        tally = merge_tallies(tallies, self.samples)
         notes = [note for note in coco if isinstance(note, str)]
         files: list[StagedFile] = []
         if tally.read:  # the results of an earlier run outlive one that found no input

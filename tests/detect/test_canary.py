@@ -338,4 +338,4 @@ def test_the_lines_of_a_stream_say_what_it_shows():
     line = line_of(LiveFigures(), detector)(10.0)
     detector.close()
     assert "; canary 8: 12 images, agreement 1.000, scores +0.010, failed 0.0% (stable 0.0%), " in line
-    assert line_of(LiveFigures(), None)(10.0) in line
+    assert LiveFigures().line(10.0) in line

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.figures.canary import CanaryFigures
+from pipeline.figures.canary import CanaryFigures, merge_canaries
 from pipeline.figures.summary import RunFacts, Tally, summarise
 from pipeline.report.page import render_report
 
@@ -84,6 +84,26 @@ def test_a_line_has_them_all():
 )
 def test_what_is_not_known_is_not_said(figures, agreement, line):
     assert (figures.agreement, figures.line()) == (agreement, line)
+
+
+@pytest.mark.parametrize(
+    ("figures", "merged"),
+    [
+        pytest.param([], None, id="none"),
+        pytest.param(
+            [CanaryFigures("8", "7", "shadow", 5, 1, seconds=0.5), CanaryFigures("8", "7", "shadow", 7, 2, outcome="dropped")],
+            CanaryFigures("8", "7", "shadow", 12, 3, seconds=0.5, outcome="dropped"),
+            id="of two processes",
+        ),
+        pytest.param(
+            [CanaryFigures("9", "7", "shadow", 900), CanaryFigures("10", "7", "shadow", 1)],
+            CanaryFigures("10", "7", "shadow", 1),
+            id="the newest, though a process that was killed had met more of another one",
+        ),
+    ],
+)
+def test_those_of_all_processes_add_up(figures, merged):
+    assert merge_canaries(figures) == merged
 
 
 def test_the_report_has_a_part_for_a_canary_where_there_was_one():

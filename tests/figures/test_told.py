@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.errors import ModelError, OutputError
 from pipeline.figures import told, workplace
-from pipeline.figures.told import Teller, Told
+from pipeline.figures.canary import CanaryFigures
+from pipeline.figures.told import Teller, Told, tell_of
 from pipeline.figures.workplace import Workplace
 from pipeline.storage.staging import introduce
 from tests.conftest import REPO
@@ -70,6 +71,45 @@ def test_at_the_end_it_hears_what_is_told_meanwhile(staging, monkeypatch):
     Teller(staging, lambda: counts).start()
     counts["read"] = 2
     assert seen.at_the_end() == [{"read": 2}]
+
+
+class Model:
+    """What a worker's detector says of itself."""
+
+    def __init__(self, batch_sizes, canary=None):
+        self.batch_sizes = batch_sizes
+        self.canary = canary
+
+    def canary_figures(self, wait_s=0.0):
+        return self.canary
+
+
+@pytest.fixture
+def model(monkeypatch):
+    """Gives this process a model, for as long as a test."""
+    monkeypatch.setattr(told, "_models", [])
+    return lambda *figures: tell_of(Model(*figures))
+
+
+def test_the_launcher_knows_the_ladder_that_workers_use(staging, model):
+    Teller(staging, Counter).tell()
+    assert Told(staging).batch_sizes == ()
+    model((1, 2, 4))
+    Teller(staging, Counter).tell()
+    assert Told(staging).batch_sizes == (1, 2, 4)
+
+
+def test_the_launcher_adds_up_what_a_canary_has_shown_to_each_worker(staging, model, monkeypatch):
+    monkeypatch.setattr(told, "TELL_SECONDS", 0.05)
+    assert Told(staging).canary_figures() is None
+    for images in (3, 4):
+        model((1,), CanaryFigures("8", "7", "shadow", images=images))
+        Teller(staging, Counter).tell()
+    seen = Told(staging)
+    assert seen.canary_figures() == CanaryFigures("8", "7", "shadow", images=7)
+    model((1,), CanaryFigures("8", "7", "shadow", images=5))
+    Teller(staging, Counter).tell()
+    assert seen.canary_figures(wait_s=1.0) == CanaryFigures("8", "7", "shadow", images=12)
 
 
 def test_nothing_comes_back_of_a_run_that_is_over(staging):

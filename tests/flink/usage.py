@@ -27,6 +27,7 @@ _KINDS = {
 }
 _SAMPLE_SECONDS = 0.5
 _FORWARD = "forward"
+_COUNTS = "MergeTallies"
 
 
 class ProcessorTime:
@@ -88,7 +89,7 @@ class Shuffled(NamedTuple):
 
     Attributes:
       step: Its name, as the job's dashboard shows it.
-      how: `hash` or `rebalance`; what a job has counted goes by `redistribute` and `broadcast`.
+      how: `hash` or `rebalance`; `broadcast` to all slots.
       received_bytes: With all that Flink and Beam add to an element.
     """
 
@@ -99,7 +100,7 @@ class Shuffled(NamedTuple):
     @property
     def is_of_images(self) -> bool:
         """Whether it grows with the number of images; a job's counts, and thumbnails for its report, come once a bundle."""
-        return self.how in ("hash", "rebalance")
+        return self.how in ("hash", "rebalance") and _COUNTS not in self.step
 
 
 def shuffled(flink: FlinkCluster, job: str) -> Iterator[Shuffled]:
