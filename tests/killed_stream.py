@@ -1,4 +1,7 @@
-"""Runs a job as `python -m pipeline.run` does; SIGKILL comes at a moment that `KILLED_AFTER` names, the first time."""
+"""Runs a job as `python -m pipeline.run` does, to be killed: what it has in hand then comes again soon.
+
+SIGKILL comes at a moment that `KILLED_AFTER` names, the first time; without one, from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 from pipeline.detect.canary import Canary
 from pipeline.run import main
+from pipeline.stream import intake
 from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing
 from pipeline.stream.intake import Intake
@@ -36,5 +40,7 @@ def _die_after(cls: type, name: str) -> None:
 
 
 if __name__ == "__main__":
-    _die_after(*MOMENTS[os.environ["KILLED_AFTER"]])
+    intake.EXTEND_SECONDS = 10  # as short as Pub/Sub's own deadlines can be
+    if os.environ["KILLED_AFTER"]:
+        _die_after(*MOMENTS[os.environ["KILLED_AFTER"]])
     sys.exit(main(sys.argv[1:]))

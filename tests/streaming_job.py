@@ -32,6 +32,7 @@ class StreamingJob:
       config: The job's config file.
       host: What the job takes for Pub/Sub's address, where it is not the emulator's own.
       answers: Whether requests are answered as a whole.
+      killed: Whether it will be killed while it has messages in hand; they come again soon then.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class StreamingJob:
         config: str = CONFIG,
         host: str = "",
         answers: bool = True,
+        killed: bool = False,
     ):
         self._emulator = emulator
         self._folder = folder
@@ -53,7 +55,7 @@ class StreamingJob:
         output, dead_letter_topic, answer_topic = (topic for topic, _ in topics)
         self.archive = folder / "archive"
         self.log = folder / "job.log"
-        self._command = [sys.executable, "-m", "pipeline.run", "--config", config]
+        self._command = [sys.executable, "-m", "tests.killed_stream" if killed else "pipeline.run", "--config", config]
         self._command += ["--input", subscription, "--output", output, "--archive", str(self.archive)]
         self._command += ["--dead-letter-topic", dead_letter_topic, *(["--answer-topic", answer_topic] if answers else [])]
         self._command += map(str, flags)

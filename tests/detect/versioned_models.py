@@ -19,13 +19,13 @@ HW = (96, 128)
 NEVER = 1e6  # seconds: tests look themselves
 
 
-def save_version(path: Path, version: int, work: int = 0, values: int = 1, outputs: Any = None) -> Path:
+def save_version(path: Path, version: int, call_ms: int = 0, values: int = 1, outputs: Any = None) -> Path:
     """Writes one version below a folder of versions; returns its own folder.
 
     Args:
       path: The folder of versions.
       version: Its number.
-      work: Products of large matrices that each of its calls computes besides.
+      call_ms: How long each of its calls takes at least; it waits, and leaves the processor to others.
       values: How many it has learnt.
       outputs: What it computes instead: a traced function from images to outputs by name.
     """
@@ -34,16 +34,22 @@ def save_version(path: Path, version: int, work: int = 0, values: int = 1, outpu
     learnt = tf.constant(np.random.default_rng(version).normal(size=values).astype(np.float32))
 
     def predict(images: Any) -> dict[str, Any]:
-        busy = tf.fill([1000, 1000], tf.reduce_mean(tf.cast(images, tf.float32)) * 1e-12)
-        for _ in range(work):
-            busy = tf.matmul(busy, busy)
-        place = tf.cast(images[0, 0, 0, 0], tf.int32) % values
-        scores = tf.fill([tf.shape(images)[0], 1], version / 100 + (tf.reduce_sum(busy) + learnt[place]) * 1e-12)
-        return {"boxes": bright_box(images)[:, None], "scores": scores}
+        many = tf.shape(images)[0]
+        place = (tf.cast(images[0, 0, 0, 0], tf.int32) + (_none_after(call_ms, many) if call_ms else 0)) % values
+        return {"boxes": bright_box(images)[:, None], "scores": tf.fill([many, 1], version / 100 + learnt[place] * 1e-12)}
 
     folder = path / str(version)
     save_model(folder, outputs or predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))
     return folder
+
+
+def _none_after(call_ms: int, images: Any) -> Any:
+    """0, after a while; of how many images there are it is said to depend, so that it is not computed beforehand."""
+    import tensorflow as tf
+    from tensorflow.python.data.experimental.ops import testing
+
+    late = tf.data.Dataset.range(1).apply(testing.sleep(call_ms * 1000))
+    return tf.cast(late.reduce(tf.cast(images, tf.int64), lambda _, none: none), tf.int32)
 
 
 def elsewhere(images: Any) -> dict[str, Any]:

@@ -49,9 +49,10 @@ def without_run(names) -> list[str]:
     return sorted(re.sub(r"-[0-9a-f]{8}(-\d{8}T\d{6}Z)?(-\d{5}-of)", r"\2", name) for name in names)
 
 
-def write_work(folder: Path, images: int = WORK_IMAGES) -> None:
+def write_work(folder: Path, images: int = WORK_IMAGES, image_wh: tuple[int, int] = (1200, 900)) -> None:
     """Images enough for a second or more of work: one, under many names."""
-    write_bright_image(folder / "0.jpg", (1200, 900), (10, 10, 300, 300))
+    width, height = image_wh
+    write_bright_image(folder / "0.jpg", image_wh, (10, 10, width // 4, height // 3))
     for n in range(1, images):
         os.link(folder / "0.jpg", folder / f"{n}.jpg")
 

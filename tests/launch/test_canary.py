@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.records import ImageRef, identity_hash
+from pipeline.storage.files import write_file
 from tests.conftest import write_bright_image
 from tests.detect.versioned_models import elsewhere, save_version
-from tests.killed_job import run_job
+from tests.killed_job import KILLED, Moment, run_job
 from tests.launch.test_batch_job import write_work
 from tests.launch.test_swaps import QUICK, rows_in, until, versions_of
 from tests.streaming_job import InlineImages, StreamingJob
@@ -61,7 +62,7 @@ AUTO = ("--model-version", "stable", "--canary-share", 1, "--canary-auto", "--ca
 def saved(tmp_path_factory):
     """Version 7, which takes its time, version 8, which agrees with it, and version 9, which does not."""
     folder = tmp_path_factory.mktemp("saved")
-    save_version(folder, 7, work=16), save_version(folder, 8), save_version(folder, 9, outputs=elsewhere)
+    save_version(folder, 7, call_ms=200), save_version(folder, 8), save_version(folder, 9, outputs=elsewhere)
     return folder
 
 
@@ -85,28 +86,55 @@ def labels_of(model: Path) -> dict[str, int]:
 @pytest.fixture
 def batch(tmp_path):
     """A batch job over many images: its command but for the model, and their names."""
-    write_work(tmp_path / "in")
+    write_work(tmp_path / "in", images=4000, image_wh=(64, 48))
     command = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--streams", 1, "--intra-op-threads", 1, *AUTO]
     return command, [str(path) for path in sorted((tmp_path / "in").iterdir())]
 
 
-def test_a_batch_job_promotes_a_canary_that_agrees(on_trial, batch, tmp_path):
-    model, (command, names), log = on_trial(8), batch, tmp_path / "log"
-    assert run_job([*command, "--model", model], log) == 0, log.read_text()
-    said = log.read_text()
+def assert_promoted(said: str, model: Path, out: Path, names: list[str], processes: int = 1) -> None:
+    """That a batch job has promoted version 8 while it worked, and has done all of its images."""
     assert labels_of(model) == {"stable": 8}, said
-    rows = rows_in(tmp_path / "out")
+    rows = rows_in(out)
     assert sorted(row["image"]["uri"] for row in rows) == names
     assert {versions_of(row) for row in rows} == {("7", "7"), ("8", "8")}, said
-    assert said.count("model detector: canary promoted; canary 8: ") == 1
-    assert said.count("model detector: version 7 -> 8, loaded in ") == 1
+    assert 1 <= said.count("model detector: canary promoted; canary 8: ") <= processes
+    assert 1 <= said.count("model detector: version 7 -> 8, loaded in ") <= processes
     assert "canary dropped" not in said and "Traceback" not in said
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
-    assert [summary["canary"][name] for name in ("version", "failed", "agreement", "outcome")] == ["8", 0, 1.0, "promoted"]
 
 
-def test_a_stream_killed_between_its_decision_and_the_record_decides_again(pubsub_emulator, on_trial, tmp_path):
-    """No message is lost with it."""
+def test_a_batch_job_in_two_processes_promotes_a_canary_that_agrees(on_trial, batch, tmp_path):
+    """Each of them has a canary of its own; the first to have met enough images promotes it for both."""
+    model, (command, names), log = on_trial(8), batch, tmp_path / "log"
+    workers = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    assert run_job([*command, "--model", model, *workers], log) == 0, log.read_text()
+    assert_promoted(log.read_text(), model, tmp_path / "out", names, processes=2)
+    canary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))["canary"]
+    assert [canary[name] for name in ("version", "failed", "agreement", "outcome")] == ["8", 0, 1.0, "promoted"]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_batch_job_killed_around_the_record_of_its_decision_goes_by_what_stands_there(on_trial, batch, tmp_path, when):
+    """Before it, nothing is decided, and the same command decides again; after it, the same command begins with the canary."""
+    model, (command, names), log = on_trial(8), batch, tmp_path / "log"
+    command = [*command, "--model", model]
+    assert run_job(command, log, Moment("pipeline.detect.watch_canary:write_file", when=when)) == KILLED, log.read_text()
+    assert labels_of(model) == ({"stable": 7, "canary": 8} if when == "before" else {"stable": 8})
+    assert sorted(path.name for path in model.iterdir()) == ["7", "8", "labels.json"]
+    assert run_job(command, log) == 0, log.read_text()
+    if when == "before":
+        assert_promoted(log.read_text(), model, tmp_path / "out", names)
+        canary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))["canary"]
+        assert [canary[name] for name in ("version", "failed", "agreement", "outcome")] == ["8", 0, 1.0, "promoted"]
+        return
+    assert labels_of(model) == {"stable": 8}, log.read_text()
+    rows = rows_in(tmp_path / "out")
+    assert sorted(row["image"]["uri"] for row in rows) == names
+    assert {versions_of(row) for row in rows} == {("8", "8")}
+    assert "canary promoted" not in log.read_text()
+
+
+def test_a_stream_killed_between_its_decision_and_the_record_decides_again(pubsub_emulator, on_trial, saved, tmp_path):
+    """No message is lost with it. It promotes the canary then, and drops the next one, which does not agree."""
     model = on_trial(8)
     write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
     job = StreamingJob(pubsub_emulator, tmp_path, str(model), *AUTO, answers=False)
@@ -114,17 +142,23 @@ def test_a_stream_killed_between_its_decision_and_the_record_decides_again(pubsu
     with contextlib.ExitStack() as ended:
         ended.push(job.__exit__)
         job.start(killed_after="judged", until="of the images meet canary")
-        images.publish(range(0, 20))
+        images.publish(range(20))
         assert job.wait() == -signal.SIGKILL, job.output()
         assert labels_of(model) == {"stable": 7, "canary": 8}
         job.start(until="of the images meet canary")
         images.publish(range(20, 40))
-        until(lambda: images.answered(40) and "canary" not in labels_of(model), job.output)
+        until(lambda: images.answered(40) and "model detector: version 7 -> 8, loaded in " in job.output(), job.output)
         assert labels_of(model) == {"stable": 8}
-        until(lambda: "model detector: version 7 -> 8, loaded in " in job.output(), job.output)
         images.publish(range(40, 60))
         until(lambda: images.answered(60), job.output)
+        shutil.copytree(saved / "9", model / "9")
+        write_file(str(model / "labels.json"), b'{"stable": 8, "canary": 9}')
+        until(lambda: "of the images meet canary 9" in job.output(), job.output)
+        images.publish(range(60, 80))
+        until(lambda: images.answered(80) and "canary dropped" in job.output(), job.output)
+        assert labels_of(model) == {"stable": 8}
         assert job.signal(signal.SIGTERM) == 0, job.output()
     assert {row["model"]["version"] for name, row in images.rows.items() if int(name[7:]) >= 40} == {"8"}
-    assert json.loads((job.archive / "summary.json").read_text(encoding="utf-8"))["canary"]["outcome"] == "promoted"
-    assert job.output().count("canary promoted; canary 8: ") == 1
+    assert json.loads((job.archive / "summary.json").read_text(encoding="utf-8"))["canary"]["outcome"] == "dropped"
+    said = job.output()
+    assert [said.count(line) for line in ("canary promoted; canary 8: ", "canary dropped; canary 9: ")] == [1, 1]

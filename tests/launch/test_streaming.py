@@ -310,7 +310,7 @@ def test_a_request_whose_images_others_are_at_is_answered_also_when_the_job_is_k
         return uri in done
 
     flags = ("--allow-uri-prefix", "gs://", tmp_path / "in")
-    with StreamingJob(pubsub_emulator, tmp_path, bright_model, *flags) as job:
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model, *flags, killed=True) as job:
         for attempt in range(10):  # a job that has just begun may have one bundle at a time, and all hangs
             done: set[str] = set()
             both, second, third = link("both"), link("second"), link("third")

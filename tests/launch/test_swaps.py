@@ -1,15 +1,18 @@
 """A version is released while jobs of either mode are at work: as a user runs them, in processes of their own."""
 
+import contextlib
 import json
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pipeline.storage.ledger import list_files_of_rows, read_entries
 from tests.conftest import REPO, write_bright_image
 from tests.detect.versioned_models import save_version
 from tests.launch.test_batch_job import write_work
@@ -21,10 +24,11 @@ QUICK = ("--model-poll-s", 0.2, "--score-threshold", 0)
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Version 7, which takes its time, and version 8."""
+    """Version 6, which is none, version 8, and versions 7, 9 and 11, which take their time."""
     folder = tmp_path_factory.mktemp("saved")
-    save_version(folder, 7, work=16)
-    save_version(folder, 8)
+    for version, call_ms in ((6, 0), (7, 200), (8, 0), (9, 200), (11, 200)):
+        save_version(folder, version, call_ms=call_ms)
+    (folder / "6" / "saved_model.pb").write_bytes(b"no model")
     return folder
 
 
@@ -34,8 +38,9 @@ def model(tmp_path, saved):
     return release(saved, tmp_path / "detector", 7)
 
 
-def release(saved: Path, model: Path, version: int) -> Path:
-    shutil.copytree(saved / str(version), model / str(version))
+def release(saved: Path, model: Path, version: int, number: int = 0) -> Path:
+    """Adds a version to a folder, under another number where one is given."""
+    shutil.copytree(saved / str(version), model / str(number or version))
     return model
 
 
@@ -56,71 +61,121 @@ def rows_in(folder: Path) -> list[dict]:
     return [json.loads(line) for path in folder.glob("detections/*.jsonl") for line in path.read_text().splitlines()]
 
 
-def test_a_batch_job_goes_on_with_a_version_that_comes_while_it_works(model, saved, tmp_path):
-    """Each row names the version that has made it, and so does its index; the summary says how many images each has done."""
-    from pipeline.storage.ledger import list_files_of_rows, read_entries
-
-    write_work(tmp_path / "in")
-    out, log = tmp_path / "out", tmp_path / "log"
-    names = [str(path) for path in sorted((tmp_path / "in").iterdir())]
-    command = ["-m", "pipeline.run", "--input", tmp_path / "in", "--output", out, "--model", model, "--streams", 1, *QUICK]
-    with log.open("wb") as said:
-        job = subprocess.Popen([sys.executable, *map(str, command)], cwd=REPO, stdout=said, stderr=said)
+@contextlib.contextmanager
+def batch_at_work(model: Path, folder: Path) -> Iterator[subprocess.Popen]:
+    """Starts a job over many images, and waits for its first rows; what it says is added to `log` in its folder."""
+    command = ["--input", folder / "in", "--output", folder / "out", "--model", model, "--streams", 1, *QUICK]
+    with (folder / "log").open("ab") as said:
+        job = subprocess.Popen([sys.executable, "-m", "pipeline.run", *map(str, command)], cwd=REPO, stdout=said, stderr=said)
     try:
-        until(lambda: list(out.glob(".staging-*/**/*")) or job.poll() is not None, log.read_text)
-        release(saved, model, 8)
-        assert job.wait(_SECONDS) == 0, log.read_text()
+        until(lambda: list((folder / "out").glob(".staging-*/spool/*")) or job.poll() is not None, (folder / "log").read_text)
+        yield job
     finally:
         job.kill()
         job.wait()
+
+
+@pytest.fixture
+def images(tmp_path):
+    """The names of the images of a batch job."""
+    write_work(tmp_path / "in", images=4000, image_wh=(64, 48))
+    return [str(path) for path in sorted((tmp_path / "in").iterdir())]
+
+
+def test_a_batch_job_refuses_a_version_takes_the_next_and_rolls_back(saved, tmp_path, images):
+    """What was refused is not tried again when the version behind it goes.
+
+    Each row names the version that has made it, and so does its index; the summary says how many images each has done.
+    """
+    out, log, model = tmp_path / "out", tmp_path / "log", tmp_path / "detector"
+    for version in (8, 9):
+        release(saved, model, version)
+    with batch_at_work(model, tmp_path) as job:
+
+        def said(line: str) -> None:
+            until(lambda: line in log.read_text() or job.poll() is not None, log.read_text)
+
+        release(saved, model, 6, number=10)
+        said("model detector: version 10 is refused, version 9 stays: TensorFlow cannot load it: ")
+        release(saved, model, 11)
+        said("model detector: version 9 -> 11, loaded in ")
+        for version in (9, 11):
+            shutil.rmtree(model / str(version))
+        assert job.wait(_SECONDS) == 0, log.read_text()
     rows = rows_in(out)
-    assert sorted(row["image"]["uri"] for row in rows) == names
+    assert sorted(row["image"]["uri"] for row in rows) == images
     seen = [versions_of(row) for row in rows]
-    assert set(seen) == {("7", "7"), ("8", "8")}, log.read_text()
+    assert set(seen) == {("9", "9"), ("11", "11"), ("8", "8")}, log.read_text()
+    assert [log.read_text().count(line) for line in (" is refused", " 9 -> 11, loaded in ", " 11 -> 8, loaded in ")] == [1, 1, 1]
     (file,) = [file for file in list_files_of_rows(str(out)) if file.kind == "detections"]
     assert {entry.uri: entry.version for entry in read_entries(file)} == {
         row["image"]["uri"]: row["model"]["version"] for row in rows
     }
     counted = json.loads((out / "summary.json").read_text())["model"]["images_by_version"]
-    assert counted == {version: seen.count((version, version)) for version in "78"}
-    assert log.read_text().count("model detector: version 7 -> 8, loaded in ") == 1
+    assert counted == {version: seen.count((version, version)) for version in ("8", "9", "11")}
+
+
+def test_a_batch_job_killed_during_a_swap_ends_with_the_version_that_was_released(model, saved, tmp_path, images):
+    """By the same command; rows of both versions are not mixed, since the first run has published none."""
+    log = tmp_path / "log"
+    with batch_at_work(model, tmp_path) as job:
+        release(saved, model, 8)
+        until(lambda: prepared_beside(job.pid) or job.poll() is not None, log.read_text)
+        (child,) = prepared_beside(job.pid)
+        job.kill()
+        until(lambda: not _prepares(child), log.read_text)  # it does not outlive the job
+    with batch_at_work(model, tmp_path) as job:
+        assert job.wait(_SECONDS) == 0, log.read_text()
+    rows = rows_in(tmp_path / "out")
+    assert sorted(row["image"]["uri"] for row in rows) == images
+    assert {versions_of(row) for row in rows} == {("8", "8")}
+    assert "Traceback" not in log.read_text()
 
 
 def test_a_stream_killed_during_a_swap_answers_all_after_its_restart(pubsub_emulator, model, saved, tmp_path):
-    """Killed while the next version is prepared beside it; what was released is in use after the restart, and rolls back."""
+    """Killed while the next version is prepared beside it; what was released is in use after the restart, and rolls back.
+
+    One that is no model is refused then.
+    """
     write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
-    job = StreamingJob(pubsub_emulator, tmp_path, str(model), *QUICK)
+    job = StreamingJob(pubsub_emulator, tmp_path, str(model), *QUICK, killed=True)
     images = InlineImages(job, (tmp_path / "bright.png").read_bytes())
-
-    def beside() -> list[Path]:
-        asked = Path(f"/proc/{job.pid}/task").glob("*/children")
-        return [child for path in asked for child in path.read_text().split() if _prepares(child)]
-
     try:
         job.start()
-        images.publish(range(0, 100))
-        until(lambda: images.answered(100), job.output)
-        images.publish(range(100, 200))
+        images.publish(range(20))
+        until(lambda: images.answered(20), job.output)
+        images.publish(range(20, 40))
         release(saved, model, 8)
-        until(beside, job.output)
-        (child,) = beside()
+        until(lambda: prepared_beside(job.pid), job.output)
+        (child,) = prepared_beside(job.pid)
         assert job.signal(signal.SIGKILL) == -signal.SIGKILL
         until(lambda: not _prepares(child), job.output)  # it does not outlive the job
         job.start()
-        until(lambda: images.answered(200), job.output)
-        images.publish(range(200, 300))
-        until(lambda: images.answered(300), job.output)
+        until(lambda: images.answered(40), job.output)
+        images.publish(range(40, 60))
+        until(lambda: images.answered(60), job.output)
         shutil.rmtree(model / "8")
         until(lambda: "model detector: version 8 -> 7, loaded in " in job.output(), job.output)
-        images.publish(range(300, 400))
-        until(lambda: images.answered(400), job.output)
+        images.publish(range(60, 80))
+        until(lambda: images.answered(80), job.output)
+        release(saved, model, 6, number=8)
+        until(lambda: "model detector: version 8 is refused, version 7 stays: TensorFlow cannot" in job.output(), job.output)
+        images.publish(range(80, 100))
+        until(lambda: images.answered(100), job.output)
         assert job.signal(signal.SIGTERM) == 0, job.output()
     finally:
         job.__exit__()
-    seen = [versions_of(images.rows[f"inline:{n}"]) for n in range(400)]
-    assert set(seen[:100]) == {("7", "7")} and set(seen[100:200]) <= {("7", "7"), ("8", "8")}
-    assert set(seen[200:300]) == {("8", "8")} and set(seen[300:]) == {("7", "7")}
+    seen = [versions_of(images.rows[f"inline:{n}"]) for n in range(100)]
+    assert set(seen[:20]) == {("7", "7")} and set(seen[20:40]) <= {("7", "7"), ("8", "8")}
+    assert set(seen[40:60]) == {("8", "8")} and set(seen[60:]) == {("7", "7")}
     assert "Traceback" not in job.output()
+    assert job.output().count(" is refused") == 1
+
+
+def prepared_beside(pid: int) -> list[str]:
+    """The processes in which a job prepares versions."""
+    asked = Path(f"/proc/{pid}/task").glob("*/children")
+    return [child for path in asked for child in path.read_text().split() if _prepares(child)]
 
 
 def _prepares(process: str) -> bool:
