@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.detect.loaded_model import ModelFailed, OutOfMemory, Output
 
-_PAUSE_SECONDS = 0.3  # about as long as a first call: who waited meanwhile has had its turn then
+_PAUSE_SECONDS = 0.3  # at least, between first calls: who waited meanwhile has had its turn then
 
 
 class Scheduler(Protocol):
@@ -92,10 +92,13 @@ class BatchedModel:
           ModelFailed: The model fails on blank images.
         """
         blank = np.zeros((*self._input_hw, 3), np.uint8)
+        took = 0.0
         for size in self._batch_sizes:
             if size <= self._batch_sizes[-1]:  # else dropped meanwhile
-                time.sleep(0.0 if at_once else _PAUSE_SECONDS)
+                time.sleep(0.0 if at_once else max(took, _PAUSE_SECONDS))
+                began = time.monotonic()
                 self._run_blank([blank] * size)
+                took = time.monotonic() - began
         if not at_once:
             return
         with ThreadPoolExecutor(self._streams) as streams:

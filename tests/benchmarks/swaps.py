@@ -34,6 +34,7 @@ from tests.streaming_job import StreamingJob
 
 _SWAPPED = re.compile(r"version (\d+) -> (\d+), loaded in ([\d.]+) s")
 _EARLY = 5  # swaps after which memory is looked at first
+_FLAGS = ("--model-poll-s", "0.5", "--deduplicate-s", "60")  # what a stream remembers has its full size by then
 
 
 def release(model: Path, versions: Path, number: int) -> None:
@@ -159,7 +160,7 @@ def main() -> None:
     release(model, versions, 1)
     config = "configs/streaming_pubsub_direct.yaml" if given.full_size else CONFIG
     with running_pubsub_emulator() as emulator:
-        job = StreamingJob(emulator, folder, str(versions), "--model-poll-s", "0.5", config=config)
+        job = StreamingJob(emulator, folder, str(versions), *_FLAGS, config=config)
         receiver = Receiver(emulator, job.detections)
         try:
             job.start()

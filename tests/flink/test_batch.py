@@ -44,7 +44,9 @@ def test_a_batch_job_that_loses_a_machine_gives_the_rows_of_a_run_on_one(flink: 
             time.sleep(0.05)
         print(f"on Flink the first row after {time.monotonic() - began:.0f} s")
         time.sleep(seconds / 3)
-        told = [pickle.loads(path.read_bytes()) for path in (tmp_path / "there").glob(".staging-*/figures/*[!w]")]  # not `.new`
+        told = [
+            pickle.loads(path.read_bytes()).figures for path in (tmp_path / "there").glob(".staging-*/figures/*[!w]")
+        ]  # not `.new`
         flink.kill("taskmanager0")
         assert job.poll() is None and not (tmp_path / "there" / "detections").exists()
         flink.start_taskmanager(0)

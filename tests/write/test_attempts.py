@@ -39,7 +39,7 @@ def begun(output):
 
 
 def publish(sink, files, coco):
-    sink._publish(b"", files, [TALLY], coco)
+    sink._publish(b"", files, TALLY, coco)
 
 
 @pytest.fixture
