@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +31,7 @@ from tests.benchmarks.model import make_model
 from tests.benchmarks.streaming import Bench
 from tests.emulators import EmulatorMissing, running_pubsub_emulator
 from tests.flink.cluster import FlinkCluster, FlinkMissing, running_flink
-from tests.flink.usage import LAUNCHER, WORKERS, ProcessorTime, Shuffled, on_flink, shuffled
+from tests.flink.usage import LAUNCHER, WORKERS, Shuffled, on_flink, run_measured, shuffled
 
 _IN_MEMORY, _PRISM, _ONE, _TWO = "in memory", "Prism", "Flink, 1 TaskManager", "Flink, 2 TaskManagers"
 _TASKMANAGERS = {_ONE: 1, _TWO: 2}
@@ -115,17 +112,13 @@ def _run(name: str, images: Path, count: int) -> Run:
         flink = stack.enter_context(_cluster(_TASKMANAGERS[name])) if name in _TASKMANAGERS else None
         flags = on_flink(flink) if flink else []
         flags += ["--runner=PrismRunner", f"--prism_location={PRISM.absolute()}"] if name == _PRISM else []
-        spent = stack.enter_context(ProcessorTime())
-        began = time.time()
         with (_OUT / "log").open("ab") as log:
-            subprocess.run(ours(*flags).command(images, output), check=True, stdout=log, stderr=log)
-        summary = json.loads((output / "summary.json").read_text())
+            summary, cpu_ms = run_measured(ours(*flags).command(images, output), output, stdout=log, stderr=log)
         moved = _of_latest(flink) if flink else []
     startup = summary["startup_seconds"] + summary.get("submission_seconds", 0.0)
-    seconds = spent.seconds(began + startup, began + startup + summary["wall_seconds"])
     if summary["images"]["detected"] != count:
         raise SystemExit(f"{name}: expected {count} rows, got {summary['images']}")
-    return Run(summary["images_per_second"], startup, {kind: 1e3 * value / count for kind, value in seconds.items()}, moved)
+    return Run(summary["images_per_second"], startup, cpu_ms, moved)
 
 
 @contextlib.contextmanager

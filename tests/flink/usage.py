@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -73,6 +76,25 @@ class ProcessorTime:
         for key, seconds in self._of_process.items():
             sums[self._kinds.get(key, "")] += seconds  # type: ignore[assignment]
         self._samples.append((time.time(), sums))
+
+
+def run_measured(command: Sequence[str], output: Path, **options: Any) -> tuple[dict[str, Any], dict[str, float]]:
+    """Runs a batch job; returns its summary, and the processor time of an image in milliseconds, by kind of process.
+
+    The time is that of the work: from the first image that a detector takes to the published results.
+
+    Args:
+      command: The job.
+      output: Its output.
+      **options: Of `subprocess.run`.
+    """
+    with ProcessorTime() as spent:
+        began = time.time()
+        subprocess.run(command, check=True, **options)
+    summary = json.loads((output / "summary.json").read_text())
+    began += summary["startup_seconds"] + summary.get("submission_seconds", 0.0)
+    seconds = spent.seconds(began, began + summary["wall_seconds"])
+    return summary, {kind: 1e3 * value / summary["images"]["detected"] for kind, value in seconds.items()}
 
 
 def _kind_of(process: psutil.Process) -> str:
