@@ -204,11 +204,8 @@ def end_stream(running: Any) -> None:
 
 
 def leave(running: Any, options: Any) -> str:
-    """What to say of a job that the launcher is not to wait for; "" where it is."""
-    if not options.view_as(FlinkStreamOptions).detach:
-        return ""
-    job = running.submitted()
-    return f"job {job} runs without this launcher; --attach {job} waits for it again, and stops it by Ctrl-C"
+    """The id of a job that the launcher is not to wait for, once Flink has it; "" where it is."""
+    return str(running.submitted()) if options.view_as(FlinkStreamOptions).detach else ""
 
 
 def _reason(text: str) -> str:

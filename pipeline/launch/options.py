@@ -64,6 +64,11 @@ class Job:
         return bool(self.options.view_as(FlinkStreamOptions).detach)
 
     @property
+    def attached(self) -> str:
+        """The runner's name of a job that runs already, and which this launcher comes back to; "" where it is a new one."""
+        return self.options.view_as(FlinkStreamOptions).attach or ""
+
+    @property
     def template(self) -> str:
         """Where the job is to be written as a template, instead of being run; "" where it is to run."""
         return self.options.view_as(GoogleCloudOptions).template_location or ""

@@ -72,7 +72,7 @@ class Runner:
       beam_name: The runner's name in Beam, or the full name of its class.
       wait: Waits for the end of a job, given what Beam calls its result; raises where that is a failure.
       end_stream: Asks a stream to finish what it has, given the same, where its steps do not hear of it in this process.
-      leave: What to say of a stream, given that and Beam's options, where the launcher shall not wait for it; "" where it shall.
+      leave: Its name for a stream, given that and Beam's options, where the launcher shall not wait for it; "" where it shall.
       finalizes_early: Whether it finalizes at a checkpoint also bundles that ended after the checkpoint began, so that only the
         next one is sure to hold them.
       check: Makes sure that what it runs on is there, given Beam's options; raises a `RunnerError` where it is not.

@@ -7,6 +7,7 @@ second one ends the job at once: what was in hand will be delivered again.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import time
@@ -27,8 +28,9 @@ from pipeline.launch.plan import model_lines, say
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.launch.templates import write_template
 from pipeline.storage.earlier import check_earlier
+from pipeline.storage.left import Left, found_again, leave
 from pipeline.storage.results import check_output
-from pipeline.storage.staging import held, output_of, run_of, staging_of
+from pipeline.storage.staging import LEFT, held, output_of, run_of, staging_of
 from pipeline.storage.stopping import begin_publishing
 from pipeline.stream.check_pubsub import check_subscription, check_topic
 from pipeline.stream.live import LiveFigures, ToldFigures
@@ -93,16 +95,16 @@ def run(job: Job) -> int:
     results = results_folder(config)
     check_output(results)
     check_earlier(results, config.as_dict())
-    name = uuid.uuid4().hex[:8]
-    staging = staging_of(results, name)
-    settings = _settings(job, name, staging)
+    staging, left = found_again(results, job.attached) or (staging_of(results, uuid.uuid4().hex[:8]), None)
+    settings = _settings(job, run_of(staging), staging)
     build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
     if job.template:
         return write_template(job, build)
-    with stopped_by_signals(), held(staging, {"settings": config.as_dict()}):
+    about = {"settings": config.as_dict(), **({LEFT: left} if left else {})}
+    with stopped_by_signals(), held(staging, about):
         try:
             detector = load_detector(config) if job.in_process else None
-            ready_at = time.time()
+            ready_at = left.submitted_at if left else time.time()
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
                 model = detector or Told(staging)
                 figures = ToldFigures(model, settings.samples) if isinstance(model, Told) else stream.figures
@@ -110,8 +112,9 @@ def run(job: Job) -> int:
                 pipeline = job.pipeline()
                 build(pipeline)
                 running = pipeline.run()
-                if said := runner.leave(running, job.options):
-                    print(said, flush=True)
+                if name := runner.leave(running, job.options):
+                    leave(staging, config.as_dict(), Left(name, job.started_at, ready_at))
+                    print(f"job {name} runs without this launcher; --attach {name} comes back to it, and stops it by Ctrl-C")
                     return DONE
 
                 def end() -> None:
@@ -124,7 +127,8 @@ def run(job: Job) -> int:
                     runner.wait(running)
         except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
             return failed(err)
-        return _ended(job, staging, model, figures, ready_at)
+        began = dataclasses.replace(job, started_at=left.started_at) if left else job
+        return _ended(began, staging, model, figures, ready_at)
 
 
 def _ended(job: Job, staging: str, model: ModelFigures, figures: LiveFigures | ToldFigures, ready_at: float) -> int:
@@ -133,6 +137,7 @@ def _ended(job: Job, staging: str, model: ModelFigures, figures: LiveFigures | T
     tally = figures.tally()
     if tally is None:
         print("no worker has told this launcher what it did; the runner has the figures, as Beam metrics", file=sys.stderr)
+        tidy(staging)
         return DONE
     if not job.in_process:
         facts = facts.elsewhere(tally.began)

@@ -52,6 +52,7 @@ from pipeline.storage.stopping import begin_publishing, confirm_publishing
 
 _RUN, _READY, _COMMIT, _PUBLISHED, _STOPPED = "run.json", "ready.json", "commit.json", "published.json", "stopped"
 LEASED = "leased"  # what a run says of itself that has a lease for as long as it has a staging folder
+LEFT = "left"  # the same of one that goes on without a launcher
 _KEPT_SECONDS = 7 * 86_400.0
 
 
@@ -76,18 +77,19 @@ def run_of(staging: str) -> str:
 
 
 @contextlib.contextmanager
-def held(staging: str, about: Mapping[str, Any]) -> Iterator[None]:
+def held(staging: str, told: Mapping[str, Any]) -> Iterator[None]:
     """Makes a run's staging folder and holds it; afterwards it goes.
 
     It stays where the run's rows stand without a summary, for then nothing else says whose they are; the next run removes it.
-    And it stays with the checkpoints of a run that was cut short before it published, for its command.
+    And it stays with the checkpoints of a run that was cut short before it published, for its command; and of a run that goes on
+    without its launcher, for the next one.
 
     Args:
       staging: The folder.
-      about: What others must know of the run: its settings.
+      told: What others must know of the run: its settings.
     """
     with alive(staging):
-        introduce(staging, about)
+        introduce(staging, told)
         cut_short = True
         try:
             yield
@@ -99,13 +101,17 @@ def held(staging: str, about: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _is_needed(staging: str, cut_short: bool) -> bool:
-    """Whether a run that has ended has published, and then it is done with it now; or left what its command goes on from."""
-    return stop_publishing(staging) or (cut_short and rows_kept(staging) > 0)
+    """Whether a run goes on without its launcher; or has published, and then it is done with it now; or can be gone on from."""
+    return _is_left(staging) or stop_publishing(staging) or (cut_short and rows_kept(staging) > 0)
 
 
-def introduce(staging: str, about: Mapping[str, Any]) -> None:
+def _is_left(staging: str) -> bool:
+    return any(LEFT in said for said in about(staging))
+
+
+def introduce(staging: str, told: Mapping[str, Any]) -> None:
     """Says what others must know of a run; without that nothing of it is published."""
-    write_file(f"{staging}/{_RUN}", row_bytes(about))
+    write_file(f"{staging}/{_RUN}", row_bytes(told))
 
 
 def is_introduced(staging: str) -> bool:
@@ -220,14 +226,14 @@ def finish_dead(output: str) -> None:
 
 
 def remove_dead(output: str, but: str, mode: str = "") -> None:
-    """Removes the staging folders of killed runs, all or those of a mode; checkpoints are kept for their command for a week.
+    """Removes the staging folders of killed runs, all or those of a mode; checkpoints and runs that were left have a week.
 
     Only once this run's own summary stands there does nobody need those of jobs.
     """
     for staging in others(output, but):
         with _if_dead(staging) as dead:
-            wanted = dead and (not mode or any(about["settings"]["mode"] == mode for about in _about(staging)))
-            if wanted and not (rows_kept(staging) and age_s(staging) < _KEPT_SECONDS):
+            wanted = dead and (not mode or any(said["settings"]["mode"] == mode for said in about(staging)))
+            if wanted and not ((_is_left(staging) or rows_kept(staging)) and age_s(staging) < _KEPT_SECONDS):
                 remove(staging)
 
 
@@ -240,7 +246,7 @@ def take_over_killed(staging: str, same: str) -> None:
     """
     with contextlib.ExitStack() as stack:
         dead = [other for other in others(output_of(staging), but=staging) if stack.enter_context(_if_dead(other))]
-        killed = [other for other in dead if _goes_on(other) and any(about.get("same") == same for about in _about(other))]
+        killed = [other for other in dead if _goes_on(other) and any(said.get("same") == same for said in about(other))]
         take_over(killed, staging)
         for other in killed:
             remove(other)
@@ -292,7 +298,7 @@ def runs_at_work(output: str, but: str = "") -> dict[str, dict[str, Any]]:
     for staging in others(output, but):
         with _if_dead(staging) as dead:
             if not dead:
-                runs.update({run_of(staging): about for about in _about(staging)})
+                runs.update({run_of(staging): said for said in about(staging)})
     return runs
 
 
@@ -300,10 +306,11 @@ def settings_published(output: str) -> Iterator[dict[str, Any]]:
     """What runs say of themselves that published their rows in an output, but were killed before their summary was there."""
     for staging in others(output):
         if exists(f"{staging}/{_PUBLISHED}"):
-            yield from _about(staging)
+            yield from about(staging)
 
 
-def _about(staging: str) -> Iterator[dict[str, Any]]:
+def about(staging: str) -> Iterator[dict[str, Any]]:
+    """What a run says of itself, if it has said so."""
     if exists(f"{staging}/{_RUN}"):
         yield json.loads(read_file(f"{staging}/{_RUN}"))
 
@@ -317,13 +324,13 @@ def _gone(staging: str, new: Collection[str]) -> dict[str, str]:
 
 
 def _settings(staging: str) -> Mapping[str, Any]:
-    settings = next(_about(staging), {}).get("settings")
+    settings = next(about(staging), {}).get("settings")
     return settings if isinstance(settings, dict) else {}
 
 
 @contextlib.contextmanager
 def _if_dead(staging: str) -> Iterator[bool]:
     """Whether the run of a staging folder has ended; if so, nobody else finds that out while this lasts."""
-    is_leased = "://" in staging and any(about.get(LEASED) for about in _about(staging))
+    is_leased = "://" in staging and any(said.get(LEASED) for said in about(staging))
     with if_dead(staging, output_of(staging), run_of(staging) if is_leased else "") as dead:
         yield dead

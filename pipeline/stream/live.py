@@ -152,16 +152,14 @@ class ToldFigures:
     def __init__(self, told: Told, samples: int = 0):
         self._told = told
         self._samples = samples
-        self._before = _Period()
+        self._before = _period_of(told.now())  # nothing, but for a launcher that comes back to a stream
 
     def line(self, seconds: float) -> str:
         """What happened since the last line, on one line; `seconds` is how long that is."""
         workers = self._told.now()
         if not workers:
             return "waiting for workers"
-        now = _Period()
-        for each in workers:
-            now.merge(each.since_it_began)
+        now = _period_of(workers)
         period, self._before = now.since(self._before), now
         return _line(self._merged(workers), period, seconds)
 
@@ -177,6 +175,13 @@ class ToldFigures:
         tally = merge_tallies((each.tally for each in workers), self._samples)
         tally.read = tally.detected + sum(tally.dead.values()) + tally.skipped
         return tally
+
+
+def _period_of(workers: list[_OfProcess]) -> _Period:
+    period = _Period()
+    for each in workers:
+        period.merge(each.since_it_began)
+    return period
 
 
 def _line(tally: Tally, period: _Period, seconds: float) -> str:

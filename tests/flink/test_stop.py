@@ -56,6 +56,7 @@ def test_a_stream_that_is_left_found_and_stopped_under_load_goes_on_without_loss
     while len(stream.answers) > before:  # what was answered before it stopped
         before = len(stream.answers)
         stream.answered(job)
+    check_figures(job, before)  # also of what was done before this launcher came
     job.start(flags=("--resume", place))
     publishing.join()
     stream.publish([stream.image(f"later-{number}") for number in range(IMAGES // 10)], RATE)

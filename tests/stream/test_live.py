@@ -70,29 +70,33 @@ class TestOfWorkersElsewhere:
     """Each tells what it has counted since it began; the launcher makes of it what it would say of its own."""
 
     @pytest.fixture
-    def workers(self, tmp_path):
-        """Two that have done the same."""
+    def workers(self, tmp_path, monkeypatch):
+        """Two that have done the same, of a launcher that looks each time."""
+        monkeypatch.setattr("pipeline.figures.told.TELL_SECONDS", 0.0)
         staging = f"{tmp_path}/.staging-0a1b"
         introduce(staging, {"settings": {}})
         figures = [figures_of_a_minute(), figures_of_a_minute()]
-        told = Told(staging)
+        seen = ToldFigures(Told(staging))
         for each in figures:
             Teller(staging, each.told).tell()
-        return told, staging, figures
+        return seen, staging, figures
 
-    def test_a_line_says_what_all_have_done_since_the_last_one(self, workers, monkeypatch):
-        told, _, _ = workers
-        figures = ToldFigures(told)
+    def test_a_line_says_what_all_have_done_since_the_last_one(self, workers):
+        figures, _, _ = workers
         line = figures.line(seconds=10.0)
         assert line.startswith("196 images, 19.6 images/s, batches of 8.0, latency p50 ")
         assert re.search(r"backlog age [1-9]\d+\.\d s, 4 dead, 4 skipped$", line)
         assert figures.line(seconds=10.0).startswith("196 images, 0.0 images/s, backlog age ")
 
+    def test_a_launcher_that_comes_back_says_in_its_first_line_what_was_done_since(self, workers):
+        _, staging, _ = workers
+        assert ToldFigures(Told(staging)).line(seconds=10.0).startswith("196 images, 0.0 images/s, backlog age ")
+
     def test_what_has_an_outcome_is_read(self, workers):
         """What was in hand, or whose worker was killed before it told, comes again."""
-        told, _, (first, _) = workers
+        figures, _, (first, _) = workers
         first.add_request(Request("m9", images=(ImageRef("gs://b/9"),)), publish_time=0.0)
-        tally = ToldFigures(told).tally()
+        tally = figures.tally()
         assert (tally.read, tally.detected, sum(tally.dead.values()), tally.skipped) == (204, 196, 4, 4)
         assert math.isfinite(tally.began)
 
