@@ -48,7 +48,7 @@ def test_a_stream_that_is_left_found_and_stopped_under_load_goes_on_without_loss
     publishing = threading.Thread(target=stream.publish, args=(uris, RATE))
     publishing.start()
     job.start(flags=("--attach", found))
-    assert eventually(lambda: stream.answered(job) > IMAGES // 10, 60)
+    assert eventually(lambda: stream.answered(job) > IMAGES // 10 and " latency p50 " in job.output(), 60)
     assert job.signal(signal.SIGTERM) == 0, job.output()
     (place,) = re.findall(r"--resume (\S+)", job.output())
     assert flink.jobs() == []

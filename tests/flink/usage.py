@@ -70,8 +70,7 @@ class ProcessorTime:
                 key = process.pid, process.create_time()
                 times = process.cpu_times()
                 self._of_process[key] = times.user + times.system
-                if self._kinds.get(key) is None:
-                    self._kinds[key] = _kind_of(process)
+                self._kinds[key] = _kind_of(process)  # anew each time: it may just have been forked, and become another one
         sums: Counter[str] = Counter()
         for key, seconds in self._of_process.items():
             sums[self._kinds.get(key, "")] += seconds  # type: ignore[assignment]
