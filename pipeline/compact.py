@@ -36,6 +36,7 @@ from pipeline.storage.files import create, delete_files, move_files, read_lines
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.lease import leased
 from pipeline.storage.ledger import RowsFile, list_files_of_rows, writing_entries
+from pipeline.storage.other_runs import finish_dead, remove_dead, runs_at_work
 from pipeline.storage.results import (
     DEAD_LETTERS,
     DETECTIONS,
@@ -46,7 +47,7 @@ from pipeline.storage.results import (
     time_in_name,
 )
 from pipeline.storage.single_rows import SingleRow, single_rows
-from pipeline.storage.staging import LEASED, finish_dead, held, new_staging, remove_dead, run_of, runs_at_work
+from pipeline.storage.staging import LEASED, held, new_staging, run_of
 from pipeline.storage.stopping import confirm_publishing, stop_from_thread
 from pipeline.write.write_files import ROWS_PER_SHARD
 from pipeline.write.write_parquet import write_parquet

@@ -39,9 +39,10 @@ from pipeline.storage.done import Done, Maker
 from pipeline.storage.earlier import run_name, same_work
 from pipeline.storage.lease import leased
 from pipeline.storage.ledger import list_files_of_rows
+from pipeline.storage.other_runs import take_over_killed
 from pipeline.storage.results import check_output, is_of_stream
 from pipeline.storage.spools import Spool
-from pipeline.storage.staging import LEASED, held, new_staging, rows_kept, run_of, take_over_killed
+from pipeline.storage.staging import LEASED, held, new_staging, rows_kept, run_of
 from pipeline.storage.stopping import begin_publishing, stop_from_thread
 from pipeline.write.sink import Sink
 from pipeline.write.write_files import read_written

@@ -21,8 +21,9 @@ from pipeline.report.page import render_report
 from pipeline.storage import stopping
 from pipeline.storage.beside import make_way
 from pipeline.storage.files import delete_files, write_file
+from pipeline.storage.other_runs import remove_dead
 from pipeline.storage.results import earlier_samples, sample_name
-from pipeline.storage.staging import output_of, remove, remove_dead, staging_of
+from pipeline.storage.staging import output_of, remove, staging_of
 
 DONE, FAILED = 0, 1
 

@@ -28,7 +28,7 @@ from pipeline.launch.plan import model_lines, say
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.launch.templates import write_template
 from pipeline.storage.earlier import check_earlier
-from pipeline.storage.left import Left, found_again, leave
+from pipeline.storage.other_runs import Left, found_again, leave
 from pipeline.storage.results import check_output
 from pipeline.storage.staging import LEFT, held, output_of, run_of, staging_of
 from pipeline.storage.stopping import begin_publishing

@@ -19,8 +19,8 @@ from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.done import Maker
 from pipeline.storage.files import exists
+from pipeline.storage.other_runs import settings_at_work, settings_published
 from pipeline.storage.results import REPORT, Rows, list_rows, read_summary, run_of_rows, time_in_name
-from pipeline.storage.staging import settings_at_work, settings_published
 
 _OF_JOB = ("mode", "input", "dates", "time_zone")
 # of the detector's settings those that decide which rows come out; precision and reduced decoding change their last digits

@@ -22,9 +22,7 @@ A run that was killed, was stopped or failed before that leaves its checkpoints,
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,9 +30,9 @@ from typing import Any
 
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
-from pipeline.storage.alive import age_s, alive, if_dead
+from pipeline.storage.alive import alive
 from pipeline.storage.beside import in_the_way, make_way
-from pipeline.storage.checkpoints import rows_in, take_over
+from pipeline.storage.checkpoints import rows_in
 from pipeline.storage.files import (
     delete_as_they_were,
     delete_files,
@@ -53,7 +51,6 @@ from pipeline.storage.stopping import begin_publishing, confirm_publishing
 _RUN, _READY, _COMMIT, _PUBLISHED, _STOPPED = "run.json", "ready.json", "commit.json", "published.json", "stopped"
 LEASED = "leased"  # what a run says of itself that has a lease for as long as it has a staging folder
 LEFT = "left"  # the same of one that goes on without a launcher
-_KEPT_SECONDS = 7 * 86_400.0
 
 
 def new_staging(output: str) -> str:
@@ -102,10 +99,16 @@ def held(staging: str, told: Mapping[str, Any]) -> Iterator[None]:
 
 def _is_needed(staging: str, cut_short: bool) -> bool:
     """Whether a run goes on without its launcher; or has published, and then it is done with it now; or can be gone on from."""
-    return _is_left(staging) or stop_publishing(staging) or (cut_short and rows_kept(staging) > 0)
+    return is_left(staging) or stop_publishing(staging) or (cut_short and rows_kept(staging) > 0)
 
 
-def _is_left(staging: str) -> bool:
+def is_published(staging: str) -> bool:
+    """Whether a run's files have their names, all of them."""
+    return exists(f"{staging}/{_PUBLISHED}")
+
+
+def is_left(staging: str) -> bool:
+    """Whether a run goes on without a launcher."""
     return any(LEFT in said for said in about(staging))
 
 
@@ -214,50 +217,12 @@ def _committed(staging: str) -> dict[str, Any]:
     return told if isinstance(told, dict) else {"names": told, "gone": _gone(staging, [final for _, final in told])}
 
 
-def finish_dead(output: str) -> None:
-    """Finishes what killed runs had begun to publish; what they say of themselves stays, for `settings_published`."""
-    for staging in others(output):
-        with _if_dead(staging) as dead:
-            if dead and exists(f"{staging}/{_RUN}"):
-                try:
-                    finish_publishing(staging)
-                except FileNotFoundError:  # somebody tidied up there, so that it can never be finished
-                    remove(staging)
-
-
-def remove_dead(output: str, but: str, mode: str = "") -> None:
-    """Removes the staging folders of killed runs, all or those of a mode; checkpoints and runs that were left have a week.
-
-    Only once this run's own summary stands there does nobody need those of jobs.
-    """
-    for staging in others(output, but):
-        with _if_dead(staging) as dead:
-            wanted = dead and (not mode or any(said["settings"]["mode"] == mode for said in about(staging)))
-            if wanted and not ((_is_left(staging) or rows_kept(staging)) and age_s(staging) < _KEPT_SECONDS):
-                remove(staging)
-
-
-def take_over_killed(staging: str, same: str) -> None:
-    """Takes over the checkpoints of killed runs of the same command; of a run that published, nothing is left to be done.
-
-    Args:
-      staging: A folder that the run holds that takes over; on object storage it has the lease, too.
-      same: What runs of one command say of themselves as `same`.
-    """
-    with contextlib.ExitStack() as stack:
-        dead = [other for other in others(output_of(staging), but=staging) if stack.enter_context(_if_dead(other))]
-        killed = [other for other in dead if _goes_on(other) and any(said.get("same") == same for said in about(other))]
-        take_over(killed, staging)
-        for other in killed:
-            remove(other)
-
-
 def rows_kept(staging: str) -> int:
     """How many rows a run that has ended has left for its command to go on from."""
-    return rows_in(staging) if _goes_on(staging) else 0
+    return rows_in(staging) if goes_on(staging) else 0
 
 
-def _goes_on(staging: str) -> bool:
+def goes_on(staging: str) -> bool:
     """Whether a run that has ended had not come as far as to publish, so that its command can go on from its checkpoints."""
     return is_introduced(staging) and not exists(f"{staging}/{_COMMIT}") and not exists(f"{staging}/{_PUBLISHED}")
 
@@ -278,37 +243,6 @@ def _delete_in_order(paths: Sequence[str]) -> None:
         delete_files([path])
 
 
-def others(output: str, but: str = "") -> list[str]:
-    """The staging folders that lie in an output."""
-    if "://" not in output:
-        return sorted(path for path in glob.glob(f"{glob.escape(output)}/{STAGING}*") if os.path.isdir(path) and path != but)
-    paths = list_files(f"{escape_glob(output)}/{STAGING}**")
-    folders = {"/".join(path.split("/")[: output.count("/") + 2]) for path in paths}
-    return sorted(folders - {but, *paths})
-
-
-def settings_at_work(output: str) -> Iterator[dict[str, Any]]:
-    """What the runs say of themselves that are at work in an output now."""
-    yield from runs_at_work(output).values()
-
-
-def runs_at_work(output: str, but: str = "") -> dict[str, dict[str, Any]]:
-    """The names of the runs that are at work in an output now, and what they say of themselves."""
-    runs = {}
-    for staging in others(output, but):
-        with _if_dead(staging) as dead:
-            if not dead:
-                runs.update({run_of(staging): said for said in about(staging)})
-    return runs
-
-
-def settings_published(output: str) -> Iterator[dict[str, Any]]:
-    """What runs say of themselves that published their rows in an output, but were killed before their summary was there."""
-    for staging in others(output):
-        if exists(f"{staging}/{_PUBLISHED}"):
-            yield from about(staging)
-
-
 def about(staging: str) -> Iterator[dict[str, Any]]:
     """What a run says of itself, if it has said so."""
     if exists(f"{staging}/{_RUN}"):
@@ -326,11 +260,3 @@ def _gone(staging: str, new: Collection[str]) -> dict[str, str]:
 def _settings(staging: str) -> Mapping[str, Any]:
     settings = next(about(staging), {}).get("settings")
     return settings if isinstance(settings, dict) else {}
-
-
-@contextlib.contextmanager
-def _if_dead(staging: str) -> Iterator[bool]:
-    """Whether the run of a staging folder has ended; if so, nobody else finds that out while this lasts."""
-    is_leased = "://" in staging and any(said.get(LEASED) for said in about(staging))
-    with if_dead(staging, output_of(staging), run_of(staging) if is_leased else "") as dead:
-        yield dead

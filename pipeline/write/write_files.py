@@ -28,6 +28,7 @@ from pipeline.storage.done import Maker
 from pipeline.storage.earlier import check_earlier
 from pipeline.storage.files import create, read_file, read_lines, write_file
 from pipeline.storage.ledger import writing_index
+from pipeline.storage.other_runs import finish_dead
 from pipeline.storage.results import (
     COCO_IMAGES,
     COCO_RESULTS,
@@ -39,7 +40,7 @@ from pipeline.storage.results import (
     shard_name,
 )
 from pipeline.storage.spools import Spool, merge_lines, merge_spools
-from pipeline.storage.staging import finish_dead, finish_publishing, introduce, output_of, publish
+from pipeline.storage.staging import finish_publishing, introduce, output_of, publish
 from pipeline.write.sink import Results, Sink
 from pipeline.write.spool_rows import BY_ROWS, Shard, Spooled, SpoolRows
 from pipeline.write.write_coco import GroundTruth, read_ground_truth, write_coco

@@ -11,8 +11,9 @@ import pytest
 
 from pipeline.storage.checkpoints import Checkpoint, checkpoints_begun, footer_of, rows_in
 from pipeline.storage.files import write_file
+from pipeline.storage.other_runs import others, remove_dead, take_over_killed
 from pipeline.storage.spools import Spooler
-from pipeline.storage.staging import held, new_staging, others, remove_dead, take_over_killed
+from pipeline.storage.staging import held, new_staging
 from tests.storage.test_staging import dies_at
 
 

@@ -13,24 +13,26 @@ import pytest
 
 from pipeline.errors import OutputError
 from pipeline.storage import alive, cloud
-from pipeline.storage import staging as staging_module
 from pipeline.storage.files import write_file
 from pipeline.storage.lease import leased
+from pipeline.storage.other_runs import (
+    finish_dead,
+    others,
+    remove_dead,
+    runs_at_work,
+    settings_at_work,
+    settings_published,
+)
 from pipeline.storage.results import StagedFile
 from pipeline.storage.staging import (
     LEASED,
-    finish_dead,
     finish_publishing,
     held,
     introduce,
     new_staging,
     publish,
     remove,
-    remove_dead,
     run_of,
-    runs_at_work,
-    settings_at_work,
-    settings_published,
     stop_publishing,
 )
 
@@ -245,9 +247,9 @@ def test_a_staging_folder_that_somebody_tidied_up_is_one_clear_error_and_stops_n
             os._exit(0)
 
     dies_at(1000, die)
-    assert staging_module.others(output) == [staging]
+    assert others(output) == [staging]
     finish_dead(output)
-    assert staging_module.others(output) == []
+    assert others(output) == []
     assert visible(output) == before
 
 
@@ -277,10 +279,10 @@ class TestWhoIsAlive:
         with held(one, {"settings": 1}), held(two, {"settings": 2}):
             assert sorted(about["settings"] for about in settings_at_work(output)) == [1, 2]
             remove_dead(output, but=one)
-            assert staging_module.others(output) == sorted([one, two])
+            assert others(output) == sorted([one, two])
             monkeypatch.setattr(alive, "_DEAD_SECONDS", -1.0)
             remove_dead(output, but=one)
-            assert staging_module.others(output) == [one]
+            assert others(output) == [one]
         assert list(gcs_bucket.list_blobs()) == []
 
     @pytest.mark.parametrize("ended", ["killed", "taken over"])
@@ -303,13 +305,13 @@ class TestWhoIsAlive:
             with lease(), held(staging, about):
                 assert runs_at_work(output) == {run_of(staging): about}
                 remove_dead(output, but="")
-                assert staging_module.others(output) == [staging]
+                assert others(output) == [staging]
                 gcs_bucket.blob("out/.lease").delete()
                 assert runs_at_work(output) == {}
                 write_file(f"{staging}/more", b"")  # it does not know yet
         assert runs_at_work(output) == {}
         remove_dead(output, but="")
-        assert staging_module.others(output) == []
+        assert others(output) == []
 
     def test_on_object_storage_files_get_their_names_too(self, gcs_bucket):
         output = f"gs://{gcs_bucket.name}/out"
