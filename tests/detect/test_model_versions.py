@@ -152,12 +152,16 @@ def test_what_is_under_way_is_finished_by_its_version_which_is_closed_then():
 def test_a_version_that_wants_more_images_at_once_gets_them():
     """As many threads as it takes to keep it busy; an image that was waiting is done all the same."""
     old, new = slow(7, images_in_flight=1), slow(8, images_in_flight=64)
-    old.engine.go_on.set()
     detector = Detector(old, dataclasses.replace(CPU, decode_threads=1))
     before = [detector.start(image()) for _ in range(20)]
-    detector.swap(new)
+    assert old.engine.called.wait(60)
+    swapping = threading.Thread(target=detector.swap, args=(new,))
+    swapping.start()
+    while detector.model is old:
+        swapping.join(0.01)
     under_way = [detector.start(image()) for _ in range(64)]
-    new.engine.go_on.set()
+    old.engine.go_on.set(), new.engine.go_on.set()
+    swapping.join()
     assert {result.result().model_version for result in before + under_way} == {"7", "8"}
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("detect")]
     assert len(threads) >= 17

@@ -14,6 +14,7 @@ from tests.launch.test_results_folder import images_of, write_images
 IMAGES = 6  # and one that is none, whose dead letter is the first row
 BATCH, STAGING, WRITE = "pipeline.launch.batch", "pipeline.storage.staging", "pipeline.write.write_files"
 READ, FILES, SPOOL = "pipeline.read.read_images", "pipeline.storage.files", "pipeline.write.spool_rows"
+OTHER_RUNS = "pipeline.storage.other_runs"
 
 IN_FIRST, IN_FOURTH = Moment(f"{SPOOL}:footer_of"), Moment(f"{SPOOL}:footer_of", 4)
 
@@ -41,8 +42,8 @@ MOMENTS = [
     pytest.param([Moment(f"{BATCH}:tidy")], 0, id="before the staging folder goes"),
     pytest.param([Moment(f"{STAGING}:delete_files", 1, "after", ".staging-")], 0, id="while the staging folder goes"),
     pytest.param([Moment(f"{BATCH}:tidy", when="after")], 0, id="before the lease is given up"),
-    pytest.param([IN_FOURTH, Moment(f"{STAGING}:take_over")], 3, id="before checkpoints are taken over"),
-    pytest.param([IN_FOURTH, Moment(f"{STAGING}:take_over", when="after")], 3, id="before the folder they were in goes"),
+    pytest.param([IN_FOURTH, Moment(f"{OTHER_RUNS}:take_over")], 3, id="before checkpoints are taken over"),
+    pytest.param([IN_FOURTH, Moment(f"{OTHER_RUNS}:take_over", when="after")], 3, id="before the folder they were in goes"),
     pytest.param([IN_FOURTH, Moment(f"{STAGING}:delete_files", 1, "after")], 3, id="while that goes"),
     pytest.param([IN_FOURTH, Moment(f"{SPOOL}:footer_of", 3), IN_FIRST], 5, id="three times"),
 ]
