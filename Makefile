@@ -41,7 +41,7 @@ demo-backfill: $(READY) ## Runs that add up: a batch killed midway, a stream, a 
 demo-flink: $(READY) flink ## Run the batch and the streaming job on a Flink cluster of this machine
 	$(BIN)/python -m tests.flink.demo
 
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 2
 test: $(READY) $(PRISM) $(FAKE_GCS) ## Pass the tests (TEST_PROCESSES side by side)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
 

@@ -28,6 +28,11 @@ settings.register_profile("fuzz", deadline=None, max_examples=int(os.environ.get
 settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of tests of whole jobs, which take minutes, come first: so no process is left with one of them at the end."""
+    items.sort(key=lambda item: "launch" not in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def bright_model(tmp_path_factory) -> str:
     """A SavedModel that finds the bright rectangle of an image, stretched to its input."""
