@@ -145,7 +145,7 @@ class RunFacts:
       mode: `batch` or `streaming`.
       model_path: Where the model was found.
       batch_ladder: The rungs in use at the end.
-      canary: What a canary has shown in the launcher's process; None where there was none.
+      canary: What a canary has shown; None where there was none.
       submitted_at: When a job that works in other processes was handed to its runner; what is between that and `ready_at` is
         the runner's: its queue, its workers' start, their loading the model. 0: all was in the launcher's process.
     """
