@@ -48,6 +48,8 @@ def test_images_model_and_output_may_all_be_on_cloud_storage(gcs_bucket, upload,
             f"{bucket}/detections",
             "--model",
             f"{bucket}/models/bright",
+            "--model-poll-s",
+            "0",  # in this process nobody would end the watch, which would look in a bucket of another test
             "--shards",
             "2",
         ]
