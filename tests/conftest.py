@@ -1,5 +1,6 @@
 """Fixtures that many tests share: real SavedModels and real image files, made once a session."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -20,6 +21,7 @@ from tests.emulators import (  # noqa: F401  fixtures
     pubsub_emulator,
     strict_gcs_bucket,
 )
+from tests.forked_jobs import run_forked
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -46,13 +48,19 @@ def bright_letterbox_model(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
-def run_job():
-    """Runs the command line as a user does, in a process of its own: (exit code, stdout, stderr)."""
+def run_job(tmp_path_factory):
+    """Runs the command line in a process of its own: (exit code, stdout, stderr); one with an environment of its own is new."""
+    folder = tmp_path_factory.mktemp("jobs")
+    numbers = itertools.count()
 
-    def run(*args: object, timeout: float = 240, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-        command = [sys.executable, "-m", "pipeline.run", *map(str, args)]
-        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=timeout, env=env, check=False)
-        return done.returncode, done.stdout, without_progress(done.stderr)
+    def run(*args: object, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+        if env:
+            command = [sys.executable, "-m", "pipeline.run", *map(str, args)]
+            done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=240, env=env, check=False)
+            return done.returncode, done.stdout, without_progress(done.stderr)
+        said, errors = (folder / f"{next(numbers)}" for _ in range(2))
+        code = run_forked(args, said, errors=errors)
+        return code, said.read_text(), without_progress(errors.read_text())
 
     return run
 

@@ -16,9 +16,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tests.emulators import EmulatorMissing, PubSubEmulator, running_pubsub_emulator
+from tests.processes import end_group, running
 
 SAMPLES = sorted(Path("models/digits/samples").glob("*.jpg"))
 PLACE = Path("out/demo_backfill")
@@ -76,8 +78,7 @@ def _killed(arguments: Sequence[str], out: Path) -> None:
     with _started(arguments) as job:
         while job.poll() is None:
             if sum(1 for path in out.glob(".staging-*/**/*") if path.is_file() and path.stat().st_size > 10_000) >= 1:
-                os.killpg(job.pid, signal.SIGKILL)
-                job.wait()
+                end_group(job)
                 print("(killed)")
                 return
             time.sleep(0.01)
@@ -106,21 +107,9 @@ def _stream(emulator: PubSubEmulator, out: Path, images: Sequence[Path]) -> None
             raise DemoFailedError(f"the stream published {len(answers)} of {len(images)} results")
 
 
-class _started:
-    """A command in a process group of its own, ended with all of it whatever happens."""
-
-    def __init__(self, arguments: Sequence[str], **environment: str):
-        print("$", *(f"{name}={value}" for name, value in environment.items()), "python -m", shlex.join(arguments), flush=True)
-        command = [sys.executable, "-m", *arguments]
-        self._process = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
-
-    def __enter__(self) -> subprocess.Popen[bytes]:
-        return self._process
-
-    def __exit__(self, *_error: object) -> None:
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+def _started(arguments: Sequence[str], **environment: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    print("$", *(f"{name}={value}" for name, value in environment.items()), "python -m", shlex.join(arguments), flush=True)
+    return running([sys.executable, "-m", *arguments], env={**os.environ, **environment})
 
 
 def _expect(out: Path, **counts: int) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import REPO
+from tests.processes import end_group
 
 KILLED = -signal.SIGKILL
 _START_SECONDS = 120
@@ -84,8 +85,7 @@ class DrivenJobs:
     def close(self) -> None:
         """Ends the process, with its whole group."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            end_group(self._process)
             self._process = None
 
     def _pipe(self, name: str) -> Any:

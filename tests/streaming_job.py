@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.conftest import REPO
 from tests.emulators import PubSubEmulator
+from tests.processes import end_group
 
 CONFIG = "configs/streaming_pubsub_direct.yaml"
 START_SECONDS = 120
@@ -129,9 +130,8 @@ class StreamingJob:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if self._process is not None and self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        if self._process is not None:
+            end_group(self._process)
 
 
 class InlineImages:

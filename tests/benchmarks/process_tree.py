@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import psutil
+
+from tests.processes import end_group, running
 
 _SAMPLE_SECONDS = 0.5
 
@@ -56,10 +57,10 @@ class Watched:
 
 def watch(command: Sequence[str], log: str, env: Mapping[str, str], timeout_s: float) -> Watched:
     """Runs a command to its end, or ends it with all its processes after `timeout_s`."""
-    with open(log, "w", encoding="utf-8") as sink:
-        process = subprocess.Popen(
-            command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **env}, start_new_session=True
-        )
+    with (
+        open(log, "w", encoding="utf-8") as sink,
+        running(command, stdout=sink, stderr=subprocess.STDOUT, env={**os.environ, **env}) as process,
+    ):
         root = psutil.Process(process.pid)
         started_at, peak, samples = root.create_time(), 0.0, []
         cpu_of: dict[int, float] = {}  # of ended processes too
@@ -67,7 +68,7 @@ def watch(command: Sequence[str], log: str, env: Mapping[str, str], timeout_s: f
             peak = max(peak, _sample_tree(root, cpu_of))
             samples.append(_take_sample(cpu_of))
             if time.time() - started_at > timeout_s:
-                _kill(process)
+                end_group(process)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_SAMPLE_SECONDS)
         samples.append(_take_sample(cpu_of))
@@ -103,8 +104,3 @@ def _busy_seconds() -> float:
     times = psutil.cpu_times()
     waiting = ("idle", "iowait", "guest", "guest_nice")  # guests' time is part of user's
     return float(sum(value for name, value in times._asdict().items() if name not in waiting))
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

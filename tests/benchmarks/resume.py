@@ -17,13 +17,11 @@ import argparse
 import hashlib
 import json
 import mmap
-import os
 import random
 import resource
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -32,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.benchmarks.images import BENCH, link_images
+from tests.processes import end_group, running
 
 SAMPLES = Path("models/digits/samples")
 OUT = BENCH / "out" / "resume"
@@ -105,17 +104,12 @@ def _start(command: Sequence[str], killed_after: int | None) -> Start:
     counter = OUT / "counter"
     counter.write_bytes(bytes(_COUNT_BYTES))
     before = _cpu_seconds()
-    with open(OUT / "log", "a") as log:
-        job = subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.resume", "--job", str(counter), *command],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    job_command = [sys.executable, "-m", "tests.benchmarks.resume", "--job", str(counter), *command]
+    with open(OUT / "log", "a") as log, running(job_command, stdout=log, stderr=log) as job:
         killed = False
         while job.poll() is None:
             if not killed and killed_after is not None and _count(counter) >= killed_after:
-                os.killpg(job.pid, signal.SIGKILL)
+                end_group(job)
                 killed = True
             time.sleep(_LOOK_SECONDS)
     if job.returncode != (-signal.SIGKILL if killed else 0):

@@ -39,6 +39,7 @@ from tests.benchmarks.contenders import ours
 from tests.benchmarks.images import BENCH, SMALL, make_images
 from tests.benchmarks.model import make_model
 from tests.emulators import PubSubEmulator, running_pubsub_emulator
+from tests.processes import running
 from tests.streaming_job import StreamingJob
 
 CONFIG = "tests/benchmarks/ours_streaming.yaml"
@@ -365,12 +366,10 @@ class Bench:
         receiver = Receiver(self._emulator, results)
         command = [sys.executable, "-m", "tests.benchmarks.beam_streaming", subscription, topic, str(log)]
         env = {**os.environ, "PUBSUB_EMULATOR_HOST": self._emulator.host, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         try:
-            received = receiver.wait(lambda received: len(received) >= count)
+            with running(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+                received = receiver.wait(lambda received: len(received) >= count)
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             receiver.leave()
         sizes = collections.Counter(int(line) for line in log.read_text().split())
         return {

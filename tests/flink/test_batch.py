@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from tests.conftest import REPO
 from tests.flink.cluster import START_SECONDS, TASKMANAGERS, FlinkCluster, job_flags
 from tests.flink.usage import Shuffled, shuffled
+from tests.processes import running
 
 IMAGES = 2400
 NAME_BYTES = 300  # of a path in a test's folder, with what Beam and Flink add
@@ -36,9 +36,7 @@ def test_a_batch_job_that_loses_a_machine_gives_the_rows_of_a_run_on_one(flink: 
     command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", *job_flags(flink)]
     command += ["--parallelism=4", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "there")]
     began = time.monotonic()
-    with (tmp_path / "said").open("wb") as said:
-        job = subprocess.Popen(command, cwd=REPO, stdout=said, stderr=said)
-    try:
+    with (tmp_path / "said").open("wb") as said, running(command, cwd=REPO, stdout=said, stderr=said) as job:
         while not list((tmp_path / "there").glob(".staging-*/spool/*")):
             assert job.poll() is None and time.monotonic() < began + START_SECONDS
             time.sleep(0.05)
@@ -51,9 +49,6 @@ def test_a_batch_job_that_loses_a_machine_gives_the_rows_of_a_run_on_one(flink: 
         assert job.poll() is None and not (tmp_path / "there" / "detections").exists()
         flink.start_taskmanager(0)
         assert job.wait(timeout=200) == 0
-    finally:
-        job.kill()
-        job.wait()
     print(f"on Flink {time.monotonic() - began:.0f} s with a machine lost")
     assert rows_of(tmp_path / "there") == rows_of(tmp_path / "here")
     assert rows_of(tmp_path / "there").count(b"\n") == IMAGES

@@ -11,7 +11,7 @@ import pytest
 from pipeline.records import ImageRef, identity_hash
 from tests.conftest import write_bright_image
 from tests.detect.versioned_models import save_version
-from tests.killed_job import KILLED, Moment, run_job
+from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.launch.test_batch_job import write_work
 from tests.launch.test_swaps import QUICK, rows_in, until, versions_of
 from tests.streaming_job import InlineImages, StreamingJob
@@ -105,7 +105,7 @@ def test_a_batch_job_in_two_processes_promotes_a_canary_that_agrees(on_trial, ba
     """Each of them has a canary of its own; the first to have met enough images promotes it for both."""
     model, (command, names), log = on_trial(8), batch, tmp_path / "log"
     workers = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
-    assert run_job([*command, "--model", model, *workers], log) == 0, log.read_text()
+    assert run_forked([*command, "--model", model, *workers], log) == 0, log.read_text()
     assert_promoted(log.read_text(), model, tmp_path / "out", names, processes=2)
     canary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))["canary"]
     assert [canary[name] for name in ("version", "failed", "agreement", "outcome")] == ["8", 0, 1.0, "promoted"]
@@ -116,10 +116,10 @@ def test_a_batch_job_killed_around_the_record_of_its_decision_goes_by_what_stand
     """Before it, nothing is decided, and the same command decides again; after it, the same command begins with the canary."""
     model, (command, names), log = on_trial(8), batch, tmp_path / "log"
     command = [*command, "--model", model]
-    assert run_job(command, log, Moment("pipeline.detect.watch_canary:write_file", when=when)) == KILLED, log.read_text()
+    assert run_forked(command, log, Moment("pipeline.detect.watch_canary:write_file", when=when)) == KILLED, log.read_text()
     assert labels_of(model) == ({"stable": 7, "canary": 8} if when == "before" else {"stable": 8})
     assert sorted(path.name for path in model.iterdir()) == ["7", "8", "labels.json"]
-    assert run_job(command, log) == 0, log.read_text()
+    assert run_forked(command, log) == 0, log.read_text()
     if when == "before":
         assert_promoted(log.read_text(), model, tmp_path / "out", names)
         canary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))["canary"]

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.conftest import write_bright_image
-from tests.killed_job import KILLED, Moment, run_job
+from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.launch.test_only_new import rows_by_name
 from tests.launch.test_results_folder import images_of, write_images
 
@@ -88,7 +88,7 @@ def arguments(folder, bright_model):
 def undisturbed(arguments, tmp_path_factory):
     """The files of the job that nobody disturbed."""
     out = tmp_path_factory.mktemp("undisturbed") / "out"
-    assert run_job([*arguments, "--output", out], out.parent / "log") == 0, (out.parent / "log").read_text()
+    assert run_forked([*arguments, "--output", out], out.parent / "log") == 0, (out.parent / "log").read_text()
     files = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     return without_times(files)
 
@@ -101,9 +101,9 @@ def test_a_job_killed_at_any_moment_ends_with_the_files_of_one_that_was_not(
     command = [*arguments, "--output", output]
     for number, moment in enumerate(moments):
         log = tmp_path / f"log{number}"
-        assert run_job(command, log, moment) == KILLED, log.read_text()
+        assert run_forked(command, log, moment) == KILLED, log.read_text()
 
-    assert run_job(command, tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert run_forked(command, tmp_path / "log") == 0, (tmp_path / "log").read_text()
 
     found = read()
     assert without_times(found) == undisturbed
@@ -120,13 +120,13 @@ def test_a_job_that_is_stopped_says_what_is_done_and_goes_on_from_there(place, a
     """Machines that are taken back send SIGTERM first, and who presses Ctrl-C may come back."""
     output, read = place
     command, log = [*arguments, "--output", output], tmp_path / "log"
-    assert run_job(command, log, IN_FOURTH._replace(sent=signal.SIGTERM)) == 130, log.read_text()
+    assert run_forked(command, log, IN_FOURTH._replace(sent=signal.SIGTERM)) == 130, log.read_text()
     done, stopped = log.read_text().splitlines()[-2:]
     assert stopped == "stopped; nothing was published"
     kept = int(done.removesuffix(" images are done; the same command goes on from there"))
     assert kept >= 3
 
-    assert run_job(command, log) == 0, log.read_text()
+    assert run_forked(command, log) == 0, log.read_text()
     found = read()
     assert without_times(found) == undisturbed
     assert kept <= json.loads(found["summary.json"])["resumed"] <= IMAGES + 1  # what is in hand may come to its end meanwhile
@@ -136,11 +136,11 @@ def test_a_job_that_fails_goes_on_from_what_it_had_done(place, arguments, undist
     """Such as with a full disk, once there is room again."""
     output, read = place
     command, log = [*arguments, "--output", output], tmp_path / "log"
-    assert run_job(command, log, IN_FOURTH._replace(when="full")) == 1, log.read_text()
+    assert run_forked(command, log, IN_FOURTH._replace(when="full")) == 1, log.read_text()
     done, failed = log.read_text().splitlines()[-2:]
     assert done == "3 images are done; the same command goes on from there"
     assert failed.startswith("error: the job failed: OSError: [Errno 28] No space left on device")
-    assert run_job(command, log) == 0, log.read_text()
+    assert run_forked(command, log) == 0, log.read_text()
     assert without_times(read()) == undisturbed
 
 
@@ -148,11 +148,11 @@ def test_killed_while_checkpoints_are_copied_the_whole_ones_count(gcs_bucket, ar
     """Of what is there twice then, one is taken."""
     command = [*arguments, "--output", f"gs://{gcs_bucket.name}/out"]
     for moment in (IN_FOURTH, Moment("pipeline.storage.checkpoints:FileSystems.copy", 1, "amid")):
-        assert run_job(command, tmp_path / "log", moment) == KILLED, (tmp_path / "log").read_text()
+        assert run_forked(command, tmp_path / "log", moment) == KILLED, (tmp_path / "log").read_text()
     copies = [blob.name for blob in gcs_bucket.list_blobs() if "/begun-" in blob.name]
     assert len(copies) == 2
 
-    assert run_job(command, tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    assert run_forked(command, tmp_path / "log") == 0, (tmp_path / "log").read_text()
     assert "3 of them were done by a run of this command that was cut short" in (tmp_path / "log").read_text()
     files = {blob.name.removeprefix("out/"): blob.download_as_bytes() for blob in gcs_bucket.list_blobs()}
     assert without_times(files) == undisturbed
@@ -160,7 +160,7 @@ def test_killed_while_checkpoints_are_copied_the_whole_ones_count(gcs_bucket, ar
 
 def test_a_checkpoint_is_one_object_however_many_rows_and_files_it_is_for(gcs_bucket, arguments, tmp_path):
     command = [*arguments, "--checkpoint-s", 3600, "--output", f"gs://{gcs_bucket.name}/out"]
-    assert run_job(command, tmp_path / "log", Moment(f"{WRITE}:WriteFiles._finish")) == KILLED
+    assert run_forked(command, tmp_path / "log", Moment(f"{WRITE}:WriteFiles._finish")) == KILLED
     spooled = [blob.name for blob in gcs_bucket.list_blobs() if "/spool/" in blob.name]
     assert len(spooled) == 2  # of detections, and of dead letters
 
@@ -169,10 +169,10 @@ def test_a_job_that_adds_goes_on_too_and_another_command_does_not(bright_model, 
     write_images(tmp_path / "in", "a.png", "b.png", "c.png")
     out, log = tmp_path / "out", tmp_path / "log"
     arguments = ["--output", out, "--model", bright_model, "--checkpoint-s", 0, "--input"]
-    assert run_job([*arguments, tmp_path / "in" / "a.png"], log) == 0
+    assert run_forked([*arguments, tmp_path / "in" / "a.png"], log) == 0
     adds = [*arguments, tmp_path / "in", "--only-new"]
-    assert run_job(adds, log, Moment(f"{STAGING}:write_file", having="ready.json")) == KILLED
-    assert run_job(adds, log) == 0
+    assert run_forked(adds, log, Moment(f"{STAGING}:write_file", having="ready.json")) == KILLED
+    assert run_forked(adds, log) == 0
     assert "  2 of them were done by a run of this command that was cut short\n" in log.read_text()
     assert rows_by_name(out) == ["a.png", "b.png", "c.png"]
     assert images_of(out) == {"read": 3, "detected": 2, "dead": 0, "skipped": 1}
@@ -183,8 +183,8 @@ def test_what_a_killed_job_had_begun_to_publish_is_done_for_the_next_one_that_ad
     """It gets its names first, also on storage, where the killed one is known to be dead by its lease."""
     output, read = place
     command, log = [*arguments, "--output", output, "--only-new"], tmp_path / "log"
-    assert run_job(command, log, Moment(f"{FILES}:_rename", 1, "amid", "detections-")) == KILLED
-    assert run_job(command, log) == 0, log.read_text()
+    assert run_forked(command, log, Moment(f"{FILES}:_rename", 1, "amid", "detections-")) == KILLED
+    assert run_forked(command, log) == 0, log.read_text()
     assert json.loads(read()["summary.json"])["images"] == {"read": IMAGES + 1, "detected": 0, "dead": 0, "skipped": IMAGES + 1}
     rows = [line for name, content in read().items() if name.endswith(".jsonl") for line in content.splitlines()]
     assert len(rows) == len(set(rows)) == IMAGES + 1
@@ -196,10 +196,10 @@ def test_what_another_command_does_in_the_same_folder_costs_a_killed_one_nothing
     write_images(tmp_path / "other", "other.png")
     log = tmp_path / "log"
     arguments = ["--output", output, "--model", bright_model, "--batch-sizes", 1, "--checkpoint-s", 0, "--only-new", "--input"]
-    assert run_job([*arguments, folder], log, IN_FOURTH) == KILLED
-    assert run_job([*arguments, tmp_path / "other"], log) == 0, log.read_text()
+    assert run_forked([*arguments, folder], log, IN_FOURTH) == KILLED
+    assert run_forked([*arguments, tmp_path / "other"], log) == 0, log.read_text()
     assert "cut short" not in log.read_text()
-    assert run_job([*arguments, folder], log) == 0, log.read_text()
+    assert run_forked([*arguments, folder], log) == 0, log.read_text()
     assert "  3 of them were done by a run of this command that was cut short\n" in log.read_text()
     assert json.loads(read()["summary.json"])["images"] == {"read": IMAGES + 1, "detected": IMAGES, "dead": 1, "skipped": 0}
     assert not [name for name in read() if name.startswith(".")]
@@ -210,9 +210,9 @@ def test_what_another_command_has_done_since_is_not_taken_from_checkpoints(place
     output, read = place
     log = tmp_path / "log"
     arguments = ["--output", output, "--model", bright_model, "--batch-sizes", 1, "--checkpoint-s", 0, "--only-new", "--input"]
-    assert run_job([*arguments, folder], log, Moment(f"{STAGING}:write_file", having="ready.json")) == KILLED
-    assert run_job([*arguments, f"{folder}/[0-3].png"], log) == 0, log.read_text()
-    assert run_job([*arguments, folder], log) == 0, log.read_text()
+    assert run_forked([*arguments, folder], log, Moment(f"{STAGING}:write_file", having="ready.json")) == KILLED
+    assert run_forked([*arguments, f"{folder}/[0-3].png"], log) == 0, log.read_text()
+    assert run_forked([*arguments, folder], log) == 0, log.read_text()
     assert f"  {IMAGES + 1 - 4} of them were done by a run of this command that was cut short\n" in log.read_text()
     assert json.loads(read()["summary.json"])["images"] == {"read": IMAGES + 1, "detected": IMAGES - 4, "dead": 1, "skipped": 4}
     rows = [line for name, content in read().items() if name.endswith(".jsonl") for line in content.splitlines()]

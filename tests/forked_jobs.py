@@ -1,4 +1,5 @@
-"""Batch jobs in processes of their own that are killed at a chosen moment, forked from one that has imported all they need."""
+"""Jobs in processes of their own, forked from one that has imported all they need, so that each starts in no time; a job can be
+killed at a chosen moment, or get another signal there."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 KILLED = -signal.SIGKILL
-_PRELOADED = ["tests.killed_job", "tests.killed_imports"]
+_PRELOADED = ["tests.forked_jobs", "tests.forked_imports"]
+_SECONDS = 240.0
 
 
 class Moment(NamedTuple):
@@ -35,30 +37,54 @@ class Moment(NamedTuple):
     sent: signal.Signals = signal.SIGKILL
 
 
-def run_job(argv: Sequence[object], log: Path, moment: Moment | None = None, module: str = "pipeline.run") -> int:
-    """Runs a command line; returns its exit code. What it says is added to `log`."""
+def run_forked(
+    argv: Sequence[object],
+    log: Path,
+    moment: Moment | None = None,
+    module: str = "pipeline.run",
+    errors: Path | None = None,
+) -> int:
+    """Runs a command line in the environment of this process; returns its exit code.
+
+    Args:
+      argv: Its arguments.
+      log: What it says is added to this.
+      moment: When it dies.
+      module: What has the command's `main`.
+      errors: Where standard error goes; default: `log`.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
-    job = context.Process(target=_job, args=(module, [str(value) for value in argv], str(log), emulator, moment))
+    said = [str(log), str(errors or log)]
+    job = context.Process(target=_job, args=(module, [str(value) for value in argv], said, os.getcwd(), dict(os.environ), moment))
     job.start()
-    job.join()
+    try:
+        job.join(_SECONDS)
+    finally:
+        if job.is_alive() and job.pid:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.join()
     assert job.exitcode is not None
     return job.exitcode
 
 
-def _job(module: str, argv: list[str], log: str, emulator: str, moment: Moment | None) -> None:
-    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
-    if emulator:
+def _job(module: str, argv: list[str], said: list[str], cwd: str, environment: Mapping[str, str], moment: Moment | None) -> None:
+    os.setsid()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, path in enumerate(said, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    if "STORAGE_EMULATOR_HOST" in environment:
         from apache_beam.internal.gcp import auth
 
         auth._Credentials._credentials_init = True  # see `emulators`
-        os.environ.update(STORAGE_EMULATOR_HOST=emulator, NO_GCE_CHECK="true")
     if moment:
         _die_at(moment)
-    code = importlib.import_module(module).main(argv)
+    try:
+        code = importlib.import_module(module).main(argv)
+    except SystemExit as end:  # argparse's
+        code = end.code
     sys.stdout.flush()
     os._exit(code)
 
