@@ -80,6 +80,7 @@ def start(prepared: PreparedModel, detect: DetectConfig, *, beside: bool = False
     before = memory_in_use()
     with _short_turns() if beside else contextlib.nullcontext():
         scheduler, engine = _batched(prepared, detect)
+    return_free_memory(circles=True)  # tracing took several times the model
     try:
         engine.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
     except (ModelFailed, OutOfMemory) as err:
@@ -110,8 +111,7 @@ def _batched(prepared: PreparedModel, detect: DetectConfig) -> tuple[TensorFlowS
     ladder = (batch,) if batch else detect.batch_sizes or (_GPU_LADDER if gpu else _CPU_LADDER)
     streams = tensorflow_setup.streams_of(detect, gpu)
     predict = _function_of(prepared.optimised, input_hw)
-    with tensorflow_setup.calls_as_they_are() if prepared.optimised.fused else contextlib.nullcontext():
-        scheduler = TensorFlowScheduler(predict, input_hw, ladder, streams, detect.batch_timeout_ms)
+    scheduler = TensorFlowScheduler(predict, input_hw, ladder, streams, detect.batch_timeout_ms)
     return scheduler, BatchedModel(scheduler, input_hw, ladder, streams)
 
 
@@ -120,12 +120,14 @@ def _function_of(optimised: OptimisedGraph, input_hw: tuple[int, int]) -> Predic
 
     replaced = optimised.fed, f"^{optimised.fed.partition(':')[0]}"  # the optimiser lets folded constants wait for the input
 
-    # A function of its own: TensorFlow fuses convolutions with what follows them when it calls one, once it knows the device.
-    # Within the scheduler's function nobody does: 22 instead of 14 CPU-ms an image at bfloat16.
-    @tf.function(input_signature=[tf.TensorSpec((optimised.batch, *input_hw, 3), tf.uint8)], autograph=False)
     def predict(images: Any) -> dict[str, Any]:
         outputs = tf.import_graph_def(optimised.graph, dict.fromkeys(replaced, images), list(optimised.fetched.values()), name="")
         return dict(zip(optimised.fetched, outputs, strict=True))
 
-    called: Predict = predict.get_concrete_function()
+    if optimised.fused:
+        return predict
+    # A function of its own: TensorFlow fuses convolutions with what follows them when it calls one, once it knows the device.
+    # Within the scheduler's function nobody does: 22 instead of 14 CPU-ms an image at bfloat16.
+    signature = [tf.TensorSpec((optimised.batch, *input_hw, 3), tf.uint8)]
+    called: Predict = tf.function(predict, signature, autograph=False).get_concrete_function()
     return called

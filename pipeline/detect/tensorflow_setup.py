@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import Any
 
 from models.quiet import quiet_stderr
@@ -50,23 +48,6 @@ def session_config() -> Any:
     config.allow_soft_placement = True  # as in the eager context: what has no GPU kernel runs on the CPU
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config
-
-
-@contextlib.contextmanager
-def calls_as_they_are() -> Iterator[None]:
-    """What is traced while this lasts calls functions that need not be optimised any more.
-
-    Doing so for nothing copies their constants thirty times: a first call took 0.7 instead of 0.3 s with a model of 24 MB.
-    """
-    from tensorflow.python.eager import context
-
-    eager = context.context()
-    before = eager.function_call_options
-    eager.function_call_options = context.FunctionCallOptions(config_proto=session_config())
-    try:
-        yield
-    finally:
-        eager.function_call_options = before
 
 
 def uses_gpu() -> bool:

@@ -11,7 +11,8 @@ import pytest
 from models.metadata import METADATA_PATH, DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.saved_model import load, locate, name_and_version, optimised_graph
+from pipeline.detect.prepared_model import _function_of
+from pipeline.detect.saved_model import load, locate, name_and_version, optimised_graph, prepare
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
 from tests.conftest import write_bright_image
@@ -374,21 +375,30 @@ def test_batch_normalisations_are_no_operations_of_their_own(activation, precisi
     assert sorted(said) == sorted(name if ":" in name else f"{name}: " for name in wanted)
 
 
-@pytest.mark.parametrize("xla", [True, False])
-def test_the_scheduler_calls_the_model_as_a_function_of_its_own(bright_model, xla, monkeypatch):
-    """TensorFlow fuses a function's operations when it calls it on a device, where that was not done before."""
-    from tensorflow.core.protobuf.config_pb2 import ConfigProto
+@pytest.mark.parametrize("settings", [{}, {"precision": "bfloat16"}, {"xla": True}], ids=str)
+def test_what_is_not_fused_is_called_as_a_function_of_its_own(settings, bright_model):
+    """TensorFlow fuses a function's operations when it calls it on a device, and not those of the function that does."""
+    prepared = prepare(*locate(bright_model), ModelConfig(bright_model), dataclasses.replace(CPU, **settings), gpu=False)
+    predict = _function_of(prepared.optimised, prepared.metadata.input_hw)
+    assert hasattr(predict, "function_def") == bool(settings)
 
-    monkeypatch.setenv("TF_XLA_FLAGS", "")
-    loaded = load(ModelConfig(bright_model), DetectConfig(xla=xla))
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_session_that_has_begun_keeps_no_second_copy_of_the_weights(precision, bright_model):
+    """Not in its graph, and not in functions of the eager context; nor does it need them for a rung that comes later."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    def of_models():
+        return {name for name in context.context().list_function_names() if name.startswith("__inference_")}
+
+    before = of_models()
+    loaded = load(ModelConfig(bright_model), dataclasses.replace(CPU, precision=precision))
     try:
-        library = loaded.engine._scheduler._session.graph.as_graph_def().library.function
-        scheduled = [function for function in library if "Timestamp" in str(function)]
-        calls = [[node for node in function.node_def if "PartitionedCall" in node.op] for function in scheduled]
-        told = [ConfigProto.FromString(call.attr["config_proto"].s) for (call,) in calls]
-        assert (
-            [config.graph_options.rewrite_options.disable_meta_optimizer for config in told] == [not xla] * len(scheduled) != []
-        )
+        graph = loaded.engine._scheduler._session.graph
+        assert isinstance(graph, tf.Graph) and not graph.as_graph_def().library.function
+        assert of_models() <= before
+        assert len(loaded.engine([np.zeros((*loaded.metadata.input_hw, 3), np.uint8)] * 3)) == 3
     finally:
         loaded.engine.close()
 
