@@ -17,7 +17,7 @@ from pipeline.detect.batching import BatchedModel
 from pipeline.detect.golden import GoldenImage
 from pipeline.detect.loaded_model import LoadedModel, Memory, ModelFailed, OutOfMemory
 from pipeline.detect.process_memory import return_free_memory
-from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler
+from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler, trace
 from pipeline.detect.tensorflow_setup import memory_in_use
 from pipeline.errors import ModelError
 
@@ -27,10 +27,12 @@ _GPU_LADDER = (1, 2, 4, 8, 16, 32)
 
 @dataclasses.dataclass(frozen=True)
 class OptimisedGraph:
-    """A graph of uint8 images, with all that it needs in it.
+    """A graph of uint8 images, and all that it needs.
 
     Attributes:
       graph: A `GraphDef`.
+      weights: Its larger constants, by the names of their tensors; apart from it, for each copy of a message lets no other Python
+        thread run meanwhile, and these are copied one by one.
       fed: Name of the tensor of images.
       fetched: Names of the tensors of its outputs, by the output's name.
       batch: How many images each call takes; None: any number.
@@ -38,6 +40,7 @@ class OptimisedGraph:
     """
 
     graph: Any
+    weights: dict[str, np.ndarray]
     fed: str
     fetched: dict[str, str]
     batch: int | None
@@ -86,7 +89,7 @@ def start(prepared: PreparedModel, detect: DetectConfig, *, beside: bool = False
     except (ModelFailed, OutOfMemory) as err:
         engine.close()
         raise ModelError(f"model {prepared.folder}: fails on a blank image: {err}") from err
-    weights = prepared.optimised.graph.ByteSize()
+    weights = prepared.optimised.graph.ByteSize() + sum(weight.nbytes for weight in prepared.optimised.weights.values())
     memory = Memory(weights, max(0, memory_in_use() - before - weights), scheduler.gpu_bytes)
     return_free_memory()
     return LoadedModel(prepared.metadata, prepared.version, engine, prepared.warmup_requests, prepared.golden, memory)
@@ -120,14 +123,14 @@ def _function_of(optimised: OptimisedGraph, input_hw: tuple[int, int]) -> Predic
 
     replaced = optimised.fed, f"^{optimised.fed.partition(':')[0]}"  # the optimiser lets folded constants wait for the input
 
-    def predict(images: Any) -> dict[str, Any]:
-        outputs = tf.import_graph_def(optimised.graph, dict.fromkeys(replaced, images), list(optimised.fetched.values()), name="")
-        return dict(zip(optimised.fetched, outputs, strict=True))
+    def outputs(images: Any) -> list[Any]:
+        given = {name: tf.constant(weight) for name, weight in optimised.weights.items()}
+        given.update(dict.fromkeys(replaced, images))
+        found: list[Any] = tf.import_graph_def(optimised.graph, given, list(optimised.fetched.values()), name="")
+        return found
 
-    if optimised.fused:
-        return predict
-    # A function of its own: TensorFlow fuses convolutions with what follows them when it calls one, once it knows the device.
-    # Within the scheduler's function nobody does: 22 instead of 14 CPU-ms an image at bfloat16.
-    signature = [tf.TensorSpec((optimised.batch, *input_hw, 3), tf.uint8)]
-    called: Predict = tf.function(predict, signature, autograph=False).get_concrete_function()
-    return called
+    if not optimised.fused:
+        # A function of its own: TensorFlow fuses convolutions with what follows them when it calls one, once it knows the device.
+        # Within the scheduler's function nobody does: 22 instead of 14 CPU-ms an image at bfloat16.
+        outputs = trace(outputs, [tf.TensorSpec((optimised.batch, *input_hw, 3), tf.uint8)]).call_flat
+    return lambda images: dict(zip(optimised.fetched, outputs(images), strict=True))

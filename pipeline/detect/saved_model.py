@@ -27,6 +27,7 @@ from pipeline.storage.globs import escape_glob
 
 _WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
 _FILTERED_DETECTIONS = 300
+_WEIGHT_BYTES = 1 << 14  # of a constant that is worth to be handled apart
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
@@ -162,7 +163,8 @@ def _optimised(function: Any, precision: str, *, fused: bool) -> OptimisedGraph:
     names = sorted(function.structured_outputs)  # the order in which TensorFlow flattens a mapping
     fetched = dict(zip(names, (tensor.name for tensor in frozen.outputs), strict=True))
     graph = optimised_graph(frozen, precision, fused=fused)
-    return OptimisedGraph(graph, frozen.inputs[0].name, fetched, frozen.inputs[0].shape[0], fused)
+    weights = _take_weights(graph)
+    return OptimisedGraph(graph, weights, frozen.inputs[0].name, fetched, frozen.inputs[0].shape[0], fused)
 
 
 def optimised_graph(frozen: Any, precision: str, *, fused: bool) -> Any:
@@ -199,6 +201,23 @@ def optimised_graph(frozen: Any, precision: str, *, fused: bool) -> Any:
     optimised = tf_optimizer.OptimizeGraph(config, graph)
     _place(optimised, "")
     return optimised
+
+
+def _take_weights(graph_def: Any) -> dict[str, Any]:
+    """Takes the larger constants out of a graph; by the names of their tensors, which are to be given to it again."""
+    import tensorflow as tf
+
+    taken = [node for node in graph_def.node if node.op == "Const" and node.ByteSize() > _WEIGHT_BYTES]
+    weights = {f"{node.name}:0": tf.make_ndarray(node.attr["value"].tensor) for node in taken}
+    waited_for = {f"^{node.name}" for node in taken}
+    rest = [node for node in graph_def.node if f"{node.name}:0" not in weights]
+    for node in rest:
+        inputs = [name for name in node.input if name not in waited_for]
+        del node.input[:]
+        node.input.extend(inputs)
+    left = type(graph_def)(node=rest, library=graph_def.library, versions=graph_def.versions)
+    graph_def.CopyFrom(left)
+    return weights
 
 
 def _place(graph_def: Any, device: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,23 @@ class TensorFlowScheduler:
         return_free_memory(circles=True)
 
 
+def trace(run: Callable[..., Any], signature: Sequence[Any]) -> Any:
+    """Makes a TensorFlow function; its `call_flat` takes tensors and returns them, in a row.
+
+    One of `tf.function` is made for gradients as well, for which its definition is looked up twice: copies of all weights, during
+    which no other Python thread runs, for 2.4 s where they are 258 MB.
+
+    Args:
+      run: Takes tensors and returns some.
+      signature: Their `TensorSpec`s.
+    """
+    from tensorflow.python.eager.polymorphic_function import atomic_function
+    from tensorflow.python.framework import func_graph
+
+    graph = func_graph.func_graph_from_py_func("model", run, signature, {})
+    return atomic_function.from_func_graph(f"model_{uuid.uuid4().hex}", graph, {})
+
+
 def _forget_functions(graph: Any) -> None:
     """Drops what a graph, whose session has begun, has kept of its functions; each copy has all the weights.
 
@@ -115,23 +133,24 @@ class _TracedModel:
         self._predict = predict
         self.names: list[str] = []
         self.inputs = [tf.TensorSpec((None, *input_hw, 3), tf.uint8), tf.TensorSpec((None,), tf.int64)]
-        self._function = tf.function(self._run, input_signature=self.inputs, autograph=False).get_concrete_function()
+        self._function = trace(self._run, self.inputs)
 
     def queue(self, inputs: list[Any], ladder: tuple[int, ...], streams: int, timeout_ms: float) -> list[Any]:
         """A queue of the scheduler, in the graph that is being built; returns its results."""
         import tensorflow as tf
 
+        tf.compat.v1.get_default_graph()._add_function_recursive(self._function)
         results: list[Any] = tf.raw_ops.BatchFunction(
             in_tensors=inputs,
-            captured_tensors=self._function.captured_inputs,
-            f=self._function,
+            captured_tensors=[],
+            f=self._function.name,
             num_batch_threads=streams,
             max_batch_size=_MOST,  # of one caller, since larger ones are divided; a model call has at most the largest rung
             allowed_batch_sizes=list(ladder),
             batch_timeout_micros=int(timeout_ms * 1000),
             max_enqueued_batches=_MOST,
             enable_large_batch_splitting=True,
-            Tout=[output.dtype for output in self._function.outputs],
+            Tout=[output.dtype for output in self._function.graph.outputs],
         )
         return results
 
