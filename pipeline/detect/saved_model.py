@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ from pipeline.storage.globs import escape_glob
 
 _WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
 _FILTERED_DETECTIONS = 300
-_WEIGHT_BYTES = 1 << 14  # of a constant that is worth to be handled apart
+_WEIGHT_BYTES = 1 << 14  # from which a constant is handled apart
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
@@ -163,7 +163,7 @@ def _optimised(function: Any, precision: str, *, fused: bool) -> OptimisedGraph:
     names = sorted(function.structured_outputs)  # the order in which TensorFlow flattens a mapping
     fetched = dict(zip(names, (tensor.name for tensor in frozen.outputs), strict=True))
     graph = optimised_graph(frozen, precision, fused=fused)
-    weights = _take_weights(graph)
+    weights = _take_weights(graph, keep=fetched.values())
     return OptimisedGraph(graph, weights, frozen.inputs[0].name, fetched, frozen.inputs[0].shape[0], fused)
 
 
@@ -203,11 +203,13 @@ def optimised_graph(frozen: Any, precision: str, *, fused: bool) -> Any:
     return optimised
 
 
-def _take_weights(graph_def: Any) -> dict[str, Any]:
-    """Takes the larger constants out of a graph; by the names of their tensors, which are to be given to it again."""
+def _take_weights(graph_def: Any, keep: Collection[str]) -> dict[str, Any]:
+    """Takes the larger constants out of a graph, to which they are to be given again, by the names of their tensors."""
     import tensorflow as tf
 
-    taken = [node for node in graph_def.node if node.op == "Const" and node.ByteSize() > _WEIGHT_BYTES]
+    floats = [dtype.as_datatype_enum for dtype in (tf.float32, tf.bfloat16, tf.float16)]
+    constants = [node for node in graph_def.node if node.op == "Const" and node.attr["dtype"].type in floats]
+    taken = [node for node in constants if node.ByteSize() > _WEIGHT_BYTES and f"{node.name}:0" not in keep]
     weights = {f"{node.name}:0": tf.make_ndarray(node.attr["value"].tensor) for node in taken}
     waited_for = {f"^{node.name}" for node in taken}
     rest = [node for node in graph_def.node if f"{node.name}:0" not in weights]

@@ -12,7 +12,7 @@ from models.metadata import METADATA_PATH, DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.prepared_model import _function_of
-from pipeline.detect.saved_model import load, locate, name_and_version, optimised_graph, prepare
+from pipeline.detect.saved_model import _take_weights, load, locate, name_and_version, optimised_graph, prepare
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
 from tests.conftest import write_bright_image
@@ -385,6 +385,28 @@ def test_what_is_not_fused_is_called_as_a_function_of_its_own(settings, bright_m
     with tf.Graph().as_default() as graph:
         predict(tf.compat.v1.placeholder(tf.uint8, (None, *prepared.metadata.input_hw, 3)))
     assert [operation.type for operation in graph.get_operations()].count("PartitionedCall") == bool(settings)
+
+
+def test_a_graph_whose_weights_were_taken_computes_the_same_with_them():
+    """Whatever waits for one; what is small, is no weight, or is an output stays where it is."""
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        weight = tf.constant(np.random.default_rng(0).random((100, 100), np.float32), name="weight")
+        tf.constant(np.ones((100, 100), np.float32), name="output")
+        tf.constant(np.arange(10_000), name="indices")
+        with tf.control_dependencies([weight]):
+            small = tf.constant(2.0, name="small")
+        tf.matmul(weight, weight * small, name="product")
+        expected = tf.compat.v1.Session(graph=graph).run("product:0")
+    left = graph.as_graph_def()
+    weights = _take_weights(left, keep=["output:0"])
+    assert [(name, value.shape) for name, value in weights.items()] == [("weight:0", (100, 100))]
+    assert {node.name for node in left.node if node.op == "Const"} == {"output", "indices", "small"}
+    with tf.Graph().as_default() as again:
+        given = {name: tf.constant(value) for name, value in weights.items()}
+        (product,) = tf.import_graph_def(left, given, ["product:0"])
+        np.testing.assert_array_equal(tf.compat.v1.Session(graph=again).run(product), expected)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
