@@ -19,7 +19,7 @@ import numpy as np
 
 from pipeline.detect.loaded_model import ModelFailed, OutOfMemory, Output
 from pipeline.detect.process_memory import return_free_memory
-from pipeline.detect.tensorflow_setup import session_config
+from pipeline.detect.tensorflow_setup import graph_config
 
 if TYPE_CHECKING:
     from tensorflow.errors import OpError
@@ -59,7 +59,7 @@ class TensorFlowScheduler:
             alone = traced.queue(inputs, ladders[0], 1, 0.0)
             begun = tf.no_op()
         self._names = traced.names
-        self._session = tf.compat.v1.Session(graph=graph, config=session_config())
+        self._session = tf.compat.v1.Session(graph=graph, config=graph_config())
         gpus = [device.memory_limit_bytes for device in self._session.list_devices() if device.device_type == "GPU"]
         self.gpu_bytes: int | None = gpus[0] if gpus else None
         self._run = {largest: self._session.make_callable(results, inputs) for largest, results in {**queues, 0: alone}.items()}
@@ -95,7 +95,7 @@ class TensorFlowScheduler:
 
 
 def trace(run: Callable[..., Any], signature: Sequence[Any]) -> Any:
-    """Makes a TensorFlow function; its `call_flat` takes tensors and returns them, in a row.
+    """Makes a TensorFlow function for `call`.
 
     One of `tf.function` is made for gradients as well, for which its definition is looked up twice: copies of all weights, during
     which no other Python thread runs, for 2.4 s where they are 258 MB.
@@ -109,6 +109,23 @@ def trace(run: Callable[..., Any], signature: Sequence[Any]) -> Any:
 
     graph = func_graph.func_graph_from_py_func("model", run, signature, {})
     return atomic_function.from_func_graph(f"model_{uuid.uuid4().hex}", graph, {})
+
+
+def call(function: Any, tensors: Sequence[Any], *, optimised: bool) -> list[Any]:
+    """Calls a function in the graph that is being built; `optimised`: whether TensorFlow has nothing left to do about it."""
+    import tensorflow as tf
+
+    tf.compat.v1.get_default_graph()._add_function_recursive(function)
+    operation = tf.raw_ops.StatefulPartitionedCall if function.call_options.is_stateful else tf.raw_ops.PartitionedCall
+    results: list[Any] = operation(
+        args=tensors,
+        Tout=[output.dtype for output in function.graph.outputs],
+        f=function.name,
+        config_proto=graph_config(optimised=optimised).SerializeToString(),
+    )
+    for result, output in zip(results, function.graph.outputs, strict=True):
+        result.set_shape(output.shape)
+    return results
 
 
 def _forget_functions(graph: Any) -> None:

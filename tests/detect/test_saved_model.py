@@ -376,15 +376,17 @@ def test_batch_normalisations_are_no_operations_of_their_own(activation, precisi
 
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "bfloat16"}, {"xla": True}], ids=str)
-def test_what_is_not_fused_is_called_as_a_function_of_its_own(settings, bright_model):
-    """TensorFlow fuses a function's operations when it calls it on a device, and not those of the function that does."""
+def test_the_model_is_called_as_a_function_of_its_own(settings, bright_model):
+    """TensorFlow fuses a function's operations when it calls it on a device, where that was not done before."""
     import tensorflow as tf
 
     prepared = prepare(*locate(bright_model), ModelConfig(bright_model), dataclasses.replace(CPU, **settings), gpu=False)
     predict = _function_of(prepared.optimised, prepared.metadata.input_hw)
     with tf.Graph().as_default() as graph:
         predict(tf.compat.v1.placeholder(tf.uint8, (None, *prepared.metadata.input_hw, 3)))
-    assert [operation.type for operation in graph.get_operations()].count("PartitionedCall") == bool(settings)
+    (called,) = [operation for operation in graph.get_operations() if "PartitionedCall" in operation.type]
+    told = tf.compat.v1.ConfigProto.FromString(called.get_attr("config_proto"))
+    assert told.graph_options.rewrite_options.disable_meta_optimizer == (not settings)
 
 
 def test_a_graph_whose_weights_were_taken_computes_the_same_with_them():
