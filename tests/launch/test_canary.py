@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.records import ImageRef, identity_hash
+from pipeline.storage.files import write_file
 from tests.conftest import write_bright_image
-from tests.detect.versioned_models import save_version
+from tests.detect.versioned_models import elsewhere, save_version
 from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.launch.test_batch_job import write_work
 from tests.launch.test_swaps import QUICK, rows_in, until, versions_of
@@ -59,9 +60,9 @@ AUTO = ("--model-version", "stable", "--canary-share", 1, "--canary-auto", "--ca
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Version 7, which takes its time, and version 8, which agrees with it."""
+    """Version 7, which takes its time, version 8, which agrees with it, and version 9, which does not."""
     folder = tmp_path_factory.mktemp("saved")
-    save_version(folder, 7, call_ms=200), save_version(folder, 8)
+    save_version(folder, 7, call_ms=200), save_version(folder, 8), save_version(folder, 9, outputs=elsewhere)
     return folder
 
 
@@ -132,8 +133,8 @@ def test_a_batch_job_killed_around_the_record_of_its_decision_goes_by_what_stand
     assert "canary promoted" not in log.read_text()
 
 
-def test_a_stream_killed_between_its_decision_and_the_record_decides_again(pubsub_emulator, on_trial, tmp_path):
-    """No message is lost with it."""
+def test_a_stream_killed_between_its_decision_and_the_record_decides_again(pubsub_emulator, on_trial, saved, tmp_path):
+    """No message is lost with it. It promotes the canary then, and drops the next one, which does not agree."""
     model = on_trial(8)
     write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
     job = StreamingJob(pubsub_emulator, tmp_path, str(model), *AUTO, answers=False)
@@ -150,7 +151,14 @@ def test_a_stream_killed_between_its_decision_and_the_record_decides_again(pubsu
         assert labels_of(model) == {"stable": 8}
         images.publish(range(40, 60))
         until(lambda: images.answered(60), job.output)
+        shutil.copytree(saved / "9", model / "9")
+        write_file(str(model / "labels.json"), b'{"stable": 8, "canary": 9}')
+        until(lambda: "of the images meet canary 9" in job.output(), job.output)
+        images.publish(range(60, 80))
+        until(lambda: images.answered(80) and "canary dropped" in job.output(), job.output)
+        assert labels_of(model) == {"stable": 8}
         assert job.signal(signal.SIGTERM) == 0, job.output()
     assert {row["model"]["version"] for name, row in images.rows.items() if int(name[7:]) >= 40} == {"8"}
-    assert json.loads((job.archive / "summary.json").read_text(encoding="utf-8"))["canary"]["outcome"] == "promoted"
-    assert job.output().count("canary promoted; canary 8: ") == 1
+    assert json.loads((job.archive / "summary.json").read_text(encoding="utf-8"))["canary"]["outcome"] == "dropped"
+    said = job.output()
+    assert [said.count(line) for line in ("canary promoted; canary 8: ", "canary dropped; canary 9: ")] == [1, 1]
