@@ -15,7 +15,7 @@ FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
 CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-backfill demo-flink test test-flink test-spark flink spark check format lint types fuzz bench bench-darknet bench-flink bench-peers prism lock clean
+.PHONY: help demo demo-streaming demo-backfill demo-flink test test-fast test-flink test-spark flink spark check docs format lint types fuzz bench bench-darknet bench-flink bench-peers prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -45,13 +45,16 @@ TEST_PROCESSES ?= 2
 test: $(READY) $(PRISM) $(FAKE_GCS) ## Pass the tests (TEST_PROCESSES side by side)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
 
+test-fast: $(READY) ## Pass the tests that need neither whole jobs nor emulators, for the inner loop
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not slow"
+
 test-flink: $(READY) flink ## Pass the tests that need a Flink cluster, TaskManagers killed among them; a quarter of an hour
 	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers -p no:cacheprovider' --timeout 600 tests/flink
 
 test-spark: $(READY) spark ## Pass the tests that need Spark: a batch job on it; a minute
 	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers -p no:cacheprovider' tests/spark
 
-check: format lint types test ## What CI runs, before test-flink and test-spark: format, lint, types, tests
+check: format lint types docs test ## What CI runs, before test-flink and test-spark: format, lint, types, docs, tests
 
 format: $(READY) ## Check the format
 	$(BIN)/ruff format --check .
@@ -62,6 +65,9 @@ lint: $(READY) ## Check the style, and that imports go one way
 
 types: $(READY) ## Check the types
 	$(BIN)/mypy
+
+docs: $(READY) ## Build docs/ as a site into .site/
+	PYTHONPATH=. $(BIN)/mkdocs build --quiet --strict
 
 FUZZ_MINUTES ?= 30
 FUZZ_EXAMPLES ?= 2000
@@ -126,4 +132,4 @@ lock: ## Resolve requirements.lock anew
 	$(BIN)/uv pip compile --universal --python-version 3.10 --extra dev --quiet --no-header --upgrade --output-file requirements.lock setup.py
 
 clean: ## Remove what was built
-	rm -rf $(VENV) .tools out .bench
+	rm -rf $(VENV) .tools .site out .bench

@@ -44,6 +44,7 @@ setup(
             "hypothesis>=6.100",
             "import-linter>=2.11",
             "jsonschema>=4.20",
+            "mkdocs>=1.6,<2",
             "mypy>=1.15",
             "psutil>=6",
             "pycocotools>=2.0.8",

@@ -5,14 +5,13 @@ import re
 import pytest
 
 import pipeline
-from pipeline.failures import REASONS
 from tests.fixtures import REPO
 
 FOLDERS = {path.parent.name for path in (REPO / "pipeline").glob("*/__init__.py")}
 
 
 def test_the_picture_of_the_architecture_has_a_box_for_each_folder():
-    picture = (REPO / "README.md").read_text(encoding="utf-8").split("```mermaid")[1].split("```")[0]
+    picture = (REPO / "docs/design.md").read_text(encoding="utf-8").split("```mermaid")[1].split("```")[0]
     assert set(re.findall(r'\["(\w+)/<br/>', picture)) == FOLDERS
 
 
@@ -27,12 +26,6 @@ def test_each_folder_says_in_a_sentence_what_it_is_for():
         assert re.match(r'"""[A-Z].{20,}\.("""|\n)', text), folder
 
 
-def test_the_readme_lists_each_reason_of_a_dead_letter_and_no_other():
-    readme = (REPO / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(rf"^\| ({'|'.join(REASONS)}) \| `(\w+)` \| (.*) \|$", readme, re.MULTILINE)
-    assert listed == [(stage, reason, why) for stage, reasons in REASONS.items() for reason, why in reasons.items()]
-
-
 @pytest.mark.parametrize("name", pipeline.__all__)
 def test_the_package_offers_its_transforms_and_records_by_name(name):
     assert getattr(pipeline, name).__name__ == name
@@ -41,10 +34,3 @@ def test_the_package_offers_its_transforms_and_records_by_name(name):
 def test_the_package_offers_nothing_else():
     with pytest.raises(AttributeError, match="no attribute 'Detector'"):
         _ = pipeline.Detector
-
-
-def test_the_imports_of_earlier_versions_go_on_working():
-    from pipeline.detect_objects import DetectObjects
-    from pipeline.read_images import ReadImages
-
-    assert (DetectObjects, ReadImages) == (pipeline.DetectObjects, pipeline.ReadImages)

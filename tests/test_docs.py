@@ -1,0 +1,107 @@
+"""What README, CONTRIBUTING and docs/ show and name works and exists as it stands there."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.config import load_config, settings
+from tests.fixtures import REPO
+from tests.write_docs import pages
+
+README = (REPO / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    str(path.relative_to(REPO)): path.read_text(encoding="utf-8")
+    for path in [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
+}
+LONG_WORDS = 25
+FOLDERS = ["pipeline", "models", "tests", "configs", "deploy", "docs"]
+OTHER_FLAGS = {  # of other commands of this project, of the launcher, and of other tools
+    "--cfg", "--weights", "--names", "--input-size", "--detections", "--ground-truth", "--until", "--write-missing", "--out",
+    "--resume", "--detach", "--attach", "--config", "--help", "--dry-run", "--verbose", "--model",
+    "--images", "--images-per-second", "--machines", "--machine-hour", "--class-a", "--class-b", "--hours", "--inline",
+}  # fmt: skip
+
+
+def test_the_snippet_for_a_pipeline_of_your_own_runs_as_it_stands(tmp_path):
+    """It detects in every sample scene."""
+    snippet = next(re.finditer(r"```python\n(.*?)```", PAGES["docs/batch.md"], re.DOTALL)).group(1)
+    script = tmp_path / "snippet.py"
+    script.write_text(snippet)
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run([sys.executable, script], cwd=REPO, capture_output=True, text=True, timeout=240, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(line for line in done.stdout.splitlines() if line.endswith(" digits"))
+    scenes = sorted(str(path.relative_to(REPO)) for path in (REPO / "models/digits/samples").glob("*.jpg"))
+    assert [line.split(":")[0] for line in lines] == scenes
+    assert sum(int(line.split()[-2]) for line in lines) >= 50
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_file_and_its_heading(page):
+    """A moved file or a renamed heading shows."""
+    for target, _, heading in (link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", PAGES[page])):
+        if "://" in target:
+            continue
+        path = (REPO / page).parent / target if target else REPO / page
+        assert path.exists(), target
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_in_code_quotes_exists(page):
+    """A page that sends a reader to a file sends them to one that is there."""
+    quoted = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)(?:::?[\w.:]+)?`", PAGES[page])
+    assert [path for path in quoted if not (REPO / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_flag_is_a_setting_or_a_flag_of_another_command(page):
+    """Renamed settings show."""
+    known = {setting.flag for setting in settings()} | OTHER_FLAGS
+    shown = {flag.replace("--no-", "--") for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+(?![\w-])", PAGES[page])}
+    assert shown - known == set()
+
+
+def test_every_promise_has_its_test():
+    """A test that is renamed or dropped takes its promise with it."""
+    promised = re.findall(r"`(tests/[^`]+\.py)(?:::(\w+))?::(\w+)`", README)
+    assert len(promised) >= 20
+    missing = []
+    for file, group, test in promised:
+        text = (REPO / file).read_text(encoding="utf-8") if (REPO / file).exists() else ""
+        missing += [name for name in (f"class {group}:" if group else "", f"def {test}(") if name not in text]
+    assert missing == []
+
+
+def test_every_config_loads():
+    """The example configs hold known keys and values of the right type, and name the command that runs them."""
+    configs = sorted((REPO / "configs").glob("*.yaml"))
+    assert len(configs) >= 3
+    for path in configs:
+        load_config(str(path), {})
+        assert f"--config configs/{path.name}" in path.read_text()
+
+
+@pytest.mark.parametrize("page", pages())
+def test_what_is_made_of_the_code_is_as_the_code(page):
+    """`python -m tests.write_docs` was run after the last change of a setting or of a dead letter's reason."""
+    assert PAGES[page] == pages()[page]
+
+
+def test_the_readme_is_one_page():
+    """Two screens: what it is, two commands, an example for each use, the promises, where to read on."""
+    assert len(README.splitlines()) <= 110
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_nine_sentences_in_ten_are_short(page):
+    """A sentence of more than 25 words is read twice."""
+    text = re.sub(r"```.*?```|^\|.*$|^ {4}.*$|^#.*$|<!--.*?-->|`[^`]*`", "X", PAGES[page], flags=re.DOTALL | re.MULTILINE)
+    sentences = [part for part in re.split(r"(?<=[.!?:])\s+|\n\s*\n|\n- ", text) if len(part.split()) > 3]
+    long = [sentence for sentence in sentences if len(sentence.split()) > LONG_WORDS]
+    assert len(long) <= len(sentences) / 10, long

@@ -1,0 +1,72 @@
+"""`python -m tests.write_docs`: writes what docs/ has of the code: the settings, the reasons of dead letters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pipeline.config import settings
+from pipeline.config.setting import Setting
+from pipeline.failures import MAY_PASS, REASONS
+from tests.fixtures import REPO
+
+_HEAD = """# Settings
+
+Every setting is a key of the YAML config and a flag. A flag wins over a key. Lists take commas or several values.
+This page is written by `python -m tests.write_docs` from `pipeline/config/sections.py`.
+"""
+_REASONS = re.compile(r"(?<=`python -m tests.write_docs` -->\n).*?(?=<!-- end of reasons -->)", re.DOTALL)
+
+
+def settings_page() -> str:
+    """The text of docs/settings.md: a table for each section of the config."""
+    sections: dict[str, list[Setting]] = {}
+    for each in settings():
+        sections.setdefault(each.key.rpartition(".")[0], []).append(each)
+    return "\n".join([_HEAD, *(_section(name, of_section) for name, of_section in sections.items())])
+
+
+def with_reasons(page: str) -> str:
+    """docs/results.md with the table of all reasons of dead letters."""
+    rows = [
+        f"| {stage} | `{reason}` | {'transient' if reason in MAY_PASS else 'permanent'} | {why} |"
+        for stage, reasons in REASONS.items()
+        for reason, why in reasons.items()
+    ]
+    table = "\n".join(["| stage | reason | failure | why |", "|---|---|---|---|", *rows])
+    return _REASONS.sub(lambda _: table + "\n", page)
+
+
+def _section(name: str, of_section: list[Setting]) -> str:
+    title = f"Section `{name}`" if name else "The job"
+    rows = [f"| `{each.name}` | {_flag(each)} | {_default(each)} | {_cell(each.help)} |" for each in of_section]
+    return "\n".join([f"## {title}", "", "| key | flag | default | what it is |", "|---|---|---|---|", *rows, ""])
+
+
+def _flag(each: Setting) -> str:
+    return "any flag of Beam" if each.key == "beam_options" else f"`{each.flag}`"
+
+
+def _default(each: Setting) -> str:
+    return "" if each.default in (None, "", [], {}) else f"`{_plain(each.default)}`"
+
+
+def _plain(default: object) -> str:
+    if isinstance(default, (list, tuple)):
+        return ",".join(map(str, default))
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"([|*])", r"\\\1", text).replace("<", "&lt;")
+
+
+def pages() -> Mapping[str, str]:
+    """The pages that are made of the code, by their path below the repository."""
+    results = (REPO / "docs/results.md").read_text(encoding="utf-8")
+    return {"docs/settings.md": settings_page(), "docs/results.md": with_reasons(results)}
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        (REPO / path).write_text(text, encoding="utf-8")
