@@ -17,7 +17,8 @@ from pipeline.detect.batching import BatchedModel
 from pipeline.detect.golden import GoldenImage
 from pipeline.detect.loaded_model import LoadedModel, Memory, ModelFailed, OutOfMemory
 from pipeline.detect.process_memory import return_free_memory
-from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler, call, trace
+from pipeline.detect.tensorflow_internals import trace
+from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler, call
 from pipeline.detect.tensorflow_setup import memory_in_use
 from pipeline.errors import ModelError
 

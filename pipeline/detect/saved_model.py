@@ -21,6 +21,7 @@ from pipeline.detect.golden import GOLDEN, read_golden
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.prepared_model import OptimisedGraph, PreparedModel, start
 from pipeline.detect.process_memory import return_free_memory
+from pipeline.detect.tensorflow_internals import freeze, meta_graph, optimise
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
 from pipeline.storage.globs import escape_glob
@@ -157,9 +158,7 @@ def _as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfi
 
 def _optimised(function: Any, precision: str, *, fused: bool) -> OptimisedGraph:
     """The function, optimised here, so that no call and no rung pays for it again."""
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
-    frozen = convert_variables_to_constants_v2(function, lower_control_flow=False)  # only constants can be folded
+    frozen = freeze(function)
     names = sorted(function.structured_outputs)  # the order in which TensorFlow flattens a mapping
     fetched = dict(zip(names, (tensor.name for tensor in frozen.outputs), strict=True))
     graph = optimised_graph(frozen, precision, fused=fused)
@@ -176,20 +175,16 @@ def optimised_graph(frozen: Any, precision: str, *, fused: bool) -> Any:
       fused: Whether convolutions of float32 are fused with what follows them, for a CPU.
     """
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
-    from tensorflow.python.grappler import tf_optimizer
-    from tensorflow.python.training.saver import export_meta_graph
 
-    graph = export_meta_graph(graph_def=frozen.graph.as_graph_def(), graph=frozen.graph)
-    for tensor in frozen.outputs:
-        graph.collection_def["train_op"].node_list.value.append(tensor.name)
+    graph = meta_graph(frozen)
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1
-    optimised = tf_optimizer.OptimizeGraph(config, graph)
+    optimised = optimise(config, graph)
     # in one pass, both of these would come before batch normalisations are folded into their convolutions, and keep them apart
     if precision == "bfloat16":
         graph.graph_def.CopyFrom(optimised)
         config.graph_options.rewrite_options.auto_mixed_precision_onednn_bfloat16 = rewriter_config_pb2.RewriterConfig.ON
-        return tf_optimizer.OptimizeGraph(config, graph)
+        return optimise(config, graph)
     if not fused:
         return optimised
     if not any(node.op == "_FusedBatchNormEx" for node in optimised.node):  # tied to a Relu instead: fused whole, 28 for 34 ms
@@ -198,7 +193,7 @@ def optimised_graph(frozen: Any, precision: str, *, fused: bool) -> Any:
         rewriter_config_pb2.RewriterConfig.ONE
     )  # the next change nothing
     _place(graph.graph_def, _CPU)  # TensorFlow fuses only what it knows the device of
-    optimised = tf_optimizer.OptimizeGraph(config, graph)
+    optimised = optimise(config, graph)
     _place(optimised, "")
     return optimised
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from pipeline.detect.loaded_model import ModelFailed, OutOfMemory, Output
 from pipeline.detect.process_memory import return_free_memory
+from pipeline.detect.tensorflow_internals import add_function, forget_functions, trace
 from pipeline.detect.tensorflow_setup import graph_config
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class TensorFlowScheduler:
         self.gpu_bytes: int | None = gpus[0] if gpus else None
         self._run = {largest: self._session.make_callable(results, inputs) for largest, results in {**queues, 0: alone}.items()}
         self._session.run(begun)  # now the session has a graph of its own
-        _forget_functions(graph)
+        forget_functions(graph)
 
     def run(self, images: Sequence[np.ndarray], largest: int) -> list[Output]:
         """Blocks until the outputs of a few images are there; see `Scheduler`."""
@@ -94,28 +94,11 @@ class TensorFlowScheduler:
         return_free_memory(circles=True)
 
 
-def trace(run: Callable[..., Any], signature: Sequence[Any]) -> Any:
-    """Makes a TensorFlow function for `call`.
-
-    One of `tf.function` is made for gradients as well, for which its definition is looked up twice: copies of all weights, during
-    which no other Python thread runs, for 2.4 s where they are 258 MB.
-
-    Args:
-      run: Takes tensors and returns some.
-      signature: Their `TensorSpec`s.
-    """
-    from tensorflow.python.eager.polymorphic_function import atomic_function
-    from tensorflow.python.framework import func_graph
-
-    graph = func_graph.func_graph_from_py_func("model", run, signature, {})
-    return atomic_function.from_func_graph(f"model_{uuid.uuid4().hex}", graph, {})
-
-
 def call(function: Any, tensors: Sequence[Any], *, optimised: bool) -> list[Any]:
     """Calls a function in the graph that is being built; `optimised`: whether TensorFlow has nothing left to do about it."""
     import tensorflow as tf
 
-    tf.compat.v1.get_default_graph()._add_function_recursive(function)
+    add_function(tf.compat.v1.get_default_graph(), function)
     operation = tf.raw_ops.StatefulPartitionedCall if function.call_options.is_stateful else tf.raw_ops.PartitionedCall
     results: list[Any] = operation(
         args=tensors,
@@ -126,15 +109,6 @@ def call(function: Any, tensors: Sequence[Any], *, optimised: bool) -> list[Any]
     for result, output in zip(results, function.graph.outputs, strict=True):
         result.set_shape(output.shape)
     return results
-
-
-def _forget_functions(graph: Any) -> None:
-    """Drops what a graph, whose session has begun, has kept of its functions; each copy has all the weights.
-
-    Without that a model of 258 MB took 4.7 instead of 2.9 GB, and its first call twice as long.
-    """
-    for function in [*graph._functions.values()]:
-        graph._remove_function(function.name)
 
 
 class _TracedModel:
@@ -156,7 +130,7 @@ class _TracedModel:
         """A queue of the scheduler, in the graph that is being built; returns its results."""
         import tensorflow as tf
 
-        tf.compat.v1.get_default_graph()._add_function_recursive(self._function)
+        add_function(tf.compat.v1.get_default_graph(), self._function)
         results: list[Any] = tf.raw_ops.BatchFunction(
             in_tensors=inputs,
             captured_tensors=[],

@@ -9,6 +9,7 @@ from models.quiet import quiet_stderr
 from pipeline.config import DetectConfig
 from pipeline.detect.process_memory import resident_bytes, share_heaps, spare_modules
 from pipeline.detect.share_gpus import take_gpu
+from pipeline.detect.tensorflow_internals import process_config
 from pipeline.errors import ModelError
 
 
@@ -45,9 +46,7 @@ def graph_config(*, optimised: bool = True) -> Any:
     Args:
       optimised: Whether nothing is left to be optimised: doing so copies all constants thirty times.
     """
-    from tensorflow.python.eager import context  # the only way to what tf.config was told
-
-    config = context.context().config
+    config = process_config()
     config.allow_soft_placement = True  # as in the eager context: what has no GPU kernel runs on the CPU
     config.graph_options.rewrite_options.disable_meta_optimizer = optimised
     return config
