@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from models.darknet_cfg import DarknetError
-from models.darknet_network import Network, parse_network
-from models.darknet_weights import ConvolutionWeights, read_weights
+from models.darknet.cfg import DarknetError
+from models.darknet.network import Network, parse_network
+from models.darknet.weights import ConvolutionWeights, read_weights
 from models.export import check_output_dir, export_detector
 from models.metadata import DetectorMetadata, Resize
 from models.quiet import quiet_stderr
@@ -98,7 +98,7 @@ def _export(network: Network, weights: Sequence[ConvolutionWeights], metadata: D
     with quiet_stderr():  # takes seconds: only now that the files are known to be right
         import tensorflow as tf
 
-        from models.darknet import DarknetDetector
+        from models.darknet.detector import DarknetDetector
 
     with contextlib.suppress(RuntimeError):  # TensorFlow runs in this process already
         tf.config.set_visible_devices([], "GPU")  # exporting needs none, and must not take a serving process's memory

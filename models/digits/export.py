@@ -23,7 +23,7 @@ def export_digits(output_dir: str, weights_path: str = WEIGHTS_PATH) -> None:
 
     Args:
         output_dir: local directory that does not exist yet, `<model>/<integer version>`.
-        weights_path: the weights as `models.digits.train` writes them.
+        weights_path: the weights as `models.digits.training.train` writes them.
 
     Raises:
         FileExistsError: `output_dir` exists.

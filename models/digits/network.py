@@ -152,6 +152,6 @@ def load_weights(path: str) -> Weights:
     if wrong:
         raise ValueError(
             f"{path}: expected the layers of models/digits/network.py, but these arrays differ: {', '.join(wrong)}; "
-            "train again with `python -m models.digits.train`"
+            "train again with `python -m models.digits.training.train`"
         )
     return weights

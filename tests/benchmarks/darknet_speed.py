@@ -25,8 +25,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from models.darknet_network import Network, parse_network
-from models.darknet_weights import read_weights
+from models.darknet.network import Network, parse_network
+from models.darknet.weights import read_weights
 from tests.models.darknet_cases import random_values, write_weights
 
 THREADS = 2
@@ -74,7 +74,7 @@ def tensorflow_engines(network: Network, weights: Path, images: np.ndarray, scra
     import tensorflow as tf
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-    from models.darknet import DarknetDetector
+    from models.darknet.detector import DarknetDetector
     from models.export import IOU_THRESHOLD, MAX_DETECTIONS, SCORE_THRESHOLD, suppress
 
     detector = DarknetDetector(network, read_weights(str(weights), network))

@@ -89,8 +89,8 @@ def _make_scenes(count: int, long_side: int = 0) -> Path:
     """A folder of digit scenes with their ground truth; enlarged so that the longer side has so many pixels."""
     import cv2
 
-    from models.digits.scenes import Scene
-    from models.digits.write_scenes import coco_ground_truth, compose_sample, encode_jpeg
+    from models.digits.training.scenes import Scene
+    from models.digits.training.write_scenes import coco_ground_truth, compose_sample, encode_jpeg
 
     folder = BENCH / f"scenes-{count}-{long_side or 'small'}"
     if not (folder / "ground_truth.json").exists():

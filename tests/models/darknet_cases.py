@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from models.darknet_network import parse_network
+from models.darknet.network import parse_network
 
 CONV = "[convolutional]\nfilters={filters}\nsize={size}\nstride={stride}\n{extra}\nactivation={activation}\n"
 

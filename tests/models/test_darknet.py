@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from models.darknet_network import parse_network
-from models.darknet_weights import read_weights
+from models.darknet.network import parse_network
+from models.darknet.weights import read_weights
 from models.geometry import boxes_to_xyxy
 from tests.fixtures import fixtures_dir
 from tests.models import darknet_reference
@@ -16,8 +16,8 @@ tf = pytest.importorskip("tensorflow")
 
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2  # noqa: E402
 
-from models.darknet import DarknetDetector, activate, decode_boxes, max_pool  # noqa: E402
-from models.darknet_network import MaxPool, Yolo  # noqa: E402
+from models.darknet.detector import DarknetDetector, activate, decode_boxes, max_pool  # noqa: E402
+from models.darknet.network import MaxPool, Yolo  # noqa: E402
 
 
 def run(cfg, values, images, tmp_path, input_hw=None):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from models.darknet_cfg import DarknetError
-from models.darknet_network import Convolution, MaxPool, Route, Shortcut, Yolo, parse_network
+from models.darknet.cfg import DarknetError
+from models.darknet.network import Convolution, MaxPool, Route, Shortcut, Yolo, parse_network
 from tests.fixtures import fixtures_dir
 from tests.models.darknet_cases import HEAD, STEM, conv, net, yolo
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from models.darknet_cfg import DarknetError
-from models.darknet_network import parse_network
-from models.darknet_weights import read_weights
+from models.darknet.cfg import DarknetError
+from models.darknet.network import parse_network
+from models.darknet.weights import read_weights
 from tests.models.darknet_cases import conv, net, write_weights, yolo
 
 CFG = net(32, 32) + conv(2, 1, 1, extra="batch_normalize=1", activation="linear")

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from models.digits.export import METADATA, WEIGHTS_PATH, export_digits
-from models.digits.ink import SPLITS, InkStyle, load_digit_images, render_digit
-from models.digits.pages import compose_page
-from models.digits.scenes import compose_scene
-from models.digits.write_scenes import coco_ground_truth, compose_sample, encode_jpeg, write_scenes
+from models.digits.training.ink import SPLITS, InkStyle, load_digit_images, render_digit
+from models.digits.training.pages import compose_page
+from models.digits.training.scenes import compose_scene
+from models.digits.training.write_scenes import coco_ground_truth, compose_sample, encode_jpeg, write_scenes
 from models.metadata import read_metadata
 
 SAMPLES = Path(WEIGHTS_PATH).parent / "samples"
@@ -163,7 +163,7 @@ def test_the_exported_detector_describes_itself(digits_model):
 
 
 def test_the_exported_detector_finds_the_digits_of_the_sample_scenes(digits_model, ground_truth):
-    from models.digits.measure import detect_scenes
+    from models.digits.training.measure import detect_scenes
     from models.evaluate import evaluate
 
     rows, _ = detect_scenes(digits_model, str(SAMPLES), ground_truth["images"])
@@ -215,7 +215,7 @@ def test_export_answers_a_wrong_place_with_one_line_and_exit_code_2(case, tmp_pa
     assert "Traceback" not in answer.stderr
 
 
-@pytest.mark.parametrize("module", ["train", "export", "measure", "write_scenes"])
+@pytest.mark.parametrize("module", ["training.train", "export", "training.measure", "training.write_scenes"])
 def test_help_does_not_import_tensorflow(module):
     code = f"""
 import runpy, sys
@@ -233,8 +233,8 @@ def test_the_target_cells_of_a_digit_decode_to_its_box():
     """Pins the grid's convention: cell (row, column) stands for the point (column + 0.5, row + 0.5) * 8."""
     import tensorflow as tf
 
-    from models.digits.learning import assign_targets, detection_loss
     from models.digits.network import boxes_px, cell_centres
+    from models.digits.training.learning import assign_targets, detection_loss
 
     box = np.array([[100.0, 60.0, 140.0, 130.0]], np.float32)
     targets = assign_targets(box, np.array([7]))
@@ -253,8 +253,8 @@ def test_folding_keeps_what_the_batch_normalised_network_computes():
     """With the batch's own statistics as the moving averages, the folded network answers the same."""
     import tensorflow as tf
 
-    from models.digits import learning
     from models.digits.network import FoldedNetwork, forward
+    from models.digits.training import learning
 
     network = learning.TrainableNetwork(seed=1)
     images = tf.constant(np.random.default_rng(0).random((2, 320, 320, 3)).astype(np.float32))

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from models.digits.ink import Split
+from models.digits.training.ink import Split
 
 Page = NDArray[np.uint8]
 # The two photos are split by columns, so that no background of a test scene was seen in training either.

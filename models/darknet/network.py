@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from models.darknet_cfg import DarknetError, Section, read_sections
+from models.darknet.cfg import DarknetError, Section, read_sections
 
 Hwc = tuple[int, int, int]
 

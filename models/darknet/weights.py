@@ -12,8 +12,8 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from models.darknet_cfg import DarknetError
-from models.darknet_network import Convolution, Network
+from models.darknet.cfg import DarknetError
+from models.darknet.network import Convolution, Network
 
 # Added to the variance, as OpenCV's importer does. Darknet has had 1e-6 beside the root and 1e-5 below it, which moves
 # confidences by less than 0.001 on trained models.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from models.darknet_network import Convolution, Dropout, MaxPool, Network, Route, Shortcut, Upsample, Yolo
-from models.darknet_weights import ConvolutionWeights
+from models.darknet.network import Convolution, Dropout, MaxPool, Network, Route, Shortcut, Upsample, Yolo
+from models.darknet.weights import ConvolutionWeights
 
 
 class DarknetDetector:

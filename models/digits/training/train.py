@@ -1,6 +1,6 @@
 """Trains the digit detector on scenes composed as it goes, and writes the folded weights.
 
-    python -m models.digits.train --output models/digits/weights.npz
+    python -m models.digits.training.train --output models/digits/weights.npz
 
 One core is enough: the committed weights took about 30 minutes on one. The same arguments give the same scenes in the same order.
 """
@@ -50,7 +50,9 @@ class Batch:
 
 def main(arguments: list[str] | None = None) -> int:
     """Parses the command line and trains."""
-    parser = argparse.ArgumentParser(prog="python -m models.digits.train", description="Train the bundled digit detector.")
+    parser = argparse.ArgumentParser(
+        prog="python -m models.digits.training.train", description="Train the bundled digit detector."
+    )
     parser.add_argument("--output", required=True, help="the .npz to write the folded weights to; replaced when training ends")
     parser.add_argument("--steps", type=int, default=5000, help="optimiser steps (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=8, help="scenes a step (default: %(default)s)")
@@ -72,8 +74,8 @@ def train(plan: TrainingPlan) -> Weights:
     """Trains from scratch and returns the folded, averaged weights; prints a line every 50 steps."""
     import tensorflow as tf
 
-    from models.digits.learning import AdamW, TrainableNetwork, detection_loss
     from models.digits.network import forward
+    from models.digits.training.learning import AdamW, TrainableNetwork, detection_loss
 
     network = TrainableNetwork(plan.seed)
     variables = network.named_variables()
@@ -137,9 +139,9 @@ def batches(plan: TrainingPlan) -> Iterator[Batch]:
 
 def compose_batch(plan: TrainingPlan, number: int) -> Batch:
     """The batch of a step: scenes `number * batch_size` onwards, letterboxed to the network's input."""
-    from models.digits.learning import assign_targets
     from models.digits.network import INPUT_HW
-    from models.digits.scenes import compose_scene
+    from models.digits.training.learning import assign_targets
+    from models.digits.training.scenes import compose_scene
     from models.geometry import fit_image, resize_plan, to_model
 
     images, classes, boxes = [], [], []

@@ -1,8 +1,8 @@
 """Measures the exported digit detector on written scenes: COCO AP, and the time that the model takes.
 
-python -m models.digits.write_scenes --output build/digits-test --seed 8 --count 300
+python -m models.digits.training.write_scenes --output build/digits-test --seed 8 --count 300
 python -m models.digits.export --output build/digits/1
-python -m models.digits.measure --model build/digits/1 --scenes build/digits-test
+python -m models.digits.training.measure --model build/digits/1 --scenes build/digits-test
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
-from models.digits.write_scenes import GROUND_TRUTH_NAME
+from models.digits.training.write_scenes import GROUND_TRUTH_NAME
 from models.geometry import InputTransform, fit_image, resize_plan, to_original
 from models.metadata import DetectorMetadata, read_metadata
 
@@ -84,9 +84,11 @@ def _detections(answer: dict[str, NDArray[Any]], plan: InputTransform, metadata:
 
 def main(arguments: list[str] | None = None) -> int:
     """Parses the command line, measures and prints."""
-    parser = argparse.ArgumentParser(prog="python -m models.digits.measure", description="Measure the exported digit detector.")
+    parser = argparse.ArgumentParser(
+        prog="python -m models.digits.training.measure", description="Measure the exported digit detector."
+    )
     parser.add_argument("--model", required=True, help="exported SavedModel, <model>/<version>")
-    parser.add_argument("--scenes", required=True, help="directory that models.digits.write_scenes wrote")
+    parser.add_argument("--scenes", required=True, help="directory that models.digits.training.write_scenes wrote")
     parser.add_argument("--rows", help="also write the detections here, as JSON Lines")
     options = parser.parse_args(arguments)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -1,6 +1,6 @@
 """Writes scenes as JPEG files with their ground truth in COCO format.
 
-    python -m models.digits.write_scenes --output models/digits/samples --count 24 --jpeg-quality 65    # the committed samples
+    python -m models.digits.training.write_scenes --output models/digits/samples --count 24 --jpeg-quality 65  # the samples
 
 Needs scikit-learn, from which the scenes are composed.
 """
@@ -17,8 +17,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from models.digits.ink import SPLITS, Split
-from models.digits.scenes import CLASS_NAMES, Scene, compose_scene
+from models.digits.training.ink import SPLITS, Split
+from models.digits.training.scenes import CLASS_NAMES, Scene, compose_scene
 
 GROUND_TRUTH_NAME = "ground_truth.json"
 # Of every twelve scenes, two are stored turned, as a camera that was held upright stores them, and one has no digit.
@@ -106,7 +106,7 @@ def coco_ground_truth(scenes: list[tuple[str, Scene]]) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Parses the command line and writes."""
     parser = argparse.ArgumentParser(
-        prog="python -m models.digits.write_scenes", description="Write scenes and their ground truth."
+        prog="python -m models.digits.training.write_scenes", description="Write scenes and their ground truth."
     )
     parser.add_argument("--output", required=True, help="directory for the JPEG files and ground_truth.json")
     parser.add_argument("--split", choices=list(SPLITS), default="test", help="whose digits are used (default: %(default)s)")

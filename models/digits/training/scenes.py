@@ -11,8 +11,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from models.digits.ink import DigitImages, InkStyle, Split, load_digit_images, render_digit
-from models.digits.pages import Page, add_noise, compose_page, random_colour
+from models.digits.training.ink import DigitImages, InkStyle, Split, load_digit_images, render_digit
+from models.digits.training.pages import Page, add_noise, compose_page, random_colour
 
 CLASS_NAMES = tuple("0123456789")
 _SIDE_PX = (480, 901)

@@ -1,0 +1,1 @@
+"""How the bundled detector was made: drawn scenes, training, measuring. Nothing here runs when the detector does."""
