@@ -30,9 +30,22 @@ settings.register_profile("fuzz", deadline=None, max_examples=int(os.environ.get
 settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 
 
+# what `make test-fast` leaves out: whole jobs, emulators, and files that load several models or install things
+_SLOW_FOLDERS = {"launch", "deploy", "fuzz", "flink", "spark"}
+_SLOW_FILES = {
+    *("test_canary.py", "test_golden.py", "test_loaded_models.py", "test_model_versions.py", "test_versions_on_storage.py"),
+    *("test_watch_canary.py", "test_cost.py", "test_demo_backfill.py", "test_packaging.py", "test_attempts.py"),
+}
+_EMULATORS = {"gcs_bucket", "pubsub_emulator", "strict_gcs_bucket"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of tests of whole jobs, which take minutes, come first: so no process is left with one of them at the end."""
+    """Marks what takes long; files of whole jobs come first, so that no process is left with one of them at the end."""
     items.sort(key=lambda item: "launch" not in item.path.parts)
+    for item in items:
+        emulated = _EMULATORS & {*getattr(item, "fixturenames", ())}
+        if emulated or item.path.name in _SLOW_FILES or _SLOW_FOLDERS & {*item.path.parts}:
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")
