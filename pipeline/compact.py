@@ -43,7 +43,7 @@ from pipeline.storage.results import (
     archive_name,
     check_output,
     index_name,
-    seconds_of_name,
+    seconds_in_name,
     time_in_name,
 )
 from pipeline.storage.single_rows import SingleRow, single_rows
@@ -55,7 +55,6 @@ from pipeline.write.write_tfrecord import write_tfrecord
 
 MODE = "compact"  # what stands where a job has `batch` or `streaming`
 _BESIDE = {"parquet": write_parquet, "tfrecord": write_tfrecord}
-_NAMED_TIME = re.compile(r"-(\d{8}T\d{6}Z)-")
 _COMPACTED = re.compile(rf"-({MODE}[0-9a-f]{{12}})-")
 _STREAM_KEEPS_SECONDS = 3600.0
 _WAIT_SECONDS = 3600.0  # as a batch job
@@ -81,7 +80,7 @@ class _Source(NamedTuple):
     """A file to be merged.
 
     Attributes:
-      written_at: Seconds since the epoch: a window's start as its name says it, else the file's own time.
+      written_at: Seconds since the epoch: a start as its name says it, else the file's own time. Its index may say more of each row.
       rows: The file.
       beside: The paths of what was made of it: its index, Parquet, TFRecord.
       version: What shows that it has been overwritten.
@@ -127,7 +126,7 @@ def compact(output: str, before: float | None = None, now: float | None = None, 
         makers = {found[1] if (found := _COMPACTED.search(source.rows.path)) else "" for source in sources}
         if not makers or (len(makers) == 1 and "" not in makers):
             return Compacted(0, 0, 0, 0)
-        return _merge(output, sorted(sources), staging)
+        return _merge(output, sources, staging)
 
 
 def _merge(output: str, sources: Sequence[_Source], staging: str) -> Compacted:
@@ -140,7 +139,7 @@ def _merge(output: str, sources: Sequence[_Source], staging: str) -> Compacted:
         for row in single_rows([(source.written_at, source.rows) for source in sources], f"{staging}/{MODE}", counted.count):
             kinds[row.kind].add(row)
     endings = {path.rpartition(".")[2] for source in sources for path in source.beside if f"{output}/{DETECTIONS}/" in path}
-    when = time_in_name(sources[-1].written_at)
+    when = time_in_name(max(shards.newest for shards in kinds.values()))
     made: dict[str, str] = {}
     for kind, shards in kinds.items():
         for number, staged in enumerate(shards.files):
@@ -186,6 +185,7 @@ class _Shards:
         self.kind = kind
         self.files: list[str] = []
         self.rows = 0
+        self.newest = 0.0  # age of a row
 
     def __enter__(self) -> _Shards:
         return self
@@ -202,9 +202,10 @@ class _Shards:
             self._file = self._open.enter_context(create(self.files[-1]))
             self._index = self._open.enter_context(writing_entries(f"{self.files[-1]}.index"))
         self._file.write(row.line)
-        self._index(row.line, row.entry)
+        self._index(row.line, row.entry and row.entry._replace(made_at=row.age))
         self._left -= 1
         self.rows += 1
+        self.newest = max(self.newest, row.age)
 
 
 def _sources(output: str) -> Iterator[_Source]:
@@ -215,8 +216,7 @@ def _sources(output: str) -> Iterator[_Source]:
             continue  # it went meanwhile
         stem = file.path.removesuffix(".jsonl")
         beside = [f"{stem}.{ending}" for ending in _BESIDE] if file.kind == DETECTIONS else []
-        named = _NAMED_TIME.search(posixpath.basename(file.path))
-        written_at = seconds_of_name(named[1]) if named else versions[file.path][1]
+        written_at = seconds_in_name(file.path) or versions[file.path][1]
         paths = [*filter(versions.__contains__, beside), *filter(None, [file.index_path])]
         yield _Source(written_at, file, tuple(paths), versions[file.path])
 

@@ -103,6 +103,7 @@ def sinks(
     model: tuple[str, str] = ("", ""),
     begun: Sequence[Checkpoint] | None = None,
     at: Workplace | None = None,
+    began_at: float = 0.0,
 ) -> list[Sink]:
     """Where the results of a batch job go, by its config.
 
@@ -114,8 +115,9 @@ def sinks(
       model: Name and version of the model, where they are known.
       begun: What killed runs of the same command had done; None: this one makes no checkpoints.
       at: Where it works, if that is elsewhere.
+      began_at: When it began, seconds since the epoch.
     """
-    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched, model, name, begun, at)]
+    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched, model, name, begun, at, began_at)]
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:

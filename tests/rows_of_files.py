@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from pipeline.records import row_bytes
 from pipeline.storage.done import Maker
 from pipeline.storage.files import list_files, read_lines, write_file
-from pipeline.storage.ledger import write_index
-from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
+from pipeline.storage.ledger import writing_index
+from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, index_name
 
 MAKER = Maker("5e771265", "5e771266", "bright", "3")
 
@@ -43,7 +43,7 @@ def dead(uri: str = "", generation: str = "", *, stage: str = "read", reason: st
     return Row(DEAD_LETTERS, {"image": image, "stage": stage, "reason": reason, "message": message})
 
 
-def write_rows(output: str, name: str, rows: Iterable[Row], maker: Maker | None = MAKER) -> None:
+def write_rows(output: str, name: str, rows: Iterable[Row], maker: Maker | None = MAKER, made_at: float = 0.0) -> None:
     """Writes files of rows, `<kind>/<kind>-<name>.jsonl`, sorted, and their indexes where there is a maker."""
     lines: dict[str, list[bytes]] = {}
     for row in rows:
@@ -52,7 +52,9 @@ def write_rows(output: str, name: str, rows: Iterable[Row], maker: Maker | None 
         file = f"{kind}/{kind}-{name}.jsonl"
         write_file(f"{output}/{file}", b"".join(sorted(own)))
         if maker:
-            write_index(file, output, maker, f"{output}/.staging-indexing")
+            with writing_index(f"{output}/{index_name(file)}", kind, maker, made_at) as note:
+                for line in sorted(own):
+                    note(line)
 
 
 def lines_in(output: str, kind: str = DETECTIONS) -> list[bytes]:

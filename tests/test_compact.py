@@ -7,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import requests
 
@@ -117,12 +118,77 @@ def test_a_row_of_a_newer_file_wins_also_after_older_ones_were_compacted(output)
     assert rows_in(output) == sorted([*EXPECTED[1:], found("a", boxes=3).line] if EXPECTED[0] == found("a").line else [])
 
 
+DAY = 86_400.0
+NOON = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.timezone.utc).timestamp()
+NOON_NAME, EVENING_NAME = "20261120T120000Z-0a1b-00000-of-00001", "20261120T180000Z-0a1b-00000-of-00001"
+
+
+def copied(output, copy, seconds):
+    """As `cp -r` does it: each file is as old as its copy, whenever that was made."""
+    shutil.copytree(output, copy)
+    for path in Path(copy).rglob("*"):
+        os.utime(path, (seconds, seconds))
+    return str(copy)
+
+
+@pytest.mark.parametrize("copied_at", [NOON - DAY, NOON + DAY], ids=["older than any row", "newer than any row"])
+@pytest.mark.parametrize(
+    ("job_at", "kept"),
+    [pytest.param(NOON - 3600, 1, id="job before the window"), pytest.param(NOON + 3600, 2, id="job after the window")],
+)
+def test_which_row_is_the_newest_does_not_depend_on_when_files_were_copied(tmp_path, job_at, kept, copied_at):
+    output = f"{tmp_path}/out"
+    write_rows(output, "3f2a9c01-00000-of-00001", [found("a", boxes=2), dead("gone")], made_at=job_at)
+    write_rows(output, NOON_NAME, [found("a", boxes=1), found("gone")])
+    copy = copied(output, tmp_path / "copy", copied_at)
+    letters = [dead("gone").line] if job_at > NOON else []  # one that is older is mended by the row
+    for each in (output, copy):
+        compact(each)
+        assert rows_in(each) == sorted([found("a", boxes=kept).line, found("gone").line, *letters])
+    assert [Path(path).name[:28] for path in list_files(f"{output}/detections/*.jsonl")] == [
+        Path(path).name[:28] for path in list_files(f"{copy}/detections/*.jsonl")
+    ]
+
+
+@pytest.mark.parametrize("copied_at", [NOON - DAY, NOON + DAY], ids=["older than any row", "newer than any row"])
+def test_rows_in_a_merged_file_are_as_old_as_they_were(tmp_path, copied_at):
+    """A window that comes later is newer than they are, although a still later one was merged with them."""
+    output = f"{tmp_path}/out"
+    write_rows(output, STREAM[0], [found("a", boxes=2), dead("gone")])
+    write_rows(output, EVENING_NAME, [found("z")])
+    compact(output)
+    output = copied(output, tmp_path / "copy", copied_at)
+    write_rows(output, NOON_NAME, [found("a", boxes=1), found("gone")])
+    compact(output)
+    assert rows_in(output) == sorted(row.line for row in (found("a", boxes=1), found("gone"), found("z")))
+
+
+def test_an_index_of_an_earlier_version_says_no_age_and_the_time_of_the_file_counts(tmp_path):
+    output = f"{tmp_path}/out"
+    write_rows(output, "00000-of-00001", [found("a", boxes=2)])
+    index = f"{output}/index/detections-00000-of-00001.parquet"
+    table = pq.read_table(index)
+    pq.write_table(table.drop_columns(["made_at"]), index)
+    write_rows(output, NOON_NAME, [found("a", boxes=1)])
+    os.utime(f"{output}/detections/detections-00000-of-00001.jsonl", (NOON + 1, NOON + 1))
+    assert settings_in(output) == {(DETECTIONS, "a"): MAKER.detections}
+    compact(output)
+    assert rows_in(output) == [found("a", boxes=2).line]
+
+
+@pytest.mark.parametrize("planted", [float("nan"), float("inf"), -1.0, 1e300])
+def test_an_age_that_is_none_is_not_known(tmp_path, planted):
+    output = f"{tmp_path}/out"
+    write_rows(output, NOON_NAME, [found("a", boxes=2)], made_at=planted)
+    write_rows(output, EVENING_NAME, [found("a", boxes=1)])
+    compact(output)
+    assert rows_in(output) == [found("a", boxes=1).line]
+
+
 def test_where_there_was_parquet_or_tfrecord_there_is(output):
     stem = f"{output}/{shard_name(DETECTIONS, 0, 1)}"
     write_parquet([found("a").line, found("b").line], f"{stem}.parquet")
     compact(output)
-    import pyarrow.parquet as pq
-
     (path,) = list_files(f"{output}/detections/*.parquet")
     assert [row["image"]["uri"] for row in pq.read_table(path).to_pylist()] == list("abcde")
     assert "-compact" in path and is_result(path, output)

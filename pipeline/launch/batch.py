@@ -143,7 +143,7 @@ def _steps(job: Job, staging: str, model: tuple[str, str], began_at: float, begu
     """The steps of a job; `begun`: what killed runs of the same command had done, None where no checkpoints are made."""
     config, name, launched = job.config, run_name(job.config.as_dict(), began_at), not job.template
     at = None if job.in_process else graph.workplace(config, staging, time.time() if launched else 0.0)
-    sinks = graph.sinks(config, staging, name, launched=launched, model=model, begun=begun, at=at)
+    sinks = graph.sinks(config, staging, name, launched=launched, model=model, begun=begun, at=at, began_at=began_at)
     return _Steps(_settled(config, model), graph.source_of(config, _done(config, model), begun, at), sinks, name)
 
 

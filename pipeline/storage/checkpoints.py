@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from apache_beam.io.filesystems import FileSystems
 
-from pipeline.storage.files import list_files, open_part
+from pipeline.storage.files import list_files, open_part, sync
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.spools import KeyedSpools, Spool
 
@@ -59,6 +59,7 @@ def take_over(killed: Sequence[str], staging: str) -> None:
             for folder in (f"{each}/{SPOOLS}", *glob.glob(f"{glob.escape(each)}/{_BEGUN}*")):
                 if os.path.isdir(folder):
                     os.rename(folder, f"{staging}/{_begun_name(each, folder)}")
+        sync([staging])
         return
     most = max(killed, key=rows_in, default="")
     paths = [path for pattern in _patterns(most) for path in list_files(pattern)] if most else []

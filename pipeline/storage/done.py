@@ -26,6 +26,7 @@ class Entry(NamedTuple):
       version: The model's version.
       settings: Hash of the settings that change rows; empty where they are not known.
       reason: Why it is a dead letter; empty for detections.
+      made_at: When the job or window began that made it, seconds since the epoch; 0 where only the row's file tells.
     """
 
     uri: str
@@ -35,6 +36,7 @@ class Entry(NamedTuple):
     version: str
     settings: str
     reason: str
+    made_at: float = 0.0
 
 
 class Maker(NamedTuple):

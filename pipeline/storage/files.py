@@ -1,8 +1,13 @@
-"""Files, local or on object storage, through Beam's file systems: written whole or not at all, read line by line."""
+"""Files, local or on object storage, through Beam's file systems: written whole or not at all, read line by line.
+
+A local disk keeps a file over a power cut once `sync` was called for it, and its name once `sync` was called for its folder. What is
+relied upon is synced before anything is acknowledged, renamed over or deleted for it. Objects are durable once they are written.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import os
@@ -23,33 +28,71 @@ from pipeline.storage.places import GS, generation_of
 UNFINISHED = ".staging-"  # begins the name of every file and folder that no reader should look at; so it is hidden as well
 _AS_IT_IS = "uncompressed"  # Beam would gzip by a file's ending otherwise
 _PART_BYTES = 1 << 20  # of an object at once; Beam's reader takes 16 MB
+# what is gone is synced under its new name; file systems that sync no folders, and folders that may not be read
+_NOT_SYNCED = (errno.ENOENT, errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
 _Answer = TypeVar("_Answer")
 
 
 def create(path: str) -> Any:
-    """A new file to write bytes to; a local folder that is missing is made."""
+    """A new file to write bytes to; a local folder that is missing is made. The file is durable once `sync` was called."""
+    make_folder(posixpath.dirname(path))
     return FileSystems.create(path, compression_type=_AS_IT_IS)
 
 
 def write_file(path: str, content: bytes, staging: str = "") -> None:
-    """Writes a whole file: under its final name there is all of it or nothing, also while two do so at once.
+    """Writes a whole file: under its final name there is all of it or nothing, also while two do so at once, and it is durable.
 
     Args:
       path: Its name; a folder that is missing is made.
       content: All of it.
       staging: Folder for what a kill leaves, on the same disk; without it that is a hidden file beside. An object leaves nothing.
     """
-    if path.startswith(GS):
-        write_object(path, content)
-        return
-    folder = posixpath.dirname(path)
-    # not made of the file's name, which may be as long as names can be
-    staged = posixpath.join(staging or folder, UNFINISHED + uuid.uuid4().hex[:12])
-    with create(staged) as file:
-        file.write(content)
-    make_folder(folder)
-    FileSystems.rename([staged], [path])
+    write_files({path: content}, staging)
+
+
+def write_files(contents: Mapping[str, bytes], staging: str = "") -> None:
+    """Writes some whole files, each as `write_file` does; together they take as long as one to be durable."""
+    objects, others = _divided(contents)
+    _side_by_side(lambda path: write_object(path, contents[path]), objects)
+    staged: dict[str, str] = {}
+    for path in others:
+        # not made of the file's name, which may be as long as names can be
+        staged[posixpath.join(staging or posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12])] = path
+    for each, path in staged.items():
+        with create(each) as file:
+            file.write(contents[path])
+        make_folder(posixpath.dirname(path))
+    sync(staged)
+    if staged:
+        FileSystems.rename([*staged], [*staged.values()])
+    sync(folders_of(others))
+
+
+def sync(paths: Iterable[str]) -> None:
+    """Makes the content of local files, and the names in local folders, survive a power cut; what is gone, or an object, is left out.
+
+    Raises:
+      OSError: The disk could not take what was written.
+    """
+    _side_by_side(_sync, [path for path in {*paths} if "://" not in path])
+
+
+def _sync(path: str) -> None:
+    try:
+        opened = os.open(path or ".", os.O_RDONLY)
+        try:
+            os.fsync(opened)  # also what others have written to it
+        finally:
+            os.close(opened)
+    except OSError as err:
+        if err.errno not in _NOT_SYNCED:
+            raise
+
+
+def folders_of(paths: Iterable[str]) -> set[str]:
+    """The folders that have the names of files."""
+    return {posixpath.dirname(path) for path in paths}
 
 
 def write_once(path: str, content: bytes) -> bool:
@@ -126,7 +169,7 @@ def delete_files(paths: Iterable[str]) -> None:
 
 
 def delete_as_they_were(generations: Mapping[str, str]) -> None:
-    """Deletes files unless somebody has overwritten them meanwhile.
+    """Deletes files unless somebody has overwritten them meanwhile; they are gone for good when this returns.
 
     Args:
       generations: Path -> its generation (see `generations_of`).
@@ -136,6 +179,7 @@ def delete_as_they_were(generations: Mapping[str, str]) -> None:
     for path in others:
         if generation_of(path) == generations[path]:
             delete_files([path])
+    sync(folders_of(others))
 
 
 def exists(path: str) -> bool:
@@ -159,6 +203,8 @@ def generations_of(paths: Iterable[str]) -> dict[str, str]:
 def move_files(names: Mapping[str, str]) -> None:
     """Gives files other names, replacing what has them; may be called again, and by several at once.
 
+    They are durable before they replace anything, and their names are when this returns.
+
     Args:
       names: Path -> new path.
 
@@ -166,7 +212,7 @@ def move_files(names: Mapping[str, str]) -> None:
       FileNotFoundError: A file is neither there nor has it its new name already; none was moved.
       BeamIOError: Storage fails.
     """
-    for folder in {posixpath.dirname(final) for final in names.values()}:
+    for folder in folders_of(names.values()):
         make_folder(folder)
     before: dict[str, str] = {}
     while True:
@@ -179,7 +225,9 @@ def move_files(names: Mapping[str, str]) -> None:
                 f"{missing[0]} is neither in staging nor under its name; did somebody remove the staging folder?"
             )
         try:
+            sync(left)
             if _rename({path: names[path] for path in left}, left):
+                sync(folders_of(names.values()))  # also of those that were moved before a kill
                 return
         except BeamIOError:  # for what another one has moved meanwhile, and which is not there the next time
             if left == before:
@@ -218,11 +266,16 @@ def _divided(paths: Iterable[str]) -> tuple[list[str], list[str]]:
 
 def _side_by_side(ask: Callable[[str], _Answer], paths: Sequence[str]) -> list[_Answer]:
     """Asks storage about each file, of a few at once, since each answer takes its time; the first that fails ends it."""
+    if len(paths) == 1:
+        return [ask(paths[0])]
     with ThreadPoolExecutor(AT_ONCE, "ask-storage") as pool:
         return list(pool.map(ask, paths))
 
 
 def make_folder(folder: str) -> None:
-    """Makes a local folder; object storage has none."""
-    if "://" not in folder:
+    """Makes a local folder, which is durable then, with those above it that are missing; object storage has none."""
+    if "://" not in folder and not os.path.isdir(folder or "."):
+        parent = posixpath.dirname(folder.rstrip("/"))
+        make_folder(parent)
         os.makedirs(folder, exist_ok=True)
+        sync([parent])

@@ -3,8 +3,8 @@
     detections/detections-<…>.jsonl    rows, the truth
     index/detections-<…>.parquet       the same rows' identities, models and settings, so that nobody has to parse the rows
 
-Each file of rows has an index beside it, which also tells what rows do not: the settings that changed them, and the model of dead
-letters that came to none. It gets its name after its rows, and counts only for a file of the very size that it was made for.
+Each file of rows has an index beside it, which also tells what rows do not: the settings that changed them, the model of dead
+letters that came to none, and when the job began that made them, unless the file's name has the start of their window. It gets its name after its rows, and counts only for a file of the very size that it was made for.
 Without one the rows are parsed, and the settings are not known; what is not known is never taken for done.
 """
 
@@ -38,9 +38,12 @@ _SCHEMA = pa.schema(
         ("uri", pa.binary()),  # not every file name is Unicode
         ("generation", pa.binary()),
         *((name, pa.string()) for name in ("model", "version", "settings", "reason")),
+        ("made_at", pa.float64()),
     ]
 )
 _TEXTS = ("model", "version", "settings", "reason")
+_COLUMNS = ("uri", "generation", *_TEXTS, "made_at")
+_YEAR_9999 = 253_370_764_800.0
 _decoder = json.JSONDecoder()
 
 
@@ -78,11 +81,12 @@ def read_entries(file: RowsFile) -> Iterator[Entry]:
     if index is None:
         yield from filter(None, (entry_of(line, file.kind, UNKNOWN) for line in read_lines(file.path)))
         return
-    for batch in index.iter_batches(_ROWS_AT_ONCE, columns=["uri", "generation", *_TEXTS]):
-        columns = batch.to_pydict()
-        texts = zip(*(columns[name] for name in _TEXTS), strict=True)
-        for uri, generation, (model, version, settings, reason) in zip(columns["uri"], columns["generation"], texts, strict=True):
-            yield Entry(name_of(uri), name_of(generation), file.kind, model, version, settings, reason)
+    names = [name for name in _COLUMNS if name in index.schema_arrow.names]  # earlier versions had no `made_at`
+    for batch in index.iter_batches(_ROWS_AT_ONCE, columns=names):
+        columns = {"made_at": [None] * batch.num_rows, **batch.to_pydict()}
+        for uri, generation, *texts, made_at in zip(*(columns[name] for name in _COLUMNS), strict=True):
+            is_known = made_at is not None and 0.0 < made_at < _YEAR_9999
+            yield Entry(name_of(uri), name_of(generation), file.kind, *texts, made_at if is_known else 0.0)
 
 
 def read_keys(file: RowsFile, done: Done) -> Iterator[np.ndarray]:
@@ -134,18 +138,20 @@ def writing_entries(path: str) -> Iterator[Callable[[bytes, Entry | None], None]
 
 
 @contextlib.contextmanager
-def writing_index(path: str, kind: str, maker: Maker) -> Iterator[Callable[[bytes], bytes]]:
+def writing_index(path: str, kind: str, maker: Maker, made_at: float = 0.0) -> Iterator[Callable[[bytes], bytes]]:
     """Writes the index of rows while these are written: within, call the given function with each line; it returns the line.
 
     Args:
       path: Of the index; it is complete when the block ends.
       kind: `detections` or `dead_letters`.
       maker: By what the rows are made.
+      made_at: When the job began that makes them, seconds since the epoch; 0 where the name of their file tells.
     """
     with writing_entries(path) as add:
 
         def note(line: bytes) -> bytes:
-            add(line, entry_of(line, kind, maker))
+            entry = entry_of(line, kind, maker)
+            add(line, entry and entry._replace(made_at=made_at))
             return line
 
         yield note
@@ -207,6 +213,7 @@ def _batch(entries: list[Entry]) -> pa.RecordBatch:
             *map(pa.array, (hashes[:, 0], hashes[:, 1])),
             *(pa.array(column, pa.binary()) for column in names),
             *(pa.array(column, pa.string()) for column in texts),
+            pa.array([entry.made_at or None for entry in entries], pa.float64()),
         ],
         schema=_SCHEMA,
     )

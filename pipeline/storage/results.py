@@ -62,6 +62,7 @@ _OTHERS = re.compile(
 _RUN = re.compile(r"/(?:detections|dead_letters)-(.*)-\d{5,}-of-\d{5,}\.\w+$")
 _ROWS = re.compile(r"(^|/)(detections|dead_letters)-([^/]*-)?\d{5,}-of-\d{5,}\.(jsonl|parquet|tfrecord)$")
 _COMPACTED = re.compile(r"-compact[0-9a-f]{12}-")
+_NAMED_TIME = re.compile(r"-(\d{8}T\d{6}Z)-")
 _TIME = "%Y%m%dT%H%M%SZ"
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 
@@ -109,9 +110,18 @@ def time_in_name(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime(_TIME)
 
 
-def seconds_of_name(time_in_name: str) -> float:
-    """The moment of a `time_in_name`, in seconds since the epoch."""
-    return datetime.datetime.strptime(time_in_name, _TIME).replace(tzinfo=datetime.timezone.utc).timestamp()
+def seconds_in_name(path: str) -> float:
+    """When the job or window began whose rows a file has, in seconds since the epoch; 0 where its name does not say.
+
+    >>> seconds_in_name("detections/detections-20261121T020000Z-0a1b2c3d-00000-of-00001.jsonl")
+    1795226400.0
+    """
+    named = _NAMED_TIME.search(posixpath.basename(path))
+    try:
+        moment = datetime.datetime.strptime(named[1] if named else "", _TIME)
+    except ValueError:
+        return 0.0
+    return moment.replace(tzinfo=datetime.timezone.utc).timestamp()
 
 
 def index_name(rows: str) -> str:

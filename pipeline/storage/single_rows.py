@@ -5,11 +5,14 @@ then its dead letters, at last the dead letters that know no version. So nothing
 
 Which rows stay:
 
-- Of equal rows one, and of rows of one image version and model version that differ the one of the newest file: who detected the
-  image again, with other settings for instance, wants the new result.
+- Of equal rows one, and of rows of one image version and model version that differ the newest: who detected the image again, with
+  other settings for instance, wants the new result.
 - A row beats a dead letter of the same image version, if that came of the same model version or of one that is not known.
-- A dead letter that knows no version goes once a row of the image, of that model, stands in a file as new as its own or newer.
+- A dead letter that knows no version goes once there is a row of the image, of that model, as new as itself or newer.
 - A dead letter that names no image (a message that could not be understood) stays.
+
+How new a row is, the index of its file says, so that neither a copy of the files nor a merge with newer ones changes it. Where the
+index does not, all rows of a file are as new as the file.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class SingleRow(NamedTuple):
       kind: `detections` or `dead_letters`.
       line: As it stands in its file, with its end.
       entry: What the ledger says of it; None where it names no image.
-      age: That of the newest file that has it.
+      age: When it was made, or its file was: the larger, the newer it is. Of equal rows that of the newest.
     """
 
     kind: str
@@ -49,7 +52,7 @@ def single_rows(
     """The rows that stay, of each kind in order.
 
     Args:
-      files: Sorted files of rows, each with an age: the larger, the newer it is.
+      files: Sorted files of rows, each with the age of its rows whose index does not say it.
       folder: Where files of merged lines go, if there are too many to be read at once.
       count: Called for each row that is read.
     """
@@ -66,24 +69,25 @@ class _Sources:
     def __init__(self, files: Iterable[tuple[float, RowsFile]], count: Callable[[], None]):
         self._count = count
         self._files = {file.path: (age, file) for age, file in files}
-        self._numbers: dict[tuple[str, float, Maker], int] = {}
-        self._told: list[tuple[str, float, Maker]] = []
+        self._numbers: dict[tuple[str, Maker], int] = {}
+        self._told: list[tuple[str, Maker]] = []
 
     @property
     def paths(self) -> list[str]:
         return list(self._files)
 
     def read(self, path: str) -> Iterator[bytes]:
-        """The lines of a file, each with a number behind it that stands for what is told of it."""
-        age, file = self._files[path]
+        """The lines of a file, each with its age behind it, and a number that stands for what else is told of it."""
+        file_age, file = self._files[path]
         entries = read_entries(file)
         for line in read_lines(path):
             self._count()
             known = entry_of(line, file.kind, Maker()) and next(entries, None)
             maker = Maker(known.settings, known.settings, known.model, known.version) if known else Maker()
-            yield b"%s%s%d\n" % (line.rstrip(b"\n"), _SEPARATOR, self._number((file.kind, age, maker)))
+            age = (known and known.made_at) or file_age
+            yield b"%s%s%d %a\n" % (line.rstrip(b"\n"), _SEPARATOR, self._number((file.kind, maker)), age)
 
-    def _number(self, told: tuple[str, float, Maker]) -> int:
+    def _number(self, told: tuple[str, Maker]) -> int:
         if told not in self._numbers:
             self._numbers[told] = len(self._told)
             self._told.append(told)
@@ -95,9 +99,10 @@ class _Sources:
         return numbered.partition(_SEPARATOR)[0]
 
     def row(self, numbered: bytes) -> SingleRow:
-        line, _, number = numbered.partition(_SEPARATOR)
-        kind, age, maker = self._told[int(number)]
-        return SingleRow(kind, line + b"\n", entry_of(line, kind, maker), age)
+        line, _, told = numbered.partition(_SEPARATOR)
+        number, age = told.split()
+        kind, maker = self._told[int(number)]
+        return SingleRow(kind, line + b"\n", entry_of(line, kind, maker), float(age))
 
 
 def _fold(equal: Iterable[SingleRow]) -> SingleRow:

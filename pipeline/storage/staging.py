@@ -2,7 +2,8 @@
 
 A run gathers its files in `<output>/.staging-<run>/`, which it holds while it lives, and touches no other run's. To publish is
 
-    1. `commit.json` is written there, once: from now on the results are complete, and will have their names, whatever happens
+    1. the files are synced, and `commit.json` is written there, once: from now on the results are complete, and will have their
+       names, whatever happens, also a power cut
     2. each file gets its name
     3. what the run takes the place of goes: files of the same command that are not among the new ones, or all with `--replace`;
        none where it adds to others. What stands beside the rows makes way (see `beside`)
@@ -37,9 +38,11 @@ from pipeline.storage.files import (
     delete_as_they_were,
     delete_files,
     exists,
+    folders_of,
     list_files,
     move_files,
     read_file,
+    sync,
     write_file,
     write_once,
 )
@@ -149,6 +152,8 @@ def publish(staging: str, files: Sequence[StagedFile], *, again: bool = False) -
     told = row_bytes({"names": names, "gone": _gone(staging, [final for _, final in names])})
     if exists(f"{staging}/{_PUBLISHED}"):
         return  # another attempt has published, and what was found to go may have come after that
+    staged = [file.staged for file in files]
+    sync([*staged, *folders_of(staged)])
     write_file(f"{staging}/{_READY}", told)
     # Who stops a run writes `stopped` and then looks for ready.json; here it is the other way round. So at least one of the two
     # sees the other, whatever their order, and a run is never half stopped and half published.

@@ -34,7 +34,7 @@ from google.api_core import retry
 from pipeline.read.fetch import is_passing
 from pipeline.records import ImageRef, row_bytes
 from pipeline.storage.done import UNKNOWN, Maker
-from pipeline.storage.files import create, delete_files, list_files, make_folder, read_lines, write_file
+from pipeline.storage.files import create, delete_files, list_files, make_folder, move_files, read_lines, write_files
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.ledger import write_index
 from pipeline.storage.locks import if_unlocked, locked_file
@@ -105,7 +105,7 @@ class Archive:
         self._clock = clock
         self._stop = stop or threading.Event()
         self._maker = maker
-        self._write = retry.Retry(is_passing, initial=0.5, maximum=10.0, timeout=None, on_error=self._say)(write_file)
+        self._write = retry.Retry(is_passing, initial=0.5, maximum=10.0, timeout=None, on_error=self._say)(write_files)
         self._latest = 0.0  # start of the latest window
         self._writing: Counter[str] = Counter()  # bundles that write to a window now
         self._lock = threading.Lock()
@@ -123,10 +123,12 @@ class Archive:
         if not groups:
             return
         with self._in_window() as start:
+            spools: dict[str, bytes] = {}
             for (kind, shard), lines in groups.items():
                 by = f"{self._maker.settings(kind)}-m{_packed_model(self._maker)}"
                 name = f"{kind}-{start}-{shard:05d}-of-{self._shards:05d}-{by}-{uuid.uuid4().hex}{_ENDING}"
-                self._write(f"{self._spools(self._run)}/{name}", b"".join(sorted(lines)))
+                spools[f"{self._spools(self._run)}/{name}"] = b"".join(sorted(lines))
+            self._write(spools)
 
     def close_windows(self) -> None:
         """Makes files of this run's windows that are over."""
@@ -204,8 +206,7 @@ class Archive:
                 file.write(line)
                 count += 1
         if count:
-            make_folder(posixpath.dirname(f"{self._folder}/{name}"))
-            FileSystems.rename([merged], [f"{self._folder}/{name}"])
+            move_files({merged: f"{self._folder}/{name}"})
             self._index(window, name)
         else:
             delete_files([merged])

@@ -18,6 +18,7 @@ from pipeline.figures.summary import Tally
 from pipeline.figures.workplace import Workplace
 from pipeline.records import DeadLetter, DetectedImage, row_bytes
 from pipeline.storage.checkpoints import CHECKPOINT, SPOOLS, Checkpoint, footer_of
+from pipeline.storage.files import folders_of, sync
 from pipeline.storage.renewed import renewed
 from pipeline.storage.results import shard_of
 from pipeline.storage.spools import KeyedSpools, Spool, Spooler
@@ -138,6 +139,9 @@ class _Spool(beam.DoFn):
         """Keeps spools that are complete now, to be passed on with what was counted of them; with none, does nothing."""
         complete = list(spools)
         if complete:
+            if self._settings.checkpoint_s is not None:  # else nobody goes on from them
+                paths = [spool.path for _, spool in complete]
+                sync([*paths, *folders_of(paths)])
             self._complete += [*complete, TaggedOutput("tallies", self._tally)]
             self._ranks = sorted([*self._ranks, *(rank for rank, _ in self._tally.samples)])[: self._settings.samples]
             self._begin()

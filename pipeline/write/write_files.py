@@ -12,6 +12,7 @@ import functools
 import itertools
 import pickle
 import posixpath
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -80,6 +81,7 @@ class WriteFiles(Sink):
       name: What the files of rows carry in their names.
       begun: What killed runs of the same command had done, whose spools lie in staging; None where this run makes no checkpoints.
       workplace: What workers elsewhere must reach before they begin; None: the launcher's process does all.
+      began_at: When the job began, seconds since the epoch: how new its rows are; a template's jobs find that out as they run.
     """
 
     staging: str
@@ -91,6 +93,7 @@ class WriteFiles(Sink):
     name: str = ""
     begun: Sequence[Checkpoint] | None = None
     workplace: Workplace | None = None
+    began_at: float = 0.0
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -148,7 +151,8 @@ class WriteFiles(Sink):
     def _write_shard(self, name: str, lines: Iterable[bytes]) -> Iterator[StagedFile]:
         attempt = f"{self.staging}/{uuid.uuid4().hex}"  # of two workers that write the same shard, none disturbs the other
         index, kind = index_name(name), posixpath.dirname(name)
-        indexing = writing_index(f"{attempt}/{index}", kind, Maker.of(self.settings, self.model))
+        made_at = self.began_at if self.launched else time.time()
+        indexing = writing_index(f"{attempt}/{index}", kind, Maker.of(self.settings, self.model), made_at)
         with create(f"{attempt}/{name}.jsonl") as file, indexing as note:
             file.writelines(map(note, lines))
         yield StagedFile(f"{attempt}/{name}.jsonl", f"{name}.jsonl")

@@ -1,10 +1,13 @@
 """Whatever runs in a folder in whatever order, and is killed: at the end each image version has one row, or one dead letter."""
 
 import collections
+import itertools
 import json
 import os
+import shutil
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +92,16 @@ class RunsAddUp(RuleBasedStateMachine):
     def compact(self, renames):
         if self.out.exists():
             assert self.jobs.run("pipeline.compact", "--output", self.out, renames=renames) in (0, KILLED)
+
+    @rule(minutes=st.lists(st.integers(-60, 60), min_size=1))
+    def copy(self, minutes):
+        """The folder is replaced by a copy of it, whose files are as old as it happens."""
+        if self.out.exists():
+            copy = shutil.copytree(self.out, self.out.with_name("copy"))
+            for minute, path in zip(itertools.cycle(minutes), sorted(copy.rglob("*"))):
+                os.utime(path, (time.time() + 60 * minute,) * 2)
+            shutil.rmtree(self.out)
+            copy.rename(self.out)
 
     def teardown(self):
         """What must hold at the end, after a last backfill and compaction."""

@@ -1,8 +1,13 @@
 """Runs that add up in one folder, as a user starts them."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
+import pytest
+
+from pipeline.compact import compact
 from pipeline.storage.earlier import run_name
 from tests.conftest import write_bright_image
 from tests.launch.test_batch_job import files_of, rows_of, without_run
@@ -66,6 +71,22 @@ def test_other_settings_are_other_rows_and_stand_beside(tmp_path, run_job, brigh
         without_run(name for name in files_of(out) if name.startswith("index/det"))
         == ["index/detections-00000-of-00001.parquet"] * 2
     )
+
+
+@pytest.mark.parametrize("first", [[], ["--only-new"]], ids=["a plain job first", "one that adds first"])
+def test_the_result_of_the_later_job_stays_also_in_a_copy_of_the_folder(tmp_path, run_job, bright_model, first):
+    """All files of a copy are as old as the copy was made in which order, not as their rows."""
+    write_images(tmp_path / "in", "a.png")
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
+    assert run_job(*arguments, *first)[0] == 0
+    earlier = list(tmp_path.glob("out/detections/*"))
+    assert run_job(*arguments, "--only-new", "--score-threshold", 0.95)[0] == 0  # the model's boxes have 0.9
+    for path in tmp_path.glob("out/detections/*"):
+        seconds = 2e9 if path in earlier else 1e9
+        os.utime(path, (seconds, seconds))
+    out = shutil.copytree(tmp_path / "out", tmp_path / "copy")
+    assert compact(str(out)).dropped == 1
+    assert [row["detections"] for row in rows_of(out)] == [[]]
 
 
 def test_a_plan_says_how_many_are_done(tmp_path, run_job, bright_model):

@@ -1,0 +1,214 @@
+"""What a disk would hold after a power cut: a recorder of a command's changes to a folder, and the trees that each moment leaves.
+
+A file's content counts up to its last `fsync`, a name once its folder was synced. What the system wrote by itself meanwhile is not
+known, so each moment leaves several trees, the extremes of what file systems do:
+
+- `lost`: nothing that was not synced is there, and what was removed is there again.
+- `kept`: all names are there, and files whose content was not synced are empty, as ext4 leaves them.
+- `removed`: as `lost`, but what was removed is gone.
+
+Python says before each system call what it is about to do (`sys.addaudithook`), except for `os.fsync`, which is replaced by one
+that takes notes. Hard links in a folder of the recorder keep the number of a removed file from being given to another one.
+
+    python -m tests.recorded_disk FOLDER RECORD MODULE ARGUMENT …
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.forked_jobs import run_forked
+
+_CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
+_LOST, _KEPT, _REMOVED = range(3)
+
+
+class File(NamedTuple):
+    """What a file holds, and when it was written, in nanoseconds."""
+
+    content: bytes
+    mtime_ns: int
+
+
+Tree = dict[str, File | None]
+
+
+class Cut(NamedTuple):
+    """A moment at which the power may go.
+
+    Attributes:
+      before: What would have come next.
+      live: Path -> file, as it was while there was power; None: a folder.
+      left: The trees that it may leave, of which some are equal.
+    """
+
+    before: str
+    live: Tree
+    left: list[Tree]
+
+
+def recorded(folder: Path, module: str, *argv: object) -> tuple[int, list[Cut]]:
+    """Runs a command in a process of its own and records what it does below a folder, which is there, and all in it durable.
+
+    Returns:
+      Its exit code, and each moment at which what a power cut leaves differs from that of the moment before.
+    """
+    record, log = folder.parent / f"{folder.name}.record", folder.parent / f"{folder.name}.log"
+    record.mkdir()
+    code = run_forked([folder, record, module, *argv], log, module="tests.recorded_disk")
+    assert (record / "cuts.json").exists(), log.read_text()[-4000:]
+    cuts = [json.loads(line) for line in (record / "cuts.json").open()]
+    return code, [Cut(before, _tree(live), list(map(_tree, left))) for before, live, left in cuts]
+
+
+def laid_out(tree: Tree, folder: Path) -> Path:
+    """Writes a tree to a folder, which is made."""
+    folder.mkdir()
+    for path, file in tree.items():
+        if file is None:
+            (folder / path).mkdir()
+        else:
+            (folder / path).write_bytes(file.content)
+            os.utime(folder / path, ns=(file.mtime_ns, file.mtime_ns))
+    return folder
+
+
+class _Recorder:
+    """Notes what is durable below a folder, and the moments at which that changes."""
+
+    def __init__(self, root: str, record: str):
+        self._root, self._record = root, record
+        self._names: dict[int, dict[str, int]] = {}  # of each folder, as it was last synced
+        self._contents: dict[int, File] = {}  # the same of each file
+        self._removed: set[int] = set()
+        self._seen: dict[int, int | None] = {}  # a folder's file descriptor
+        self._lock = threading.RLock()
+        self._busy = threading.local()
+        self._last: Any = None
+        self._cuts = open(f"{record}/cuts.json", "w")
+        self._fsync = os.fsync
+        for number, path in self._look().items():
+            if os.path.isdir(path):
+                self._names[number] = _entries(path)
+            else:
+                self._contents[number] = _read(path)
+
+    def happen(self, event: str, args: Sequence[Any]) -> None:
+        """Called before something happens."""
+        if event in _CHANGES and not getattr(self._busy, "is_noting", False) and self._is_change(event, args):
+            self.note(f"{event} {args[:2]}")
+            if event == "os.remove":
+                with contextlib.suppress(OSError):
+                    self._removed.add(os.stat(_full(args[0], args[1]), follow_symlinks=False).st_ino)
+
+    def fsync(self, fd: Any) -> None:
+        """Stands in for `os.fsync`."""
+        fd = fd if isinstance(fd, int) else fd.fileno()
+        path, number = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_ino
+        self.note(f"fsync {path}")
+        entries = _entries(path) if os.path.isdir(path) else None
+        self._fsync(fd)
+        with self._lock, self._quiet():
+            if entries is None:
+                self._contents[number] = _read(path)
+            else:
+                self._names[number] = entries
+
+    def note(self, before: str) -> None:
+        """Notes a moment."""
+        with self._lock, self._quiet():
+            live = self._look()
+            state = [_text(self._live(live)), [_text(self._left(live, which)) for which in (_LOST, _KEPT, _REMOVED)]]
+            if state != self._last:
+                self._last = state
+                self._cuts.write(json.dumps([before, *state]) + "\n")
+                self._cuts.flush()
+
+    def _is_change(self, event: str, args: Sequence[Any]) -> bool:
+        return event != "open" or (isinstance(args[2], int) and bool(args[2] & (os.O_CREAT | os.O_TRUNC)))
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Any:
+        self._busy.is_noting = True
+        try:
+            yield
+        finally:
+            self._busy.is_noting = False
+
+    def _look(self) -> dict[int, str]:
+        """All files and folders that are there, by their numbers."""
+        found = {}
+        for folder, _, files in os.walk(self._root):
+            for path in (folder, *(f"{folder}/{name}" for name in files)):
+                with contextlib.suppress(FileNotFoundError):
+                    found[os.stat(path).st_ino] = path
+                    self._keep(os.stat(path).st_ino, path)
+        return found
+
+    def _keep(self, number: int, path: str) -> None:
+        if number not in self._seen:
+            self._seen[number] = os.open(path, os.O_RDONLY) if os.path.isdir(path) else os.link(path, f"{self._record}/{number}")
+
+    def _live(self, live: dict[int, str]) -> Tree:
+        tree: Tree = {}
+        for path in sorted(live.values()):
+            if path != self._root:
+                with contextlib.suppress(FileNotFoundError):
+                    tree[os.path.relpath(path, self._root)] = None if os.path.isdir(path) else _read(path)
+        return tree
+
+    def _left(self, live: dict[int, str], which: int) -> Tree:
+        tree: Tree = {}
+        begin = [("", os.stat(self._root).st_ino)]
+        while begin:
+            folder, number = begin.pop()
+            names = _entries(live[number]) if which == _KEPT else self._names.get(number, {})
+            for name, inside in sorted(names.items()):
+                if which == _REMOVED and inside in self._removed:
+                    continue
+                is_folder = self._seen.get(inside) is not None
+                tree[folder + name] = None if is_folder else self._contents.get(inside, File(b"", 0))
+                if is_folder and (which != _KEPT or inside in live):
+                    begin.append((f"{folder}{name}/", inside))
+        return tree
+
+
+def _entries(folder: str) -> dict[str, int]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        return {entry.name: entry.inode() for entry in entries}
+    return {}
+
+
+def _full(path: Any, dir_fd: int) -> str:
+    return os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), path) if dir_fd >= 0 else path
+
+
+def _read(path: str) -> File:
+    return File(Path(path).read_bytes(), os.stat(path).st_mtime_ns)
+
+
+def _text(tree: Tree) -> dict[str, Any]:
+    return {path: file and [file.content.decode("latin-1"), file.mtime_ns] for path, file in tree.items()}
+
+
+def _tree(text: dict[str, Any]) -> Tree:
+    return {path: file and File(file[0].encode("latin-1"), file[1]) for path, file in text.items()}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs a command with a recorder."""
+    root, record, module, *rest = argv
+    recorder = _Recorder(os.path.realpath(root), record)
+    sys.addaudithook(recorder.happen)
+    os.fsync = recorder.fsync
+    code: int = importlib.import_module(module).main(rest)
+    recorder.note("the end")
+    return code
