@@ -233,7 +233,7 @@ class FlinkJob:
         """How the user goes on where Flink does not; Flink may have made a later checkpoint than the last one seen."""
         if not self._checkpoint:
             return "this launcher knows no checkpoint of it"
-        return f"--resume {self._checkpoint}, or a later checkpoint beside it, goes on from there"
+        return f"--resume {self._checkpoint} (or a later checkpoint beside it) goes on from there"
 
     def _find(self) -> str:
         if not self._job:

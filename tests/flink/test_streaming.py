@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import write_bright_image
 from tests.flink.cluster import TASKMANAGER_NAMES, FlinkCluster, job_flags
-from tests.streaming_job import CuttableProxy, StreamingJob
+from tests.streaming_job import CuttableProxy, StreamingJob, VersionedFile
 
 CONFIG = "configs/streaming_pubsub_flink.yaml"
 RATE = 100.0  # messages a second
@@ -189,30 +189,25 @@ def test_nothing_is_lost_where_pubsub_is_out_of_reach_for_a_while(stream, pubsub
 
 def test_a_failed_image_is_tried_again_when_it_is_asked_for_again(stream, flink):
     """Also by another process than the one it failed in. A repeated request for an image with a result is dropped."""
-    path = Path(stream.image("broken"))
-    content, made = path.read_bytes(), path.stat().st_mtime_ns
-    path.unlink()  # a link to the image that others are links to
+    job, uri = stream.job, stream.image("broken")
+    image = VersionedFile(Path(uri))
+    image.break_()
 
-    def write(written: bytes) -> None:
-        path.write_bytes(written)
-        os.utime(path, ns=(made, made))  # so it is the same version
+    def fails() -> bool:
+        stream.ask(uri)
+        return len(job.take(job.dead_letters, 1, timeout_s=RECOVERY_SECONDS)) == 1
 
-    def failed() -> bool:
-        stream.ask(str(path))
-        return len(stream.job.take(stream.job.dead_letters, 1, timeout_s=RECOVERY_SECONDS)) == 1
-
-    write(bytes(len(content)))
-    assert failed() and failed()
+    assert fails() and fails()
     flink.kill(*TASKMANAGER_NAMES)
     flink.start_taskmanagers()
-    assert failed()
-    write(content)
-    stream.ask(str(path))
+    assert fails()
+    image.mend()
+    stream.ask(uri)
     assert stream.lost() == set()
-    stream.ask(str(path))
+    stream.ask(uri)
     stream.ask(stream.image("after the repeat"))
     assert stream.lost() == set()
-    assert stream.answers[str(path)] == 1
+    assert stream.answers[uri] == 1
 
 
 @pytest.mark.timeout(1200)

@@ -108,7 +108,7 @@ def test_a_job_that_flink_has_lost_is_one_line_that_says_how_to_go_on(flink_of):
     with pytest.raises(RuntimeError) as raised:
         FlinkJob(flink.cluster, "a").wait()
     assert str(raised.value) == (
-        "Flink has lost job a with its JobManager; --resume file:/checkpoints/a/chk-7, or a later checkpoint beside it, goes on "
+        "Flink has lost job a with its JobManager; --resume file:/checkpoints/a/chk-7 (or a later checkpoint beside it) goes on "
         "from there"
     )
 
@@ -116,7 +116,7 @@ def test_a_job_that_flink_has_lost_is_one_line_that_says_how_to_go_on(flink_of):
 @pytest.mark.parametrize(
     ("checkpoint", "said"),
     [
-        ("file:/c/chk-7", "--resume file:/c/chk-7, or a later checkpoint beside it, goes on from there\n"),
+        ("file:/c/chk-7", "--resume file:/c/chk-7 (or a later checkpoint beside it) goes on from there\n"),
         ("<checkpoint-not-externally-addressable>", ""),
         ("", ""),
     ],
