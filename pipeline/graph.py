@@ -136,9 +136,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
         new, repeats = read.images | "DropDuplicates" >> DropDuplicates(run)
         _ = repeats | "PublishRepeats" >> PublishResults(run)
     else:  # before reading, since what is shuffled by identity shall not be images
-        once = asked.images | "DropDuplicates" >> DropDuplicatesInState(
-            config.stream.deduplicate_s, config.read.read_threads, run
-        )
+        once = asked.images | "DropDuplicates" >> DropDuplicatesInState(run, config.read.read_threads)
         read = once | "ReadImages" >> ReadRequested(config.read, run)
         new = read.images
     detect = DetectObjects(config.model, config.detect, samples=run.samples)

@@ -161,6 +161,36 @@ class InlineImages:
         return {f"inline:{number}" for number in range(last)} <= set(self.rows)
 
 
+class VersionedFile:
+    """An image file that can be broken and mended, and stays the same version.
+
+    Args:
+      path: An image.
+
+    Attributes:
+      message: What asks for it.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._content = path.read_bytes()
+        self._made_ns = path.stat().st_mtime_ns
+        self.message = json.dumps({"uri": str(path)}).encode()
+
+    def break_(self) -> None:
+        """Makes it a file that is no image."""
+        self._write(bytes(len(self._content)))
+
+    def mend(self) -> None:
+        """Makes it the image again."""
+        self._write(self._content)
+
+    def _write(self, content: bytes) -> None:
+        self._path.unlink()  # it may be a link to an image that others are links to
+        self._path.write_bytes(content)
+        os.utime(self._path, ns=(self._made_ns, self._made_ns))
+
+
 class CuttableProxy:
     """A TCP proxy whose connections can be cut, and that refuses new ones until mended.
 

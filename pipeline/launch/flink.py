@@ -6,6 +6,7 @@ end of a stream cancels it, and it knows of no savepoints. https://nightlies.apa
 
 from __future__ import annotations
 
+import http
 import json
 import sys
 import threading
@@ -22,7 +23,7 @@ from pipeline.launch.flink_options import FlinkStreamOptions
 
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 10.0
-_LOST_SECONDS = 300.0  # so long may Flink be out of reach, as it is while a JobManager is replaced
+_UNREACHABLE_SECONDS = 60.0  # a launcher rides out a short loss of the network; the job itself does not depend on it
 _MISSING_SECONDS = 120.0  # so long may a submitted job be unknown to it
 _BEGIN_SECONDS = 300.0  # what a worker cannot reach by then it never will: to restart the job would only hide that
 _ENDED = ("FINISHED", "CANCELED", "FAILED")
@@ -66,7 +67,7 @@ class Cluster:
 
         Raises:
           RunnerError: It refuses, for the reason that the message has.
-          OSError: It cannot be reached.
+          OSError: It cannot be reached, or has no leader yet.
         """
         content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(  # noqa: S310  http, and where the user said
@@ -76,6 +77,8 @@ class Cluster:
             with urllib.request.urlopen(request, timeout=_ASK_SECONDS) as answer:  # noqa: S310
                 return json.loads(answer.read() or b"{}")
         except urllib.error.HTTPError as err:
+            if err.code == http.HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
             raise RunnerError(f"Flink at {self._url}{path}: {_reason(err.read().decode(errors='replace'))}") from err
 
     def jobs_named(self, name: str) -> frozenset[str]:
@@ -85,6 +88,18 @@ class Cluster:
     def state(self, job: str) -> str:
         """The state of a job."""
         return str(self.ask(f"/jobs/{job}")["state"])
+
+    def latest_checkpoint(self, job: str) -> str:
+        """Where the latest checkpoint of a job is, or the one that it began with; "" where there is none to go on from.
+
+        A cluster without `state.checkpoints.dir` keeps checkpoints in the JobManager's memory, and names no place.
+        """
+        try:
+            latest = self.ask(f"/jobs/{job}/checkpoints")["latest"]
+        except RunnerError:  # a batch job has no checkpoints
+            return ""
+        place = str((latest["completed"] or latest["restored"] or {}).get("external_path"))
+        return place if ":" in place else ""
 
     def why_failed(self, job: str) -> str:
         """Why a job has failed, in one line."""
@@ -130,6 +145,8 @@ class FlinkJob:
         self._submitted = submitted
         self._before = before
         self._stop = threading.Event()
+        self._begun = self._heard = time.monotonic()
+        self._restarted = self._checkpoint = ""
 
     def stop(self) -> None:
         """Asks `wait` to stop the job with a savepoint; safe in a signal's handler."""
@@ -155,37 +172,68 @@ class FlinkJob:
         """Waits for the job's end, and stops it where it was told to.
 
         Raises:
-          RuntimeError: It failed or was cancelled, Flink is out of reach, or makes no savepoint.
+          RuntimeError: It failed or was cancelled, Flink is out of reach or has lost it, or makes no savepoint.
           RunnerError: Flink has no such job.
         """
-        job, request, heard = self.submitted(), "", time.monotonic()
-        begun = heard + _BEGIN_SECONDS
+        job, request = self.submitted(), ""
+        self._cluster.state(job)  # raises where `--attach` names none
+        self._begun = self._heard = time.monotonic()
         while True:
             try:
-                if self._stop.is_set() and not request:
-                    request = self._cluster.stop(job)
-                state = self._cluster.state(job)
-                heard = time.monotonic()
-                if state == "RESTARTING" and heard < begun:
-                    self._end_where_it_cannot_begin()
+                state = self._look()
                 if request and (place := self._cluster.savepoint(job, request)):
                     print(f"stopped with a savepoint; --resume {place} goes on from there", file=sys.stderr, flush=True)
                     return
                 if state in _ENDED and not request:
                     break
+                if self._stop.is_set() and not request:
+                    request = self._cluster.stop(job)
             except OSError as err:
-                if time.monotonic() - heard > _LOST_SECONDS:
-                    raise RuntimeError(f"Flink is out of reach, and the job on its own: {err}") from err
+                if time.monotonic() - self._heard > _UNREACHABLE_SECONDS:
+                    raise RuntimeError(f"Flink is out of reach: {err}; {self._how_to_go_on()}") from err
             time.sleep(_LOOK_SECONDS / 4)
         if state != "FINISHED":
+            if self._checkpoint:
+                print(self._how_to_go_on(), file=sys.stderr, flush=True)
             raise RuntimeError(self._cluster.why_failed(job) if state == "FAILED" else f"job {job} was cancelled")
 
-    def _end_where_it_cannot_begin(self) -> None:
-        """Ends a job that restarts since a worker has said what the user must mend."""
-        why = self._cluster.why_failed(self._job)
-        if why.startswith("pipeline.errors."):
+    def _look(self) -> str:
+        """The job's state; remembers its latest checkpoint.
+
+        Raises:
+          RuntimeError: Flink has lost the job, or the job cannot begin.
+        """
+        try:
+            state = self._cluster.state(self._job)
+        except RunnerError as err:
+            raise RuntimeError(f"Flink has lost job {self._job} with its JobManager; {self._how_to_go_on()}") from err
+        self._heard = time.monotonic()
+        if state == "RESTARTING":
+            self._restarts(self._cluster.why_failed(self._job))
+        self._note_checkpoint()
+        return state
+
+    def _restarts(self, why: str) -> None:
+        """Says why the job restarts; ends it where a worker has said at its begin what the user must mend.
+
+        Raises:
+          RuntimeError: It is ended.
+        """
+        if why.startswith("pipeline.errors.") and self._heard < self._begun + _BEGIN_SECONDS:
             self.cancel()
             raise RuntimeError(why)
+        if why != self._restarted:
+            print(f"the job restarts: {why}", file=sys.stderr, flush=True)
+            self._restarted = why
+
+    def _note_checkpoint(self) -> None:
+        self._checkpoint = self._cluster.latest_checkpoint(self._job) or self._checkpoint
+
+    def _how_to_go_on(self) -> str:
+        """How the user goes on where Flink does not; Flink may have made a later checkpoint than the last one seen."""
+        if not self._checkpoint:
+            return "this launcher knows no checkpoint of it"
+        return f"--resume {self._checkpoint} (or a later checkpoint beside it) goes on from there"
 
     def _find(self) -> str:
         if not self._job:

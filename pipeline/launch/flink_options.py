@@ -16,7 +16,18 @@ from pipeline.errors import ConfigError, RunnerError
 
 _ASK_SECONDS = 10.0
 _PAUSE_MS = 1000  # so that each worker has heard of a checkpoint's end before the next one begins (`pipeline.stream.turns`)
+_RESTARTS = 2**31 - 1  # as many as Flink can count: a stream that has lost its machines waits for them, however often that is
+_RESTART_MS = 10_000
 _BUNDLE_MS = 100  # an answer waits for the end of its bundle at each of the steps between which a runner keeps records
+# Beam hands Flink a fixed delay between restarts, and no other strategy: exponential delay is the cluster's to configure
+_STREAM_DEFAULTS = {
+    "min_pause_between_checkpoints": _PAUSE_MS,
+    "max_bundle_time_mills": _BUNDLE_MS,
+    "number_of_execution_retries": _RESTARTS,
+    "execution_retry_delay": _RESTART_MS,
+    "externalized_checkpoints_enabled": True,
+    "retain_externalized_checkpoints_on_cancellation": True,
+}
 
 
 class FlinkStreamOptions(PipelineOptions):
@@ -29,7 +40,13 @@ class FlinkStreamOptions(PipelineOptions):
         parser.add_argument("--num_concurrent_checkpoints", type=int)
         parser.add_argument("--min_pause_between_checkpoints", type=int, help="milliseconds")
         parser.add_argument("--max_bundle_time_mills", type=int, help="milliseconds after which a bundle ends")
-        parser.add_argument("--savepoint_path", "--resume", metavar="PATH", help="savepoint from which a stream goes on")
+        parser.add_argument("--number_of_execution_retries", type=int, help="restarts in a job's life; -1: as the cluster's")
+        parser.add_argument("--execution_retry_delay", type=int, help="milliseconds before a restart; -1: as the cluster's")
+        parser.add_argument("--externalized_checkpoints_enabled", action="store_true", default=None)
+        parser.add_argument("--retain_externalized_checkpoints_on_cancellation", action="store_true", default=None)
+        parser.add_argument(
+            "--savepoint_path", "--resume", metavar="PATH", help="savepoint or checkpoint from which a stream goes on"
+        )
         parser.add_argument("--detach", action="store_true", default=None, help="start a stream, and leave it to itself")
         parser.add_argument("--attach", metavar="JOB", help="wait for a stream that runs, and stop it when told to")
 
@@ -80,8 +97,7 @@ def check_stream(options: Any) -> None:
         raise ConfigError(
             "num_concurrent_checkpoints: expected 1, since a checkpoint must hold all that the one before it has finalized"
         )
-    if given.min_pause_between_checkpoints is None:
-        given.min_pause_between_checkpoints = _PAUSE_MS
-    if given.max_bundle_time_mills is None:
-        given.max_bundle_time_mills = _BUNDLE_MS
     given.finish_bundle_before_checkpointing = True  # else checkpoints wait for bundles that wait for messages
+    for name, value in _STREAM_DEFAULTS.items():
+        if getattr(given, name) is None:
+            setattr(given, name, value)

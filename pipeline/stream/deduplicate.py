@@ -9,14 +9,13 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import apache_beam as beam
-from apache_beam.coders import BooleanCoder
+from apache_beam.coders import StrUtf8Coder, TupleCoder
 from apache_beam.transforms.timeutil import TimeDomain
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec, TimerSpec, on_timer
 from apache_beam.utils.timestamp import Duration
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.failures import ImageError
-from pipeline.figures import metrics
 from pipeline.look_ahead import started_pool
 from pipeline.read.fetch import look_up
 from pipeline.records import EncodedImage, ImageRef
@@ -58,18 +57,19 @@ class DropDuplicates(beam.PTransform):
 class DropDuplicatesInState(beam.PTransform):
     """The same before anything is read, through runner state, for runners that keep it durably; repeats vanish, but are counted.
 
-    Element in and out: `ImageRef`, or `EncodedImage` where the image came with its message. What is shuffled is that; what state
-    holds is that an identity was there. An image is remembered from its first asking on, whatever becomes of it.
+    Element in and out: `ImageRef`, or `EncodedImage` where the image came with its message. What is shuffled is that. State holds
+    the last attempt at an identity (`Attempts`): its process and its message. After an attempt that failed in the same process,
+    the next request passes. Where a worker has several processes, a request may pass although the image has a result; where
+    detection is in another process than this step, one may be dropped although the image failed there.
 
     Args:
-      seconds: How long an identity is remembered, in event time (processing-time timers would hold the archive's windows back).
+      run: The run whose attempts and figures these are. An attempt is forgotten by its `deduplicate_s`, in event time
+        (processing-time timers would hold the archive's windows back).
       threads: How many versions are looked up side by side, of images that messages name without.
-      run: The run whose figures count the repeats; None: only Beam's metrics do.
     """
 
-    seconds: float
+    run: RunSettings
     threads: int = 8
-    run: RunSettings | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class DropDuplicatesInState(beam.PTransform):
         return (
             asked
             | "ByIdentity" >> beam.ParDo(_Identify(self.threads)).with_output_types(tuple[str, ImageRef | EncodedImage])
-            | "Deduplicate" >> beam.ParDo(_RememberInState(self.seconds, self.run)).with_output_types(ImageRef | EncodedImage)
+            | "Deduplicate" >> beam.ParDo(_RememberInState(self.run)).with_output_types(ImageRef | EncodedImage)
         )
 
 
@@ -116,7 +116,7 @@ class _Identify(beam.DoFn):
         timestamp: Any = beam.DoFn.TimestampParam,
         window: Any = beam.DoFn.WindowParam,
     ) -> Iterator[Any]:
-        ref = image.ref if isinstance(image, EncodedImage) else image
+        ref = _ref_of(image)
         if ref.generation:
             yield ref.identity, image
         else:
@@ -136,30 +136,38 @@ def _identity_now(ref: ImageRef) -> str:
 
 
 class _RememberInState(beam.DoFn):
-    _SEEN = ReadModifyWriteStateSpec("seen", BooleanCoder())
+    _LAST = ReadModifyWriteStateSpec("last", TupleCoder((StrUtf8Coder(), StrUtf8Coder())))
     _FORGET = TimerSpec("forget", TimeDomain.WATERMARK)
 
-    def __init__(self, seconds: float, run: RunSettings | None):
-        self._seconds = Duration.of(seconds)
+    def __init__(self, run: RunSettings):
         self._run = run
+        self._seconds = Duration.of(run.deduplicate_s)
 
     def setup(self) -> None:
-        self._count_repeat = run_of(self._run).figures.add_duplicate if self._run else metrics.count_skipped
+        shared = run_of(self._run)
+        assert shared.attempts is not None  # noqa: S101  this is for steps that are not all in one process
+        self._attempts, self._figures = shared.attempts, shared.figures
 
     def process(
         self,
         identity_and_image: tuple[str, ImageRef | EncodedImage],
         timestamp: Any = beam.DoFn.TimestampParam,
-        seen: Any = beam.DoFn.StateParam(_SEEN),  # noqa: B008  how Beam's parameters are declared
+        last: Any = beam.DoFn.StateParam(_LAST),  # noqa: B008  how Beam's parameters are declared
         forget: Any = beam.DoFn.TimerParam(_FORGET),  # noqa: B008
     ) -> Iterator[Any]:
-        if seen.read():
-            self._count_repeat()
+        image = identity_and_image[1]
+        attempt = self._attempts.begin(_ref_of(image), last.read())
+        if attempt is None:
+            self._figures.add_duplicate()
             return
-        seen.write(True)
+        last.write(attempt)
         forget.set(timestamp + self._seconds)
-        yield identity_and_image[1]
+        yield image
 
     @on_timer(_FORGET)
-    def forget(self, seen: Any = beam.DoFn.StateParam(_SEEN)) -> None:  # noqa: B008
-        seen.clear()
+    def forget(self, last: Any = beam.DoFn.StateParam(_LAST)) -> None:  # noqa: B008
+        last.clear()
+
+
+def _ref_of(image: ImageRef | EncodedImage) -> ImageRef:
+    return image.ref if isinstance(image, EncodedImage) else image

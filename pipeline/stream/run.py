@@ -19,7 +19,7 @@ from pipeline.stream.intake import Intake
 from pipeline.stream.live import LiveFigures
 from pipeline.stream.messages import Request
 from pipeline.stream.outgoing import OutgoingMessage
-from pipeline.stream.remembered import RecentImages
+from pipeline.stream.remembered import Attempts, RecentImages
 from pipeline.stream.threads import RunThreads
 from pipeline.stream.turns import Turns
 
@@ -129,6 +129,7 @@ class StreamRun:
       clock: Seconds since the epoch, as this machine has them.
       figures: What it has counted.
       recent: The images that are under way, and what became of those of late.
+      attempts: How attempts ended whose beginning runner state holds; None where all steps are in one process.
       answers: Its open requests; None where nobody wants answers by request.
       archive: Where its rows become files; None where that is not for this process to do.
     """
@@ -142,6 +143,7 @@ class StreamRun:
         self._turns: dict[int, Turns] = {}
         self.figures = LiveFigures(settings.samples)
         self.recent = RecentImages(settings.deduplicate_s)
+        self.attempts = None if settings.in_process else Attempts()
         self.answers = Answers(settings.answer_deadline_s) if settings.topics.answers else None
         if self.answers:
             self.threads.start("answers that are overdue", self._answer_overdue)

@@ -115,6 +115,8 @@ class _PublishResults(beam.DoFn):
         now = time.time()
         outcome = self._publish(result, now)
         self._shared.figures.add_result(result, now)
+        if self._shared.attempts:
+            self._shared.attempts.end(result.ref, outcome.failed)
         begun = not (isinstance(result, DeadLetter) and result.stage in _BEFORE_DETECTING)
         others = self._shared.recent.done(result.ref, outcome) if begun else []
         self._answer([result.ref, *others], outcome)

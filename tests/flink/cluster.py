@@ -25,6 +25,7 @@ from tests.conftest import REPO
 from tests.emulators import free_ports, listens, start_server
 
 TASKMANAGERS = 2
+TASKMANAGER_NAMES = tuple(f"taskmanager{number}" for number in range(TASKMANAGERS))
 START_SECONDS = 90.0
 _JARS = Path(os.environ.get("FLINK_JARS", REPO / ".tools" / "flink" / "lib"))
 _DEPLOY = REPO / "deploy" / "flink"
@@ -93,11 +94,19 @@ class FlinkCluster:
         """Starts everything, and waits until it can take a job."""
         for name in ("logs", "tmp", "checkpoints", "savepoints"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        self._start("jobmanager", "jobmanager", "-Xmx512m")
-        for number in range(taskmanagers):
-            self.start_taskmanager(number)
+        self.start_jobmanager()
+        self.start_taskmanagers(taskmanagers)
         self.start_job_server()
         self.wait_for_taskmanagers(taskmanagers)
+
+    def start_jobmanager(self) -> None:
+        """Starts the JobManager, where none runs."""
+        self._start("jobmanager", "jobmanager", "-Xmx512m")
+
+    def start_taskmanagers(self, count: int = TASKMANAGERS) -> None:
+        """Starts the TaskManagers, where none runs."""
+        for number in range(count):
+            self.start_taskmanager(number)
 
     def start_job_server(self) -> None:
         """Starts Beam's job server, and waits until it listens."""

@@ -4,11 +4,12 @@ import json
 import re
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import write_bright_image
-from tests.flink.cluster import FlinkCluster, job_flags
+from tests.flink.cluster import TASKMANAGERS, FlinkCluster, job_flags
 from tests.flink.test_streaming import CONFIG, Stream, archived, eventually
 from tests.streaming_job import StreamingJob
 
@@ -79,6 +80,30 @@ def check_figures(job: StreamingJob, detected: int) -> None:
     assert re.search(r"^ *\d+ s  \d+ images, \d+\.\d images/s, batches of .*, latency p50 \d+ ms", job.output(), re.MULTILINE)
     assert f"{images['read']} images read: {detected} detected, 0 dead" in job.output()
     assert (job.archive / "report.html").exists()
+
+
+def test_a_stream_that_went_with_its_jobmanager_goes_on_from_its_last_checkpoint(stream, flink):
+    """Without high availability a JobManager that is started again knows no job; the launcher says how to go on."""
+    job = stream.job
+    job.start()
+    stream.publish([stream.image(f"before-{number}") for number in range(10)], RATE)
+    stream.take(150)
+    (lost,) = flink.jobs()
+    assert eventually(lambda: flink.ask(f"/jobs/{lost}/checkpoints")["counts"]["completed"] > 1, 60)
+    flink.kill("jobmanager")
+    flink.start_jobmanager()
+    stream.publish([stream.image(f"after-{number}") for number in range(10)], RATE)
+    assert job.wait() == 1
+    (place,) = re.findall(
+        rf"^error: the job failed: Flink has lost job {lost} with its JobManager; --resume file:(\S+) ",
+        job.output(),
+        re.MULTILINE,
+    )
+    (kept,) = Path(place).parent.glob("chk-*/_metadata")  # mostly this one; the one after it, where it was just made
+    flink.wait_for_taskmanagers(TASKMANAGERS)
+    job.start(flags=("--resume", f"file:{kept.parent}"))
+    assert stream.lost() == set(), job.output()
+    assert job.signal(signal.SIGINT) == 0, job.output()
 
 
 def test_a_stream_that_cannot_begin_is_exit_code_1_and_one_line(stream, tmp_path):

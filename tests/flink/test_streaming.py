@@ -1,4 +1,4 @@
-"""A stream on a Flink cluster whose machines die at the worst of moments: nothing is lost."""
+"""A stream on a Flink cluster whose machines die at the worst of moments: nothing is lost, and what failed is tried again."""
 
 import collections
 import contextlib
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_bright_image
-from tests.flink.cluster import TASKMANAGERS, FlinkCluster, job_flags
-from tests.streaming_job import CuttableProxy, StreamingJob
+from tests.flink.cluster import TASKMANAGER_NAMES, FlinkCluster, job_flags
+from tests.streaming_job import CuttableProxy, StreamingJob, VersionedFile
 
 CONFIG = "configs/streaming_pubsub_flink.yaml"
 RATE = 100.0  # messages a second
@@ -26,6 +26,7 @@ BUNDLE_MS = 100
 ANSWER_SECONDS = 0.4
 RECOVERY_SECONDS = 150.0
 AWAY_SECONDS = 60.0
+OUTAGES = 3
 _PUBLISH_SECONDS = 0.1
 
 pytestmark = pytest.mark.timeout(600)  # with the cluster and the job that the first of them starts
@@ -69,6 +70,10 @@ class Stream:
             over.set()
             for thread in threads:
                 thread.join()
+
+    def ask(self, uri: str) -> None:
+        """Publishes a message for an image."""
+        self._ask([uri])
 
     def take(self, seconds: float) -> None:
         """Takes answers until there is one for each image that was asked for, or the time is over."""
@@ -155,10 +160,9 @@ def test_no_answer_is_lost_where_all_machines_die_when_a_checkpoint_completes(af
     before, repeated_before = len(stream.answers), stream.repeats()
     with stream.flowing(f"killed-{after_ms}"):
         assert eventually(lambda: len(stream.answers) > before + RATE, RECOVERY_SECONDS)
-        kill = flink.kill_at_checkpoint(*(f"taskmanager{number}" for number in range(TASKMANAGERS)), after_ms=after_ms)
+        kill = flink.kill_at_checkpoint(*TASKMANAGER_NAMES, after_ms=after_ms)
         asked = len(stream.asked)
-        for number in range(TASKMANAGERS):
-            flink.start_taskmanager(number)
+        flink.start_taskmanagers()
         assert eventually(lambda: len(stream.asked) > asked + RATE, RECOVERY_SECONDS)
     lost, repeated = stream.lost(), stream.repeats() - repeated_before
     print(f"{kill}: {len(lost)} of {len(stream.asked)} lost, {repeated} repeated")
@@ -181,3 +185,42 @@ def test_nothing_is_lost_where_pubsub_is_out_of_reach_for_a_while(stream, pubsub
     assert stream.lost() == set()
     print(f"Pub/Sub away for {AWAY_SECONDS:g} s: {stream.repeats() - repeated_before} repeated")
     assert eventually(lambda: archived(stream.job) == stream.asked, 60)
+
+
+def test_a_failed_image_is_tried_again_when_it_is_asked_for_again(stream, flink):
+    """Also by another process than the one it failed in. A repeated request for an image with a result is dropped."""
+    job, uri = stream.job, stream.image("broken")
+    image = VersionedFile(Path(uri))
+    image.break_()
+
+    def fails() -> bool:
+        stream.ask(uri)
+        return len(job.take(job.dead_letters, 1, timeout_s=RECOVERY_SECONDS)) == 1
+
+    assert fails() and fails()
+    flink.kill(*TASKMANAGER_NAMES)
+    flink.start_taskmanagers()
+    assert fails()
+    image.mend()
+    stream.ask(uri)
+    assert stream.lost() == set()
+    stream.ask(uri)
+    stream.ask(stream.image("after the repeat"))
+    assert stream.lost() == set()
+    assert stream.answers[uri] == 1
+
+
+@pytest.mark.timeout(1200)
+def test_a_stream_goes_on_however_often_all_machines_were_away(stream, flink):
+    """It restarts for as long as they are away: no number of attempts in its life is the last one."""
+    for outage in range(OUTAGES):
+        flink.kill(*TASKMANAGER_NAMES)
+        stream.publish([stream.image(f"outage-{outage}-{number}") for number in range(10)], RATE)
+        time.sleep(AWAY_SECONDS)
+        flink.start_taskmanagers()
+        assert stream.lost() == set(), stream.job.output()
+    (job,) = flink.jobs()
+    assert flink.ask(f"/jobs/{job}/checkpoints/config")["externalization"] == {
+        "enabled": True,
+        "delete_on_cancellation": False,
+    }

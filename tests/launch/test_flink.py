@@ -33,6 +33,7 @@ class Flink(http.server.ThreadingHTTPServer):
         self.names = dict.fromkeys(jobs, "detect")
         self.savepoint: dict = {"location": "file:/savepoints/1"}
         self.stacktrace = JAVA
+        self.checkpoint = ""
         self.asked: list[str] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -53,10 +54,13 @@ class Flink(http.server.ThreadingHTTPServer):
         if rest[:1] == ["savepoints"]:
             waiting = self.asked.count(f"{method} {path}") < 3
             return {"status": {"id": "IN_PROGRESS" if waiting else "COMPLETED"}, "operation": self.savepoint}
+        if rest == ["checkpoints"]:
+            return {"latest": {"completed": {"external_path": self.checkpoint} if self.checkpoint else None, "restored": None}}
         if rest == ["exceptions"]:
             return {"exceptionHistory": {"entries": [{"stacktrace": self.stacktrace}]}}
         states = self.jobs[job]
-        return {"state": states.pop(0) if len(states) > 1 else states[0]}
+        state = states.pop(0) if len(states) > 1 else states[0]
+        return None if state == "LOST" else {"state": state}
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -95,6 +99,41 @@ def test_a_job_is_waited_for_until_it_is_done(flink_of):
 def test_a_job_that_does_not_end_well_fails_with_the_reason(state, reason, flink_of):
     with pytest.raises(RuntimeError, match=reason):
         FlinkJob(flink_of(a=["RUNNING", state]).cluster, "a").wait()
+
+
+def test_a_job_that_flink_has_lost_is_one_line_that_says_how_to_go_on(flink_of):
+    """A JobManager without high availability forgets its jobs when it is started again."""
+    flink = flink_of(a=["RUNNING", "RUNNING", "LOST"])
+    flink.checkpoint = "file:/checkpoints/a/chk-7"
+    with pytest.raises(RuntimeError) as raised:
+        FlinkJob(flink.cluster, "a").wait()
+    assert str(raised.value) == (
+        "Flink has lost job a with its JobManager; --resume file:/checkpoints/a/chk-7 (or a later checkpoint beside it) goes on "
+        "from there"
+    )
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "said"),
+    [
+        ("file:/c/chk-7", "--resume file:/c/chk-7 (or a later checkpoint beside it) goes on from there\n"),
+        ("<checkpoint-not-externally-addressable>", ""),
+        ("", ""),
+    ],
+    ids=["on disk", "in memory", "none"],
+)
+@pytest.mark.parametrize("end", ["FAILED", "CANCELED"])
+def test_a_job_that_ends_leaves_a_checkpoint_to_go_on_from(end, checkpoint, said, flink_of, capsys):
+    flink = flink_of(a=["RUNNING", end])
+    flink.checkpoint = checkpoint
+    with pytest.raises(RuntimeError):
+        FlinkJob(flink.cluster, "a").wait()
+    assert capsys.readouterr().err == said
+
+
+def test_why_a_job_restarts_is_said_once_for_each_reason(flink_of, capsys):
+    FlinkJob(flink_of(a=["RUNNING", *["RESTARTING", "RUNNING"] * 3, "FINISHED"]).cluster, "a").wait()
+    assert capsys.readouterr().err.count("the job restarts: google.api_core.exceptions.NotFound: 404") == 1
 
 
 def test_a_job_that_is_stopped_says_where_its_savepoint_is(flink_of, capsys):

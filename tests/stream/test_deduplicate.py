@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+from typing import Any
 
 import apache_beam as beam
 import pytest
@@ -14,9 +15,10 @@ from apache_beam.utils.timestamp import Timestamp
 from pipeline.read.fetch import fetch
 from pipeline.records import EncodedImage, ImageRef
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState, _Identify
-from pipeline.stream.run import RunSettings, opened
+from pipeline.stream.run import RunSettings, opened, run_of
 
 IMAGES = [EncodedImage(ImageRef(f"gs://b/{n % 7}", str(n % 2)), b"x") for n in range(70)]
+ELSEWHERE = RunSettings("elsewhere", in_process=False)
 DISTINCT = {image.ref.identity for image in IMAGES}
 
 
@@ -30,9 +32,28 @@ def test_repeats_come_out_apart_from_new_images():
 
 def test_runner_state_drops_the_same_and_counts_it():
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    new = pipeline | beam.Create(IMAGES) | DropDuplicatesInState(60.0) | beam.Map(lambda image: image.ref.identity)
-    assert_that(new, equal_to(DISTINCT))
-    assert skipped(pipeline) == len(IMAGES) - len(DISTINCT)
+    with opened(ELSEWHERE) as run:
+        new = pipeline | beam.Create(IMAGES) | DropDuplicatesInState(ELSEWHERE) | beam.Map(lambda image: image.ref.identity)
+        assert_that(new, equal_to(DISTINCT))
+        assert skipped(pipeline) == run.figures.tally().skipped == len(IMAGES) - len(DISTINCT)
+
+
+def test_runner_state_lets_pass_what_is_asked_for_again_once_it_has_failed():
+    """Not what has a result, nor what nobody has asked for again."""
+    with opened(ELSEWHERE) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        asked = [ImageRef(name, "1", message_id=f"{name}{turn}") for turn in range(3) for name in ("good", "bad")]
+        passed = pipeline | beam.Create(asked) | DropDuplicatesInState(ELSEWHERE) | "End" >> beam.ParDo(_EndAttempts(ELSEWHERE))
+        assert_that(passed, equal_to(["good0", "bad0", "bad1", "bad2"]))
+    assert run.figures.tally().skipped == 2
+
+
+class _EndAttempts(beam.DoFn):
+    def __init__(self, run: RunSettings):
+        self._run = run
+
+    def process(self, ref: Any):
+        run_of(self._run).attempts.end(ref, failed=ref.uri == "bad")
+        yield ref.message_id
 
 
 def skipped(pipeline: beam.Pipeline) -> int:
@@ -76,7 +97,7 @@ def identities(asked: list[ImageRef]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "transform", [DropDuplicates(RunSettings("run")), DropDuplicatesInState(60.0)], ids=lambda t: type(t).__name__
+    "transform", [DropDuplicates(RunSettings("run")), DropDuplicatesInState(ELSEWHERE)], ids=lambda t: type(t).__name__
 )
 def test_the_transforms_survive_pickling(transform):
     assert pickle.loads(pickle.dumps(transform)) == transform

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline.records import ImageRef
 from pipeline.stream.outgoing import Outcome
-from pipeline.stream.remembered import RecentImages, Repeat
+from pipeline.stream.remembered import Attempts, RecentImages, Repeat
 from tests.clock import Clock
 
 RESULT = Outcome(b"{}", failed=False)
@@ -100,3 +100,45 @@ def test_whoever_asks_has_an_outcome_or_is_named_with_one(events):
         elif name in leading:
             leading.remove(name)
             assert recent.done(ref(name), RESULT if event == "result" else FAILURE) == waiting.pop(name, [])
+
+
+def test_an_attempt_makes_repeats_until_it_has_failed():
+    attempts = Attempts()
+    first = attempts.begin(ref("a", "m1"), None)
+    assert first is not None
+    assert attempts.begin(ref("a", "m2"), first) is None  # under way
+    attempts.end(ref("a", "m1"), failed=False)
+    assert attempts.begin(ref("a", "m2"), first) is None
+    attempts.end(ref("a", "m1"), failed=True)
+    second = attempts.begin(ref("a", "m2"), first)
+    assert second is not None and second != first
+    assert attempts.begin(ref("a", "m3"), second) is None
+    assert attempts.begin(ref("a", "m3"), first) is not None  # the bundle of the second was lost
+
+
+def test_a_failure_that_its_bundle_did_not_outlive_counts_no_longer():
+    attempts = Attempts()
+    first = attempts.begin(ref("a", "m1"), None)
+    attempts.end(ref("a", "m1"), failed=True)
+    attempts.end(ref("a", "m1"), failed=False)
+    assert attempts.begin(ref("a", "m2"), first) is None
+
+
+@pytest.mark.parametrize(
+    ("message_id", "is_repeat"),
+    [("m1", True), ("m2", False), ("", False)],
+    ids=["delivered again", "asked for again", "no message id"],
+)
+def test_what_another_process_has_attempted_is_tried_again_when_it_is_asked_for_again(message_id, is_repeat):
+    """How that ended nobody knows here; but whoever was answered before the restart is not answered again."""
+    asked_before = ref("a", "m1" if message_id else "")
+    before = Attempts().begin(asked_before, None)
+    assert (Attempts().begin(ref("a", message_id), before) is None) == is_repeat
+
+
+def test_more_failures_than_can_be_remembered_are_all_tried_again():
+    attempts = Attempts(max_failed=2)
+    begun = {name: attempts.begin(ref(name, name), None) for name in "abc"}
+    for name in "abc":
+        attempts.end(ref(name, name), failed=True)
+    assert all(attempts.begin(ref(name, "again"), begun[name]) for name in "abc")
