@@ -9,7 +9,8 @@ ReadImages ──> DetectObjects ── detected ──┐
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import apache_beam as beam
 
@@ -103,6 +104,7 @@ def sinks(
     model: tuple[str, str] = ("", ""),
     begun: Sequence[Checkpoint] | None = None,
     at: Workplace | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> list[Sink]:
     """Where the results of a batch job go, by its config.
 
@@ -114,8 +116,10 @@ def sinks(
       model: Name and version of the model, where they are known.
       begun: What killed runs of the same command had done; None: this one makes no checkpoints.
       at: Where it works, if that is elsewhere.
+      settings: All settings, as the results say them; default: the config's.
     """
-    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched, model, name, begun, at)]
+    all_settings = settings or config.as_dict()
+    return [WriteFiles(staging, all_settings, config.write, samples_kept(config), launched, model, name, begun, at)]
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:
