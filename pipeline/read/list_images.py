@@ -72,7 +72,7 @@ def list_pieces(
       InputError: A place cannot be listed, or a manifest that an input names cannot be read.
     """
     places = [piece for piece in pieces if isinstance(piece, Place)]
-    own = OwnFiles(exclude, (place.folder for place in places))
+    own = OwnFiles(exclude, (place.named for place in places))
     for piece in pieces:
         if isinstance(piece, Manifest):
             yield from _but_own(read_manifest(piece.path), own, leave_out)
