@@ -28,6 +28,7 @@ REASONS: dict[str, dict[str, str]] = {
         "no_image": "a `tf.Example` without bytes as its `image/encoded`",
         "no_example": "a record of a TFRecord file that is no `tf.Example`",
         "bad_checksum": "a record of a TFRecord file that is not as it was written",
+        "bad_line": "a line of a manifest that names no image; the message says which line of which file",
         "broken_file": "the rest of a TFRecord file behind a place where it is damaged or ends; the message says how much",
     },
     "decode": {

@@ -9,7 +9,8 @@ ReadImages ──> DetectObjects ── detected ──┐
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import apache_beam as beam
 
@@ -104,6 +105,7 @@ def sinks(
     begun: Sequence[Checkpoint] | None = None,
     at: Workplace | None = None,
     began_at: float = 0.0,
+    settings: Mapping[str, Any] | None = None,
 ) -> list[Sink]:
     """Where the results of a batch job go, by its config.
 
@@ -116,8 +118,10 @@ def sinks(
       begun: What killed runs of the same command had done; None: this one makes no checkpoints.
       at: Where it works, if that is elsewhere.
       began_at: When it began, seconds since the epoch.
+      settings: All settings, as the results say them; default: the config's.
     """
-    return [WriteFiles(staging, config.as_dict(), config.write, samples_kept(config), launched, model, name, begun, at, began_at)]
+    said = settings or config.as_dict()
+    return [WriteFiles(staging, said, config.write, samples_kept(config), launched, model, name, begun, at, began_at)]
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:

@@ -15,6 +15,8 @@ from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, identit
 
 _EXAMPLES = 20  # dead letters kept for the report, for each reason
 _EXAMPLE_CHARACTERS = 1000  # of each text in one: a message may name a URI of megabytes
+_MOST_KINDS = 100  # endings of files that are no images
+_KINDS_SAID = 8
 _MOST_CLASSES = 5000  # COCO has 80 classes, Open Images 601, LVIS 1,203
 OTHER_CLASSES = "(other classes)"
 
@@ -25,7 +27,8 @@ class Tally:
 
     Attributes:
       read: Images listed.
-      skipped: Images listed more than once, or not wanted, or done before.
+      skipped: Images listed more than once, or not wanted, or done before; and files listed that are no images.
+      left_out: Of these, the files that are no images, by kind.
       done: Of these, the ones that an earlier run or a stream has done.
       resumed: Of the `detected` and the `dead` those that a killed run of the same command has left.
       dead: Dead letters by (stage, reason).
@@ -44,6 +47,7 @@ class Tally:
 
     read: int = 0
     skipped: int = 0
+    left_out: Counter[str] = dataclasses.field(default_factory=Counter)
     done: int = 0
     resumed: Counter[str] = dataclasses.field(default_factory=Counter)
     dead: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
@@ -65,9 +69,18 @@ class Tally:
         return self.last[1:]
 
     @property
+    def named(self) -> int:
+        """Images listed, without the files that are none."""
+        return self.read - sum(self.left_out.values())
+
+    @property
     def detected(self) -> int:
         """Images with a result."""
         return sum(self.latencies.values())
+
+    def leave_out(self, kind: str, files: int = 1) -> None:
+        """Counts files that are no images; kinds beyond a bound as `other`."""
+        self.left_out[kind if kind in self.left_out or len(self.left_out) < _MOST_KINDS else "other"] += files
 
     def add_detected(self, image: DetectedImage, samples: int) -> None:
         """Counts one detected image."""
@@ -106,6 +119,8 @@ class Tally:
         self.done += other.done
         for name in ("resumed", "dead", "classes", "batches", "latencies", "versions"):
             getattr(self, name).update(getattr(other, name))
+        for kind, files in other.left_out.items():
+            self.leave_out(kind, files)
         self._bound_classes()
         self.finished.merge(other.finished)
         for stage, seconds in other.stage_seconds.items():
@@ -182,6 +197,7 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
         by_reason[reason] += n
     return {
         "images": {"read": tally.read, "detected": tally.detected, "dead": dead, "skipped": tally.skipped},
+        "skipped_by_kind": dict(tally.left_out.most_common()),
         "done_before": tally.done,
         "resumed": sum(tally.resumed.values()),
         **({"mended": tally.detected} if facts.config.get("retry_dead") else {}),
@@ -212,6 +228,17 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
         "finished_at": _iso(facts.finished_at),
         "mode": facts.mode,
     }
+
+
+def left_out_line(kinds: Mapping[str, int]) -> str:
+    """How many files of which kinds are no images, for a person.
+
+    >>> left_out_line({".txt": 3, ".json": 1})
+    '4 files that are no images (3 .txt, 1 .json)'
+    """
+    said = [f"{files} {kind}" for kind, files in Counter(kinds).most_common(_KINDS_SAID)]
+    more = [f"{len(kinds) - _KINDS_SAID} more kinds"] if len(kinds) > _KINDS_SAID else []
+    return f"{sum(kinds.values())} files that are no images ({', '.join(said + more)})"
 
 
 def to_json(summary: Mapping[str, Any]) -> bytes:

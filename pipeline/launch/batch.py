@@ -24,10 +24,10 @@ from pipeline.figures.told import Told
 from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals, tidy
 from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
-from pipeline.launch.plan import first_images, model_lines, say, shown, trial_lines
+from pipeline.launch.plan import first_images, input_lines, model_lines, say, to_try, trial_lines
 from pipeline.launch.templates import write_template
-from pipeline.read.letters import is_letter, letters_in
-from pipeline.read.list_images import list_images
+from pipeline.read.letters import letters_in
+from pipeline.read.list_images import list_pieces, pieces_of, resolved
 from pipeline.read.manifests import is_manifest
 from pipeline.read.only_new import DoneKeys, done_since, has_any
 from pipeline.read.source import Source
@@ -62,33 +62,32 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
     graph.source_of(config).check()
-    return job
+    return dataclasses.replace(job, resolved_input=tuple(resolved(config.patterns())))
 
 
 def show_plan(job: Job) -> int:
     """Prints what a run would do, what it finds in one image, and what is wrong; writes nothing."""
     config = job.config
-    for sink in graph.sinks(config, new_staging(config.output)):
+    for sink in graph.sinks(config, new_staging(config.output), settings=job.settings):
         sink.check(write=False)
     detector = load_detector(config)
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
-    refs = {ref.uri: ref for pattern in patterns for ref in list_images(pattern, config.output)}
+    left_out: Counter[str] = Counter()
+    found = list_pieces(list(pieces_of(patterns)), config.output, lambda kind: left_out.update([kind]))
+    refs = {ref.uri: ref for ref in found}
     if config.retry_dead:
         refs = {ref.uri: ref for ref in letters_in(config.output, graph.asked_again(config))}
     if not (refs or config.allow_empty):
         raise _nothing(config)
     done = _done(config, (detector.model.metadata.name, detector.model.version))
     known: Container[ImageRef] = DoneKeys.of(config.output, done) if done else ()
-    listed = sorted(uri for uri, ref in refs.items() if ref not in known)
-    images = [uri for uri in listed if not is_tfrecord(uri)]
-    skipped = f", and {len(refs) - len(listed)} that are done" if len(refs) > len(listed) else ""
-    say([f"input    {len(images)} images{skipped}", *shown(images)])
+    new = sorted((ref for ref in refs.values() if ref not in known), key=lambda ref: ref.uri)
+    say(input_lines(new, len(refs) - len(new), left_out))
     say(f"         from {pattern}" for pattern in patterns if is_tfrecord(pattern) or is_manifest(pattern))
     say([f"         of {config.dates}, {config.time_zone}"] if config.dates else [])
     say(model_lines(detector, config))
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(_ending(config).files())})"])
-    tried = sorted((uri for uri in listed if not is_letter(uri)), key=is_tfrecord)
-    say(trial_lines(detector, first_images(tried, config.read)))
+    say(trial_lines(detector, first_images(to_try(ref.uri for ref in new), config.read)))
     say(["dry run: nothing was written"])
     return DONE
 
@@ -141,9 +140,10 @@ class _Steps(NamedTuple):
 
 def _steps(job: Job, staging: str, model: tuple[str, str], began_at: float, begun: Sequence[Checkpoint] | None = None) -> _Steps:
     """The steps of a job; `begun`: what killed runs of the same command had done, None where no checkpoints are made."""
-    config, name, launched = job.config, run_name(job.config.as_dict(), began_at), not job.template
+    config, name, launched = job.config, run_name(job.settings, began_at), not job.template
     at = None if job.in_process else graph.workplace(config, staging, time.time() if launched else 0.0)
-    sinks = graph.sinks(config, staging, name, launched=launched, model=model, begun=begun, at=at, began_at=began_at)
+    of_run = {"launched": launched, "model": model, "begun": begun, "at": at, "began_at": began_at, "settings": job.settings}
+    sinks = graph.sinks(config, staging, name, **of_run)
     return _Steps(_settled(config, model), graph.source_of(config, _done(config, model), begun, at), sinks, name)
 
 
@@ -162,19 +162,20 @@ def _done(config: Config, model: tuple[str, str]) -> Done | None:
 
 
 def _lease(job: Job, staging: str) -> AbstractContextManager[None]:
-    """The lease of the images that are worked at; of the whole folder, where what lies in it shall go."""
+    """The lease of the images that are worked at; of all, where that cannot be told, or earlier results shall go."""
     config = job.config
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
     wait_s = config.busy_wait_s if config.when_busy == "wait" else 0.0
-    claimed = [EVERYTHING] if config.write.replace or config.retry_dead else patterns
+    names_any = config.retry_dead or any(map(is_manifest, patterns))  # dead letters and manifests may name anybody's images
+    claimed = [EVERYTHING] if config.write.replace or names_any else patterns
     return leased(staging, claimed, wait_s=wait_s, lost=stop_from_thread, works_here=job.in_process)
 
 
 def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float) -> int:
-    config, same = job.config, same_work(job.config.as_dict(), model)
+    config, same = job.config, same_work(job.settings, model)
     steps = _steps(job, staging, model, began_at)
     steps.check()
-    about = {"settings": config.as_dict(), "command": job.command, "started_at": began_at, "same": same, LEASED: True}
+    about = {"settings": job.settings, "command": job.command, "started_at": began_at, "same": same, LEASED: True}
     with _said_what_is_kept(staging), held(staging, about):
         begun: Sequence[Checkpoint] = ()
         if job.in_process:
@@ -186,7 +187,7 @@ def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float)
         facts = facts if job.in_process else facts.elsewhere(tally.began)
         if rows := sum(spool.lines for checkpoint in begun for _, spool in checkpoint.spools):
             notes = (*notes, f"{rows} of them were done by a run of this command that was cut short")
-        if not (tally.read or config.allow_empty):
+        if not (tally.named or config.allow_empty):
             raise _nothing(config)
         code = _ending(config, steps.name).finish(tally, facts, run_of(staging), notes)
         tidy(staging)

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline import errors
 from pipeline.config import WriteConfig
 from pipeline.errors import UserError
-from pipeline.figures.summary import RunFacts, Tally, summarise, to_json
+from pipeline.figures.summary import RunFacts, Tally, left_out_line, summarise, to_json
 from pipeline.report.annotate import annotate
 from pipeline.report.page import render_report
 from pipeline.storage import stopping
@@ -98,6 +98,8 @@ class Ending:
         )
         for reason, count in summary["dead_by_reason"].items():
             print(f"  dead: {count} {reason}")
+        if kinds := summary["skipped_by_kind"]:
+            print(f"  skipped: {left_out_line(kinds)}")
         if "mended" in summary:
             print(f"  mended: {summary['mended']} of {images['read'] - images['skipped']} that had failed")
         for note in notes:

@@ -28,6 +28,7 @@ from pipeline.figures.summary import RunFacts
 from pipeline.figures.told import ModelFigures
 from pipeline.launch.flink_options import FlinkStreamOptions, server_options
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
+from pipeline.storage.earlier import RESOLVED_INPUT
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
 _SAMPLING_MS = 20
@@ -45,6 +46,7 @@ class Job:
       options: Beam's options.
       command: The command line that made it.
       started_at: When the command started, seconds since the epoch.
+      resolved_input: The inputs of a batch job as they are the same from wherever it is started.
     """
 
     config: Config
@@ -52,6 +54,12 @@ class Job:
     options: PipelineOptions
     command: str
     started_at: float
+    resolved_input: tuple[str, ...] = ()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings, nested, as the results say them."""
+        return self.config.as_dict() | ({RESOLVED_INPUT: list(self.resolved_input)} if self.resolved_input else {})
 
     @property
     def in_process(self) -> bool:
@@ -93,7 +101,7 @@ class Job:
             ready_at,
             time.time(),
             self.command,
-            config.as_dict(),
+            self.settings,
             config.mode,
             config.model.path,
             model.batch_sizes,

@@ -6,6 +6,7 @@ A wrong description of a foreign model cannot be told from its files alone; it s
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -15,7 +16,10 @@ from pipeline.config import Config, ReadConfig
 from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel, Output
 from pipeline.failures import ImageError
+from pipeline.figures.summary import left_out_line
 from pipeline.read.fetch import fetch
+from pipeline.read.letters import is_letter
+from pipeline.read.manifests import is_bad_line, letter_of_line
 from pipeline.read.tfrecords import images_of_file, is_tfrecord
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
 
@@ -35,6 +39,29 @@ def shown(names: Iterable[str]) -> Iterator[str]:
         yield f"         {name if number < _SHOWN else '…'}"
         if number == _SHOWN:
             return
+
+
+def to_try(uris: Iterable[str]) -> list[str]:
+    """Those that may be read at once, images before files of them."""
+    return sorted((uri for uri in uris if not (is_letter(uri) or is_bad_line(uri))), key=is_tfrecord)
+
+
+def input_lines(new: Sequence[ImageRef], done: int, left_out: Counter[str]) -> Iterator[str]:
+    """How many images a job would read, which ones, and what of its inputs is none.
+
+    Args:
+      new: What is to be read, sorted.
+      done: How many images are done.
+      left_out: Files that are no images, by kind.
+    """
+    images = [ref.uri for ref in new if not (is_tfrecord(ref.uri) or is_bad_line(ref.uri))]
+    bad = [letter_of_line(ref).message for ref in new if is_bad_line(ref.uri)]
+    skipped = f", and {done} that are done" if done else ""
+    lines = f", and {len(bad)} lines of manifests that name none" if bad else ""
+    files = f"; skipped: {left_out_line(left_out)}" if left_out else ""
+    yield f"input    {len(images)} images{skipped}{lines}{files}"
+    yield from shown(images)
+    yield from shown(bad)
 
 
 def model_lines(detector: Detector, config: Config) -> Iterator[str]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
+import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from pipeline.errors import InputError
-from pipeline.read.manifests import is_manifest, is_manifest_of_rows, read_manifest
+from pipeline.read.image_names import begins_like_image, is_image_by_name, kind_of
+from pipeline.read.manifests import digest_of, is_manifest, is_manifest_of_rows, read_manifest
 from pipeline.records import ImageRef
-from pipeline.storage.globs import overlap
+from pipeline.storage.globs import real_pattern
 from pipeline.storage.listing import AT_ONCE, divided, files_in, files_in_all, place_of
-from pipeline.storage.places import Place
-from pipeline.storage.results import DEAD_LETTERS, is_result, kind_of_rows
+from pipeline.storage.own_files import OwnFiles
+from pipeline.storage.places import FoundFile, Place
+from pipeline.storage.results import DEAD_LETTERS, kind_of_rows
 
+OWN = "this program's own"  # the kind of a file that this program wrote
+_LOOKS_AHEAD = 4 * AT_ONCE
 _PIECES = 64  # of all inputs together, so that they can be listed side by side
 _HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
 
@@ -47,48 +54,114 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
 
 
 def list_pieces(
-    pieces: Sequence[Piece], exclude: str = "", count_left_out: Callable[[], None] | None = None
+    pieces: Sequence[Piece], exclude: str = "", leave_out: Callable[[str], None] = lambda _kind: None
 ) -> Iterator[ImageRef]:
     """All images, and files of images, in these pieces, as they come.
 
     A manifest's lines are taken as they are; whether they can be read shows when they are. Everything else is listed now, with
-    the generation that it has. A `.jsonl` in a folder is a manifest if its first line is one of a manifest, as dead letters are;
-    rows of detections are left out.
+    the generation that it has. A `.jsonl` in a folder is a manifest if its first line is one of a manifest, as dead letters are.
+    Left out is what this program wrote (see `OwnFiles`), and what a pattern matches that is no image by its name, nor by its
+    first bytes: a file that an input names by itself is an image, whatever it holds.
 
     Args:
       pieces: Where to look.
-      exclude: An output folder; what this program wrote there is left out.
-      count_left_out: Called for each file that is left out for that.
+      exclude: The job's output folder.
+      leave_out: Called with the kind of each file that is left out.
 
     Raises:
-      InputError: It cannot be listed, or a manifest cannot be understood.
+      InputError: A place cannot be listed, or a manifest that an input names cannot be read.
     """
-
-    def is_input(ref: ImageRef) -> bool:
-        is_ours = bool(exclude) and is_result(ref.uri, exclude)
-        if is_ours and count_left_out:
-            count_left_out()
-        return not is_ours
-
+    places = [piece for piece in pieces if isinstance(piece, Place)]
+    own = OwnFiles(exclude, (place.named for place in places))
     for piece in pieces:
         if isinstance(piece, Manifest):
-            yield from filter(is_input, read_manifest(piece.path))
-    places = [piece for piece in pieces if isinstance(piece, Place)]
-    is_near = any(overlap(place.here, exclude) for place in places if exclude)
-    for file in files_in_all(places):
-        ref = ImageRef(file.path, file.generation, file.size_bytes)
-        if is_near and not is_input(ref):
-            continue
-        rows = kind_of_rows(ref.uri)
-        if rows == DEAD_LETTERS if rows else is_manifest_of_rows(ref.uri):
-            yield from filter(is_input, read_manifest(ref.uri))
-        elif not rows:
+            yield from _but_own(read_manifest(piece.path), own, leave_out)
+    named = {place.pattern for place in places}
+    for found in _with_first_bytes(files_in_all(places), own, named):
+        match found:
+            case Manifest(path):
+                yield from _but_own(_read_found(path), own, leave_out)
+            case FoundFile(path, size_bytes, generation):
+                yield ImageRef(path, generation, size_bytes)
+            case str(kind):
+                leave_out(kind)
+
+
+def list_images(pattern: str, exclude: str = "", leave_out: Callable[[str], None] = lambda _kind: None) -> Iterator[ImageRef]:
+    """All images that one input names; see `list_pieces`."""
+    return list_pieces(list(pieces_of([pattern])), exclude, leave_out)
+
+
+_Sorted = FoundFile | Manifest | str  # an image, a manifest, or the kind of a file that is neither
+
+
+def _with_first_bytes(files: Iterable[FoundFile], own: OwnFiles, named: Collection[str]) -> Iterator[_Sorted]:
+    """What each file is; those whose names do not say it are looked into, a few side by side."""
+    looks: deque[Future[_Sorted]] = deque()
+    with ThreadPoolExecutor(AT_ONCE, "look-at-file") as pool:
+        for file in files:
+            if kind := _kind_by_name(file, own, named):
+                yield kind
+                continue
+            looks.append(pool.submit(_kind_by_content, file))
+            if len(looks) > _LOOKS_AHEAD:
+                yield looks.popleft().result()
+        while looks:
+            yield looks.popleft().result()
+
+
+def _kind_by_name(file: FoundFile, own: OwnFiles, named: Collection[str]) -> _Sorted | None:
+    """What a file is by its name alone; None: that depends on what it holds."""
+    if own.has(file.path):
+        return OWN
+    if rows := kind_of_rows(file.path):
+        return Manifest(file.path) if rows == DEAD_LETTERS and file.path.endswith(".jsonl") else OWN
+    return file if is_image_by_name(file.path) or _is_named(file.path, named) else None
+
+
+def _is_named(path: str, named: Collection[str]) -> bool:
+    """Whether an input names this very file; a local one with characters of a pattern is escaped (see `place_of`)."""
+    folder, slash, name = path.rpartition("/")
+    return path in named or f"{folder}{slash}{glob.escape(name)}" in named
+
+
+def _kind_by_content(file: FoundFile) -> _Sorted:
+    if is_manifest_of_rows(file.path):
+        return Manifest(file.path)
+    return file if begins_like_image(file) else kind_of(file.path)
+
+
+def _read_found(path: str) -> Iterator[ImageRef]:
+    """The images of a manifest that was found; where it cannot be read, itself, so that a dead letter says so."""
+    try:
+        yield from read_manifest(path)
+    except InputError:
+        yield ImageRef(path)
+
+
+def _but_own(refs: Iterable[ImageRef], own: OwnFiles, leave_out: Callable[[str], None]) -> Iterator[ImageRef]:
+    for ref in refs:
+        if own.in_output(ref.uri):
+            leave_out(OWN)
+        else:
             yield ref
 
 
-def list_images(pattern: str, exclude: str = "") -> Iterator[ImageRef]:
-    """All images that one input names; see `list_pieces`."""
-    return list_pieces(list(pieces_of([pattern])), exclude)
+def resolved(inputs: Mapping[str, Sequence[str]]) -> list[str]:
+    """Inputs as they are the same from wherever a job is started: absolute, and a manifest with a digest of what it names.
+
+    Args:
+      inputs: Each input, with the patterns that it stands for.
+
+    Raises:
+      InputError: A manifest cannot be read.
+    """
+    return [f"{real_pattern(name)}{_digest(filter(is_manifest, patterns))}" for name, patterns in inputs.items()]
+
+
+def _digest(patterns: Iterable[str]) -> str:
+    digests = [digest_of(piece.path) for piece in pieces_of(patterns) if isinstance(piece, Manifest)]
+    return f"#{hashlib.blake2b(''.join(digests).encode(), digest_size=8).hexdigest()}" if digests else ""
 
 
 def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False) -> None:

@@ -1,29 +1,52 @@
-"""Manifests: lists of images, as text, CSV or JSON Lines."""
+"""Manifests: lists of images, as text, CSV or JSON Lines.
+
+A line that names no image costs itself alone: it travels as an image whose name is its place, `<manifest>:<line>`, with what is
+wrong in `extra`, and becomes a dead letter where images are read. So it is counted, skipped when it is done, and tried again like
+any other. Of a manifest never more than a line is held, and a line is bounded.
+"""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
 import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from pipeline.errors import InputError
 from pipeline.extra_fields import extra_text, said_beyond
 from pipeline.failures import ImageError
 from pipeline.read.fetch import open_file, storage_failures
-from pipeline.records import ImageRef
+from pipeline.read.image_names import names_image
+from pipeline.records import DeadLetter, ImageRef, name_bytes
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
-_IMAGE_NAME = re.compile(r"\.(jpe?g|jpe|png|bmp|gif|webp|tiff?|avif|hei[cf]|jp2|p[bgpn]m|hdr|(tf)?records?)$", re.IGNORECASE)
+_BAD_LINE = re.compile(r"\.(txt|csv|jsonl):\d+$", re.IGNORECASE)
 _NAMING = ("uri", "path", "file", "filename", "image")  # columns that name the image, the best first
 _OURS = frozenset({"uri", "path", "image", "generation"})
-_LONGEST_LINE = 64 << 20  # a dead letter may have its image within
+_LONGEST_LINE = 1 << 20  # characters; as JSON it may take 25 times as many bytes
 
 Named = tuple[str, Mapping[str, Any]]  # an image's URI, and what else is said of it
+
+
+class BadLine(NamedTuple):
+    """A line that names no image.
+
+    Attributes:
+      number: Which one, from 1.
+      why: What was expected, and what came; in characters that can be printed.
+    """
+
+    number: int
+    why: str
+
+
+class _BadLineError(Exception):
+    """A line cannot be understood."""
 
 
 def is_manifest(pattern: str) -> bool:
@@ -32,18 +55,55 @@ def is_manifest(pattern: str) -> bool:
 
 
 def read_manifest(path: str) -> Iterator[ImageRef]:
-    """The images that a manifest names; whether they are there shows when they are read.
+    """The images that a manifest names, and its bad lines; whether the images are there shows when they are read.
 
     Raises:
-      InputError: It cannot be read or understood.
+      InputError: It cannot be read.
     """
     folder = path.rsplit("/", 1)[0] if "/" in path else "."
     try:
         with storage_failures(path), open_file(path) as file:
-            for uri, extra in named_images(_lines(file), path, lambda uri: os.path.isfile(_resolve(uri, folder))):
+            for named in named_images(_lines(file), path, lambda uri: os.path.isfile(_resolve(uri, folder))):
+                if isinstance(named, BadLine):
+                    yield _as_ref(f"{path}:{named.number}", named.why)
+                    continue
+                uri, extra = named
                 yield ImageRef(_resolve(uri, folder), extra=extra_text(extra) if extra else "")
     except ImageError as err:
         raise InputError(f"manifest {err}") from err
+
+
+def is_bad_line(name: str) -> bool:
+    """Whether a name is the place of a bad line.
+
+    >>> is_bad_line("in/list.jsonl:7"), is_bad_line("in/list.jsonl")
+    (True, False)
+    """
+    return _BAD_LINE.search(name) is not None
+
+
+def letter_of_line(line: ImageRef) -> DeadLetter:
+    """The dead letter of a bad line, by its name; it is the same each time that the manifest is read."""
+    why = line.extra or "names no image; mend it, and give the manifest as --input again"
+    return ImageError("read", "bad_line", f"{line.uri}: {why}").dead_letter(_as_ref(line.uri, why, extra=""))
+
+
+def _as_ref(place: str, why: str, extra: str | None = None) -> ImageRef:
+    generation = hashlib.blake2b(why.encode(), digest_size=8).hexdigest()
+    return ImageRef(place, generation, extra=why if extra is None else extra)
+
+
+def digest_of(path: str) -> str:
+    """A hash of what a manifest names and says: the same wherever the job is started, unless other images are meant there.
+
+    Raises:
+      InputError: It cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for ref in read_manifest(path):
+        uri = ref.uri if "://" in ref.uri else os.path.abspath(ref.uri)
+        digest.update(name_bytes(f"{uri}\0{ref.extra}\n"))
+    return digest.hexdigest()
 
 
 def is_manifest_of_rows(path: str) -> bool:
@@ -52,53 +112,105 @@ def is_manifest_of_rows(path: str) -> bool:
         return False
     try:
         with storage_failures(path), open_file(path) as file:
-            return any(True for _ in named_images(_lines(file), path, lambda _: False))
-    except (ImageError, InputError):
+            first = next(named_images(_lines(file), path, lambda _: False), None)
+            return first is not None and not isinstance(first, BadLine)
+    except ImageError:
         return False
 
 
-def named_images(lines: Iterable[str], path: str, is_file: Callable[[str], bool]) -> Iterator[Named]:
-    """The images of a manifest, by the URIs that stand there, and what else is said of each.
+def named_images(lines: Iterable[str], path: str, is_file: Callable[[str], bool]) -> Iterator[Named | BadLine]:
+    """The images of a manifest, by the URIs that stand there, and what else is said of each; and its bad lines.
 
     .txt: one a line; what begins with # is a comment. .csv: the column `uri`, `path`, `file`, `filename` or `image`, else the
     first in which something looks like an image; the other cells by the header's names. .jsonl: a text, {"uri"}, {"path"} or
     {"image": {"uri"}} a line; so rows of results and dead letters are understood.
 
     Args:
-      lines: The manifest.
+      lines: The manifest; bytes that are no UTF-8 as `surrogateescape` has them.
       path: Its name, which tells what it is.
       is_file: Whether a path is that of a local file.
-
-    Raises:
-      InputError: It cannot be understood.
     """
     ending = os.path.splitext(path)[1].lower()
-    try:
-        if ending == ".csv":
-            yield from _in_csv(csv.reader(lines), lambda cell: "://" in cell or bool(_IMAGE_NAME.search(cell)) or is_file(cell))
-        elif ending == ".jsonl":
-            texts = ((number, line.strip()) for number, line in enumerate(lines, 1))
-            yield from (_in_json(text, f"manifest {path}, line {number}") for number, text in texts if text)
-        else:
-            yield from ((text, {}) for text in map(str.strip, lines) if text and not text.startswith("#"))
-    except (UnicodeDecodeError, csv.Error) as err:
-        raise InputError(f"manifest {path}: expected UTF-8 text with one URI a line: {err}") from err
+    texts = _Texts(lines)
+    if ending == ".csv":
+        rows = _with_bad_lines(csv.reader(texts), texts, lambda row: [cell.strip() for cell in row])
+        return _in_csv(rows, lambda cell: "://" in cell or names_image(cell) or is_file(cell))
+    return _with_bad_lines(texts, texts, _in_json if ending == ".jsonl" else _in_text)
+
+
+class _Texts:
+    """The lines of a manifest; one that cannot be taken raises `_BadLineError`, and the next one is there all the same."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.number = 0
+        self._lines = iter(lines)
+
+    def __iter__(self) -> _Texts:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.number += 1
+        if len(line) > _LONGEST_LINE:
+            raise _BadLineError(f"expected at most {_LONGEST_LINE} characters in a line")
+        if not line.isascii():
+            try:
+                line.encode()
+            except UnicodeEncodeError as err:
+                came = line[:80].encode("utf-8", "surrogateescape")
+                raise _BadLineError(f"expected UTF-8 text, got {came!r}") from err
+        return line
+
+
+_Row = TypeVar("_Row")
+_Parsed = TypeVar("_Parsed")
+
+
+def _with_bad_lines(rows: Iterator[_Row], texts: _Texts, parse: Callable[[_Row], _Parsed | None]) -> Iterator[_Parsed | BadLine]:
+    """What `parse` makes of each row, where it is anything, and the bad lines in their places."""
+    while True:
+        try:
+            if parsed := parse(next(rows)):
+                yield parsed
+        except StopIteration:
+            return
+        except csv.Error as err:
+            yield BadLine(texts.number, f"expected CSV: {err}")
+        except _BadLineError as err:
+            yield BadLine(texts.number, str(err))
 
 
 def _lines(file: Any) -> Iterator[str]:
-    """Lines of a file; one that has no end does not fill the memory."""
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-    return iter(lambda: text.readline(_LONGEST_LINE), "")
+    """Lines of a file; of one that is too long, just so much that this can be told."""
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    while line := text.readline(_LONGEST_LINE + 1):
+        yield line
+        while len(line) > _LONGEST_LINE and not line.endswith(("\n", "\r")):
+            line = text.readline(_LONGEST_LINE + 1)
 
 
-def _in_csv(rows: Iterator[list[str]], looks_like_image: Callable[[str], bool]) -> Iterator[Named]:
+def _in_text(line: str) -> Named | None:
+    uri = line.strip()
+    return (uri, {}) if uri and not uri.startswith("#") else None
+
+
+def _in_csv(rows: Iterator[list[str] | BadLine], looks_like_image: Callable[[str], bool]) -> Iterator[Named | BadLine]:
     """The cells of a column, with the other cells of their rows by the header's names, but for empty ones."""
-    filled = filter(any, ([cell.strip() for cell in row] for row in rows))
-    first, second = next(filled, []), next(filled, [])
+    begun: list[list[str]] = []
+    for row in rows:
+        if isinstance(row, BadLine):
+            yield row
+        elif any(row):
+            begun.append(row)
+            if len(begun) == 2:
+                break
+    first, second = (*begun, [], [])[:2]
     column, has_header = _uri_column(first, second, looks_like_image)
     header = first if has_header else []
-    for cells in itertools.chain([second] if has_header else [first, second], filled):
-        if len(cells) > column and cells[column]:
+    for cells in itertools.chain(begun[has_header:], rows):
+        if isinstance(cells, BadLine):
+            yield cells
+        elif len(cells) > column and cells[column]:
             others = enumerate(zip(header, cells))  # noqa: B905  a row may be shorter than the header, or longer
             yield cells[column], {name: cell for place, (name, cell) in others if place != column and name and cell}
 
@@ -118,16 +230,21 @@ def _uri_column(first: Sequence[str], second: Sequence[str], looks_like_image: C
     return next(iter(in_second if is_header else in_first), 0), is_header
 
 
-def _in_json(text: str, where: str) -> Named:
+def _in_json(line: str) -> Named | None:
+    text = line.strip()
+    if not text:
+        return None
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as err:
-        raise InputError(f"{where}: expected JSON, got {text[:80]!r}") from err
+        raise _BadLineError(f"expected JSON, got {text[:80]!r}") from err
     row = row if isinstance(row, dict) else {"uri": row}
+    if "payload_base64" in row:
+        raise _BadLineError("a dead letter that carries its message; --retry-dead tries it again, with its folder as --output")
     image = row.get("image", row)
     uri = (image.get("uri") or image.get("path")) if isinstance(image, dict) else image
     if not isinstance(uri, str) or not uri:
-        raise InputError(f'{where}: expected a URI as a text, {{"uri": …}} or {{"image": {{"uri": …}}}}, got {text[:80]!r}')
+        raise _BadLineError(f'expected a URI as a text, {{"uri": …}} or {{"image": {{"uri": …}}}}, got {text[:80]!r}')
     return uri, _said_in(row)
 
 

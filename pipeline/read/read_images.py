@@ -18,6 +18,7 @@ from pipeline.figures.workplace import Workplace
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.letters import AskAgain, images_of_letter, is_letter, named_in
 from pipeline.read.list_images import Piece, check_inputs, list_pieces, pieces_of
+from pipeline.read.manifests import is_bad_line, letter_of_line
 from pipeline.read.only_new import (
     BegunNames,
     DoneKeys,
@@ -57,7 +58,7 @@ class ReadImages(Source):
       inputs: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord files; local or `gs://`.
         Or by the names that messages use, each with the patterns that it stands for, of which one must name something.
       read: How to read.
-      exclude: The job's output; what this program wrote there is skipped.
+      exclude: The job's output; what this program wrote there, and in other results folders below an input, is skipped.
       allow_empty: For `check`: an input may name nothing.
       retry_seconds: How long an image is tried again while storage fails in a way that may pass.
       done: What counts as done by the ledger in `exclude`, and is skipped; None: nothing does.
@@ -142,7 +143,7 @@ class _Counting(beam.DoFn):
 
 
 class _ListImages(_Counting):
-    """Lists groups of places, and skips what an earlier run of this program wrote there; of files of rows reads what is done."""
+    """Lists groups of places, and skips own files and what is no image there; of files of rows reads what is done."""
 
     def __init__(self, exclude: str, done: Done | None, again: AskAgain | None, workplace: Workplace | None = None):
         self._exclude = exclude
@@ -181,8 +182,9 @@ class _ListImages(_Counting):
             yield from map(GlobalWindows.windowed_value_at_end_of_window, _as_listed(what, blocks.flush()))
         yield from super().finish_bundle()
 
-    def _leave_out(self) -> None:
+    def _leave_out(self, kind: str) -> None:
         self._tally.read += 1
+        self._tally.leave_out(kind)
         metrics.count_read()
         self._skip()
 
@@ -229,8 +231,8 @@ class _DropDoubles(_Counting):
 
 
 def _holds_images(name: str) -> bool:
-    """Whether a name is not that of an image, but of what has images within."""
-    return is_tfrecord(name) or is_letter(name)
+    """Whether a name is not that of an image, but of what has images within, or should have."""
+    return is_tfrecord(name) or is_letter(name) or is_bad_line(name)
 
 
 class _OpenTFRecords(_Counting):
@@ -275,6 +277,8 @@ class _OpenTFRecords(_Counting):
                 yield beam.pvalue.TaggedOutput("dead", image)
 
     def _images(self, ref: ImageRef) -> Iterator[EncodedImage | DeadLetter]:
+        if is_bad_line(ref.uri):
+            return iter((letter_of_line(ref),))
         if self._again and is_letter(ref.uri):
             return images_of_letter(ref, self._again, self._retry_seconds)
         return images_of_file(ref, self._max_bytes, self._retry_seconds)

@@ -2,7 +2,7 @@
 
 Two claims share images where a pattern of one and a pattern of the other may match the same file. That is told from their fixed
 beginnings and endings, so it is never missed, and now and then said of two that have none in common. What a manifest names is
-not looked at.
+not looked at: a job that has one claims everything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.records import row_bytes
-from pipeline.storage.globs import fixed_beginning, has_wildcard, is_folder
+from pipeline.storage.globs import fixed_beginning, has_wildcard, is_folder, real_pattern
 
 EVERYTHING = "**"
 _MOST_PATTERNS = 400  # more than a year of days; what is more is claimed as one, by what all begin with
@@ -99,7 +99,7 @@ def _settled(pattern: str) -> str:
     if pattern == EVERYTHING:
         return pattern
     folder = is_folder(pattern)
-    path = pattern if "://" in pattern else f"/{os.path.abspath(pattern).lstrip('/')}"
+    path = real_pattern(pattern)
     return f"{path.rstrip('/')}/**" if folder else path.rstrip("/")
 
 

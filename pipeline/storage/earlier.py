@@ -1,7 +1,8 @@
 """What others have left in a results folder, and whether a new run may work there: the rules of the folder.
 
 - A run never deletes, overwrites or hides what another one wrote, unless it is told to by `--replace`.
-- The same command gives the same files again, not a second copy: they carry a name that is made of the command.
+- The same command gives the same files again, not a second copy: they carry a name that is made of the command. It is another
+  command where it names other images: started in another folder, or with a manifest of other content.
 - What would mix with other results, or double them, is refused in one line that names the ways on: `--only-new` adds what has no
   row by this model and these settings yet, `--replace` takes the place of what batch jobs have left, another folder has room.
 - Streams add to their archives, and to what batch jobs with the same settings have left.
@@ -22,6 +23,7 @@ from pipeline.storage.files import exists
 from pipeline.storage.other_runs import settings_at_work, settings_published
 from pipeline.storage.results import REPORT, Rows, list_rows, read_summary, run_of_rows, time_in_name
 
+RESOLVED_INPUT = "resolved_input"  # a setting that a job adds: its inputs as they are the same from wherever it is started
 _OF_JOB = ("mode", "input", "dates", "time_zone")
 # of the detector's settings those that decide which rows come out; precision and reduced decoding change their last digits
 _OF_ROWS = ("score_threshold", "iou_threshold", "classes", "max_detections")
@@ -107,7 +109,8 @@ def _of_rows(settings: Mapping[str, Any]) -> dict[str, Any]:
         **{f"model.{name}": model[name] for name in model if name not in OF_RELEASES},
         **{name: detect[name] for name in _OF_ROWS if name in detect},
     }
-    return {**{name: settings[name] for name in _OF_JOB if name in settings}, **named}
+    of_job = {name: settings[name] for name in _OF_JOB if name in settings}
+    return of_job | ({"input": settings[RESOLVED_INPUT]} if RESOLVED_INPUT in settings else {}) | named
 
 
 def _short(value: Any) -> str:

@@ -69,9 +69,19 @@ def is_below(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip("/") + "/")
 
 
-def overlap(one: str, other: str) -> bool:
-    """Whether a folder is or holds the other, or is held by it, however the two are written."""
-    return is_below(f"{one}/x", other) or is_below(f"{other}/x", one)
+def real_pattern(pattern: str) -> str:
+    """A pattern, the same however it was written: of a local one the folder is absolute and free of links; a URI stays.
+
+    >>> real_pattern("gs://b/x/**"), real_pattern("/proc/../**/*.jpg"), real_pattern("//tmp/")
+    ('gs://b/x/**', '/**/*.jpg', '/tmp')
+    """
+    if "://" in pattern:
+        return pattern
+    if not has_wildcard(pattern):
+        return f"/{os.path.realpath(pattern).lstrip('/')}"
+    folder, slash, _ = fixed_beginning(pattern).rpartition("/")
+    real = f"/{os.path.realpath(folder or slash or '.').strip('/')}".rstrip("/")
+    return f"{real}/{pattern[len(folder + slash) :]}"
 
 
 def expand_pattern(pattern: str) -> list[str]:

@@ -44,6 +44,7 @@ class Place:
       below: Where the first part has `**`: where below `folder` to look; empty, or ending at a slash.
       deeper: Whether to look in the folders there as well; of a plain name, whether it may be a folder's.
       hidden: Whether names count that begin with a dot.
+      above: Where wildcards have been replaced by names of folders: the folder that was known before; None: none were.
     """
 
     folder: str
@@ -51,6 +52,12 @@ class Place:
     below: str = ""
     deeper: bool = True
     hidden: bool = True
+    above: str | None = None
+
+    @property
+    def named(self) -> str:
+        """The folder that whoever wrote the pattern has named."""
+        return self.folder if self.above is None else self.above
 
     @property
     def here(self) -> str:
@@ -80,7 +87,7 @@ class Place:
             wanted = self.deeper and (self.hidden or not name.startswith("."))
             return dataclasses.replace(self, below=f"{self.below}{name}/") if wanted else None
         if after and to_regex(first).fullmatch(name):
-            place = dataclasses.replace(self, folder=f"{self.folder}{name}/", rest=tuple(after)).settled()
+            place = dataclasses.replace(self, folder=f"{self.folder}{name}/", rest=tuple(after), above=self.named).settled()
             return dataclasses.replace(place, deeper=has_wildcard(place.rest[0]))
         return None
 

@@ -149,7 +149,11 @@ def is_result(path: str, output: str) -> bool:
         return False
     if "://" not in path:
         path, output = os.path.abspath(path), os.path.abspath(output)
-    name = path[len(output.rstrip("/")) + 1 :]
+    return is_result_name(path[len(output.rstrip("/")) + 1 :])
+
+
+def is_result_name(name: str) -> bool:
+    """Whether this program gives a name, relative to its results folder, to a file, finished or not."""
     return any(pattern.fullmatch(name) for pattern in (_BATCH, _STREAM, _OTHERS))
 
 

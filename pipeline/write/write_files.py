@@ -176,7 +176,7 @@ class WriteFiles(Sink):
             return  # an attempt before this one came so far: its files are the run's, and what it counted
         notes = [note for note in coco if isinstance(note, str)]
         files: list[StagedFile] = []
-        if tally.read:  # the results of an earlier run outlive one that found no input
+        if tally.named:  # the results of an earlier run outlive one that found no input
             files = list(finished)
             if not self.settings.get("only_new"):  # which adds no files that say nothing
                 files += self._empty_shards({file.final for file in files})

@@ -2,13 +2,15 @@
 
 import json
 import os
+import tracemalloc
 
 import pytest
 
 from pipeline.errors import InputError
+from pipeline.read import image_names
 from pipeline.read.list_images import check_inputs, list_images
-from pipeline.read.manifests import is_manifest, read_manifest
-from pipeline.records import DeadLetter, ImageRef, dead_letter_row
+from pipeline.read.manifests import is_bad_line, is_manifest, letter_of_line, read_manifest
+from pipeline.records import DeadLetter, ImageRef, dead_letter_row, row_bytes
 
 TREE = [
     "a.jpg",
@@ -29,7 +31,7 @@ TREE = [
     "out/report.html",
     "out/.staging-0123456789ab/samples/a.jpg",
 ]
-SEEN = sorted(name for name in TREE if "/." not in f"/{name}")
+SEEN = sorted(name for name in TREE if "/." not in f"/{name}" and name.endswith(("jpg", "PNG")))
 
 
 @pytest.fixture
@@ -175,24 +177,61 @@ def test_a_manifests_relative_paths_may_be_relative_to_itself(tree, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("name", "content", "images", "bad"),
     [
-        ("m.txt", b"\xff\xfe", "manifest m.txt: expected UTF-8 text with one URI a line"),
-        ("m.csv", b"x" * 200_000, "manifest m.csv: expected UTF-8 text with one URI a line"),
-        ("m.jsonl", b'"a.jpg"\nb.jpg\n', "manifest m.jsonl, line 2: expected JSON, got 'b.jpg'"),
-        ("m.jsonl", b"{}", "manifest m.jsonl, line 1: expected a URI as a text"),
-        ("m.jsonl", b'{"image": {"uri": 5}}', "manifest m.jsonl, line 1: expected a URI as a text"),
-        ("m.jsonl", b"[" * 100_000, "manifest m.jsonl, line 1: expected JSON"),
-        ("m.jsonl", b"[1]", "manifest m.jsonl, line 1: expected a URI as a text"),
-        ("m.jsonl", b"\xff\n", "manifest m.jsonl: expected UTF-8 text with one URI a line"),
+        ("m.txt", b"\xff\xfe", [], {1: r"expected UTF-8 text, got b'\xff\xfe'"}),
+        ("m.txt", b"a.jpg\n\xff.jpg\n\nin/a.jpg", ["a.jpg", "in/a.jpg"], {2: r"expected UTF-8 text, got b'\xff.jpg\n'"}),
+        ("m.txt", b"a.jpg\n" + b"x" * 5_000_000 + b"\nb.PNG", ["a.jpg", "b.PNG"], {2: "expected at most 1048576 characters"}),
+        ("m.csv", b"x" * 200_000, [], {1: "expected CSV: field larger than field limit (131072)"}),
+        ("m.csv", b"uri,n\n\xff.jpg,1\na.jpg,2\n", ["a.jpg"], {2: r"expected UTF-8 text, got b'\xff.jpg,1\n'"}),
+        ("m.csv", b"uri,n\na.jpg," + b"x" * 200_000 + b"\nb.PNG,2\n", ["b.PNG"], {2: "expected CSV: field larger"}),
+        ("m.csv", b"uri\n" + b"x" * 5_000_000 + b"\nb.PNG\n", ["b.PNG"], {2: "expected at most 1048576 characters"}),
+        ("m.jsonl", b'"a.jpg"\nb.jpg\n"b.PNG"', ["a.jpg", "b.PNG"], {2: "expected JSON, got 'b.jpg'"}),
+        ("m.jsonl", b"{}", [], {1: "expected a URI as a text"}),
+        ("m.jsonl", b'{"image": {"uri": 5}}', [], {1: "expected a URI as a text"}),
+        ("m.jsonl", b'{"image": {}, "payload_base64": "e30="}', [], {1: "a dead letter that carries its message"}),
+        ("m.jsonl", b"[" * 100_000, [], {1: "expected JSON"}),
+        ("m.jsonl", b"9" * 5000, [], {1: "expected JSON"}),
+        ("m.jsonl", b"[1]", [], {1: "expected a URI as a text"}),
+        ("m.jsonl", b'\xff\n"a.jpg"', ["a.jpg"], {1: r"expected UTF-8 text, got b'\xff\n'"}),
     ],
 )
-def test_a_manifest_that_is_none_is_one_clear_error(tree, name, content, message):
+def test_a_line_that_names_no_image_is_one_dead_letter_and_the_others_are_read(tree, name, content, images, bad):
+    """It is the same each time, so that it is known when it is met again; tried again by its name it still says what to do."""
     (tree / name).write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        list(list_images(name))
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
+    refs = list(list_images(name))
+    assert [ref.uri for ref in refs if not is_bad_line(ref.uri)] == images
+    letters = [letter_of_line(ref) for ref in refs if is_bad_line(ref.uri)]
+    assert [letter.ref.uri for letter in letters] == [f"{name}:{number}" for number in bad]
+    for letter, said in zip(letters, bad.values(), strict=True):
+        assert letter.message.startswith(f"{letter.ref.uri}: {said}")
+        assert len(letter.message) < 500 and len(letter.message.splitlines()) == 1
+        assert json.loads(row_bytes(dead_letter_row(letter)))["reason"] == "bad_line"
+    assert letters == [letter_of_line(ref) for ref in list_images(name) if is_bad_line(ref.uri)]
+    again = letter_of_line(ImageRef(f"{name}:1"))
+    assert "as --input again" in again.message
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param("m.jsonl", b"[" + b"[]," * 4_000_000 + b"[]]\n", id="one line of many parts"),
+        pytest.param("m.jsonl", b'"' + b"x" * 30_000_000, id="one long text"),
+        pytest.param("m.csv", b"x" * 30_000_000, id="one long cell"),
+        pytest.param("m.txt", b'"\xff\n' * 50_000, id="many lines that are no text"),
+    ],
+)
+def test_no_manifest_takes_more_memory_than_a_line_of_it(tree, name, content):
+    """Named, or found in a folder and perhaps none at all."""
+    (tree / "set").mkdir()
+    (tree / "set" / name).write_bytes(content)
+    for pattern in (f"set/{name}", "set"):
+        tracemalloc.start()
+        try:
+            assert sum(1 for _ in list_images(pattern)) <= 50_000
+            assert tracemalloc.get_traced_memory()[1] < 60_000_000
+        finally:
+            tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -264,17 +303,113 @@ def test_a_folder_of_results_names_the_images_of_its_dead_letters(tree, pattern)
     [
         ('{"uri": "in/a.jpg"}\n', ["in/a.jpg"]),
         ('\n"in/a.jpg"\n"b.PNG"\n', ["in/a.jpg", "b.PNG"]),
-        ('{"file_name": "a.jpg", "label": 3}\n', ["set/list.jsonl"]),
-        ("no JSON", ["set/list.jsonl"]),
-        ("", ["set/list.jsonl"]),
+        ('"in/a.jpg"\nb.PNG\n', ["in/a.jpg", "set/list.jsonl:2"]),
+        ('{"file_name": "a.jpg", "label": 3}\n', []),
+        ("no JSON", []),
+        ("", []),
     ],
-    ids=["rows", "texts", "rows of something else", "no JSON", "empty"],
+    ids=["rows", "texts", "a bad line", "rows of something else", "no JSON", "empty"],
 )
 def test_json_lines_within_a_folder_are_a_manifest_if_they_read_like_one(tree, text, names):
-    """Else the file is one of the folder, and a dead letter will say that it is no image."""
+    """Else the file is beside the images of the folder, and is left out."""
     (tree / "set").mkdir()
     (tree / "set" / "list.jsonl").write_text(text)
-    assert listed("set") == sorted(names)
+    left_out = []
+    assert sorted(ref.uri for ref in list_images("set", leave_out=left_out.append)) == sorted(names)
+    assert left_out == ([] if names else [".jsonl"])
+
+
+def test_a_manifest_in_a_folder_that_cannot_be_read_ends_no_job(tree):
+    """It is listed, so that its reader says why; as are others that nobody can look into."""
+    folder = tree / "set" / "dead_letters"
+    folder.mkdir(parents=True)
+    names = ("dead_letters-00000-of-00001.jsonl", "list.jsonl", "without an ending")
+    for name in names:
+        (folder / name).symlink_to(name)  # a circle
+    assert sorted(ref.uri for ref in list_images("set/dead_letters")) == [f"set/dead_letters/{name}" for name in names]
+
+
+HEADS = {
+    "JPEG": b"\xff\xd8\xff\xe0",
+    "PNG": b"\x89PNG\r\n\x1a\n",
+    "TIFF": b"II*\0",
+    "WebP": b"RIFF\0\0\0\0WEBP",
+    "AVIF": b"\0\0\0\x20ftypavif",
+    "HEIC": b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic",
+    "JPEG 2000": b"\0\0\0\x0cjP  \r\n\x87\n",
+    "PNM": b"P6\n",
+}
+
+
+@pytest.mark.parametrize("content", HEADS.values(), ids=HEADS)
+def test_what_begins_like_an_image_is_one_whatever_its_name(tree, content):
+    (tree / "set").mkdir()
+    (tree / "set" / "0123abcd").write_bytes(content + b"\0" * 50)
+    assert listed("set") == ["set/0123abcd"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0\0\0\x14ftypqt  \0\0\0\0qt  ", b"\0\0\0\x18ftypmp42\0\0\0\0isomavc1", b"RIFF\0\0\0\0WAVE", b"P", b"{}", b"B"],
+)
+def test_what_neither_ends_nor_begins_like_an_image_is_left_out_unless_it_is_named(tree, content):
+    """A movie is told from a photo of the same container."""
+    (tree / "set").mkdir()
+    (tree / "set" / "a[1].mov").write_bytes(content)
+    left_out = []
+    assert list(list_images("set", leave_out=left_out.append)) == list(list_images("set/*.mov")) == []
+    assert left_out == [".mov"]
+    assert listed("set/a[1].mov") == listed(f"{tree}/set/a[1].mov") == ["set/a[1].mov"]
+
+
+def test_of_a_large_object_that_is_no_image_just_a_few_bytes_are_read(gcs_bucket, monkeypatch):
+    """On object storage a read is a request, and what it fetches is paid for."""
+    gcs_bucket.blob("in/a.mov").upload_from_string(b"\0\0\0\x14ftypqt  " + b"x" * 1000)
+    gcs_bucket.blob("in/photo").upload_from_string(b"\xff\xd8\xff" + b"x" * 1000)
+    gcs_bucket.blob("in/empty").upload_from_string(b"")
+    gcs_bucket.blob("in/a.jpg").upload_from_string(b"x")
+    read, read_range = [], image_names.read_range
+    monkeypatch.setattr(image_names, "read_range", lambda *asked: read.append(asked) or read_range(*asked))
+    names = [ref.uri for ref in list_images(f"gs://{gcs_bucket.name}/in/")]
+    assert sorted(names) == [f"gs://{gcs_bucket.name}/in/a.jpg", f"gs://{gcs_bucket.name}/in/photo"]
+    assert sorted(read) == [(f"gs://{gcs_bucket.name}/in/{name}", 0, 32) for name in ("a.mov", "photo")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        pytest.param(".", ["set/a.jpg"], id="a folder above"),
+        pytest.param("**/*.jpg", ["set/a.jpg"], id="a glob"),
+        pytest.param("set", ["set/a.jpg"], id="the folder above"),
+        pytest.param("set/run1", ["again.jpg"], id="the results themselves: what failed"),
+        pytest.param("set/run1/samples", ["set/run1/samples/001-a.jpg"], id="a part of them"),
+        pytest.param("set/run1/*/001-*.jpg", [], id="a part of them, by a pattern"),
+        pytest.param("set/run1/samples/001-a.jpg", ["set/run1/samples/001-a.jpg"], id="one of them"),
+        pytest.param("link", ["link/a.jpg"], id="by a link"),
+    ],
+)
+@pytest.mark.parametrize("marker", ["detections", "index", "at work"])
+def test_what_a_run_wrote_below_an_input_is_none_of_it(tmp_path, monkeypatch, pattern, names, marker):
+    """Unless it is named on purpose."""
+    monkeypatch.chdir(tmp_path)
+    letters = "set/run1/dead_letters/dead_letters-3f2a9c01-00000-of-00001.jsonl"
+    markers = {
+        "detections": "set/run1/detections/detections-3f2a9c01-00000-of-00001.jsonl",
+        "index": "set/run1/index/dead_letters-3f2a9c01-00000-of-00001.parquet",
+        "at work": "set/run1/.staging-0123456789ab/run.json",
+    }
+    own = [letters, markers[marker], "set/run1/samples/001-a.jpg", "set/run1/summary.json", "set/run1/runs/1/samples/001-b.jpg"]
+    for name in ["set/a.jpg", *own]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b'{"uri": "again.jpg"}')
+    (tmp_path / "link").symlink_to("set")
+    assert sorted(ref.uri.removeprefix("./") for ref in list_images(pattern)) == names
+
+
+def test_a_folder_of_samples_that_no_run_wrote_is_images(tree):
+    """As are those beside a summary that anybody may have written."""
+    (tree / "out" / "summary.json").write_text("{}")
+    assert "out/samples/001-a.jpg" in listed(".")
 
 
 def test_dead_letters_of_the_jobs_own_output_are_no_input(tree):

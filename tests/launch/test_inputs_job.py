@@ -1,0 +1,230 @@
+"""What lies beside the images of a real job: sidecars, strange manifests, earlier results, and commands that look alike."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline import run
+from pipeline.storage.lease import leased
+from pipeline.storage.staging import new_staging
+from tests.conftest import write_bright_image
+from tests.launch.test_batch_job import files_of, rows_of
+
+BOX = (10, 10, 30, 30)
+MOV = b"\0\0\0\x14ftypqt  \0\0\0\0qt  " + b"\0\0\0\x08wide" + b"x" * 100
+SIDECARS = {
+    "a.txt": b"0 0.5 0.5 0.1 0.1\n",
+    "a.png.json": b'{"title": "a.png", "photoTakenTime": {"timestamp": "1"}}',
+    "b.JSON": b"{}",
+    "Thumbs.db": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 100,
+    ".DS_Store": b"\0\0\0\x01Bud1" + b"\0" * 100,
+    "a.mov": MOV,
+    "classes.names": b"cat\n",
+    "labels.csv": b"a.png,cat\nabsent.png,dog\n",
+    "labels.jsonl": b'{"file_name": "a.png", "label": 3}\n',
+    "README": b"",
+}
+
+
+@pytest.fixture
+def job(bright_model, capsys):
+    """Runs a job: (exit code, its lines on standard output, its lines on standard error)."""
+
+    def start(*arguments: object) -> tuple[int, list[str], list[str]]:
+        code = run.main([*map(str, arguments), "--model", bright_model, "--batch-sizes", "1"])
+        said = capsys.readouterr()
+        return code, said.out.splitlines(), said.err.splitlines()
+
+    return start
+
+
+def images_of(out: Path) -> list[str]:
+    return sorted(row["image"]["uri"] for row in rows_of(out))
+
+
+def letters_of(out: Path) -> dict[str, str]:
+    return {row["image"]["uri"]: row["reason"] for row in rows_of(out, "dead_letters")}
+
+
+def summary_of(out: Path) -> dict:
+    return json.loads((out / "summary.json").read_text())
+
+
+def photos(folder: Path, *names: str) -> None:
+    for name in names:
+        write_bright_image(folder / name, (64, 48), BOX)
+
+
+@pytest.mark.parametrize("pattern", ["", "/*", "/**"], ids=["folder", "glob", "deep glob"])
+def test_sidecars_beside_photos_are_skipped_counted_and_named_by_kind_and_the_dry_run_agrees(pattern, tmp_path, job):
+    """What ends like an image, or begins like one, is none of them: it is detected, or a dead letter says why not."""
+    folder, out = tmp_path / "in", tmp_path / "out"
+    photos(folder, "a.png", "b.png")
+    shutil.copy(folder / "a.png", folder / "without an ending")
+    for name, content in SIDECARS.items():
+        (folder / name).write_bytes(content)
+    (folder / "broken.jpg").write_bytes(b"no image")
+    (folder / "broken.heic").write_bytes(b"no image")
+    (folder / "almost").write_bytes((folder / "a.png").read_bytes()[:60])
+    sidecars = len(SIDECARS) - (not pattern)  # a folder stands for all files but hidden ones
+    kinds = {".json": 2, ".txt": 1, ".db": 1, ".mov": 1, ".names": 1, ".csv": 1, ".jsonl": 1, "no ending": 2 if pattern else 1}
+
+    command = ("--input", f"{folder}{pattern}", "--output", out, "--max-dead-share", "0.6")
+    code, plan, _ = job(*command, "--dry-run")
+    assert code == 0 and not out.exists()
+    said = f"skipped: {sidecars} files that are no images ("
+    assert plan[0].startswith(f"input    6 images; {said}")
+
+    code, lines, _ = job(*command)
+    assert code == 0
+    assert summary_of(out)["images"] == {"read": 6 + sidecars, "detected": 3, "dead": 3, "skipped": sidecars}
+    assert summary_of(out)["skipped_by_kind"] == kinds
+    assert len([line for line in lines if said in line and "2 .json" in line]) == 1
+    assert images_of(out) == [f"{folder}/{name}" for name in ("a.png", "b.png", "without an ending")]
+    assert letters_of(out).keys() == {f"{folder}/{name}" for name in ("almost", "broken.heic", "broken.jpg")}
+
+
+def test_what_is_named_by_itself_is_a_dead_letter_where_it_is_no_image(tmp_path, job):
+    folder, out = tmp_path / "in", tmp_path / "out"
+    photos(folder, "a.png")
+    for name in ("a.mov", "notes[1].md", "b.mov"):
+        (folder / name).write_bytes(MOV)
+    (folder / "list.txt").write_text("a.png\nb.mov\n")
+    named = (folder / "a.mov", folder / "notes[1].md", folder / "list.txt")
+    code, _, _ = job("--input", *named, "--output", out, "--max-dead-share", "1")
+    assert (code, letters_of(out)) == (0, {f"{folder}/{name}": "not_an_image" for name in ("a.mov", "notes[1].md", "b.mov")})
+    assert summary_of(out)["images"]["skipped"] == 0
+
+
+def test_a_folder_without_any_image_is_an_error_in_a_run_and_in_a_dry_run(tmp_path, job):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("label")
+    for flags in ((), ("--dry-run",)):
+        code, _, err = job("--input", tmp_path / "in", "--output", tmp_path / "out", *flags)
+        assert (code, err[-1]) == (2, f"error: input {tmp_path}/in: names no image")
+
+
+@pytest.mark.parametrize("found", [True, False], ids=["found in a folder", "named"])
+def test_each_line_of_a_hostile_jsonl_is_an_image_or_one_dead_letter_and_the_job_goes_on(found, tmp_path, job):
+    """The dead letter says the file and the line; the dry run knows of them; tried again, they are dead letters again."""
+    folder, out = tmp_path / "in", tmp_path / "out"
+    photos(folder, "a.png", "b.png")
+    lines = [
+        b'{"uri": "a.png"}',
+        b'{"uri": 5}',
+        b"b.png",
+        b'{"image": {}, "stage": "message", "reason": "bad_json", "message": "m", "payload_base64": "e30="}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'"' + b"x" * 3_000_000 + b'"',
+        b"9" * 5000,
+        b'{"uri": "b.png"}',
+    ]
+    manifest = folder / "list.jsonl"
+    manifest.write_bytes(b"\n".join(lines))
+    bad = {f"{manifest}:{number}": "bad_line" for number in range(2, 9)}
+    command = ("--input", *([folder] if found else [manifest]), "--output", out, "--max-dead-share", "1")
+
+    code, plan, _ = job(*command, "--dry-run")
+    assert code == 0
+    assert plan[0] == "input    2 images, and 7 lines of manifests that name none"
+
+    assert job(*command)[0] == 0
+    assert letters_of(out) == bad
+    assert summary_of(out)["images"] == {"read": 11 if found else 9, "detected": 2, "dead": 7, "skipped": 2 if found else 0}
+    messages = {row["image"]["uri"]: row["message"] for row in rows_of(out, "dead_letters")}
+    assert messages[f"{manifest}:3"] == f"{manifest}:3: expected JSON, got 'b.png'"
+    assert "--retry-dead" in messages[f"{manifest}:4"]
+
+    assert job(*command[:-2], "--only-new", "--max-dead-share", "1")[0] == 0
+    assert summary_of(out)["images"]["dead"] == 0  # they fail for good
+    assert job("--output", out, "--retry-dead", "--max-dead-share", "1")[0] == 0
+    assert summary_of(out)["images"] == {"read": 7, "detected": 0, "dead": 7, "skipped": 0}
+
+
+@pytest.mark.parametrize("link", ["", "input", "output"])
+def test_results_within_the_input_are_no_input_of_the_next_job(link, tmp_path, job):
+    """Those of the job itself, and those of others; whichever of the two is named through a link."""
+    folder = tmp_path / "photos"
+    photos(folder, "a.png", "b.png")
+    (folder / "broken.png").write_bytes(b"")
+    (tmp_path / "link").symlink_to(folder)
+    source = tmp_path / "link" if link == "input" else folder
+    target = tmp_path / "link" if link == "output" else folder
+    flags = ("--samples", "2", "--max-dead-share", "1", "--parquet", "--coco")
+    for number in (1, 2, 3):
+        assert job("--input", f"{source}/**", "--output", f"{target}/run{number}", *flags)[0] == 0
+        out = folder / f"run{number}"
+        assert images_of(out) == [f"{source}/a.png", f"{source}/b.png"]
+        assert letters_of(out) == {f"{source}/broken.png": "empty"}
+    own = sum(len(files_of(folder / f"run{number}")) + 2 for number in (1, 2))
+    by_kind = summary_of(folder / "run3")["skipped_by_kind"]
+    assert by_kind["this program's own"] >= own and by_kind.keys() == {"this program's own"}
+    assert job("--input", f"{source}/**", "--output", f"{target}/run3", *flags)[0] == 0  # with its own, finished results there
+    assert images_of(folder / "run3") == [f"{source}/a.png", f"{source}/b.png"]
+
+
+def test_the_same_relative_command_in_another_folder_takes_neither_name_nor_place_of_earlier_results(tmp_path, job, monkeypatch):
+    out = tmp_path / "out"
+    for day in ("day1", "day2"):
+        photos(tmp_path / day, f"{day}.png")
+    monkeypatch.chdir(tmp_path / "day1")
+    assert job("--input", "*.png", "--output", out)[0] == 0
+    before = files_of(out)
+
+    monkeypatch.chdir(tmp_path / "day2")
+    code, _, err = job("--input", "*.png", "--output", out)
+    assert code == 2 and files_of(out) == before
+    assert err[-1] == (
+        f'error: output {out}: holds the results of a run with input ["{tmp_path}/day1/*.png"] where this one has '
+        f'["{tmp_path}/day2/*.png"]; give --only-new to add what they lack, --replace to remove them, or another folder'
+    )
+    assert job("--input", "*.png", "--output", out, "--only-new")[0] == 0
+    assert images_of(out) == ["day1.png", "day2.png"]
+
+    assert job("--input", "*.png", "--output", out, "--replace")[0] == 0
+    after = files_of(out)
+    monkeypatch.chdir(tmp_path)
+    assert job("--input", f"{tmp_path}/day2/../day2/*.png", "--output", out)[0] == 0  # the same images, written otherwise
+    assert files_of(out).keys() == after.keys()
+
+
+def test_a_manifest_that_names_other_images_by_now_does_not_wipe_what_it_named_before(tmp_path, job):
+    out, manifest = tmp_path / "out", tmp_path / "list.txt"
+    photos(tmp_path, "a.png", "b.png")
+    manifest.write_text("a.png\n")
+    assert job("--input", manifest, "--output", out)[0] == 0
+    before = files_of(out)
+    assert job("--input", manifest, "--output", out)[0] == 0
+    assert files_of(out) == before
+
+    manifest.write_text("b.png\n")
+    code, _, err = job("--input", manifest, "--output", out)
+    assert code == 2 and files_of(out) == before
+    assert f'with input ["{manifest}#' in err[-1] and "--replace" in err[-1]
+    assert job("--input", manifest, "--output", out, "--only-new")[0] == 0
+    assert images_of(out) == [f"{tmp_path}/a.png", f"{tmp_path}/b.png"]
+
+
+@pytest.mark.parametrize("name", ["list.txt", "list.jsonl", "list*.csv"])
+def test_a_job_with_a_manifest_waits_for_whoever_works_for_the_same_folder(name, tmp_path, job):
+    """What it names may be anybody's images."""
+    folder, out = tmp_path / "in", tmp_path / "out"
+    photos(folder, "a.png")
+    manifest = tmp_path / name.replace("*", "")
+    manifest.write_text(f'"{folder}/a.png"\n' if name.endswith("jsonl") else f"{folder}/a.png\n")
+    with leased(new_staging(str(out)), [str(folder)], wait_s=0.0, lost=lambda: None):
+        assert job("--input", tmp_path / name, "--output", out, "--when-busy", "stop")[0] == run.BUSY
+        assert rows_of(out) == []
+    assert job("--input", tmp_path / name, "--output", out, "--when-busy", "stop")[0] == 0
+
+
+def test_two_names_of_one_folder_are_one_claim(tmp_path, job):
+    photos(tmp_path / "in", "a.png")
+    os.symlink(tmp_path / "in", tmp_path / "link")
+    out = tmp_path / "out"
+    with leased(new_staging(str(out)), [str(tmp_path / "in")], wait_s=0.0, lost=lambda: None):
+        assert job("--input", tmp_path / "link", "--output", out, "--when-busy", "stop")[0] == run.BUSY
