@@ -48,7 +48,7 @@ def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: S
     read = pipeline | "ReadImages" >> (source or source_of(config))
     detect = DetectObjects(config.model, config.detect, samples=samples_kept(config))
     found = read.images | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
-    results = Results(found.detected, (read.dead, found.dead), read.counted)
+    results = Results(found.detected, (read.dead, found.dead), read.counted, read.expected)
     for sink in to:
         _ = results | sink
 
@@ -87,6 +87,7 @@ def source_of(
         again=again,
         begun=spools,
         workplace=at,
+        rebalance=at is not None,  # one process reads one image after the other in any case
     )
 
 

@@ -2,12 +2,15 @@
 # update must replace it by a command, not by destroying it.
 
 locals {
-  image = "${var.region}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.images.repository_id}/worker:${var.image_tag}"
+  image   = "${var.region}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.images.repository_id}/worker:${var.image_tag}"
+  staging = "gs://${google_storage_bucket.this.name}/staging"
   apis = toset([
     "artifactregistry.googleapis.com",
+    "cloudresourcemanager.googleapis.com",
     "cloudscheduler.googleapis.com",
     "compute.googleapis.com",
     "dataflow.googleapis.com",
+    "iam.googleapis.com",
     "logging.googleapis.com",
     "monitoring.googleapis.com",
     "pubsub.googleapis.com",
@@ -19,9 +22,13 @@ locals {
   }
 }
 
-data "google_project" "this" {}
+data "google_project" "this" {
+  depends_on = [google_project_service.this]
+}
 
-data "google_storage_project_service_account" "this" {}
+data "google_storage_project_service_account" "this" {
+  depends_on = [google_project_service.this]
+}
 
 resource "google_project_service" "this" {
   for_each           = local.apis
@@ -42,9 +49,11 @@ resource "google_storage_bucket" "this" {
     retention_duration_seconds = 0
   }
 
+  # No job needs its temporary files for longer: Dataflow ends a batch job after 10 days. What a job stages (staging/) has no such rule: a
+  # stream runs for months, and each worker that starts fetches it.
   lifecycle_rule {
     condition {
-      age            = 7
+      age            = 14
       matches_prefix = ["tmp/"]
     }
     action {
@@ -164,12 +173,14 @@ resource "google_storage_notification" "images" {
 resource "google_service_account" "worker" {
   account_id   = "${var.name}-worker"
   display_name = "Workers and launcher of ${var.name}"
+  depends_on   = [google_project_service.this]
 }
 
 resource "google_project_iam_member" "worker" {
-  project = var.project
-  role    = "roles/dataflow.worker"
-  member  = google_service_account.worker.member
+  project    = var.project
+  role       = "roles/dataflow.worker"
+  member     = google_service_account.worker.member
+  depends_on = [google_project_service.this]
 }
 
 resource "google_storage_bucket_iam_member" "worker" {
@@ -212,12 +223,14 @@ resource "google_artifact_registry_repository_iam_member" "worker" {
 resource "google_service_account" "scheduler" {
   account_id   = "${var.name}-scheduler"
   display_name = "Starts the nightly job of ${var.name}"
+  depends_on   = [google_project_service.this]
 }
 
 resource "google_project_iam_member" "scheduler" {
-  project = var.project
-  role    = "roles/dataflow.developer"
-  member  = google_service_account.scheduler.member
+  project    = var.project
+  role       = "roles/dataflow.developer"
+  member     = google_service_account.scheduler.member
+  depends_on = [google_project_service.this]
 }
 
 resource "google_service_account_iam_member" "scheduler" {
@@ -256,9 +269,14 @@ resource "google_cloud_scheduler_job" "nightly" {
       output          = "gs://${google_storage_bucket.this.name}/results"
       model           = var.model
       temp            = "gs://${google_storage_bucket.this.name}/tmp"
+      staging         = local.staging
       time_zone       = var.time_zone
       service_account = google_service_account.worker.email
+      workers         = var.workers
       max_workers     = var.max_workers
+      network         = var.network
+      subnetwork      = var.subnetwork
+      addresses       = var.use_public_ips ? "WORKER_IP_PUBLIC" : "WORKER_IP_PRIVATE"
     }))
 
     oauth_token {

@@ -8,6 +8,11 @@ output "template" {
   value       = "gs://${google_storage_bucket.this.name}/${google_storage_bucket_object.template.name}"
 }
 
+output "staging" {
+  description = "The --staging_location of jobs: nothing there is deleted while a stream may need it."
+  value       = local.staging
+}
+
 output "subscription" {
   description = "The stream's --input."
   value       = google_pubsub_subscription.images.id

@@ -44,10 +44,34 @@ variable "image_tag" {
   default     = "gpu"
 }
 
+variable "workers" {
+  description = "Workers that the nightly job starts with; Dataflow adds more as it finds that they pay."
+  type        = number
+  default     = 2
+}
+
 variable "max_workers" {
   description = "Most workers of the nightly job, within your GPU quota."
   type        = number
   default     = 20
+}
+
+variable "network" {
+  description = "VPC network of the nightly job's workers; empty: the one of the subnetwork, or default."
+  type        = string
+  default     = ""
+}
+
+variable "subnetwork" {
+  description = "Their subnetwork, regions/<region>/subnetworks/<name>; of a shared VPC, its whole URL."
+  type        = string
+  default     = ""
+}
+
+variable "use_public_ips" {
+  description = "Whether they have public addresses; without, their subnetwork needs Private Google Access."
+  type        = bool
+  default     = true
 }
 
 variable "schedule" {

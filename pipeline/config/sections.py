@@ -221,10 +221,13 @@ class StreamConfig:
 
 @checked
 class WorkerConfig:
-    """The machines that `DetectObjects` runs on, where a runner fits machines to steps: Dataflow. Other steps need none of it."""
+    """The machines of a job, where a runner starts them: Dataflow. Accelerator and memory are for `DetectObjects` alone."""
 
     accelerator: Text = setting("", "devices of a worker that detects, as Dataflow writes them: type:NAME;count:1;…")
     min_ram_gb: Annotated[float, Between(0.1)] | None = setting(None, "least memory of a worker that detects")
+    network: Text = setting("", "VPC network of all workers; default: the subnetwork's, or 'default'")
+    subnetwork: Text = setting("", "their subnetwork, regions/REGION/subnetworks/NAME; of a shared VPC, its whole URL")
+    use_public_ips: Switch = setting(True, "workers have public addresses; without, their subnetwork needs Private Google Access")
 
 
 @checked

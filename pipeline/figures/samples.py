@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 
 from pipeline.records import identity_hash
+
+_SPARE = 16  # so many times the samples are kept: also where one image in ten is detected, there are enough
+
+
+def rank_bound(size: int, images: int) -> float:
+    """Below which hash the `size` smallest of so many images are, even if most of the images come to nothing.
+
+    >>> rank_bound(12, 100), rank_bound(12, 10**9) / 2**64 * 10**9
+    (inf, 192.0)
+    """
+    return math.inf if images <= size * _SPARE else 2.0**64 * size * _SPARE / images
 
 
 class Sampler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import time
 from typing import Any
 
@@ -35,6 +36,23 @@ def check(options: Any) -> None:
             raise RunnerError(
                 f"--update: expected --job_name of a job that runs in {cloud.region}: {there}; got {cloud.job_name}"
             )
+
+
+def check_stream(options: Any) -> None:
+    """Stages a stream's files beside its temporary files, where nobody says where.
+
+    Beam would stage them among the temporary files, which buckets' lifecycle rules delete, and a worker that starts later fetches
+    what is staged.
+
+    Args:
+      options: Beam's options.
+    """
+    from apache_beam.options.pipeline_options import GoogleCloudOptions
+
+    cloud = options.view_as(GoogleCloudOptions)
+    if not cloud.staging_location:
+        bucket, _, folder = cloud.temp_location.removeprefix("gs://").rstrip("/").partition("/")
+        cloud.staging_location = f"gs://{posixpath.join(bucket, posixpath.dirname(folder), 'staging')}"
 
 
 def wait(running: Any) -> None:

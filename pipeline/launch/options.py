@@ -19,14 +19,16 @@ from apache_beam.options.pipeline_options import (
     PipelineOptions,
     PortableOptions,
     SetupOptions,
+    WorkerOptions,
 )
 from apache_beam.runners.worker.statesampler import StateSampler
 
-from pipeline.config import Config, settings
+from pipeline.config import Config, WorkerConfig, settings
 from pipeline.errors import ConfigError, RunnerError
 from pipeline.figures.summary import RunFacts
 from pipeline.figures.told import ModelFigures
 from pipeline.launch.flink_options import FlinkStreamOptions, server_options
+from pipeline.launch.machines import check_machine, network_flags
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 from pipeline.storage.earlier import RESOLVED_INPUT
 
@@ -133,7 +135,8 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
       ConfigError: One is unknown; Beam itself would only warn.
       RunnerError: Nobody listens at the job server's endpoint.
     """
-    flags = [flag for name, value in config.beam_options.items() for flag in _as_flags(name, value)] + list(beam_flags)
+    of_config = [flag for name, value in config.beam_options.items() for flag in _as_flags(name, value)]
+    flags = [*network_flags(config.worker), *of_config, *beam_flags]
     options = PipelineOptions([f"--runner={config.runner}", *flags])
     portable = options.view_as(PortableOptions)
     if not any(flag.startswith(_JOB_SERVER_TIMEOUT) for flag in flags):
@@ -160,9 +163,12 @@ def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> 
     Raises:
       ConfigError: They cannot.
     """
-    if (config.worker.accelerator or config.worker.min_ram_gb) and not runner.fits_machines:
+    if config.worker != WorkerConfig() and not runner.fits_machines:
         able = " or ".join(other.name for other in RUNNERS if other.fits_machines)
-        raise ConfigError(f"worker.accelerator and worker.min_ram_gb: expected {able}, which fits machines; got {runner.name}")
+        *others, last = (f"worker.{field.name}" for field in dataclasses.fields(WorkerConfig))
+        raise ConfigError(f"{', '.join(others)} and {last}: expected {able}, which fits machines; got {runner.name}")
+    if config.worker.accelerator:
+        check_machine(config.worker.accelerator, options.view_as(WorkerOptions).machine_type)
     name, place = ("archive", config.stream.archive) if config.mode == "streaming" else ("output", config.output)
     if not runner.local_files and "://" not in place:
         raise ConfigError(f"{name}: expected a folder that the workers of {runner.name} reach, gs://<bucket>/…; got {place!r}")

@@ -175,6 +175,7 @@ RUNNERS = (
             Need(("temp_location", "staging_location"), "--temp_location gs://<bucket>/<folder>"),
         ),
         check=dataflow.check,
+        check_stream=dataflow.check_stream,
         wait=dataflow.wait,
         end_stream=dataflow.drain,
         local_files=False,

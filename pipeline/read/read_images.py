@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 from apache_beam.transforms.window import GlobalWindows
@@ -45,6 +45,8 @@ from pipeline.storage.spools import Spool
 # what: `_DONE` or `_BEGUN`.
 _Listed = tuple[bytes, str, int, bytes]
 _DONE, _BEGUN = "done", "begun"
+_Named = tuple[bytes, str, int]  # an image that is to be read: the first three
+_GROUP_IMAGES = 64  # a second of a GPU's work; what a worker has more than others when all else is done
 
 
 @dataclasses.dataclass
@@ -65,6 +67,8 @@ class ReadImages(Source):
       again: With `done`: the images of the dead letters there are read, too; says what one asks for.
       begun: Spools of rows that a killed run of this command left; their images are counted as read, and not read again.
       workplace: What workers elsewhere must reach before they begin; None: the launcher's process does all.
+      rebalance: Whether to spread the names over the workers once more when doubles are dropped: one worker drops those of a
+        part of all names, and would read all of its images.
     """
 
     inputs: Sequence[str] | Mapping[str, Sequence[str]]
@@ -76,6 +80,7 @@ class ReadImages(Source):
     again: AskAgain | None = None
     begun: Sequence[Spool] = ()
     workplace: Workplace | None = None
+    rebalance: bool = True
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -100,9 +105,10 @@ class ReadImages(Source):
             read.images,
             (opened.dead, read.dead) | "AllUnread" >> beam.Flatten(),
             (listed.counted, distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten(),
+            distinct.expected,
         )
 
-    def list(self, begin: beam.pvalue.PBegin) -> tuple[Any, Any]:
+    def list(self, begin: beam.pvalue.PBegin) -> tuple[Any, _Distinct]:
         """Wires what needs no bytes: what is listed, and once each what is to be read; of both `refs` and `counted`."""
         patterns = [pattern for patterns in self._inputs.values() for pattern in patterns]
         find = beam.FlatMap(_find_folders, patterns, self.exclude if self.done else "", self.begun)
@@ -111,7 +117,14 @@ class ReadImages(Source):
         listing = _ListImages(self.exclude, self.done, self.again, self.workplace)
         listed = spread | "ListImages" >> beam.ParDo(listing).with_outputs("counted", main="refs")
         gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
-        return listed, gathered | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="refs")
+        distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="groups")
+        groups, expected = distinct.groups, tuple[beam.PCollection[int], ...]()
+        if self.rebalance:
+            groups = distinct.groups | "SpreadImages" >> beam.Reshuffle()
+            sizes = distinct.groups | "GroupSizes" >> beam.Map(len)
+            expected = (sizes | "CountExpected" >> beam.CombineGlobally(sum),)
+        refs = groups | "EachImage" >> beam.FlatMap(_refs_of)
+        return listed, _Distinct(refs, distinct.counted, expected)
 
     def _open_tfrecords(self) -> _OpenTFRecords:
         ledger = (self.exclude, self.done) if self.done else None
@@ -123,6 +136,14 @@ def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str, begun: Se
     for pieces in (pieces_of(patterns), iter(list_files_of_rows(ledger) if ledger else ()), iter(begun)):
         while group := list(islice(pieces, AT_ONCE)):
             yield group
+
+
+class _Distinct(NamedTuple):
+    """What is to be read, once each; what was counted on the way; and how many, where the names are spread."""
+
+    refs: beam.PCollection[ImageRef]
+    counted: beam.PCollection[Tally]
+    expected: tuple[beam.PCollection[int], ...]
 
 
 class _Counting(beam.DoFn):
@@ -194,7 +215,11 @@ def _as_listed(what: str, blocks: Iterable[tuple[int, bytes]]) -> Iterator[tuple
 
 
 class _DropDoubles(_Counting):
-    """Passes each image's ref once, and each TFRecord file's, which is no image; and none that is done."""
+    """Passes each image's name once, and each TFRecord file's, which is no image; and none that is done.
+
+    Names come in groups of a bounded size, which can be shuffled for less than each by itself. A TFRecord file is a group: it is
+    as much work as thousands of images.
+    """
 
     def setup(self) -> None:
         self._pool = ThreadPoolExecutor(AT_ONCE, "ask-generation")  # its threads start when they are needed
@@ -202,7 +227,7 @@ class _DropDoubles(_Counting):
     def teardown(self) -> None:
         self._pool.shutdown()
 
-    def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[ImageRef]:
+    def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[list[_Named]]:
         best: dict[bytes, tuple[str, int]] = {}
         keys: dict[bytes, bytes] = {}
         blocks: dict[str, list[bytes]] = {_DONE: [], _BEGUN: []}
@@ -225,9 +250,16 @@ class _DropDoubles(_Counting):
         metrics.count_read(gone)
         self._skip(doubles)
         self._skip(len(done), done=True)
-        for name, (extra, size_bytes) in best.items():
-            if name not in done and name not in begun:
-                yield ImageRef(name_of(name), size_bytes=size_bytes, extra=extra)  # no generation: what is read is the newest
+        wanted = [(name, *of_name) for name, of_name in best.items() if name not in done and name not in begun]
+        yield from ([each] for each in wanted if _holds_images(name_of(each[0])))
+        names = (each for each in wanted if not _holds_images(name_of(each[0])))
+        while group := list(islice(names, _GROUP_IMAGES)):
+            yield group
+
+
+def _refs_of(group: Iterable[_Named]) -> Iterator[ImageRef]:
+    """Without generations: what is read is the newest."""
+    return (ImageRef(name_of(name), size_bytes=size_bytes, extra=extra) for name, extra, size_bytes in group)
 
 
 def _holds_images(name: str) -> bool:

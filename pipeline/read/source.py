@@ -21,11 +21,13 @@ class ReadOutputs(NamedTuple):
       images: Those that could be read.
       dead: Those that could not.
       counted: How many were read and skipped; `read` counts all three kinds.
+      expected: One number, known before an image is read: about how many of them there are; empty where nobody knows.
     """
 
     images: beam.PCollection[EncodedImage]
     dead: beam.PCollection[DeadLetter]
     counted: beam.PCollection[Tally]
+    expected: tuple[beam.PCollection[int], ...] = ()
 
 
 class Source(beam.PTransform):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 from collections import deque
@@ -17,6 +18,8 @@ from pipeline.storage.places import GS, FoundFile, LocalPlace, ObjectPlace, Plac
 
 AT_ONCE = 16  # folders looked at side by side; each waits for storage
 _CHUNK = 250  # files of one place before it is the others' turn
+LONG = 10_000  # names: ten requests
+_CUT = 1024  # a billion names in so many parts are 1,000 requests each
 
 
 def place_of(pattern: str) -> Place:
@@ -46,8 +49,15 @@ def place_of(pattern: str) -> Place:
     return LocalPlace(folder, rest, hidden=not pattern.endswith("/"))
 
 
-def divided(places: Iterable[Place], wanted: int) -> list[Place]:
+def divided(places: Iterable[Place], wanted: int, long: int = LONG) -> list[Place]:
     """Places that together are these, about as many as wanted where looking at a few folders gives so many.
+
+    Where one has more names than are listed in seconds, it is cut into a share of `_CUT`.
+
+    Args:
+      places: Where to look.
+      wanted: How many, but for those that are cut.
+      long: More names than this in one place are cut apart, where its storage can list them in parts.
 
     Raises:
       InputError: A folder cannot be listed.
@@ -55,15 +65,21 @@ def divided(places: Iterable[Place], wanted: int) -> list[Place]:
     whole, rest = list[Place](), deque(places)
     while rest and len(whole) + len(rest) < wanted:
         place = rest.popleft()
-        try:
+        with _listed(place):
             parts = place.parts()
-        except Exception as err:
-            raise _cannot_list(place, err) from err
         if parts == [place]:
             whole.append(place)
         else:
             rest.extend(parts)
-    return whole + list(rest)
+    whole += rest
+    share = max(2, _CUT // max(1, len(whole)))
+
+    def cut(place: Place) -> list[Place]:
+        with _listed(place):
+            return place.cut(share, long)
+
+    with ThreadPoolExecutor(AT_ONCE, "cut-places") as pool:
+        return [part for parts in pool.map(cut, whole) for part in parts]
 
 
 def files_in(place: Place) -> Iterator[FoundFile]:
@@ -110,6 +126,14 @@ def files_in_all(places: Iterable[Place]) -> Iterator[FoundFile]:
                     for place in islice(waiting, 1):
                         go_on(files_in(place))
                 yield from chunk
+
+
+@contextlib.contextmanager
+def _listed(place: Place) -> Iterator[None]:
+    try:
+        yield
+    except Exception as err:
+        raise _cannot_list(place, err) from err
 
 
 def _cannot_list(place: Place, err: Exception) -> InputError:

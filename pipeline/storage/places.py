@@ -6,12 +6,14 @@ A place is looked through entry by entry, so that memory stays flat, and can be 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import stat
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
+from pipeline.storage.beginnings import beginnings
 from pipeline.storage.cloud import storage_client
 from pipeline.storage.globs import fixed_beginning, has_wildcard, to_regex
 
@@ -108,6 +110,15 @@ class Place:
         parts = [part for part in map(self.inside, filter(None, names)) if part]
         return [dataclasses.replace(self, deeper=False), *parts] if self.is_recursive else parts
 
+    def cut(self, wanted: int, long: int) -> list[Place]:
+        """Places that together are this one, about as many as wanted, where one listing would take long; else just this one.
+
+        Args:
+          wanted: How many.
+          long: More names than this are too many.
+        """
+        return [self]
+
     def look(self) -> Iterator[FoundFile | Place]:
         """The files here that match, and the places below where others may."""
         raise NotImplementedError
@@ -164,19 +175,48 @@ def _found(path: str, entry: os.DirEntry[str] | None = None) -> Iterator[FoundFi
         yield FoundFile(path, status.st_size, f"{status.st_size}-{status.st_mtime_ns}")
 
 
+@dataclasses.dataclass(frozen=True)
 class ObjectPlace(Place):
-    """One on Cloud Storage, where folders are but names."""
+    """One on Cloud Storage, where folders are but names.
+
+    Attributes:
+      start: The first name in the bucket that may be one of it.
+      end: The first one after it that is none any more; empty where there is no such one.
+    """
+
+    start: str = ""
+    end: str = ""
+
+    def cut(self, wanted: int, long: int) -> list[Place]:
+        """Cuts the listing by how names begin."""
+        if not has_wildcard(self.rest[0]) or len(list(islice(self._list(self._one_folder), long + 1))) <= long:
+            return [self]
+        bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
+        folder = len(self._bucket_and_name("")[1])
+
+        def is_here(beginning: str) -> bool:  # what is listed as one folder must not be in two places
+            return not (self._one_folder and "/" in beginning[folder:])
+
+        with storage_client() as client:
+            starts = beginnings(functools.partial(_first_name, client, bucket), prefix, wanted, is_here)[1:]
+        return [dataclasses.replace(self, start=start, end=end) for start, end in pairwise(["", *starts, ""])]
+
+    @property
+    def _by_folder(self) -> bool:
+        return "**" not in self.rest[0] and not all(map(has_wildcard, self.rest[1:]))
+
+    @property
+    def _one_folder(self) -> bool:
+        return self._by_folder or not (self.is_recursive or self.rest[1:])
 
     def look(self) -> Iterator[FoundFile | Place]:
         """Lists one folder, or all below it where nothing that is known of the pattern's end would save a request."""
         if not has_wildcard(self.rest[0]):
             yield from self._named()
             return
-        by_folder = "**" not in self.rest[0] and not all(map(has_wildcard, self.rest[1:]))
-        one_folder = by_folder or not (self.is_recursive or self.rest[1:])
-        for found in self._list(one_folder):
+        for found in self._list(self._one_folder):
             if isinstance(found, str):
-                place = self.inside(found) if by_folder else None
+                place = self.inside(found) if self._by_folder else None
                 if place:
                     yield place
             elif not found.path.endswith("/") and self.matches(found.path[len(self.folder) :]):
@@ -199,15 +239,26 @@ class ObjectPlace(Place):
     def _list(self, one_folder: bool) -> Iterator[FoundFile | str]:
         """Objects, and the names of folders where just one folder is listed, page by page."""
         bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
+        bounds = {"start_offset": self.start or None, "end_offset": self.end or None}
+
+        def is_here(name: str) -> bool:  # an emulator may list them all
+            return self.start <= name and not (self.end and name >= self.end)
+
         with storage_client() as client:
             delimiter = "/" if one_folder else None
-            for page in client.list_blobs(bucket, prefix=prefix or None, delimiter=delimiter, fields=_FIELDS).pages:
-                yield from map(_object, page)
-                yield from (name[:-1].rpartition("/")[2] for name in page.prefixes)
+            for page in client.list_blobs(bucket, prefix=prefix or None, delimiter=delimiter, fields=_FIELDS, **bounds).pages:
+                yield from (_object(blob) for blob in page if is_here(blob.name))
+                yield from (name[:-1].rpartition("/")[2] for name in page.prefixes if is_here(name))
 
     def _bucket_and_name(self, below: str) -> tuple[str, str]:
         bucket, _, name = f"{self.here}{below}"[len(GS) :].partition("/")
         return bucket, name
+
+
+def _first_name(client: Any, bucket: str, prefix: str, start: str) -> str | None:
+    """The first name with a prefix that is not before `start`."""
+    found = client.list_blobs(bucket, prefix=prefix or None, start_offset=start or None, max_results=1, fields="items(name)")
+    return next((blob.name for blob in found), None)
 
 
 def generation_of(path: str) -> str:

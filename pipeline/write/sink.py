@@ -21,11 +21,13 @@ class Results(NamedTuple):
       detected: The images with a result.
       dead: The images without one, by the steps that gave them up; parts, since to flatten them would break fused steps up.
       counted: What was counted beside the records themselves: images read and skipped.
+      expected: One number, known before there are records: about how many there will be; empty where nobody knows.
     """
 
     detected: beam.PCollection[DetectedImage]
     dead: tuple[beam.PCollection[DeadLetter], ...]
     counted: beam.PCollection[Tally]
+    expected: tuple[beam.PCollection[int], ...] = ()
 
 
 class Sink(beam.PTransform):

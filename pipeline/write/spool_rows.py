@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import apache_beam as beam
-from apache_beam.pvalue import TaggedOutput
+from apache_beam.pvalue import AsSingleton, TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
+from pipeline.figures.samples import rank_bound
 from pipeline.figures.summary import Tally
 from pipeline.figures.workplace import Workplace
 from pipeline.records import DeadLetter, DetectedImage, row_bytes
@@ -55,6 +56,8 @@ class SpoolRows(beam.PTransform):
       samples: How many images with a thumbnail the tally keeps.
       checkpoint_s: Seconds between checkpoints; None: none are made.
       workplace: What workers elsewhere must reach before they begin.
+      expected: Of one number, about how many records there are in the whole job; with it, only so many of them travel with their
+        thumbnails as the job may keep, however many bundles there are.
     """
 
     staging: str
@@ -64,13 +67,16 @@ class SpoolRows(beam.PTransform):
     samples: int = 0
     checkpoint_s: float | None = None
     workplace: Workplace | None = None
+    expected: tuple[beam.PCollection[int], ...] = ()
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def expand(self, records: beam.PCollection[Any]) -> Spooled:
         """Wires the one DoFn that does it."""
-        spooled = records | "Spool" >> beam.ParDo(_Spool(self)).with_outputs("tallies", main="spools")
+        spool = _Spool(dataclasses.replace(self, expected=()))  # what the workers get has no part of the graph
+        expected = (AsSingleton(number, 0) for number in self.expected)
+        spooled = records | "Spool" >> beam.ParDo(spool, *expected).with_outputs("tallies", main="spools")
         return Spooled(spooled.spools, spooled.tallies)
 
 
@@ -94,12 +100,13 @@ class _Spool(beam.DoFn):
         if checkpoint_s:  # records come in bursts, and what came last must not wait for the next one
             self._renewed.enter_context(renewed("checkpoint", checkpoint_s / 2, self._flush_in_time))
 
-    def process(self, record: DetectedImage | DeadLetter) -> list[Any]:
+    def process(self, record: DetectedImage | DeadLetter, expected: int = 0) -> list[Any]:
         settings = self._settings
         number = shard_of(record.ref, settings.shards) if settings.shards else 0
         line = row_bytes(settings.to_row(record)) + b"\n"
         with self._lock:
             if isinstance(record, DetectedImage):
+                self._tally.ranks_below = min(self._tally.ranks_below, rank_bound(settings.samples, expected))
                 self._tally.add_detected(record, settings.samples)
             else:
                 self._tally.add_dead(record)

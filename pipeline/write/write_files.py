@@ -44,11 +44,13 @@ from pipeline.storage.spools import Spool, merge_lines, merge_spools
 from pipeline.storage.staging import finish_publishing, introduce, output_of, publish
 from pipeline.write.sink import Results, Sink
 from pipeline.write.spool_rows import BY_ROWS, Shard, Spooled, SpoolRows
+from pipeline.write.spread_spools import SpreadSpools, count_lines
 from pipeline.write.write_coco import GroundTruth, read_ground_truth, write_coco
 from pipeline.write.write_parquet import write_parquet
 from pipeline.write.write_tfrecord import write_tfrecord
 
 ROWS_PER_SHARD = 100_000  # where the config names no number of shards: files of 20 to 100 MB
+COCO_IMAGES_AT_MOST = 10_000_000  # one worker writes them in a quarter of an hour, and a reader takes them whole
 _WRITTEN = "written"
 
 
@@ -111,7 +113,7 @@ class WriteFiles(Sink):
         """Wires a shuffle of the names of spools, and then a look at all that is ready."""
         checkpoint_s = self.write.checkpoint_s if self.begun is not None else None
         to_rows = functools.partial(SpoolRows, self.staging, checkpoint_s=checkpoint_s, workplace=self.workplace)
-        to_detections = to_rows(DETECTIONS, detection_row, self.write.shards or BY_ROWS, self.samples)
+        to_detections = to_rows(DETECTIONS, detection_row, self.write.shards or BY_ROWS, self.samples, expected=results.expected)
         to_dead_letters = to_rows(DEAD_LETTERS, dead_letter_row)
 
         spooled = [results.detected | "SpoolDetections" >> to_detections]
@@ -119,14 +121,17 @@ class WriteFiles(Sink):
         if self.begun:
             spooled.append(self._begun(results.counted.pipeline, self.begun))
         spools = [each.spools for each in spooled] | "AllSpools" >> beam.Flatten()
+        if self.workplace:  # one process would merge one range after the other
+            spools = spools | "SpreadSpools" >> SpreadSpools(self.staging)
+        lines = count_lines(spools)
         tallies = [results.counted, *(each.tallies for each in spooled)] | "AllTallies" >> beam.Flatten()
         merge = functools.partial(merge_tallies, samples=self.samples)  # they hold images, and all slots get what `Publish` takes
         tally = AsSingleton(tallies | "MergeTallies" >> beam.CombineGlobally(merge).without_defaults(), Tally())
-        finished = spools | "GatherShards" >> beam.GroupByKey() | "FinishShards" >> beam.FlatMap(self._finish)
+        finished = spools | "GatherShards" >> beam.GroupByKey() | "FinishShards" >> beam.FlatMap(self._finish, lines)
 
         end = results.counted.pipeline | "End" >> beam.Impulse()
         # apart, so that nothing that is done again once files have their names reads them where they were
-        coco = [AsIter(end | "WriteCoco" >> beam.FlatMap(self._write_coco, AsIter(finished)))] if self.write.coco else []
+        coco = [AsIter(end | "WriteCoco" >> beam.FlatMap(self._write_coco, AsIter(finished), lines))] if self.write.coco else []
         return end | "Publish" >> beam.Map(self._publish, AsIter(finished), tally, *coco)
 
     def _begun(self, pipeline: beam.Pipeline, checkpoints: Sequence[Checkpoint]) -> Spooled:
@@ -137,16 +142,22 @@ class WriteFiles(Sink):
             pipeline | "TalliesBegun" >> beam.Create([checkpoint.counted for checkpoint in checkpoints], reshuffle=False),
         )
 
-    def _finish(self, shard_and_spools: tuple[Shard, Iterable[Spool]]) -> Iterator[StagedFile]:
-        """Merges the spools of one shard, or of a whole kind, into files."""
+    def _finish(self, shard_and_spools: tuple[Shard, Iterable[Spool]], rows: Mapping[Shard, int]) -> Iterator[StagedFile]:
+        """Merges the spools of one shard, or of one range of a kind's rows, into files.
+
+        Args:
+          shard_and_spools: The shard, and what is to be merged.
+          rows: Of all shards, how many.
+        """
         (kind, number, shards), spools = Shard(*shard_and_spools[0]), list(shard_and_spools[1])
         lines = merge_spools(spools, f"{self.staging}/merge")
         if shards != BY_ROWS:
             yield from self._write_shard(shard_name(kind, number, shards, self.name), lines)
             return
-        shards = -(-sum(spool.lines for spool in spools) // ROWS_PER_SHARD)
-        for number in range(shards):
-            yield from self._write_shard(shard_name(kind, number, shards, self.name), itertools.islice(lines, ROWS_PER_SHARD))
+        files = {each.number: -(-lines // ROWS_PER_SHARD) for each, lines in _shards(rows) if each.kind == kind}
+        before, shards = sum(files[each] for each in files if each < number), sum(files.values())
+        for file in range(before, before + files[number]):
+            yield from self._write_shard(shard_name(kind, file, shards, self.name), itertools.islice(lines, ROWS_PER_SHARD))
 
     def _write_shard(self, name: str, lines: Iterable[bytes]) -> Iterator[StagedFile]:
         attempt = f"{self.staging}/{uuid.uuid4().hex}"  # of two workers that write the same shard, none disturbs the other
@@ -197,8 +208,15 @@ class WriteFiles(Sink):
                 if f"{name}.jsonl" not in written:
                     yield from self._write_shard(name, ())
 
-    def _write_coco(self, _end: bytes, finished: Iterable[StagedFile]) -> Iterator[StagedFile | str]:
-        """Makes the COCO files of all rows; gives them, and what is to be said of them."""
+    def _write_coco(self, _end: bytes, finished: Iterable[StagedFile], rows: Mapping[Shard, int]) -> Iterator[StagedFile | str]:
+        """Makes the COCO files of all rows, which are one file each; gives them, and what is to be said of them."""
+        images = sum(lines for shard, lines in _shards(rows) if shard.kind == DETECTIONS)
+        if images > COCO_IMAGES_AT_MOST:
+            yield (
+                f"coco/ is not written: it would be one file of {images:,} images, and {COCO_IMAGES_AT_MOST:,} are the most; "
+                "detections/ has all rows; give parts of the input an output of their own"
+            )
+            return
         attempt = f"{self.staging}/{uuid.uuid4().hex}"
         shards = (file.staged for file in finished if _is_rows(file))
         left_out = write_coco(merge_lines(shards, f"{attempt}/merge"), attempt, self._ground_truth())
@@ -214,6 +232,10 @@ def read_written(staging: str) -> Written:
     """What a finished job left for its summary."""
     written: Written = pickle.loads(read_file(f"{staging}/{_WRITTEN}"))  # noqa: S301  written by this very job
     return written
+
+
+def _shards(rows: Mapping[Shard, int]) -> Iterator[tuple[Shard, int]]:
+    return ((Shard(*shard), lines) for shard, lines in rows.items())
 
 
 def _is_rows(file: StagedFile) -> bool:

@@ -7,9 +7,15 @@ import string
 import sys
 
 import pytest
-from google.cloud.dataflow_v1beta3.types import ContainerSpec, LaunchFlexTemplateRequest, TemplateMetadata
+from google.cloud.dataflow_v1beta3.types import (
+    ContainerSpec,
+    LaunchFlexTemplateRequest,
+    TemplateMetadata,
+    WorkerIPAddressConfiguration,
+)
 
-from pipeline.config import settings
+from pipeline.config import load_config, settings
+from pipeline.launch.machines import check_machine
 from tests.conftest import REPO
 
 FOLDER = REPO / "deploy" / "flex_template"
@@ -21,9 +27,9 @@ LAUNCH = runpy.run_path(str(FOLDER / "launch.py"))
 def nightly(**values: object) -> dict:
     """The scheduler's request, with its places filled in."""
     text = string.Template((FOLDER / "nightly.json.tftpl").read_text())
-    places = {name: f"gs://bucket/{name}" for name in ("spec", "input", "output", "model", "temp")}
-    named = {"name": "detection", "image": "reg/worker:gpu", "service_account": "worker@p.iam", "max_workers": 20}
-    named |= {"time_zone": "Europe/Zurich"}
+    places = {name: f"gs://bucket/{name}" for name in ("spec", "input", "output", "model", "temp", "staging")}
+    named = {"name": "detection", "image": "reg/worker:gpu", "service_account": "worker@p.iam", "max_workers": 20, "workers": 2}
+    named |= {"time_zone": "Europe/Zurich", "network": "", "subnetwork": "", "addresses": "WORKER_IP_PUBLIC"}
     return json.loads(text.substitute(places | named | values))
 
 
@@ -47,6 +53,7 @@ def test_each_parameter_is_a_setting_or_the_config(name):
         ("--model=gs://b/m", "--model=gs://b/m"),
         ("--parquet=true", "--parquet"),
         ("--parquet=false", "--no-parquet"),
+        ("--use_public_ips=false", "--no-use-public-ips"),
         ("--temp_location=gs://b/tmp", "--temp_location=gs://b/tmp"),
         ("--experiments=a=b", "--experiments=a=b"),
         ("--config=batch_gcs_dataflow_gpu", "--config=batch_gcs_dataflow_gpu"),
@@ -59,7 +66,10 @@ def test_a_parameter_becomes_the_flag_of_its_setting(parameter, flag):
 def test_the_nightly_request_is_one_that_the_service_takes():
     """No field of another name, and only parameters that the template has, each as its pattern wants it."""
     request = LaunchFlexTemplateRequest.from_json(json.dumps(nightly()))
-    assert request.launch_parameter.environment.max_workers == 20
+    environment = request.launch_parameter.environment
+    assert (environment.num_workers, environment.max_workers) == (2, 20)
+    assert environment.staging_location == "gs://bucket/staging" and environment.temp_location == "gs://bucket/temp"
+    assert (environment.network, environment.subnetwork) == ("", "")  # the service's default
     given = dict(request.launch_parameter.parameters)
     assert set(given) <= set(PARAMETERS)
     assert {name for name, each in PARAMETERS.items() if not each.get("isOptional")} <= set(given)
@@ -67,6 +77,20 @@ def test_the_nightly_request_is_one_that_the_service_takes():
         name for name, value in given.items() for regex in PARAMETERS[name].get("regexes", ()) if not re.search(regex, value)
     ]
     assert wrong == []
+
+
+def test_the_nightly_request_may_name_a_private_network():
+    given = nightly(network="net", subnetwork="regions/r/subnetworks/s", addresses="WORKER_IP_PRIVATE")
+    environment = LaunchFlexTemplateRequest.from_json(json.dumps(given)).launch_parameter.environment
+    assert (environment.network, environment.subnetwork) == ("net", "regions/r/subnetworks/s")
+    assert environment.ip_configuration == WorkerIPAddressConfiguration.WORKER_IP_PRIVATE
+
+
+def test_the_accelerator_that_the_template_offers_goes_with_the_machines_of_its_config():
+    offered = re.search(r"type:[^ ]*", PARAMETERS["accelerator"]["helpText"])[0]
+    for config in ("batch_gcs_dataflow_gpu", "streaming_pubsub_dataflow_gpu"):
+        said = load_config(config, {})
+        check_machine(offered, said.beam_options["machine_type"])
 
 
 def test_the_launcher_writes_the_nightly_job(gcs_bucket, tmp_path, monkeypatch, capsys, bright_model):

@@ -118,6 +118,83 @@ def test_a_job_that_failed_or_was_not_started_is_told_of():
     assert "${google_cloud_scheduler_job.nightly[0].name}" in not_started["condition_matched_log"][0]["filter"]
     (job,) = resources("google_cloud_scheduler_job").values()
     assert job["name"].startswith("${var.name}")
-    assert json.loads((FOLDER / "../flex_template/nightly.json.tftpl").read_text().replace("${max_workers}", "1"))[
-        "launchParameter"
-    ]["jobName"].startswith("${name}")
+    request = re.sub(
+        r": \$\{\w+\}", ": 1", (FOLDER / "../flex_template/nightly.json.tftpl").read_text()
+    )  # the bare ones are numbers
+    assert json.loads(request)["launchParameter"]["jobName"].startswith("${name}")
+
+
+# of each kind of resource or data source the APIs that making or reading it calls, beside that of IAM for accounts' policies
+APIS = {
+    "google_artifact_registry_repository": {"artifactregistry"},
+    "google_artifact_registry_repository_iam_member": {"artifactregistry"},
+    "google_cloud_scheduler_job": {"cloudscheduler"},
+    "google_monitoring_alert_policy": {"monitoring"},
+    "google_project": {"cloudresourcemanager"},
+    "google_project_iam_member": {"cloudresourcemanager"},
+    "google_project_service": set(),
+    "google_pubsub_subscription": {"pubsub"},
+    "google_pubsub_subscription_iam_member": {"pubsub"},
+    "google_pubsub_topic": {"pubsub"},
+    "google_pubsub_topic_iam_member": {"pubsub"},
+    "google_service_account": {"iam"},
+    "google_service_account_iam_member": {"iam"},
+    "google_storage_bucket": {"storage"},
+    "google_storage_bucket_iam_member": {"storage"},
+    "google_storage_bucket_object": {"storage"},
+    "google_storage_notification": {"storage"},
+    "google_storage_project_service_account": {"storage"},
+}
+OF_JOBS = {"compute", "dataflow", "logging"}  # what the jobs themselves call
+
+
+def declared() -> dict[str, dict]:
+    """Resources and data sources, by the names that others refer to them by."""
+    return blocks("resource") | {f"data.{name}": block for name, block in blocks("data").items()}
+
+
+def referred(block: dict) -> set[str]:
+    """The resources and data sources that a block names."""
+    found = re.findall(r"(?:data\.)?google_\w+\.\w+", json.dumps(block))
+    return {name for name in found if name in declared()}
+
+
+def test_each_api_that_is_called_is_enabled():
+    """A new project has none of them: the first `apply` would fail."""
+    (named,) = [file["locals"][0] for file in PARSED if "locals" in file]
+    enabled = set(re.findall(r"(\w+)\.googleapis\.com", json.dumps(named["apis"])))
+    kinds = {name.removeprefix("data.").partition(".")[0] for name in declared()}
+    assert enabled == OF_JOBS.union(*(APIS[kind] for kind in kinds))
+
+
+@pytest.mark.parametrize("name", sorted(set(declared()) - {"google_project_service.this"}))
+def test_nothing_is_made_before_the_apis_are_enabled(name):
+    """By itself, or since it refers to something that waits for them."""
+    waits, names = set(), {name}
+    while names:
+        waits |= names
+        names = set().union(*(referred(declared()[each]) for each in names)) - waits
+    assert "google_project_service.this" in waits
+
+
+def lifecycle() -> list[dict]:
+    (bucket,) = resources("google_storage_bucket").values()
+    return bucket["lifecycle_rule"]
+
+
+def test_what_a_job_stages_is_never_deleted_and_what_it_leaves_not_while_it_runs():
+    """A worker fetches the staged files when it starts, and a stream has no end; a batch job on Dataflow ends after ten days."""
+    (named,) = [file["locals"][0] for file in PARSED if "locals" in file]
+    staged = re.search(r"\.name\}/(.*)$", named["staging"])[1] + "/"
+    (condition,) = [rule["condition"][0] for rule in lifecycle()]
+    assert condition["matches_prefix"] == ["tmp/"] and not staged.startswith("tmp/")
+    assert condition["age"] > 10
+    (job,) = resources("google_cloud_scheduler_job").values()
+    assert re.search(r"staging\s+= local\.staging\b", job["http_target"][0]["body"])
+
+
+def test_the_workers_network_addresses_and_number_can_be_given():
+    (job,) = resources("google_cloud_scheduler_job").values()
+    body = job["http_target"][0]["body"]
+    for variable in ("network", "subnetwork", "use_public_ips", "workers"):
+        assert f"var.{variable}" in body

@@ -142,6 +142,36 @@ def test_the_batch_job_asks_for_what_its_config_says(batch):
     assert "template.json; nothing runs yet; its results will go to gs://" in template.said
 
 
+def test_a_stream_stages_where_nothing_is_cleaned_up(streaming):
+    """Each worker that starts, be it months later, fetches what is staged; what lies below temp_location may be deleted."""
+    staged = {package["location"] for package in streaming().pool["packages"]} | {streaming().options["pipelineUrl"]}
+    assert staged and not [place for place in staged if "/tmp/" in place]
+    assert all("/staging/" in place for place in staged)
+
+
+@pytest.mark.parametrize("mode", ["batch", "streaming"])
+def test_workers_are_in_the_network_that_is_given(mode, request):
+    network = ["--network=net", "--subnetwork=regions/europe-west1/subnetworks/inner", "--no-use-public-ips"]
+    pool = request.getfixturevalue(mode)(*network).pool
+    assert (pool["network"], pool["subnetwork"]) == ("net", "regions/europe-west1/subnetworks/inner")
+    assert pool["ipConfiguration"] == "WORKER_IP_PRIVATE"
+
+
+@pytest.mark.parametrize("mode", ["batch", "streaming"])
+def test_without_a_network_the_service_chooses(mode, request):
+    pool = request.getfixturevalue(mode)().pool
+    assert not {"network", "subnetwork", "ipConfiguration"} & pool.keys()
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "machine_type"),
+    [("nvidia-l4", "g2-standard-8"), ("nvidia-tesla-a100", "a2-highgpu-1g"), ("nvidia-of-2031", "z9-standard-8")],
+)
+def test_an_accelerator_is_asked_for_with_machines_that_have_it(batch, accelerator, machine_type):
+    template = batch(f"--accelerator=type:{accelerator};count:1", f"--machine_type={machine_type}")
+    assert template.pool["machineType"] == machine_type
+
+
 def test_the_streaming_job_asks_for_what_its_config_says(streaming):
     template = streaming()
     assert template.job["type"] == "JOB_TYPE_STREAMING"
@@ -171,7 +201,7 @@ def test_images_are_read_where_they_are_detected(batch):
     """Between reading and detecting lies no shuffle, so Dataflow fuses the two, and no image crosses the network twice."""
     before = batch().before("DetectObjects/StartDetecting")
     assert "ReadImages/ReadAhead/ParDo(ReadAhead)" in before
-    assert "ReadImages/ListImages" not in before
+    assert not [step for step in before if step.startswith(("ReadImages/ListImages", "ReadImages/DropDoubles"))]
 
 
 def test_without_a_wish_all_steps_share_one_kind_of_machine(batch):
@@ -219,6 +249,26 @@ CLOUD = ["--project=test-project", "--region=europe-west1", "--temp_location=gs:
     ("flags", "expected"),
     [
         pytest.param(["--config", BATCH, "--output", "out"], "output: expected a folder that the workers", id="local output"),
+        pytest.param(
+            ["--config", BATCH, "--accelerator=type:nvidia-l4;count:1;install-nvidia-driver", "--output", "gs://bucket/out"],
+            "worker.accelerator nvidia-l4: expected --machine_type g2-*, such as g2-standard-8; got n1-standard-8",
+            id="L4 on N1",
+        ),
+        pytest.param(
+            ["--config", BATCH, "--machine_type=g2-standard-8", "--output", "gs://bucket/out"],
+            "worker.accelerator nvidia-tesla-t4: expected --machine_type n1-*",
+            id="T4 on G2",
+        ),
+        pytest.param(
+            ["--runner=DataflowRunner", "--accelerator=type:nvidia-tesla-v100;count:1", "--output", "gs://bucket/out"],
+            "got no --machine_type",
+            id="V100 on what the service takes",
+        ),
+        pytest.param(
+            ["--no-use-public-ips", "--output", "out"],
+            "DataflowRunner, which fits machines; got DirectRunner",
+            id="local network",
+        ),
         pytest.param(["--config", STREAMING, "--output", "projects/p12345/topics/t01"], "archive: expected", id="no archive"),
         pytest.param(
             ["--runner=DirectRunner", "--config", BATCH, "--output", "out"], "DataflowRunner, which fits", id="local GPU"

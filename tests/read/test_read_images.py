@@ -6,6 +6,7 @@ import tracemalloc
 
 import apache_beam as beam
 import pytest
+from apache_beam.pipeline import PipelineVisitor
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
@@ -13,7 +14,7 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from pipeline.config import ReadConfig
 from pipeline.figures.summary import merge_tallies
 from pipeline.read.read_ahead import ReadAhead
-from pipeline.read.read_images import ReadImages
+from pipeline.read.read_images import ReadImages, _DropDoubles
 from pipeline.records import EncodedImage, ImageRef
 
 NAMES = ["a.jpg", "b.jpg", "in/a.jpg", "in/deep/a.jpg"]
@@ -40,7 +41,8 @@ def run(transform_of):
     """Runs a pipeline; gives what `transform_of(pipeline)`'s named outputs hold."""
     KEPT.clear()
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        for name, collection in transform_of(pipeline).items():
+        outputs = {name: each[0] if name == "expected" else each for name, each in transform_of(pipeline).items()}
+        for name, collection in outputs.items():
             assert_that(collection, functools.partial(keep, name), label=f"Keep{name}")
     return dict(KEPT)
 
@@ -66,6 +68,49 @@ def test_every_listed_image_is_read_or_dead_or_skipped(tree):
     counted = merge_tallies(got["counted"], 0)
     assert (counted.read, counted.skipped) == (8, 2)
     assert counted.read == len(got["images"]) + len(got["dead"]) + counted.skipped
+
+
+def test_names_leave_the_step_that_finds_doubles_in_groups_of_a_bounded_size():
+    """Of a billion images it has 244,141 at once; what one worker reads of them is what it can do in a second."""
+    names = [f"{number}.jpg".encode() for number in range(1000)]
+    doubles = _DropDoubles()
+    doubles.setup()
+    doubles.start_bundle()
+    listed = [(name, "", 10, b"") for name in [*names, *names, b"many.tfrecord-00000-of-00001"]]
+    groups = list(doubles.process((7, listed)))
+    doubles.teardown()
+    assert max(map(len, groups)) <= 64
+    assert sorted(name for group in groups for name, *_ in group) == sorted([*names, b"many.tfrecord-00000-of-00001"])
+    assert [group for group in groups if len(group) > 1 and any(b"tfrecord" in name for name, *_ in group)] == []
+
+
+@pytest.mark.parametrize("rebalance", [False, True])
+def test_the_names_are_spread_again_where_others_read_too(tree, rebalance):
+    found = {}
+
+    def build(pipeline):
+        outputs = pipeline | ReadImages(["a.jpg", "in", "a.jpg"], rebalance=rebalance)
+        found["steps"] = [step.split("/")[1] for step in labels(pipeline)]
+        return outputs._asdict() if rebalance else {"images": outputs.images}
+
+    got = run(build)
+    assert sorted(image.ref.uri for image in got["images"]) == ["a.jpg", "in/a.jpg", "in/deep/a.jpg"]
+    assert got.get("expected") == ([3] if rebalance else None)
+    assert ("SpreadImages" in found["steps"]) is rebalance
+    order = [step for step in dict.fromkeys(found["steps"]) if step in ("DropDoubles", "SpreadImages", "ReadAhead")]
+    assert order == ["DropDoubles", *(["SpreadImages"] if rebalance else []), "ReadAhead"]
+
+
+def labels(pipeline):
+    """The full names of all steps below the first one, in their order."""
+    found = []
+
+    class Note(PipelineVisitor):
+        def visit_transform(self, node):
+            found.append(node.full_label)
+
+    pipeline.visit(Note())
+    return [label for label in found if "/" in label]
 
 
 def test_reading_ahead_keeps_order_windows_and_timestamps(tree):

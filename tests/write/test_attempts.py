@@ -19,6 +19,7 @@ from tests.write.test_write_files import detected
 
 NAMES = [f"{n}.jpg" for n in range(25)]
 TALLY = Tally(read=len(NAMES))
+ROWS = {Shard(DETECTIONS, 0, BY_ROWS): len(NAMES)}
 
 
 @pytest.fixture
@@ -46,17 +47,17 @@ def publish(sink, files, coco):
 def undisturbed(tmp_path, monkeypatch):
     monkeypatch.setattr(write_files, "ROWS_PER_SHARD", 10)
     sink, shard = begun(f"{tmp_path}/undisturbed")
-    files = list(sink._finish(shard))
-    publish(sink, files, list(sink._write_coco(b"", files)))
+    files = list(sink._finish(shard, ROWS))
+    publish(sink, files, list(sink._write_coco(b"", files, ROWS)))
     return visible(output_of(sink.staging))
 
 
 def test_two_attempts_at_the_same_shards_side_by_side_do_not_disturb_each_other(output, undisturbed):
     sink, shard = begun(output)
-    both = list(zip(sink._finish(shard), sink._finish(shard), strict=True))  # a file of the one, then of the other
+    both = list(zip(sink._finish(shard, ROWS), sink._finish(shard, ROWS), strict=True))  # a file of the one, then of the other
     assert not {one.staged for one, _ in both} & {other.staged for _, other in both}
     mixed = [pair[number % 2] for number, pair in enumerate(both)]  # whichever of the two ended first
-    publish(sink, mixed, list(sink._write_coco(b"", mixed)))
+    publish(sink, mixed, list(sink._write_coco(b"", mixed, ROWS)))
     assert visible(output) == undisturbed
 
 
@@ -64,8 +65,8 @@ def test_publishing_that_died_between_any_two_changes_is_finished_by_the_next_at
     """It gets what the first one got; none of it has to lie where it lay then."""
     for number in itertools.count(1):
         sink, shard = begun(output)
-        files = list(sink._finish(shard))
-        coco = list(sink._write_coco(b"", files))
+        files = list(sink._finish(shard, ROWS))
+        coco = list(sink._write_coco(b"", files, ROWS))
         killed = disturbed(number, lambda: publish(sink, files, coco), signal.SIGKILL)  # noqa: B023
         publish(sink, files, coco)
         assert visible(output) == undisturbed, number
@@ -79,8 +80,8 @@ def test_publishing_that_died_between_any_two_changes_is_finished_by_the_next_at
 def test_a_job_that_begins_again_from_its_start_once_it_has_published_leaves_that_as_it_is(output, undisturbed):
     """One that leaves out what is done finds all of it done then, by itself; what it counts is not what the run did."""
     sink, shard = begun(output)
-    files = list(sink._finish(shard))
-    publish(sink, files, list(sink._write_coco(b"", files)))
+    files = list(sink._finish(shard, ROWS))
+    publish(sink, files, list(sink._write_coco(b"", files, ROWS)))
     sink._publish(b"", [], [Tally(read=len(NAMES), skipped=len(NAMES))], [])
     assert visible(output) == undisturbed
     assert read_written(sink.staging).tally == TALLY

@@ -7,7 +7,7 @@ import pytest
 from apache_beam.pvalue import TaggedOutput
 
 from pipeline.figures.summary import Tally, merge_tallies
-from pipeline.records import detection_row
+from pipeline.records import detection_row, identity_hash
 from pipeline.storage.checkpoints import rows_in
 from pipeline.write import spool_rows
 from pipeline.write.spool_rows import SpoolRows, _Spool
@@ -74,6 +74,24 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_bundle(spooling, monkeypa
         bundle.process(detected("b"))
     with pytest.raises(OSError, match="the disk is full"):
         list(bundle.finish_bundle())
+
+
+@pytest.mark.parametrize(("expected", "at_most"), [(3000, 90), (0, 3 * 300)])
+def test_samples_of_a_whole_job_are_bounded_where_it_is_known_how_many_images_there_are(tmp_path, expected, at_most):
+    """All of them go to one worker, so they must not grow with the number of bundles."""
+    images = [dataclasses.replace(detected(f"{n}.jpg"), thumbnail=b"jpeg") for n in range(3000)]
+    tallies = []
+    for start in range(0, len(images), 10):
+        bundle = _Spool(SpoolRows(str(tmp_path), "detections", detection_row, samples=3))
+        bundle.start_bundle()
+        given = [result for image in images[start : start + 10] for result in bundle.process(image, expected)]
+        results = [getattr(getattr(result, "value", result), "value", result) for result in [*given, *bundle.finish_bundle()]]
+        tallies += [getattr(result, "value", result) for result in results]
+    tallies = [tally for tally in tallies if isinstance(tally, Tally)]
+    smallest = sorted(identity_hash(image.ref.identity) for image in images)[:3]
+    assert [rank for rank, _ in merge_tallies(tallies, 3).samples] == smallest
+    assert 3 <= sum(len(tally.samples) for tally in tallies) <= at_most
+    assert sum(tally.detected for tally in tallies) == 3000
 
 
 def test_many_checkpoints_have_hardly_more_samples_than_one_and_the_same_in_the_end(tmp_path):

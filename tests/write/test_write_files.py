@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import apache_beam as beam
@@ -16,13 +17,14 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipeline.config import WriteConfig
 from pipeline.errors import InputError, OutputError
 from pipeline.figures.summary import Tally
+from pipeline.figures.workplace import Workplace
 from pipeline.read.tfrecords import read_records
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
 from pipeline.storage import spools
 from pipeline.storage.files import write_file
 from pipeline.storage.results import STAGING, check_output
 from pipeline.storage.staging import held, new_staging
-from pipeline.write import write_files
+from pipeline.write import spread_spools, write_files
 from pipeline.write.sink import Results
 from pipeline.write.write_files import WriteFiles, read_written
 from tests.storage.test_staging import dies_at
@@ -46,14 +48,15 @@ def write(output, names, dead=(), **settings):
     return notes
 
 
-def run(staging, names, dead=(), **settings):
+def run(staging, names, dead=(), *, elsewhere=False, **settings):
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         results = Results(
             pipeline | "Detected" >> beam.Create([detected(name) for name in names]) | beam.Reshuffle(),
             (pipeline | "Dead" >> beam.Create([DeadLetter(ImageRef(name), "read", "not_found", "gone") for name in dead]),),
             pipeline | "Counted" >> beam.Create([Tally(read=len(names) + len(dead))]),
         )
-        _ = results | WriteFiles(staging, {}, WriteConfig(**settings))
+        at = Workplace(staging, lambda: None, time.time()) if elsewhere else None
+        _ = results | WriteFiles(staging, {}, WriteConfig(**settings), workplace=at)
 
 
 def files_of(folder, indexes=False):
@@ -103,6 +106,33 @@ def test_without_a_number_of_shards_they_follow_the_rows(tmp_path, monkeypatch, 
     dead = [files[f"dead_letters/dead_letters-{n:05d}-of-00003.jsonl"] for n in range(3)]
     assert [part.count(b"\n") for part in dead] == [10, 10, 5]
     assert b"".join(dead).splitlines() == sorted(b"".join(dead).splitlines())
+
+
+def test_many_workers_merge_the_rows_of_a_job_elsewhere_into_files_in_one_order(tmp_path, monkeypatch):
+    """Files follow each other over all ranges, with none left out; a second run of the same job gives the same."""
+    monkeypatch.setattr(write_files, "ROWS_PER_SHARD", 10)
+    monkeypatch.setattr(spread_spools.SpreadSpools.__init__, "__defaults__", (12,))
+    monkeypatch.setattr(spools, "SPOOL_BYTES", 400)
+    for folder, names in (("one", NAMES), ("two", NAMES[::-1])):
+        write(tmp_path / folder, names, dead=[f"dead-{n}.jpg" for n in range(25)], elsewhere=True, coco=True)
+    files = files_of(tmp_path / "one")
+    assert files == files_of(tmp_path / "two")
+    for kind, rows in (("detections", len(NAMES)), ("dead_letters", 25)):
+        named = sorted(name for name in files if name.startswith(f"{kind}/"))
+        assert rows / 10 <= len(named) <= rows / 10 + 3
+        assert named == [f"{kind}/{kind}-{n:05d}-of-{len(named):05d}.jsonl" for n in range(len(named))]
+        lines = [line for name in named for line in files[name].splitlines()]
+        assert len(lines) == rows and lines == sorted(lines)
+        assert all(0 < files[name].count(b"\n") <= 10 for name in named)
+
+
+def test_coco_of_more_images_than_one_file_holds_is_left_out_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(write_files, "COCO_IMAGES_AT_MOST", 2)
+    (note,) = write(tmp_path / "out", ["a.jpg", "b.jpg", "c.jpg"], coco=True)
+    assert note.startswith("coco/ is not written: it would be one file of 3 images, and 2 are the most")
+    assert sorted(files_of(tmp_path / "out")) == [NO_DEAD_LETTERS, "detections/detections-00000-of-00001.jsonl"]
+    assert write(tmp_path / "out", ["a.jpg", "b.jpg"], coco=True) == ()
+    assert "coco/results.json" in files_of(tmp_path / "out")
 
 
 def test_shards_without_a_row_are_empty_files(tmp_path):

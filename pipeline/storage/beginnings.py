@@ -1,0 +1,65 @@
+"""Where names can be cut apart that only their order is known of: by how they begin, with a few requests for each beginning.
+
+Cloud Storage lists names in the order of their characters, a page after the other, so one listing cannot be sped up; but it can
+begin and end anywhere (`startOffset` and `endOffset` of https://cloud.google.com/storage/docs/json_api/v1/objects/list).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+
+_MOST_REQUESTS = 2_000  # names with nothing but long beginnings in common would take one for each character
+
+FirstName = Callable[[str, str], str | None]
+
+
+def beginnings(first: FirstName, prefix: str, wanted: int, can_cut: Callable[[str], bool] = lambda _beginning: True) -> list[str]:
+    """Beginnings of names, in order, about as many as wanted; each of the names from one to the next begins with it.
+
+    Args:
+      first: (prefix, start) -> the first name with this prefix that is not before `start`; None where there is none.
+      prefix: What all names begin with.
+      wanted: How many.
+      can_cut: Whether the names that begin so may be told apart by what follows.
+    """
+    asked = 0
+
+    def counted(beginning: str, start: str) -> str | None:
+        nonlocal asked
+        asked += 1
+        return first(beginning, start)
+
+    whole, rest = list[str](), deque([prefix])
+    while rest and len(whole) + len(rest) < wanted and asked < _MOST_REQUESTS:
+        beginning = rest.popleft()
+        longer = list(_longer(counted, beginning)) if can_cut(beginning) else []
+        rest.extend(longer)
+        whole += [] if longer else [beginning]
+    return sorted([*whole, *rest])
+
+
+def _longer(first: FirstName, beginning: str) -> Iterator[str]:
+    """The beginnings that are a character longer, in order; none where only one name begins so."""
+    start: str | None = beginning
+    while start is not None and (name := first(beginning, start)) is not None:
+        if name < start:
+            return  # a store that does not know where to start: what it lists cannot be cut
+        if name == beginning:
+            start = f"{beginning}\0"
+            continue
+        yield name[: len(beginning) + 1]
+        start = _after(name[: len(beginning) + 1])
+
+
+def _after(beginning: str) -> str | None:
+    r"""The least text after all that begin so; None where that would take a shorter one.
+
+    >>> _after("img_8"), _after("a\ud7ff"), _after("\U0010ffff")
+    ('img_9', 'a\ue000', None)
+    """
+    code = ord(beginning[-1]) + 1
+    if code > sys.maxunicode:
+        return None
+    return beginning[:-1] + chr(0xE000 if code == 0xD800 else code)  # no name has halves of surrogate pairs
