@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from pipeline.config import load_config, settings
+from pipeline.config.secrets import masked_arguments, masked_text
 from pipeline.errors import BusyError, ConfigError, TakenOverError, UserError
 
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
@@ -52,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not config.output:
             raise ConfigError("no output: expected --output with a folder, local or gs://")
         launch = importlib.import_module("pipeline.launch.streaming" if config.mode == "streaming" else "pipeline.launch.batch")
-        command = shlex.join(["python", "-m", "pipeline.run", *argv])
+        command = shlex.join(["python", "-m", "pipeline.run", *masked_arguments(argv)])
         job = launch.prepare(config, beam_flags, command, started_at)
         code: int = launch.show_plan(job) if flags.dry_run else launch.run(job)
         return code
     except UserError as err:
-        print(f"error: {err}", file=sys.stderr)
+        print(f"error: {masked_text(str(err))}", file=sys.stderr)
         return BUSY if isinstance(err, (BusyError, TakenOverError)) else WRONG
     except KeyboardInterrupt:
         print("stopped; nothing was published", file=sys.stderr)

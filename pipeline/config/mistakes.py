@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from pipeline.config.secrets import MASK, is_secret
 from pipeline.config.setting import MOST, Setting, settings_of
 
 _EXPECTED = {  # by pydantic's type of error: https://docs.pydantic.dev/latest/errors/validation_errors/
@@ -58,7 +59,8 @@ def _unknown_key(error: ErrorDetails, cls: type, source: str) -> str | None:
 def _wrong_value(error: ErrorDetails, cls: type, source: str, flags: Mapping[str, str]) -> str:
     key = _key(error)
     setting = next((setting for setting in settings_of(cls) if setting.key == key), None)
-    return f"{flags.get(key) or f'{source}: {key}'}: expected {_expected(error, setting)}, got {_shown(error['input'])}"
+    got = MASK if key.startswith("beam_options.") and is_secret(key) else _shown(error["input"])
+    return f"{flags.get(key) or f'{source}: {key}'}: expected {_expected(error, setting)}, got {got}"
 
 
 def _key(error: ErrorDetails) -> str:

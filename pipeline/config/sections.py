@@ -25,6 +25,7 @@ from pipeline.config.checked import (
     section,
     setting,
 )
+from pipeline.config.secrets import masked_options
 from pipeline.config.setting import MOST, Setting, settings_of
 from pipeline.errors import ConfigError
 
@@ -295,9 +296,9 @@ class Config:
             raise ConfigError(f"dates: expected {err}, got {self.dates}") from err
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as plain nested dicts and lists, for the summary."""
+        """The settings as plain nested dicts and lists, as they are written and shown: without secrets."""
         plain: dict[str, Any] = _plain(self)
-        return plain
+        return {**plain, "beam_options": masked_options(plain["beam_options"])}
 
 
 def settings() -> tuple[Setting, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline import errors
 from pipeline.config import WriteConfig
+from pipeline.config.secrets import masked_text
 from pipeline.errors import UserError
 from pipeline.figures.summary import RunFacts, Tally, summarise, to_json
 from pipeline.report.annotate import annotate
@@ -146,7 +147,7 @@ def failed(err: Exception) -> int:
         raise err
     _raise_as_it_was(err)
     logging.getLogger(__name__).info("the job failed", exc_info=err)
-    print(f"error: the job failed: {last_line(err)}", file=sys.stderr)
+    print(f"error: the job failed: {masked_text(last_line(err))}", file=sys.stderr)
     return FAILED
 
 
