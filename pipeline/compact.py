@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import os
 import posixpath
 import re
 import signal
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.config.dates import DatesError, days_of, settle
+from pipeline.config.paths import local_path
 from pipeline.errors import BusyError, ConfigError, OutputError, TakenOverError, UserError
 from pipeline.storage.claims import EVERYTHING
 from pipeline.storage.earlier import run_name
@@ -271,7 +273,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         before = _end_of(flags.until) if flags.until else None
-        done = compact(flags.output.rstrip("/") or "/", before, wait_s=flags.busy_wait_s)
+        output = _folder(flags.output)
+        done = compact(output, before, wait_s=flags.busy_wait_s)
     except (BusyError, TakenOverError) as err:
         print(f"error: {str(err).partition('; --when-busy')[0]}", file=sys.stderr)
         return 3
@@ -285,12 +288,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: the compaction failed: {' '.join(str(err).split())[:500]}", file=sys.stderr)
         return 1
     if not done.before:
-        print(f"nothing to compact in {flags.output}")
+        print(f"nothing to compact in {output}")
         return 0
     print(
         f"{done.before} files of rows became {done.files}: {done.rows} rows; {done.dropped} dropped, doubled or mended by others"
     )
     return 0
+
+
+def _folder(given: str) -> str:
+    """The results folder that a flag names.
+
+    Raises:
+      ConfigError: It names none.
+      OutputError: It is not there: what is mistyped must not be made.
+    """
+    try:
+        output = local_path(given.strip())
+    except ValueError as err:
+        raise ConfigError(f"--output: {err}") from err
+    if not output:
+        raise ConfigError("--output: expected a results folder, local or gs://, got ''")
+    output = output.rstrip("/") or "/"
+    if "://" not in output and not os.path.isdir(output):
+        raise OutputError(f"output {output}: expected a results folder, found none there; check --output")
+    return output
 
 
 def _end_of(day: str) -> float:

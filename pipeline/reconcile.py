@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.config import Config, load_config
+from pipeline.config.paths import local_path
 from pipeline.detect.saved_model import name_and_version
 from pipeline.errors import ConfigError, UserError
 from pipeline.read.list_images import check_inputs
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         config = _config(flags)
-        outcome = _reconciled(config, _model(flags), {name: getattr(flags, f"write_{name}") for name in _WRITTEN})
+        outcome = _reconciled(config, _model(flags), {name: _manifest(flags, name) for name in _WRITTEN})
         print("\n".join(_table(outcome)))
         if flags.page:
             print(f"page in {_write_page(outcome, config)}")
@@ -96,6 +97,14 @@ def _model(flags: argparse.Namespace) -> tuple[str, str] | None:
     if not flags.model:
         return None
     return name_and_version(load_config(flags.config, {"model.path": flags.model}).model)
+
+
+def _manifest(flags: argparse.Namespace, status: str) -> str | None:
+    given = getattr(flags, f"write_{status}")
+    try:
+        return given and local_path(given)
+    except ValueError as err:
+        raise ConfigError(f"--write-{status}: {err}") from err
 
 
 def _reconciled(config: Config, model: tuple[str, str] | None, manifests: Mapping[str, str | None]) -> Reconciled:

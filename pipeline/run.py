@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import logging
 import os
 import re
@@ -18,11 +19,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from pipeline.config import load_config, settings
+from models import digits
+from pipeline.config import BUNDLED, Config, load_config, settings
+from pipeline.config.secrets import masked_arguments, masked_text
 from pipeline.errors import BusyError, ConfigError, TakenOverError, UserError
+from pipeline.storage.globs import is_below
 
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
 
+_DEFAULT_MODEL = f"warning: without --model the bundled detector of handwritten digits runs; give --model PATH, or --model {BUNDLED} if it is meant"
 _EPILOG = """\
 examples:
   python -m pipeline.run --config configs/batch_local_direct.yaml --input 'photos/**/*.jpg' --output out/
@@ -48,20 +53,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         level = logging.INFO if flags.verbose else logging.CRITICAL
         logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
         logging.getLogger("pipeline").setLevel(min(level, logging.WARNING))  # what is waited for must be seen
-        config = load_config(flags.config, _overrides(flags))
-        if not config.output:
-            raise ConfigError("no output: expected --output with a folder, local or gs://")
+        overrides = _overrides(flags)
+        config = load_config(flags.config, overrides)
+        if not config.output.strip():
+            raise ConfigError(f"no output: expected --output with a folder, local or gs://{_elsewhere(beam_flags, config)}")
         launch = importlib.import_module("pipeline.launch.streaming" if config.mode == "streaming" else "pipeline.launch.batch")
-        command = shlex.join(["python", "-m", "pipeline.run", *argv])
+        command = shlex.join(["python", "-m", "pipeline.run", *masked_arguments(argv)])
         job = launch.prepare(config, beam_flags, command, started_at)
+        if "model.path" not in overrides and config.model.path == BUNDLED and not _are_samples(config.input):
+            print(_DEFAULT_MODEL, file=sys.stderr)
         code: int = launch.show_plan(job) if flags.dry_run else launch.run(job)
         return code
     except UserError as err:
-        print(f"error: {err}", file=sys.stderr)
+        print(f"error: {masked_text(str(err))}", file=sys.stderr)
         return BUSY if isinstance(err, (BusyError, TakenOverError)) else WRONG
     except KeyboardInterrupt:
         print("stopped; nothing was published", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _are_samples(patterns: Sequence[str]) -> bool:
+    """Whether all inputs are images that come with the bundled detector."""
+    samples = os.path.join(os.path.dirname(digits.__file__), "samples")
+    return all(is_below(pattern, samples) for pattern in patterns)
+
+
+def _elsewhere(beam_flags: Sequence[str], config: Config) -> str:
+    """What two flags mean here, where other tools name the folder of results by them."""
+    project = "; --project is that of Google Cloud" if any(flag.startswith("--project") for flag in beam_flags) else ""
+    return project + ("; --name is the model's name in the rows" if config.model.name else "")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,6 +89,23 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see --help")
+
+
+class _Version(argparse.Action):
+    """Shows versions, which are looked up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        programs = {"detect-objects": "hybrid-detection-pipeline", "Beam": "apache-beam", "TensorFlow": "tensorflow"}
+        versions = [f"{program} {_version_of(package)}" for program, package in programs.items()]
+        print(f"{', '.join(versions)}, Python {sys.version.split()[0]}")
+        parser.exit()
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -87,9 +124,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="YAML file with the job's settings; see configs/")
     parser.add_argument(
         "--dry-run",
+        "--dry_run",  # which Beam takes, and means nothing by
         action="store_true",
         help="load the model, look at the input, print the plan and what is wrong, write nothing",
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of this program and what it runs on")
     parser.add_argument("--verbose", action="store_true", help="show Beam's and TensorFlow's logs, and tracebacks")
     groups: dict[str, Any] = {}
     for setting in settings():

@@ -43,7 +43,7 @@ def write_config(tmp_path):
             "detect: {score_treshold: 0.5}", "'detect.score_treshold'; did you mean 'detect.score_threshold'?", id="typo"
         ),
         pytest.param("score_threshold: 0.5", "did you mean 'detect.score_threshold'?", id="key of a section at the top"),
-        pytest.param("xyzzy: 1", "known keys: allow_empty, beam_options, busy_wait_s, dates, detect.", id="nothing near"),
+        pytest.param("xyzzy: 1", "unknown key 'xyzzy'; python -m pipeline.run --help lists all settings", id="nothing near"),
         pytest.param("1: 2", "unknown key '1'", id="key that is no text"),
         pytest.param("detect: 5", "detect: expected a section with keys, got 5", id="value for a section"),
         pytest.param("detect: 0", "detect: expected a section with keys, got 0", id="falsy value for a section"),
@@ -304,7 +304,9 @@ def values_of(schema):
         case "boolean":
             return st.booleans()
         case "string":
-            return st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=9)
+            return st.text(
+                st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=schema.get("minLength", 0), max_size=9
+            )
         case "integer":
             return st.integers(low, high)
         case "number":

@@ -98,7 +98,7 @@ def test_an_installed_copy_finds_configs_and_bundled_model(installed, tmp_path, 
     """From a foreign folder; the model goes to the user's cache, and nothing to where the package is."""
     write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 12, 30, 36))
     before = sorted(path for path in installed.rglob("*") if "__pycache__" not in path.parts)
-    args = ["--config", config, "--input", "in", "--output", "out", "--dry-run"]
+    args = ["--config", config, "--input", "in", "--output", "out", "--model", "digits", "--dry-run"]
     done = run_installed(installed, tmp_path, "detect-objects", *args, XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "digits 1, 320x320 letterbox, 10 classes" in done.stdout

@@ -188,7 +188,7 @@ WRONG_PLACES = {
         [*JOB, "--runner", "FlinkRunner", "--job_endpoint=localhost:1"],
         "job_endpoint localhost:1: expected <host>:<port> where a job server listens",
     ),
-    "unwritable output": (["--input", "a.jpg", "--output", "a.jpg/out"], "output a.jpg/out: "),
+    "unwritable output": (["--input", "a.jpg", "--output", "a.jpg/out", "--model", "digits"], "output a.jpg/out: "),
     "missing model": ([*JOB, "--model", "absent"], "model absent: expected a SavedModel"),
     "missing model, dry": ([*JOB, "--model", "absent", "--dry-run"], "model absent: expected"),
 }

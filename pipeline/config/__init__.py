@@ -6,6 +6,7 @@ code can't disagree. `checked.py` is what a declaration means; `load.py` puts fi
 """
 
 from pipeline.config.load import load_config as load_config
+from pipeline.config.sections import BUNDLED as BUNDLED
 from pipeline.config.sections import OF_RELEASES as OF_RELEASES
 from pipeline.config.sections import Config as Config
 from pipeline.config.sections import DetectConfig as DetectConfig

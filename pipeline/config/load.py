@@ -10,6 +10,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.config.mistakes import what_is_wrong
+from pipeline.config.paths import local_path
 from pipeline.config.sections import Config, settings
 from pipeline.errors import ConfigError
 
@@ -27,7 +28,7 @@ def load_config(path: str | None, overrides: Mapping[str, Any]) -> Config:
     Raises:
       ConfigError: The file is unreadable, no YAML mapping, or has an unknown key or a wrong value.
     """
-    tree = _laid_over(_read_yaml(path) if path else {}, overrides)
+    tree = _laid_over(_read_yaml(_as_path(path)) if path else {}, overrides)
     try:
         return TypeAdapter(Config).validate_python(tree)
     except ValidationError as err:
@@ -46,6 +47,13 @@ def _laid_over(tree: Mapping[Any, Any], overrides: Mapping[str, Any]) -> dict[An
         elif isinstance(under := merged.get(section, {}), Mapping):  # what else stands there is refused as a whole
             merged[section] = {**under, name: value}
     return merged
+
+
+def _as_path(path: str) -> str:
+    try:
+        return local_path(path)
+    except ValueError as err:
+        raise ConfigError(f"config: {err}") from err
 
 
 def _found(path: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from pipeline.config.secrets import MASK, is_secret
 from pipeline.config.setting import MOST, Setting, settings_of
+from pipeline.config.synonyms import near_names, synonym_of
 
 _EXPECTED = {  # by pydantic's type of error: https://docs.pydantic.dev/latest/errors/validation_errors/
     "int_type": "a whole number",
@@ -50,15 +51,26 @@ def _unknown_key(error: ErrorDetails, cls: type, source: str) -> str | None:
     known = {key.rpartition(".")[2]: key for key in keys}
     if len(path) == 1:
         known = {section: section for section, dot, _ in (key.partition(".") for key in keys) if dot} | known
-    close = difflib.get_close_matches(str(path[-1]), known, n=1)
-    hint = f"did you mean '{known[close[0]]}'?" if close else f"known keys: {', '.join(sorted(keys))}"
+    hint = _hint(str(path[-1]), known, {setting.flag: setting.key for setting in settings_of(cls)})
     return f"{source}: unknown key {_shown('.'.join(map(str, path)))}; {hint}"
+
+
+def _hint(name: str, known: Mapping[str, str], keys_of_flags: Mapping[str, str]) -> str:
+    """What somebody may have meant by a name; `known`: key by its last part."""
+    if synonym := synonym_of(name):
+        flag = synonym.split()[0].rstrip(",")
+        return f"here it is {keys_of_flags.get(flag) or synonym}"
+    if near := near_names(name, known):
+        *others, last = (f"'{known[each]}'" for each in near)
+        return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+    return "python -m pipeline.run --help lists all settings"
 
 
 def _wrong_value(error: ErrorDetails, cls: type, source: str, flags: Mapping[str, str]) -> str:
     key = _key(error)
     setting = next((setting for setting in settings_of(cls) if setting.key == key), None)
-    return f"{flags.get(key) or f'{source}: {key}'}: expected {_expected(error, setting)}, got {_shown(error['input'])}"
+    got = MASK if key.startswith("beam_options.") and is_secret(key) else _shown(error["input"])
+    return f"{flags.get(key) or f'{source}: {key}'}: expected {_expected(error, setting)}, got {got}"
 
 
 def _key(error: ErrorDetails) -> str:

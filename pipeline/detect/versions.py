@@ -13,14 +13,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pipeline.config import ModelConfig
+from pipeline.config import BUNDLED, ModelConfig
 from pipeline.errors import ModelError
 from pipeline.storage.files import exists, read_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_in, place_of
 from pipeline.storage.places import FoundFile
 
-BUNDLED = "digits"
 LABELS = "labels.json"
 _MODEL = "saved_model.pb"
 

@@ -9,11 +9,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline import errors
 from pipeline.config import WriteConfig
+from pipeline.config.secrets import masked_text
 from pipeline.errors import UserError
 from pipeline.figures.summary import RunFacts, Tally, left_out_line, summarise, to_json
 from pipeline.report.annotate import annotate
@@ -104,7 +105,8 @@ class Ending:
             print(f"  mended: {summary['mended']} of {images['read'] - images['skipped']} that had failed")
         for note in notes:
             print(f"  {note}")
-        print(f"results in {self.results}: {', '.join(self.files(rows=images['read'] > 0))}")
+        files = ", ".join(self.files(rows=images["read"] > 0))
+        print(f"results of model {_named(summary['model'])} in {self.results}: {files}")
 
     def _judge(self, images: dict[str, int], tally: Tally) -> int:
         lost = images["read"] - images["detected"] - images["dead"] - images["skipped"]
@@ -119,6 +121,12 @@ class Ending:
             )
             return FAILED
         return DONE
+
+
+def _named(model: Mapping[str, Any]) -> str:
+    """A run's model by its name and versions; by its path where no image has met it."""
+    versions = ", ".join(model.get("images_by_version", [model["version"]]))
+    return f"{model['name']} {versions}".strip() or str(model["path"])
 
 
 def _commonest(tally: Tally) -> str:
@@ -148,7 +156,7 @@ def failed(err: Exception) -> int:
         raise err
     _raise_as_it_was(err)
     logging.getLogger(__name__).info("the job failed", exc_info=err)
-    print(f"error: the job failed: {last_line(err)}", file=sys.stderr)
+    print(f"error: the job failed: {masked_text(last_line(err))}", file=sys.stderr)
     return FAILED
 
 

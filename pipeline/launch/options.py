@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import os
 import socket
 import time
@@ -24,6 +23,7 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.runners.worker.statesampler import StateSampler
 
 from pipeline.config import Config, WorkerConfig, settings
+from pipeline.config.synonyms import near_names, synonym_of
 from pipeline.errors import ConfigError, RunnerError
 from pipeline.figures.summary import RunFacts
 from pipeline.figures.told import ModelFigures
@@ -33,6 +33,7 @@ from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 from pipeline.storage.earlier import RESOLVED_INPUT
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
+_FLAGS = ("--config", "--dry-run", "--verbose", "--version", "--help")  # beside those of settings
 _SAMPLING_MS = 20
 _CANARY_SECONDS = 5.0  # that the end of a job waits for what a canary has in hand
 _YEARS_SECONDS = 10 * 365 * 86_400  # Beam ends a portable job after this time (by default 300 s), though it says it doesn't
@@ -210,15 +211,19 @@ def _check_known(flags: Sequence[str], endpoint: str | None = None) -> None:
         unknown = known.parse_known_args(flags)[1]
     if unknown and unknown[0].startswith("-"):
         flag = unknown[0].split("=")[0]
-        raise ConfigError(f"unknown flag {flag}{_nearest_flag(flag, [name for name in known._option_string_actions if name])}")
+        raise ConfigError(f"unknown flag {flag}; {_hint(flag, [name for name in known._option_string_actions if name])}")
     if unknown:
-        raise ConfigError(f"unexpected argument {unknown[0]!r}; see --help")
+        name, given, value = unknown[0].partition("=")
+        hint = _hint(name, [], f" {value}") if given else "see --help"
+        raise ConfigError(f"unexpected argument {unknown[0]!r}; {hint}")
 
 
-def _nearest_flag(flag: str, of_beam: Sequence[str]) -> str:
-    ours = [setting.flag for setting in settings()]
-    close = difflib.get_close_matches(flag, [*ours, *of_beam], n=1)
-    return f"; did you mean {close[0]}?" if close else "; see --help"
+def _hint(flag: str, of_beam: Sequence[str], value: str = "") -> str:
+    """What somebody may have meant by a flag, or by a word before `=` and a value."""
+    if synonym := synonym_of(flag):
+        return f"here it is {synonym}"
+    near = near_names(flag, [*_FLAGS, *(setting.flag for setting in settings()), *of_beam], most=1)
+    return f"did you mean {near[0]}{value}?" if near else "see --help"
 
 
 def _all_subclasses(cls: Any) -> list[Any]:

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.conftest import write_bright_image
+from tests.conftest import REPO, write_bright_image
 from tests.launch.test_batch_job import rows_of
 
 NOTHING = {
@@ -39,7 +39,7 @@ def test_an_input_that_names_nothing_is_an_error_unless_it_may(name, tmp_path, r
     code, stdout, err = run_job("--input", tmp_path / name, *arguments, "--allow-empty", "--samples", 3)
     assert (code, err) == (0, "")
     assert "0 images read: 0 detected, 0 dead, 0 skipped" in stdout
-    assert stdout.endswith(f"results in {out}: report.html, summary.json\n")
+    assert stdout.endswith(f"results of model {bright_model} in {out}: report.html, summary.json\n")
     summary = json.loads((out / "summary.json").read_text())
     assert summary["images"] == {"read": 0, "detected": 0, "dead": 0, "skipped": 0}
     assert (out / "report.html").read_text().count("<html") == 1
@@ -96,3 +96,22 @@ def test_storage_that_fails_at_the_end_is_one_line(place, code, said, hooked, tm
     assert (found, stderr.count("\n")) == (code, 1), stderr
     assert re.match(said, stderr)
     assert stdout.startswith("1 images read") == (code == 0)
+
+
+def test_the_last_line_names_the_model_and_a_default_is_warned_of(tmp_path, run_job, bright_model):
+    """The bundled detector finds nothing in photos, and says nothing else of that; its own samples are what it is there for."""
+    write_bright_image(tmp_path / "in" / "good.png", (64, 48), (10, 10, 30, 30))
+
+    def ends(*flags):
+        code, out, err = run_job("--output", tmp_path / "out", "--replace", *flags)
+        assert code == 0, err
+        return out.splitlines()[-1].partition(" in ")[0], err
+
+    photos, samples = ("--input", tmp_path / "in"), ("--input", REPO / "models/digits/samples/*.jpg")
+    warning = "warning: without --model the bundled detector of handwritten digits runs; give --model PATH, or --model digits"
+    line, err = ends(*photos)
+    assert line == "results of model digits 1" and err.startswith(warning) and err.count("\n") == 1
+    assert ends(*photos, "--config", "configs/batch_gcs_direct.yaml")[1].startswith(warning)
+    assert ends(*photos, "--model", "digits") == ("results of model digits 1", "")
+    assert ends(*samples) == ("results of model digits 1", "")
+    assert ends(*photos, "--model", bright_model) == ("results of model bright 3", "")

@@ -74,7 +74,9 @@ def test_a_batch_job_has_all_earlier_results_or_all_new_ones_and_its_resume_poin
     shutil.copytree(f"{bright_model}/3", tmp_path / "stretch" / "4")
     arguments = ["--input", tmp_path / "in", "--output", disk / "out", "--checkpoint-s", 0, "--batch-sizes", 1]
     assert run_job(*arguments, "--model", bright_model)[0] == 0
-    code, cuts = recorded(disk, "pipeline.run", *arguments, "--model", tmp_path / "stretch", "--replace", "--parquet", "--samples", 2)
+    code, cuts = recorded(
+        disk, "pipeline.run", *arguments, "--model", tmp_path / "stretch", "--replace", "--parquet", "--samples", 2
+    )
     assert code == 0
     points = set()
     for cut, folder, what in folders_after(cuts, tmp_path):

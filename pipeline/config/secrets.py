@@ -1,0 +1,63 @@
+"""Secrets stay out of whatever is written or shown: reports, state files, command lines, messages.
+
+Their names tell them: an option is secret if its name has one of the words below. So do pairs within a text, such as
+`AccountKey=…` in a connection string or `"AWS_SECRET_ACCESS_KEY": "…"` in the settings of an environment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+MASK = "***"
+_SECRET = r"(?:secret|key|token|passw|pwd|credential|connection[-_]?string)"  # noqa: S105  words, not a secret
+_NAME = re.compile(_SECRET, re.IGNORECASE)
+_NAMED = rf"[\w.-]*{_SECRET}[\w.-]*"
+_VALUE = r"""("[^"]*"|'[^']*'|[^\s,;&"'}]+)"""
+_PAIR = re.compile(rf"""({_NAMED}=|["']{_NAMED}["']\s*[:=]\s*){_VALUE}""", re.IGNORECASE)
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option's value must not be shown, by its name.
+
+    >>> is_secret("azure_connection_string"), is_secret("--s3-secret-access-key"), is_secret("region")
+    (True, True, False)
+    """
+    return _NAME.search(name) is not None
+
+
+def masked_text(text: str) -> str:
+    """A text without the values of pairs whose names are secret.
+
+    >>> masked_text('cannot connect: AccountName=a;AccountKey=bQ==;{"TOKEN": "x y"}')
+    'cannot connect: AccountName=a;AccountKey=***;{"TOKEN": ***}'
+    """
+    return _PAIR.sub(rf"\g<1>{MASK}", text)
+
+
+def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by their names, as they may be shown."""
+    return {name: MASK if is_secret(name) else _masked_value(value) for name, value in options.items()}
+
+
+def masked_arguments(arguments: Iterable[str]) -> Iterator[str]:
+    """The arguments of a command line, as they may be shown.
+
+    >>> list(masked_arguments(["--s3_session_token", "abc", "--azure_connection_string=a=b", "--output", "o"]))
+    ['--s3_session_token', '***', '--azure_connection_string=***', '--output', 'o']
+    """
+    hides = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, given, _ = argument.partition("=")
+            hides = is_secret(name) and not given
+            yield f"{name}={MASK}" if is_secret(name) and given else masked_text(argument)
+        else:
+            yield MASK if hides else masked_text(argument)
+
+
+def _masked_value(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_masked_value(each) for each in value]
+    return masked_text(value) if isinstance(value, str) else value

@@ -1,0 +1,62 @@
+"""What settings are called elsewhere: flags of YOLO's tools, of Ultralytics, and what people guess. And near names, for typos."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_NEAR = 0.75  # of difflib's ratio: a typo or two; what is less alike is another word
+
+_FLAGS = {
+    "conf confidence conf-thres conf-threshold confidence-threshold thresh threshold min-score score": "--score-threshold",
+    "iou iou-thres iou-thresh nms-threshold nms-iou overlap": "--iou-threshold",
+    "max-det max-dets max-boxes topk top-k": "--max-detections",
+    "imgsz img img-size image-size input-size size resolution": "--input-hw H W, which only models of any input size need",
+    "source src images image-dir input-dir in data folder path": "--input",
+    "weights checkpoint saved-model model-path model-dir": "--model",
+    "out output-dir out-dir outdir save-dir results dest exp": "--output",
+    "batch batch-size bs": "--batch-sizes, such as 1,2,4,8",
+    "filter-classes class labels-to-keep": "--classes",
+    "names class-file labels-file": "--class-names",
+    "gpu gpus cuda": "--device gpu:0",
+    "half fp16 amp bf16 bfloat16": "--precision bfloat16",
+    "workers threads num-workers j jobs": "--decode-threads and --read-threads",
+    "save save-img save-images visualize plot draw render": "--samples N, which writes N annotated images",
+    "recursive r": "an input with **, such as 'photos/**/*.jpg'",
+    "csv save-csv": "--parquet, or the JSON Lines in detections/, which pandas.read_json(path, lines=True) reads",
+    "json jsonl save-json save-txt save-conf txt yolo": "no flag: detections/*.jsonl is always written, --coco adds COCO's JSON",
+    "quiet q silent": "2>/dev/null after the command: what a job does is said on standard error, its summary on standard output",
+    "debug v loglevel log-level": "--verbose",
+    "resume continue": "no flag: the same command goes on from what a killed one has done",
+    "overwrite force exist-ok": "--replace",
+    "skip-existing incremental": "--only-new",
+    "dryrun check": "--dry-run",
+}
+_KNOWN = {name: flag for names, flag in _FLAGS.items() for name in names.split()}
+
+
+def synonym_of(flag: str) -> str:
+    """What a flag, or a key, of other tools is here; empty where nobody calls anything so.
+
+    >>> synonym_of("--conf"), synonym_of("conf_thres"), synonym_of("--xyzzy")
+    ('--score-threshold', '--score-threshold', '')
+    """
+    return _KNOWN.get(_bare(flag), "")
+
+
+def near_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """The known names that somebody who wrote this one may have meant, the nearest first; none that is far.
+
+    >>> near_names("score_treshold", ["score_threshold", "iou_threshold", "shards"]), near_names("--csv", ["--xla"])
+    (['score_threshold'], [])
+    """
+    of_bare: dict[str, str] = {}
+    for each in known:
+        of_bare.setdefault(_bare(each), each)
+    if _bare(name) in of_bare:
+        return [of_bare[_bare(name)]]
+    return [of_bare[near] for near in difflib.get_close_matches(_bare(name), of_bare, n=most, cutoff=_NEAR)]
+
+
+def _bare(name: str) -> str:
+    return name.lstrip("-").replace("_", "-").lower()

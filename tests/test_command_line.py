@@ -1,0 +1,134 @@
+"""What people type who come from other tools, or mistype: one line each that says what to do."""
+
+import os
+import re
+
+import pytest
+
+from pipeline import compact, reconcile, run
+from pipeline.config import load_config, settings
+from pipeline.config.synonyms import _KNOWN, synonym_of
+from pipeline.errors import ConfigError
+from tests.conftest import write_bright_image
+
+JOB = ["--input", "a.jpg", "--output", "out"]
+
+
+def said(capsys, *argv):
+    """The error line of a command that ends with 2."""
+    assert run.main([*map(str, argv)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1
+    return err.strip()
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        pytest.param(["--conf", "0.4"], "unknown flag --conf; here it is --score-threshold", id="conf"),
+        pytest.param(["--conf-thres=0.4"], "unknown flag --conf-thres; here it is --score-threshold", id="YOLOv5's conf"),
+        pytest.param(["--imgsz", "640"], "unknown flag --imgsz; here it is --input-hw H W", id="imgsz"),
+        pytest.param(["--iou", "0.5"], "unknown flag --iou; here it is --iou-threshold", id="iou"),
+        pytest.param(["--csv"], "unknown flag --csv; here it is --parquet, or the JSON Lines in detections/", id="csv"),
+        pytest.param(["--quiet"], "unknown flag --quiet; here it is 2>/dev/null after the command", id="quiet"),
+        pytest.param(["--weights", "m.pt"], "unknown flag --weights; here it is --model", id="weights"),
+        pytest.param(["--batch", "8"], "unknown flag --batch; here it is --batch-sizes, such as 1,2,4,8", id="batch"),
+        pytest.param(["--source", "b"], "unknown flag --source; here it is --input", id="source"),
+        pytest.param(["source=photos/"], "unexpected argument 'source=photos/'; here it is --input", id="source="),
+        pytest.param(["output=o"], "unexpected argument 'output=o'; did you mean --output o?", id="a flag of ours with ="),
+        pytest.param(["--max_detections", "3"], "unknown flag --max_detections; did you mean --max-detections?", id="_ for -"),
+        pytest.param(["--dry-runn"], "unknown flag --dry-runn; did you mean --dry-run?", id="a flag that is no setting"),
+        pytest.param(["--xyzzy"], "unknown flag --xyzzy; see --help", id="nothing near"),
+        pytest.param(["--save-crop"], "unknown flag --save-crop; see --help", id="nothing near that looks like something"),
+    ],
+)
+def test_a_flag_of_another_tool_is_said_in_the_words_of_this_one(argv, expected, capsys):
+    assert expected in said(capsys, *JOB, *argv)
+
+
+def test_what_a_synonym_names_is_there():
+    """And no name in the table is that of a flag here, which would hide it."""
+    flags = {setting.flag for setting in settings()} | {"--verbose", "--dry-run"}
+    named = {flag for text in _KNOWN.values() for flag in re.findall(r"--[a-z-]+", text)}
+    assert named <= flags
+    assert {flag for flag in flags if synonym_of(flag)} == set()
+
+
+@pytest.mark.parametrize(
+    ("flags", "hint"),
+    [
+        pytest.param(["--project", "runs"], "gs://; --project is that of Google Cloud", id="project"),
+        pytest.param(["--name", "exp"], "gs://; --name is the model's name in the rows", id="name"),
+        pytest.param(["--output", ""], "no output: expected --output with a folder, local or gs://", id="empty"),
+    ],
+)
+def test_a_run_without_an_output_says_what_flags_are_not_it(flags, hint, capsys):
+    assert hint in said(capsys, "--input", "a.jpg", *flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("detect: {conf: 0.4}", "unknown key 'detect.conf'; here it is detect.score_threshold", id="synonym"),
+        pytest.param("weights: m", "unknown key 'weights'; here it is model.path", id="synonym at the top"),
+        pytest.param("detect: {score_treshold: 1}", "did you mean 'detect.score_threshold'?", id="typo"),
+        pytest.param("write: {report_sample: 1}", "did you mean 'write.report_samples'?", id="letter left out"),
+        pytest.param("detect: {xyzzy: 1}", "unknown key 'detect.xyzzy'; python -m pipeline.run --help lists", id="nothing near"),
+    ],
+)
+def test_a_typo_in_a_config_names_the_nearest_keys_and_not_all(text, expected, tmp_path):
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(tmp_path / "job.yaml"), {})
+    assert expected in str(caught.value) and len(str(caught.value).removeprefix(f"{tmp_path}")) < 200
+
+
+@pytest.mark.parametrize(
+    "write", [lambda path: f"file://{path}", lambda path: f"~/{path.name}", lambda path: f"file://localhost{path}"]
+)
+def test_a_home_folder_and_a_file_uri_are_paths_wherever_one_is_given(write, tmp_path, monkeypatch, capsys, bright_model):
+    """Input, output, model, config, and manifests that a flag names."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    os.symlink(bright_model, tmp_path / "model")
+    write_bright_image(tmp_path / "photos" / "a b.png", (64, 48), (10, 10, 30, 30))
+    (tmp_path / "job.yaml").write_text(f"model: {{path: '{write(tmp_path / 'model')}'}}")
+    places = [
+        "--config",
+        write(tmp_path / "job.yaml"),
+        "--input",
+        write(tmp_path / "photos"),
+        "--output",
+        write(tmp_path / "out"),
+    ]
+    assert run.main(places) == 0, capsys.readouterr().err
+    assert f" in {tmp_path}/out: " in capsys.readouterr().out
+    assert compact.main(["--output", write(tmp_path / "out")]) == 0
+    assert reconcile.main([*places, "--write-missing", write(tmp_path / "missing.jsonl")]) == 0
+    assert sorted(os.listdir(tmp_path)) == ["job.yaml", "missing.jsonl", "model", "out", "photos"]
+
+
+@pytest.mark.parametrize("flag", ["--input", "--model", "--output", "--archive"])
+def test_a_file_uri_of_another_machine_is_refused(flag, capsys):
+    assert f"{flag}: expected file:/// and an absolute path, got " in said(capsys, *JOB, flag, "file://there/a.jpg")
+
+
+@pytest.mark.parametrize("flag", ["--input", "--model"])
+def test_an_empty_path_means_nothing_rather_than_the_root(flag, capsys):
+    assert f"{flag}: expected a path, got " in said(capsys, *JOB, flag, "")
+
+
+@pytest.mark.parametrize("place", ["", " ", "detectoins"])
+def test_a_compaction_of_a_folder_that_is_not_there_makes_none(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert compact.main(["--output", place]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and "expected a results folder" in err and err.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_versions_are_shown(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run.main(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"detect-objects [\d.]+, Beam [\d.]+, TensorFlow [\d.]+, Python 3[\d.]+\n", capsys.readouterr().out)
