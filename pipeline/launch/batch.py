@@ -142,8 +142,9 @@ def _steps(job: Job, staging: str, model: tuple[str, str], began_at: float, begu
     """The steps of a job; `begun`: what killed runs of the same command had done, None where no checkpoints are made."""
     config, name, launched = job.config, run_name(job.settings, began_at), not job.template
     at = None if job.in_process else graph.workplace(config, staging, time.time() if launched else 0.0)
-    of_run = {"launched": launched, "model": model, "begun": begun, "at": at, "began_at": began_at, "settings": job.settings}
-    sinks = graph.sinks(config, staging, name, **of_run)
+    sinks = graph.sinks(
+        config, staging, name, launched=launched, model=model, begun=begun, at=at, began_at=began_at, settings=job.settings
+    )
     return _Steps(_settled(config, model), graph.source_of(config, _done(config, model), begun, at), sinks, name)
 
 

@@ -15,7 +15,8 @@ from tests.clock import Clock
 from tests.conftest import write_bright_image
 from tests.recorded_disk import laid_out, recorded
 from tests.rows_of_files import lines_in, uris_in
-from tests.test_compact import EXPECTED, fill, rows_in as rows_of, settings_in
+from tests.test_compact import EXPECTED, fill, settings_in
+from tests.test_compact import rows_in as rows_of
 
 LATER = 1795230000.0
 IMAGES = 5
