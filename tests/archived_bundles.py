@@ -1,6 +1,6 @@
 """A stream's archive without its stream, as a command: bundles come and are acknowledged, windows become files.
 
-    python -m tests.archived_bundles FOLDER ACKNOWLEDGED
+python -m tests.archived_bundles FOLDER ACKNOWLEDGED
 """
 
 from __future__ import annotations

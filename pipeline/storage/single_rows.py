@@ -5,8 +5,8 @@ then its dead letters, at last the dead letters that know no version. So nothing
 
 Which rows stay:
 
-- Of equal rows one, and of rows of one image version and model version that differ the newest: who detected the image again, with
-  other settings for instance, wants the new result.
+- Of equal rows one, and of rows of one image version and model version that differ the newest: who detected the image
+  again, with other settings for instance, wants the new result.
 - A row beats a dead letter of the same image version, if that came of the same model version or of one that is not known.
 - A dead letter that knows no version goes once there is a row of the image, of that model, as new as itself or newer.
 - A dead letter that names no image (a message that could not be understood) stays.

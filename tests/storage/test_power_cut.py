@@ -1,4 +1,4 @@
-"""The power goes: at any moment of a batch job, a stream's archive or a compaction, what was readable or acknowledged is there."""
+"""The power goes at any moment of a batch job, a stream or a compaction: what was readable or acknowledged is there."""
 
 import json
 import shutil
@@ -15,7 +15,8 @@ from tests.clock import Clock
 from tests.conftest import write_bright_image
 from tests.recorded_disk import laid_out, recorded
 from tests.rows_of_files import lines_in, uris_in
-from tests.test_compact import EXPECTED, fill, rows_in as rows_of, settings_in
+from tests.test_compact import EXPECTED, fill, settings_in
+from tests.test_compact import rows_in as rows_of
 
 LATER = 1795230000.0
 IMAGES = 5
@@ -74,7 +75,9 @@ def test_a_batch_job_has_all_earlier_results_or_all_new_ones_and_its_resume_poin
     shutil.copytree(f"{bright_model}/3", tmp_path / "stretch" / "4")
     arguments = ["--input", tmp_path / "in", "--output", disk / "out", "--checkpoint-s", 0, "--batch-sizes", 1]
     assert run_job(*arguments, "--model", bright_model)[0] == 0
-    code, cuts = recorded(disk, "pipeline.run", *arguments, "--model", tmp_path / "stretch", "--replace", "--parquet", "--samples", 2)
+    code, cuts = recorded(
+        disk, "pipeline.run", *arguments, "--model", tmp_path / "stretch", "--replace", "--parquet", "--samples", 2
+    )
     assert code == 0
     points = set()
     for cut, folder, what in folders_after(cuts, tmp_path):
