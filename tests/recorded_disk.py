@@ -1,7 +1,7 @@
 """What a disk holds after a power cut: a recorder of what a command changes in a folder, and what each moment leaves.
 
-A file's content counts up to its last `fsync`, a name once its folder was synced. What the system wrote by itself meanwhile is not
-known, so each moment leaves several trees, the extremes of what file systems do:
+A file's content counts up to its last `fsync`, a name once its folder was synced. What the system wrote by itself meanwhile is
+not known, so each moment leaves several trees, the extremes of what file systems do:
 
 - `lost`: nothing that was not synced is there, and what was removed is there again.
 - `kept`: all names are there, and files whose content was not synced are empty, as ext4 leaves them.
