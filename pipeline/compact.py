@@ -82,7 +82,7 @@ class _Source(NamedTuple):
     """A file to be merged.
 
     Attributes:
-      written_at: Seconds since the epoch: a start as its name says it, else the file's own time. Its index may say more of each row.
+      written_at: Seconds since the epoch: the start in its name, else the file's own time. Its index may have that of each row.
       rows: The file.
       beside: The paths of what was made of it: its index, Parquet, TFRecord.
       version: What shows that it has been overwritten.

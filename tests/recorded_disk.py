@@ -1,7 +1,7 @@
-"""What a disk would hold after a power cut: a recorder of a command's changes to a folder, and the trees that each moment leaves.
+"""What a disk holds after a power cut: a recorder of what a command changes in a folder, and what each moment leaves.
 
-A file's content counts up to its last `fsync`, a name once its folder was synced. What the system wrote by itself meanwhile is not
-known, so each moment leaves several trees, the extremes of what file systems do:
+A file's content counts up to its last `fsync`, a name once its folder was synced. What the system wrote by itself meanwhile is
+not known, so each moment leaves several trees, the extremes of what file systems do:
 
 - `lost`: nothing that was not synced is there, and what was removed is there again.
 - `kept`: all names are there, and files whose content was not synced are empty, as ext4 leaves them.
@@ -93,7 +93,6 @@ class _Recorder:
         self._lock = threading.RLock()
         self._busy = threading.local()
         self._last: Any = None
-        self._cuts = open(f"{record}/cuts.json", "w")
         self._fsync = os.fsync
         for number, path in self._look().items():
             if os.path.isdir(path):
@@ -129,8 +128,8 @@ class _Recorder:
             state = [_text(self._live(live)), [_text(self._left(live, which)) for which in (_LOST, _KEPT, _REMOVED)]]
             if state != self._last:
                 self._last = state
-                self._cuts.write(json.dumps([before, *state]) + "\n")
-                self._cuts.flush()
+                with open(f"{self._record}/cuts.json", "a") as cuts:
+                    cuts.write(json.dumps([before, *state]) + "\n")
 
     def _is_change(self, event: str, args: Sequence[Any]) -> bool:
         return event != "open" or (isinstance(args[2], int) and bool(args[2] & (os.O_CREAT | os.O_TRUNC)))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
 
 from pipeline.records import row_bytes
 from pipeline.storage.done import Maker
@@ -55,6 +58,14 @@ def write_rows(output: str, name: str, rows: Iterable[Row], maker: Maker | None 
             with writing_index(f"{output}/{index_name(file)}", kind, maker, made_at) as note:
                 for line in sorted(own):
                     note(line)
+
+
+def without_age(name: str, content: bytes) -> bytes:
+    """The content of a file of a results folder; of an index all but when the job began that made its rows."""
+    if not name.startswith("index/"):
+        return content
+    index = pq.read_table(io.BytesIO(content))
+    return repr((index.schema.metadata, index.drop_columns(["made_at"]).to_pylist())).encode()
 
 
 def lines_in(output: str, kind: str = DETECTIONS) -> list[bytes]:

@@ -1,7 +1,7 @@
 """Files, local or on object storage, through Beam's file systems: written whole or not at all, read line by line.
 
-A local disk keeps a file over a power cut once `sync` was called for it, and its name once `sync` was called for its folder. What is
-relied upon is synced before anything is acknowledged, renamed over or deleted for it. Objects are durable once they are written.
+A file survives a power cut once `sync` was called for it, and its name once `sync` was called for its folder. What is relied upon
+is synced before anything is acknowledged, renamed over or deleted for it. Objects are durable once they are written.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def write_files(contents: Mapping[str, bytes], staging: str = "") -> None:
 
 
 def sync(paths: Iterable[str]) -> None:
-    """Makes the content of local files, and the names in local folders, survive a power cut; what is gone, or an object, is left out.
+    """Makes the content of local files, and the names in local folders, survive a power cut.
+
+    Args:
+      paths: Files and folders; what is gone is left out, and so are objects.
 
     Raises:
       OSError: The disk could not take what was written.

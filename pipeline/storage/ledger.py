@@ -3,9 +3,10 @@
     detections/detections-<…>.jsonl    rows, the truth
     index/detections-<…>.parquet       the same rows' identities, models and settings, so that nobody has to parse the rows
 
-Each file of rows has an index beside it, which also tells what rows do not: the settings that changed them, the model of dead
-letters that came to none, and when the job began that made them, unless the file's name has the start of their window. It gets its name after its rows, and counts only for a file of the very size that it was made for.
-Without one the rows are parsed, and the settings are not known; what is not known is never taken for done.
+Each file of rows has an index beside it, which also has what rows do not say: the settings that changed them, the model of dead
+letters that came to none, and when the job began that made them (of a stream's rows the name of their file has the start of the
+window). It gets its name after its rows, and counts only for a file of the very size that it was made for. Without one the rows
+are parsed, and the settings are not known; what is not known is never taken for done.
 """
 
 from __future__ import annotations
@@ -84,9 +85,10 @@ def read_entries(file: RowsFile) -> Iterator[Entry]:
     names = [name for name in _COLUMNS if name in index.schema_arrow.names]  # earlier versions had no `made_at`
     for batch in index.iter_batches(_ROWS_AT_ONCE, columns=names):
         columns = {"made_at": [None] * batch.num_rows, **batch.to_pydict()}
-        for uri, generation, *texts, made_at in zip(*(columns[name] for name in _COLUMNS), strict=True):
+        for uri, generation, model, version, settings, reason, made_at in zip(*map(columns.__getitem__, _COLUMNS), strict=True):
             is_known = made_at is not None and 0.0 < made_at < _YEAR_9999
-            yield Entry(name_of(uri), name_of(generation), file.kind, *texts, made_at if is_known else 0.0)
+            age = made_at if is_known else 0.0
+            yield Entry(name_of(uri), name_of(generation), file.kind, model, version, settings, reason, age)
 
 
 def read_keys(file: RowsFile, done: Done) -> Iterator[np.ndarray]:
@@ -205,7 +207,7 @@ def _beginning(text: str) -> dict[str, Any]:
 
 def _batch(entries: list[Entry]) -> pa.RecordBatch:
     keys = [key_of(entry.uri, entry.generation) for entry in entries]
-    names = [[name_bytes(entry[place]) for entry in entries] for place in (0, 1)]
+    names = [[name_bytes(name) for name in column] for column in ([e.uri for e in entries], [e.generation for e in entries])]
     texts = [[_text(getattr(entry, name)) for entry in entries] for name in _TEXTS]
     hashes = np.array(keys, np.uint64).reshape(-1, 2)
     return pa.RecordBatch.from_arrays(

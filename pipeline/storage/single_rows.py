@@ -5,14 +5,14 @@ then its dead letters, at last the dead letters that know no version. So nothing
 
 Which rows stay:
 
-- Of equal rows one, and of rows of one image version and model version that differ the newest: who detected the image again, with
-  other settings for instance, wants the new result.
+- Of equal rows one, and of rows of one image version and model version that differ the newest: who detected the image
+  again, with other settings for instance, wants the new result.
 - A row beats a dead letter of the same image version, if that came of the same model version or of one that is not known.
 - A dead letter that knows no version goes once there is a row of the image, of that model, as new as itself or newer.
 - A dead letter that names no image (a message that could not be understood) stays.
 
-How new a row is, the index of its file says, so that neither a copy of the files nor a merge with newer ones changes it. Where the
-index does not, all rows of a file are as new as the file.
+The index of a file has the age of each row, so that neither a copy of the files nor a merge with newer ones changes it. Where an
+index has none, all rows of the file are as old as the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SingleRow(NamedTuple):
       kind: `detections` or `dead_letters`.
       line: As it stands in its file, with its end.
       entry: What the ledger says of it; None where it names no image.
-      age: When it was made, or its file was: the larger, the newer it is. Of equal rows that of the newest.
+      age: When it was made, or its file was: the larger, the newer. Of equal rows that of the newest.
     """
 
     kind: str

@@ -1,17 +1,16 @@
 """A job that is killed, in whatever phase, ends by the same command with the files of one that was not: here and on storage."""
 
 import hashlib
-import io
 import json
 import signal
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import write_bright_image
 from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.launch.test_only_new import rows_by_name
 from tests.launch.test_results_folder import images_of, write_images
+from tests.rows_of_files import without_age
 
 IMAGES = 6  # and one that is none, whose dead letter is the first row
 BATCH, STAGING, WRITE = "pipeline.launch.batch", "pipeline.storage.staging", "pipeline.write.write_files"
@@ -75,16 +74,10 @@ def place(request, tmp_path):
 
 def without_times(files):
     return {
-        name: hashlib.sha256(rows_of_index(content) if name.startswith("index/") else content).hexdigest()
+        name: hashlib.sha256(without_age(name, content)).hexdigest()
         for name, content in files.items()
         if name not in ("summary.json", "report.html")
     }
-
-
-def rows_of_index(content):
-    """What an index says of rows, but when the job began that made them."""
-    index = pq.read_table(io.BytesIO(content))
-    return repr((index.schema.metadata, index.drop_columns(["made_at"]).to_pylist())).encode()
 
 
 @pytest.fixture(scope="module")

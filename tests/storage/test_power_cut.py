@@ -1,13 +1,18 @@
-"""The power goes: at any moment of a batch job, a stream's archive or a compaction, what was readable or acknowledged is there."""
+"""The power goes at any moment of a batch job, a stream or a compaction: what was readable or acknowledged is there."""
 
+import errno
 import json
+import os
+import re
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
 
 from pipeline.compact import compact
 from pipeline.storage.checkpoints import rows_in
+from pipeline.storage.files import delete_as_they_were, generations_of, move_files, sync, write_file
 from pipeline.storage.other_runs import finish_dead
 from pipeline.stream.archive import Archive
 from tests.archived_bundles import BUNDLES
@@ -94,3 +99,43 @@ def is_merging(live):
     """Whether all is spooled and nothing published."""
     in_staging = [path for path in live if path.startswith("out/.staging-")]
     return any("/detections/" in path for path in in_staging) and not any(path.endswith("commit.json") for path in in_staging)
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+    """A disk that answers to `fsync` of files, or of folders, with an error."""
+    fsync = os.fsync
+
+    def begin(kind, code):
+        def fails(fd):
+            if kind(os.fstat(fd).st_mode):
+                raise OSError(code, os.strerror(code))
+            fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", fails)
+
+    return begin
+
+
+@pytest.mark.parametrize("kind", [stat.S_ISREG, stat.S_ISDIR], ids=["file", "folder"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+def test_what_the_disk_could_not_take_is_an_error(tmp_path, refusing, kind, code):
+    write_file(f"{tmp_path}/a", b"old")
+    write_file(f"{tmp_path}/b", b"new")
+    refusing(kind, code)
+    for fails in (
+        lambda: write_file(f"{tmp_path}/a", b"new"),
+        lambda: move_files({f"{tmp_path}/b": f"{tmp_path}/a"}),
+        lambda: delete_as_they_were(generations_of([f"{tmp_path}/a"])) if kind is stat.S_ISDIR else sync([f"{tmp_path}/a"]),
+    ):
+        with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+            fails()
+        assert kind is stat.S_ISDIR or (tmp_path / "a").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP], ids=errno.errorcode.get)
+def test_a_disk_that_syncs_no_folders_is_used_as_it_is(tmp_path, refusing, code):
+    refusing(stat.S_ISDIR, code)
+    write_file(f"{tmp_path}/new/b", b"new")
+    move_files({f"{tmp_path}/new/b": f"{tmp_path}/deep/er/a"})
+    assert (tmp_path / "deep/er/a").read_bytes() == b"new"
