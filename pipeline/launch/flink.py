@@ -146,6 +146,7 @@ class FlinkJob:
         self._before = before
         self._stop = threading.Event()
         self._begun = self._heard = time.monotonic()
+        self._was_seen = False
         self._restarted = self._checkpoint = ""
 
     def stop(self) -> None:
@@ -176,7 +177,6 @@ class FlinkJob:
           RunnerError: Flink has no such job.
         """
         job, request = self.submitted(), ""
-        self._cluster.state(job)  # raises where `--attach` names none
         self._begun = self._heard = time.monotonic()
         while True:
             try:
@@ -206,11 +206,13 @@ class FlinkJob:
         try:
             state = self._cluster.state(self._job)
         except RunnerError as err:
+            if not self._was_seen:
+                raise
             raise RuntimeError(f"Flink has lost job {self._job} with its JobManager; {self._how_to_go_on()}") from err
-        self._heard = time.monotonic()
+        self._heard, self._was_seen = time.monotonic(), True
         if state == "RESTARTING":
             self._restarts(self._cluster.why_failed(self._job))
-        self._note_checkpoint()
+        self._checkpoint = self._cluster.latest_checkpoint(self._job) or self._checkpoint
         return state
 
     def _restarts(self, why: str) -> None:
@@ -225,9 +227,6 @@ class FlinkJob:
         if why != self._restarted:
             print(f"the job restarts: {why}", file=sys.stderr, flush=True)
             self._restarted = why
-
-    def _note_checkpoint(self) -> None:
-        self._checkpoint = self._cluster.latest_checkpoint(self._job) or self._checkpoint
 
     def _how_to_go_on(self) -> str:
         """How the user goes on where Flink does not; Flink may have made a later checkpoint than the last one seen."""
