@@ -13,13 +13,16 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 ORDERS = tuple(10.0**n for n in range(3, 10))
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What one image takes, and what each job takes once. `python -m tests.benchmarks.cost` measures all but `cpu_ms`.
+    """What one image takes, and what each job takes once.
+
+    `python -m tests.benchmarks.cost` measures all but `cpu_ms` and `page_s`.
 
     Attributes:
       cpu_ms: CPU time of an image with the model, milliseconds: YOLOv4-tiny's size at 416x416, float32 (`make bench`).
@@ -28,7 +31,8 @@ class Measured:
       attribute_bytes: What the message of a row has beside the row.
       notice_bytes: A notification of Cloud Storage with its attributes and JSON, as its documentation shows one.
       shuffled_bytes: What an image brings into the shuffles of a batch job: its name, never itself.
-      class_b_an_image: Reading operations (metadata and content).
+      class_b_an_image: Reading operations: its content, with which its generation comes.
+      class_b_unlisted: More of them for an image that a message names, whose size no listing has told.
       class_a_a_job: Writing and listing operations of a job's own files.
       class_b_a_job: Reading operations of the same.
       class_a_a_spool: Writing operations of each spool of rows.
@@ -36,6 +40,8 @@ class Measured:
       class_a_an_hour: Writing operations in an hour of a machine beside others, which tells its launcher how far it is.
       class_b_an_hour: Reading operations of the same, the launcher's share in it.
       listed_at_once: Images in one listing operation (Cloud Storage's page).
+      page_s: Seconds of one listing operation: what a page of Cloud Storage is said to take; never measured.
+      merge_us: Time of a worker for each row that it merges and indexes, microseconds.
     """
 
     cpu_ms: float = 40.3
@@ -43,15 +49,18 @@ class Measured:
     object_bytes: float = 104.0
     attribute_bytes: float = 166.0
     notice_bytes: float = 1500.0
-    shuffled_bytes: float = 48.0
-    class_b_an_image: float = 2.0
-    class_a_a_job: float = 48.0
-    class_b_a_job: float = 148.0
+    shuffled_bytes: float = 90.0
+    class_b_an_image: float = 1.0
+    class_b_unlisted: float = 1.0
+    class_a_a_job: float = 40.0
+    class_b_a_job: float = 67.0
     class_a_a_spool: float = 1.0
     class_b_a_spool: float = 3.0
     class_a_an_hour: float = 1200.0
     class_b_an_hour: float = 4700.0
     listed_at_once: float = 1000.0
+    page_s: float = 0.13
+    merge_us: float = 13.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +76,7 @@ class Work:
       cores: Of one machine, all of them busy; counts where `images_per_second` is not given.
       images_per_second: Of one machine, as measured with your model (summary.json); 0: from `cores` and the CPU time of an image.
       startup_minutes: Until a machine detects its first image.
+      ramp_minutes: Batch: from then until all machines are there, one after the other.
       bundle_images: Images in a bundle of the runner: each leaves a spool.
       hours: Streaming: how long the images take to come; 0: as long as the machines take for them.
       window_s: Streaming: seconds of rows in one archive file.
@@ -81,6 +91,7 @@ class Work:
     cores: float = 8.0
     images_per_second: float = 0.0
     startup_minutes: float = 5.0
+    ramp_minutes: float = 10.0
     bundle_images: float = 1000.0
     hours: float = 0.0
     window_s: float = 60.0
@@ -122,6 +133,8 @@ _PRICES = {
     "pubsub_gb": ("--pubsub-gb", 1.0, "a GB through Pub/Sub"),
     "shuffle_gb": ("--shuffle-gb", 1.0, "a GB through the runner's shuffle or streaming service"),
 }
+# what steps do at once: a worker's listings, all listings, ranges, rows of one; here too, so that Beam need not be imported
+LISTINGS, ALL_LISTINGS, RANGES, RANGE_ROWS = 16, 1024, 256, 1_000_000
 _LEAST_MESSAGE = 1000.0  # https://cloud.google.com/pubsub/pricing
 
 
@@ -141,19 +154,45 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
     rate = work.images_per_second or work.cores * 1000.0 / each.cpu_ms
     startup = work.startup_minutes / 60.0
     busy = work.images / rate / 3600.0
-    hours = max(work.hours, busy / work.machines) + startup
+    beside = _beside(work, each, busy) if work.mode == "batch" else _Beside()
+    hours = max(work.hours, busy / work.machines + beside.hours) + startup
     row = each.row_bytes + work.objects * each.object_bytes
     by_mode = _batch(work, each) if work.mode == "batch" else _streaming(work, each, hours, row)
     told_hours = work.machines * hours if work.machines > 1 else 0.0  # alone it is the launcher's, which asks itself
     return Usage(
         hours=hours,
-        machine_hours=work.machines * hours if work.hours else busy + work.machines * startup,
+        machine_hours=work.machines * hours if work.hours else busy + beside.machine_hours + work.machines * startup,
         read_gb=work.images * (1 - work.inline) * work.image_kb * 1e3 / 1e9,
         results_gb=work.images * row / 1e9,
         class_a=by_mode["class_a"] + told_hours * each.class_a_an_hour,
         class_b=by_mode["class_b"] + told_hours * each.class_b_an_hour,
         pubsub_gb=by_mode["pubsub_gb"],
         shuffle_gb=by_mode["shuffle_gb"],
+    )
+
+
+class _Beside(NamedTuple):
+    """What a batch job takes beside detecting."""
+
+    hours: float = 0.0
+    machine_hours: float = 0.0
+
+
+def _beside(work: Work, each: Measured, busy: float) -> _Beside:
+    """Listing, merging, and the wait for machines that come one after the other.
+
+    Listing is done by many requests side by side. More rows than one worker shall merge are merged by several, and pass them
+    three times. Machines that are not there yet cost nothing but time: on average half of them are missing, though never for
+    longer than the work takes one machine.
+    """
+    listing = work.images / each.listed_at_once * each.page_s / 3600.0
+    ranges = max(1.0, min(RANGES, work.images // RANGE_ROWS)) if work.machines > 1 else 1.0
+    merging = work.images * each.merge_us / 1e6 / 3600.0 * (3.0 if ranges > 1 else 1.0)
+    missing = 1.0 - 1.0 / work.machines
+    ramp = min(work.ramp_minutes / 60.0 / 2.0, busy) * max(0.0, missing)
+    return _Beside(
+        listing / min(work.machines * LISTINGS, ALL_LISTINGS) + merging / min(work.machines, ranges) + ramp,
+        listing / LISTINGS + merging,
     )
 
 
@@ -174,7 +213,7 @@ def _streaming(work: Work, each: Measured, hours: float, row: float) -> dict[str
     answered = max(_LEAST_MESSAGE, row + each.attribute_bytes)
     return {
         "class_a": each.class_a_a_job + hours * 3600.0 / work.window_s,
-        "class_b": each.class_b_a_job + work.images * (1 - work.inline) * each.class_b_an_image,
+        "class_b": each.class_b_a_job + work.images * (1 - work.inline) * (each.class_b_an_image + each.class_b_unlisted),
         "pubsub_gb": work.images * 2 * (asked + answered) / 1e9,
         "shuffle_gb": work.images * (row + each.shuffled_bytes + work.inline * _INLINE_SHUFFLED * image) / 1e9,
     }

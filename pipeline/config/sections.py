@@ -202,7 +202,7 @@ class WriteConfig:
     replace: Switch = setting(False, "remove what an earlier run with other settings left in the output folder")
     parquet: Switch = setting(False, "write detections/*.parquet too, one row an image")
     tfrecord: Switch = setting(False, "write detections/*.tfrecord too, tf.Examples with the TF Object Detection API's keys")
-    coco: Switch = setting(False, "write coco/results.json (and coco/images.json) too")
+    coco: Switch = setting(False, "write coco/results.json (and coco/images.json) too, of up to 10,000,000 images")
     coco_ground_truth: _SomePath | None = setting(
         None, "COCO annotations whose image and category ids coco/results.json shall use"
     )

@@ -19,7 +19,7 @@ from pipeline.storage.places import GS, FoundFile, LocalPlace, ObjectPlace, Plac
 AT_ONCE = 16  # folders looked at side by side; each waits for storage
 _CHUNK = 250  # files of one place before it is the others' turn
 LONG = 10_000  # names: ten requests
-_CUT = 1024  # a billion names in so many parts are 1,000 requests each
+CUT = 1024  # a billion names in so many parts are 1,000 requests each
 
 
 def place_of(pattern: str) -> Place:
@@ -52,7 +52,7 @@ def place_of(pattern: str) -> Place:
 def divided(places: Iterable[Place], wanted: int, long: int = LONG) -> list[Place]:
     """Places that together are these, about as many as wanted where looking at a few folders gives so many.
 
-    Where one has more names than are listed in seconds, it is cut into a share of `_CUT`.
+    Where one has more names than are listed in seconds, it is cut into a share of `CUT`.
 
     Args:
       places: Where to look.
@@ -72,7 +72,7 @@ def divided(places: Iterable[Place], wanted: int, long: int = LONG) -> list[Plac
         else:
             rest.extend(parts)
     whole += rest
-    share = max(2, _CUT // max(1, len(whole)))
+    share = max(2, CUT // max(1, len(whole)))
 
     def cut(place: Place) -> list[Place]:
         with _listed(place):

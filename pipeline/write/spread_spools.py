@@ -22,7 +22,7 @@ from pipeline.storage.spools import Spool, merge_spools
 from pipeline.write.spool_rows import BY_ROWS, Shard
 
 ROWS_AT_ONCE = 1_000_000  # of half a minute
-_MOST_RANGES = 256  # each worker that merges a range reads a part of as many spools
+MOST_RANGES = 256  # each worker that merges a range reads a part of as many spools
 _NOTED = 100  # rows a range, so that ranges are equal to within a third
 _NOTED_BYTES = 1000  # of each: its image's name and more
 
@@ -63,7 +63,7 @@ class SpreadSpools(beam.PTransform):
 
     def _ranges(self, shard: Shard, rows: Mapping[Shard, int]) -> int:
         by_rows = Shard(*shard).shards == BY_ROWS
-        return max(1, min(_MOST_RANGES, rows[shard] // self.rows_at_once)) if by_rows else 1
+        return max(1, min(MOST_RANGES, rows[shard] // self.rows_at_once)) if by_rows else 1
 
     def _by_group(self, keyed: KeyedSpool, rows: Mapping[Shard, int]) -> tuple[tuple[Shard, int], Spool]:
         shard, spool = keyed

@@ -32,10 +32,16 @@ from apache_beam.pipeline import PipelineVisitor
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipeline import graph, run
-from pipeline.config import Config
+from pipeline.config import Config, WriteConfig
+from pipeline.read import only_new
+from pipeline.read.read_images import ReadImages
 from pipeline.records import DetectedImage, detection_row, row_bytes
+from pipeline.storage.results import DETECTIONS
+from pipeline.storage.spools import Spooler
 from pipeline.storage.staging import held, new_staging
 from pipeline.stream.outgoing import detection_message
+from pipeline.write.spool_rows import BY_ROWS, Shard
+from pipeline.write.write_files import WriteFiles
 from tests.conftest import REPO
 
 SAMPLES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
@@ -44,6 +50,24 @@ _CLASSES = (
     ("class_a", re.compile(r"GET /storage/v1/b/[^/]+/o|POST /upload/.*|POST .*/(rewriteTo|copyTo|compose)/?.*|POST /batch/.*")),
     ("class_b", re.compile(r"GET /storage/v1/b/[^/]+(/o/.+)?|GET /download/.*")),
 )
+_CONTENT = re.compile(r"/download/storage/v1/b/([^/]+)/o/(.+)")
+_OF_IMAGE = re.compile(r"GET .*/o/in\d+%2F.+")
+_MERGED_ROWS = 20_000
+
+
+_COUNTED = (("class_a", "class_a"), ("class_b", "of_images"))
+
+
+def _send_generation(handler: Any, bucket: str, name: str) -> None:
+    """Makes an answer carry the generation of the object, as Cloud Storage's does and this emulator's does not."""
+    end_headers = handler.end_headers
+
+    def end() -> None:
+        with contextlib.suppress(Exception):  # there is no such object
+            handler.send_header("X-Goog-Generation", handler.storage.get_file_obj(bucket, name)["generation"])
+        end_headers()
+
+    handler.end_headers = end
 
 
 @contextlib.contextmanager
@@ -60,6 +84,9 @@ def counting_storage() -> Iterator[tuple[Any, collections.Counter[str]]]:
         def handle(self, method: str) -> None:
             path = urllib.parse.urlparse(self._request_handler.path).path
             counts.update(name for name, known in _CLASSES if known.fullmatch(f"{method} {path}"))
+            counts["of_images"] += _OF_IMAGE.fullmatch(f"{method} {path}") is not None
+            if found := _CONTENT.fullmatch(path):
+                _send_generation(self._request_handler, *map(urllib.parse.unquote, found.groups()))
             super().handle(method)
 
     before, server.Router, environment = server.Router, Counting, dict(os.environ)
@@ -79,7 +106,10 @@ def counting_storage() -> Iterator[tuple[Any, collections.Counter[str]]]:
 
 
 def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
-    """Operations of each class an image and a job, from runs of two sizes over images in a bucket."""
+    """Operations of each class an image and a job, from runs of two sizes over images in a bucket.
+
+    Reading operations of an image are those on the image itself: a run that takes longer also looks more often at its lease.
+    """
     seen: list[collections.Counter[str]] = []
     with counting_storage() as (bucket, counts):
         for size in sizes:
@@ -92,7 +122,7 @@ def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
             if code:
                 raise RuntimeError(f"the job ended with {code}")
             seen.append(counts.copy())
-    an_image = {name: (seen[1][name] - seen[0][name]) / (sizes[1] - sizes[0]) for name, _ in _CLASSES}
+    an_image = {name: (seen[1][of] - seen[0][of]) / (sizes[1] - sizes[0]) for name, of in _COUNTED}
     return {f"{name}_an_image": an_image[name] for name in an_image} | {
         f"{name}_a_job": seen[0][name] - an_image[name] * sizes[0] for name in an_image
     }
@@ -124,6 +154,7 @@ def _count_shuffled(pipeline: beam.Pipeline) -> None:
 def shuffled_bytes(folder: Path, sizes: tuple[int, int]) -> float:
     """Bytes that an image brings into the shuffles of a batch job, from runs of two sizes."""
     found = []
+    before, only_new.PARTITIONS = only_new.PARTITIONS, 1  # as of many images, names are shuffled in full groups
     for size in sizes:
         images = folder / f"in{size}"
         images.mkdir()
@@ -133,13 +164,31 @@ def shuffled_bytes(folder: Path, sizes: tuple[int, int]) -> float:
         pipeline = beam.Pipeline(runner=FnApiRunner())
         staging = new_staging(config.output)
         with held(staging, {}):
-            graph.build(pipeline, config, graph.sinks(config, staging))
+            graph.build(pipeline, config, graph.sinks(config, staging), ReadImages([str(images)], exclude=config.output))
             _count_shuffled(pipeline)
             result = pipeline.run()
             result.wait_until_finish()
         counters = result.metrics().query(MetricsFilter().with_name("shuffled"))["counters"]  # one for each shuffle
         found.append(sum(counter.result for counter in counters))
+    only_new.PARTITIONS = before
     return (found[1] - found[0]) / (sizes[1] - sizes[0])
+
+
+def merge_us(folder: Path) -> float:
+    """Time for a row that is merged from spools and indexed, microseconds."""
+    staging = new_staging(str(folder / "merged"))
+    (image, *_), shard = detected(), Shard(DETECTIONS, 0, BY_ROWS)
+    with held(staging, {}):
+        spooler, spools = Spooler(f"{staging}/spool"), []
+        for number in range(_MERGED_ROWS):
+            ref = dataclasses.replace(image.ref, uri=f"{number:09d}-{image.ref.uri}")
+            spools += spooler.add(shard, row_bytes(detection_row(dataclasses.replace(image, ref=ref))) + b"\n")
+            if number % 1000 == 999:
+                spools += spooler.flush()
+        began = time.process_time()
+        for _ in WriteFiles(staging, {}, WriteConfig())._finish((shard, [spool for _, spool in spools]), {shard: _MERGED_ROWS}):
+            pass
+        return (time.process_time() - began) / _MERGED_ROWS * 1e6
 
 
 def detected() -> list[DetectedImage]:
@@ -178,6 +227,7 @@ def measure(sizes: Sizes) -> dict[str, float]:
         return {
             **row_and_message_bytes(detected()),
             "shuffled_bytes": shuffled_bytes(Path(folder), sizes.shuffles),
+            "merge_us": merge_us(Path(folder)),
             **storage_operations(sizes.storage),
         }
 

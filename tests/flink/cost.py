@@ -107,6 +107,7 @@ def _run(flink: FlinkCluster, bucket: Any, operations: Counter[str], images: int
         machines=TASKMANAGERS,
         images_per_second=summary["images_per_second"] / TASKMANAGERS,
         startup_minutes=summary["submission_seconds"] / 60,
+        ramp_minutes=0.0,  # both are there from the beginning
         bundle_images=images / TASKMANAGERS,
     )
     seconds = {kind: round(value, 1) for kind, value in spent.seconds().items()}

@@ -4,6 +4,7 @@ import os
 import socket
 
 import pytest
+from requests import Session
 
 from pipeline.failures import ImageError
 from pipeline.read.fetch import fetch
@@ -78,3 +79,21 @@ def test_a_closed_file_is_named_as_such(tmp_path):
     path.write_bytes(b"x")
     path.chmod(0)
     assert refusal(path).reason == "permission_denied"
+
+
+@pytest.mark.parametrize(("size_bytes", "requests"), [(3, 1), (0, 2)], ids=["listed", "named by a message"])
+def test_an_object_whose_size_is_known_takes_one_request(strict_gcs_bucket, monkeypatch, size_bytes, requests):
+    """As on Cloud Storage the answer carries the generation; the other emulator's does not."""
+    blob = strict_gcs_bucket.blob("a/b.jpg")
+    blob.upload_from_string(b"one")
+    blob.reload()
+    sent, send = [], Session.send
+
+    def count(self, request, **how):
+        sent.append(request.url)
+        return send(self, request, **how)
+
+    monkeypatch.setattr(Session, "send", count)
+    content, generation = fetch(ImageRef(f"gs://{strict_gcs_bucket.name}/a/b.jpg", size_bytes=size_bytes), LIMIT)
+    assert (content, generation) == (b"one", str(blob.generation))
+    assert sum("/o/a%2Fb.jpg?" in url for url in sent) == requests  # a new client looks once at the bucket as well

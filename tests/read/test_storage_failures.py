@@ -218,7 +218,8 @@ def test_without_storage_each_image_there_is_a_dead_letter_and_the_others_are_re
     (tmp_path / "list.txt").write_text("\n".join(lines))
     KEPT.clear()
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        for name, collection in (pipeline | ReadImages([f"{tmp_path}/list.txt"], retry_seconds=0.2))._asdict().items():
+        read = pipeline | ReadImages([f"{tmp_path}/list.txt"], retry_seconds=0.2)
+        for name, collection in (("images", read.images), ("dead", read.dead)):
             assert_that(collection, functools.partial(keep, name), label=f"Keep{name}")
     assert [image.content for image in KEPT["images"]] == [b"here"]
     dead = sorted((letter.ref.uri, letter.stage, letter.reason) for letter in KEPT["dead"])
