@@ -105,10 +105,11 @@ def test_a_wrong_command_is_one_line(folder, capsys, arguments, said):
 
 
 def test_a_manifest_has_its_name_only_when_all_is_told(folder, capsys):
-    (folder / "list.txt").write_bytes(b"in/a.png\n\xff\n")
-    code = main(["--input", "list.txt", "--output", "out", "--write-missing", "missing.jsonl"])
+    (folder / "list.txt").write_text("in/a.png\n")
+    (folder / "loop.txt").symlink_to("loop.txt")
+    code = main(["--input", "list.txt", "loop.txt", "--output", "out", "--write-missing", "missing.jsonl"])
     assert (code, capsys.readouterr().err.count("\n")) == (2, 1)
-    assert sorted(path.name for path in folder.iterdir()) == ["in", "list.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["in", "list.txt", "loop.txt"]
 
 
 def test_on_cloud_storage(gcs_bucket, capsys):

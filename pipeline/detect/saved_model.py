@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.prepared_model import OptimisedGraph, PreparedModel, start
 from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.tensorflow_internals import freeze, meta_graph, optimise
-from pipeline.detect.versions import locate
+from pipeline.detect.versions import files_of, lacking, locate, partial_versions
 from pipeline.errors import ModelError
 from pipeline.storage.globs import escape_glob
 
@@ -39,6 +40,8 @@ def name_and_version(model: ModelConfig) -> tuple[str, str]:
       ModelError: It is missing, or cannot be understood.
     """
     folder, version = locate(model.path, model.model_version)
+    for partial in () if model.model_version else partial_versions(model.path):
+        print(f"model {model.path}: version {partial.name} is left alone, since it lacks {partial.lacks} (yet)", file=sys.stderr)
     with _local_copy(folder, METADATA_PATH) as local:
         return name_of_model(model, _described(local, folder), folder), version
 
@@ -54,11 +57,16 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
     """Loads, freezes and optimises a detector, and runs every rung of its ladder on blank images.
 
     Raises:
-      ModelError: It is missing, damaged, has no signature that fits, or fails on a blank image.
+      ModelError: It is missing, damaged, being written, has no signature that fits, or fails on a blank image.
     """
-    found = locate(model.path, model.model_version)
+    folder, version = locate(model.path, model.model_version)
+    files = files_of(folder)
+    if missing := lacking(files):
+        raise ModelError(f"model {folder}: lacks {missing}; copy it whole, then start again")
     tensorflow_setup.configure_tensorflow(detect)
-    prepared = prepare(*found, model, detect, gpu=tensorflow_setup.uses_gpu())
+    prepared = prepare(folder, version, model, detect, gpu=tensorflow_setup.uses_gpu())
+    if files_of(folder) != files:
+        raise ModelError(f"model {folder}: its files changed while it was loaded; start again once it is copied")
     return_free_memory()  # optimising took several times the model
     return start(prepared, detect)
 

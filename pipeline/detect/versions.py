@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ from pipeline.storage.places import FoundFile
 
 LABELS = "labels.json"
 _MODEL = "saved_model.pb"
+_GOLDEN_FILE = re.compile(r"/assets\.extra/golden/([^/]+)$")
+_GOLDEN_ROWS = "detections.jsonl"
+_VARIABLES = re.compile(r"/variables/variables\.data-\d{5}-of-(\d{5})$")
 
 
 class Version(NamedTuple):
@@ -41,6 +45,11 @@ class Version(NamedTuple):
     def size_bytes(self) -> int:
         """Of all its files."""
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def lacks(self) -> str:
+        """What its files show to be missing, as of a version that is just copied; empty: nothing."""
+        return lacking(self.files)
 
 
 def locate(path: str, named: str | None = None) -> tuple[str, str]:
@@ -67,7 +76,8 @@ def wanted(path: str, named: str | None = None) -> list[Version]:
     """
     path = folder_of(path)
     try:
-        found = _itself(path) if exists(f"{path}/{_MODEL}") else versions_in(path)
+        there = _itself(path) if exists(f"{path}/{_MODEL}") else _all_in(path)
+        found = {number: version for number, version in there.items() if not version.lacks}
         labels = labels_in(path) if named and not named.isdigit() and found else {}
     except ModelError:
         raise
@@ -76,9 +86,35 @@ def wanted(path: str, named: str | None = None) -> list[Version]:
     if not found:
         raise ModelError(
             f"model {path}: expected a SavedModel ({_MODEL}) or version folders <integer>/{_MODEL} there, "
-            "found none; check --model"
+            f"found none{_partial(there)}; check --model"
         )
-    return _chosen(path, found, named, labels)
+    return _chosen(path, found, named, labels, _partial(there))
+
+
+def partial_versions(path: str) -> list[Version]:
+    """The versions in a folder that are not all there (yet), and are left alone so long."""
+    path = folder_of(path)
+    return [] if exists(f"{path}/{_MODEL}") else [version for version in _all_in(path).values() if version.lacks]
+
+
+def files_of(folder: str) -> frozenset[FoundFile]:
+    """The files of a SavedModel; of a local one without hidden ones."""
+    return frozenset(files_in(place_of(f"{escape_glob(folder)}/**" if "://" in folder else folder)))
+
+
+def lacking(files: Iterable[FoundFile]) -> str:
+    """What the files of a SavedModel show to be missing: golden images their rows, parts of its variables the other parts."""
+    paths = [file.path for file in files]
+    golden = {found[1] for path in paths if (found := _GOLDEN_FILE.search(path))}
+    if golden and _GOLDEN_ROWS not in golden:
+        return f"assets.extra/golden/{_GOLDEN_ROWS}"
+    parts = Counter(int(found[1]) for path in paths if (found := _VARIABLES.search(path)))
+    missing = {total - number: total for total, number in parts.items()}  # a model that was saved anew may have left others
+    return f"{min(missing)} of {missing[min(missing)]} files variables/variables.data-*" if missing and min(missing) > 0 else ""
+
+
+def _partial(versions: Mapping[int, Version]) -> str:
+    return "".join(f"; version {version.name} lacks {version.lacks} (yet)" for version in versions.values() if version.lacks)
 
 
 def is_watchable(model: ModelConfig) -> bool:
@@ -96,7 +132,11 @@ def is_watchable(model: ModelConfig) -> bool:
 
 
 def versions_in(path: str) -> dict[int, Version]:
-    """The versions in a folder by their number; one that has no model in it (yet) is none."""
+    """The versions in a folder by their number; one that has no model in it, or just a part of it (yet), is none."""
+    return {number: version for number, version in _all_in(path).items() if not version.lacks}
+
+
+def _all_in(path: str) -> dict[int, Version]:
     found = _remote_versions(path) if "://" in path else _local_versions(path)
     return {int(version.name): version for version in found}
 
@@ -128,7 +168,7 @@ def folder_of(path: str) -> str:
     return (_bundled_model() if path == BUNDLED else path).rstrip("/")
 
 
-def _chosen(path: str, found: Mapping[int, Version], named: str | None, labels: Mapping[str, int]) -> list[Version]:
+def _chosen(path: str, found: Mapping[int, Version], named: str | None, labels: Mapping[str, int], partial: str) -> list[Version]:
     if not named:
         return [found[number] for number in sorted(found, reverse=True)]
     if not named.isdigit() and named not in labels:
@@ -138,7 +178,7 @@ def _chosen(path: str, found: Mapping[int, Version], named: str | None, labels: 
     if number not in found:
         wanted = f"version {number}" if named.isdigit() else f"version {number}, which {LABELS} calls {named}"
         there = ", ".join(version.name or "a SavedModel without versions" for _, version in sorted(found.items()))
-        raise ModelError(f"model {path}: expected {wanted}, found {there}; check --model-version")
+        raise ModelError(f"model {path}: expected {wanted}, found {there}{partial}; check --model-version")
     return [found[number]]
 
 

@@ -1,8 +1,10 @@
 """Golden images: a version that does not find in them what a trusted one has found is not used."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import cv2
@@ -13,9 +15,11 @@ from models.golden import main, write_golden
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.golden import GOLDEN, GoldenImage, disagreement, read_golden
 from pipeline.detect.load_detector import load_detector
+from pipeline.detect.saved_model import name_and_version
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef
-from tests.detect.versioned_models import HW, save_version
+from pipeline.storage.files import write_file
+from tests.detect.versioned_models import HW, save_version, upload_version
 from tests.fixtures import REPO
 from tests.tiny_models import bright_box
 
@@ -180,6 +184,86 @@ def test_a_running_detector_keeps_its_version_when_the_next_does_not_agree(model
     finally:
         detector.close()
     assert "version 9 is refused, version 8 stays: its agreement with its golden images is 0.000" in capfd.readouterr().err
+
+
+ROWS = Path(GOLDEN, "detections.jsonl")
+SHARD = Path("variables", "variables.data-00000-of-00002")
+
+
+@pytest.mark.parametrize(
+    ("missing", "there"),
+    [pytest.param(ROWS, None, id="golden rows"), pytest.param("variables/variables.data-00001-of-00002", SHARD, id="variables")],
+)
+@pytest.mark.parametrize("place", ["local", "storage"])
+def test_a_version_that_is_not_all_there_is_left_alone_at_the_start_as_later(
+    model, request, tmp_path, capfd, place, missing, there
+):
+    """It is copied file by file, and checked by what it may lack as yet."""
+    mine = f"gs://{request.getfixturevalue('gcs_bucket').name}/m" if place == "storage" else str(tmp_path / "m")
+    upload_version(model / "7", f"{mine}/7")
+    upload_version(model / "9", f"{mine}/9", without="variables.data-00000-of-00001" if there else ROWS.name)
+    if there:
+        write_file(f"{mine}/9/{there}", b"")
+    settings = ModelConfig(path=mine, model_poll_s=1e6)
+    assert name_and_version(settings)[1] == "7"
+    assert capfd.readouterr().err == f"model {mine}: version 9 is left alone, since it lacks {missing} (yet)\n".replace(
+        "variables/variables.data-00001-of-00002", "1 of 2 files variables/variables.data-*"
+    )
+    with contextlib.closing(load_detector(settings, CPU)) as detector:
+        assert detector.model.version == "7"
+        assert detector.watched
+        detector.watched.look(), detector.watched.look()
+        assert (detector.model.version, detector.counted_swaps()) == ("7", {})
+        if there:
+            return
+        write_file(f"{mine}/9/{ROWS}", (model / "9" / ROWS).read_bytes())
+        detector.watched.look(), detector.watched.look()
+        assert detector.counted_swaps() == {"refusals": 1}
+    with pytest.raises(ModelError, match=r"is 0\.000, expected 0\.9"):
+        load_detector(ModelConfig(path=f"{mine}/9"), CPU)
+
+
+def test_a_model_that_is_named_by_itself_and_not_all_there_is_one_clear_line(model, tmp_path):
+    shutil.copytree(model / "8", tmp_path / "8")
+    (tmp_path / "8" / ROWS).unlink()
+    for path, version in ((tmp_path / "8", None), (tmp_path, "8")):
+        with pytest.raises(ModelError, match=r"detections\.jsonl") as caught:
+            load_detector(ModelConfig(path=str(path), model_version=version), CPU)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["beside another one", "the only one"])
+def test_a_version_that_changes_while_it_is_loaded_is_not_taken(model, tmp_path, capfd, before):
+    """Two looks must find it unchanged, at the start as well; the load lies between them."""
+    if before:
+        shutil.copytree(model / "7", tmp_path / "7")
+    shutil.copytree(model / "8", tmp_path / "8")
+    growing, written, ended = tmp_path / "8" / "assets.extra" / "more", threading.Event(), threading.Event()
+
+    def copy() -> None:
+        with growing.open("wb", buffering=0) as file:
+            while not ended.wait(0.01):
+                file.write(b"x")
+                written.set()
+
+    copying = threading.Thread(target=copy)
+    copying.start()
+    try:
+        written.wait()
+        if not before:
+            with pytest.raises(ModelError, match="its files changed while it was loaded"):
+                load_detector(ModelConfig(path=str(tmp_path), model_poll_s=1e6), CPU)
+            return
+        detector = load_detector(ModelConfig(path=str(tmp_path), model_poll_s=1e6), CPU)
+    finally:
+        ended.set()
+        copying.join()
+    with contextlib.closing(detector):
+        assert detector.model.version == "7"
+        assert "version 8 is refused, version 7 stays: its files changed while it was loaded" in capfd.readouterr().err
+        assert detector.watched
+        detector.watched.look(), detector.watched.look()
+        assert detector.model.version == "8"
 
 
 @pytest.mark.parametrize(
