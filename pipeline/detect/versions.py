@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pipeline.config import BUNDLED, ModelConfig
+from pipeline.detect.other_formats import what_it_is
 from pipeline.errors import ModelError
 from pipeline.storage.files import exists, read_file
 from pipeline.storage.globs import escape_glob
@@ -76,7 +78,7 @@ def wanted(path: str, named: str | None = None) -> list[Version]:
     if not found:
         raise ModelError(
             f"model {path}: expected a SavedModel ({_MODEL}) or version folders <integer>/{_MODEL} there, "
-            "found none; check --model"
+            f"found none; {what_it_is(path) or 'check --model'}"
         )
     return _chosen(path, found, named, labels)
 
@@ -125,7 +127,8 @@ def folder_of(path: str) -> str:
     Raises:
       ModelError: The bundled detector is not in the user's cache, and cannot be written there.
     """
-    return (_bundled_model() if path == BUNDLED else path).rstrip("/")
+    path = _bundled_model() if path == BUNDLED else path.rstrip("/")
+    return posixpath.dirname(path) or os.getcwd() if posixpath.basename(path) == _MODEL else path
 
 
 def _chosen(path: str, found: Mapping[int, Version], named: str | None, labels: Mapping[str, int]) -> list[Version]:

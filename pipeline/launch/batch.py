@@ -21,10 +21,10 @@ from pipeline.failures import FOR_GOOD
 from pipeline.figures import progress
 from pipeline.figures.summary import RunFacts, Tally
 from pipeline.figures.told import Told
-from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals, tidy
+from pipeline.launch.ending import DONE, FAILED, Ending, failed, stopped_by_signals, tidy
 from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
-from pipeline.launch.plan import first_images, model_lines, say, shown, trial_lines
+from pipeline.launch.plan import first_images, model_lines, say, shown, tried
 from pipeline.launch.templates import write_template
 from pipeline.read.letters import is_letter, letters_in
 from pipeline.read.list_images import list_images
@@ -87,10 +87,12 @@ def show_plan(job: Job) -> int:
     say([f"         of {config.dates}, {config.time_zone}"] if config.dates else [])
     say(model_lines(detector, config))
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(_ending(config).files())})"])
-    tried = sorted((uri for uri in listed if not is_letter(uri)), key=is_tfrecord)
-    say(trial_lines(detector, first_images(tried, config.read)))
+    to_try = sorted((uri for uri in listed if not is_letter(uri)), key=is_tfrecord)
+    succeeded = tried(detector, first_images(to_try, config.read))
     say(["dry run: nothing was written"])
-    return DONE
+    if not succeeded:
+        print("error: none of the images that were tried can be detected in; see their dead letters above", file=sys.stderr)
+    return DONE if succeeded else FAILED
 
 
 def run(job: Job) -> int:
