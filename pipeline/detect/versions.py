@@ -21,6 +21,7 @@ from pipeline.storage.files import exists, read_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_in, place_of
 from pipeline.storage.places import FoundFile
+from pipeline.storage.waiting import waiting_for
 
 LABELS = "labels.json"
 _MODEL = "saved_model.pb"
@@ -69,8 +70,9 @@ def wanted(path: str, named: str | None = None) -> list[Version]:
     """
     path = folder_of(path)
     try:
-        found = _itself(path) if exists(f"{path}/{_MODEL}") else versions_in(path)
-        labels = labels_in(path) if named and not named.isdigit() and found else {}
+        with waiting_for(f"model {path}"):
+            found = _itself(path) if exists(f"{path}/{_MODEL}") else versions_in(path)
+            labels = labels_in(path) if named and not named.isdigit() and found else {}
     except ModelError:
         raise
     except Exception as err:
@@ -92,7 +94,8 @@ def is_watchable(model: ModelConfig) -> bool:
     if not model.model_poll_s or model.path == BUNDLED or (model.model_version or "").isdigit():
         return False
     try:
-        return not exists(f"{folder_of(model.path)}/{_MODEL}")
+        with waiting_for(f"model {model.path}"):
+            return not exists(f"{folder_of(model.path)}/{_MODEL}")
     except Exception as err:
         raise ModelError(f"model {model.path}: cannot be reached: {_first_line(err)}") from err
 

@@ -232,9 +232,9 @@ def _run_graph(job: Job, steps: _Steps, staging: str) -> RunFacts:
     """Runs the graph to its end, when the results have their names."""
     launched_at = time.time()
     with (
+        _displayed(job, staging) as told,  # first: whoever loads a model drops what comes to standard error meanwhile
         detector_loading(steps.config) if job.in_process else contextlib.nullcontext() as loading,
         job.runner.served(job.options),
-        _displayed(job, staging) as told,
     ):
         pipeline = job.pipeline()
         steps.build(pipeline)

@@ -14,6 +14,7 @@ from pipeline.storage.globs import overlap
 from pipeline.storage.listing import AT_ONCE, divided, files_in, files_in_all, place_of
 from pipeline.storage.places import Place
 from pipeline.storage.results import DEAD_LETTERS, is_result, kind_of_rows
+from pipeline.storage.waiting import waiting_for
 
 _PIECES = 64  # of all inputs together, so that they can be listed side by side
 _HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
@@ -119,4 +120,5 @@ def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False)
 
 
 def _names_something(pattern: str) -> bool:
-    return any(True for _ in files_in(place_of(pattern)))
+    with waiting_for(f"input {pattern}"):
+        return any(True for _ in files_in(place_of(pattern)))
