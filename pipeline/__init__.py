@@ -5,11 +5,37 @@ when they are first asked for, so that `--help` comes without TensorFlow and Bea
 """
 
 import importlib
+import importlib.util
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 # TensorFlow's libraries read this when they are imported; what goes wrong there reaches the user as an error of this project.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+_NEEDED = ("yaml", "pydantic", "numpy", "cv2", "apache_beam", "tensorflow", "tfx_bsl")
+
+
+def _in_the_way() -> str:
+    """Why a command of this program cannot run in this Python or this folder, in a line; empty where it can."""
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    models = importlib.util.find_spec("models")
+    if models and models.origin and os.path.dirname(os.path.dirname(os.path.abspath(models.origin))) != home:
+        folder = os.path.dirname(models.origin)
+        return f"Python takes {folder} for this program's package 'models'; run detect-objects instead, or in another folder"
+    if missing := [name for name in _NEEDED if not importlib.util.find_spec(name)]:
+        return (
+            f"{sys.executable} has no {', '.join(missing)}; expected a Python in which this program is installed, such as "
+            f"{home}/.venv/bin/python after make demo, or another one after python -m pip install {home}"
+        )
+    return ""
+
+
+# While Python looks for the module of `python -m pipeline.run`, or of another command here, "-m" stands for its name. It looks in
+# the current folder first, as the console command does not.
+if sys.argv[:1] == ["-m"] and (_problem := _in_the_way()):
+    print(f"error: {_problem}", file=sys.stderr)
+    sys.exit(2)
 
 if TYPE_CHECKING:
     from pipeline.detect.detect_objects import DetectObjects as DetectObjects

@@ -273,8 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         before = _end_of(flags.until) if flags.until else None
-        output = _folder(flags.output)
-        done = compact(output, before, wait_s=flags.busy_wait_s)
+        done = compact(output := _folder(flags.output), before, wait_s=flags.busy_wait_s)
     except (BusyError, TakenOverError) as err:
         print(f"error: {str(err).partition('; --when-busy')[0]}", file=sys.stderr)
         return 3
@@ -297,22 +296,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _folder(given: str) -> str:
-    """The results folder that a flag names.
-
-    Raises:
-      ConfigError: It names none.
-      OutputError: It is not there: what is mistyped must not be made.
-    """
+    """The results folder that a flag names; what is mistyped must not be made."""
     try:
         output = local_path(given.strip())
     except ValueError as err:
         raise ConfigError(f"--output: {err}") from err
-    if not output:
-        raise ConfigError("--output: expected a results folder, local or gs://, got ''")
-    output = output.rstrip("/") or "/"
     if "://" not in output and not os.path.isdir(output):
-        raise OutputError(f"output {output}: expected a results folder, found none there; check --output")
-    return output
+        raise OutputError(f"output {given!r}: expected a results folder, found none there; check --output")
+    return output.rstrip("/") or "/"
 
 
 def _end_of(day: str) -> float:

@@ -27,7 +27,8 @@ from pipeline.storage.globs import is_below
 
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
 
-_DEFAULT_MODEL = f"warning: without --model the bundled detector of handwritten digits runs; give --model PATH, or --model {BUNDLED} if it is meant"
+_DEFAULT_MODEL = """\
+warning: without --model the bundled detector of handwritten digits runs; give --model PATH, or --model digits if it is meant"""
 _EPILOG = """\
 examples:
   python -m pipeline.run --config configs/batch_local_direct.yaml --input 'photos/**/*.jpg' --output out/

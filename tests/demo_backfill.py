@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from pipeline.storage.checkpoints import rows_in
 from tests.emulators import EmulatorMissing, PubSubEmulator, running_pubsub_emulator
 from tests.processes import end_group, running
 
@@ -52,8 +53,8 @@ def main() -> int:
 
 def _tell(emulator: PubSubEmulator, photos: Path, out: Path, images: int) -> None:
     job = ["pipeline.run", "--config", "configs/backfill_local_direct.yaml", "--input", f"{photos}/*.jpg", "--output", str(out)]
-    _say(f"1  {images} images; the job is killed midway")
-    _killed([*job, "--checkpoint-s", "1"], out)
+    _say(f"1  {images} images; the job is killed when a third of them is done")
+    _killed([*job, "--checkpoint-s", "0.1"], out, images // 3)
     _say("2  the same command again: what was done counts")
     _run(job)
     _expect(out, read=images)
@@ -73,14 +74,15 @@ def _add(photos: Path, numbers: Sequence[int]) -> list[Path]:
     return [Path(shutil.copy(SAMPLES[number % len(SAMPLES)], photos / f"{number:04d}.jpg")) for number in numbers]
 
 
-def _killed(arguments: Sequence[str], out: Path) -> None:
-    """Kills a job, with its whole group, as soon as it has written some rows."""
+def _killed(arguments: Sequence[str], out: Path, images: int) -> int:
+    """Kills a job, with its whole group, as soon as so many images are in its checkpoints; returns how many are."""
     with _started(arguments) as job:
         while job.poll() is None:
-            if sum(1 for path in out.glob(".staging-*/**/*") if path.is_file() and path.stat().st_size > 10_000) >= 1:
+            if sum(map(rows_in, map(str, out.glob(".staging-*")))) >= images:
                 end_group(job)
-                print("(killed)")
-                return
+                done = sum(map(rows_in, map(str, out.glob(".staging-*"))))
+                print(f"(killed; {done} images are done)")
+                return done
             time.sleep(0.01)
     raise DemoFailedError("the job was done before it could be killed; give it more --images")
 

@@ -3,11 +3,12 @@
 import collections
 import json
 import os
+import re
 
 from tests import demo_backfill
 
 
-def test_every_image_version_has_one_row_at_the_end(pubsub_emulator, tmp_path, monkeypatch):
+def test_every_image_version_has_one_row_at_the_end(pubsub_emulator, tmp_path, monkeypatch, capfd):
     """Of the overwritten image both versions."""
     monkeypatch.setattr(demo_backfill, "PLACE", tmp_path)
     photos, out = tmp_path / "photos", tmp_path / "results"
@@ -15,6 +16,8 @@ def test_every_image_version_has_one_row_at_the_end(pubsub_emulator, tmp_path, m
     first = demo_backfill._add(photos, range(200))
     before = (str(first[0]), _generation(first[0]))
     demo_backfill._tell(pubsub_emulator, photos, out, 200)
+    (killed,) = re.findall(r"\(killed; (\d+) images are done\)", capfd.readouterr().out)
+    assert 200 // 3 <= int(killed) < 200
     images = [json.loads(line)["image"] for path in out.glob("detections/*.jsonl") for line in path.open()]
     rows = collections.Counter((image["uri"], image["generation"]) for image in images)
     assert rows == collections.Counter([before, *((str(path), _generation(path)) for path in photos.iterdir())])

@@ -112,3 +112,40 @@ def test_a_file_of_the_same_name_here_comes_before_the_projects_own(installed, t
     done = run_installed(installed, tmp_path, "detect-objects", "--config", "batch_gcs_direct.yaml", "--output", "out")
     assert (done.returncode, done.stdout) == (2, "")
     assert "unknown key 'detect.score_treshold'" in done.stderr
+
+
+@pytest.fixture
+def clone(tmp_path) -> Path:
+    """A folder with packages of its own that have names of this program's, as a clone of YOLOv5 has."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").write_text("raise RuntimeError('this is another program')\n")
+    for name in ("a", "b"):
+        write_bright_image(tmp_path / "in" / f"{name}.png", (64, 48), (10, 12, 30, 36))
+    return tmp_path
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="worker processes look in the current folder first before Python 3.11")
+def test_the_console_command_works_among_packages_of_the_same_names(installed, clone):
+    """Its worker processes do, too."""
+    workers = ["--direct_running_mode", "multi_processing", "--direct_num_workers", 2]
+    args = ["--input", "in", "--output", "out", "--model", "digits", *workers]
+    done = run_installed(installed, clone, "detect-objects", *args, XDG_CACHE_HOME=str(clone / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert "2 images read: 2 detected" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["pipeline.run", "pipeline.compact"])
+def test_the_module_says_in_a_line_what_is_in_its_way_among_packages_of_the_same_names(installed, clone, module):
+    done = run_installed(installed, clone, "python", "-m", module, "--help")
+    why = f"error: Python takes {clone}/models for this program's package 'models'; run detect-objects instead"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(why) and done.stderr.count("\n") == 1
+
+
+def test_a_python_without_the_packages_says_so_in_a_line(tmp_path):
+    """Without `site`, Python finds none but its own."""
+    command = [sys.executable, "-S", "-m", "pipeline.run", "--help"]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"error: {sys.executable} has no yaml, pydantic, numpy, " in done.stderr and done.stderr.count("\n") == 1

@@ -25,7 +25,7 @@ from pipeline.config.checked import (
     section,
     setting,
 )
-from pipeline.config.paths import local_path
+from pipeline.config.paths import Path, SomePath
 from pipeline.config.secrets import masked_options
 from pipeline.config.setting import MOST, Setting, settings_of
 from pipeline.errors import ConfigError
@@ -51,22 +51,7 @@ def _checked_by(check: Callable[[Given], Kept], value: Given) -> Kept:
         raise PydanticCustomError("days", "{expected}", {"expected": str(err)}) from err
 
 
-def _as_path(text: str) -> str:
-    try:
-        return local_path(text)
-    except ValueError as err:
-        raise PydanticCustomError("path", "file:/// and an absolute path") from err
-
-
-def _as_some_path(text: str) -> str:
-    if not text:
-        raise PydanticCustomError("path", "a path")
-    return _as_path(text)
-
-
-_Path = Annotated[Text, AfterValidator(_as_path)]
-_SomePath = Annotated[Text, AfterValidator(_as_some_path), WithJsonSchema({"type": "string", "minLength": 1})]
-_Input = Annotated[_SomePath, AfterValidator(lambda pattern: _checked_by(days.check_places, pattern))]
+_Input = Annotated[SomePath, AfterValidator(lambda pattern: _checked_by(days.check_places, pattern))]
 _Zone = Annotated[Text, AfterValidator(lambda name: _checked_by(days.zone_named, name) and name)]
 _Version = Annotated[Text, BeforeValidator(lambda value: str(value) if type(value) is int else value)]  # YAML's type
 _Days = Annotated[Text, BeforeValidator(lambda value: str(value) if isinstance(value, datetime.date) else value)]  # YAML's type
@@ -85,7 +70,7 @@ class ModelConfig:
     Everything below `name` overrides what the model says of itself.
     """
 
-    path: _SomePath = setting(
+    path: SomePath = setting(
         BUNDLED, "SavedModel, or a folder of versions <path>/<integer>; local or gs://. 'digits' is the bundled detector"
     )
     model_version: _Version | None = setting(
@@ -125,7 +110,7 @@ class ModelConfig:
     class_id_offset: Annotated[int, Between(-MOST)] | None = setting(
         None, "foreign models: number of the first class (1 for the TF Object Detection API)"
     )
-    class_names: ListOf[_Path] | None = setting(
+    class_names: ListOf[Path] | None = setting(
         None, "foreign models: class names in order, as a list or a text file with one a line"
     )
     nms: Literal["model", "pipeline"] | None = setting(None, "foreign models: who suppresses overlapping boxes")
@@ -203,7 +188,7 @@ class WriteConfig:
     parquet: Switch = setting(False, "write detections/*.parquet too, one row an image")
     tfrecord: Switch = setting(False, "write detections/*.tfrecord too, tf.Examples with the TF Object Detection API's keys")
     coco: Switch = setting(False, "write coco/results.json (and coco/images.json) too, of up to 10,000,000 images")
-    coco_ground_truth: _SomePath | None = setting(
+    coco_ground_truth: SomePath | None = setting(
         None, "COCO annotations whose image and category ids coco/results.json shall use"
     )
     samples: CountFrom0 = setting(0, "write this many annotated images under samples/")
@@ -225,14 +210,14 @@ class WriteConfig:
 class StreamConfig:
     """What streaming jobs need beside: input is a Pub/Sub subscription, output the topic of the detections."""
 
-    archive: _Path = setting("", "folder for the same rows in files, in the layout of batch; also for summary and report")
+    archive: Path = setting("", "folder for the same rows in files, in the layout of batch; also for summary and report")
     archive_window_s: Annotated[float, Between(1.0)] = setting(60.0, "seconds of rows in one archive file")
     dead_letter_topic: Text = setting("", "topic for dead letters; they go to files as well")
     answer_topic: Text = setting("", "topic for one answer per request; default: none")
     answer_deadline_s: Annotated[float, Between(0.1)] = setting(
         60.0, "longest time to a request's answer; it then names what is missing"
     )
-    allow_uri_prefix: ListOf[_Path] = setting(("gs://",), "folders whose images a message may name; each ends at a slash")
+    allow_uri_prefix: ListOf[Path] = setting(("gs://",), "folders whose images a message may name; each ends at a slash")
     max_message_images: Count = setting(1000, "most images of one message")
     max_message_mb: Annotated[float, Between(0.001)] = setting(20.0, "most megabytes of one message's inline images")
     deduplicate_s: Annotated[float, Between(1.0)] = setting(600.0, "seconds within which one version of an image gets one result")
@@ -267,7 +252,7 @@ class Config:
         examples=["2026-11-20", "2026-11-01..2026-11-20"],
         validate_default=True,
     )
-    output: _Path = setting("", "folder for the results, local or gs://")
+    output: Path = setting("", "folder for the results, local or gs://")
     mode: Literal["batch", "streaming"] = setting("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
     runner: Text = setting(
         "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner, SparkRunner or DataflowRunner"

@@ -35,14 +35,19 @@ def _failing_request(model: LoadedModel, detect_in: DetectIn) -> str | None:
     return None
 
 
+def other_name(new: str, old: str) -> str | None:
+    """Why a version of a name must not be used beside one of another, or after it; None where it may."""
+    return None if new == old else f"its name is {new}, that of the version in use is {old}; set model.name if they are one"
+
+
 def incompatible(new: DetectorMetadata, old: DetectorMetadata) -> str | None:
     """Why rows of one version would not go with those of another, in one line; None where they do.
 
     The name and each class number keep their meaning; classes may come behind those that there are. How the input is fed is
     each version's own.
     """
-    if new.name != old.name:
-        return f"its name is {new.name}, that of the version in use is {old.name}; set model.name if they are one"
+    if problem := other_name(new.name, old.name):
+        return problem
     if old.class_names and len(new.class_names) < len(old.class_names):
         return f"it has {len(new.class_names)} classes, the version in use has {len(old.class_names)}"
     pairs = itertools.zip_longest(new.class_names, old.class_names)

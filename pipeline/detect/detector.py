@@ -68,6 +68,7 @@ class Detector:
     Attributes:
       watched: The watch of its versions; None where nobody looks for others.
       canary: The version that a share of the images meets besides; None where there is none.
+      no_canary: Which version is called canary and why no image meets it; None where none is, or one is up.
       ready_at: When it could be used, seconds since the epoch.
     """
 
@@ -75,6 +76,7 @@ class Detector:
         self._in_use = ModelInUse(model)
         self.watched: ModelWatch | None = None
         self.canary: Canary | None = None
+        self.no_canary: CanaryFigures | None = None
         self._former_canary: Canary | None = None
         self._settings = detect
         self._decoders = detect.decode_threads or usable_cores()
@@ -142,7 +144,7 @@ class Detector:
     def canary_figures(self, wait_s: float = 0.0) -> CanaryFigures | None:
         """What the canary has shown, or the last one; waits up to so many seconds for what it has in hand."""
         canary = self.canary or self._former_canary
-        return canary.figures(wait_s) if canary else None
+        return canary.figures(wait_s) if canary else self.no_canary
 
     def take_away(self) -> None:
         """Images that are not under way yet wait for the next `swap`. Returns when the others are done; the model is closed."""

@@ -12,7 +12,7 @@ from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel, LoadModel
 from pipeline.detect.versions import Version, is_watchable, wanted
-from pipeline.detect.watch_canary import check_canary
+from pipeline.detect.watch_canary import check_canary, say_unwatched
 from pipeline.errors import ModelError
 from pipeline.figures.told import tell_of
 
@@ -48,7 +48,9 @@ def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples:
         return _checked(loaded, f"model {loaded.metadata.name}", detect, samples)
     check_canary(model, detect)
     if not is_watchable(model):
-        return _checked(saved_model.load(model, detect), f"model {model.path}", detect, samples)
+        detector = _checked(saved_model.load(model, detect), f"model {model.path}", detect, samples)
+        say_unwatched(model, detect, detector)
+        return detector
     return _watching(model, detect, samples)
 
 

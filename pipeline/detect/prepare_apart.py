@@ -21,6 +21,8 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.prepared_model import PreparedModel
 from pipeline.errors import ModelError
 
+# packages come from where this process has them, and never from the current folder alone: it may have a `models` of its own
+_START = "import sys; sys.path = [part for part in sys.path if part]; from pipeline.detect.prepare_apart import main; main()"
 _NICENESS = 5  # at 10, beside a model that keeps each core busy, loading another takes minutes; at 19, half an hour
 
 
@@ -38,8 +40,8 @@ class Preparation:
     def __init__(self, folder: str, version: str, model: ModelConfig, detect: DetectConfig, *, gpu: bool):
         self._folder = folder
         self._asked = pickle.dumps((folder, version, model, detect, gpu))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.detect.prepare_apart"],
+        self._process = subprocess.Popen(  # noqa: S603  this Python and this module
+            [sys.executable, "-c", _START],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -101,7 +103,8 @@ def _end_with(pipe: int) -> None:
     _thread.interrupt_main()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """What the other process does."""
     private = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # TensorFlow may print
     _serve(sys.stdin.buffer, private)

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pipeline.config import BUNDLED, ModelConfig
+from pipeline.detect.other_formats import what_it_is
 from pipeline.errors import ModelError
 from pipeline.storage.files import exists, read_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_in, place_of
 from pipeline.storage.places import FoundFile
+from pipeline.storage.waiting import waiting_for
 
 LABELS = "labels.json"
 _MODEL = "saved_model.pb"
@@ -76,9 +79,10 @@ def wanted(path: str, named: str | None = None) -> list[Version]:
     """
     path = folder_of(path)
     try:
-        there = _itself(path) if exists(f"{path}/{_MODEL}") else _all_in(path)
-        found = {number: version for number, version in there.items() if not version.lacks}
-        labels = labels_in(path) if named and not named.isdigit() and found else {}
+        with waiting_for(f"model {path}"):
+            there = _itself(path) if exists(f"{path}/{_MODEL}") else _all_in(path)
+            found = {number: version for number, version in there.items() if not version.lacks}
+            labels = labels_in(path) if named and not named.isdigit() and found else {}
     except ModelError:
         raise
     except Exception as err:
@@ -86,7 +90,7 @@ def wanted(path: str, named: str | None = None) -> list[Version]:
     if not found:
         raise ModelError(
             f"model {path}: expected a SavedModel ({_MODEL}) or version folders <integer>/{_MODEL} there, "
-            f"found none{_partial(there)}; check --model"
+            f"found none{_partial(there)}; {what_it_is(path) or 'check --model'}"
         )
     return _chosen(path, found, named, labels, _partial(there))
 
@@ -126,7 +130,8 @@ def is_watchable(model: ModelConfig) -> bool:
     if not model.model_poll_s or model.path == BUNDLED or (model.model_version or "").isdigit():
         return False
     try:
-        return not exists(f"{folder_of(model.path)}/{_MODEL}")
+        with waiting_for(f"model {model.path}"):
+            return not exists(f"{folder_of(model.path)}/{_MODEL}")
     except Exception as err:
         raise ModelError(f"model {model.path}: cannot be reached: {_first_line(err)}") from err
 
@@ -165,7 +170,8 @@ def folder_of(path: str) -> str:
     Raises:
       ModelError: The bundled detector is not in the user's cache, and cannot be written there.
     """
-    return (_bundled_model() if path == BUNDLED else path).rstrip("/")
+    path = _bundled_model() if path == BUNDLED else path.rstrip("/")
+    return posixpath.dirname(path) or os.getcwd() if posixpath.basename(path) == _MODEL else path
 
 
 def _chosen(path: str, found: Mapping[int, Version], named: str | None, labels: Mapping[str, int], partial: str) -> list[Version]:

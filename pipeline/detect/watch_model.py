@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import saved_model
-from pipeline.detect.check_model import incompatible
+from pipeline.detect.check_model import incompatible, other_name
 from pipeline.detect.detections import check_classes
 from pipeline.detect.loaded_model import LoadedModel, Memory
 from pipeline.detect.prepare_apart import Preparation
@@ -66,12 +66,13 @@ class ModelWatch:
         self._thread = threading.Thread(target=self._watch, name="watch the model", daemon=True)
         self._counts: Counter[str] = Counter()
         self._counting = threading.Lock()
-        self._canary = CanaryWatch(model, detect, detector, self._loaded, _say)
+        self._canary = CanaryWatch(model, detect, detector, load=self._loaded, check_name=self._check_canary, say=_say)
         for version, err in (refused or {}).items():
             self._refuse(version, str(err))
 
     def start(self) -> None:
         """Starts the thread that looks."""
+        self._canary.announce()
         atexit.register(self.close)  # a thread that still loads when the interpreter ends may crash it
         self._thread.start()
 
@@ -200,7 +201,25 @@ class ModelWatch:
             raise ModelError(f"model {prepared.folder}: {problem}")
         return loaded
 
+    def _check_canary(self, version: Version) -> None:
+        try:
+            self._check_name(version)
+        except ModelError:
+            self._count("refusals")
+            raise
+
+    def _check_name(self, version: Version) -> None:
+        """Refuses a version of another name before minutes are spent on loading it.
+
+        Raises:
+          ModelError: It has another name, or it cannot be understood.
+        """
+        name, _ = saved_model.name_and_version(dataclasses.replace(self._model, path=version.folder, model_version=None))
+        if problem := other_name(name, self._detector.model.metadata.name):
+            raise ModelError(f"model {version.folder}: {problem}")
+
     def _prepared(self, version: Version) -> PreparedModel:
+        self._check_name(version)
         self._preparation = Preparation(version.folder, version.name, self._model, self._detect, gpu=uses_gpu())
         try:
             prepared = self._preparation.result()

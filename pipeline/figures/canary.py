@@ -26,6 +26,7 @@ class CanaryFigures:
       objects: Objects that either has found in the same images, each one's counted.
       score_shift_sum: Of the matched objects, the canary's confidence minus the other's.
       outcome: `promoted` or `dropped`, once that is decided.
+      not_up: Why it never came up; empty where it did.
     """
 
     version: str
@@ -42,6 +43,15 @@ class CanaryFigures:
     objects: int = 0
     score_shift_sum: float = 0.0
     outcome: str = ""
+    not_up: str = ""
+
+    @property
+    def why_no_images(self) -> str:
+        """Why it has met no image; empty where it has met some."""
+        if self.images:
+            return ""
+        of_share = f"none of the {self.stable_images} images that came was of its share"
+        return self.not_up or (of_share if self.stable_images else "no image came while it was loaded")
 
     @property
     def agreement(self) -> float | None:
@@ -76,10 +86,13 @@ class CanaryFigures:
             "mean_ms": _rounded(_mean_ms(self.seconds, self.images - self.failed), 3),
             "stable_mean_ms": _rounded(_mean_ms(self.stable_seconds, self.stable_images - self.stable_failed), 3),
             "outcome": self.outcome or "undecided",
+            **({"why_no_images": self.why_no_images} if self.why_no_images else {}),
         }
 
     def line(self) -> str:
         """What a line of the display says."""
+        if self.why_no_images:
+            return f"canary {self.version}: 0 images: {self.why_no_images}"
         shown = self.as_dict()
         agreement = "" if self.agreement is None else f", agreement {shown['agreement']:.3f}"
         shift = "" if shown["score_shift"] is None else f", scores {shown['score_shift']:+.3f}"
@@ -99,6 +112,7 @@ def merge_canaries(figures: Iterable[CanaryFigures]) -> CanaryFigures | None:
                 if isinstance(amount := getattr(each, field.name), (int, float)):
                     setattr(merged, field.name, getattr(merged, field.name) + amount)
             merged.outcome = merged.outcome or each.outcome
+            merged.not_up = merged.not_up or each.not_up
     return merged
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from pipeline.figures.metrics import process_counts
 
@@ -33,6 +35,7 @@ class ProgressDisplay:
         self._line = line or self._counts_line
         self._counts_now = counts
         self._show = self._show_bar if line is None and sys.stderr.isatty() else self._print_lines
+        self._terminal = _kept_open(sys.stderr)
         self._left = threading.Event()
         self._before = counts()
         self._done = 0
@@ -45,11 +48,15 @@ class ProgressDisplay:
     def __exit__(self, *_error: object) -> None:
         self._left.set()
         self._thread.join()
+        if self._terminal:
+            self._terminal.close()
 
     def _print_lines(self) -> None:
         started = time.monotonic()
         while not self._left.wait(_LINE_SECONDS):
-            print(f"{time.monotonic() - started:6.0f} s  {self._line(_LINE_SECONDS)}", file=sys.stderr, flush=True)
+            print(
+                f"{time.monotonic() - started:6.0f} s  {self._line(_LINE_SECONDS)}", file=self._terminal or sys.stderr, flush=True
+            )
 
     def _counts_line(self, seconds: float) -> str:
         counts = self._counts()
@@ -62,17 +69,30 @@ class ProgressDisplay:
     def _show_bar(self) -> None:
         from tqdm import tqdm
 
-        with tqdm(unit=" images", dynamic_ncols=True, smoothing=0.1) as bar:
+        with tqdm(file=self._terminal, unit=" images", dynamic_ncols=True, smoothing=0.1) as bar:
             left = False
             while not left:
                 left = self._left.wait(0.2)
                 counts = self._counts()
                 bar.total = _total(counts) or None
-                bar.set_postfix_str(_state if _state and not _done(counts) else f"{counts['dead']} failed", refresh=False)
+                # before the bar: what comes behind it is cut where the terminal ends
+                bar.set_description(_state if not _done(counts) else "", refresh=False)
+                bar.set_postfix_str(f"{counts['dead']} failed" if _done(counts) else "", refresh=False)
                 bar.update(_done(counts) - bar.n)
 
     def _counts(self) -> Counter[str]:
         return self._counts_now() - self._before
+
+
+def _kept_open(stream: Any) -> Any:
+    """The same standard error, also while its file descriptor leads elsewhere, as it does where TensorFlow is imported.
+
+    None where it has no descriptor.
+    """
+    try:
+        return os.fdopen(os.dup(stream.fileno()), "w", encoding=stream.encoding, errors="backslashreplace")
+    except (AttributeError, OSError):
+        return None
 
 
 def _total(counts: Counter[str]) -> int:

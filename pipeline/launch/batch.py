@@ -21,10 +21,10 @@ from pipeline.failures import FOR_GOOD
 from pipeline.figures import progress
 from pipeline.figures.summary import RunFacts, Tally
 from pipeline.figures.told import Told
-from pipeline.launch.ending import DONE, Ending, failed, stopped_by_signals, tidy
+from pipeline.launch.ending import DONE, FAILED, Ending, failed, stopped_by_signals, tidy
 from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
-from pipeline.launch.plan import first_images, input_lines, model_lines, say, to_try, trial_lines
+from pipeline.launch.plan import first_images, input_lines, model_lines, say, to_try, tried
 from pipeline.launch.templates import write_template
 from pipeline.read.letters import letters_in
 from pipeline.read.list_images import list_pieces, pieces_of, resolved
@@ -87,9 +87,11 @@ def show_plan(job: Job) -> int:
     say([f"         of {config.dates}, {config.time_zone}"] if config.dates else [])
     say(model_lines(detector, config))
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(_ending(config).files())})"])
-    say(trial_lines(detector, first_images(to_try(ref.uri for ref in new), config.read)))
+    succeeded = tried(detector, first_images(to_try(ref.uri for ref in new), config.read))
     say(["dry run: nothing was written"])
-    return DONE
+    if not succeeded:
+        print("error: none of the images that were tried can be detected in; see their dead letters above", file=sys.stderr)
+    return DONE if succeeded else FAILED
 
 
 def run(job: Job) -> int:
@@ -232,9 +234,9 @@ def _run_graph(job: Job, steps: _Steps, staging: str) -> RunFacts:
     """Runs the graph to its end, when the results have their names."""
     launched_at = time.time()
     with (
+        _displayed(job, staging) as told,  # first: whoever loads a model drops what comes to standard error meanwhile
         detector_loading(steps.config) if job.in_process else contextlib.nullcontext() as loading,
         job.runner.served(job.options),
-        _displayed(job, staging) as told,
     ):
         pipeline = job.pipeline()
         steps.build(pipeline)

@@ -58,7 +58,7 @@ class Ending:
         """
         summary = summarise(tally, facts)
         self._write(summary, tally, run)
-        self._say(summary, notes)
+        self._say(summary, [*notes, facts.canary.line()] if facts.canary else notes)
         return self._judge(summary["images"], tally)
 
     def files(self, rows: bool = True) -> list[str]:

@@ -6,11 +6,15 @@ asks for are declared here; the server is asked for the others.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
-from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions
+from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions, PortableOptions
 from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
+from apache_beam.runners.portability.flink_runner import FlinkJarJobServer
+from apache_beam.utils.subprocess_server import JavaJarServer
 
 from pipeline.errors import ConfigError, RunnerError
 
@@ -72,6 +76,22 @@ def server_options(endpoint: str) -> dict[str, str]:
             ) from err
     boolean = beam_job_api_pb2.PipelineOptionType.BOOLEAN
     return {f"--{option.name}": "store_true" if option.type == boolean else "append" for option in known}
+
+
+def say_what_is_fetched(options: Any) -> None:
+    """Says of a job without a job server that Beam fetches one, which takes its time, and half a minute to fail offline.
+
+    Args:
+      options: Beam's options.
+    """
+    jar = None if options.view_as(PortableOptions).job_endpoint else FlinkJarJobServer(options).path_to_jar()
+    if jar and not os.path.exists(jar) and not os.path.exists(os.path.join(JavaJarServer.JAR_CACHE, os.path.basename(jar))):
+        print(
+            f"FlinkRunner without --job_endpoint: Beam fetches {os.path.basename(jar)} first, some hundred megabytes; for a job "
+            "server that is there give --job_endpoint <host>:<port> or --flink_job_server_jar PATH",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def check_stream(options: Any) -> None:

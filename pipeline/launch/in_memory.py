@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import queue
+import sys
 import threading
 from collections.abc import Iterable
 from typing import Any
 
 from apache_beam.metrics import monitoring_infos
-from apache_beam.options.pipeline_options import StandardOptions
+from apache_beam.options.pipeline_options import DirectOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner, fn_runner
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
@@ -33,6 +35,8 @@ class InMemoryRunner(FnApiRunner):
     def run_via_runner_api(self, pipeline_proto: Any, options: Any) -> Any:
         """Runs a job; of a stream it gives back at once what its end can be waited for with."""
         _merge_metrics_at_once()
+        if options.view_as(DirectOptions).direct_running_mode == "multi_processing":
+            _share_packages()
         if not options.view_as(StandardOptions).streaming:
             return super().run_via_runner_api(pipeline_proto, options)
         running = _RunningStream()
@@ -73,6 +77,12 @@ class _RunningStream(PipelineResult):
             self._ended.put(err)
         else:
             self._ended.put(None)
+
+
+def _share_packages() -> None:
+    """Has worker processes take packages from where this one does, rather than from the current folder first (Python 3.11)."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(part or os.getcwd() for part in sys.path)
+    os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def _merge_metrics_at_once() -> None:

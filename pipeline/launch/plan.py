@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -31,6 +31,18 @@ def say(lines: Iterable[str]) -> None:
     """Prints lines; names of files need not be Unicode, standard output does."""
     for line in lines:
         print(line.encode("utf-8", "backslashreplace").decode())
+
+
+def tried(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> bool:
+    """Prints what `trial_lines` gives; returns what it returns."""
+    succeeded = True
+
+    def lines() -> Iterator[str]:
+        nonlocal succeeded
+        succeeded = yield from trial_lines(detector, images)
+
+    say(lines())
+    return succeeded
 
 
 def shown(names: Iterable[str]) -> Iterator[str]:
@@ -96,15 +108,21 @@ def first_images(uris: Sequence[str], read: ReadConfig) -> Iterator[EncodedImage
             yield err.dead_letter(ref)
 
 
-def trial_lines(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> Iterator[str]:
-    """What the detector finds in the first image that it can detect in; of those before it, why it cannot."""
+def trial_lines(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> Generator[str, None, bool]:
+    """What the detector finds in the first image that it can detect in; of those before it, why it cannot.
+
+    Returns:
+      Whether there is one, or none was to be tried.
+    """
+    image = None
     for image in images:
         result = image if isinstance(image, DeadLetter) else detector.detect([image])[0]
         if isinstance(result, DetectedImage):
             yield from _found_lines(result)
             yield from (f"wrong?   {doubt}" for doubt in doubts(result, detector.model.metadata))
-            return
+            return True
         yield f"tried    {result.ref.uri}: dead letter, {result.reason}: {result.message}"
+    return image is None
 
 
 def _found_lines(image: DetectedImage) -> Iterator[str]:

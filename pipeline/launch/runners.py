@@ -146,6 +146,7 @@ RUNNERS = (
         _BY_CHECKPOINT,
         beam_name="pipeline.launch.flink.FlinkRunner",
         finalizes_early=True,
+        check=flink_options.say_what_is_fetched,
         check_stream=flink_options.check_stream,
         wait=flink.wait,
         end_stream=flink.end_stream,

@@ -19,6 +19,7 @@ from pipeline.storage.listing import AT_ONCE, divided, files_in, files_in_all, p
 from pipeline.storage.own_files import OwnFiles
 from pipeline.storage.places import FoundFile, Place
 from pipeline.storage.results import DEAD_LETTERS, kind_of_rows
+from pipeline.storage.waiting import waiting_for
 
 OWN = "this program's own"  # the kind of a file that this program wrote
 _LOOKS_AHEAD = 4 * AT_ONCE
@@ -192,4 +193,5 @@ def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False)
 
 
 def _names_something(pattern: str) -> bool:
-    return any(True for _ in files_in(place_of(pattern)))
+    with waiting_for(f"input {pattern}"):
+        return any(True for _ in files_in(place_of(pattern)))

@@ -220,8 +220,8 @@ def _batch_sizes(summary: Mapping[str, Any]) -> dict[int, int]:
 def _stages(summary: Mapping[str, Any]) -> list[Bar]:
     seconds = {str(name): float(value) for name, value in (summary.get("stage_seconds") or {}).items()}
     names = [name for name in _STAGES if name in seconds] + sorted(seconds.keys() - set(_STAGES))
-    read = _images(summary).get("read") or 0
-    each = {name: f", {duration(seconds[name] / read)} each" if read else "" for name in names}
+    timed = _images(summary).get("detected") or 0  # only results carry their times: not what was skipped, or is dead
+    each = {name: f", {duration(seconds[name] / timed)} each" if timed else "" for name in names}
     return _bars([(name, seconds[name], duration(seconds[name]), each[name]) for name in names])
 
 
@@ -237,7 +237,7 @@ def _canary(summary: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     times = [ms / 1000 if number(ms) != MISSING else None for ms in (canary.get("mean_ms"), canary.get("stable_mean_ms"))]
     return {
-        **{key: canary.get(key) for key in ("version", "stable", "mode", "outcome")},
+        **{key: canary.get(key) for key in ("version", "stable", "mode", "outcome", "why_no_images")},
         "rows": [
             ("Images", number(canary.get("images")), ""),
             ("Failed", number(canary.get("failure_rate"), 5), number(canary.get("stable_failure_rate"), 5)),

@@ -34,6 +34,7 @@ from pipeline.errors import OutputError
 from pipeline.records import ImageRef, identity_hash
 from pipeline.storage.files import UNFINISHED, create, delete_files, exists, list_files, make_folder, read_file
 from pipeline.storage.globs import escape_glob, is_below
+from pipeline.storage.waiting import waiting_for
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
 SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
@@ -219,6 +220,11 @@ def check_output(output: str, write: bool = True) -> None:
     Raises:
       OutputError: They cannot.
     """
+    with waiting_for(f"output {output}"):
+        _check_output(output, write)
+
+
+def _check_output(output: str, write: bool) -> None:
     probe = f"{output}/{STAGING}{uuid.uuid4().hex[:12]}"  # two jobs may look at once
     try:
         if not write:

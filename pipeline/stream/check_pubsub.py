@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from pipeline.errors import InputError, OutputError, UserError
+from pipeline.storage.waiting import waiting_for
 from pipeline.stream.clients import connect_subscriber, one_line, shared_publisher
 
 _CHECK_SECONDS = 20.0
@@ -22,7 +23,8 @@ def check_subscription(name: str) -> str:
         raise InputError(f"input {name!r}: {wrong}")
     try:
         client = connect_subscriber()
-        found = client.get_subscription(subscription=name, timeout=_CHECK_SECONDS, retry=None)
+        with waiting_for(f"input {name}"):
+            found = client.get_subscription(subscription=name, timeout=_CHECK_SECONDS, retry=None)
         if found.topic == "_deleted-topic_":
             raise InputError(f"input {name}: its topic was deleted; create the subscription anew")
         return str(found.topic)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import posixpath
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from pipeline.errors import InputError
 from pipeline.records import row_bytes
 from pipeline.storage.files import create, read_file
 from pipeline.storage.results import COCO_IMAGES, COCO_RESULTS
+
+_SHOWN = 5  # names of classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,33 @@ def read_ground_truth(path: str) -> GroundTruth:
         ) from err
 
 
-def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = None) -> int:
+class LeftOut(NamedTuple):
+    """What a ground truth does not know, and what its ids therefore leave out or mix up.
+
+    Attributes:
+      images: Images that it does not name.
+      detections: Detections, in images that it names, of classes that it does not.
+      classes: The names of these classes, sorted.
+      same_name: Images that have the name, and so the id, of another one of this run.
+    """
+
+    images: int = 0
+    detections: int = 0
+    classes: tuple[str, ...] = ()
+    same_name: int = 0
+
+    def notes(self, truth: str) -> Iterator[str]:
+        """What is to be said of it, a line each."""
+        if self.images:
+            yield f"coco/ leaves out {self.images} images that {truth} does not name"
+        if self.detections:
+            named = ", ".join(self.classes[:_SHOWN]) + (", …" if len(self.classes) > _SHOWN else "")
+            yield f"coco/ leaves out {self.detections} objects of classes that {truth} does not name: {named}"
+        if self.same_name:
+            yield f"coco/ has {self.same_name} images under the id of another one, since {truth} tells them by file name alone"
+
+
+def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = None) -> LeftOut:
     """Writes `coco/results.json` (a list of results) and `coco/images.json` (a data set without annotations), as rows come.
 
     With a ground truth, image ids are those of its images with the same file name and category ids those of its categories
@@ -56,12 +85,13 @@ def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = 
       truth: Whose ids to use.
 
     Returns:
-      How many images were left out.
+      What was left out.
 
     Source of the format: https://cocodataset.org/#format-results
     """
     categories: dict[int, str] = {}
-    number, left_out = 0, 0
+    number, left_out, same_name, seen = 0, 0, 0, set[int]()
+    unknown: Counter[str] = Counter()
     with create(f"{folder}/{COCO_RESULTS}") as results_file, create(f"{folder}/{COCO_IMAGES}") as images_file:
         results, images = _JsonList(results_file, b"["), _JsonList(images_file, b'{"images": [')
         for row in map(json.loads, lines):
@@ -71,17 +101,22 @@ def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = 
                 continue
             number += 1
             image_id = truth.image_ids[name] if truth else number
+            if truth:
+                same_name += image_id in seen
+                seen.add(image_id)
             size = {"width": row["image"]["width"], "height": row["image"]["height"]}
             images.add({"id": image_id, "file_name": row["image"]["uri"], **size})
             for found in row["detections"]:
                 category = truth.category_ids.get(found["class_name"]) if truth else found["class_id"] + 1
-                if category is not None:
+                if category is None:
+                    unknown[found["class_name"]] += 1
+                else:
                     categories[category] = found["class_name"]
                     results.add(_result(image_id, category, found))
         results_file.write(b"]\n")
         named = [{"id": category, "name": categories[category]} for category in sorted(categories)]
         images_file.write(b'],\n"annotations": [], "categories": ' + row_bytes(named) + b"}\n")
-    return left_out
+    return LeftOut(left_out, unknown.total(), tuple(sorted(unknown)), same_name)
 
 
 class _JsonList:

@@ -221,8 +221,7 @@ class WriteFiles(Sink):
         shards = (file.staged for file in finished if _is_rows(file))
         left_out = write_coco(merge_lines(shards, f"{attempt}/merge"), attempt, self._ground_truth())
         yield from (StagedFile(f"{attempt}/{name}", name) for name in (COCO_RESULTS, COCO_IMAGES))
-        if left_out:
-            yield f"coco/ leaves out {left_out} images that {self.write.coco_ground_truth} does not name"
+        yield from left_out.notes(str(self.write.coco_ground_truth))
 
     def _ground_truth(self) -> GroundTruth | None:
         return read_ground_truth(self.write.coco_ground_truth) if self.write.coco and self.write.coco_ground_truth else None

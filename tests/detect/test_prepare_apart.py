@@ -29,3 +29,13 @@ def test_one_that_is_stopped_is_an_error_and_leaves_no_process(tmp_path):
     with pytest.raises(ModelError, match=f"model {folder}: the process that loads it ended with -9"):
         preparation.result()
     assert not Path(f"/proc/{preparation._process.pid}").exists()
+
+
+def test_it_takes_this_programs_packages_in_a_folder_that_has_some_of_the_same_names(tmp_path, monkeypatch):
+    """Such as a clone of YOLOv5."""
+    folder = save_version(tmp_path, 7)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    preparation = Preparation(str(folder), "7", ModelConfig(path=str(tmp_path)), DetectConfig(**THREADS), gpu=False)
+    assert preparation.result().version == "7"

@@ -1,8 +1,10 @@
 """Which version is the canary, and who decides what becomes of it: the labels beside the versions, for all processes alike."""
 
+import contextlib
 import dataclasses
 import json
 import threading
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -13,6 +15,7 @@ from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
 from pipeline.storage.files import read_file, write_file
+from tests.bright_model import export_bright_model
 from tests.detect.versioned_models import HW, elsewhere, look, opened_detectors, save_version, upload_version
 
 SHADOW = DetectConfig(batch_sizes=(1, 2), streams=2, score_threshold=0.0, canary_share=1.0)
@@ -136,7 +139,75 @@ def test_a_job_that_ends_while_its_canary_is_loaded_has_refused_none(saved, tmp_
         looking.join(0.01)
     detector.watched.close()
     looking.join()
-    assert (capfd.readouterr().err, detector.canary, detector.counted_swaps()) == ("", None, {})
+    assert "refused" not in capfd.readouterr().err
+    assert (detector.canary, detector.counted_swaps()) == (None, {})
+
+
+def start_of(detector):
+    """What a detector's figures say of a canary that never came up."""
+    figures = detector.canary_figures()
+    assert figures.images == 0 and figures.as_dict()["why_no_images"] == figures.why_no_images
+    return figures.version, figures.why_no_images
+
+
+def test_a_canary_is_said_at_the_start(saved, tmp_path, open_detector, capfd):
+    """Before it is up, and for the end where the job is done before that; once it is up, its images count."""
+    for number in (7, 8):
+        upload_version(saved / str(number), tmp_path / str(number))
+    label(tmp_path, stable=7, canary=8)
+    detector = open_detector(tmp_path, SHADOW)
+    said = capfd.readouterr().err
+    assert said.startswith(f"model {tmp_path.name}: canary 8 gets 100.0% of the images once it is loaded, after two looks")
+    assert said.count("\n") == 1
+    assert start_of(detector) == ("8", "it is not loaded yet")
+    look(detector)
+    assert start_of(detector) == ("8", "no image came while it was loaded")
+    detector.detect(IMAGES)
+    assert detector.canary_figures(30.0).why_no_images == ""
+
+
+def test_a_canary_of_another_name_is_refused_at_the_start(saved, tmp_path, open_detector, capfd):
+    """Which takes a look at what it says of itself, not minutes of loading."""
+    upload_version(saved / "7", tmp_path / "7")
+    upload_version(Path(export_bright_model(tmp_path / "other" / "8", resize="stretch")) / "8", tmp_path / "8")
+    label(tmp_path, stable=7, canary=8)
+    detector = open_detector(tmp_path, SHADOW)
+    version, why = start_of(detector)
+    assert version == "8" and why.startswith(f"it is refused: model {tmp_path}/8: its name is bright, that of the version in use")
+    assert capfd.readouterr().err.count("canary 8 is refused") == 1
+    assert detector.counted_swaps() == {"refusals": 1}
+    look(detector, 3)
+    assert start_of(detector)[1] == why
+    assert capfd.readouterr().err == ""
+
+
+def test_a_canary_that_is_not_there_is_said(saved, tmp_path, open_detector, capfd):
+    upload_version(saved / "7", tmp_path / "7")
+    label(tmp_path, stable=7, canary=8)
+    detector = open_detector(tmp_path, SHADOW)
+    assert start_of(detector) == ("8", "labels.json calls version 8 canary, which is not there")
+    look(detector, 3)
+    assert capfd.readouterr().err == f"model {tmp_path.name}: labels.json calls version 8 canary, which is not there\n"
+    upload_version(saved / "8", tmp_path / "8")
+    look(detector)
+    assert detector.canary.model.version == "8"
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ({"model_version": "7"}, "model_version 7 is a number; give a label such as stable"),
+        ({"model_version": "stable", "model_poll_s": 0.0}, "model_poll_s is 0, so nobody looks for it"),
+    ],
+    ids=["pinned", "not watched"],
+)
+def test_a_canary_that_nobody_looks_for_is_said(saved, tmp_path, capfd, model, why):
+    for number in (7, 8):
+        upload_version(saved / str(number), tmp_path / str(number))
+    label(tmp_path, stable=7, canary=8)
+    with contextlib.closing(load_detector(ModelConfig(path=str(tmp_path), **model), SHADOW)) as detector:
+        assert start_of(detector) == ("8", why)
+    assert capfd.readouterr().err == f"model {tmp_path.name}: canary 8: 0 images: {why}\n"
 
 
 @pytest.mark.parametrize(

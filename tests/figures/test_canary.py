@@ -59,7 +59,7 @@ def test_a_line_has_them_all():
         pytest.param(
             CanaryFigures("8", "7", "shadow"),
             None,
-            "canary 8: 0 images, failed 0.0% (stable 0.0%), - ms (stable - ms)",
+            "canary 8: 0 images: no image came while it was loaded",
             id="none",
         ),
         pytest.param(

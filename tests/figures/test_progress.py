@@ -1,7 +1,14 @@
 """The display: a bar on a terminal, plain lines elsewhere, counting only what came since it began."""
 
+import fcntl
 import io
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 import threading
 
 import pytest
@@ -9,6 +16,7 @@ import pytest
 from pipeline.config import load_config
 from pipeline.figures import metrics, progress
 from pipeline.launch.loading import load_detector
+from tests.conftest import REPO
 from tests.figures.test_metrics import DEAD, DETECTED
 
 
@@ -50,7 +58,7 @@ def test_counts_since_it_began_are_shown(monkeypatch, is_terminal, line):
 
 @pytest.mark.parametrize(
     ("is_terminal", "line"),
-    [(True, r"0/7 .*loading the model"), (False, r"^ *\d+ s  loading the model; 7 images found$")],
+    [(True, r"loading the model: .*0/7 "), (False, r"^ *\d+ s  loading the model; 7 images found$")],
     ids=["bar", "lines"],
 )
 def test_what_a_job_waits_for_is_said_until_an_image_is_done(monkeypatch, is_terminal, line):
@@ -90,3 +98,35 @@ def test_a_job_says_that_its_model_is_loading(monkeypatch, bright_model):
         load_detector(config)
         assert terminal.shown.is_set()  # tens of lines in the time that a model takes
     assert progress._state == "the model is loaded"
+
+
+BAR = """
+import sys
+from models.quiet import quiet_stderr
+from pipeline.figures import metrics, progress
+
+progress.note("waiting for workers: 3 of 8 are loading the model")
+with progress.ProgressDisplay(), quiet_stderr():
+    metrics.count_read(200)
+    sys.stdin.read(1)
+"""
+
+
+@pytest.mark.parametrize("term", ["xterm-256color", "screen", "tmux-256color"])
+def test_a_terminal_shows_the_bar_with_its_whole_note_also_while_a_model_is_loaded(term):
+    """On a terminal of 80 columns, as tmux has it; what TensorFlow's libraries print is dropped meanwhile."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    env = {**os.environ, "TERM": term}
+    with subprocess.Popen([sys.executable, "-c", BAR], stdin=subprocess.PIPE, stderr=theirs, env=env, cwd=REPO) as job:
+        try:
+            os.close(theirs)
+            shown = b""
+            while b"0/200" not in shown:
+                shown += os.read(ours, 1 << 12)
+            assert b"\n" not in shown and b"waiting for workers: 3 of 8 are loading the model: " in shown
+            job.stdin.write(b"\n")
+            job.stdin.flush()
+        finally:
+            job.kill()
+    os.close(ours)

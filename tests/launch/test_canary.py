@@ -162,3 +162,15 @@ def test_a_stream_killed_between_its_decision_and_the_record_decides_again(pubsu
     assert json.loads((job.archive / "summary.json").read_text(encoding="utf-8"))["canary"]["outcome"] == "dropped"
     said = job.output()
     assert [said.count(line) for line in ("canary promoted; canary 8: ", "canary dropped; canary 9: ")] == [1, 1]
+
+
+def test_a_job_whose_canary_met_no_image_says_so_at_its_end_and_in_its_report(run_job, tmp_path, model):
+    """It was done before the canary was loaded."""
+    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 40, 30))
+    arguments = ("--input", tmp_path / "in", "--output", tmp_path / "out", "--model", model, "--model-version", "stable")
+    code, out, err = run_job(*arguments)
+    assert code == 0 and "canary 8 gets 5.0% of the images once it is loaded" in err
+    assert "  canary 8: 0 images: it is not loaded yet\n" in out
+    canary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))["canary"]
+    assert (canary["version"], canary["images"], canary["why_no_images"]) == ("8", 0, "it is not loaded yet")
+    assert "It met no image: it is not loaded yet." in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")

@@ -107,6 +107,21 @@ def test_images_that_cannot_be_read_do_not_hide_the_boxes_of_one_that_can(plan_o
     ]
 
 
+@pytest.mark.parametrize("images", [0, 1, 7])
+def test_a_dry_run_in_which_no_image_can_be_detected_in_ends_with_1(images, tmp_path, capsys, bright_model):
+    """So that a script learns of it; where there is no image, and may be none, nothing was tried in vain."""
+    (tmp_path / "in").mkdir()
+    for n in range(images):
+        (tmp_path / "in" / f"{n}.jpg").write_text("no image")
+    command = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--dry-run", "--batch-sizes", 1, "--allow-empty"]
+    assert run.main([*map(str, command), "--model", bright_model]) == (1 if images else 0)
+    said = capsys.readouterr()
+    assert said.out.count("dead letter, not_an_image") == min(images, 5)
+    assert said.err == (
+        "error: none of the images that were tried can be detected in; see their dead letters above\n" * bool(images)
+    )
+
+
 def test_an_image_of_a_tfrecord_file_is_tried(plan_of, tmp_path, bright_model):
     write_bright_image(tmp_path / "a.png", (640, 480), BOX)
     write_tfrecord(tmp_path / "in.tfrecord", example(image_encoded=(tmp_path / "a.png").read_bytes(), image_source_id=b"first"))

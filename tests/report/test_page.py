@@ -280,9 +280,11 @@ def test_dead_letters_of_which_little_is_known_are_shown():
     assert page.open_tags == []
 
 
-def test_stages_stand_in_the_order_of_the_data():
+def test_stages_stand_in_the_order_of_the_data_with_their_times_for_an_image_that_went_through_them():
     seconds = {"write": 4.0, "model": 3.0, "decode": 2.0, "read": 1.0}
-    page = Page(report.render_report({"images": {"read": 100}, "stage_seconds": seconds}, [], []))
+    page = Page(
+        report.render_report({"images": {"read": 900, "detected": 100, "skipped": 800}, "stage_seconds": seconds}, [], [])
+    )
     assert re.findall(r"(read|decode|model|write)(\d\.0 s), (\d0 ms) each", page.text) == [
         ("read", "1.0 s", "10 ms"),
         ("decode", "2.0 s", "20 ms"),

@@ -76,7 +76,21 @@ def test_ids_are_those_of_the_ground_truth(write, tmp_path):
     results, images = write(ROWS, truth=str(tmp_path / "truth.json"))
     assert results == [{"image_id": 80, "category_id": 5, "bbox": [-5.0, 0.0, 10.0, 5.0], "score": 0.5}]
     assert [image["id"] for image in images["images"]] == [80, 70]
-    assert write.left_out == 1
+    assert write.left_out == (1, 1, ("cat",), 0)
+
+
+def test_what_a_ground_truth_does_not_know_is_said(write, tmp_path):
+    """Images and objects that are left out are counted; images of one name that lie in several folders are, too."""
+    truth = {"images": [{"id": 80, "file_name": "a.jpg"}], "categories": [{"id": 5, "name": "dog"}]}
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    write([*ROWS, row("of/a.jpg", CAT)], truth=str(tmp_path / "truth.json"))
+    assert list(write.left_out.notes("truth.json")) == [
+        "coco/ leaves out 2 images that truth.json does not name",
+        "coco/ leaves out 2 objects of classes that truth.json does not name: cat",
+        "coco/ has 1 images under the id of another one, since truth.json tells them by file name alone",
+    ]
+    write(ROWS)
+    assert list(write.left_out.notes("")) == []
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"images": [{}], "categories": []}'])
