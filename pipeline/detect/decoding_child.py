@@ -183,7 +183,7 @@ def _bytes_per_pixel(opened: _Opened) -> float:
         return 12 + sum(bits) / 8
     if image and opened.name == "JPEG2000":
         return max(20, 4 + 5.5 * len(image.getbands()))
-    return 20 if opened.name in {"AVIF", "HEIF"} else _BYTES_PER_PIXEL
+    return _BYTES_PER_PIXEL
 
 
 def _radiance_wh(content: np.ndarray) -> Size:
