@@ -34,7 +34,7 @@ def receive(channel: socket.socket, most_bytes: float = float("inf")) -> tuple[d
       EOFError, OSError: The other end has closed.
       ValueError: It is longer than it may be, or no message.
     """
-    head, body = _LENGTHS.unpack(_read(channel, _LENGTHS.size))
+    head, body = _LENGTHS.unpack(_read(channel, _LENGTHS.size).data)
     if head > _MOST_FIELDS or body > most_bytes:
         raise ValueError(f"a message of {head} and {body} bytes")
     return json.loads(_read(channel, head).tobytes()), _read(channel, body)
@@ -42,7 +42,7 @@ def receive(channel: socket.socket, most_bytes: float = float("inf")) -> tuple[d
 
 def _read(channel: socket.socket, size: int) -> np.ndarray:
     buffer = np.empty(size, np.uint8)  # which is not filled twice, as a bytearray would be
-    rest = memoryview(buffer)
+    rest = buffer.data
     while rest:
         count = channel.recv_into(rest)
         if not count:

@@ -67,10 +67,12 @@ class _Child:
 
     def __init__(self) -> None:
         self._channel, its_end = socket.socketpair()
+        for end in (self._channel, its_end):
+            end.settimeout(None)  # Beam's sign-in at Google sets a default for all sockets
         with its_end:
             self._process = subprocess.Popen(  # noqa: S603  a command of ours
                 [sys.executable, "-c", _CODE.format(path=sys.path)],
-                stdin=its_end,
+                stdin=its_end.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # what decoders print
                 env=os.environ | {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"},  # more would reserve memory
@@ -107,12 +109,12 @@ class _Child:
     def _ask(self, request: Request) -> tuple[dict[str, Any], np.ndarray]:
         limits = {"format": request.name, "max_pixels": request.max_pixels, "seconds": request.seconds}
         send(self._channel, limits, request.content)
-        fields, pixels = receive(self._channel)
+        fields, pixels = receive(self._channel, most_bytes=0)
         if "reason" in fields:
             return fields, pixels
         with one_large_at_a_time(fields["held_pixels"]):
             send(self._channel, {})
-            fields, pixels = receive(self._channel, 3 * request.max_pixels)
+            fields, pixels = receive(self._channel, most_bytes=3 * request.max_pixels)
         return fields, pixels if "reason" in fields else pixels.reshape(*fields["wh"][::-1], 3)
 
     def _death(self, request: Request) -> ImageError:

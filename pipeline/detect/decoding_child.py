@@ -178,9 +178,8 @@ def _check_size(opened: _Opened, max_pixels: float) -> float:
 def _bytes_per_pixel(opened: _Opened) -> float:
     """Peak memory of decoding, as measured."""
     image = opened.image
-    if image and opened.name == "TIFF":
-        bits = image.tag_v2.get(_BITS_PER_SAMPLE, (1,))
-        return 12 + sum(bits) / 8
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        return 12 + float(sum(image.tag_v2.get(_BITS_PER_SAMPLE, (1,)))) / 8
     if image and opened.name == "JPEG2000":
         return max(20, 4 + 5.5 * len(image.getbands()))
     return _BYTES_PER_PIXEL

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
@@ -114,6 +115,15 @@ class TestSharing:
             for pixels in pool.map(lambda _: decode_image(BMP, LIMIT).pixels, range(60)):
                 assert np.array_equal(pixels, PIXELS)
         assert 1 <= len(children()) <= 3
+
+    def test_a_default_timeout_of_sockets_is_not_its_own(self):
+        """Beam's sign-in at Google sets one."""
+        end_children()
+        socket.setdefaulttimeout(0.001)
+        try:
+            assert np.array_equal(decode_image(BMP, LIMIT).pixels, PIXELS)
+        finally:
+            socket.setdefaulttimeout(None)
 
     def test_a_folder_that_has_a_package_of_the_same_name_changes_nothing(self, tmp_path):
         (tmp_path / "pipeline").mkdir()
