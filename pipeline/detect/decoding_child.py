@@ -47,13 +47,13 @@ _MORE_BYTES = 96 << 20
 _BITS_PER_SAMPLE = 258  # a tag of TIFF
 _OPENCV_FIRST = {"BMP", "TIFF", "PPM", "HDR"}  # it scales 16 bits; what it does not read goes to Pillow
 _OPENCV_JPEG2000_MODES = {"L", "RGB", "RGBA", "I;16"}
-_RADIANCE_SIZE = re.compile(rb"-Y\s*(\d{1,9})\s*\+X\s*(\d{1,9})")  # the one orientation that OpenCV reads
-_RADIANCE_HEADER = 65_536
+_RADIANCE_SIZE = re.compile(rb"-Y +(\d{1,9}) +\+X +(\d{1,9})\n")  # the one orientation that OpenCV reads
+_RADIANCE_START = b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Opened:
-    """An image whose header has been read by Pillow; by OpenCV, without `image`, where Pillow does not read it."""
+    """An image whose header has been read by Pillow; without `image` where Pillow does not read it."""
 
     name: str
     content: np.ndarray
@@ -141,7 +141,7 @@ def _refusal(err: Exception) -> ImageError:
 def _open(name: str, content: np.ndarray) -> _Opened:
     """Reads an image's header."""
     if name == "HDR":
-        return _Opened(name, content, _radiance_wh(content))
+        return _open_radiance(content.tobytes())
     if name == "PPM":
         content = np.append(content, np.uint8(ord("\n")))  # OpenCV reads a last number up to what follows it
     if name == "HEIF":
@@ -185,12 +185,16 @@ def _bytes_per_pixel(opened: _Opened) -> float:
     return _BYTES_PER_PIXEL
 
 
-def _radiance_wh(content: np.ndarray) -> Size:
-    """The largest of the sizes that OpenCV may find in a Radiance picture."""
-    sizes = _RADIANCE_SIZE.findall(content[:_RADIANCE_HEADER].tobytes())
-    if not sizes:
-        raise corrupt("a Radiance picture without its size")
-    return max(((int(width), int(height)) for height, width in sizes), key=math.prod)
+def _open_radiance(content: bytes) -> _Opened:
+    """Opens a Radiance picture, which Pillow does not read; OpenCV gets three lines of header, as it fails at most others."""
+    end = content.find(b"\n\n")
+    found = _RADIANCE_SIZE.match(content, end + 2) if end >= 0 else None
+    if not found:
+        raise corrupt("a Radiance picture without its size, -Y height +X width, behind the first empty line")
+    if b"FORMAT=32-bit_rle_xyze" in content[:end]:
+        raise not_read("a Radiance picture in XYZE; RGBE is read")
+    plain = np.frombuffer(_RADIANCE_START + content[found.start() :], np.uint8)
+    return _Opened("HDR", plain, (int(found[2]), int(found[1])))
 
 
 def _import_heif() -> None:
