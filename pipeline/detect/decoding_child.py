@@ -67,7 +67,7 @@ def serve() -> None:
     for number in (*TIMED_OUT, signal.SIGIO):
         signal.signal(number, signal.SIG_DFL)  # ends the process, also within native code; a parent may have left it ignored
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    Image.MAX_IMAGE_PIXELS = None  # `_open` has the limit
+    Image.MAX_IMAGE_PIXELS = None  # `_check_size` has the limit
     with socket.socket(fileno=0) as channel, contextlib.suppress(OSError, EOFError):
         fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
         while True:
@@ -106,6 +106,8 @@ def _bounded(channel: socket.socket, seconds: float, size: int, held_pixels: flo
     finally:
         fcntl.fcntl(channel, fcntl.F_SETFL, flags)
         _limit_time(0)
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _limit_time(seconds: float) -> None:

@@ -169,6 +169,10 @@ class TestDeath:
         assert caught.value.reason == "too_large"
         assert children() == {warm}
 
+    def test_the_bounds_of_one_image_are_not_those_of_the_next(self, warm):
+        assert np.array_equal(decode_image(BMP + bytes(150 << 20), LIMIT).pixels, PIXELS)
+        assert children() == {warm}
+
     def test_no_file_descriptors_and_no_zombies_are_left(self, warm):
         def held():
             return len(os.listdir("/proc/self/fd"))
