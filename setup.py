@@ -39,6 +39,7 @@ setup(
         "tqdm>=4.66,<5",
     ],
     extras_require={
+        "heif": ["pillow-heif>=1.1,<2"],  # HEIC and HEIF; its licence is that of the codecs in it (LGPL and GPL)
         "dev": [
             "gcp-storage-emulator>=2026.7",
             "hypothesis>=6.100",
@@ -46,6 +47,7 @@ setup(
             "jsonschema>=4.20",
             "mkdocs>=1.6,<2",
             "mypy>=1.15",
+            "pillow-heif>=1.1,<2",
             "psutil>=6",
             "pycocotools>=2.0.8",
             "pytest>=8",
@@ -59,6 +61,6 @@ setup(
             "tensorflow_hub>=0.16",  # Beam's TFModelHandlerNumpy imports it; only the benchmarks run that
             "types-pyyaml",
             "tzdata",  # time zones, where the system has none
-        ]
+        ],
     },
 )

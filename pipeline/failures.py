@@ -38,6 +38,8 @@ REASONS: dict[str, dict[str, str]] = {
         "corrupt": "damaged",
         "too_large": "more than `max_megapixels`",
         "too_much_work": "decoding would take longer than `max_megapixels` allows: hundreds of scans, a million parts",
+        "no_decoder": "its format needs a package that is not installed; the message says which",
+        "decoder_died": "what decodes its format crashed on it, or was killed",
     },
     "detect": {
         "model_failed": "the model fails on this image alone",
@@ -50,7 +52,9 @@ REASONS: dict[str, dict[str, str]] = {
 
 # Reasons that may pass by themselves, or be mended outside of the image; what failed so is not done. All others are for good:
 # the same version of the image fails again, with the same model and settings.
-MAY_PASS = frozenset({"not_found", "permission_denied", "storage_unavailable", "unreadable", "deadline"})
+MAY_PASS = frozenset(
+    {"not_found", "permission_denied", "storage_unavailable", "unreadable", "no_decoder", "decoder_died", "deadline"}
+)
 FOR_GOOD = frozenset(reason for reasons in REASONS.values() for reason in reasons) - MAY_PASS
 
 

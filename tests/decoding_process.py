@@ -1,4 +1,5 @@
-"""A child process that decodes what it is sent, within bounds of memory and time that the kernel keeps, and starts no program.
+"""A child process that decodes what it is sent, within bounds of memory and time that the kernel keeps, and starts no program
+but the pipeline's own decoding child.
 
     with DecodingProcess() as process:
         outcome = process.decode(content)
@@ -18,13 +19,16 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 import traceback
 from pathlib import Path
+
+import psutil
 
 REPO = Path(__file__).resolve().parent.parent
 PROGRAMS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn", "socket.connect"}
 SECONDS = 12.0  # of CPU for one image; the limit of `decode_image` is an estimate of 5
+CHILD_SECONDS = 5.0  # what the pipeline's decoding child may take
+SMALL_GIF = b"GIF89a\1\0\1\0\x80\0\0" + bytes(6) + b",\0\0\0\0\1\0\1\0\0\2\2\x44\1\0;"
 _LIBC = ctypes.CDLL(None)
 MEGABYTES = 4096  # of address space beyond what the process begins with
 
@@ -37,9 +41,9 @@ class Outcome:
       end: `pixels`, the reason of an `ImageError`, or what must not be: `error`, `died`, `program`.
       message: The error's, or the traceback.
       image_wh: Size of the upright image, where there is one.
-      seconds: CPU time.
-      expected_seconds: What its header was taken to cost, where it could be read.
-      megabytes: Peak memory beyond what was held before.
+      seconds: CPU time, with that of the pipeline's decoding child.
+      expected_seconds: What its header was taken to cost, where it could be read; the limit of what is decoded in that child.
+      megabytes: Peak memory beyond what was held before, with that of the pipeline's decoding child.
     """
 
     end: str
@@ -97,18 +101,46 @@ class DecodingProcess:
         self.close()
 
 
-def _memory(name: str) -> float:
-    """A line of the process's status (VmHWM, VmSize, VmRSS), in megabytes."""
-    return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0]) / 1024
+def _memory(name: str, pid: int | str = "self") -> float:
+    """A line of a process's status (VmHWM, VmSize, VmRSS), in megabytes."""
+    return int(Path(f"/proc/{pid}/status").read_text().split(name + ":")[1].split()[0]) / 1024
+
+
+class _Used:
+    """What this process and the pipeline's decoding child use from now on; of a child that dies, nothing is known."""
+
+    def __init__(self) -> None:
+        self._processes = [psutil.Process(), *psutil.Process().children()]
+        for process in self._processes:
+            Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the peak begins anew
+        self._before = [self._of(process) for process in self._processes]
+
+    def fields(self) -> dict[str, float]:
+        """CPU time, peak memory."""
+        seconds = megabytes = 0.0
+        for process, before in zip(self._processes, self._before, strict=True):
+            with contextlib.suppress(psutil.Error, OSError, IndexError):
+                after = self._of(process)
+                seconds, megabytes = seconds + after[0] - before[0], megabytes + _memory("VmHWM", process.pid) - before[1]
+        return {"seconds": seconds, "megabytes": megabytes}
+
+    def _of(self, process: psutil.Process) -> tuple[float, float]:
+        return sum(process.cpu_times()[:2]), _memory("VmRSS", process.pid)
+
+
+def _expected_seconds(content: bytes) -> float:
+    from pipeline.detect.headers.formats import format_of, is_decoded_apart, read_header
+
+    return CHILD_SECONDS if is_decoded_apart(format_of(content)) else read_header(content).seconds
 
 
 def _decode(content: bytes, max_pixels: float, programs: list[str]) -> dict[str, object]:
     from pipeline.detect.decode import decode_image
     from pipeline.failures import ImageError
 
+    decode_image(SMALL_GIF, max_pixels)  # the decoding child is there: its imports are not this image's
     _LIBC.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    held, started = _memory("VmRSS"), time.process_time()
+    used = _Used()
     outcome: dict[str, object]
     try:
         decoded = decode_image(content, max_pixels)
@@ -119,11 +151,9 @@ def _decode(content: bytes, max_pixels: float, programs: list[str]) -> dict[str,
         outcome = {"end": err.reason, "message": str(err)}
     except BaseException:  # noqa: BLE001  whatever it is, it is found
         outcome = {"end": "error", "message": traceback.format_exc()}
-    outcome |= {"seconds": time.process_time() - started, "megabytes": _memory("VmHWM") - held}
+    outcome |= used.fields()
     with contextlib.suppress(Exception):
-        from pipeline.detect.headers.formats import read_header
-
-        outcome["expected_seconds"] = read_header(content).seconds
+        outcome["expected_seconds"] = _expected_seconds(content)
     if programs:
         outcome |= {"end": "program", "message": programs.pop()}
     return outcome
@@ -137,8 +167,8 @@ def _serve(max_pixels: float, seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     programs: list[str] = []
 
-    def watch(event: str, _: object) -> None:
-        if event in PROGRAMS:
+    def watch(event: str, args: tuple[object, ...]) -> None:
+        if event in PROGRAMS and "pipeline.detect.decoding_child" not in str(args):
             programs.append(event)
 
     sys.addaudithook(watch)

@@ -196,6 +196,23 @@ class TestFormats:
         decoded = decode_image(radiance, LIMIT)
         assert (decoded.image_wh, decoded.pixels.shape, decoded.pixels.dtype) == ((30, 20), (20, 30, 3), np.uint8)
 
+    @pytest.mark.parametrize(
+        "header",
+        [
+            pytest.param(b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\nEXPOSURE=1.0\n\n", id="a line behind the format"),
+            pytest.param(b"#?RGBE\nGAMMA=1\n# " + b"x" * 200 + b"\nFORMAT=32-bit_rle_rgbe\n\n", id="a long comment"),
+            pytest.param(b"#?RADIANCE\n\n", id="no format"),
+        ],
+    )
+    def test_radiance_is_read_whatever_stands_in_its_header(self, header):
+        plain = cv2.imencode(".hdr", SMOOTH.astype(np.float32) / 255)[1].tobytes()
+        other = header + plain[plain.index(b"-Y") :]
+        assert np.array_equal(decode_image(other, LIMIT).pixels, decode_image(plain, LIMIT).pixels)
+
+    def test_radiance_of_other_colours_is_not_read(self):
+        plain = cv2.imencode(".hdr", SMOOTH.astype(np.float32))[1].tobytes()
+        assert refusal(plain.replace(b"rle_rgbe", b"rle_xyze")) == "not_an_image"
+
     def test_a_jpeg_with_data_behind_its_end_is_whole(self):
         content = encoded(SMOOTH, "JPEG")
         assert np.array_equal(decode_image(content + b"trailer" * 9, LIMIT).pixels, decode_image(content, LIMIT).pixels)

@@ -47,7 +47,7 @@ def process():
 def test_formats_that_nest_others_or_start_programs_are_not_read(process, content):
     outcome = process.decode(content)
     assert outcome.end == "not_an_image"
-    assert "JPEG, PNG, GIF, BMP, TIFF, WebP, JPEG 2000, AVIF, PNM, Radiance HDR and Targa are read" in outcome.message
+    assert "JPEG, PNG, GIF, BMP, TIFF, WebP, JPEG 2000, AVIF, HEIC, PNM, Radiance HDR and Targa are read" in outcome.message
 
 
 @pytest.mark.parametrize(
@@ -78,23 +78,23 @@ def test_formats_that_nest_others_or_start_programs_are_not_read(process, conten
             id="png of a million chunks",
         ),
         pytest.param(lambda: hostile.gif_of_clear_codes(1 << 20), "truncated", id="gif of clear codes"),
-        pytest.param(lambda: hostile.gif_of_clear_codes(5 << 20), "too_much_work", id="gif of more clear codes than pixels"),
-        pytest.param(lambda: hostile.gif_with_long_comment(30 << 20), "pixels", id="gif with a comment of 30 MB"),
+        pytest.param(lambda: hostile.gif_of_clear_codes(5 << 20), "truncated", id="gif of more clear codes than pixels"),
+        pytest.param(lambda: hostile.gif_with_long_comment(30 << 20), "too_much_work", id="gif with a comment of 30 MB"),
         pytest.param(
-            lambda: hostile.tiff_of_tags_that_share_their_bytes(20000), "too_much_work", id="tiff of tags that share their bytes"
+            lambda: hostile.tiff_of_tags_that_share_their_bytes(20000), "too_large", id="tiff of tags that share their bytes"
         ),
-        pytest.param(hostile.tiff_of_a_huge_tile, "too_much_work", id="tiff of one huge tile"),
+        pytest.param(hostile.tiff_of_a_huge_tile, "too_large", id="tiff of one huge tile"),
         pytest.param(
             lambda: hostile.jpeg2000({4: b"\1", 9: b"\5\0\0\0\1" + b"\x11" * 6}),
-            "too_large",
+            "corrupt",
             id="jpeg 2000 of a million precincts",
         ),
-        pytest.param(lambda: hostile.jpeg2000({}, tile_wh=(4, 4)), "too_large", id="jpeg 2000 of 62,500 tiles"),
+        pytest.param(lambda: hostile.jpeg2000({}, tile_wh=(4, 4)), "corrupt", id="jpeg 2000 of 62,500 tiles"),
         pytest.param(
-            lambda: hostile.jpeg2000_of_headers_within_headers(3000, 60000), "too_much_work", id="jpeg 2000 of headers in headers"
+            lambda: hostile.jpeg2000_of_headers_within_headers(3000, 60000), "pixels", id="jpeg 2000 of headers in headers"
         ),
         pytest.param(
-            lambda: hostile.avif_whose_items_share_their_bytes(5000), "too_much_work", id="avif whose items share their bytes"
+            lambda: hostile.avif_whose_items_share_their_bytes(5000), "corrupt", id="avif whose items share their bytes"
         ),
         pytest.param(
             lambda: hostile.png((5000, 5000), 16, 6, hostile.long_deflate(40 << 20)), "pixels", id="png that unpacks to 40 GB"
@@ -113,18 +113,20 @@ def test_work_is_bounded_where_pixels_are_few(process, make, end):
     [
         pytest.param(hostile.jpeg_with_two_frames, "corrupt", None, id="jpeg of two frames"),
         pytest.param(hostile.png_with_two_headers, "corrupt", None, id="png of two headers"),
-        pytest.param(hostile.tiff_of_equal_tags, "corrupt", None, id="tiff of equal tags"),
+        pytest.param(hostile.tiff_of_equal_tags, "too_large", None, id="tiff of equal tags"),
         pytest.param(hostile.tiff_of_two_pages, "pixels", (8, 8), id="tiff whose second page is large"),
         pytest.param(hostile.radiance_of_three_sizes, "too_large", None, id="radiance of three sizes"),
         pytest.param(hostile.radiance_of_a_long_line, "pixels", (8, 1), id="radiance of a line longer than a reader's buffer"),
         pytest.param(lambda: hostile.bmp((8, -8), data=bytes(192)), "pixels", (8, 8), id="bmp from the top"),
-        pytest.param(lambda: hostile.bmp((-8, 8), data=bytes(192)), "corrupt", None, id="bmp of negative width"),
-        pytest.param(lambda: hostile.bmp((8, -(2**31)), data=bytes(192)), "corrupt", None, id="bmp of the most negative height"),
+        pytest.param(lambda: hostile.bmp((-8, 8), data=bytes(192)), "too_large", None, id="bmp of negative width"),
+        pytest.param(
+            lambda: hostile.bmp((8, -(2**31)), data=bytes(192)), "too_large", None, id="bmp of the most negative height"
+        ),
         pytest.param(lambda: hostile.bmp((8, 8), compression=4, data=bytes(192)), "not_an_image", None, id="bmp around a jpeg"),
         pytest.param(lambda: hostile.bmp((5001, 5000), bits=8, compression=1), "too_large", None, id="bmp of runs"),
-        pytest.param(hostile.jpeg2000_of_two_codestreams, "corrupt", None, id="jpeg 2000 of two codestreams"),
+        pytest.param(hostile.jpeg2000_of_two_codestreams, "pixels", (8, 8), id="jpeg 2000 of two codestreams"),
         pytest.param(hostile.jpeg2000_that_names_avif, "pixels", (8, 8), id="jpeg 2000 that calls itself avif"),
-        pytest.param(lambda: hostile.avif_of_another_size((5200, 5000)), "too_large", None, id="avif whose stream is larger"),
+        pytest.param(lambda: hostile.avif_of_another_size((5200, 5000)), "pixels", (2, 2), id="avif whose stream is larger"),
         pytest.param(lambda: hostile.webp_of_another_size((4000, 4000)), "corrupt", None, id="webp whose canvas is larger"),
         pytest.param(
             lambda: hostile.webp_of_another_size((1 << 24, 1 << 24)), "too_large", None, id="webp of the largest canvas"
@@ -132,8 +134,10 @@ def test_work_is_bounded_where_pixels_are_few(process, make, end):
         pytest.param(
             lambda: hostile.gif((8, 8), b"\x44\x01", before=bytes(3)), "truncated", None, id="gif with zeros before its frame"
         ),
-        pytest.param(lambda: hostile.gif((8, 8), b"\x44\x01", before=bytes(8 << 20)), "corrupt", None, id="gif of zeros"),
-        pytest.param(lambda: hostile.gif((8, 8), b"", before=b"!\xfe\0" * 10**7), "corrupt", None, id="gif of empty comments"),
+        pytest.param(lambda: hostile.gif((8, 8), b"\x44\x01", before=bytes(8 << 20)), "truncated", None, id="gif of zeros"),
+        pytest.param(
+            lambda: hostile.gif((8, 8), b"", before=b"!\xfe\0" * 10**7), "too_much_work", None, id="gif of empty comments"
+        ),
         pytest.param(lambda: hostile.gif((65535, 65535), b"\x44\x01"), "too_large", None, id="gif of the largest canvas"),
         pytest.param(
             hostile.gif_with_a_frame_beyond_its_canvas, "too_large", None, id="gif whose frame is larger than its canvas"

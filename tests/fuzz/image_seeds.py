@@ -7,6 +7,7 @@ import zlib
 
 import cv2
 import numpy as np
+import pillow_heif
 from PIL import Image
 
 from tests.hostile_images import encoded, tiff
@@ -130,6 +131,16 @@ def _avif() -> list[bytes]:
     ]
 
 
+def _heif() -> list[bytes]:
+    pillow_heif.register_heif_opener()
+    return [
+        encoded(_IMAGE, "HEIF", exif=_EXIF.tobytes()),
+        encoded(_ALPHA, "HEIF"),
+        encoded(_GREY, "HEIF"),
+        encoded(_IMAGE, "HEIF", **_frames()),
+    ]
+
+
 def _pnm() -> list[bytes]:
     text = b"P3\n# text\n61 43\n255\n" + b" ".join(b"%d" % value for value in _RGB.ravel()) + b"\n"
     return [
@@ -155,7 +166,7 @@ def _targa() -> list[bytes]:
 
 _MAKERS = {
     "JPEG": _jpeg, "PNG": _png, "GIF": _gif, "BMP": _bmp, "TIFF": _tiff, "WEBP": _webp, "JPEG2000": _jpeg2000, "AVIF": _avif,
-    "PNM": _pnm, "HDR": _radiance, "TGA": _targa,
+    "HEIF": _heif, "PNM": _pnm, "HDR": _radiance, "TGA": _targa,
 }  # fmt: skip
 
 

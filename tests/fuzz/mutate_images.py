@@ -22,7 +22,7 @@ _EDGES = (
     5000,
     10**5,
 )
-_OF_PLACES = {"TIFF", "AVIF", "BMP", "TGA"}  # whose parts are found by their place
+_OF_PLACES = {"TIFF", "AVIF", "HEIF", "BMP", "TGA"}  # whose parts are found by their place
 _MOST_BYTES = 4 << 20
 
 
@@ -281,6 +281,7 @@ FORMATS: dict[str, tuple[Callable[[bytes], Pieces], Callable[[Pieces], bytes], C
     "WEBP": (_split_riff, _join_riff, _names(4)),
     "JPEG2000": (_split_jpeg2000, _join_jpeg2000, _names(4)),
     "AVIF": (_split_boxes, _join_boxes, _length_of_path),
+    "HEIF": (_split_boxes, _join_boxes, _length_of_path),
     "PNM": (_split_lines, _plain, _names(0)),
     "HDR": (_split_lines, _plain, _names(0)),
     "TGA": (_split_head(18), _plain, _names(0)),

@@ -50,8 +50,10 @@ def test_a_case_is_the_same_each_time_and_cases_differ():
         (Outcome("error", "KeyError"), "ended as error: KeyError"),
         (Outcome("died", "of SIGSEGV"), "ended as died: of SIGSEGV"),
         (Outcome("program", "os.system"), "ended as program: os.system"),
+        (Outcome("decoder_died", "ended with SIGSEGV"), ""),
+        (Outcome("decoder_died", "ended with exit code 1"), "ended as decoder_died: ended with exit code 1"),
         (Outcome("pixels", seconds=3.0, expected_seconds=1.0), "took 3.00 s of CPU, 1.00 s were expected"),
-        (Outcome("pixels", megabytes=600), "took 600 MB, at most 500 are allowed"),
+        (Outcome("pixels", megabytes=600), "took 600 MB, at most 575 are allowed"),
     ],
 )
 def test_what_must_not_be_is_complained_about(outcome, complaint):

@@ -19,7 +19,7 @@ class Header:
       wh: Width and height of the pixels as they are stored, before `orientation`.
       content: What a decoder is given: the file, without what no pixel depends on (texts, profiles, later frames).
       seconds: About what decoding costs one core of the machine in BENCHMARKS.md, at worst.
-      decoders: Who is asked, in this order.
+      decoder: Who is asked.
       orientation: As in Exif 2.3, section 4.6.4: 1 to 8.
       bytes_per_pixel: Peak memory of decoding for each pixel of `wh`, as measured.
       scales: Whether decoding at reduced scale takes less memory: JPEG whose pixels come in one pass.
@@ -30,7 +30,7 @@ class Header:
     wh: Size
     content: bytes
     seconds: float
-    decoders: tuple[Literal["opencv", "pillow"], ...] = ("opencv",)
+    decoder: Literal["opencv", "pillow"] = "opencv"
     orientation: int = 1
     bytes_per_pixel: float = 0.0
     scales: bool = False
@@ -50,6 +50,12 @@ def corrupt(message: str) -> ImageError:
 def not_read(message: str) -> ImageError:
     """The error for a kind of image that is not read here."""
     return ImageError("decode", "not_an_image", f"expected an image, got {message}")
+
+
+def too_large(most: str, wh: Size) -> ImageError:
+    """The error for an image of more pixels than `max_megapixels` allows."""
+    message = f"expected at most {most}, got {wh[0]} x {wh[1]} pixels; max_megapixels sets the limit"
+    return ImageError("decode", "too_large", message)
 
 
 def too_much(message: str) -> ImageError:

@@ -49,7 +49,7 @@ def read_png(content: bytes) -> Header:
         (width, height),
         content if unchanged else b"".join(chunks.kept) + (b"" if chunks.whole else _END),
         1e-9 * (6 * width * height + 5 * raw + 2 * size),
-        ("opencv",) if size <= _OPENCV_BYTES else ("pillow",),
+        "opencv" if size <= _OPENCV_BYTES else "pillow",
         orientation=orientation(chunks.exif),
         bytes_per_pixel=7 if size <= _OPENCV_BYTES else 15,
         cut=not chunks.whole,
