@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 
 @dataclasses.dataclass
@@ -28,8 +28,8 @@ class CanaryFigures:
       outcome: `promoted` or `dropped`, once that is decided.
     """
 
-    version: str
-    stable: str
+    version: Annotated[str, str.isdecimal]
+    stable: Annotated[str, str.isdecimal]
     mode: str
     images: int = 0
     failed: int = 0

@@ -28,12 +28,12 @@ from pipeline.launch.plan import model_lines, say
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.launch.templates import write_template
 from pipeline.storage.earlier import check_earlier
-from pipeline.storage.other_runs import Left, found_again, leave
+from pipeline.storage.other_runs import found_again, leave
 from pipeline.storage.results import check_output
-from pipeline.storage.staging import LEFT, held, output_of, run_of, staging_of
+from pipeline.storage.staging import LEFT, Left, held, output_of, run_of, staging_of
 from pipeline.storage.stopping import begin_publishing
 from pipeline.stream.check_pubsub import check_subscription, check_topic
-from pipeline.stream.live import LiveFigures, ToldFigures
+from pipeline.stream.live import LiveFigures, OfProcess, ToldFigures
 from pipeline.stream.run import RunSettings, opened
 
 _WITHOUT_ARCHIVE = "out/streaming"
@@ -106,7 +106,7 @@ def run(job: Job) -> int:
             detector = load_detector(config) if job.in_process else None
             ready_at = left.submitted_at if left else time.time()
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-                model = detector or Told(staging)
+                model = detector or Told(staging, OfProcess)
                 figures = ToldFigures(model, settings.samples) if isinstance(model, Told) else stream.figures
                 shown.enter_context(ProgressDisplay(line_of(figures, model)))
                 pipeline = job.pipeline()

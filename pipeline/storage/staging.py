@@ -22,12 +22,16 @@ A run that was killed, was stopped or failed before that leaves its checkpoints,
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import os
+import re
 import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, NamedTuple, TypedDict
 
+from pipeline.data_format import from_plain
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.alive import alive
@@ -39,18 +43,62 @@ from pipeline.storage.files import (
     exists,
     list_files,
     move_files,
-    read_file,
     write_file,
     write_once,
 )
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.locks import one_at_a_time
-from pipeline.storage.results import INDEX, STAGING, SUMMARY, StagedFile, read_summary
+from pipeline.storage.results import INDEX, STAGING, SUMMARY, Settings, StagedFile, is_replaceable, read_summary
+from pipeline.storage.state import lies_in, read_checked, read_state, warn_unreadable
 from pipeline.storage.stopping import begin_publishing, confirm_publishing
 
 _RUN, _READY, _COMMIT, _PUBLISHED, _STOPPED = "run.json", "ready.json", "commit.json", "published.json", "stopped"
 LEASED = "leased"  # what a run says of itself that has a lease for as long as it has a staging folder
 LEFT = "left"  # the same of one that goes on without a launcher
+_RUN_ID = re.compile(r"[0-9a-f]{8,12}")  # `new_staging` and the launcher of a stream give such names
+_ENTRY = re.compile(
+    r"(run|ready|commit|published)\.json|stopped|written|lock(\.new)?|alive|spool|merge|figures|compact|detections|dead_letters"
+    r"|begun-.*|[0-9a-f]{32}|\.staging-[0-9a-f]{12}"
+)
+_LATEST_TIME = 4e9  # the year 2096
+_Time = Annotated[float, lambda seconds: 0 <= seconds < _LATEST_TIME]
+
+
+class Left(NamedTuple):
+    """A run without a launcher.
+
+    Attributes:
+      job: Its runner's name for it.
+      started_at: When its command started, seconds since the epoch.
+      submitted_at: When the runner had it.
+    """
+
+    job: str
+    started_at: _Time
+    submitted_at: _Time
+
+
+class _About(TypedDict, total=False):
+    settings: Settings
+    command: str
+    started_at: _Time
+    same: str
+    leased: bool
+    left: Left
+
+
+class _Commit(NamedTuple):
+    """What is published.
+
+    Attributes:
+      names: Files of the staging folder, each with the name that it gets; both in the output folder.
+      gone: The files that go for them, with their generations.
+      adds: Whether the run adds to what is there; None: an earlier version wrote this, and its run's settings say it.
+    """
+
+    names: list[tuple[str, str]]
+    gone: dict[str, str]
+    adds: bool | None = None
 
 
 def new_staging(output: str) -> str:
@@ -143,10 +191,12 @@ def publish(staging: str, files: Sequence[StagedFile], *, again: bool = False) -
     confirm_publishing()
     begin_publishing()
     output = output_of(staging)
-    names = [[file.staged.removeprefix(f"{output}/"), file.final] for file in files]
-    if again and exists(f"{staging}/{_PUBLISHED}") and not any(name in _committed(staging)["names"] for name in names):
+    names = [(file.staged.removeprefix(f"{output}/"), file.final) for file in files]
+    before = _committed(staging)
+    if again and exists(f"{staging}/{_PUBLISHED}") and not (before and {*before.names} & {*names}):
         _delete_in_order([f"{staging}/{_COMMIT}", f"{staging}/{_PUBLISHED}"])
-    told = row_bytes({"names": names, "gone": _gone(staging, [final for _, final in names])})
+    commit = _Commit(names, _gone(staging, [final for _, final in names]), bool(_settings(staging).get("only_new")))
+    told = row_bytes(commit._asdict())
     if exists(f"{staging}/{_PUBLISHED}"):
         return  # another attempt has published, and what was found to go may have come after that
     write_file(f"{staging}/{_READY}", told)
@@ -155,15 +205,17 @@ def publish(staging: str, files: Sequence[StagedFile], *, again: bool = False) -
     if exists(f"{staging}/{_STOPPED}") or not exists(f"{staging}/{_RUN}"):
         raise OutputError(f"output {output}: this run was stopped before its results were complete")
     _commit(staging, told)
-    finish_publishing(staging)
+    if not finish_publishing(staging):
+        raise OutputError(f"output {output}: expected {staging}/{_COMMIT} to be what this run wrote; nothing was published")
 
 
 def stop_publishing(staging: str) -> bool:
     """Keeps a run from publishing from here on; True where it was ready to, and then it is done with it now."""
     stopped_before = exists(f"{staging}/{_STOPPED}")
     write_file(f"{staging}/{_STOPPED}", b"")
-    if exists(f"{staging}/{_READY}") and not stopped_before and not exists(f"{staging}/{_PUBLISHED}"):
-        _commit(staging, read_file(f"{staging}/{_READY}"))
+    ready = None if stopped_before else _read_commit(staging, _READY)
+    if ready and not exists(f"{staging}/{_PUBLISHED}"):
+        _commit(staging, row_bytes(ready._asdict()))
     return finish_publishing(staging)
 
 
@@ -188,16 +240,16 @@ def finish_publishing(staging: str) -> bool:
     with one_at_a_time(output):
         if exists(f"{staging}/{_PUBLISHED}"):
             return True
-        if not exists(f"{staging}/{_COMMIT}"):
+        commit = _committed(staging)
+        if commit is None:
             return False
-        told = _committed(staging)
-        if _settings(staging).get("only_new"):
+        if _settings(staging).get("only_new") if commit.adds is None else commit.adds:
             make_way(output, run_of(staging))  # first, for COCO files have the same names
         for is_index in (False, True):  # one that gets its name has its rows beside it
-            of_kind = [(staged, final) for staged, final in told["names"] if final.startswith(f"{INDEX}/") is is_index]
+            of_kind = [(staged, final) for staged, final in commit.names if final.startswith(f"{INDEX}/") is is_index]
             move_files({f"{output}/{staged}": f"{output}/{final}" for staged, final in of_kind})
         for is_summary in (False, True):  # it says of its run what else is to go
-            gone = {name: generation for name, generation in told["gone"].items() if (name == SUMMARY) is is_summary}
+            gone = {name: generation for name, generation in commit.gone.items() if (name == SUMMARY) is is_summary}
             delete_as_they_were({f"{output}/{name}": generation for name, generation in gone.items()})
         write_file(f"{staging}/{_PUBLISHED}", b"")
         return True
@@ -209,12 +261,37 @@ def _commit(staging: str, told: bytes) -> None:
         write_once(f"{staging}/{_COMMIT}", told)
 
 
-def _committed(staging: str) -> dict[str, Any]:
-    """What `_commit` said, nothing where that is gone; versions before this one told the names alone."""
+def _committed(staging: str) -> _Commit | None:
+    """What `_commit` wrote; None where that is not there, or cannot be known.
+
+    Where `commit.json` is there and cannot be read, `ready.json` says it: some attempt has committed, and the latest one has all
+    rows under the same names.
+    """
     if not exists(f"{staging}/{_COMMIT}"):
-        return {"names": [], "gone": {}}
-    told = json.loads(read_file(f"{staging}/{_COMMIT}"))
-    return told if isinstance(told, dict) else {"names": told, "gone": _gone(staging, [final for _, final in told])}
+        return None
+    return _read_commit(staging, _COMMIT) or _read_commit(staging, _READY)
+
+
+def _read_commit(staging: str, name: str) -> _Commit | None:
+    """What a run publishes, by its own file; None where there is none, or it names what is not its own to move or to delete."""
+    told: _Commit | None = read_checked(f"{staging}/{name}", functools.partial(_parse_commit, staging))
+    if told is None:
+        return None
+    output = output_of(staging)
+    own = all(lies_in(f"{output}/{staged}", staging) for staged, _ in told.names)
+    if own and all(is_replaceable(name, output) for name in (*(final for _, final in told.names), *told.gone)):
+        return told
+    warn_unreadable(f"{staging}/{name}", "it names files that are not this run's")
+    return None
+
+
+def _parse_commit(staging: str, content: bytes) -> _Commit:
+    plain = json.loads(content)
+    if isinstance(plain, list):  # versions before this one wrote the names alone
+        plain = {"names": plain, "gone": {}}
+        plain["gone"] = _gone(staging, [final for _, final in from_plain(_Commit, plain).names])
+    commit: _Commit = from_plain(_Commit, plain)
+    return commit
 
 
 def rows_kept(staging: str) -> int:
@@ -224,7 +301,7 @@ def rows_kept(staging: str) -> int:
 
 def goes_on(staging: str) -> bool:
     """Whether a run that has ended had not come as far as to publish, so that its command can go on from its checkpoints."""
-    return is_introduced(staging) and not exists(f"{staging}/{_COMMIT}") and not exists(f"{staging}/{_PUBLISHED}")
+    return any(about(staging)) and _committed(staging) is None and not exists(f"{staging}/{_PUBLISHED}")
 
 
 def remove(staging: str) -> None:
@@ -245,8 +322,18 @@ def _delete_in_order(paths: Sequence[str]) -> None:
 
 def about(staging: str) -> Iterator[dict[str, Any]]:
     """What a run says of itself, if it has said so."""
-    if exists(f"{staging}/{_RUN}"):
-        yield json.loads(read_file(f"{staging}/{_RUN}"))
+    told = read_state(f"{staging}/{_RUN}", _About)
+    if told is not None:
+        yield told
+
+
+def is_own(staging: str) -> bool:
+    """Whether this program made a staging folder: its `run.json` says so, or its name and all that lies in it."""
+    if "settings" in next(about(staging), {}):
+        return True
+    paths = list_files(f"{escape_glob(staging)}/**") if "://" in staging else map(f"{staging}/".__add__, os.listdir(staging))
+    names = {path[len(staging) + 1 :].partition("/")[0] for path in paths}
+    return bool(_RUN_ID.fullmatch(run_of(staging))) and all(map(_ENTRY.fullmatch, names))
 
 
 def _gone(staging: str, new: Collection[str]) -> dict[str, str]:
@@ -258,5 +345,5 @@ def _gone(staging: str, new: Collection[str]) -> dict[str, str]:
 
 
 def _settings(staging: str) -> Mapping[str, Any]:
-    settings = next(about(staging), {}).get("settings")
-    return settings if isinstance(settings, dict) else {}
+    settings: Mapping[str, Any] = next(about(staging), {}).get("settings", {})
+    return settings
