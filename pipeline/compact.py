@@ -46,8 +46,9 @@ from pipeline.storage.results import (
     seconds_of_name,
     time_in_name,
 )
+from pipeline.storage.run_state import LEASED
 from pipeline.storage.single_rows import SingleRow, single_rows
-from pipeline.storage.staging import LEASED, held, new_staging, run_of
+from pipeline.storage.staging import held, new_staging, run_of
 from pipeline.storage.stopping import confirm_publishing, stop_from_thread
 from pipeline.write.write_files import ROWS_PER_SHARD
 from pipeline.write.write_parquet import write_parquet
@@ -216,9 +217,19 @@ def _sources(output: str) -> Iterator[_Source]:
         stem = file.path.removesuffix(".jsonl")
         beside = [f"{stem}.{ending}" for ending in _BESIDE] if file.kind == DETECTIONS else []
         named = _NAMED_TIME.search(posixpath.basename(file.path))
-        written_at = seconds_of_name(named[1]) if named else versions[file.path][1]
+        written_at = _seconds_of(named[1]) if named else None
+        if written_at is None:
+            written_at = versions[file.path][1]
         paths = [*filter(versions.__contains__, beside), *filter(None, [file.index_path])]
         yield _Source(written_at, file, tuple(paths), versions[file.path])
+
+
+def _seconds_of(time_in_name: str) -> float | None:
+    """A moment in a name; None where it is none, such as a 13th month."""
+    try:
+        return seconds_of_name(time_in_name)
+    except ValueError:
+        return None
 
 
 def _versions(output: str) -> dict[str, tuple[int, float]]:

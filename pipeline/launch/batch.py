@@ -41,11 +41,15 @@ from pipeline.storage.lease import leased
 from pipeline.storage.ledger import list_files_of_rows
 from pipeline.storage.other_runs import take_over_killed
 from pipeline.storage.results import check_output, is_of_stream
+from pipeline.storage.run_state import LEASED
 from pipeline.storage.spools import Spool
-from pipeline.storage.staging import LEASED, held, new_staging, rows_kept, run_of
+from pipeline.storage.staging import held, new_staging, rows_kept, run_of
 from pipeline.storage.stopping import begin_publishing, stop_from_thread
 from pipeline.write.sink import Sink
+from pipeline.write.spool_rows import Shard
 from pipeline.write.write_files import read_written
+
+_BEGUN = Checkpoint[Shard, Tally]
 
 
 def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:
@@ -211,14 +215,14 @@ def _begun(config: Config, staging: str, model: tuple[str, str]) -> Sequence[Che
     One of theirs with an image that another job has done since in the same folder does not count: what was counted of it can
     only be had whole. What a stream has done since does no harm: it repeats what a job does at the same time.
     """
-    spools = [spool for checkpoint in checkpoints_begun(staging) for _, spool in checkpoint.spools]
+    spools = [spool for checkpoint in checkpoints_begun(staging, _BEGUN) for _, spool in checkpoint.spools]
     complete = {spool.path for spool in spools}  # a thread of a run that was stopped may just write one more
     done, doubled = _done(config, model), set[tuple[int, int]]()
     if spools and done:
         of_jobs = [file for file in list_files_of_rows(config.output) if not is_of_stream(file.path)]
         doubled = done_since(spools, of_jobs, done)
     keyed, tally = list[tuple[Any, Spool]](), Tally()
-    for checkpoint in checkpoints_begun(staging):  # one by one: each may have its samples
+    for checkpoint in checkpoints_begun(staging, _BEGUN):  # one by one: each may have its samples
         own = [spool for _, spool in checkpoint.spools]
         if complete.issuperset(spool.path for spool in own) and not has_any(own, doubled):
             keyed += checkpoint.spools

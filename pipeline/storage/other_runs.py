@@ -17,17 +17,13 @@ from pipeline.storage.checkpoints import take_over
 from pipeline.storage.files import list_files
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.results import STAGING
+from pipeline.storage.run_state import LEASED, LEFT, Left, about, is_own_staging
 from pipeline.storage.staging import (
-    LEASED,
-    LEFT,
-    Left,
-    about,
     finish_publishing,
     goes_on,
     introduce,
     is_introduced,
     is_left,
-    is_own,
     is_published,
     output_of,
     remove,
@@ -42,7 +38,7 @@ def finish_dead(output: str) -> None:
     """Finishes what killed runs had begun to publish; what they say of themselves stays, for `settings_published`."""
     for staging in others(output):
         with _if_dead(staging) as dead:
-            if dead and is_introduced(staging) and is_own(staging):
+            if dead and is_introduced(staging) and is_own_staging(staging):
                 try:
                     finish_publishing(staging)
                 except FileNotFoundError:  # somebody tidied up there, so that it can never be finished
@@ -57,7 +53,11 @@ def remove_dead(output: str, but: str, mode: str = "") -> None:
     for staging in others(output, but):
         with _if_dead(staging) as dead:
             wanted = dead and (not mode or any(mode_of(said) == mode for said in about(staging)))
-            if wanted and is_own(staging) and not ((is_left(staging) or rows_kept(staging)) and age_s(staging) < _KEPT_SECONDS):
+            if (
+                wanted
+                and is_own_staging(staging)
+                and not ((is_left(staging) or rows_kept(staging)) and age_s(staging) < _KEPT_SECONDS)
+            ):
                 remove(staging)
 
 

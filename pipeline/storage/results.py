@@ -41,6 +41,7 @@ RECONCILIATION = "reconcile.html"
 COCO_RESULTS, COCO_IMAGES = "coco/results.json", "coco/images.json"
 INDEX, RUNS = "index", "runs"
 STAGING = UNFINISHED
+MADE_BY = b"made by detect-objects"  # marks pages and pictures of this program
 
 
 def _rows(run: str) -> str:
@@ -245,12 +246,19 @@ def check_output(output: str, write: bool = True) -> None:
             return
         make_folder(output)
         _write_and_delete(probe)
+        _refuse_links(output)
     except OutputError:
         raise
     except Exception as err:
         raise OutputError(
             f"output {output}: expected a folder that can be written, but: {' '.join(str(err).split())[:300]}"
         ) from err
+
+
+def _refuse_links(output: str) -> None:
+    for name in (DETECTIONS, DEAD_LETTERS, INDEX, SAMPLES, posixpath.dirname(COCO_RESULTS), RUNS):
+        if os.path.islink(f"{output}/{name}"):
+            raise OutputError(f"output {output}: expected {name} to be a folder of its own, it is a link to another one")
 
 
 def _write_and_delete(path: str) -> None:

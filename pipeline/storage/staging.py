@@ -22,16 +22,11 @@ A run that was killed, was stopped or failed before that leaves its checkpoints,
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
-import os
-import re
 import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Any
 
-from pipeline.data_format import from_plain
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.alive import alive
@@ -48,57 +43,11 @@ from pipeline.storage.files import (
 )
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.locks import one_at_a_time
-from pipeline.storage.results import INDEX, STAGING, SUMMARY, Settings, StagedFile, is_replaceable, read_summary
-from pipeline.storage.state import lies_in, read_checked, read_state, warn_unreadable
+from pipeline.storage.results import INDEX, STAGING, SUMMARY, StagedFile, read_summary
+from pipeline.storage.run_state import LEFT, RUN, Commit, about, read_commit
 from pipeline.storage.stopping import begin_publishing, confirm_publishing
 
-_RUN, _READY, _COMMIT, _PUBLISHED, _STOPPED = "run.json", "ready.json", "commit.json", "published.json", "stopped"
-LEASED = "leased"  # what a run says of itself that has a lease for as long as it has a staging folder
-LEFT = "left"  # the same of one that goes on without a launcher
-_RUN_ID = re.compile(r"[0-9a-f]{8,12}")  # `new_staging` and the launcher of a stream give such names
-_ENTRY = re.compile(
-    r"(run|ready|commit|published)\.json|stopped|written|lock(\.new)?|alive|spool|merge|figures|compact|detections|dead_letters"
-    r"|begun-.*|[0-9a-f]{32}|\.staging-[0-9a-f]{12}"
-)
-_LATEST_TIME = 4e9  # the year 2096
-_Time = Annotated[float, lambda seconds: 0 <= seconds < _LATEST_TIME]
-
-
-class Left(NamedTuple):
-    """A run without a launcher.
-
-    Attributes:
-      job: Its runner's name for it.
-      started_at: When its command started, seconds since the epoch.
-      submitted_at: When the runner had it.
-    """
-
-    job: str
-    started_at: _Time
-    submitted_at: _Time
-
-
-class _About(TypedDict, total=False):
-    settings: Settings
-    command: str
-    started_at: _Time
-    same: str
-    leased: bool
-    left: Left
-
-
-class _Commit(NamedTuple):
-    """What is published.
-
-    Attributes:
-      names: Files of the staging folder, each with the name that it gets; both in the output folder.
-      gone: The files that go for them, with their generations.
-      adds: Whether the run adds to what is there; None: an earlier version wrote this, and its run's settings say it.
-    """
-
-    names: list[tuple[str, str]]
-    gone: dict[str, str]
-    adds: bool | None = None
+_READY, _COMMIT, _PUBLISHED, _STOPPED = "ready.json", "commit.json", "published.json", "stopped"
 
 
 def new_staging(output: str) -> str:
@@ -141,7 +90,7 @@ def held(staging: str, told: Mapping[str, Any]) -> Iterator[None]:
             cut_short = False
         finally:
             with contextlib.suppress(Exception):  # what ended the run is what matters; the next one looks after the rest
-                if exists(f"{staging}/{_RUN}") and (_is_told_of(staging) or not _is_needed(staging, cut_short)):
+                if exists(f"{staging}/{RUN}") and (_is_told_of(staging) or not _is_needed(staging, cut_short)):
                     remove(staging)
 
 
@@ -162,12 +111,12 @@ def is_left(staging: str) -> bool:
 
 def introduce(staging: str, told: Mapping[str, Any]) -> None:
     """Says what others must know of a run; without that nothing of it is published."""
-    write_file(f"{staging}/{_RUN}", row_bytes(told))
+    write_file(f"{staging}/{RUN}", row_bytes(told))
 
 
 def is_introduced(staging: str) -> bool:
     """Whether a run said so much of itself that something of it could be published."""
-    return exists(f"{staging}/{_RUN}")
+    return exists(f"{staging}/{RUN}")
 
 
 def _is_told_of(staging: str) -> bool:
@@ -195,14 +144,14 @@ def publish(staging: str, files: Sequence[StagedFile], *, again: bool = False) -
     before = _committed(staging)
     if again and exists(f"{staging}/{_PUBLISHED}") and not (before and {*before.names} & {*names}):
         _delete_in_order([f"{staging}/{_COMMIT}", f"{staging}/{_PUBLISHED}"])
-    commit = _Commit(names, _gone(staging, [final for _, final in names]), bool(_settings(staging).get("only_new")))
+    commit = Commit(names, _gone(staging, [final for _, final in names]), bool(_settings(staging).get("only_new")))
     told = row_bytes(commit._asdict())
     if exists(f"{staging}/{_PUBLISHED}"):
         return  # another attempt has published, and what was found to go may have come after that
     write_file(f"{staging}/{_READY}", told)
     # Who stops a run writes `stopped` and then looks for ready.json; here it is the other way round. So at least one of the two
     # sees the other, whatever their order, and a run is never half stopped and half published.
-    if exists(f"{staging}/{_STOPPED}") or not exists(f"{staging}/{_RUN}"):
+    if exists(f"{staging}/{_STOPPED}") or not exists(f"{staging}/{RUN}"):
         raise OutputError(f"output {output}: this run was stopped before its results were complete")
     _commit(staging, told)
     if not finish_publishing(staging):
@@ -213,7 +162,7 @@ def stop_publishing(staging: str) -> bool:
     """Keeps a run from publishing from here on; True where it was ready to, and then it is done with it now."""
     stopped_before = exists(f"{staging}/{_STOPPED}")
     write_file(f"{staging}/{_STOPPED}", b"")
-    ready = None if stopped_before else _read_commit(staging, _READY)
+    ready = None if stopped_before else read_commit(staging, _READY)
     if ready and not exists(f"{staging}/{_PUBLISHED}"):
         _commit(staging, row_bytes(ready._asdict()))
     return finish_publishing(staging)
@@ -261,7 +210,7 @@ def _commit(staging: str, told: bytes) -> None:
         write_once(f"{staging}/{_COMMIT}", told)
 
 
-def _committed(staging: str) -> _Commit | None:
+def _committed(staging: str) -> Commit | None:
     """What `_commit` wrote; None where that is not there, or cannot be known.
 
     Where `commit.json` is there and cannot be read, `ready.json` says it: some attempt has committed, and the latest one has all
@@ -269,29 +218,7 @@ def _committed(staging: str) -> _Commit | None:
     """
     if not exists(f"{staging}/{_COMMIT}"):
         return None
-    return _read_commit(staging, _COMMIT) or _read_commit(staging, _READY)
-
-
-def _read_commit(staging: str, name: str) -> _Commit | None:
-    """What a run publishes, by its own file; None where there is none, or it names what is not its own to move or to delete."""
-    told: _Commit | None = read_checked(f"{staging}/{name}", functools.partial(_parse_commit, staging))
-    if told is None:
-        return None
-    output = output_of(staging)
-    own = all(lies_in(f"{output}/{staged}", staging) for staged, _ in told.names)
-    if own and all(is_replaceable(name, output) for name in (*(final for _, final in told.names), *told.gone)):
-        return told
-    warn_unreadable(f"{staging}/{name}", "it names files that are not this run's")
-    return None
-
-
-def _parse_commit(staging: str, content: bytes) -> _Commit:
-    plain = json.loads(content)
-    if isinstance(plain, list):  # versions before this one wrote the names alone
-        plain = {"names": plain, "gone": {}}
-        plain["gone"] = _gone(staging, [final for _, final in from_plain(_Commit, plain).names])
-    commit: _Commit = from_plain(_Commit, plain)
-    return commit
+    return read_commit(staging, _COMMIT) or read_commit(staging, _READY)
 
 
 def rows_kept(staging: str) -> int:
@@ -307,10 +234,10 @@ def goes_on(staging: str) -> bool:
 def remove(staging: str) -> None:
     """Removes a staging folder."""
     if "://" not in staging:
-        delete_files([f"{staging}/{_RUN}"])  # killed within, it leaves nothing behind that looks like a run without its lock
+        delete_files([f"{staging}/{RUN}"])  # killed within, it leaves nothing behind that looks like a run without its lock
         shutil.rmtree(staging, ignore_errors=True)
         return
-    last = [f"{staging}/{_RUN}", f"{staging}/{_STOPPED}"]  # killed within, it is still known as dead; and never does it publish
+    last = [f"{staging}/{RUN}", f"{staging}/{_STOPPED}"]  # killed within, it is still known as dead; and never does it publish
     delete_files(path for path in list_files(f"{escape_glob(staging)}/**") if path not in last)
     _delete_in_order(last)  # `stopped` may have come since; see `fence`
 
@@ -318,22 +245,6 @@ def remove(staging: str) -> None:
 def _delete_in_order(paths: Sequence[str]) -> None:
     for path in paths:
         delete_files([path])
-
-
-def about(staging: str) -> Iterator[dict[str, Any]]:
-    """What a run says of itself, if it has said so."""
-    told = read_state(f"{staging}/{_RUN}", _About)
-    if told is not None:
-        yield told
-
-
-def is_own(staging: str) -> bool:
-    """Whether this program made a staging folder: its `run.json` says so, or its name and all that lies in it."""
-    if "settings" in next(about(staging), {}):
-        return True
-    paths = list_files(f"{escape_glob(staging)}/**") if "://" in staging else map(f"{staging}/".__add__, os.listdir(staging))
-    names = {path[len(staging) + 1 :].partition("/")[0] for path in paths}
-    return bool(_RUN_ID.fullmatch(run_of(staging))) and all(map(_ENTRY.fullmatch, names))
 
 
 def _gone(staging: str, new: Collection[str]) -> dict[str, str]:

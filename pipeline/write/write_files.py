@@ -24,12 +24,13 @@ from pipeline.errors import OutputError
 from pipeline.figures.summary import Tally, merge_tallies
 from pipeline.figures.workplace import Workplace
 from pipeline.records import dead_letter_row, detection_row
+from pipeline.storage.beside import check_beside
 from pipeline.storage.checkpoints import Checkpoint
 from pipeline.storage.done import Maker
 from pipeline.storage.earlier import check_earlier
 from pipeline.storage.files import create, read_lines, write_file
 from pipeline.storage.ledger import writing_index
-from pipeline.storage.other_runs import finish_dead
+from pipeline.storage.other_runs import finish_dead, settings_published
 from pipeline.storage.results import (
     COCO_IMAGES,
     COCO_RESULTS,
@@ -105,6 +106,8 @@ class WriteFiles(Sink):
         if write:
             finish_dead(output)
         check_earlier(output, self.settings, replace=self.write.replace)
+        earlier = [about["settings"] for about in settings_published(output) if "settings" in about]
+        check_beside(output, self.write.samples, self.write.coco, earlier)
 
     def expand(self, results: Results) -> beam.PCollection[None]:
         """Wires a shuffle of the names of spools, and then a look at all that is ready."""
