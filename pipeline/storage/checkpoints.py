@@ -18,6 +18,7 @@ import glob
 import os
 import posixpath
 import struct
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -64,7 +65,8 @@ def take_over(killed: Sequence[str], staging: str) -> None:
         for each in killed:
             for folder in (f"{each}/{SPOOLS}", *glob.glob(f"{glob.escape(each)}/{_BEGUN}*")):
                 if os.path.isdir(folder) and lies_in(folder, each):
-                    os.rename(folder, f"{staging}/{_begun_name(each, folder)}")
+                    taken = f"{staging}/{_begun_name(each, folder)}"
+                    os.rename(folder, f"{taken}-{uuid.uuid4().hex[:8]}" if os.path.lexists(taken) else taken)
         return
     most = max(killed, key=rows_in, default="")
     paths = [path for pattern in _patterns(most) for path in list_files(pattern)] if most else []

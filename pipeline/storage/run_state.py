@@ -56,12 +56,12 @@ class Commit(NamedTuple):
     Attributes:
       names: Files of the staging folder, each with the name that it gets; both in the output folder.
       gone: The files that go for them, with their generations.
-      adds: Whether the run adds to what is there; None: an earlier version wrote this, and its run's settings say it.
+      adds: Whether the run adds to what is there, for where `run.json` cannot be read.
     """
 
     names: list[tuple[str, str]]
     gone: dict[str, str]
-    adds: bool | None = None
+    adds: bool = False
 
 
 def about(staging: str) -> Iterator[dict[str, Any]]:

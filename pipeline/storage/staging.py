@@ -192,7 +192,7 @@ def finish_publishing(staging: str) -> bool:
         commit = _committed(staging)
         if commit is None:
             return False
-        if _settings(staging).get("only_new") if commit.adds is None else commit.adds:
+        if _adds(staging, commit):
             make_way(output, run_of(staging))  # first, for COCO files have the same names
         for is_index in (False, True):  # one that gets its name has its rows beside it
             of_kind = [(staged, final) for staged, final in commit.names if final.startswith(f"{INDEX}/") is is_index]
@@ -219,6 +219,13 @@ def _committed(staging: str) -> Commit | None:
     if not exists(f"{staging}/{_COMMIT}"):
         return None
     return read_commit(staging, _COMMIT) or read_commit(staging, _READY)
+
+
+def _adds(staging: str, commit: Commit) -> bool:
+    """Whether a run adds to what is there; one that has ended meanwhile, and whose folder went, moves nothing any more."""
+    if any(about(staging)):
+        return bool(_settings(staging).get("only_new"))
+    return is_introduced(staging) and commit.adds
 
 
 def rows_kept(staging: str) -> int:

@@ -34,6 +34,9 @@ class Shard(NamedTuple):
     shards: Annotated[int, range(_MOST_SHARDS).__contains__]
 
 
+RowsCheckpoint = Checkpoint[Shard, Tally]
+
+
 class Spooled(NamedTuple):
     """The outputs of `SpoolRows`: sorted spools, a few a bundle, and what was counted."""
 

@@ -25,7 +25,6 @@ from pipeline.figures.summary import Tally, merge_tallies
 from pipeline.figures.workplace import Workplace
 from pipeline.records import dead_letter_row, detection_row
 from pipeline.storage.beside import check_beside
-from pipeline.storage.checkpoints import Checkpoint
 from pipeline.storage.done import Maker
 from pipeline.storage.earlier import check_earlier
 from pipeline.storage.files import create, read_lines, write_file
@@ -45,7 +44,7 @@ from pipeline.storage.spools import Spool, merge_lines, merge_spools
 from pipeline.storage.staging import finish_publishing, introduce, output_of, publish
 from pipeline.storage.state import read_checked
 from pipeline.write.sink import Results, Sink
-from pipeline.write.spool_rows import BY_ROWS, Shard, Spooled, SpoolRows
+from pipeline.write.spool_rows import BY_ROWS, RowsCheckpoint, Shard, Spooled, SpoolRows
 from pipeline.write.write_coco import GroundTruth, read_ground_truth, write_coco
 from pipeline.write.write_parquet import write_parquet
 from pipeline.write.write_tfrecord import write_tfrecord
@@ -92,7 +91,7 @@ class WriteFiles(Sink):
     launched: bool = True
     model: tuple[str, str] = ("", "")
     name: str = ""
-    begun: Sequence[Checkpoint] | None = None
+    begun: Sequence[RowsCheckpoint] | None = None
     workplace: Workplace | None = None
 
     def __post_init__(self) -> None:
@@ -131,7 +130,7 @@ class WriteFiles(Sink):
         coco = [AsIter(end | "WriteCoco" >> beam.FlatMap(self._write_coco, AsIter(finished)))] if self.write.coco else []
         return end | "Publish" >> beam.Map(self._publish, AsIter(finished), tally, *coco)
 
-    def _begun(self, pipeline: beam.Pipeline, checkpoints: Sequence[Checkpoint]) -> Spooled:
+    def _begun(self, pipeline: beam.Pipeline, checkpoints: Sequence[RowsCheckpoint]) -> Spooled:
         """What is spooled already, as if it were now."""
         spools = [spool for checkpoint in checkpoints for spool in checkpoint.spools]
         return Spooled(
