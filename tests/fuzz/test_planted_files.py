@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import reconcile
@@ -30,6 +30,7 @@ from tests.rows_of_files import found
 ROWS = "detections/detections-3f2a9c01-20261121T02000%dZ-00000-of-00001.jsonl"
 RUN = "0123456789ab"
 STAGED = "0123456789abcdef0123456789abcdef/rows"
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000")) // 4 if os.environ.get("FUZZ") == "1" else 40
 SETTINGS = {"mode": "batch", "input": ["x/**"], "only_new": True, "write": {}, "model": {}, "detect": {}}
 
 names = st.sampled_from(
@@ -45,7 +46,12 @@ values = st.recursive(
 )
 about = st.fixed_dictionaries(
     {"settings": st.just(SETTINGS) | st.dictionaries(st.sampled_from([*SETTINGS]), values) | values},
-    optional={"same": st.just("command") | values, "started_at": values, "leased": values, "left": values},
+    optional={
+        "same": st.just("command") | values,
+        "started_at": st.floats(-1e300, 1e300) | st.just(1e9) | values,
+        "leased": st.booleans() | values,
+        "left": st.just(["job", 1.0, 2.0]) | values,
+    },
 )
 commits = st.fixed_dictionaries(
     {"names": st.lists(st.tuples(names, names), max_size=3) | values, "gone": st.dictionaries(names, names, max_size=2) | values},
@@ -148,6 +154,7 @@ def images_in(output):
     return b"\n".join(lines)
 
 
+@settings(max_examples=EXAMPLES)
 @given(planted, st.booleans())
 def test_whatever_is_planted_runs_nothing_and_touches_nothing_outside_and_no_row_is_lost(folder, files, link):
     output = laid(folder, files, link)
