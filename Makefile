@@ -71,7 +71,7 @@ docs: $(READY) ## Build docs/ as a site into .site/
 
 FUZZ_MINUTES ?= 30
 FUZZ_EXAMPLES ?= 2000
-fuzz: $(READY) ## Random messages, manifests, records, configs and damaged images, for half an hour of images (FUZZ_MINUTES)
+fuzz: $(READY) ## Random messages, manifests, records, configs, planted files and damaged images, for half an hour of images (FUZZ_MINUTES)
 	FUZZ=1 FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --timeout 3600 -m hypothesis tests
 	$(BIN)/python -m tests.fuzz.images --minutes $(FUZZ_MINUTES)
 

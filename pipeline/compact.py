@@ -38,7 +38,7 @@ from pipeline.storage.files import create, delete_files, move_files, read_lines
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.lease import leased
 from pipeline.storage.ledger import RowsFile, list_files_of_rows, writing_entries
-from pipeline.storage.other_runs import finish_dead, remove_dead, runs_at_work
+from pipeline.storage.other_runs import finish_dead, mode_of, remove_dead, runs_at_work
 from pipeline.storage.results import (
     DEAD_LETTERS,
     DETECTIONS,
@@ -48,8 +48,9 @@ from pipeline.storage.results import (
     seconds_in_name,
     time_in_name,
 )
+from pipeline.storage.run_state import LEASED
 from pipeline.storage.single_rows import SingleRow, single_rows
-from pipeline.storage.staging import LEASED, held, new_staging, run_of
+from pipeline.storage.staging import held, new_staging, run_of
 from pipeline.storage.stopping import confirm_publishing, stop_from_thread
 from pipeline.write.write_files import ROWS_PER_SHARD
 from pipeline.write.write_parquet import write_parquet
@@ -115,7 +116,7 @@ def compact(output: str, before: float | None = None, now: float | None = None, 
         held(staging, {"settings": {"mode": MODE}, LEASED: True}),
     ):
         at_work = runs_at_work(output, but=staging)
-        if any(about["settings"]["mode"] == MODE for about in at_work.values()):
+        if any(mode_of(about) == MODE for about in at_work.values()):
             raise OutputError(f"output {output}: another compaction is at work there; wait for it")
         finish_dead(output)
         remove_dead(output, staging, MODE)
@@ -234,16 +235,14 @@ def _is_at_work(source: _Source, at_work: Mapping[str, Mapping[str, Any]], now: 
     """Whether a file is of a job at work, which may still have something to do with it."""
     name = posixpath.basename(source.rows.path)
     of_job = [
-        about["settings"]["mode"]
-        for run, about in at_work.items()
-        if any(f"-{each}" in name for each in (run, *_name_of_files(about)))
+        mode_of(about) for run, about in at_work.items() if any(f"-{each}" in name for each in (run, *_name_of_files(about)))
     ]
     return any(mode != "streaming" or source.written_at > now - _STREAM_KEEPS_SECONDS for mode in of_job)
 
 
 def _name_of_files(about: Mapping[str, Any]) -> Iterator[str]:
     """What the files of a batch job carry in their names."""
-    if "started_at" in about:
+    if {"started_at", "settings"} <= about.keys():
         yield run_name(about["settings"], about["started_at"])
 
 

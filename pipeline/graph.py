@@ -21,7 +21,6 @@ from pipeline.figures.workplace import Workplace
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.records import dead_letter_row, detection_row
-from pipeline.storage.checkpoints import Checkpoint
 from pipeline.storage.done import Done
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.archive_rows import ArchiveRows
@@ -33,6 +32,7 @@ from pipeline.stream.read_requested import ReadRequested
 from pipeline.stream.run import RunSettings
 from pipeline.stream.steps import ParseMessages, PublishResults
 from pipeline.write.sink import Results, Sink
+from pipeline.write.spool_rows import RowsCheckpoint
 from pipeline.write.write_files import WriteFiles
 
 
@@ -65,7 +65,7 @@ def workplace(config: Config, staging: str, launched_at: float) -> Workplace:
 
 
 def source_of(
-    config: Config, done: Done | None = None, begun: Sequence[Checkpoint] | None = None, at: Workplace | None = None
+    config: Config, done: Done | None = None, begun: Sequence[RowsCheckpoint] | None = None, at: Workplace | None = None
 ) -> Source:
     """Where the images of a batch job come from, by its config.
 
@@ -103,7 +103,7 @@ def sinks(
     *,
     launched: bool = True,
     model: tuple[str, str] = ("", ""),
-    begun: Sequence[Checkpoint] | None = None,
+    begun: Sequence[RowsCheckpoint] | None = None,
     at: Workplace | None = None,
     began_at: float = 0.0,
     settings: Mapping[str, Any] | None = None,

@@ -24,12 +24,13 @@ from typing import Any
 from pipeline.config import Config, load_config
 from pipeline.config.paths import local_path
 from pipeline.detect.saved_model import name_and_version
-from pipeline.errors import ConfigError, UserError
+from pipeline.errors import ConfigError, OutputError, UserError
 from pipeline.read.list_images import check_inputs
 from pipeline.read.reconciled import BESIDE, STATUSES, Found, Reconciled, reconcile
 from pipeline.records import row_bytes
 from pipeline.report.reconciliation import render_reconciliation
-from pipeline.storage.files import UNFINISHED, create, delete_files, move_files, write_file
+from pipeline.storage.beside import is_own
+from pipeline.storage.files import UNFINISHED, create, delete_files, exists, move_files, write_file
 from pipeline.storage.results import RECONCILIATION, check_output
 
 COMPLETE, INCOMPLETE, WRONG = 0, 1, 2
@@ -89,7 +90,10 @@ def _config(flags: argparse.Namespace) -> Config:
     if not config.output or "/topics/" in config.output:
         raise ConfigError("no output: expected --output with a results folder or archive, local or gs://")
     check_inputs(config.patterns(), allow_empty=True)
-    check_output(config.output.rstrip("/"), write=False)
+    output = config.output.rstrip("/")
+    check_output(output, write=False)
+    if flags.page and exists(f"{output}/{RECONCILIATION}") and not is_own(RECONCILIATION, output):
+        raise OutputError(f"output {output}: {RECONCILIATION} there is not of this program; move it, or give --no-page")
     return config
 
 

@@ -10,7 +10,7 @@ import base64
 import dataclasses
 import hashlib
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -88,6 +88,11 @@ class Detections:
         return len(self.class_names)
 
 
+def _are_whole(found: Detections) -> bool:
+    shapes = [array.shape for array in (found.boxes_xyxy, found.class_ids, found.confidences)]
+    return shapes == [(len(found), 4), (len(found),), (len(found),)]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timing:
     """Where one image's time went, in seconds; `finished_at` in seconds since the epoch.
@@ -133,7 +138,7 @@ class DetectedImage:
     height: int
     model_name: str
     model_version: str
-    detections: Detections
+    detections: Annotated[Detections, _are_whole]
     timing: Timing = Timing()
     thumbnail: bytes = b""
 

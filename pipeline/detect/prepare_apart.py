@@ -11,7 +11,7 @@ import _thread
 import contextlib
 import dataclasses
 import os
-import pickle
+import pickle  # noqa: TID251  between this process and its own child, through pipes
 import subprocess
 import sys
 import threading

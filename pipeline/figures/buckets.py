@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping
+from typing import Annotated
 
 _LATENCY_STEP = 1.1  # a bucket of latencies is 10 % wide
 _SHORTEST_MS, _LONGEST_MS = 1e-3, 1e11  # 1 us to 3 years: 339 buckets, whatever an image's clock said
@@ -36,6 +37,17 @@ def percentiles_ms(latencies: Mapping[int, int]) -> dict[str, float]:
     return result
 
 
+def _is_power_of_two(number: int) -> bool:
+    return 0 < number < 1 << 40 and not number & (number - 1)
+
+
+def _is_latency_bucket(number: int) -> bool:
+    return latency_bucket(0.0) <= number <= latency_bucket(math.inf)
+
+
+Latencies = Counter[Annotated[int, _is_latency_bucket]]  # images by `latency_bucket`
+
+
 @dataclasses.dataclass
 class Intervals:
     """Images by the time of their result, in intervals of equal length; when there are too many, each two become one.
@@ -48,7 +60,7 @@ class Intervals:
       counts: Images by number of the interval; intervals without images are left out.
     """
 
-    seconds: int = 1
+    seconds: Annotated[int, _is_power_of_two] = 1
     counts: Counter[int] = dataclasses.field(default_factory=Counter)
 
     def add(self, time_s: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 
 @dataclasses.dataclass
@@ -29,8 +29,8 @@ class CanaryFigures:
       not_up: Why it never came up; empty where it did.
     """
 
-    version: str
-    stable: str
+    version: Annotated[str, str.isdecimal]
+    stable: Annotated[str, str.isdecimal]
     mode: str
     images: int = 0
     failed: int = 0

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.figures.buckets import Intervals, latency_bucket, percentiles_ms
+from pipeline.figures.buckets import Intervals, Latencies, latency_bucket, percentiles_ms
 from pipeline.figures.canary import CanaryFigures
 from pipeline.figures.metrics import STAGES
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, identity_hash, row_bytes
@@ -54,7 +54,7 @@ class Tally:
     classes: Counter[str] = dataclasses.field(default_factory=Counter)
     batches: Counter[int] = dataclasses.field(default_factory=Counter)
     stage_seconds: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
-    latencies: Counter[int] = dataclasses.field(default_factory=Counter)
+    latencies: Latencies = dataclasses.field(default_factory=Counter)
     finished: Intervals = dataclasses.field(default_factory=Intervals)
     samples: list[tuple[int, DetectedImage]] = dataclasses.field(default_factory=list)
     ranks_below: float = math.inf

@@ -8,22 +8,27 @@ again in its place counts twice; a batch job's summary is made of its rows' own 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import os
-import pickle
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+from pipeline.data_format import pack, unpack
 from pipeline.figures.canary import CanaryFigures, merge_canaries
-from pipeline.storage.files import list_files, make_folder, read_file, write_file
+from pipeline.storage.files import list_files, make_folder, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.renewed import keep_renewing
 from pipeline.storage.staging import is_introduced
+from pipeline.storage.state import read_checked
 
 TELL_SECONDS = 3.0
 _FIGURES = "figures"
+_Figures = TypeVar("_Figures")
 _tellers: list[Teller] = []
 _models: list[ModelFigures] = []
 
@@ -39,10 +44,11 @@ class ModelFigures(Protocol):
         """What the canary has shown; waits up to so many seconds for what it has in hand."""
 
 
-class _Process(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Process(Generic[_Figures]):
     """What a process tells: its figures, and what its model has to say."""
 
-    figures: Any
+    figures: _Figures
     batch_sizes: tuple[int, ...] = ()
     canary: CanaryFigures | None = None
 
@@ -57,7 +63,7 @@ class Teller:
 
     Args:
       staging: The run's folder.
-      figures: Gives what is to be told; whatever can be pickled.
+      figures: Gives what is to be told; of a type that the launcher expects.
     """
 
     def __init__(self, staging: str, figures: Callable[[], Any]):
@@ -77,7 +83,7 @@ class Teller:
         """Tells what has changed; nothing where the run's folder is gone."""
         with self._lock:
             models = [(model.batch_sizes, model.canary_figures()) for model in _models]
-            content = pickle.dumps(_Process(self._figures(), *(models[0] if models else ())))
+            content = pack(_Process(self._figures(), *(models[0] if models else ())))
             if content != self._told and _write(self._path, content):
                 self._told = content
 
@@ -116,12 +122,15 @@ class Told:
 
     Args:
       staging: The run's folder, which is there.
+      figures: The type of what each process tells; what is of another type does not count.
     """
 
-    def __init__(self, staging: str):
+    def __init__(self, staging: str, figures: Any = Counter[str]):
+        process: Any = _Process
+        self._kind = process[figures]
         self._folder = f"{staging}/{_FIGURES}"
         self._looked = float("-inf")
-        self._told: list[_Process] = []
+        self._told: list[_Process[Any]] = []
         self._over = False
         make_folder(self._folder)
 
@@ -148,13 +157,14 @@ class Told:
             self._told, self._over = self._look(), True
         return self.now()
 
-    def _processes(self) -> list[_Process]:
+    def _processes(self) -> list[_Process[Any]]:
         if not self._over and time.monotonic() - self._looked >= TELL_SECONDS:
             with contextlib.suppress(Exception):  # storage may fail for a while
                 self._told = self._look()
             self._looked = time.monotonic()
         return self._told
 
-    def _look(self) -> list[_Process]:
+    def _look(self) -> list[_Process[Any]]:
         paths = [path for path in list_files(f"{escape_glob(self._folder)}/*") if not path.endswith(".new")]
-        return [pickle.loads(read_file(path)) for path in paths]  # noqa: S301  written by this very job
+        told = (read_checked(path, functools.partial(unpack, self._kind)) for path in paths)
+        return [each for each in told if each]

@@ -33,7 +33,7 @@ from pipeline.read.only_new import DoneKeys, done_since, has_any
 from pipeline.read.source import Source
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import ImageRef
-from pipeline.storage.checkpoints import Checkpoint, checkpoints_begun
+from pipeline.storage.checkpoints import checkpoints_begun
 from pipeline.storage.claims import EVERYTHING
 from pipeline.storage.done import Done, Maker
 from pipeline.storage.earlier import run_name, same_work
@@ -41,10 +41,12 @@ from pipeline.storage.lease import leased
 from pipeline.storage.ledger import list_files_of_rows
 from pipeline.storage.other_runs import take_over_killed
 from pipeline.storage.results import check_output, is_of_stream
+from pipeline.storage.run_state import LEASED
 from pipeline.storage.spools import Spool
-from pipeline.storage.staging import LEASED, held, new_staging, rows_kept, run_of
+from pipeline.storage.staging import held, new_staging, rows_kept, run_of
 from pipeline.storage.stopping import begin_publishing, stop_from_thread
 from pipeline.write.sink import Sink
+from pipeline.write.spool_rows import RowsCheckpoint, Shard
 from pipeline.write.write_files import read_written
 
 
@@ -140,7 +142,9 @@ class _Steps(NamedTuple):
         graph.build(pipeline, self.config, self.sinks, self.source)
 
 
-def _steps(job: Job, staging: str, model: tuple[str, str], began_at: float, begun: Sequence[Checkpoint] | None = None) -> _Steps:
+def _steps(
+    job: Job, staging: str, model: tuple[str, str], began_at: float, begun: Sequence[RowsCheckpoint] | None = None
+) -> _Steps:
     """The steps of a job; `begun`: what killed runs of the same command had done, None where no checkpoints are made."""
     config, name, launched = job.config, run_name(job.settings, began_at), not job.template
     at = None if job.in_process else graph.workplace(config, staging, time.time() if launched else 0.0)
@@ -180,7 +184,7 @@ def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float)
     steps.check()
     about = {"settings": job.settings, "command": job.command, "started_at": began_at, "same": same, LEASED: True}
     with _said_what_is_kept(staging), held(staging, about):
-        begun: Sequence[Checkpoint] = ()
+        begun: Sequence[RowsCheckpoint] = ()
         if job.in_process:
             take_over_killed(staging, same)
             begun = _begun(config, staging, model)
@@ -209,25 +213,25 @@ def _said_what_is_kept(staging: str) -> Iterator[None]:
         raise
 
 
-def _begun(config: Config, staging: str, model: tuple[str, str]) -> Sequence[Checkpoint]:
+def _begun(config: Config, staging: str, model: tuple[str, str]) -> Sequence[RowsCheckpoint]:
     """What killed runs of this command had done, as one checkpoint; none where that is nothing.
 
     One of theirs with an image that another job has done since in the same folder does not count: what was counted of it can
     only be had whole. What a stream has done since does no harm: it repeats what a job does at the same time.
     """
-    spools = [spool for checkpoint in checkpoints_begun(staging) for _, spool in checkpoint.spools]
+    spools = [spool for checkpoint in checkpoints_begun(staging, RowsCheckpoint) for _, spool in checkpoint.spools]
     complete = {spool.path for spool in spools}  # a thread of a run that was stopped may just write one more
     done, doubled = _done(config, model), set[tuple[int, int]]()
     if spools and done:
         of_jobs = [file for file in list_files_of_rows(config.output) if not is_of_stream(file.path)]
         doubled = done_since(spools, of_jobs, done)
-    keyed, tally = list[tuple[Any, Spool]](), Tally()
-    for checkpoint in checkpoints_begun(staging):  # one by one: each may have its samples
+    keyed, tally = list[tuple[Shard, Spool]](), Tally()
+    for checkpoint in checkpoints_begun(staging, RowsCheckpoint):  # one by one: each may have its samples
         own = [spool for _, spool in checkpoint.spools]
         if complete.issuperset(spool.path for spool in own) and not has_any(own, doubled):
             keyed += checkpoint.spools
             tally.merge(checkpoint.counted, graph.samples_kept(config))
-    return [Checkpoint(keyed, tally.as_resumed())] if keyed else []
+    return [RowsCheckpoint(keyed, tally.as_resumed())] if keyed else []
 
 
 def _run_graph(job: Job, steps: _Steps, staging: str) -> RunFacts:

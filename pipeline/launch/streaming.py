@@ -27,13 +27,15 @@ from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import model_lines, say
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.launch.templates import write_template
+from pipeline.storage.beside import check_beside
 from pipeline.storage.earlier import check_earlier
-from pipeline.storage.other_runs import Left, found_again, leave
+from pipeline.storage.other_runs import found_again, leave
 from pipeline.storage.results import check_output
-from pipeline.storage.staging import LEFT, held, output_of, run_of, staging_of
+from pipeline.storage.run_state import LEFT, Left
+from pipeline.storage.staging import held, output_of, run_of, staging_of
 from pipeline.storage.stopping import begin_publishing
 from pipeline.stream.check_pubsub import check_subscription, check_topic
-from pipeline.stream.live import LiveFigures, ToldFigures
+from pipeline.stream.live import LiveFigures, OfProcess, ToldFigures
 from pipeline.stream.run import RunSettings, opened
 
 _WITHOUT_ARCHIVE = "out/streaming"
@@ -95,6 +97,7 @@ def run(job: Job) -> int:
     results = results_folder(config)
     check_output(results)
     check_earlier(results, config.as_dict())
+    check_beside(results, config.write.samples)
     staging, left = found_again(results, job.attached) or (staging_of(results, uuid.uuid4().hex[:8]), None)
     settings = _settings(job, run_of(staging), staging)
     build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
@@ -106,7 +109,7 @@ def run(job: Job) -> int:
             detector = load_detector(config) if job.in_process else None
             ready_at = left.submitted_at if left else time.time()
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-                model = detector or Told(staging)
+                model = detector or Told(staging, OfProcess)
                 figures = ToldFigures(model, settings.samples) if isinstance(model, Told) else stream.figures
                 shown.enter_context(ProgressDisplay(line_of(figures, model)))
                 pipeline = job.pipeline()

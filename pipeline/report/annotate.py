@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from pipeline.records import DetectedImage
+from pipeline.storage.results import MADE_BY
 
 _JPEG_QUALITY = 85
 _SMALLEST_DRAWN_SIDE = 480  # pixels; a label on a 32-pixel icon would hide the icon
@@ -71,7 +72,7 @@ def annotate(image: DetectedImage) -> bytes:
             (mark.label_at[0] + line - left, mark.label_at[1] + line - top), mark.label, font=font, fill=text_colour(mark.colour)
         )
     jpeg = io.BytesIO()
-    canvas.save(jpeg, "JPEG", quality=_JPEG_QUALITY)
+    canvas.save(jpeg, "JPEG", quality=_JPEG_QUALITY, comment=MADE_BY)
     return jpeg.getvalue()
 
 

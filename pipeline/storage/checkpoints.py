@@ -13,19 +13,22 @@ part of them a second time, so of several killed runs the one counts that has th
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import os
-import pickle
 import posixpath
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 from apache_beam.io.filesystems import FileSystems
 
+from pipeline.data_format import DataError, pack, unpack
 from pipeline.storage.files import list_files, open_part, sync
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.spools import KeyedSpools, Spool
+from pipeline.storage.state import is_own_file, lies_in, warn_unreadable
 
 SPOOLS = "spool"
 CHECKPOINT = ".checkpoint"
@@ -33,8 +36,12 @@ _BEGUN = "begun-"
 _END = struct.Struct(">Q8s")  # size of what is told of the spools, and a mark
 _COMPLETE = b"complete"
 
+_Key = TypeVar("_Key")
+_Counted = TypeVar("_Counted")
 
-class Checkpoint(NamedTuple):
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint(Generic[_Key, _Counted]):
     """What a run had done.
 
     Attributes:
@@ -42,13 +49,13 @@ class Checkpoint(NamedTuple):
       counted: What was counted of their rows.
     """
 
-    spools: KeyedSpools
-    counted: Any
+    spools: Sequence[tuple[_Key, Spool]]
+    counted: _Counted
 
 
-def footer_of(checkpoint: Checkpoint) -> bytes:
+def footer_of(checkpoint: Checkpoint[Any, Any]) -> bytes:
     """What makes a file of spools a checkpoint, at its end."""
-    told = pickle.dumps(checkpoint)
+    told = pack(checkpoint)
     return told + _END.pack(len(told), _COMPLETE)
 
 
@@ -57,8 +64,9 @@ def take_over(killed: Sequence[str], staging: str) -> None:
     if "://" not in staging:
         for each in killed:
             for folder in (f"{each}/{SPOOLS}", *glob.glob(f"{glob.escape(each)}/{_BEGUN}*")):
-                if os.path.isdir(folder):
-                    os.rename(folder, f"{staging}/{_begun_name(each, folder)}")
+                if os.path.isdir(folder) and lies_in(folder, each):
+                    taken = f"{staging}/{_begun_name(each, folder)}"
+                    os.rename(folder, f"{taken}-{uuid.uuid4().hex[:8]}" if os.path.lexists(taken) else taken)
         sync([staging])
         return
     most = max(killed, key=rows_in, default="")
@@ -68,14 +76,19 @@ def take_over(killed: Sequence[str], staging: str) -> None:
         FileSystems.copy(paths, copies)
 
 
-def checkpoints_begun(staging: str) -> Iterator[Checkpoint]:
-    """What the killed runs had done that this one has taken over."""
-    return _read_all(f"{escape_glob(staging)}/{_BEGUN}*/*{CHECKPOINT}")
+def checkpoints_begun(staging: str, kind: Any = Checkpoint) -> Iterator[Checkpoint[Any, Any]]:
+    """What the killed runs had done that this one has taken over.
+
+    Args:
+      staging: This run's folder.
+      kind: `Checkpoint` with the types of what it holds (see `data_format`); one that holds others does not count.
+    """
+    return _read_all(f"{escape_glob(staging)}/{_BEGUN}*/*{CHECKPOINT}", staging, kind)
 
 
 def rows_in(staging: str) -> int:
     """How many rows are in a run's checkpoints, its own and those that it took over."""
-    checkpoints = [checkpoint for pattern in _patterns(staging) for checkpoint in _read_all(pattern)]
+    checkpoints = [checkpoint for pattern in _patterns(staging) for checkpoint in _read_all(pattern, staging)]
     return sum(spool.lines for checkpoint in checkpoints for _, spool in checkpoint.spools)
 
 
@@ -88,28 +101,33 @@ def _begun_name(killed: str, folder: str) -> str:
     return f"{_BEGUN}{posixpath.basename(killed).lstrip('.')}" if name == SPOOLS else name
 
 
-def _read_all(pattern: str) -> Iterator[Checkpoint]:
+def _read_all(pattern: str, staging: str, kind: Any = Checkpoint) -> Iterator[Checkpoint[Any, Any]]:
     for entry in sorted(FileSystems.match([pattern])[0].metadata_list, key=lambda entry: entry.path):
-        if checkpoint := _read(entry.path, entry.size_in_bytes):
-            yield checkpoint
+        if is_own_file(entry.path) and lies_in(entry.path, staging) and (read := _read(entry.path, entry.size_in_bytes, kind)):
+            yield read
 
 
-def _read(path: str, size_bytes: int) -> Checkpoint | None:
-    """A checkpoint; None where it was cut short, or another version of this program wrote it."""
+def _read(path: str, size_bytes: int, kind: Any) -> Checkpoint[Any, Any] | None:
+    """A checkpoint; None where it was cut short, or is none of this version."""
     rest = size_bytes - _END.size
     if rest < 0:
         return None
     with open_part(path, rest, _END.size) as end:
         told_bytes, mark = _END.unpack(end.read())
-    if mark != _COMPLETE:
+    if mark != _COMPLETE or told_bytes > rest:
         return None
-    try:
-        with open_part(path, rest - told_bytes, told_bytes) as told:
-            checkpoint: Checkpoint = pickle.load(told)  # noqa: S301  written by a run of this very command
-    except (AttributeError, ImportError, TypeError, pickle.UnpicklingError):
-        return None
-    return checkpoint._replace(spools=tuple(_moved(checkpoint.spools, path)))
+    with open_part(path, rest - told_bytes, told_bytes) as told:
+        try:
+            checkpoint: Checkpoint[Any, Any] = unpack(kind, told.read())
+            return dataclasses.replace(checkpoint, spools=tuple(_moved(checkpoint.spools, path, rest - told_bytes)))
+        except DataError as err:
+            warn_unreadable(path, str(err))
+            return None
 
 
-def _moved(spools: KeyedSpools, path: str) -> Iterable[tuple[Any, Spool]]:
-    return ((key, spool._replace(path=path)) for key, spool in spools)
+def _moved(spools: KeyedSpools, path: str, most_bytes: int) -> Iterator[tuple[Any, Spool]]:
+    """The spools where they are now: in this file, whatever path they name."""
+    for key, spool in spools:
+        if not 0 <= spool.start <= spool.start + spool.size_bytes <= most_bytes or spool.lines < 0:
+            raise DataError(f"{spool} is no part of it")
+        yield key, spool._replace(path=path)

@@ -15,8 +15,9 @@ import re
 import socket
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from pipeline.data_format import from_plain
 from pipeline.records import row_bytes
 from pipeline.storage.globs import fixed_beginning, has_wildcard, is_folder, real_pattern
 
@@ -36,6 +37,10 @@ class _Span(NamedTuple):
         return long.startswith(short) and whole.endswith(tail)
 
 
+def _is_time(seconds: float) -> bool:
+    return 0 <= seconds < 4e9  # the year 2096
+
+
 @dataclasses.dataclass(frozen=True)
 class Claim:
     """A run's claim.
@@ -50,13 +55,13 @@ class Claim:
       renewed: When it was last heard of.
     """
 
-    run: str
+    run: Annotated[str, re.compile(r"[\w-]+").fullmatch]  # it becomes part of a path
     patterns: tuple[str, ...]
     host: str
     pid: int
     life: str
-    since: float
-    renewed: float
+    since: Annotated[float, _is_time]
+    renewed: Annotated[float, _is_time]
 
     @classmethod
     def of_this_process(cls, run: str, patterns: Sequence[str], *, works_here: bool = True) -> Claim:
@@ -69,9 +74,13 @@ class Claim:
 
     @classmethod
     def from_json(cls, text: bytes) -> Claim:
-        """What `to_json` gave."""
-        fields = json.loads(text)
-        return cls(**{**fields, "patterns": tuple(fields["patterns"])})
+        """What `to_json` gave.
+
+        Raises:
+          ValueError: It is no claim.
+        """
+        claim: Claim = from_plain(cls, json.loads(text))
+        return claim
 
     def to_json(self) -> bytes:
         """The claim as a line."""

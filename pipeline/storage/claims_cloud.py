@@ -22,6 +22,7 @@ from pipeline.storage.claims import Claim
 from pipeline.storage.cloud import storage_client
 from pipeline.storage.places import GS
 from pipeline.storage.renewed import renewed
+from pipeline.storage.state import warn_unreadable
 
 POLL_SECONDS = 10.0
 _OBJECT = ".lease"
@@ -122,7 +123,18 @@ class CloudClaims:
                     return {}, 0
                 with contextlib.suppress(NotFound):  # it was changed meanwhile
                     content = bucket.blob(self._name, generation=blob.generation).download_as_bytes(**patience)
-                    return {run: Claim.from_json(text.encode()) for run, text in json.loads(content).items()}, blob.generation
+                    return self._parse(content), blob.generation
+
+    def _parse(self, content: bytes) -> Claims:
+        """The claims in the object; a part of it that cannot be read counts as absent."""
+        claims = {}
+        try:
+            for run, text in dict(json.loads(content)).items():
+                claim = Claim.from_json(str(text).encode())
+                claims.update({run: claim} if claim.run == run else {})
+        except (ValueError, TypeError, RecursionError) as err:
+            warn_unreadable(f"{GS}{self._bucket}/{self._name}", " ".join(str(err).split())[:200])
+        return claims
 
     def _write(self, claims: Claims, generation: int) -> bool:
         """Writes the claims if the object still is as it was read; whether it was."""
@@ -142,7 +154,7 @@ class CloudClaims:
 
 
 def _is_dead(claim: Claim) -> bool:
-    return time.time() - claim.renewed > _DEAD_SECONDS or claim.is_known_dead()
+    return abs(time.time() - claim.renewed) > _DEAD_SECONDS or claim.is_known_dead()
 
 
 def _patience() -> dict[str, Any]:

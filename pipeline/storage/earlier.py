@@ -20,7 +20,7 @@ from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.done import Maker
 from pipeline.storage.files import exists
-from pipeline.storage.other_runs import settings_at_work, settings_published
+from pipeline.storage.other_runs import mode_of, settings_at_work, settings_published
 from pipeline.storage.results import REPORT, Rows, list_rows, read_summary, run_of_rows, time_in_name
 
 RESOLVED_INPUT = "resolved_input"  # a setting that a job adds: its inputs as they are the same from wherever it is started
@@ -67,9 +67,9 @@ def check_earlier(output: str, settings: Mapping[str, Any], *, replace: bool = F
         return  # rows say their model, and indexes their settings: nothing is mixed up, or doubled
     is_stream = new["mode"] == "streaming"
     for other in settings_at_work(output):
-        if is_stream or other["settings"].get("only_new") or other["settings"]["mode"] == "compact":
+        if is_stream or other.get("settings", {}).get("only_new") or mode_of(other) == "compact":
             continue  # each adds files of its own; and what is compacted goes on as it is
-        if difference := _difference(other["settings"], new):
+        if difference := _difference(other.get("settings", {}), new):
             raise OutputError(f"output {output}: another job is at work there {difference}; wait for it, or give another folder")
     rows = list_rows(output)
     if is_stream:
@@ -87,7 +87,9 @@ def check_earlier(output: str, settings: Mapping[str, Any], *, replace: bool = F
 
 def _earlier_difference(output: str, new: Mapping[str, Any], rows: Rows, but: Collection[str] = ()) -> str:
     summary = read_summary(output)
-    earlier = [summary["config"]] if summary else [about["settings"] for about in settings_published(output)]
+    earlier = (
+        [summary["config"]] if summary else [about["settings"] for about in settings_published(output) if "settings" in about]
+    )
     if not earlier and (rows.of_batch or exists(f"{output}/{REPORT}")):
         return "whose settings are not known, since its summary.json is missing"
     return next(filter(None, (_difference(old, new, but) for old in earlier)), "")

@@ -24,6 +24,7 @@ from pipeline.storage.files import make_folder
 from pipeline.storage.locks import if_unlocked, locked_file, one_at_a_time
 from pipeline.storage.places import GS
 from pipeline.storage.staging import fence, output_of, run_of, staging_of
+from pipeline.storage.state import is_own_file, read_checked
 from pipeline.storage.stopping import asked_before_publishing
 
 _FILE = ".lease-"
@@ -56,13 +57,13 @@ class LocalClaims:
         return None
 
     def _alive(self) -> Iterator[Claim]:
-        for path in glob.glob(f"{glob.escape(self._output)}/{_FILE}*"):
+        for path in filter(is_own_file, glob.glob(f"{glob.escape(self._output)}/{_FILE}*")):
             with contextlib.suppress(FileNotFoundError), if_unlocked(path) as free:
-                if free:
+                claim = read_checked(path, Claim.from_json) if os.path.getsize(path) else None
+                if free and (claim or not os.path.getsize(path)):  # else somebody else's file
                     _remove(path)
-                    continue
-                with open(path, "rb") as file:
-                    yield Claim.from_json(file.read())
+                elif claim and not free:
+                    yield claim
 
     def renew(self, _claim: Claim) -> bool:
         """Whether the run has its claim: always."""

@@ -16,6 +16,7 @@ import json
 import posixpath
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from pipeline.storage.done import UNKNOWN, Done, Entry, Maker
 from pipeline.storage.files import create, move_files, read_file, read_lines
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, INDEX, index_name, is_result
+from pipeline.storage.state import is_own_file, warn_unreadable
 
 _ROWS_AT_ONCE = 16_384
 _SIZE = b"bytes_of_rows"
@@ -45,6 +47,7 @@ _SCHEMA = pa.schema(
 _TEXTS = ("model", "version", "settings", "reason")
 _COLUMNS = ("uri", "generation", *_TEXTS, "made_at")
 _YEAR_9999 = 253_370_764_800.0
+_BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, AttributeError, KeyError)  # what a damaged index raises
 _decoder = json.JSONDecoder()
 
 
@@ -70,7 +73,7 @@ def list_files_of_rows(output: str) -> list[RowsFile]:
     found = []
     for kind in (DETECTIONS, DEAD_LETTERS):
         for path, size_bytes in _sizes(f"{output}/{kind}"):
-            if path.endswith(".jsonl") and is_result(path, output):
+            if path.endswith(".jsonl") and is_result(path, output) and is_own_file(path):
                 index = f"{output}/{index_name(path)}"
                 found.append(RowsFile(path, kind, size_bytes, index if index in indexes else ""))
     return found
@@ -78,28 +81,43 @@ def list_files_of_rows(output: str) -> list[RowsFile]:
 
 def read_entries(file: RowsFile) -> Iterator[Entry]:
     """The entries of a file's rows, in their order; from its index, or from the rows where it has none that fits."""
-    index = _open_index(file)
-    if index is None:
-        yield from filter(None, (entry_of(line, file.kind, UNKNOWN) for line in read_lines(file.path)))
-        return
+    index, given = _open_index(file), 0
+    if index:
+        try:
+            for entry in _entries_in(index, file.kind):
+                yield entry
+                given += 1
+            return
+        except _BROKEN as err:
+            _say_unreadable(file, err)
+    yield from islice(filter(None, (entry_of(line, file.kind, UNKNOWN) for line in read_lines(file.path))), given, None)
+
+
+def _entries_in(index: pq.ParquetFile, kind: str) -> Iterator[Entry]:
     names = [name for name in _COLUMNS if name in index.schema_arrow.names]  # earlier versions had no `made_at`
     for batch in index.iter_batches(_ROWS_AT_ONCE, columns=names):
         columns = {"made_at": [None] * batch.num_rows, **batch.to_pydict()}
         for uri, generation, model, version, settings, reason, made_at in zip(*map(columns.__getitem__, _COLUMNS), strict=True):
             is_known = made_at is not None and 0.0 < made_at < _YEAR_9999
             age = made_at if is_known else 0.0
-            yield Entry(name_of(uri), name_of(generation), file.kind, model, version, settings, reason, age)
+            yield Entry(name_of(uri), name_of(generation), kind, model, version, settings, reason, age)
 
 
 def read_keys(file: RowsFile, done: Done) -> Iterator[np.ndarray]:
     """The keys of what is done by a file's rows, a part at a time: `(N, 2) uint64`, each row a `key_of`."""
     index = _open_index(file)
-    settings = done.maker.settings(file.kind)
-    if index is None or not settings:
+    if index is None or not done.maker.settings(file.kind):
         return  # without an index the settings are not known
-    wanted = dict(zip(("model", "version", "settings"), (*done.maker[2:], settings), strict=True))
+    try:
+        yield from _keys_in(index, file.kind, done)
+    except _BROKEN as err:
+        _say_unreadable(file, err)
+
+
+def _keys_in(index: pq.ParquetFile, kind: str, done: Done) -> Iterator[np.ndarray]:
+    wanted = dict(zip(("model", "version", "settings"), (*done.maker[2:], done.maker.settings(kind)), strict=True))
     for batch in index.iter_batches(_ROWS_AT_ONCE, columns=["uri_hash", "identity_hash", *_TEXTS]):
-        mask = pc.is_in(batch["reason"], pa.array(["", *done.reasons] if file.kind == DEAD_LETTERS else [""]))
+        mask = pc.is_in(batch["reason"], pa.array(["", *done.reasons] if kind == DEAD_LETTERS else [""]))
         for name, value in wanted.items():
             mask = pc.and_(mask, pc.equal(batch[name], value))
         of_done = batch.filter(mask)
@@ -188,7 +206,9 @@ def entry_of(line: bytes, kind: str, maker: Maker) -> Entry | None:
         image, model = row["image"], row.get("model", {})  # of a dead letter, where a model failed
         uri, generation, reason = image["uri"], image.get("generation", ""), row.get("reason", "")
         name, version = (model.get("name", ""), model.get("version", "")) if model or kind == DETECTIONS else maker[2:]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if not all(isinstance(text, str) for text in (uri, generation, reason, name, version)):
         return None
     return Entry(uri, generation, kind, name, version, maker.settings(kind), reason)
 
@@ -223,15 +243,20 @@ def _batch(entries: list[Entry]) -> pa.RecordBatch:
 
 def _open_index(file: RowsFile) -> pq.ParquetFile | None:
     """The index of a file of rows; None where there is none, or none that was made for this very file."""
-    if not file.index_path:
+    if not file.index_path or not is_own_file(file.index_path):
         return None
     try:
         source = pa.BufferReader(read_file(file.index_path)) if "://" in file.index_path else file.index_path
         index = pq.ParquetFile(source, read_dictionary=list(_TEXTS))
-    except (pa.ArrowInvalid, OSError):
+    except _BROKEN as err:
+        _say_unreadable(file, err)
         return None
     made_for = (index.metadata.metadata or {}).get(_SIZE)
     return index if made_for == str(file.size_bytes).encode() else None
+
+
+def _say_unreadable(file: RowsFile, err: Exception) -> None:
+    warn_unreadable(file.index_path, " ".join(str(err).split())[:200])
 
 
 def _sizes(folder: str) -> list[tuple[str, int]]:

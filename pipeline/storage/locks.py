@@ -30,7 +30,7 @@ def if_unlocked(path: str) -> Iterator[bool]:
         try:
             lock = stack.enter_context(open(path, "r+b"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # who may not look takes nothing away
+        except (BlockingIOError, IsADirectoryError, PermissionError):  # who may not look takes nothing away
             yield False
         else:
             yield True

@@ -10,17 +10,15 @@ import contextlib
 import glob
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.storage.alive import age_s, if_dead
 from pipeline.storage.checkpoints import take_over
 from pipeline.storage.files import list_files
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.results import STAGING
+from pipeline.storage.run_state import LEASED, LEFT, Left, about, is_own_staging
 from pipeline.storage.staging import (
-    LEASED,
-    LEFT,
-    about,
     finish_publishing,
     goes_on,
     introduce,
@@ -40,7 +38,7 @@ def finish_dead(output: str) -> None:
     """Finishes what killed runs had begun to publish; what they say of themselves stays, for `settings_published`."""
     for staging in others(output):
         with _if_dead(staging) as dead:
-            if dead and is_introduced(staging):
+            if dead and is_introduced(staging) and is_own_staging(staging):
                 try:
                     finish_publishing(staging)
                 except FileNotFoundError:  # somebody tidied up there, so that it can never be finished
@@ -54,8 +52,12 @@ def remove_dead(output: str, but: str, mode: str = "") -> None:
     """
     for staging in others(output, but):
         with _if_dead(staging) as dead:
-            wanted = dead and (not mode or any(said["settings"]["mode"] == mode for said in about(staging)))
-            if wanted and not ((is_left(staging) or rows_kept(staging)) and age_s(staging) < _KEPT_SECONDS):
+            wanted = dead and (not mode or any(mode_of(said) == mode for said in about(staging)))
+            if (
+                wanted
+                and is_own_staging(staging)
+                and not ((is_left(staging) or rows_kept(staging)) and age_s(staging) < _KEPT_SECONDS)
+            ):
                 remove(staging)
 
 
@@ -74,20 +76,6 @@ def take_over_killed(staging: str, same: str) -> None:
             remove(other)
 
 
-class Left(NamedTuple):
-    """A run without a launcher.
-
-    Attributes:
-      job: Its runner's name for it.
-      started_at: When its command started, seconds since the epoch.
-      submitted_at: When the runner had it.
-    """
-
-    job: str
-    started_at: float
-    submitted_at: float
-
-
 def leave(staging: str, settings: Mapping[str, Any], left: Left) -> None:
     """Leaves a run to itself; its folder is kept for whoever comes back to it."""
     introduce(staging, {"settings": settings, LEFT: left})
@@ -97,8 +85,8 @@ def found_again(output: str, job: str) -> tuple[str, Left] | None:
     """The staging folder of a job that was left, and what is known of it; None where nobody has left such a job here."""
     for staging in others(output) if job else ():
         for said in about(staging):
-            left = Left(*said.get(LEFT, ("", 0.0, 0.0)))
-            if left.job == job:
+            left: Left | None = said.get(LEFT)
+            if left and left.job == job:
                 return staging, left
     return None
 
@@ -106,10 +94,19 @@ def found_again(output: str, job: str) -> tuple[str, Left] | None:
 def others(output: str, but: str = "") -> list[str]:
     """The staging folders that lie in an output."""
     if "://" not in output:
-        return sorted(path for path in glob.glob(f"{glob.escape(output)}/{STAGING}*") if os.path.isdir(path) and path != but)
+        return sorted(
+            path
+            for path in glob.glob(f"{glob.escape(output)}/{STAGING}*")
+            if os.path.isdir(path) and path != but and not os.path.islink(path)
+        )
     paths = list_files(f"{escape_glob(output)}/{STAGING}**")
     folders = {"/".join(path.split("/")[: output.count("/") + 2]) for path in paths}
     return sorted(folders - {but, *paths})
+
+
+def mode_of(about: Mapping[str, Any]) -> str:
+    """The mode of a run by what it says of itself; empty where it does not."""
+    return str(about.get("settings", {}).get("mode", ""))
 
 
 def settings_at_work(output: str) -> Iterator[dict[str, Any]]:

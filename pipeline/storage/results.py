@@ -21,19 +21,19 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import os
 import posixpath
 import re
 import uuid
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import OutputError
 from pipeline.records import ImageRef, identity_hash
-from pipeline.storage.files import UNFINISHED, create, delete_files, exists, list_files, make_folder, read_file
+from pipeline.storage.files import UNFINISHED, create, delete_files, list_files, make_folder
 from pipeline.storage.globs import escape_glob, is_below
+from pipeline.storage.state import lies_in, read_state
 from pipeline.storage.waiting import waiting_for
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
@@ -42,6 +42,7 @@ RECONCILIATION = "reconcile.html"
 COCO_RESULTS, COCO_IMAGES = "coco/results.json", "coco/images.json"
 INDEX, RUNS = "index", "runs"
 STAGING = UNFINISHED
+MADE_BY = b"made by detect-objects"  # marks pages and pictures of this program
 
 
 def _rows(run: str) -> str:
@@ -66,6 +67,37 @@ _COMPACTED = re.compile(r"-compact[0-9a-f]{12}-")
 _NAMED_TIME = re.compile(r"-(\d{8}T\d{6}Z)-")
 _TIME = "%Y%m%dT%H%M%SZ"
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
+
+
+def is_run_name(name: str) -> bool:
+    """Whether a run may have this name; what was read from storage becomes part of a path only then."""
+    return re.fullmatch(r"[\w-]*", name) is not None
+
+
+RunName = Annotated[str, is_run_name]
+
+
+class Settings(TypedDict, total=False):
+    """A run's settings as a state file has them: those that other runs look at, and more."""
+
+    mode: str
+    input: list[str]
+    only_new: bool
+    write: dict[str, Any]
+    model: dict[str, Any]
+    detect: dict[str, Any]
+
+
+class _SummaryOfAll(TypedDict):
+    images: dict[str, Any]
+    config: Settings
+    mode: str
+
+
+class _Summary(_SummaryOfAll, total=False):
+    run: RunName
+    name: RunName
+    samples: list[str]
 
 
 class StagedFile(NamedTuple):
@@ -158,6 +190,11 @@ def is_result_name(name: str) -> bool:
     return any(pattern.fullmatch(name) for pattern in (_BATCH, _STREAM, _OTHERS))
 
 
+def is_replaceable(name: str, output: str) -> bool:
+    """Whether a name that a state file gives is one of a result that may be moved or deleted, and lies in the output folder."""
+    return not name.startswith(".") and is_result(f"{output}/{name}", output) and lies_in(f"{output}/{name}", output)
+
+
 def kind_of_rows(path: str) -> str:
     """Which rows a file holds by its name, in whatever folder: `detections` or `dead_letters`; else empty."""
     found = _ROWS.search(path)
@@ -198,12 +235,8 @@ def list_rows(output: str) -> Rows:
 
 def read_summary(output: str) -> dict[str, Any]:
     """The summary of the latest run in an output folder; empty where there is none, or none of this program."""
-    path = f"{output}/{SUMMARY}"
-    try:
-        summary = json.loads(read_file(path)) if exists(path) else {}
-    except ValueError:
-        return {}
-    return summary if isinstance(summary, dict) and {"images", "config", "mode"} <= summary.keys() else {}
+    summary: dict[str, Any] = read_state(f"{output}/{SUMMARY}", _Summary) or {}
+    return summary
 
 
 def earlier_samples(output: str, run: str) -> list[str]:
@@ -211,7 +244,7 @@ def earlier_samples(output: str, run: str) -> list[str]:
     summary = read_summary(output)
     if summary.get("run") == run:
         return []
-    return [name for name in summary.get("samples", ()) if isinstance(name, str) and is_result(f"{output}/{name}", output)]
+    return [name for name in summary.get("samples", ()) if is_replaceable(name, output)]
 
 
 def check_output(output: str, write: bool = True) -> None:
@@ -233,12 +266,19 @@ def _check_output(output: str, write: bool) -> None:
             return
         make_folder(output)
         _write_and_delete(probe)
+        _refuse_links(output)
     except OutputError:
         raise
     except Exception as err:
         raise OutputError(
             f"output {output}: expected a folder that can be written, but: {' '.join(str(err).split())[:300]}"
         ) from err
+
+
+def _refuse_links(output: str) -> None:
+    for name in (DETECTIONS, DEAD_LETTERS, INDEX, SAMPLES, posixpath.dirname(COCO_RESULTS), RUNS):
+        if os.path.islink(f"{output}/{name}"):
+            raise OutputError(f"output {output}: expected {name} to be a folder of its own, it is a link to another one")
 
 
 def _write_and_delete(path: str) -> None:

@@ -27,7 +27,7 @@ from pipeline.storage.ledger import RowsFile, entry_of, read_entries
 from pipeline.storage.results import DETECTIONS
 from pipeline.storage.spools import merge_lines
 
-_SEPARATOR = b"\x1f"  # no line of JSON has one
+_SEPARATOR = b"\x1f"  # no line of JSON has one; in a line that is none, the last one counts
 
 
 class SingleRow(NamedTuple):
@@ -96,10 +96,10 @@ class _Sources:
     @staticmethod
     def line(numbered: bytes) -> bytes:
         """The line as it stands in its file, but for its end."""
-        return numbered.partition(_SEPARATOR)[0]
+        return numbered.rpartition(_SEPARATOR)[0]
 
     def row(self, numbered: bytes) -> SingleRow:
-        line, _, told = numbered.partition(_SEPARATOR)
+        line, _, told = numbered.rpartition(_SEPARATOR)
         number, age = told.split()
         kind, maker = self._told[int(number)]
         return SingleRow(kind, line + b"\n", entry_of(line, kind, maker), float(age))

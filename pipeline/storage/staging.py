@@ -23,7 +23,6 @@ A run that was killed, was stopped or failed before that leaves its checkpoints,
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,7 +40,6 @@ from pipeline.storage.files import (
     folders_of,
     list_files,
     move_files,
-    read_file,
     sync,
     write_file,
     write_once,
@@ -49,11 +47,10 @@ from pipeline.storage.files import (
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.locks import one_at_a_time
 from pipeline.storage.results import INDEX, STAGING, SUMMARY, StagedFile, read_summary
+from pipeline.storage.run_state import LEFT, RUN, Commit, about, read_commit
 from pipeline.storage.stopping import begin_publishing, confirm_publishing
 
-_RUN, _READY, _COMMIT, _PUBLISHED, _STOPPED = "run.json", "ready.json", "commit.json", "published.json", "stopped"
-LEASED = "leased"  # what a run says of itself that has a lease for as long as it has a staging folder
-LEFT = "left"  # the same of one that goes on without a launcher
+_READY, _COMMIT, _PUBLISHED, _STOPPED = "ready.json", "commit.json", "published.json", "stopped"
 
 
 def new_staging(output: str) -> str:
@@ -96,7 +93,7 @@ def held(staging: str, told: Mapping[str, Any]) -> Iterator[None]:
             cut_short = False
         finally:
             with contextlib.suppress(Exception):  # what ended the run is what matters; the next one looks after the rest
-                if exists(f"{staging}/{_RUN}") and (_is_told_of(staging) or not _is_needed(staging, cut_short)):
+                if exists(f"{staging}/{RUN}") and (_is_told_of(staging) or not _is_needed(staging, cut_short)):
                     remove(staging)
 
 
@@ -117,12 +114,12 @@ def is_left(staging: str) -> bool:
 
 def introduce(staging: str, told: Mapping[str, Any]) -> None:
     """Says what others must know of a run; without that nothing of it is published."""
-    write_file(f"{staging}/{_RUN}", row_bytes(told))
+    write_file(f"{staging}/{RUN}", row_bytes(told))
 
 
 def is_introduced(staging: str) -> bool:
     """Whether a run said so much of itself that something of it could be published."""
-    return exists(f"{staging}/{_RUN}")
+    return exists(f"{staging}/{RUN}")
 
 
 def _is_told_of(staging: str) -> bool:
@@ -146,10 +143,12 @@ def publish(staging: str, files: Sequence[StagedFile], *, again: bool = False) -
     confirm_publishing()
     begin_publishing()
     output = output_of(staging)
-    names = [[file.staged.removeprefix(f"{output}/"), file.final] for file in files]
-    if again and exists(f"{staging}/{_PUBLISHED}") and not any(name in _committed(staging)["names"] for name in names):
+    names = [(file.staged.removeprefix(f"{output}/"), file.final) for file in files]
+    before = _committed(staging)
+    if again and exists(f"{staging}/{_PUBLISHED}") and not (before and {*before.names} & {*names}):
         _delete_in_order([f"{staging}/{_COMMIT}", f"{staging}/{_PUBLISHED}"])
-    told = row_bytes({"names": names, "gone": _gone(staging, [final for _, final in names])})
+    commit = Commit(names, _gone(staging, [final for _, final in names]), bool(_settings(staging).get("only_new")))
+    told = row_bytes(commit._asdict())
     if exists(f"{staging}/{_PUBLISHED}"):
         return  # another attempt has published, and what was found to go may have come after that
     staged = [file.staged for file in files]
@@ -157,18 +156,20 @@ def publish(staging: str, files: Sequence[StagedFile], *, again: bool = False) -
     write_file(f"{staging}/{_READY}", told)
     # Who stops a run writes `stopped` and then looks for ready.json; here it is the other way round. So at least one of the two
     # sees the other, whatever their order, and a run is never half stopped and half published.
-    if exists(f"{staging}/{_STOPPED}") or not exists(f"{staging}/{_RUN}"):
+    if exists(f"{staging}/{_STOPPED}") or not exists(f"{staging}/{RUN}"):
         raise OutputError(f"output {output}: this run was stopped before its results were complete")
     _commit(staging, told)
-    finish_publishing(staging)
+    if not finish_publishing(staging):
+        raise OutputError(f"output {output}: expected {staging}/{_COMMIT} to be what this run wrote; nothing was published")
 
 
 def stop_publishing(staging: str) -> bool:
     """Keeps a run from publishing from here on; True where it was ready to, and then it is done with it now."""
     stopped_before = exists(f"{staging}/{_STOPPED}")
     write_file(f"{staging}/{_STOPPED}", b"")
-    if exists(f"{staging}/{_READY}") and not stopped_before and not exists(f"{staging}/{_PUBLISHED}"):
-        _commit(staging, read_file(f"{staging}/{_READY}"))
+    ready = None if stopped_before else read_commit(staging, _READY)
+    if ready and not exists(f"{staging}/{_PUBLISHED}"):
+        _commit(staging, row_bytes(ready._asdict()))
     return finish_publishing(staging)
 
 
@@ -193,16 +194,16 @@ def finish_publishing(staging: str) -> bool:
     with one_at_a_time(output):
         if exists(f"{staging}/{_PUBLISHED}"):
             return True
-        if not exists(f"{staging}/{_COMMIT}"):
+        commit = _committed(staging)
+        if commit is None:
             return False
-        told = _committed(staging)
-        if _settings(staging).get("only_new"):
+        if _adds(staging, commit):
             make_way(output, run_of(staging))  # first, for COCO files have the same names
         for is_index in (False, True):  # one that gets its name has its rows beside it
-            of_kind = [(staged, final) for staged, final in told["names"] if final.startswith(f"{INDEX}/") is is_index]
+            of_kind = [(staged, final) for staged, final in commit.names if final.startswith(f"{INDEX}/") is is_index]
             move_files({f"{output}/{staged}": f"{output}/{final}" for staged, final in of_kind})
         for is_summary in (False, True):  # it says of its run what else is to go
-            gone = {name: generation for name, generation in told["gone"].items() if (name == SUMMARY) is is_summary}
+            gone = {name: generation for name, generation in commit.gone.items() if (name == SUMMARY) is is_summary}
             delete_as_they_were({f"{output}/{name}": generation for name, generation in gone.items()})
         write_file(f"{staging}/{_PUBLISHED}", b"")
         return True
@@ -214,12 +215,22 @@ def _commit(staging: str, told: bytes) -> None:
         write_once(f"{staging}/{_COMMIT}", told)
 
 
-def _committed(staging: str) -> dict[str, Any]:
-    """What `_commit` said, nothing where that is gone; versions before this one told the names alone."""
+def _committed(staging: str) -> Commit | None:
+    """What `_commit` wrote; None where that is not there, or cannot be known.
+
+    Where `commit.json` is there and cannot be read, `ready.json` says it: some attempt has committed, and the latest one has all
+    rows under the same names.
+    """
     if not exists(f"{staging}/{_COMMIT}"):
-        return {"names": [], "gone": {}}
-    told = json.loads(read_file(f"{staging}/{_COMMIT}"))
-    return told if isinstance(told, dict) else {"names": told, "gone": _gone(staging, [final for _, final in told])}
+        return None
+    return read_commit(staging, _COMMIT) or read_commit(staging, _READY)
+
+
+def _adds(staging: str, commit: Commit) -> bool:
+    """Whether a run adds to what is there; one that has ended meanwhile, and whose folder went, moves nothing any more."""
+    if any(about(staging)):
+        return bool(_settings(staging).get("only_new"))
+    return is_introduced(staging) and commit.adds
 
 
 def rows_kept(staging: str) -> int:
@@ -229,16 +240,16 @@ def rows_kept(staging: str) -> int:
 
 def goes_on(staging: str) -> bool:
     """Whether a run that has ended had not come as far as to publish, so that its command can go on from its checkpoints."""
-    return is_introduced(staging) and not exists(f"{staging}/{_COMMIT}") and not exists(f"{staging}/{_PUBLISHED}")
+    return any(about(staging)) and _committed(staging) is None and not exists(f"{staging}/{_PUBLISHED}")
 
 
 def remove(staging: str) -> None:
     """Removes a staging folder."""
     if "://" not in staging:
-        delete_files([f"{staging}/{_RUN}"])  # killed within, it leaves nothing behind that looks like a run without its lock
+        delete_files([f"{staging}/{RUN}"])  # killed within, it leaves nothing behind that looks like a run without its lock
         shutil.rmtree(staging, ignore_errors=True)
         return
-    last = [f"{staging}/{_RUN}", f"{staging}/{_STOPPED}"]  # killed within, it is still known as dead; and never does it publish
+    last = [f"{staging}/{RUN}", f"{staging}/{_STOPPED}"]  # killed within, it is still known as dead; and never does it publish
     delete_files(path for path in list_files(f"{escape_glob(staging)}/**") if path not in last)
     _delete_in_order(last)  # `stopped` may have come since; see `fence`
 
@@ -246,12 +257,6 @@ def remove(staging: str) -> None:
 def _delete_in_order(paths: Sequence[str]) -> None:
     for path in paths:
         delete_files([path])
-
-
-def about(staging: str) -> Iterator[dict[str, Any]]:
-    """What a run says of itself, if it has said so."""
-    if exists(f"{staging}/{_RUN}"):
-        yield json.loads(read_file(f"{staging}/{_RUN}"))
 
 
 def _gone(staging: str, new: Collection[str]) -> dict[str, str]:
@@ -263,5 +268,5 @@ def _gone(staging: str, new: Collection[str]) -> dict[str, str]:
 
 
 def _settings(staging: str) -> Mapping[str, Any]:
-    settings = next(about(staging), {}).get("settings")
-    return settings if isinstance(settings, dict) else {}
+    settings: Mapping[str, Any] = next(about(staging), {}).get("settings", {})
+    return settings

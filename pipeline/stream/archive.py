@@ -31,6 +31,7 @@ from typing import NamedTuple
 from apache_beam.io.filesystems import FileSystems
 from google.api_core import retry
 
+from pipeline.data_format import from_plain
 from pipeline.read.fetch import is_passing
 from pipeline.records import ImageRef, row_bytes
 from pipeline.storage.done import UNKNOWN, Maker
@@ -38,14 +39,17 @@ from pipeline.storage.files import create, delete_files, list_files, make_folder
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.ledger import write_index
 from pipeline.storage.locks import if_unlocked, locked_file
-from pipeline.storage.results import archive_name, shard_of, time_in_name
+from pipeline.storage.results import archive_name, is_run_name, shard_of, time_in_name
 from pipeline.storage.spools import merge_lines
+from pipeline.storage.state import is_own_file
 
 _SPOOLS = ".spools-"
 _ENDING = ".rows"
 _LOCK = "lock"
 _DEAD_SECONDS = 900.0
-_NAME = re.compile(r"(\w+)-(\d{8}T\d{6}Z)-(\d{5})-of-(\d{5})-(?:([0-9a-f]*)-)?(?:m([0-9a-f]*)-)?[0-9a-f]+\.rows")
+_NAME = re.compile(
+    r"(detections|dead_letters)-(\d{8}T\d{6}Z)-(\d{5})-of-(\d{5})-(?:([0-9a-f]*)-)?(?:m([0-9a-f]*)-)?[0-9a-f]+\.rows"
+)
 _MODEL_BYTES = 70  # of a model's name and version in a file's name; of a longer one that is not known which a killed run had
 _log = logging.getLogger(__name__)
 
@@ -146,7 +150,8 @@ class Archive:
 
     def recover(self) -> None:
         """Makes files of what killed runs have left here."""
-        for run in sorted({_run_of(path) for path in list_files(f"{escape_glob(self._folder)}/{_SPOOLS}*/*")} - {self._run}):
+        runs = {_run_of(path) for path in list_files(f"{escape_glob(self._folder)}/{_SPOOLS}*/*")} - {self._run}
+        for run in sorted(filter(is_run_name, runs)):
             if "://" in self._folder:
                 limit = time_in_name(self._clock() - self._window_s - _DEAD_SECONDS)
                 self._finish(run, lambda start, limit=limit: start < limit)  # type: ignore[misc]
@@ -186,7 +191,7 @@ class Archive:
             windows: defaultdict[_Window, list[str]] = defaultdict(list)
             for path in list_files(f"{escape_glob(self._spools(run))}/*"):
                 match = _NAME.fullmatch(posixpath.basename(path))
-                if match and is_over(match[2]):
+                if match and is_over(match[2]) and is_own_file(path):
                     maker = match[5] or "", match[6] or ""
                     windows[_Window(run, match[1], match[2], int(match[3]), int(match[4]), *maker)].append(path)
             for window, paths in sorted(windows.items()):
@@ -226,8 +231,11 @@ def _packed_model(maker: Maker) -> str:
 
 
 def _unpacked_model(packed: str) -> tuple[str, str]:
-    model, version = json.loads(bytes.fromhex(packed)) if packed else ("", "")
-    return model, version
+    """Name and version; both empty where they are not known."""
+    with contextlib.suppress(ValueError, RecursionError):
+        model, version = from_plain(tuple[str, str], json.loads(bytes.fromhex(packed)))
+        return model, version
+    return "", ""
 
 
 def _digest(line: bytes) -> bytes:
@@ -251,6 +259,7 @@ def _if_dead(spools: str) -> Iterator[bool]:
 
 def _remove(spools: str) -> None:
     """Removes a local folder whose rows have all become files; whatever else lies there keeps it."""
-    delete_files([f"{spools}/{_LOCK}"])
+    if os.listdir(spools) == [_LOCK]:
+        delete_files([f"{spools}/{_LOCK}"])
     with contextlib.suppress(OSError):
         os.rmdir(spools)

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from pipeline.figures import metrics
-from pipeline.figures.buckets import latency_bucket, percentiles_ms
+from pipeline.figures.buckets import Latencies, latency_bucket, percentiles_ms
 from pipeline.figures.summary import Tally, merge_tallies
 from pipeline.figures.told import Told
 from pipeline.records import DeadLetter, DetectedImage
@@ -37,7 +37,7 @@ class _Period:
     detected: int = 0
     batches: int = 0
     batch_images: int = 0
-    latencies: Counter[int] = dataclasses.field(default_factory=Counter)
+    latencies: Latencies = dataclasses.field(default_factory=Counter)
     backlog_age_ms: float = 0.0
 
     def merge(self, other: _Period) -> None:
@@ -59,7 +59,7 @@ class _Period:
         )
 
 
-class _OfProcess(NamedTuple):
+class OfProcess(NamedTuple):
     """What a worker elsewhere tells: all that it has counted."""
 
     tally: Tally
@@ -133,12 +133,12 @@ class LiveFigures:
             period, self._period = self._period, _Period()
             return _line(self._tally, period, seconds)
 
-    def told(self) -> _OfProcess:
+    def told(self) -> OfProcess:
         """What a worker elsewhere tells; there, nobody asks for lines."""
         with self._lock:
             since_it_began = copy.deepcopy(self._period)
             self._period.backlog_age_ms = 0.0
-            return _OfProcess(copy.deepcopy(self._tally), since_it_began)
+            return OfProcess(copy.deepcopy(self._tally), since_it_began)
 
 
 class ToldFigures:
@@ -171,13 +171,13 @@ class ToldFigures:
         workers = self._told.at_the_end()
         return self._merged(workers) if workers else None
 
-    def _merged(self, workers: list[_OfProcess]) -> Tally:
+    def _merged(self, workers: list[OfProcess]) -> Tally:
         tally = merge_tallies((each.tally for each in workers), self._samples)
         tally.read = tally.detected + sum(tally.dead.values()) + tally.skipped
         return tally
 
 
-def _period_of(workers: list[_OfProcess]) -> _Period:
+def _period_of(workers: list[OfProcess]) -> _Period:
     period = _Period()
     for each in workers:
         period.merge(each.since_it_began)

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import apache_beam as beam
 from apache_beam.pvalue import AsSingleton, TaggedOutput
@@ -21,18 +21,22 @@ from pipeline.records import DeadLetter, DetectedImage, row_bytes
 from pipeline.storage.checkpoints import CHECKPOINT, SPOOLS, Checkpoint, footer_of
 from pipeline.storage.files import folders_of, sync
 from pipeline.storage.renewed import renewed
-from pipeline.storage.results import shard_of
+from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, shard_of
 from pipeline.storage.spools import KeyedSpools, Spool, Spooler
 
+_MOST_SHARDS = 100_000_000
 BY_ROWS = 0  # number of shards of a kind whose shards are counted once its rows are
 
 
 class Shard(NamedTuple):
     """A file of rows to be: `number` of `shards`, or all files of its kind where `shards` is `BY_ROWS`."""
 
-    kind: str
-    number: int
-    shards: int
+    kind: Annotated[str, (DETECTIONS, DEAD_LETTERS).__contains__]
+    number: Annotated[int, range(_MOST_SHARDS).__contains__]
+    shards: Annotated[int, range(_MOST_SHARDS).__contains__]
+
+
+RowsCheckpoint = Checkpoint[Shard, Tally]
 
 
 class Spooled(NamedTuple):

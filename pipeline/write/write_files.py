@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import pickle
 import posixpath
 import time
 import uuid
@@ -21,15 +20,17 @@ import apache_beam as beam
 from apache_beam.pvalue import AsIter, AsSingleton
 
 from pipeline.config import WriteConfig
+from pipeline.data_format import pack, unpack
+from pipeline.errors import OutputError
 from pipeline.figures.summary import Tally, merge_tallies
 from pipeline.figures.workplace import Workplace
 from pipeline.records import dead_letter_row, detection_row
-from pipeline.storage.checkpoints import Checkpoint
+from pipeline.storage.beside import check_beside
 from pipeline.storage.done import Maker
 from pipeline.storage.earlier import check_earlier
-from pipeline.storage.files import create, read_file, read_lines, write_file
+from pipeline.storage.files import create, read_lines, write_file
 from pipeline.storage.ledger import writing_index
-from pipeline.storage.other_runs import finish_dead
+from pipeline.storage.other_runs import finish_dead, settings_published
 from pipeline.storage.results import (
     COCO_IMAGES,
     COCO_RESULTS,
@@ -42,8 +43,9 @@ from pipeline.storage.results import (
 )
 from pipeline.storage.spools import Spool, merge_lines, merge_spools
 from pipeline.storage.staging import finish_publishing, introduce, output_of, publish
+from pipeline.storage.state import read_checked
 from pipeline.write.sink import Results, Sink
-from pipeline.write.spool_rows import BY_ROWS, Shard, Spooled, SpoolRows
+from pipeline.write.spool_rows import BY_ROWS, RowsCheckpoint, Shard, Spooled, SpoolRows
 from pipeline.write.spread_spools import SpreadSpools, count_lines
 from pipeline.write.write_coco import GroundTruth, read_ground_truth, write_coco
 from pipeline.write.write_parquet import write_parquet
@@ -93,7 +95,7 @@ class WriteFiles(Sink):
     launched: bool = True
     model: tuple[str, str] = ("", "")
     name: str = ""
-    begun: Sequence[Checkpoint] | None = None
+    begun: Sequence[RowsCheckpoint] | None = None
     workplace: Workplace | None = None
     began_at: float = 0.0
 
@@ -108,6 +110,8 @@ class WriteFiles(Sink):
         if write:
             finish_dead(output)
         check_earlier(output, self.settings, replace=self.write.replace)
+        earlier = [about["settings"] for about in settings_published(output) if "settings" in about]
+        check_beside(output, self.write.samples, self.write.coco, earlier)
 
     def expand(self, results: Results) -> beam.PCollection[None]:
         """Wires a shuffle of the names of spools, and then a look at all that is ready."""
@@ -134,7 +138,7 @@ class WriteFiles(Sink):
         coco = [AsIter(end | "WriteCoco" >> beam.FlatMap(self._write_coco, AsIter(finished), lines))] if self.write.coco else []
         return end | "Publish" >> beam.Map(self._publish, AsIter(finished), tally, *coco)
 
-    def _begun(self, pipeline: beam.Pipeline, checkpoints: Sequence[Checkpoint]) -> Spooled:
+    def _begun(self, pipeline: beam.Pipeline, checkpoints: Sequence[RowsCheckpoint]) -> Spooled:
         """What is spooled already, as if it were now."""
         spools = [spool for checkpoint in checkpoints for spool in checkpoint.spools]
         return Spooled(
@@ -192,7 +196,7 @@ class WriteFiles(Sink):
             if not self.settings.get("only_new"):  # which adds no files that say nothing
                 files += self._empty_shards({file.final for file in files})
             files += [file for file in coco if isinstance(file, StagedFile)]
-        write_file(f"{self.staging}/{_WRITTEN}", pickle.dumps(Written(tally, tuple(notes))))
+        write_file(f"{self.staging}/{_WRITTEN}", pack(Written(tally, tuple(notes))))
         if not self.launched:
             introduce(self.staging, {"settings": self.settings})
         if files:
@@ -228,8 +232,14 @@ class WriteFiles(Sink):
 
 
 def read_written(staging: str) -> Written:
-    """What a finished job left for its summary."""
-    written: Written = pickle.loads(read_file(f"{staging}/{_WRITTEN}"))  # noqa: S301  written by this very job
+    """What a finished job left for its summary.
+
+    Raises:
+      OutputError: It is not there, or somebody else has overwritten it.
+    """
+    written: Written | None = read_checked(f"{staging}/{_WRITTEN}", functools.partial(unpack, Written))
+    if written is None:
+        raise OutputError(f"output {output_of(staging)}: expected {_WRITTEN} in {staging}, which says what the job has counted")
     return written
 
 

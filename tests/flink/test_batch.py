@@ -2,12 +2,12 @@
 
 import json
 import os
-import pickle
 import re
 import sys
 import time
 from pathlib import Path
 
+from pipeline.data_format import parse
 from tests.conftest import REPO
 from tests.flink.cluster import START_SECONDS, TASKMANAGERS, FlinkCluster, job_flags
 from tests.flink.usage import Shuffled, shuffled
@@ -43,7 +43,7 @@ def test_a_batch_job_that_loses_a_machine_gives_the_rows_of_a_run_on_one(flink: 
         print(f"on Flink the first row after {time.monotonic() - began:.0f} s")
         time.sleep(seconds / 3)
         told = [
-            pickle.loads(path.read_bytes()).figures for path in (tmp_path / "there").glob(".staging-*/figures/*[!w]")
+            parse(path.read_bytes())[0]["figures"] for path in (tmp_path / "there").glob(".staging-*/figures/*[!w]")
         ]  # not `.new`
         flink.kill("taskmanager0")
         assert job.poll() is None and not (tmp_path / "there" / "detections").exists()

@@ -111,7 +111,7 @@ def write_earlier(output, run, content):
     """What a run leaves."""
     for name in EARLIER:
         write_file(f"{output}/{name}", content)
-    summary = {"images": {}, "config": {}, "mode": "batch", "run": run, "samples": ["samples/001-a.jpg"]}
+    summary = {"images": {}, "config": {"write": {"coco": True}}, "mode": "batch", "run": run, "samples": ["samples/001-a.jpg"]}
     write_file(f"{output}/summary.json", json.dumps(summary).encode())
 
 

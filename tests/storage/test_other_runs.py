@@ -4,8 +4,9 @@ import os
 import time
 
 from pipeline.storage.files import write_file
-from pipeline.storage.other_runs import Left, found_again, leave, remove_dead
-from pipeline.storage.staging import LEFT, held, staging_of
+from pipeline.storage.other_runs import found_again, leave, remove_dead
+from pipeline.storage.run_state import LEFT, Left
+from pipeline.storage.staging import held, staging_of
 
 WEEK_SECONDS = 7 * 86_400
 SETTINGS = {"mode": "streaming"}

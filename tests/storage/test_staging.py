@@ -24,8 +24,8 @@ from pipeline.storage.other_runs import (
     settings_published,
 )
 from pipeline.storage.results import StagedFile
+from pipeline.storage.run_state import LEASED
 from pipeline.storage.staging import (
-    LEASED,
     finish_publishing,
     held,
     introduce,
@@ -63,14 +63,14 @@ def output(tmp_path):
 
 def write_summary(output, run):
     samples = ["samples/001-a.jpg", "../../etc/passwd", "notes.txt", "samples/mine.jpg"]  # it may have been changed by hand
-    summary = {"images": {}, "config": {}, "mode": "batch", "run": run, "samples": samples}
+    summary = {"images": {}, "config": {"write": {"coco": True}}, "mode": "batch", "run": run, "samples": samples}
     write_file(f"{output}/summary.json", json.dumps(summary).encode())
 
 
 def staged(staging, names=NEW):
     for name in names:
-        write_file(f"{staging}/attempt/{name}", b"new")
-    return [StagedFile(f"{staging}/attempt/{name}", name) for name in names]
+        write_file(f"{staging}/0123456789abcdef0123456789abcdef/{name}", b"new")
+    return [StagedFile(f"{staging}/0123456789abcdef0123456789abcdef/{name}", name) for name in names]
 
 
 def visible(output):
@@ -120,11 +120,11 @@ def test_what_an_earlier_run_left_goes_and_what_others_put_there_stays(output):
 
 def test_what_a_run_says_of_itself_stays_until_its_summary_does(output):
     staging = new_staging(output)
-    with pytest.raises(ZeroDivisionError), held(staging, {"settings": 1}):
+    with pytest.raises(ZeroDivisionError), held(staging, {"settings": {"mode": "1"}}):
         publish(staging, staged(staging))
         raise ZeroDivisionError
     assert_published(output)
-    assert list(settings_published(output)) == [{"settings": 1}]
+    assert list(settings_published(output)) == [{"settings": {"mode": "1"}}]
     assert list(settings_at_work(output)) == []
 
 
@@ -238,12 +238,18 @@ def test_one_that_stops_a_run_and_one_that_publishes_it_always_agree(output):
 def test_a_staging_folder_that_somebody_tidied_up_is_one_clear_error_and_stops_no_other_run(output):
     staging, before = new_staging(output), visible(output)
     with pytest.raises(FileNotFoundError, match="did somebody remove the staging folder"), held(staging, {}):
-        publish(staging, [StagedFile(f"{staging}/attempt/gone", "detections/detections-00007-of-00008.jsonl")])
+        publish(
+            staging,
+            [StagedFile(f"{staging}/0123456789abcdef0123456789abcdef/gone", "detections/detections-00007-of-00008.jsonl")],
+        )
     assert visible(output) == before
 
     def die():
         with held(staging, {}):
-            write_file(f"{staging}/commit.json", b'[[".staging-gone/a", "detections/detections-00007-of-00008.jsonl"]]')
+            write_file(
+                f"{staging}/commit.json",
+                b'[["%s/a", "detections/detections-00007-of-00008.jsonl"]]' % os.path.basename(staging).encode(),
+            )
             os._exit(0)
 
     dies_at(1000, die)
@@ -257,15 +263,15 @@ class TestWhoIsAlive:
     def test_the_folder_of_a_run_at_work_stays_and_that_of_a_dead_one_goes(self, tmp_path):
         output = f"{tmp_path}/out[1]*"
         one, other = new_staging(output), new_staging(output)
-        with held(one, {"settings": 1}):
-            assert dies_at(1000, lambda: held(other, {"settings": 2}).__enter__()) is False
-            assert list(settings_at_work(output)) == [{"settings": 1}]
+        with held(one, {"settings": {"mode": "1"}}):
+            assert dies_at(1000, lambda: held(other, {"settings": {"mode": "2"}}).__enter__()) is False
+            assert list(settings_at_work(output)) == [{"settings": {"mode": "1"}}]
             remove_dead(output, but="")
             assert os.listdir(output) == [os.path.basename(one)]
         assert os.listdir(output) == []
 
     def test_a_folder_without_a_lock_is_dead_only_once_it_is_old(self, tmp_path):
-        folder = tmp_path / ".staging-old"
+        folder = tmp_path / ".staging-0123456789ab"
         folder.mkdir()
         remove_dead(str(tmp_path), but="")
         assert folder.exists()
@@ -276,8 +282,8 @@ class TestWhoIsAlive:
     def test_on_object_storage_a_run_is_alive_while_it_writes(self, gcs_bucket, monkeypatch):
         output = f"gs://{gcs_bucket.name}/out[1]"
         one, two = new_staging(output), new_staging(output)
-        with held(one, {"settings": 1}), held(two, {"settings": 2}):
-            assert sorted(about["settings"] for about in settings_at_work(output)) == [1, 2]
+        with held(one, {"settings": {"mode": "1"}}), held(two, {"settings": {"mode": "2"}}):
+            assert sorted(about["settings"]["mode"] for about in settings_at_work(output)) == ["1", "2"]
             remove_dead(output, but=one)
             assert others(output) == sorted([one, two])
             monkeypatch.setattr(alive, "_DEAD_SECONDS", -1.0)
@@ -317,6 +323,7 @@ class TestWhoIsAlive:
         output = f"gs://{gcs_bucket.name}/out"
         for name in [*OLD, *STRANGERS]:
             write_file(f"{output}/{name}", b"old")
+        write_summary(output, "before")
         staging = new_staging(output)
         with held(staging, {}):
             files = staged(staging)
@@ -334,7 +341,7 @@ def test_a_job_without_a_launcher_introduces_itself(output):
     files = staged(staging)
     with pytest.raises(OutputError, match="was stopped"):
         publish(staging, files)
-    introduce(staging, {"settings": 1})
+    introduce(staging, {"settings": {"mode": "1"}})
     publish(staging, files)
     assert_published(output)
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline.figures.told import Teller, Told
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.storage.staging import introduce
-from pipeline.stream.live import LiveFigures, ToldFigures
+from pipeline.stream.live import LiveFigures, OfProcess, ToldFigures
 from pipeline.stream.messages import Request
 
 
@@ -76,7 +76,7 @@ class TestOfWorkersElsewhere:
         staging = f"{tmp_path}/.staging-0a1b"
         introduce(staging, {"settings": {}})
         figures = [figures_of_a_minute(), figures_of_a_minute()]
-        seen = ToldFigures(Told(staging))
+        seen = ToldFigures(Told(staging, OfProcess))
         for each in figures:
             Teller(staging, each.told).tell()
         return seen, staging, figures
@@ -90,7 +90,7 @@ class TestOfWorkersElsewhere:
 
     def test_a_launcher_that_comes_back_says_in_its_first_line_what_was_done_since(self, workers):
         _, staging, _ = workers
-        assert ToldFigures(Told(staging)).line(seconds=10.0).startswith("196 images, 0.0 images/s, backlog age ")
+        assert ToldFigures(Told(staging, OfProcess)).line(seconds=10.0).startswith("196 images, 0.0 images/s, backlog age ")
 
     def test_what_has_an_outcome_is_read(self, workers):
         """What was in hand, or whose worker was killed before it told, comes again."""
@@ -106,6 +106,6 @@ class TestOfWorkersElsewhere:
         assert figures.told().since_it_began.backlog_age_ms == 0
 
     def test_before_any_has_begun_it_waits(self, tmp_path):
-        figures = ToldFigures(Told(f"{tmp_path}/.staging-0a1b"))
+        figures = ToldFigures(Told(f"{tmp_path}/.staging-0a1b", OfProcess))
         assert figures.line(10.0) == "waiting for workers"
         assert figures.tally() is None

@@ -1,0 +1,177 @@
+"""Whatever lies in a results folder: a job and a compaction end well or in one line, touch nothing outside, and lose no row."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import reconcile
+from pipeline.compact import compact
+from pipeline.errors import UserError
+from pipeline.figures.summary import Tally, merge_tallies
+from pipeline.figures.told import Told
+from pipeline.storage.beside import check_beside
+from pipeline.storage.checkpoints import Checkpoint, checkpoints_begun, footer_of
+from pipeline.storage.earlier import check_earlier
+from pipeline.storage.files import write_file
+from pipeline.storage.lease import leased
+from pipeline.storage.other_runs import finish_dead, found_again, remove_dead, runs_at_work, settings_published, take_over_killed
+from pipeline.storage.results import StagedFile
+from pipeline.storage.spools import Spool
+from pipeline.storage.staging import held, new_staging, publish, rows_kept
+from pipeline.stream.archive import Archive
+from pipeline.write.spool_rows import RowsCheckpoint, Shard
+from tests.rows_of_files import found
+
+ROWS = "detections/detections-3f2a9c01-20261121T02000%dZ-00000-of-00001.jsonl"
+RUN = "0123456789ab"
+STAGED = "0123456789abcdef0123456789abcdef/rows"
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000")) // 4 if os.environ.get("FUZZ") == "1" else 40
+SETTINGS = {"mode": "batch", "input": ["x/**"], "only_new": True, "write": {}, "model": {}, "detect": {}}
+
+names = st.sampled_from(
+    [
+        *("../outside/secret", "/etc/passwd", "..", ".", "", "a\0b", "photo.jpg", ROWS % 0, ROWS % 7, "\udc80", "summary.json"),
+        *(f".staging-{RUN}/{name}" for name in (STAGED, "../../outside/secret", "link/secret")),
+        "runs/../../outside/x",
+    ]
+)
+values = st.recursive(
+    names | st.none() | st.booleans() | st.integers() | st.floats() | st.just(10**400) | st.just("batch"),
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(names, part, max_size=3),
+)
+about = st.fixed_dictionaries(
+    {"settings": st.just(SETTINGS) | st.dictionaries(st.sampled_from([*SETTINGS]), values) | values},
+    optional={
+        "same": st.just("command") | values,
+        "started_at": st.floats(-1e300, 1e300) | st.just(1e9) | values,
+        "leased": st.booleans() | values,
+        "left": st.just(["job", 1.0, 2.0]) | values,
+    },
+)
+commits = st.fixed_dictionaries(
+    {"names": st.lists(st.tuples(names, names), max_size=3) | values, "gone": st.dictionaries(names, names, max_size=2) | values},
+    optional={"adds": values},
+)
+claims = st.fixed_dictionaries(
+    {"run": names, "patterns": values, "host": values, "pid": values, "life": values, "since": values, "renewed": values}
+)
+summaries = st.fixed_dictionaries(
+    {"images": values, "config": st.just(SETTINGS) | values, "mode": values},
+    optional={"run": names, "name": names, "samples": st.lists(names, max_size=3) | values},
+)
+rows = st.fixed_dictionaries({"image": st.fixed_dictionaries({"uri": values, "generation": values})}, optional={"model": values})
+spools = st.builds(Spool, names, st.integers(-5, 5), st.integers(-99, 99), st.integers(-99, 99))
+footers = st.builds(
+    lambda *parts: footer_of(Checkpoint(*parts)),
+    st.lists(st.tuples(st.builds(Shard, names, st.integers(), st.integers()) | st.just("a"), spools), max_size=3),
+    st.just(Tally()) | values.filter(lambda value: value is not None),
+)
+contents = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([b"", b"[" * 9000, b"\0" * 30, b"{", b"PAR1" + b"\0" * 20 + b"PAR1"]),
+    (about | commits | claims | summaries | rows | values).map(lambda value: json.dumps(value).encode()),
+    footers,
+)
+STATES = ["run.json", "commit.json", "ready.json", "published.json", "stopped", "written", "lock", "figures/0a", STAGED]
+STATES += ["spool/0a.checkpoint", "begun-x/0a.checkpoint", "a.jpg"]
+places = st.one_of(
+    st.builds(
+        "{}/{}".format, st.sampled_from([f".staging-{RUN}", ".staging-photos", ".staging-", "OWN"]), st.sampled_from(STATES)
+    ),
+    st.sampled_from(
+        ["summary.json", "report.html", ".lease-0a", ".lease-0a.new", ".lease", "reconcile.html", "samples/001-a.jpg"]
+    ),
+    st.sampled_from(
+        ["detections-3f2a9c01-20261121T020000Z-00000-of-00001", "detections-00000-of-00001", "dead_letters-00000-of-00001"]
+    ).map("index/{}.parquet".format),
+    st.sampled_from(
+        ["detections/detections-99999999T999999Z-x-00000-of-00001.jsonl", "dead_letters/dead_letters-00000-of-00001.jsonl"]
+    ),
+    st.builds(
+        ".spools-{}/{}".format,
+        st.sampled_from(["0a", "a b", "photos"]),
+        st.sampled_from(["lock", "a.jpg", "evil-20261121T020000Z-00000-of-00001-m5b-0a.rows"])
+        | st.just("detections-20261121T020000Z-00000-of-00001-0a-m5b5d-0a.rows"),
+    ),
+)
+planted = st.dictionaries(places, contents, min_size=1, max_size=6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("planted")
+
+
+def laid(folder, files, link):
+    """A results folder with rows, an image, and planted files; beside it what nobody may touch."""
+    top = Path(tempfile.mkdtemp(dir=folder))
+    output = f"{top}/out"
+    write_file(f"{top}/outside/secret", b"secret")
+    write_file(f"{output}/photo.jpg", b"photo")
+    for number in range(2):
+        write_file(f"{output}/{ROWS % number}", found(f"{number}.jpg").line)
+    for name, content in files.items():
+        if not name.startswith("OWN/"):
+            write_file(f"{output}/{name}", content)
+    if link:
+        os.makedirs(f"{output}/.staging-{RUN}", exist_ok=True)
+        os.symlink(f"{top}/outside", f"{output}/.staging-{RUN}/link")
+    for path in Path(output).glob(".staging-*"):
+        os.utime(path, (0, 0))
+    return output
+
+
+def a_job(output, own):
+    """What a job does beside its images; `own` is planted in its own folder while it works."""
+    check_earlier(output, SETTINGS)
+    list(settings_published(output))
+    finish_dead(output)
+    check_beside(output, 3, coco=True)
+    found_again(output, "job")
+    staging = new_staging(output)
+    with leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None), held(staging, {"settings": SETTINGS, "same": "command"}):
+        for name, content in own.items():
+            write_file(f"{staging}/{name}", content)
+        take_over_killed(staging, "command")
+        for begun in checkpoints_begun(staging, RowsCheckpoint):
+            merge_tallies([begun.counted], 3)
+        Told(staging).now()
+        rows_kept(staging)
+        runs_at_work(output)
+        write_file(f"{staging}/{STAGED}", found("2.jpg").line)
+        publish(staging, [StagedFile(f"{staging}/{STAGED}", ROWS % 2)])
+        remove_dead(output, but=staging)
+
+
+def images_in(output):
+    """The images that have rows."""
+    lines = [line for path in Path(output).glob("detections/*.jsonl") for line in path.read_bytes().splitlines()]
+    return b"\n".join(lines)
+
+
+@settings(max_examples=EXAMPLES)
+@given(planted, st.booleans())
+def test_whatever_is_planted_runs_nothing_and_touches_nothing_outside_and_no_row_is_lost(folder, files, link):
+    output = laid(folder, files, link)
+    own = {name.removeprefix("OWN/"): content for name, content in files.items() if name.startswith("OWN/")}
+    for work in (
+        lambda: a_job(output, {name: own[name] for name in own if name != STAGED}),
+        Archive(output, "0b", window_s=60.0).recover,
+        lambda: compact(output),
+        lambda: reconcile.main(["--input", f"{output}/*.jpg", "--output", output]),
+    ):
+        try:
+            work()
+        except UserError as err:
+            assert len(str(err).splitlines()) == 1
+    assert (Path(output).parent / "outside" / "secret").read_bytes() == b"secret"
+    assert sorted(os.listdir(Path(output).parent)) == ["out", "outside"]
+    assert os.listdir(Path(output).parent / "outside") == ["secret"]
+    assert Path(f"{output}/photo.jpg").read_bytes() == b"photo"
+    for number in range(2):
+        assert found(f"{number}.jpg").line.rstrip() in images_in(output)

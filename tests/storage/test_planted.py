@@ -1,0 +1,319 @@
+"""What a power cut or somebody else leaves in a results folder: nothing runs, nothing outside is touched, no job ends for it."""
+
+import json
+import os
+import pickle
+import shutil
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from pipeline.compact import compact
+from pipeline.config import WriteConfig
+from pipeline.errors import OutputError
+from pipeline.figures.summary import RunFacts, Tally
+from pipeline.figures.told import Told
+from pipeline.launch.ending import Ending
+from pipeline.records import DetectedImage, Detections, ImageRef
+from pipeline.storage.beside import check_beside, in_the_way
+from pipeline.storage.checkpoints import checkpoints_begun
+from pipeline.storage.files import write_file
+from pipeline.storage.lease import leased
+from pipeline.storage.ledger import list_files_of_rows, read_entries
+from pipeline.storage.other_runs import finish_dead, others, remove_dead, runs_at_work, settings_published, take_over_killed
+from pipeline.storage.results import StagedFile, read_summary
+from pipeline.storage.staging import held, new_staging, publish, run_of
+from pipeline.stream.archive import Archive
+from pipeline.write.write_files import read_written
+from tests.storage.test_staging import dies_at
+
+UNREADABLE = {
+    "empty": b"",
+    "zeros": b"\0" * 40,
+    "cut off": b'{"settings": {"mode": "ba',
+    "a list": b"[1, 2]",
+    "a number": b"3",
+    "a text": b'"text"',
+    "null": b"null",
+    "of wrong types": b'{"settings": 3, "names": {"a": 1}, "gone": [], "run": [], "images": 1, "config": 2, "mode": 3}',
+    "deep": b"[" * 100_000,
+    "no text": b"\xff\xfe\x00",
+    "of long numbers": b'{"started_at": 1' + b"0" * 5000 + b"}",
+}
+STATES = ["run.json", "commit.json", "ready.json", "published.json", "stopped", "written", "figures/0a", "spool/0a.checkpoint"]
+ROWS = "detections/detections-3f2a9c01-00000-of-00001.jsonl"
+MORE = "detections/detections-4f2a9c01-00000-of-00001.jsonl"
+
+
+def row(name):
+    detection = {"image": {"uri": name, "generation": "1", "width": 1, "height": 1}, "model": {"name": "m", "version": "1"}}
+    return json.dumps({**detection, "detections": []}).encode() + b"\n"
+
+
+@pytest.fixture
+def output(tmp_path):
+    """A results folder with rows of two runs, and files beside it that nobody may touch."""
+    write_file(f"{tmp_path}/outside/secret.txt", b"secret")
+    write_file(f"{tmp_path}/secret.txt", b"secret")
+    for name, image in ((ROWS, "a"), (MORE, "b")):
+        write_file(f"{tmp_path}/out/{name}", row(image))
+    yield f"{tmp_path}/out"
+    for path in ("outside/secret.txt", "secret.txt"):
+        assert (tmp_path / path).read_bytes() == b"secret"
+    assert sorted(os.listdir(tmp_path)) == ["out", "outside", "secret.txt"]
+    assert os.listdir(tmp_path / "outside") == ["secret.txt"]
+
+
+def images_in(output):
+    """The images that have rows."""
+    lines = [line for path in Path(output).glob("detections/*.jsonl") for line in path.read_bytes().splitlines()]
+    return sorted(json.loads(line)["image"]["uri"] for line in lines)
+
+
+def dead(output, **files):
+    """The staging folder of a run that was killed, with these files in it."""
+    staging = new_staging(output)
+
+    def die():
+        with held(staging, {"settings": {"mode": "batch"}, "same": "command"}):
+            os._exit(0)
+
+    dies_at(1000, die)
+    for name, content in files.items():
+        write_file(f"{staging}/{name}", content)
+    return staging
+
+
+def work_there(output):
+    """What the next job and the next compaction do in the folder."""
+    finish_dead(output)
+    list(settings_published(output))
+    runs_at_work(output)
+    staging = new_staging(output)
+    with leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None), held(staging, {"settings": {"mode": "batch"}}):
+        take_over_killed(staging, "command")
+        list(checkpoints_begun(staging))
+        check_beside(output)
+        write_file(f"{staging}/0123456789abcdef0123456789abcdef/rows", row("c"))
+        publish(staging, [StagedFile(f"{staging}/0123456789abcdef0123456789abcdef/rows", ROWS.replace("3f", "5f"))])
+        remove_dead(output, but=staging)
+    compact(output)
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_that_cannot_be_read_counts_as_absent(name, content, output):
+    staging = dead(output, **{name: content})
+    work_there(output)
+    assert images_in(output) == ["a", "b", "c"]
+    assert not os.path.exists(staging)
+
+
+@pytest.mark.parametrize("name", ["run.json", "commit.json"])
+def test_this_is_said_in_one_line_that_names_the_file(name, output, capfd):
+    staging = dead(output, **{name: b""})
+    finish_dead(output)
+    list(settings_published(output))
+    remove_dead(output, but="")
+    said = [line for line in capfd.readouterr().err.splitlines() if line]
+    assert len(said) == 1 and said[0].startswith(f"warning: {staging}/{name} cannot be read and counts as absent: ")
+
+
+def test_what_was_committed_is_published_where_the_commit_cannot_be_read_any_more(output):
+    staging = new_staging(output)
+
+    def die():
+        with held(staging, {"settings": {"mode": "batch"}}):
+            write_file(f"{staging}/0123456789abcdef0123456789abcdef/rows", row("c"))
+            names = [[f".staging-{run_of(staging)}/0123456789abcdef0123456789abcdef/rows", ROWS.replace("3f", "5f")]]
+            write_file(f"{staging}/ready.json", json.dumps({"names": names, "gone": {}}).encode())
+            write_file(f"{staging}/commit.json", b"")
+            os._exit(0)
+
+    dies_at(1000, die)
+    finish_dead(output)
+    assert images_in(output) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("run", [b"", b"{"], ids=["empty", "cut off"])
+def test_what_was_committed_is_published_where_the_run_says_nothing_of_itself_any_more(run, output):
+    names = [[".staging-RUN/0123456789abcdef0123456789abcdef/rows", ROWS.replace("3f", "5f")]]
+    staging = dead(output, **{"0123456789abcdef0123456789abcdef/rows": row("c"), "run.json": run})
+    commit = json.dumps({"names": names, "gone": {}, "adds": True}).replace("RUN", run_of(staging))
+    write_file(f"{staging}/commit.json", commit.encode())
+    finish_dead(output)
+    assert images_in(output) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize(
+    "name", ["summary.json", ".lease-0a1b", ".lease-0a1b.new", "index/detections-3f2a9c01-00000-of-00001.parquet"]
+)
+def test_so_does_what_lies_in_the_results_folder(name, content, output):
+    write_file(f"{output}/{name}", content)
+    assert read_summary(output) == {}
+    staging = new_staging(output)
+    with leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None):
+        pass
+    for file in list_files_of_rows(output):
+        assert len(list(read_entries(file))) == 1
+    compact(output)
+    assert images_in(output) == ["a", "b"]
+
+
+@pytest.mark.parametrize("content", [content for content in UNREADABLE.values() if len(content) < 200])
+def test_a_lease_object_on_storage_that_cannot_be_read_counts_as_absent(content, gcs_bucket):
+    output = f"gs://{gcs_bucket.name}/out"
+    gcs_bucket.blob("out/.lease").upload_from_string(content)
+    with leased(new_staging(output), ["x/**"], wait_s=0.0, lost=lambda: None):
+        pass
+
+
+def test_a_lease_object_on_storage_stops_no_run_by_a_path(gcs_bucket):
+    gcs_bucket.blob("other/.staging-x/run.json").upload_from_string(b"{}")
+    run = "x/../../other/.staging-x"
+    claim = {"run": run, "patterns": ["**"], "host": "h", "pid": 1, "life": "", "since": 1.0, "renewed": 1.0}
+    gcs_bucket.blob("out/.lease").upload_from_string(json.dumps({run: json.dumps(claim)}))
+    with leased(new_staging(f"gs://{gcs_bucket.name}/out"), ["x/**"], wait_s=0.0, lost=lambda: None):
+        pass
+    assert [blob.name for blob in gcs_bucket.list_blobs()] == ["other/.staging-x/run.json"]
+
+
+HOSTILE = {
+    "moves what lies outside": lambda run, out: {"names": [["../secret.txt", MORE]], "gone": {}},
+    "by an absolute path": lambda run, out: {"names": [[f"{out}/../secret.txt", MORE]], "gone": {}},
+    "through its own folder": lambda run, out: {"names": [[f".staging-{run}/../../secret.txt", MORE]], "gone": {}},
+    "through a link": lambda run, out: {"names": [[f".staging-{run}/link/secret.txt", MORE]], "gone": {}},
+    "moves the rows of another run": lambda run, out: {"names": [[ROWS, MORE]], "gone": {}},
+    "gives a name outside": lambda run, out: {"names": [[f".staging-{run}/rows", "../planted.jsonl"]], "gone": {}},
+    "overwrites a picture": lambda run, out: {"names": [[f".staging-{run}/rows", "photo.jpg"]], "gone": {}},
+    "deletes what lies outside": lambda run, out: {"names": [], "gone": {"../secret.txt": version(f"{out}/../secret.txt")}},
+    "deletes a picture": lambda run, out: {"names": [], "gone": {"photo.jpg": version(f"{out}/photo.jpg")}},
+}
+
+
+def version(path):
+    return f"{os.stat(path).st_size}-{os.stat(path).st_mtime_ns}"
+
+
+@pytest.mark.parametrize("commit", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("name", ["commit.json", "ready.json"])
+def test_a_planted_commit_moves_and_deletes_nothing_that_is_not_its_run_s(name, commit, output):
+    write_file(f"{output}/photo.jpg", b"photo")
+    staging = dead(output, rows=row("c"))
+    os.symlink(f"{output}/../outside", f"{staging}/link")
+    write_file(f"{staging}/{name}", json.dumps(commit(run_of(staging), output)).encode())
+    if name == "ready.json":
+        write_file(f"{staging}/commit.json", b"")
+    finish_dead(output)
+    assert images_in(output) == ["a", "b"]
+    assert Path(f"{output}/photo.jpg").read_bytes() == b"photo"
+
+
+class Planted:
+    """What runs where it is unpickled."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self._path,)
+
+
+@pytest.mark.parametrize("name", ["figures/0a", "written", "spool/0a.checkpoint", "begun-x/0a.checkpoint", *STATES[:5]])
+def test_a_planted_pickle_never_runs(name, output):
+    planted = pickle.dumps(Planted(f"{output}/it_ran"))
+    staging = new_staging(output)
+    dead(output, **{name: planted + len(planted).to_bytes(8, "big") + b"complete"})
+    with held(staging, {"settings": {"mode": "batch"}, "same": "command"}):
+        write_file(f"{staging}/{name}", planted + len(planted).to_bytes(8, "big") + b"complete")
+        assert Told(staging).now() == []
+        with pytest.raises(OutputError, match="expected written in"):
+            read_written(staging)
+        take_over_killed(staging, "command")
+        assert list(checkpoints_begun(staging)) == []
+        write_file(f"{staging}/run.json", b"{}")
+    assert not os.path.exists(f"{output}/it_ran")
+
+
+def test_a_folder_of_somebody_else_stays_however_old_it_is(output):
+    for name in (".staging-photos", ".staging-0123456789ab"):
+        write_file(f"{output}/{name}/a.jpg", b"photo")
+    write_file(f"{output}/.staging-model/run.json", b'{"learning_rate": 0.1}')
+    folders = others(output)
+    for folder in folders:
+        os.utime(folder, (0, 0))
+    work_there(output)
+    assert {*folders} <= {*others(output)}
+    assert Path(f"{output}/.staging-photos/a.jpg").read_bytes() == b"photo"
+
+
+def test_a_link_to_a_folder_elsewhere_is_no_run_s(output, tmp_path):
+    os.symlink(tmp_path / "outside", f"{output}/.staging-0123456789ab")
+    work_there(output)
+
+
+@pytest.mark.parametrize("name", ["lock", "notes.txt"])
+def test_a_folder_of_spools_of_somebody_else_stays(name, output):
+    write_file(f"{output}/.spools-photos/{name}", b"photo")
+    write_file(f"{output}/.spools-photos/a.jpg", b"photo")
+    Archive(output, "0a1b", window_s=60.0).recover()
+    assert sorted(os.listdir(f"{output}/.spools-photos")) == sorted(["a.jpg", name])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "summary.json",
+        "report.html",
+        "samples/001-photo.jpg",
+        "samples/0002-photo.jpg",
+        "coco/results.json",
+        "coco/images.json",
+    ],
+)
+def test_what_a_run_would_replace_of_somebody_else_is_refused_in_one_line(name, output):
+    check_beside(output, 2, coco=True)
+    write_file(f"{output}/{name}", b'{"accuracy": 0.9}')
+    with pytest.raises(OutputError, match=f"{name} there is not of this program and would be replaced; move it, or give another"):
+        check_beside(output, 2, coco=True)
+    assert name not in in_the_way(output, "run", (), replace=True)
+
+
+def test_a_sample_with_a_number_that_the_run_does_not_give_is_in_nobody_s_way(output):
+    for name in ("samples/003-photo.jpg", "samples/mine.jpg"):
+        write_file(f"{output}/{name}", b"photo")
+    check_beside(output, 2)
+    check_beside(output, 0)
+
+
+def test_what_this_program_wrote_is_replaced(output):
+    """Also where it was killed before its summary was there, which lists the samples."""
+    thumbnail = cv2.imencode(".jpg", np.zeros((48, 64, 3), np.uint8))[1].tobytes()
+    nothing = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
+    tally = Tally()
+    tally.add_detected(DetectedImage(ImageRef("a.jpg"), 64, 48, "m", "1", nothing, thumbnail=thumbnail), 3)
+    facts = RunFacts(0.0, 1.0, 2.0, "command", {"write": {"coco": True}}, "batch", "model")
+    Ending(output, WriteConfig(samples=1)).finish(tally, facts, "0a1b")
+    write_file(f"{output}/coco/results.json", b"[]")
+    check_beside(output, 2, coco=True)
+    os.remove(f"{output}/coco/results.json")
+    os.remove(f"{output}/summary.json")
+    check_beside(output, 2)
+
+
+def test_a_folder_of_results_that_is_a_link_is_refused(output, tmp_path):
+    shutil.rmtree(f"{output}/detections")
+    os.symlink(tmp_path / "outside", f"{output}/detections")
+    with pytest.raises(OutputError, match="expected detections to be a folder of its own, it is a link"):
+        compact(output)
+
+
+def test_a_planted_claim_from_the_future_keeps_nobody_out_for_ever(gcs_bucket):
+    claim = {"run": "0a", "patterns": ["**"], "host": "h", "pid": 1, "life": "", "since": 1.0, "renewed": time.time() + 10_000}
+    gcs_bucket.blob("out/.lease").upload_from_string(json.dumps({"0a": json.dumps(claim)}))
+    with leased(new_staging(f"gs://{gcs_bucket.name}/out"), ["x/**"], wait_s=0.0, lost=lambda: None):
+        pass

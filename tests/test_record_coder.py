@@ -1,0 +1,114 @@
+"""Records in a runner's state: a release reads what an earlier one wrote, and nothing that is read there can run."""
+
+import dataclasses
+import json
+import pickle
+from pathlib import Path
+
+import apache_beam as beam
+import numpy as np
+import pytest
+from apache_beam.coders import TupleCoder, registry
+from apache_beam.testing.test_pipeline import TestPipeline
+from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.typehints import Union
+
+from pipeline import data_format
+from pipeline.data_format import DataError, pack, parse
+from pipeline.record_coder import RecordCoder
+from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing, detection_row
+from pipeline.stream import deduplicate
+
+GOLDEN = Path(__file__).parent / "golden" / "records"
+REF = ImageRef("gs://bucket/\udc80 ä.jpg", "17", 3, 1795226400.5, "request", "message", '{"camera": 7}')
+FOUND = Detections(
+    np.array([[0.5, 1, 20, 30], [-4, 0, 8, 9]], np.float32),
+    np.array([2, 0], np.int32),
+    np.array([0.75, 0.5], np.float32),
+    ("ä", "b"),
+)
+RECORDS = {
+    "image_ref": REF,
+    "encoded_image": EncodedImage(REF, bytes(range(256)), 0.25, 1795226401.0),
+    "detected_image": DetectedImage(REF, 640, 480, "m", "7", FOUND, Timing(0.1, 0.2, 0.3, 0.4, 1.0, 2.0, 16, 0.5), b"\xff\xd8"),
+    "dead_letter": DeadLetter(REF, "read", "not_found", "it is gone", b"\x00payload", "m", "7"),
+}
+
+
+def plain(record):
+    """A record in a form that `==` compares."""
+    return data_format.to_plain(record, blobs := bytearray()), bytes(blobs)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_bytes_that_the_first_release_with_this_format_wrote_are_read(name):
+    """The files are never written anew: a runner's state has such bytes when a job is updated."""
+    record = RecordCoder().decode((GOLDEN / f"{name}.bin").read_bytes())
+    assert type(record) is type(RECORDS[name])
+    assert plain(record) == plain(RECORDS[name])
+
+
+@pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
+def test_what_is_decoded_is_what_was_encoded(record):
+    decoded = RecordCoder().decode(RecordCoder().encode(record))
+    assert plain(decoded) == plain(record)
+    if isinstance(record, DetectedImage):
+        assert detection_row(decoded) == detection_row(record)
+
+
+def test_an_earlier_and_a_later_release_read_each_others_records():
+    """A field that the reader does not know is ignored, one that the writer did not know has its default."""
+    (name, fields), blobs = parse((GOLDEN / "encoded_image.bin").read_bytes())
+    del fields["received_at"], fields["ref"]["extra"]
+    record = RecordCoder().decode(packed([name, {**fields, "depth": 3}], blobs))
+    assert record == dataclasses.replace(RECORDS["encoded_image"], received_at=0.0, ref=dataclasses.replace(REF, extra=""))
+
+
+def packed(plain, blobs=b""):
+    header = json.dumps(plain).encode()
+    return b"\x01" + len(header).to_bytes(4, "big") + header + bytes(blobs)
+
+
+def test_the_bytes_of_an_image_are_taken_as_they_are():
+    assert len(RecordCoder().encode(EncodedImage(REF, bytes(1_000_000)))) < 1_001_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(pickle.dumps(REF), id="a pickle"),
+        pytest.param(pack(["ImageRef", REF])[:-9], id="cut off"),
+        pytest.param(b"\x02" + pack(["ImageRef", REF])[1:], id="of a later version"),
+        pytest.param(packed(["ImageRef", {"uri": 3}]), id="of another type"),
+        pytest.param(packed(["ImageRef", {}]), id="without what it needs"),
+        pytest.param(packed(["EncodedImage", {"ref": {"uri": "a"}, "content": [0, 9]}], b"x"), id="bytes that are not there"),
+        pytest.param(packed(["DetectedImage", {}]) + b"[" * 9, id="of another shape"),
+        pytest.param(packed(["Popen", {}]), id="of no record"),
+        pytest.param(b"\x01\x00\x00\xff\xff" + b"[" * 65535, id="deep"),
+    ],
+)
+def test_what_is_no_record_is_refused(content):
+    with pytest.raises(DataError):
+        RecordCoder().decode(content)
+
+
+def test_steps_that_say_that_they_give_records_have_this_coder():
+    assert deduplicate  # importing any module of a stream registers it
+    assert registry.get_coder(ImageRef) == RecordCoder()
+    assert registry.get_coder(Union[ImageRef, EncodedImage]) == RecordCoder()
+    coder = registry.get_coder(beam.typehints.Tuple[str, Union[ImageRef, EncodedImage]])
+    assert isinstance(coder, TupleCoder) and coder.coders()[1] == RecordCoder()
+    assert not isinstance(registry.get_coder(Union[str, ImageRef]), RecordCoder)
+
+
+def test_records_go_through_a_shuffle():
+    keyed = [("a", RECORDS["image_ref"]), ("b", RECORDS["encoded_image"])]
+    with TestPipeline() as pipeline:
+        shuffled = (
+            pipeline
+            | beam.Create(keyed).with_output_types(tuple[str, ImageRef | EncodedImage])
+            | beam.GroupByKey()
+            | beam.Map(lambda both: (both[0], list(both[1])))
+        )
+        assert_that(shuffled, equal_to([(key, [record]) for key, record in keyed]))
