@@ -40,6 +40,16 @@ def is_tfrecord(name: str) -> bool:
     return bool(_NAME.search(posixpath.basename(name)))
 
 
+def file_of(uri: str) -> str:
+    """The file of a range of a TFRecord file; any other name is that of a file itself.
+
+    >>> file_of("a.tfrecord@0-120"), file_of("a@b.jpg")
+    ('a.tfrecord', 'a@b.jpg')
+    """
+    ranged = _RANGE.fullmatch(uri)
+    return ranged[1] if ranged else uri
+
+
 def images_of_file(shard: ImageRef, max_bytes: int, retry_seconds: float = RETRY_SECONDS) -> Iterator[EncodedImage | DeadLetter]:
     """The images of one TFRecord file, each read when it is asked for.
 
