@@ -6,12 +6,14 @@ import functools
 import os
 import re
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from pipeline.failures import ImageError
 from pipeline.read.tfrecords import file_of
 
 MAX_URI = 2048  # an object's name has at most 1024 bytes
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SHOWN = 5
 _FILE = re.compile(r"file://(?:localhost)?(?=/)", re.IGNORECASE)
 
 
@@ -41,7 +43,7 @@ def _lies_under(path: str, prefixes: Iterable[str]) -> bool:
         real = os.path.realpath(path)
     except ValueError:  # no name that a file could have
         return False
-    return any(_is_under(real, _real_folder(prefix)) for prefix in prefixes if prefix and "://" not in prefix)
+    return any(_is_under(real, _real_folder(os.path.abspath(prefix))) for prefix in prefixes if prefix and "://" not in prefix)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -63,3 +65,10 @@ def may_name(uri: str, folders: Iterable[str]) -> bool:
         return is_allowed(path, folders)
     spellings = {local, urllib.parse.unquote(local)} if local != path else {local}
     return all(_lies_under(spelling, folders) for spelling in spellings)
+
+
+def refusal(uri: str, folders: Sequence[str]) -> ImageError:
+    """Why a list that was found may not name an image."""
+    shown = ", ".join(folders[:_SHOWN]) + ", …" * (len(folders) > _SHOWN)
+    said = f"{uri[:200]!r} is named in a file that was found; expected an image under {shown or 'a folder of --input'}"
+    return ImageError("read", "not_allowed", f"{said} (--input and --allow-uri-prefix say what else may be named)")

@@ -8,22 +8,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.errors import InputError
+from pipeline.read.allowed import may_name
 from pipeline.read.manifests import is_manifest, is_manifest_of_rows, read_manifest
+from pipeline.read.tfrecords import file_of
 from pipeline.records import ImageRef
-from pipeline.storage.globs import overlap
+from pipeline.storage.globs import has_wildcard, overlap
 from pipeline.storage.listing import AT_ONCE, divided, files_in, files_in_all, place_of
 from pipeline.storage.places import Place
 from pipeline.storage.results import DEAD_LETTERS, is_result, kind_of_rows
 
+NOT_ALLOWED = -1  # as the size of an image that a list names which was found, and which may not name it
 _PIECES = 64  # of all inputs together, so that they can be listed side by side
 _HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A list of images, as a place where images can be found."""
+    """A list of images, as a place where images can be found; `found` by a wildcard, not named by the user."""
 
     path: str
+    found: bool = False
 
 
 Piece = Place | Manifest
@@ -42,12 +46,36 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
         elif os.path.isfile(pattern):
             yield Manifest(pattern)
         else:
-            yield from map(Manifest, sorted(file.path for file in files_in(place_of(pattern))))
+            paths = sorted(file.path for file in files_in(place_of(pattern)))
+            yield from (Manifest(path, found=path != pattern) for path in paths)
     yield from divided(places, _PIECES)
 
 
+def folders_of(patterns: Iterable[str]) -> tuple[str, ...]:
+    """The folders that inputs name. A list that is found there may name what lies below one of them."""
+    folders = (
+        place_of(pattern).folder or "./"
+        for pattern in patterns
+        if not os.path.isfile(pattern) and (has_wildcard(pattern) or not is_manifest(pattern))
+    )
+    return tuple(dict.fromkeys(folders))
+
+
+def folders_in_manifests(patterns: Iterable[str]) -> set[str]:
+    """The folders of what the manifests name that the user has named.
+
+    Raises:
+      InputError: A manifest cannot be read or understood.
+    """
+    named = (piece.path for piece in pieces_of(filter(is_manifest, patterns)) if isinstance(piece, Manifest) and not piece.found)
+    return {os.path.dirname(file_of(ref.uri)) + "/" if "/" in ref.uri else "./" for path in named for ref in read_manifest(path)}
+
+
 def list_pieces(
-    pieces: Sequence[Piece], exclude: str = "", count_left_out: Callable[[], None] | None = None
+    pieces: Sequence[Piece],
+    exclude: str = "",
+    count_left_out: Callable[[], None] | None = None,
+    allowed: Sequence[str] = (),
 ) -> Iterator[ImageRef]:
     """All images, and files of images, in these pieces, as they come.
 
@@ -59,6 +87,8 @@ def list_pieces(
       pieces: Where to look.
       exclude: An output folder; what this program wrote there is left out.
       count_left_out: Called for each file that is left out for that.
+      allowed: Folders below which a manifest may name images that nobody named, but that was found; any other image that it
+        names has the size `NOT_ALLOWED`.
 
     Raises:
       InputError: It cannot be listed, or a manifest cannot be understood.
@@ -70,9 +100,13 @@ def list_pieces(
             count_left_out()
         return not is_ours
 
+    def bounded(ref: ImageRef) -> ImageRef:
+        return ref if may_name(ref.uri, allowed) else dataclasses.replace(ref, size_bytes=NOT_ALLOWED)
+
     for piece in pieces:
         if isinstance(piece, Manifest):
-            yield from filter(is_input, read_manifest(piece.path))
+            named = filter(is_input, read_manifest(piece.path))
+            yield from map(bounded, named) if piece.found else named
     places = [piece for piece in pieces if isinstance(piece, Place)]
     is_near = any(overlap(place.here, exclude) for place in places if exclude)
     for file in files_in_all(places):
@@ -81,14 +115,14 @@ def list_pieces(
             continue
         rows = kind_of_rows(ref.uri)
         if rows == DEAD_LETTERS if rows else is_manifest_of_rows(ref.uri):
-            yield from filter(is_input, read_manifest(ref.uri))
+            yield from map(bounded, filter(is_input, read_manifest(ref.uri)))
         elif not rows:
             yield ref
 
 
-def list_images(pattern: str, exclude: str = "") -> Iterator[ImageRef]:
-    """All images that one input names; see `list_pieces`."""
-    return list_pieces(list(pieces_of([pattern])), exclude)
+def list_images(pattern: str, exclude: str = "", allowed: Sequence[str] = ()) -> Iterator[ImageRef]:
+    """All images that one input names; see `list_pieces`. What lists may name that are found there: `allowed`, and its folder."""
+    return list_pieces(list(pieces_of([pattern])), exclude, allowed=(*allowed, *folders_of([pattern])))
 
 
 def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False) -> None:

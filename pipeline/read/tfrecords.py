@@ -74,6 +74,8 @@ def images_of_file(shard: ImageRef, max_bytes: int, retry_seconds: float = RETRY
                 if end and record.start >= int(end):
                     return
                 yield _image_of_record(record, path, time.monotonic() - asked)
+                if end and record.end == int(end):
+                    return
                 begins, asked = record.end or 0, time.monotonic()
     except ImageError as err:
         yield err.dead_letter(ImageRef(f"{path}@{begins}-{end}") if begins else shard)
@@ -185,9 +187,9 @@ def _image_of_record(record: Record, path: str, read_seconds: float) -> EncodedI
         return ImageError("read", "no_example", said).dead_letter(ImageRef(place))
     if not isinstance(content, bytes):
         said = f"{path}: the tf.Example at byte {record.start} has {content} as {_ENCODED!r}; expected the bytes of an image"
-        return ImageError("read", "no_image", said).dead_letter(ImageRef(name or place))
+        return ImageError("read", "no_image", said).dead_letter(ImageRef(name or place, record=place))
     digest = hashlib.sha256(content).hexdigest()[:16]
-    ref = ImageRef(name or f"tfrecord:{digest}", generation=digest, size_bytes=len(content))
+    ref = ImageRef(name or f"tfrecord:{digest}", generation=digest, size_bytes=len(content), record=place)
     return EncodedImage(ref, content, read_seconds, time.time())
 
 

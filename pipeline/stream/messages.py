@@ -25,7 +25,7 @@ import datetime
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.extra_fields import extra_text, said_beyond
@@ -84,7 +84,7 @@ class MessageLimits:
       max_bytes: Most bytes of a message's inline images together.
     """
 
-    allowed_prefixes: tuple[str, ...] = ("gs://",)
+    allowed_prefixes: Sequence[str] = ("gs://",)
     max_images: int = 1000
     max_bytes: int = 20_000_000
 

@@ -55,7 +55,8 @@ def read_header(content: bytes) -> Header:
     """
     read = _reader(content)
     if read is None:
-        raise not_read(f"{len(content)} bytes that start with {content[:12]!r}; {NAMES} are read")
+        # four bytes tell what it is; more of a file that is no image may be what nobody should read in a row
+        raise not_read(f"{len(content)} bytes that start with {content[:4]!r}; {NAMES} are read")
     try:
         return read(content)
     except (struct.error, IndexError, OverflowError) as err:  # a length or offset points beyond the file
