@@ -14,7 +14,7 @@ REASONS: dict[str, dict[str, str]] = {
         "bad_notification": "a storage notification without a bucket's name",
         "bad_base64": "inline bytes that are no base64",
         "no_images": "a request for no image",
-        "too_many_images": "a request for more than `max_message_images`",
+        "too_many_images": "a request for more than `max_message_images`, or JSON of more than 200,000 values",
         "too_large": "inline images of more than `max_message_mb` together",
         "not_allowed": "a URI outside `allow_uri_prefix`",
     },
@@ -25,6 +25,7 @@ REASONS: dict[str, dict[str, str]] = {
         "not_a_file": "a folder, a device, a pipe",
         "storage_unavailable": "storage, or what gives the credentials for it, did not answer for a minute; try again later",
         "unreadable": "storage fails in another way; the message says how",
+        "not_allowed": "a list that was found names it, and it lies neither in an input's folder nor under `allow_uri_prefix`",
         "no_image": "a `tf.Example` without bytes as its `image/encoded`",
         "no_example": "a record of a TFRecord file that is no `tf.Example`",
         "bad_checksum": "a record of a TFRecord file that is not as it was written",
@@ -53,7 +54,10 @@ REASONS: dict[str, dict[str, str]] = {
 # Reasons that may pass by themselves, or be mended outside of the image; what failed so is not done. All others are for good:
 # the same version of the image fails again, with the same model and settings.
 MAY_PASS = frozenset(
-    {"not_found", "permission_denied", "storage_unavailable", "unreadable", "no_decoder", "decoder_died", "deadline"}
+    {
+        *("not_found", "permission_denied", "storage_unavailable", "unreadable", "not_allowed"),
+        *("no_decoder", "decoder_died", "deadline"),
+    }
 )
 FOR_GOOD = frozenset(reason for reasons in REASONS.values() for reason in reasons) - MAY_PASS
 

@@ -8,6 +8,7 @@ ReadImages ──> DetectObjects ── detected ──┐
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -82,6 +83,7 @@ def source_of(
         inputs,
         config.read,
         exclude=config.output,
+        allowed=config.stream.allow_uri_prefix,
         allow_empty=config.allow_empty,
         done=done,
         again=again,
@@ -93,7 +95,7 @@ def source_of(
 
 def asked_again(config: Config) -> AskAgain:
     """What a dead letter in the output asks for."""
-    return AskAgain(_limits(config))
+    return AskAgain(dataclasses.replace(_limits(config), allowed_prefixes=config.stream.allow_uri_prefix))
 
 
 def sinks(
@@ -161,10 +163,15 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
             _ = found.detected | "ArchiveDetections" >> archive(DETECTIONS, detection_row)
 
 
+def allowed_prefixes(config: Config) -> Sequence[str]:
+    """The folders whose images a stream's message may name."""
+    return config.stream.allow_uri_prefix or MessageLimits().allowed_prefixes
+
+
 def _limits(config: Config) -> MessageLimits:
     """What a message may ask for."""
     stream = config.stream
-    return MessageLimits(stream.allow_uri_prefix, stream.max_message_images, int(stream.max_message_mb * 1e6))
+    return MessageLimits(allowed_prefixes(config), stream.max_message_images, int(stream.max_message_mb * 1e6))
 
 
 def samples_kept(config: Config) -> int:

@@ -30,6 +30,7 @@ class ImageRef:
       request_id: The request that asked for this image, as its sender names it; empty in batch.
       message_id: The message that asked for it; empty in batch.
       extra: What else was said of it where it was named, as the JSON text of `extra_fields.extra_text`; mostly empty.
+      record: Where it lies in a TFRecord file, `<file>@<start>-<end>` in bytes; empty for an image of its own.
     """
 
     uri: str
@@ -39,6 +40,7 @@ class ImageRef:
     request_id: str = ""
     message_id: str = ""
     extra: str = ""
+    record: str = ""
 
     @property
     def is_inline(self) -> bool:
@@ -193,6 +195,7 @@ def dead_letter_row(letter: DeadLetter) -> dict[str, Any]:
         "stage": letter.stage,
         "reason": letter.reason,
         "message": letter.message,
+        **({"record": letter.ref.record} if letter.ref.record else {}),
         **_extra(letter.ref),
     }
     if letter.payload:

@@ -78,6 +78,7 @@ def dead_letter_schema() -> dict[str, Any]:
         "stage": {"enum": list(REASONS), "description": "where it failed"},
         "reason": {"enum": sorted({reason for reasons in REASONS.values() for reason in reasons}), "description": "why"},
         "message": _text("the same for a person: what was expected, what came"),
+        "record": _text("where the image lies in a TFRecord file: <file>@<start>-<end>, in bytes; can be given as input"),
         "extra": _EXTRA,
         "payload_base64": {
             **_text("the message as it came, where it names no image that could be read again"),
@@ -85,7 +86,7 @@ def dead_letter_schema() -> dict[str, Any]:
         },
     }
     of_stage = [{"properties": {"stage": {"const": stage}, "reason": {"enum": list(REASONS[stage])}}} for stage in REASONS]
-    of_row = _object("An image, or a message, that has no result.", row, ("model", "extra", "payload_base64"))
+    of_row = _object("An image, or a message, that has no result.", row, ("model", "record", "extra", "payload_base64"))
     return {"$schema": _DIALECT, "title": "Dead letter", **of_row, "oneOf": of_stage}
 
 

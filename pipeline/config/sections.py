@@ -217,7 +217,11 @@ class StreamConfig:
     answer_deadline_s: Annotated[float, Between(0.1)] = setting(
         60.0, "longest time to a request's answer; it then names what is missing"
     )
-    allow_uri_prefix: ListOf[Path] = setting(("gs://",), "folders whose images a message may name; each ends at a slash")
+    allow_uri_prefix: ListOf[Path] = setting(
+        (),
+        "folders whose images a message may name, default in streams gs://; in batch jobs also lists and dead letters that were "
+        "found in a folder, beside what lies in the inputs' folders; each ends at a slash",
+    )
     max_message_images: Count = setting(1000, "most images of one message")
     max_message_mb: Annotated[float, Between(0.001)] = setting(20.0, "most megabytes of one message's inline images")
     deduplicate_s: Annotated[float, Between(1.0)] = setting(600.0, "seconds within which one version of an image gets one result")

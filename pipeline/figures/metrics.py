@@ -16,7 +16,7 @@ Namespace `Detection`; distributions hold whole numbers, hence microseconds:
 | `batch_size` | distribution | rung of a device batch |
 | `model_us` | distribution | the model's time for a device batch |
 | `read_us`, `decode_us`, `postprocess_us` | distribution | an image's time in this stage |
-| `latency_ms` | distribution | streams: from an image's event time to its publishing |
+| `latency_ms` | distribution | streams: from an image's event time to its publishing (`event-to-publish`) |
 | `backlog_age_ms` | distribution | streams: from a message's publishing to its reading |
 
 Beam keeps metrics by bundle and thread, so these functions are called where a DoFn processes an element, never in a thread of a

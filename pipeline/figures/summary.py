@@ -35,7 +35,8 @@ class Tally:
       classes: Detections by class name; of a model with thousands of names, the rare ones together as `OTHER_CLASSES`.
       batches: Device batches by rung.
       stage_seconds: Seconds by stage, summed over images; stages of different images overlap.
-      latencies: Images by `latency_bucket`.
+      latencies: Images by `latency_bucket`, from being in hand to the result.
+      publish_latencies: Of streams the same, from an image's event time to its publishing.
       finished: Detected images by the time of their result.
       samples: The detected images with a thumbnail that have the smallest ranks.
       ranks_below: Only samples of smaller ranks are kept, since others have enough of these.
@@ -55,6 +56,7 @@ class Tally:
     batches: Counter[int] = dataclasses.field(default_factory=Counter)
     stage_seconds: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
     latencies: Latencies = dataclasses.field(default_factory=Counter)
+    publish_latencies: Latencies = dataclasses.field(default_factory=Counter)
     finished: Intervals = dataclasses.field(default_factory=Intervals)
     samples: list[tuple[int, DetectedImage]] = dataclasses.field(default_factory=list)
     ranks_below: float = math.inf
@@ -117,7 +119,7 @@ class Tally:
         self.read += other.read
         self.skipped += other.skipped
         self.done += other.done
-        for name in ("resumed", "dead", "classes", "batches", "latencies", "versions"):
+        for name in ("resumed", "dead", "classes", "batches", "latencies", "publish_latencies", "versions"):
             getattr(self, name).update(getattr(other, name))
         for kind, files in other.left_out.items():
             self.leave_out(kind, files)
@@ -212,6 +214,7 @@ def summarise(tally: Tally, facts: RunFacts) -> dict[str, Any]:
         "classes": dict(tally.classes.most_common()),
         "detections": sum(tally.classes.values()),
         "latency_ms": percentiles_ms(tally.latencies),
+        **({"event_to_publish_ms": percentiles_ms(tally.publish_latencies)} if tally.publish_latencies else {}),
         "throughput": [list(interval) for interval in tally.finished.since_first()],
         "throughput_interval_s": tally.finished.seconds,
         "model": {

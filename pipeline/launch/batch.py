@@ -26,8 +26,9 @@ from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.plan import first_images, input_lines, model_lines, say, to_try, tried
 from pipeline.launch.templates import write_template
+from pipeline.read.allowed import refusal
 from pipeline.read.letters import letters_in
-from pipeline.read.list_images import list_pieces, pieces_of, resolved
+from pipeline.read.list_images import NOT_ALLOWED, folders_in_manifests, folders_of, list_pieces, pieces_of, resolved
 from pipeline.read.manifests import is_manifest
 from pipeline.read.only_new import DoneKeys, done_since, has_any
 from pipeline.read.source import Source
@@ -58,13 +59,20 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     """
     config = dataclasses.replace(config, output=config.output.rstrip("/") or "/")
     if config.retry_dead:
-        config = dataclasses.replace(config, only_new=True, allow_empty=True, input=(), dates="")
+        config = dataclasses.replace(_allowing_inputs(config), only_new=True, allow_empty=True, input=(), dates="")
     if config.only_new and config.write.replace:
         raise ConfigError("only_new and replace: expected one of them, since the one adds to what the other removes")
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
     graph.source_of(config).check()
     return dataclasses.replace(job, resolved_input=tuple(resolved(config.patterns())))
+
+
+def _allowing_inputs(config: Config) -> Config:
+    """The job, with all that its dead letters may name: what lies in the folders of its inputs and in its output."""
+    patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
+    folders = (*config.stream.allow_uri_prefix, *folders_of(patterns), *folders_in_manifests(patterns), config.output)
+    return dataclasses.replace(config, stream=dataclasses.replace(config.stream, allow_uri_prefix=folders))
 
 
 def show_plan(job: Job) -> int:
@@ -75,7 +83,8 @@ def show_plan(job: Job) -> int:
     detector = load_detector(config)
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
     left_out: Counter[str] = Counter()
-    found = list_pieces(list(pieces_of(patterns)), config.output, lambda kind: left_out.update([kind]))
+    allowed = (*config.stream.allow_uri_prefix, *folders_of(patterns))
+    found = list_pieces(list(pieces_of(patterns)), config.output, lambda kind: left_out.update([kind]), allowed)
     refs = {ref.uri: ref for ref in found}
     if config.retry_dead:
         refs = {ref.uri: ref for ref in letters_in(config.output, graph.asked_again(config))}
@@ -89,7 +98,9 @@ def show_plan(job: Job) -> int:
     say([f"         of {config.dates}, {config.time_zone}"] if config.dates else [])
     say(model_lines(detector, config))
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(_ending(config).files())})"])
-    succeeded = tried(detector, first_images(to_try(ref.uri for ref in new), config.read))
+    refused = [ref.uri for ref in new if ref.size_bytes == NOT_ALLOWED]
+    say(f"wrong?   {refusal(uri, allowed)}" for uri in refused[:1])
+    succeeded = tried(detector, first_images(to_try(ref.uri for ref in new if ref.uri not in refused), config.read))
     say(["dry run: nothing was written"])
     if not succeeded:
         print("error: none of the images that were tried can be detected in; see their dead letters above", file=sys.stderr)

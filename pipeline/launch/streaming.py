@@ -84,7 +84,7 @@ def show_plan(job: Job) -> int:
     """Prints what a run would do; reads no message and writes nothing."""
     config, detector = job.config, load_detector(job.config)
     check_output(results_folder(config), write=False)
-    say([f"input    {config.input[0]}, images under {', '.join(config.stream.allow_uri_prefix)}"])
+    say([f"input    {config.input[0]}, images under {', '.join(graph.allowed_prefixes(config))}"])
     say(model_lines(detector, config))
     say([f"runner   {job.runner.name}: {job.runner.guarantee}", f"output   {config.output}; files in {results_folder(config)}"])
     say(["dry run: nothing was written"])

@@ -11,10 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pipeline.errors import InputError
+from pipeline.read.allowed import may_name
 from pipeline.read.image_names import begins_like_image, is_image_by_name, kind_of
-from pipeline.read.manifests import digest_of, is_manifest, is_manifest_of_rows, read_manifest
+from pipeline.read.manifests import digest_of, is_bad_line, is_manifest, is_manifest_of_rows, read_manifest
+from pipeline.read.tfrecords import file_of
 from pipeline.records import ImageRef
-from pipeline.storage.globs import real_pattern
+from pipeline.storage.globs import has_wildcard, real_pattern
 from pipeline.storage.listing import AT_ONCE, divided, files_in, files_in_all, place_of
 from pipeline.storage.own_files import OwnFiles
 from pipeline.storage.places import FoundFile, Place
@@ -22,6 +24,7 @@ from pipeline.storage.results import DEAD_LETTERS, kind_of_rows
 from pipeline.storage.waiting import waiting_for
 
 OWN = "this program's own"  # the kind of a file that this program wrote
+NOT_ALLOWED = -1  # as the size of an image that a list names which was found, and which may not name it
 _LOOKS_AHEAD = 4 * AT_ONCE
 _PIECES = 64  # of all inputs together, so that they can be listed side by side
 _HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
@@ -29,9 +32,10 @@ _HINT = "check the path (quote globs so that the shell leaves them alone); --all
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A list of images, as a place where images can be found."""
+    """A list of images, as a place where images can be found; `found` by a wildcard, not named by the user."""
 
     path: str
+    found: bool = False
 
 
 Piece = Place | Manifest
@@ -50,12 +54,37 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
         elif os.path.isfile(pattern):
             yield Manifest(pattern)
         else:
-            yield from map(Manifest, sorted(file.path for file in files_in(place_of(pattern))))
+            paths = sorted(file.path for file in files_in(place_of(pattern)))
+            yield from (Manifest(path, found=path != pattern) for path in paths)
     yield from divided(places, _PIECES)
 
 
+def folders_of(patterns: Iterable[str]) -> tuple[str, ...]:
+    """The folders that inputs name. A list that is found there may name what lies below one of them."""
+    folders = (
+        place_of(pattern).folder or "./"
+        for pattern in patterns
+        if not os.path.isfile(pattern) and (has_wildcard(pattern) or not is_manifest(pattern))
+    )
+    return tuple(dict.fromkeys(folders))
+
+
+def folders_in_manifests(patterns: Iterable[str]) -> set[str]:
+    """The folders of what the manifests name that the user has named.
+
+    Raises:
+      InputError: A manifest cannot be read.
+    """
+    named = (piece.path for piece in pieces_of(filter(is_manifest, patterns)) if isinstance(piece, Manifest) and not piece.found)
+    refs = (ref for path in named for ref in read_manifest(path) if not is_bad_line(ref.uri))
+    return {os.path.dirname(file_of(ref.uri)) + "/" if "/" in ref.uri else "./" for ref in refs}
+
+
 def list_pieces(
-    pieces: Sequence[Piece], exclude: str = "", leave_out: Callable[[str], None] = lambda _kind: None
+    pieces: Sequence[Piece],
+    exclude: str = "",
+    leave_out: Callable[[str], None] = lambda _kind: None,
+    allowed: Sequence[str] = (),
 ) -> Iterator[ImageRef]:
     """All images, and files of images, in these pieces, as they come.
 
@@ -68,29 +97,38 @@ def list_pieces(
       pieces: Where to look.
       exclude: The job's output folder.
       leave_out: Called with the kind of each file that is left out.
+      allowed: Folders below which a manifest may name images that nobody named, but that was found; any other image that it
+        names has the size `NOT_ALLOWED`.
 
     Raises:
       InputError: A place cannot be listed, or a manifest that an input names cannot be read.
     """
+
+    def bounded(ref: ImageRef) -> ImageRef:
+        return ref if may_name(ref.uri, allowed) else dataclasses.replace(ref, size_bytes=NOT_ALLOWED)
+
     places = [piece for piece in pieces if isinstance(piece, Place)]
     own = OwnFiles(exclude, (place.named for place in places))
     for piece in pieces:
         if isinstance(piece, Manifest):
-            yield from _but_own(read_manifest(piece.path), own, leave_out)
+            refs = _but_own(read_manifest(piece.path), own, leave_out)
+            yield from map(bounded, refs) if piece.found else refs
     named = {place.pattern for place in places}
     for found in _with_first_bytes(files_in_all(places), own, named):
         match found:
             case Manifest(path):
-                yield from _but_own(_read_found(path), own, leave_out)
+                yield from map(bounded, _but_own(_read_found(path), own, leave_out))
             case FoundFile(path, size_bytes, generation):
                 yield ImageRef(path, generation, size_bytes)
             case str(kind):
                 leave_out(kind)
 
 
-def list_images(pattern: str, exclude: str = "", leave_out: Callable[[str], None] = lambda _kind: None) -> Iterator[ImageRef]:
-    """All images that one input names; see `list_pieces`."""
-    return list_pieces(list(pieces_of([pattern])), exclude, leave_out)
+def list_images(
+    pattern: str, exclude: str = "", leave_out: Callable[[str], None] = lambda _kind: None, allowed: Sequence[str] = ()
+) -> Iterator[ImageRef]:
+    """All images that one input names; see `list_pieces`. What lists may name that are found there: `allowed`, and its folder."""
+    return list_pieces(list(pieces_of([pattern])), exclude, leave_out, (*allowed, *folders_of([pattern])))
 
 
 _Sorted = FoundFile | Manifest | str  # an image, a manifest, or the kind of a file that is neither

@@ -22,6 +22,7 @@ from pipeline.extra_fields import extra_text, said_beyond
 from pipeline.failures import ImageError
 from pipeline.read.fetch import open_file, storage_failures
 from pipeline.read.image_names import names_image
+from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import DeadLetter, ImageRef, name_bytes
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
@@ -242,10 +243,16 @@ def _in_json(line: str) -> Named | None:
     if "payload_base64" in row:
         raise _BadLineError("a dead letter that carries its message; --retry-dead tries it again, with its folder as --output")
     image = row.get("image", row)
-    uri = (image.get("uri") or image.get("path")) if isinstance(image, dict) else image
+    uri = _record_of(row) or ((image.get("uri") or image.get("path")) if isinstance(image, dict) else image)
     if not isinstance(uri, str) or not uri:
         raise _BadLineError(f'expected a URI as a text, {{"uri": …}} or {{"image": {{"uri": …}}}}, got {text[:80]!r}')
     return uri, _said_in(row)
+
+
+def _record_of(row: Mapping[str, Any]) -> str:
+    """Where the image of a dead letter lies in a TFRecord file; empty for another row."""
+    record = row.get("record") if isinstance(row.get("image"), dict) and "stage" in row else None
+    return record if isinstance(record, str) and is_tfrecord(record) else ""
 
 
 def _said_in(row: Mapping[str, Any]) -> Mapping[str, Any]:

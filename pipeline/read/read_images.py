@@ -15,9 +15,10 @@ from pipeline.config import ReadConfig
 from pipeline.figures import metrics
 from pipeline.figures.summary import Tally
 from pipeline.figures.workplace import Workplace
+from pipeline.read.allowed import refusal
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.letters import AskAgain, images_of_letter, is_letter, named_in
-from pipeline.read.list_images import Piece, check_inputs, list_pieces, pieces_of
+from pipeline.read.list_images import NOT_ALLOWED, Piece, check_inputs, folders_of, list_pieces, pieces_of
 from pipeline.read.manifests import is_bad_line, letter_of_line
 from pipeline.read.only_new import (
     BegunNames,
@@ -61,6 +62,7 @@ class ReadImages(Source):
         Or by the names that messages use, each with the patterns that it stands for, of which one must name something.
       read: How to read.
       exclude: The job's output; what this program wrote there, and in other results folders below an input, is skipped.
+      allowed: Folders below which lists that are found in an input may name images, beside the folders of the inputs.
       allow_empty: For `check`: an input may name nothing.
       retry_seconds: How long an image is tried again while storage fails in a way that may pass.
       done: What counts as done by the ledger in `exclude`, and is skipped; None: nothing does.
@@ -74,6 +76,7 @@ class ReadImages(Source):
     inputs: Sequence[str] | Mapping[str, Sequence[str]]
     read: ReadConfig = dataclasses.field(default_factory=ReadConfig)
     exclude: str = ""
+    allowed: Sequence[str] = ()
     allow_empty: bool = False
     retry_seconds: float = RETRY_SECONDS
     done: Done | None = None
@@ -86,6 +89,7 @@ class ReadImages(Source):
         super().__init__()
         named = self.inputs if isinstance(self.inputs, Mapping) else {pattern: (pattern,) for pattern in self.inputs}
         self._inputs: Mapping[str, Sequence[str]] = named
+        self._patterns = [pattern for patterns in named.values() for pattern in patterns]
 
     def check(self) -> None:
         """Makes sure that each input names something, looking no further than its first file."""
@@ -110,11 +114,10 @@ class ReadImages(Source):
 
     def list(self, begin: beam.pvalue.PBegin) -> tuple[Any, _Distinct]:
         """Wires what needs no bytes: what is listed, and once each what is to be read; of both `refs` and `counted`."""
-        patterns = [pattern for patterns in self._inputs.values() for pattern in patterns]
-        find = beam.FlatMap(_find_folders, patterns, self.exclude if self.done else "", self.begun)
+        find = beam.FlatMap(_find_folders, self._patterns, self.exclude if self.done else "", self.begun)
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
-        listing = _ListImages(self.exclude, self.done, self.again, self.workplace)
+        listing = _ListImages(self.exclude, self.done, self.again, self.workplace, self._may_be_named())
         listed = spread | "ListImages" >> beam.ParDo(listing).with_outputs("counted", main="refs")
         gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
         distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="groups")
@@ -128,7 +131,10 @@ class ReadImages(Source):
 
     def _open_tfrecords(self) -> _OpenTFRecords:
         ledger = (self.exclude, self.done) if self.done else None
-        return _OpenTFRecords(self.read, self.retry_seconds, ledger, self.again, self.begun)
+        return _OpenTFRecords(self.read, self.retry_seconds, ledger, self.again, self.begun, allowed=self._may_be_named())
+
+    def _may_be_named(self) -> Sequence[str]:
+        return (*self.allowed, *folders_of(self._patterns))
 
 
 def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str, begun: Sequence[Spool]) -> Iterator[list[Any]]:
@@ -166,11 +172,14 @@ class _Counting(beam.DoFn):
 class _ListImages(_Counting):
     """Lists groups of places, and skips own files and what is no image there; of files of rows reads what is done."""
 
-    def __init__(self, exclude: str, done: Done | None, again: AskAgain | None, workplace: Workplace | None = None):
+    def __init__(
+        self, exclude: str, done: Done | None, again: AskAgain | None, workplace: Workplace | None, allowed: Sequence[str]
+    ):
         self._exclude = exclude
         self._done = done
         self._again = again
         self._workplace = workplace
+        self._allowed = allowed
 
     def setup(self) -> None:
         if self._workplace:
@@ -196,7 +205,7 @@ class _ListImages(_Counting):
         for file in files:
             if self._again and file.kind == DEAD_LETTERS:
                 yield from named_in(file, self._again)
-        yield from list_pieces(pieces, self._exclude, self._leave_out)
+        yield from list_pieces(pieces, self._exclude, self._leave_out, self._allowed)
 
     def finish_bundle(self) -> Iterator[Any]:
         for what, blocks in self._blocks.items():
@@ -228,7 +237,7 @@ class _DropDoubles(_Counting):
         self._pool.shutdown()
 
     def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[list[_Named]]:
-        best: dict[bytes, tuple[str, int]] = {}
+        best: dict[bytes, tuple[bool, str, int]] = {}
         keys: dict[bytes, bytes] = {}
         blocks: dict[str, list[bytes]] = {_DONE: [], _BEGUN: []}
         images = doubles = 0
@@ -237,7 +246,8 @@ class _DropDoubles(_Counting):
                 blocks[extra].append(key)
                 continue
             known = best.get(name)
-            best[name] = max(known or ("", 0), (extra, size_bytes))  # the one of which something is said, and always the same
+            # one that may be read, the one of which something is said, and always the same
+            best[name] = max(known or (False, "", NOT_ALLOWED), (size_bytes != NOT_ALLOWED, extra, size_bytes))
             if not _holds_images(name_of(name)):
                 images += 1
                 doubles += known is not None
@@ -250,7 +260,7 @@ class _DropDoubles(_Counting):
         metrics.count_read(gone)
         self._skip(doubles)
         self._skip(len(done), done=True)
-        wanted = [(name, *of_name) for name, of_name in best.items() if name not in done and name not in begun]
+        wanted = [(name, *of_name[1:]) for name, of_name in best.items() if name not in done and name not in begun]
         yield from ([each] for each in wanted if _holds_images(name_of(each[0])))
         names = (each for each in wanted if not _holds_images(name_of(each[0])))
         while group := list(islice(names, _GROUP_IMAGES)):
@@ -277,18 +287,24 @@ class _OpenTFRecords(_Counting):
         ledger: tuple[str, Done] | None,
         again: AskAgain | None,
         begun: Sequence[Spool],
+        *,
+        allowed: Sequence[str],
     ):
         self._max_bytes = int(read.max_file_mb * 1e6)
         self._retry_seconds = retry_seconds
         self._ledger = ledger
         self._again = again
         self._begun_spools = begun
+        self._allowed = allowed
 
     def setup(self) -> None:
         self._begun: Container[ImageRef] = ()
         self._done: Container[ImageRef] | None = None
 
     def process(self, ref: ImageRef) -> Iterator[Any]:
+        if ref.size_bytes == NOT_ALLOWED:
+            yield self._refused(ref)
+            return
         if not _holds_images(ref.uri):
             yield ref
             return
@@ -307,6 +323,14 @@ class _OpenTFRecords(_Counting):
             else:
                 metrics.count_result(image)
                 yield beam.pvalue.TaggedOutput("dead", image)
+
+    def _refused(self, ref: ImageRef) -> Any:
+        if _holds_images(ref.uri):  # else it was counted as read where it was listed
+            self._tally.read += 1
+            metrics.count_read()
+        letter = refusal(ref.uri, self._allowed).dead_letter(dataclasses.replace(ref, size_bytes=0))
+        metrics.count_result(letter)
+        return beam.pvalue.TaggedOutput("dead", letter)
 
     def _images(self, ref: ImageRef) -> Iterator[EncodedImage | DeadLetter]:
         if is_bad_line(ref.uri):

@@ -40,6 +40,16 @@ def is_tfrecord(name: str) -> bool:
     return bool(_NAME.search(posixpath.basename(name)))
 
 
+def file_of(uri: str) -> str:
+    """The file of a range of a TFRecord file; any other name is that of a file itself.
+
+    >>> file_of("a.tfrecord@0-120"), file_of("a@b.jpg")
+    ('a.tfrecord', 'a@b.jpg')
+    """
+    ranged = _RANGE.fullmatch(uri)
+    return ranged[1] if ranged else uri
+
+
 def images_of_file(shard: ImageRef, max_bytes: int, retry_seconds: float = RETRY_SECONDS) -> Iterator[EncodedImage | DeadLetter]:
     """The images of one TFRecord file, each read when it is asked for.
 
@@ -64,6 +74,8 @@ def images_of_file(shard: ImageRef, max_bytes: int, retry_seconds: float = RETRY
                 if end and record.start >= int(end):
                     return
                 yield _image_of_record(record, path, time.monotonic() - asked)
+                if end and record.end == int(end):
+                    return
                 begins, asked = record.end or 0, time.monotonic()
     except ImageError as err:
         yield err.dead_letter(ImageRef(f"{path}@{begins}-{end}") if begins else shard)
@@ -175,9 +187,9 @@ def _image_of_record(record: Record, path: str, read_seconds: float) -> EncodedI
         return ImageError("read", "no_example", said).dead_letter(ImageRef(place))
     if not isinstance(content, bytes):
         said = f"{path}: the tf.Example at byte {record.start} has {content} as {_ENCODED!r}; expected the bytes of an image"
-        return ImageError("read", "no_image", said).dead_letter(ImageRef(name or place))
+        return ImageError("read", "no_image", said).dead_letter(ImageRef(name or place, record=place))
     digest = hashlib.sha256(content).hexdigest()[:16]
-    ref = ImageRef(name or f"tfrecord:{digest}", generation=digest, size_bytes=len(content))
+    ref = ImageRef(name or f"tfrecord:{digest}", generation=digest, size_bytes=len(content), record=place)
     return EncodedImage(ref, content, read_seconds, time.time())
 
 

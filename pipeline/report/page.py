@@ -33,6 +33,7 @@ _SHOWN_CLASSES = 30
 _SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/*.jsonl
 _SHOWN_DETECTIONS = 30  # per sample
 _STAGES = ("read", "decode", "model", "predict", "postprocess")  # in the order of the data; others come after them
+_LATENCIES = {"event_to_publish_ms": "event-to-publish", "latency_ms": "in-hand-to-result"}
 _LATENCY_NAMES = {"p50": "median", "p90": "90 %", "p99": "99 %", "max": "slowest"}
 
 Bar = tuple[str, float | None, str, str]  # name, share of the longest, figure, note beside it
@@ -226,8 +227,13 @@ def _stages(summary: Mapping[str, Any]) -> list[Bar]:
 
 
 def _latencies(summary: Mapping[str, Any]) -> list[Bar]:
-    latency_s = {name: ms / 1000 for name, ms in (summary.get("latency_ms") or {}).items() if number(ms) != MISSING}
-    return _bars([(_LATENCY_NAMES.get(name, name), seconds, duration(seconds), "") for name, seconds in latency_s.items()])
+    shares = [
+        (f"{what}, {_LATENCY_NAMES.get(name, name)}", ms / 1000)
+        for key, what in _LATENCIES.items()
+        for name, ms in (summary.get(key) or {}).items()
+        if number(ms) != MISSING
+    ]
+    return _bars([(name, seconds, duration(seconds), "") for name, seconds in shares])
 
 
 def _canary(summary: Mapping[str, Any]) -> dict[str, Any] | None:

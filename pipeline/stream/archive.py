@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import posixpath
 import re
@@ -86,7 +87,9 @@ class Archive:
       run: Names the run.
       window_s: Length of a window.
       shards: Files a window and kind.
-      clock: Seconds since the epoch; it may step back, and rows then stay in the window that was last.
+      clock: Seconds since the epoch, by which windows are named. It may jump: one that steps back leaves rows in the last window
+        until that has been open for the length of a window.
+      monotonic: Seconds that have passed.
       stop: Ends the waiting for storage that fails.
       maker: By what the rows are made; without its settings the ledger has no index of them.
     """
@@ -99,6 +102,7 @@ class Archive:
         window_s: float,
         shards: int = 1,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         stop: threading.Event | None = None,
         maker: Maker = UNKNOWN,
     ):
@@ -107,10 +111,13 @@ class Archive:
         self._window_s = window_s
         self._shards = shards
         self._clock = clock
+        self._monotonic = monotonic
+        self._began = clock() - monotonic()
         self._stop = stop or threading.Event()
         self._maker = maker
         self._write = retry.Retry(is_passing, initial=0.5, maximum=10.0, timeout=None, on_error=self._say)(write_files)
-        self._latest = 0.0  # start of the latest window
+        self._current = 0.0  # start of the window of now
+        self._opened_at = -math.inf  # when that became the window of now, monotonic
         self._writing: Counter[str] = Counter()  # bundles that write to a window now
         self._lock = threading.Lock()
         self._closing = threading.Lock()
@@ -139,7 +146,7 @@ class Archive:
         with self._lock:
             current = self._start_now()
             busy = set(self._writing)
-        self._finish(self._run, lambda start: start < current and start not in busy)
+        self._finish(self._run, lambda start: start != current and start not in busy)
 
     def finish(self) -> None:
         """Makes files of all that is left of this run; to be called when its last bundle has ended."""
@@ -153,7 +160,8 @@ class Archive:
         runs = {_run_of(path) for path in list_files(f"{escape_glob(self._folder)}/{_SPOOLS}*/*")} - {self._run}
         for run in sorted(filter(is_run_name, runs)):
             if "://" in self._folder:
-                limit = time_in_name(self._clock() - self._window_s - _DEAD_SECONDS)
+                now = min(self._clock(), self._began + self._monotonic())  # a clock that jumps makes nobody dead
+                limit = time_in_name(now - self._window_s - _DEAD_SECONDS)
                 self._finish(run, lambda start, limit=limit: start < limit)  # type: ignore[misc]
                 continue
             with _if_dead(self._spools(run)) as dead:
@@ -183,8 +191,10 @@ class Archive:
                 self._writing += Counter()  # drops those that are done
 
     def _start_now(self) -> str:
-        self._latest = max(self._latest, self._clock() // self._window_s * self._window_s)
-        return time_in_name(self._latest)
+        start, now = self._clock() // self._window_s * self._window_s, self._monotonic()
+        if start > self._current or (start < self._current and now - self._opened_at >= self._window_s):
+            self._current, self._opened_at = start, now
+        return time_in_name(self._current)
 
     def _finish(self, run: str, is_over: Callable[[str], bool]) -> None:
         with self._closing:

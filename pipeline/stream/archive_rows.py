@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.transforms.trigger import AccumulationMode, AfterCount, AfterWatermark
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
+from apache_beam.utils.windowed_value import PaneInfo
 
 from pipeline.records import row_bytes
 from pipeline.storage.done import UNKNOWN, Maker
@@ -16,6 +17,9 @@ from pipeline.storage.files import write_file
 from pipeline.storage.ledger import write_index
 from pipeline.storage.results import archive_name, shard_of, time_in_name
 from pipeline.storage.staging import staging_of
+from pipeline.stream.steady import steady_time
+
+_LATE_SECONDS = 86_400
 
 
 @dataclasses.dataclass
@@ -24,7 +28,8 @@ class ArchiveRows(beam.PTransform):
 
     Element in: any record with a `ref`; element out: the names of the files. Unbounded. A file appears complete or not at all,
     and a retried bundle writes the same file again. Windows are of the time at which a row is made, so none comes late (an
-    element's own is lost where images are batched; `ReadMessages` allows for clocks that differ). For runners that keep open
+    element's own is lost where images are batched; `ReadMessages` allows for clocks that differ); where a clock is wrong by more,
+    rows that come up to a day late make files of their own. For runners that keep open
     windows durably; `pipeline.stream.archive` is for the others.
 
     Args:
@@ -56,18 +61,30 @@ class ArchiveRows(beam.PTransform):
         )
         return (
             (lines[0] if len(lines) == 1 else lines | "FlattenLines" >> beam.Flatten())
-            | "Window" >> beam.WindowInto(FixedWindows(self.window_s))
+            | "Window"
+            >> beam.WindowInto(
+                FixedWindows(self.window_s),
+                trigger=AfterWatermark(late=AfterCount(1)),
+                accumulation_mode=AccumulationMode.DISCARDING,
+                allowed_lateness=_LATE_SECONDS,
+            )
             | "GatherWindow" >> beam.GroupByKey()
             | "WriteWindow" >> beam.Map(self._write)
         )
 
     def _to_line(self, record: Any) -> TimestampedValue:
         line = row_bytes(self.to_row(record)) + b"\n"
-        return TimestampedValue((shard_of(record.ref, self.shards), line), time.time())
+        return TimestampedValue((shard_of(record.ref, self.shards), line), steady_time())
 
-    def _write(self, shard_and_lines: tuple[int, Iterable[bytes]], window: Any = beam.DoFn.WindowParam) -> str:
+    def _write(
+        self,
+        shard_and_lines: tuple[int, Iterable[bytes]],
+        window: Any = beam.DoFn.WindowParam,
+        pane: PaneInfo = beam.DoFn.PaneInfoParam,
+    ) -> str:
         shard, lines = shard_and_lines
-        name = archive_name(self.kind, time_in_name(float(window.start)), self.job, shard, self.shards)
+        job = f"{self.job}{pane.index:04x}" if pane.index > 0 else self.job  # what comes late overwrites nothing
+        name = archive_name(self.kind, time_in_name(float(window.start)), job, shard, self.shards)
         write_file(f"{self.folder}/{name}", b"".join(sorted(lines)), staging_of(self.folder, self.job))
         if self.maker.settings(self.kind):
             write_index(name, self.folder, self.maker, staging_of(self.folder, self.job))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 from pipeline.errors import InputError
 from pipeline.extra_fields import extra_text, said_beyond
-from pipeline.read.letters import Asked
+from pipeline.failures import ImageError
+from pipeline.read.allowed import may_name, refusal
+from pipeline.read.letters import Asked, is_letter
 from pipeline.records import INLINE, EncodedImage, ImageRef, row_bytes
-from pipeline.stream.asked_again import is_dead_letter
+from pipeline.stream.asked_again import is_dead_letter, load_json
 from pipeline.stream.messages import Message, MessageLimits, parse_message
 
 
@@ -17,11 +18,12 @@ from pipeline.stream.messages import Message, MessageLimits, parse_message
 class AskAgain:
     """What one dead letter asks for.
 
-    An image that failed to be read or detected was allowed to be, and is tried again wherever it lies. What was refused as a
-    message is looked at again as one, so that it may only name what a message may name now.
+    A file of dead letters was found, so it may only name what `limits` allow, of local files by their real paths. An image of a
+    TFRecord file is read again where it lies in that, whatever name it has there. What was refused as a message is looked at
+    again as one.
 
     Args:
-      limits: What a message may ask for.
+      limits: What a message, and a dead letter, may ask for.
     """
 
     limits: MessageLimits
@@ -33,19 +35,25 @@ class AskAgain:
           InputError: It is no dead letter.
         """
         try:
-            letter = json.loads(line)
-        except ValueError:
+            letter = load_json(line)
+        except ImageError:
             letter = None
         if not is_dead_letter(letter):
             raise InputError(f"dead letters: expected the rows of an earlier run or of a stream, got {line[:80]!r}")
-        uri = letter["image"].get("uri", "")
-        if uri and letter["stage"] != "message" and "payload_base64" not in letter:
-            extra = said_beyond((), {"extra": letter.get("extra")})
-            return Asked((ImageRef(uri, extra=extra_text(extra)),))
+        uri, record = (value if isinstance(value, str) else "" for value in (letter["image"].get("uri"), letter.get("record")))
+        if (uri or record) and letter["stage"] != "message" and "payload_base64" not in letter:
+            extra = extra_text(said_beyond((), {"extra": letter.get("extra")}))
+            return self._named(ImageRef(uri, extra=extra, record=record))
         request = parse_message(Message(line), self.limits)
         payload = letter.get("payload_base64", "")
         carried = row_bytes([payload, uri if uri.startswith(INLINE) or not payload else ""])
         return Asked(tuple(map(_of_batch, request.images)), request.dead_letters, carried)
+
+    def _named(self, ref: ImageRef) -> Asked:
+        name, folders = ref.record or ref.uri, self.limits.allowed_prefixes
+        if may_name(name, folders) and not is_letter(name):
+            return Asked((ImageRef(name, extra=ref.extra),))
+        return Asked((), (refusal(name, folders).dead_letter(ref),), row_bytes([name]))
 
 
 def _of_batch(image: ImageRef | EncodedImage) -> ImageRef | EncodedImage:

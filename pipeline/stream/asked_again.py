@@ -10,17 +10,33 @@ from typing import Any
 from pipeline.failures import REASONS, ImageError
 from pipeline.records import INLINE
 
+MOST_VALUES = 200_000  # in a message's JSON, of at most 240 bytes of memory each
+
+
+def load_json(data: bytes, max_values: int = MOST_VALUES) -> Any:
+    """What stands in JSON, if that is not more than fits into memory many times.
+
+    Raises:
+      ImageError: It is too much, or no JSON.
+    """
+    values = 1 + sum(map(data.count, (b",", b"[", b"{")))  # at least as many as it has: each begins behind one of these
+    if values > max_values:
+        raise ImageError("message", "too_many_images", f"expected JSON of at most {max_values} values, got up to {values}")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as err:
+        raise ImageError("message", "bad_json", f"the JSON cannot be parsed: {str(err)[:200]}") from err
+
 
 def is_dead_letter(row: Any) -> bool:
     """Whether something in JSON is a dead letter of ours."""
-    return (
-        isinstance(row, dict)
-        and isinstance(row.get("image"), dict)
-        and row.get("reason") in REASONS.get(str(row.get("stage")), ())
-    )
+    if not (isinstance(row, dict) and isinstance(row.get("image"), dict)):
+        return False
+    stage, reason = row.get("stage"), row.get("reason")
+    return isinstance(stage, str) and isinstance(reason, str) and reason in REASONS.get(stage, ())
 
 
-def innermost(data: bytes) -> bytes:
+def innermost(data: bytes, max_values: int = MOST_VALUES) -> bytes:
     """The message that was refused, where a message is its dead letter, or that one's dead letter; else the message itself.
 
     Raises:
@@ -28,8 +44,8 @@ def innermost(data: bytes) -> bytes:
     """
     while b'"payload_base64"' in data and data.lstrip()[:1] == b"{":
         try:
-            row = json.loads(data)
-        except (ValueError, RecursionError):
+            row = load_json(data, max_values)
+        except ImageError:
             return data
         if not is_dead_letter(row) or _uri(row).startswith(INLINE):
             return data

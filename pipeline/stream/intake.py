@@ -177,7 +177,7 @@ class Intake:
                 return
             count = self._pull_size()
         answer = self._puller.pull(subscription=self._subscription, max_messages=count, timeout=_PULL_SECONDS, retry=None)
-        now = time.time()
+        now = time.monotonic()
         with self._changed:
             for received in answer.received_messages:
                 self._hold(received, now)
@@ -212,7 +212,7 @@ class Intake:
         self._mean_bytes = size if self._mean_bytes is None else self._mean_bytes + 0.1 * (size - self._mean_bytes)
 
     def _extend(self) -> None:
-        oldest = time.time() - _HOLD_SECONDS
+        oldest = time.monotonic() - _HOLD_SECONDS
         with self._changed:
             ack_ids = [held.ack_ids[-1] for held in self._held.values() if held.since > oldest]
         self._set_deadline(ack_ids, EXTEND_SECONDS)

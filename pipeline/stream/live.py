@@ -30,14 +30,16 @@ class _Period:
       detected: Images.
       batches: Device batches.
       batch_images: Their rungs, summed.
-      latencies: Images by `latency_bucket`, from event time to publishing.
+      event_to_publish: Images by `latency_bucket`, from event time to publishing.
+      in_hand_to_result: The same, from being in hand to the result, which is what summary and report of a batch job have.
       backlog_age_ms: Of the oldest message that was read.
     """
 
     detected: int = 0
     batches: int = 0
     batch_images: int = 0
-    latencies: Latencies = dataclasses.field(default_factory=Counter)
+    event_to_publish: Latencies = dataclasses.field(default_factory=Counter)
+    in_hand_to_result: Latencies = dataclasses.field(default_factory=Counter)
     backlog_age_ms: float = 0.0
 
     def merge(self, other: _Period) -> None:
@@ -45,7 +47,8 @@ class _Period:
         self.detected += other.detected
         self.batches += other.batches
         self.batch_images += other.batch_images
-        self.latencies.update(other.latencies)
+        self.event_to_publish.update(other.event_to_publish)
+        self.in_hand_to_result.update(other.in_hand_to_result)
         self.backlog_age_ms = max(self.backlog_age_ms, other.backlog_age_ms)
 
     def since(self, before: _Period) -> _Period:
@@ -54,7 +57,8 @@ class _Period:
             self.detected - before.detected,
             self.batches - before.batches,
             self.batch_images - before.batch_images,
-            self.latencies - before.latencies,
+            self.event_to_publish - before.event_to_publish,
+            self.in_hand_to_result - before.in_hand_to_result,
             self.backlog_age_ms,
         )
 
@@ -69,7 +73,8 @@ class OfProcess(NamedTuple):
 class LiveFigures:
     """Counts what a streaming job does; thread-safe.
 
-    Latencies here run from an image's event time (for most messages: their publishing) to the answer being handed to Pub/Sub.
+    An image has two latencies: `event-to-publish`, from its event time (for most messages: their publishing) to the answer being
+    handed to Pub/Sub, and `in-hand-to-result`, from its bytes being in hand to the model's result.
 
     Args:
       samples: How many annotated images the report will show.
@@ -116,7 +121,9 @@ class LiveFigures:
         with self._lock:
             self._tally.add_detected(result, self._samples)
             self._period.detected += 1
-            self._period.latencies[latency_bucket(latency_ms)] += 1
+            self._tally.publish_latencies[latency_bucket(latency_ms)] += 1
+            self._period.event_to_publish[latency_bucket(latency_ms)] += 1
+            self._period.in_hand_to_result[latency_bucket(result.timing.latency * 1e3)] += 1
             if result.timing.led_batch:
                 self._period.batches += 1
                 self._period.batch_images += result.timing.led_batch
@@ -187,8 +194,12 @@ def _period_of(workers: list[OfProcess]) -> _Period:
 def _line(tally: Tally, period: _Period, seconds: float) -> str:
     text = f"{tally.detected} images, {period.detected / max(seconds, 1e-9):.1f} images/s"
     if period.detected:
-        shown = percentiles_ms(period.latencies)
-        fill = period.batch_images / max(period.batches, 1)
-        text += f", batches of {fill:.1f}, latency p50 {shown['p50']:.0f} ms p99 {shown['p99']:.0f} ms"
+        text += f", batches of {period.batch_images / max(period.batches, 1):.1f}"
+        text += f", event-to-publish {_shown(period.event_to_publish)}, in-hand-to-result {_shown(period.in_hand_to_result)}"
     dead = sum(tally.dead.values())
     return f"{text}, backlog age {period.backlog_age_ms / 1e3:.1f} s, {dead} dead, {tally.skipped} skipped"
+
+
+def _shown(latencies: Counter[int]) -> str:
+    shown = percentiles_ms(latencies)
+    return f"p50 {shown['p50']:.0f} ms p99 {shown['p99']:.0f} ms"

@@ -19,24 +19,23 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import dataclasses
 import datetime
 import hashlib
 import json
-import os
 import re
-import urllib.parse
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pipeline.extra_fields import extra_text, said_beyond
 from pipeline.failures import ImageError
+from pipeline.read.allowed import MAX_URI, is_allowed
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
-from pipeline.stream.asked_again import asked_again, innermost, is_dead_letter
+from pipeline.stream.asked_again import MOST_VALUES, asked_again, innermost, is_dead_letter, load_json
 from pipeline.stream.outgoing import utc
 
 _MAX_TEXT = 1024  # characters of an id, a name, a generation; Pub/Sub's own attributes have as many bytes
-_MAX_URI = 2048  # an object's name has at most 1024 bytes
 _BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(rb"\s*(/|[A-Za-z][A-Za-z0-9+.-]*://)[^\r\n]*\s*")
@@ -54,6 +53,7 @@ _IMAGE_STARTS = (
 )
 _OURS = frozenset({"uri", "bytes", "content", "name", "generation", "request_id", "images"})
 _NO_WORK = object()  # what a message asks for that needs none
+_VALUES_PER_IMAGE = 100  # JSON values: three times what `extra` keeps of an image
 _FTYP_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1")
 
 
@@ -84,9 +84,14 @@ class MessageLimits:
       max_bytes: Most bytes of a message's inline images together.
     """
 
-    allowed_prefixes: tuple[str, ...] = ("gs://",)
+    allowed_prefixes: Sequence[str] = ("gs://",)
     max_images: int = 1000
     max_bytes: int = 20_000_000
+
+    @property
+    def max_values(self) -> int:
+        """Most values in a message's JSON."""
+        return max(MOST_VALUES, _VALUES_PER_IMAGE * self.max_images)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,75 +122,73 @@ def parse_message(message: Message, limits: MessageLimits) -> Request:
     """Finds out what a message asks for; never raises, whatever stands in it."""
     request_id = _text(message.attributes.get("request_id"))
     try:
-        message = dataclasses.replace(message, data=innermost(message.data))
-        of_json, asked = _recognise(message)
-        request_id = of_json or request_id
-        if asked is _NO_WORK:
-            return Request(message.message_id, request_id, skipped=True)
-        if not isinstance(asked, list):
-            raise ImageError("message", "bad_request", f"expected a list in 'images', got {type(asked).__name__}")
-        if not 1 <= len(asked) <= limits.max_images:
-            reason = "too_many_images" if asked else "no_images"
-            raise ImageError("message", reason, f"expected 1 to {limits.max_images} images, got {len(asked)}")
+        with _refusing():
+            message = dataclasses.replace(message, data=innermost(message.data, limits.max_values))
+            asked = _recognise(message, limits.max_values)
+            request_id = asked.request_id or request_id
+            if asked.images is _NO_WORK:
+                return Request(message.message_id, request_id, skipped=True)
+            if not isinstance(asked.images, list):
+                raise ImageError("message", "bad_request", f"expected a list in 'images', got {type(asked.images).__name__}")
+            if not 1 <= len(asked.images) <= limits.max_images:
+                reason = "too_many_images" if asked.images else "no_images"
+                raise ImageError("message", reason, f"expected 1 to {limits.max_images} images, got {len(asked.images)}")
+            return _request(message, request_id, asked, limits)
     except ImageError as err:
         ref = ImageRef("", request_id=request_id, message_id=message.message_id)
         return Request(message.message_id, request_id, dead_letters=(err.dead_letter(ref, message.data),))
-    return _request(message, request_id, asked, limits)
 
 
 def image_count(message: Message) -> int:
     """How many images a message names, at least 1: what it weighs when intake is bounded."""
     try:
-        asked = _recognise(dataclasses.replace(message, data=innermost(message.data)))[1]
+        with _refusing():
+            images = _recognise(dataclasses.replace(message, data=innermost(message.data))).images
     except ImageError:
         return 1
-    return max(1, len(asked)) if isinstance(asked, list) else 1
+    return max(1, len(images)) if isinstance(images, list) else 1
 
 
-def is_allowed(uri: str, prefixes: Iterable[str]) -> bool:
-    """Whether a URI lies under one of the prefixes; each ends at a slash: `gs://photos` does not allow `gs://photos-secret/x`.
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """The boundary to what strangers write: within, whatever fails is an `ImageError` that says what.
 
-    Compared as written: `GS://…`, `..` (also percent-encoded), control characters and endless names are refused. A local file
-    must lie there after symbolic links are followed, too.
+    An exception that left it would end a stream, again at each start, since the message comes again.
     """
-    if len(uri) > _MAX_URI:
-        return False
-    decoded = urllib.parse.unquote(urllib.parse.unquote(uri))
-    if _CONTROL.search(decoded) or ".." in re.split(r"[/\\]", decoded):
-        return False
-    if not any(_is_under(uri, prefix) for prefix in prefixes):
-        return False
-    return "://" in uri or _lies_under(uri, prefixes)
-
-
-def _is_under(uri: str, prefix: str) -> bool:
-    return bool(prefix) and uri.startswith(prefix if prefix.endswith("/") else prefix + "/")
-
-
-def _lies_under(path: str, prefixes: Iterable[str]) -> bool:
-    """Whether a local path leads to somewhere under one of the prefixes, wherever links lead."""
     try:
-        real = os.path.realpath(path)
-    except ValueError:  # no name that a file could have
-        return False
-    return any(_is_under(real, os.path.realpath(prefix)) for prefix in prefixes if prefix and "://" not in prefix)
+        yield
+    except ImageError:
+        raise
+    except Exception as err:
+        said = f"expected a message that can be understood, got {type(err).__name__}: {err!s:.200}"
+        raise ImageError("message", "bad_request", said) from err
 
 
-def _recognise(message: Message) -> tuple[str, Any]:
-    """What a message asks for, unchecked: the request's id that stands in its JSON, and a list of one entry an image.
+class _Asked(NamedTuple):
+    """What a message asks for, unchecked.
 
-    `_NO_WORK` instead of a list where there is none; what JSON has instead of one is for the caller to refuse.
+    Attributes:
+      images: A list of one entry an image; `_NO_WORK`; or what JSON has instead of a list.
+      request_id: That of the request, where its JSON has one.
+      of_all: What is said of all images, small.
     """
+
+    images: Any
+    request_id: str = ""
+    of_all: Mapping[str, Any] = {}
+
+
+def _recognise(message: Message, max_values: int = MOST_VALUES) -> _Asked:
     attributes, data = message.attributes, message.data
     if "eventType" in attributes and "objectId" in attributes:
-        return "", _notified(attributes)
+        return _Asked(_notified(attributes))
     content_type = next((v for k, v in attributes.items() if k.lower().replace("_", "-") in ("content-type", "contenttype")), "")
     if content_type.lower().startswith("image/") or _looks_like_image(data):
-        return "", [{"content": data, "name": attributes.get("name", "")}]
+        return _Asked([{"content": data, "name": attributes.get("name", "")}])
     if data.lstrip()[:1] in (b"{", b"[", b'"'):
-        return _asked_in_json(data)
-    if len(data) <= 2 * _MAX_URI and _SCHEME.fullmatch(data):
-        return "", [{"uri": data.decode("utf-8", "replace").strip()}]
+        return _asked_in_json(load_json(data, max_values))
+    if len(data) <= 2 * MAX_URI and _SCHEME.fullmatch(data):
+        return _Asked([{"uri": data.decode("utf-8", "replace").strip()}])
     raise ImageError(
         "message", "not_recognised", f"expected a storage notification, JSON or image bytes, got {len(data)} bytes: {data[:24]!r}"
     )
@@ -200,25 +203,17 @@ def _notified(attributes: Mapping[str, str]) -> Any:
     return [{"uri": f"gs://{bucket}/{attributes['objectId']}", "generation": attributes.get("objectGeneration", "")}]
 
 
-def _asked_in_json(data: bytes) -> tuple[str, Any]:
-    try:
-        asked = json.loads(data)
-    except (ValueError, RecursionError) as err:
-        raise ImageError("message", "bad_json", f"the JSON cannot be parsed: {str(err)[:200]}") from err
+def _asked_in_json(asked: Any) -> _Asked:
     if is_dead_letter(asked):
-        return "", [asked_again(asked)]
-    request_id, of_all = "", {}
-    if isinstance(asked, dict):
-        request_id = _text(asked.get("request_id"))
-        if "images" in asked:  # made small once, not for each image
-            of_all = json.loads(extra_text(said_beyond(_OURS, asked)) or "{}")
-        asked = asked.get("images", [asked])
+        return _Asked([asked_again(asked)])
     if isinstance(asked, str):
-        asked = [asked]
-    if not isinstance(asked, list):
-        return request_id, asked
-    entries = [{"uri": entry} if isinstance(entry, str) else entry for entry in asked]
-    return request_id, [of_all | entry if of_all and isinstance(entry, dict) else entry for entry in entries]
+        return _Asked([asked])
+    if not isinstance(asked, dict):
+        return _Asked(asked)
+    request_id = _text(asked.get("request_id"))
+    if "images" not in asked:
+        return _Asked([asked], request_id)
+    return _Asked(asked["images"], request_id, json.loads(extra_text(said_beyond(_OURS, asked)) or "{}"))
 
 
 def _text(value: Any) -> str:
@@ -226,27 +221,35 @@ def _text(value: Any) -> str:
     return str(value)[:_MAX_TEXT] if isinstance(value, (str, int, float)) and value else ""
 
 
-def _request(message: Message, request_id: str, asked: list[Any], limits: MessageLimits) -> Request:
+def _request(message: Message, request_id: str, asked: _Asked, limits: MessageLimits) -> Request:
     images: list[ImageRef | EncodedImage] = []
     dead: list[DeadLetter] = []
     event_time, bytes_left = _event_time(message), limits.max_bytes
-    for entry in asked:
+    for entry in (_entry(each, asked.of_all) for each in asked.images):
         try:
-            image = _image(entry, limits, bytes_left)
-            bytes_left -= len(image.content) if isinstance(image, EncodedImage) else 0
-            images.append(_asked_by(image, event_time, request_id, message.message_id))
+            with _refusing():
+                image = _image(entry, limits, bytes_left)
+                bytes_left -= len(image.content) if isinstance(image, EncodedImage) else 0
+                images.append(_asked_by(image, event_time, request_id, message.message_id))
         except ImageError as err:
-            ref = ImageRef(_uri(entry)[:_MAX_URI], event_time=event_time, request_id=request_id, message_id=message.message_id)
-            dead.append(err.dead_letter(ref, message.data if len(asked) == 1 else _payload(entry, message)))
+            ref = ImageRef(_uri(entry)[:MAX_URI], event_time=event_time, request_id=request_id, message_id=message.message_id)
+            dead.append(err.dead_letter(ref, message.data if len(asked.images) == 1 else _payload(entry)))
     return Request(message.message_id, request_id, tuple(images), tuple(dead))
 
 
-def _payload(entry: Any, message: Message) -> bytes:
-    """The part of a message that asks for one image; all of it where that is nested too deeply to be written again."""
+def _entry(each: Any, of_all: Mapping[str, Any]) -> Any:
+    """What a message says of one image."""
+    entry = {"uri": each} if isinstance(each, str) else each
+    return {**of_all, **entry} if of_all and isinstance(entry, dict) else entry
+
+
+def _payload(entry: Any) -> bytes:
+    """The part of a message that asks for one image; of what is nested too deeply to be written again, what matters."""
     try:
         return row_bytes(entry)
     except RecursionError:
-        return message.data
+        flat = {name: value for name, value in entry.items() if isinstance(value, str)} if isinstance(entry, dict) else None
+        return row_bytes(flat)
 
 
 def _asked_by(image: ImageRef | EncodedImage, event_time: float, request_id: str, message_id: str) -> ImageRef | EncodedImage:
@@ -266,12 +269,11 @@ def _image(entry: Any, limits: MessageLimits, bytes_left: int) -> ImageRef | Enc
             raise ImageError("message", "not_allowed", f"{uri[:200]!r} lies under none of the allowed prefixes ({allowed})")
         return ImageRef(uri, _text(entry.get("generation")), extra=extra_text(said_beyond(_OURS, entry)))
     content = (
-        entry["content"] if "content" in entry and isinstance(entry["content"], bytes) else _decode_base64(entry.get("bytes"))
+        entry["content"]
+        if "content" in entry and isinstance(entry["content"], bytes)
+        else _decode_base64(entry.get("bytes"), limits, bytes_left)
     )
-    if len(content) > bytes_left:
-        raise ImageError(
-            "message", "too_large", f"expected at most {limits.max_bytes} bytes of inline images in a message, got more"
-        )
+    _check_size(len(content), limits, bytes_left)
     digest = hashlib.sha256(content).hexdigest()[:32]
     name = _CONTROL.sub("?", _text(entry.get("name")) or digest)
     return EncodedImage(ImageRef(INLINE + name, digest, len(content), extra=extra_text(said_beyond(_OURS, entry))), content)
@@ -282,9 +284,17 @@ def _uri(entry: Any) -> str:
     return uri if isinstance(uri, str) else ""
 
 
-def _decode_base64(text: Any) -> bytes:
+def _check_size(size: int, limits: MessageLimits, bytes_left: int) -> None:
+    if size > bytes_left:
+        raise ImageError(
+            "message", "too_large", f"expected at most {limits.max_bytes} bytes of inline images in a message, got more"
+        )
+
+
+def _decode_base64(text: Any, limits: MessageLimits, bytes_left: int) -> bytes:
     if not isinstance(text, str) or not text:
         raise ImageError("message", "bad_request", "expected an image as {'uri'} or {'bytes'} with text, got neither")
+    _check_size(len(text) // 4 * 3 - 2, limits, bytes_left)  # what it has at least, before memory is taken for it
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as err:

@@ -20,6 +20,7 @@ from pipeline.stream.live import LiveFigures
 from pipeline.stream.messages import Request
 from pipeline.stream.outgoing import OutgoingMessage
 from pipeline.stream.remembered import Attempts, RecentImages
+from pipeline.stream.steady import steady_time
 from pipeline.stream.threads import RunThreads
 from pipeline.stream.turns import Turns
 
@@ -126,7 +127,7 @@ class StreamRun:
     Attributes:
       settings: What it was made of.
       threads: Its threads, its stop event, and the failure that ends it.
-      clock: Seconds since the epoch, as this machine has them.
+      clock: Seconds since the epoch, as this machine has them; in a worker elsewhere, steady.
       figures: What it has counted.
       recent: The images that are under way, and what became of those of late.
       attempts: How attempts ended whose beginning runner state holds; None where all steps are in one process.
@@ -246,7 +247,7 @@ def run_of(settings: RunSettings) -> StreamRun:
         if settings.name not in _runs:
             if settings.in_process:
                 raise LookupError(f"the run {settings.name} is over")
-            run = StreamRun(settings)
+            run = StreamRun(settings, steady_time)
             if settings.workplace:
                 settings.workplace.enter(run.figures.told)
             _runs[settings.name] = run

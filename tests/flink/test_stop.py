@@ -49,7 +49,7 @@ def test_a_stream_that_is_left_found_and_stopped_under_load_goes_on_without_loss
     publishing = threading.Thread(target=stream.publish, args=(uris, RATE))
     publishing.start()
     job.start(flags=("--attach", found))
-    assert eventually(lambda: stream.answered(job) > IMAGES // 10 and " latency p50 " in job.output(), 60)
+    assert eventually(lambda: stream.answered(job) > IMAGES // 10 and " event-to-publish p50 " in job.output(), 60)
     assert job.signal(signal.SIGTERM) == 0, job.output()
     (place,) = re.findall(r"--resume (\S+)", job.output())
     assert flink.jobs() == []
@@ -77,7 +77,9 @@ def check_figures(job: StreamingJob, detected: int) -> None:
     assert (images["detected"], images["dead"]) == (detected, 0), job.output()
     assert images["read"] == detected + images["skipped"]
     assert set(summary["latency_ms"]) == {"p50", "p90", "p99", "max"} and summary["submission_seconds"] > 0
-    assert re.search(r"^ *\d+ s  \d+ images, \d+\.\d images/s, batches of .*, latency p50 \d+ ms", job.output(), re.MULTILINE)
+    assert re.search(
+        r"^ *\d+ s  \d+ images, \d+\.\d images/s, batches of .*, event-to-publish p50 \d+ ms", job.output(), re.MULTILINE
+    )
     assert f"{images['read']} images read: {detected} detected, 0 dead" in job.output()
     assert (job.archive / "report.html").exists()
 

@@ -3,12 +3,16 @@
 import base64
 import itertools
 import json
+import tracemalloc
 
 import numpy as np
+import pytest
 from google.cloud import pubsub_v1
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pipeline.errors import InputError
+from pipeline.failures import REASONS
 from pipeline.records import (
     DeadLetter,
     DetectedImage,
@@ -20,6 +24,8 @@ from pipeline.records import (
     row_bytes,
 )
 from pipeline.stream.answers import Answers
+from pipeline.stream.ask_again import AskAgain
+from pipeline.stream.live import LiveFigures
 from pipeline.stream.messages import Message, MessageLimits, Request, image_count, parse_message
 from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
 from pipeline.stream.remembered import RecentImages
@@ -51,6 +57,36 @@ requests = st.fixed_dictionaries(
         "bytes": inline,
     },
 )
+of_letters = st.fixed_dictionaries(
+    {"image": st.dictionaries(st.sampled_from(["uri", "generation"]), texts | values, max_size=2) | values},
+    optional={
+        "stage": st.sampled_from(list(REASONS)) | values,
+        "reason": st.sampled_from([reason for reasons in REASONS.values() for reason in reasons]) | values,
+        "message": texts | values,
+        "payload_base64": inline | values,
+    },
+)
+known = st.sampled_from(
+    [
+        "uri",
+        "bytes",
+        "content",
+        "name",
+        "generation",
+        "request_id",
+        "images",
+        "image",
+        "stage",
+        "reason",
+        "message",
+        "extra",
+        "payload_base64",
+        "model",
+        "record",
+        "...",
+    ]
+)
+anything = st.dictionaries(known, st.deferred(lambda: anything) | values, max_size=6)  # of any type under each key
 nested = st.tuples(st.sampled_from(['{"request_id": %s}', '{"images": ["gs://b/a", %s]}', "%s"]), st.integers(1, 1200)).map(
     lambda form: (form[0] % ("[" * form[1] + "]" * form[1])).encode()
 )
@@ -62,7 +98,7 @@ moments = (
 contents = (
     st.binary(max_size=60)
     | st.binary(max_size=20).map(lambda rest: JPEG + rest)
-    | (requests | values).map(lambda body: json.dumps(body).encode())
+    | (requests | of_letters | anything | values).map(lambda body: json.dumps(body).encode())
     | st.tuples(requests, st.sampled_from(["utf-16", "utf-32", "utf-8-sig"])).map(
         lambda pair: json.dumps(pair[0]).encode(pair[1])
     )
@@ -124,6 +160,28 @@ def outcomes(request: Request, now: float, number: float):
             yield result.ref, Outcome(publishable(detection_message(result, now)), failed=False)
 
 
+def count(request: Request, message: Message, now: float, number: float) -> None:
+    """What the steps count of a request and of its results."""
+    figures = LiveFigures()
+    figures.add_request(request, message.publish_time)
+    for result in (*request.dead_letters, *(end(image, number) for image in request.images)):
+        figures.add_result(result, now)
+    assert figures.line(1.0)
+
+
+@given(of_letters | anything | values)
+@example({"image": {"uri": ["gs://b/a"]}, "stage": "read", "reason": "not_found"})
+@example({"image": {}, "stage": "read", "reason": []})
+def test_each_line_of_a_file_of_dead_letters_asks_for_images_or_is_refused(row):
+    """Whoever may write below a results folder may write such files."""
+    try:
+        asked = AskAgain(LIMITS)(row_bytes(row))
+    except InputError:
+        return
+    assert asked.images or asked.dead
+    assert all(isinstance(ref.uri, str) for ref in asked.images if isinstance(ref, ImageRef))
+
+
 @given(messages, st.floats(0, 4e9), boxes)
 @example(Message(b'{"bytes": "/9j/4A==", "name": "\\ud800"}'), 0.0, 0.0)
 @example(Message(b'{"request_id": "\\udfff", "images": ["gs://b/\\ud83d"]}'), 0.0, 0.0)
@@ -131,6 +189,8 @@ def outcomes(request: Request, now: float, number: float):
 @example(Message(JPEG, {"event_time": "9999-12-31T23:59:59-23:59"}), 0.0, 0.0)
 @example(Message(b'{"request_id": "r", "images": []}'), 0.0, 0.0)
 @example(Message(b'{"request_id": "r", "images": 3}'), 0.0, 0.0)
+@example(Message(b'{"image": {}, "stage": "read", "reason": []}'), 0.0, 0.0)
+@example(Message(b'{"image": {}, "stage": {}, "reason": "not_found"}'), 0.0, 0.0)
 def test_each_message_ends_in_results_dead_letters_and_one_answer(message, now, number):
     assert image_count(message) >= 1
     request = parse_message(message, LIMITS)
@@ -138,6 +198,7 @@ def test_each_message_ends_in_results_dead_letters_and_one_answer(message, now, 
     answers = Answers(60.0)
     if request.wants_answer:
         answers.open(request)
+    count(request, message, now, number)
     ended = list(outcomes(request, now, number))
     sent = [answer for ref, outcome in ended for answer in answers.done(ref, outcome)]
     assert len(sent) == request.wants_answer
@@ -200,3 +261,38 @@ def test_every_depth_of_nesting_ends_as_a_dead_letter_or_is_passed_over():
     for form, depth in itertools.product(forms, range(1, 1100)):
         request = parse_message(Message((form % ("[" * depth + "]" * depth)).encode()), LIMITS)
         assert request.images or request.dead_letters
+
+
+def hostile_sizes() -> dict[str, bytes]:
+    """Messages that ask for far more memory than they have bytes, close to Pub/Sub's 10 MB."""
+    shared = json.dumps({f"f{n}": "x" * 40 for n in range(30)})[:-1].encode()
+    letter = b'{"image": {}, "stage": "message", "reason": "bad_json", "payload_base64": "%s"}'
+    images = shared + b', "images": [' + b"{}," * 3_000_000 + b"{}]}"
+    return {
+        "empty images with shared fields": images,
+        "such a message in a dead letter": letter % base64.b64encode(images),
+        "lists": b"[" + b"[]," * 3_000_000 + b"[]]",
+        "fields": b'{"uri": "gs://b/a", "x": {' + b",".join(b'"%d":{}' % n for n in range(800_000)) + b"}}",
+        "numbers": b"[" + b"0.5," * 2_000_000 + b"1]",
+        "a number": b'{"uri": "gs://b/a", "x": ' + b"9" * 9_000_000 + b"}",
+        "a text": b'{"uri": "gs://b/' + b"\\u00e9" * 1_500_000 + b'"}',
+        "an inline image": b'{"bytes": "' + b"A" * 9_000_000 + b'"}',
+        "images nested too deep": b"[" + b",".join([b"[" * 600 + b"]" * 600] * 20) + b"," + b'"%s"]' % (b"x" * 5_000_000),
+    }
+
+
+@pytest.mark.parametrize("kind", list(hostile_sizes()))
+def test_a_message_takes_no_more_memory_than_its_bounds_allow(kind):
+    """Bounds come before work: a count is looked at before anything is made of what is counted."""
+    data = hostile_sizes()[kind]
+    tracemalloc.start()
+    try:
+        assert image_count(Message(data)) >= 1
+        request = parse_message(Message(data), LIMITS)
+        sent = sum(len(dead_letter_message(letter, 0.0).data) for letter in request.dead_letters)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert request.dead_letters and not request.images
+    assert sent < 3 * len(data), "dead letters do not multiply what came"
+    assert peak < 100_000_000, f"{peak / 1e6:.0f} MB"

@@ -276,7 +276,10 @@ def test_dead_letters_can_be_given_as_input_again(tmp_path, run_job, bright_mode
     assert run_job("--input", tmp_path / "in", "--output", tmp_path / "first", "--model", bright_model)[0] == 0
     write_bright_image(broken, (64, 48), (10, 10, 30, 30))
     again = f"{tmp_path}/first/dead_letters/*.jsonl"
-    assert run_job("--input", again, "--output", tmp_path / "second", "--model", bright_model)[0] == 0
+    to_second = ("--input", again, "--output", tmp_path / "second", "--model", bright_model, "--max-dead-share", "1")
+    assert run_job(*to_second)[0] == 0
+    assert [row["reason"] for row in rows_of(tmp_path / "second", "dead_letters")] == ["not_allowed"], "found by a wildcard"
+    assert run_job(*to_second, "--only-new", "--allow-uri-prefix", tmp_path / "in")[0] == 0
     assert [row["image"]["uri"] for row in rows_of(tmp_path / "second")] == [str(broken)]
 
 

@@ -130,7 +130,7 @@ def test_retrying_dead_letters_into_the_same_folder_is_refused_and_wipes_nothing
     assert run_job("--input", tmp_path / "in", "--output", out, "--model", bright_model, "--coco", "--samples", 1)[0] == 0
     before = files_of(out)
     write_images(tmp_path / "in", "broken.png")
-    again = ["--input", f"{out}/dead_letters/*.jsonl", "--output", out, "--model", bright_model]
+    again = ["--input", f"{out}/dead_letters/*.jsonl", "--output", out, "--model", bright_model, "--allow-uri-prefix", tmp_path]
 
     code, _, err = run_job(*again)
     assert code == 2 and err.count("\n") == 1

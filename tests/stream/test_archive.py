@@ -100,6 +100,46 @@ def test_a_clock_that_steps_back_opens_no_window_again(tmp_path, clock):
     assert list(files(tmp_path).values()) == [["a"], ["b"]]
 
 
+@pytest.mark.parametrize("jump_s", [7200.0, -7200.0], ids=["forward", "back"])
+@pytest.mark.parametrize("stays_s", [1.0, 3600.0], ids=["a second", "an hour"])
+def test_a_clock_that_jumps_holds_up_no_file(tmp_path, clock, jump_s, stays_s):
+    """Two hours away and back again: files go on at the pace of the windows, and each row is in one of them."""
+    passed, number = Clock(), 0
+    archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock, monotonic=passed)
+
+    def work(seconds):
+        """A row each ten seconds; the greatest number of rows that are in no file yet."""
+        nonlocal number
+        waiting = 0
+        for _ in range(int(seconds // 10) + 1):
+            archive.spool([row(f"{number:05d}")])
+            number += 1
+            archive.close_windows()
+            waiting = max(waiting, number - sum(map(len, files(tmp_path).values())))
+            clock.now += 10.0
+            passed.now += 10.0
+        return waiting
+
+    usual = work(300.0)
+    clock.now += jump_s
+    while_away = work(stays_s)
+    clock.now -= jump_s
+    afterwards = work(300.0)
+    assert usual <= 6 and max(while_away, afterwards) <= 13, "at most what two windows hold"
+    archive.finish()
+    assert sorted(itertools.chain(*files(tmp_path).values())) == [f"{n:05d}" for n in range(number)]
+
+
+def test_on_object_storage_a_clock_that_jumps_forward_makes_no_run_dead(gcs_bucket, clock):
+    folder, passed = f"gs://{gcs_bucket.name}/archive", Clock()
+    alive = Archive(folder, "alive", window_s=60.0, clock=clock, monotonic=passed)
+    jumping = Archive(folder, "jumping", window_s=60.0, clock=clock, monotonic=passed)
+    alive.spool([row("a")])
+    clock.now += 7200.0
+    jumping.recover()
+    assert [blob.name for blob in gcs_bucket.list_blobs(prefix="archive/detections")] == []
+
+
 KILLED = """
 import os, signal, sys
 from tests.stream.test_archive import Archive, START, row
@@ -162,7 +202,7 @@ def test_on_object_storage_a_window_that_was_over_long_ago_is_nobodys(gcs_bucket
     folder = f"gs://{gcs_bucket.name}/archive"
     first = Archive(folder, "first", window_s=60.0, clock=clock)
     first.spool([row("a")])
-    second = Archive(folder, "second", window_s=60.0, clock=clock)
+    second = Archive(folder, "second", window_s=60.0, clock=clock, monotonic=clock)
     second.recover()
     assert [blob.name for blob in gcs_bucket.list_blobs(prefix="archive/detections")] == []
     clock.now += 60.0 + 900.0 + 60.0

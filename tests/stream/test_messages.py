@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.failures import ImageError
+from pipeline.read.allowed import is_allowed
 from pipeline.records import DetectedImage, Detections, EncodedImage, ImageRef
 from pipeline.stream.messages import (
     Message,
     MessageLimits,
     image_count,
-    is_allowed,
     parse_message,
 )
 from pipeline.stream.outgoing import dead_letter_message, detection_message

@@ -71,7 +71,8 @@ def format_of(content: bytes) -> str:
         return name
     if content.endswith(_TARGA_END) and len(content) > 44:
         return "TGA"
-    raise not_read(f"{len(content)} bytes that start with {content[:12]!r}; {NAMES} are read")
+    # four bytes tell what it is; more of a file that is no image may be what nobody should read in a row
+    raise not_read(f"{len(content)} bytes that start with {content[:4]!r}; {NAMES} are read")
 
 
 def is_decoded_apart(name: str) -> bool:

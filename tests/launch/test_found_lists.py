@@ -1,0 +1,141 @@
+"""Whoever may put files where a job looks for images reads nothing else with it: a list may name what lies where it was found."""
+
+import json
+
+import pytest
+
+from pipeline import run
+from pipeline.storage.files import write_file
+from tests.conftest import write_bright_image
+from tests.launch.test_batch_job import rows_of
+from tests.launch.test_retry_dead import ARCHIVED, detected, letter
+from tests.read.test_tfrecords import example
+from tests.read.test_tfrecords import write as write_tfrecord
+
+SECRET = b"q7z:*:19000:0:99999:7:::"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("in/own.png", "in/deep/listed.png", "elsewhere/private.png"):
+        write_bright_image(tmp_path / name, (64, 48), (10, 12, 30, 36))
+    write_file(str(tmp_path / "elsewhere" / "shadow"), SECRET)
+    return tmp_path
+
+
+@pytest.fixture
+def job(folder, bright_model, capsys):
+    def start(*arguments):
+        code = run.main(["--output", "out", "--model", bright_model, "--max-dead-share", "1", *map(str, arguments)])
+        captured = capsys.readouterr()
+        assert code == 0, captured.err
+        return json.loads((folder / "out" / "summary.json").read_text())["images"]
+
+    return start
+
+
+def dead(folder):
+    return sorted((row["image"]["uri"], row["reason"]) for row in rows_of(folder / "out", "dead_letters"))
+
+
+def plant(folder, path="in/upload.jsonl"):
+    """A list that names what its author may not read; the names in it."""
+    named = [f"{folder}/elsewhere/shadow", "in/../elsewhere/private.png", f"file://{folder}/elsewhere/shadow"]
+    lines = [*({"uri": uri} for uri in named), {"uri": "in/deep/listed.png", "camera": 7}, {"uri": "gs://private/a.png"}]
+    write_file(str(folder / path), "".join(json.dumps(line) + "\n" for line in lines).encode())
+    return [*named, "gs://private/a.png"]
+
+
+@pytest.mark.parametrize("given", ["in", "in/**", "in/*.jsonl"])
+def test_a_list_that_was_found_names_only_what_lies_where_it_was_found(given, folder, job):
+    refused = plant(folder)
+    images = job("--input", given)
+    assert dead(folder) == sorted((uri, "not_allowed") for uri in refused)
+    assert images["read"] - images["skipped"] == len(detected(folder)) + len(refused)
+    (listed,) = [row for row in rows_of(folder / "out") if row["image"]["uri"] == "in/deep/listed.png"]
+    assert listed["extra"] == {"camera": 7}
+    for path in (folder / "out").rglob("*"):
+        assert not path.is_file() or SECRET[:4] not in path.read_bytes(), path
+    assert "elsewhere/private.png" not in str(detected(folder))
+
+
+def test_more_may_be_named_where_the_user_says_so(folder, job):
+    plant(folder)
+    images = job("--input", "in", "--allow-uri-prefix", folder / "elsewhere")
+    assert "in/../elsewhere/private.png" in detected(folder)
+    assert [reason for uri, reason in dead(folder) if "gs://" in uri] == ["not_allowed"]
+    assert images["detected"] == 3
+
+
+def test_a_list_that_the_user_names_may_name_what_the_user_can_read(folder, job):
+    plant(folder, "in/list.jsonl")
+    write_file(str(folder / "in" / "list.jsonl"), b'{"uri": "in/../elsewhere/private.png"}\n{"uri": "in/own.png"}\n')
+    assert job("--input", "in/list.jsonl") == {"read": 2, "detected": 2, "dead": 0, "skipped": 0}
+
+
+def test_the_dead_letters_of_an_earlier_run_in_the_input_are_bounded_as_well(folder, job):
+    planted = [letter("read", "not_found", f"{folder}/elsewhere/shadow"), letter("read", "not_found", "in/deep/listed.png")]
+    write_file(f"in/{ARCHIVED}", b"".join(each + b"\n" for each in planted))
+    assert job("--input", "in")["dead"] == 1
+    assert dead(folder) == [(f"{folder}/elsewhere/shadow", "not_allowed")]
+
+
+def test_a_dry_run_does_not_open_what_may_not_be_named(folder, bright_model, capsys):
+    write_file("in/a.jsonl", json.dumps({"uri": f"{folder}/elsewhere/private.png"}).encode())
+    assert run.main(["--input", "in/a*.jsonl", "--output", "out", "--model", bright_model, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "tried" not in said and "private.png' is named in a file that was found" in said
+
+
+def test_dead_letters_that_were_planted_in_the_output_open_nothing_elsewhere(folder, job):
+    job("--input", "in")
+    secret = f"{folder}/elsewhere/shadow"
+    planted = [
+        letter("read", "not_found", secret),
+        letter("decode", "corrupt", "x", record=secret),  # tried once, with the first
+        letter("decode", "corrupt", "x", record=f"{secret}@0-25"),
+        letter("read", "not_found", "dead-letter:" + "0" * 32, extra={"a": "b"}),
+        letter("read", "not_found", "out/../elsewhere/shadow"),
+    ]
+    write_file(f"out/{ARCHIVED}", b"".join(sorted(each + b"\n" for each in planted)))
+    images = job("--retry-dead", "--input", "in")
+    assert images["dead"] == len(planted) - 1 and images["detected"] == 0
+    (folder / "out" / ARCHIVED).unlink()
+    assert {reason for _, reason in dead(folder)} == {"not_allowed"}
+    assert SECRET[:4].decode() not in str(rows_of(folder / "out", "dead_letters"))
+
+
+def wide_png(folder):
+    write_bright_image(folder / "wide.png", (200, 100), (10, 12, 30, 36))
+    return (folder / "wide.png").read_bytes()
+
+
+def test_an_image_of_a_tfrecord_file_is_tried_again_where_it_lies_in_that(folder, job):
+    """Whatever it is called there: its name is what somebody wrote into the file."""
+    secret = f"{folder}/elsewhere/private.png"
+    large = wide_png(folder)
+    names = [b"first.png", secret.encode(), b"third.png"]
+    (folder / "shards").mkdir()
+    write_tfrecord("shards/a.tfrecord", *(example(image_encoded=large, image_source_id=name) for name in names))
+    assert job("--input", "shards", "--max-megapixels", "0.01")["dead"] == 3
+    rows = rows_of(folder / "out", "dead_letters")
+    assert [row["image"]["uri"] for row in rows] == sorted(name.decode() for name in names)
+    places = sorted(row["record"] for row in rows)
+    assert places[0].startswith("shards/a.tfrecord@0-")
+
+    write_bright_image(folder / "elsewhere" / "private.png", (20, 20), (1, 1, 5, 5))
+    assert job("--retry-dead")["dead"] == 3, "nothing says where it may read"
+    images = job("--retry-dead", "--input", "shards")
+    assert (images["detected"], images["dead"]) == (3, 0)
+    (row,) = [row for row in rows_of(folder / "out") if row["image"]["uri"] == secret]
+    assert (row["image"]["width"], row["image"]["height"]) == (200, 100), "the record, not the file of that name"
+
+
+def test_dead_letters_of_tfrecord_files_as_a_list_are_read_from_there(folder, job):
+    write_tfrecord("a.tfrecord", example(image_encoded=wide_png(folder), image_source_id=b"x.png"))
+    job("--input", "a.tfrecord", "--max-megapixels", "0.01")
+    (path,) = (folder / "out" / "dead_letters").iterdir()
+    path.rename(folder / "again.jsonl")
+    job("--input", "again.jsonl", "--only-new")
+    assert detected(folder) == ["x.png"]
