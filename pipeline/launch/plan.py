@@ -31,12 +31,12 @@ def say(lines: Iterable[str]) -> None:
 
 def tried(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> bool:
     """Prints what `trial_lines` gives; returns what it returns."""
+    succeeded = True
 
     def lines() -> Iterator[str]:
         nonlocal succeeded
         succeeded = yield from trial_lines(detector, images)
 
-    succeeded = True
     say(lines())
     return succeeded
 
