@@ -49,7 +49,8 @@ def check_topic(name: str, what: str = "output", source: str = "") -> None:
     if name == source:
         raise OutputError(f"{what} {name}: it feeds the input, so the job would read what it publishes; give another topic")
     try:
-        shared_publisher().get_topic(topic=name, timeout=_CHECK_SECONDS, retry=None)
+        with waiting_for(f"{what} {name}"):
+            shared_publisher().get_topic(topic=name, timeout=_CHECK_SECONDS, retry=None)
     except Exception as err:
         raise _explain(err, f"{what} {name}", "topic", OutputError) from err
 
