@@ -9,7 +9,7 @@ import apache_beam as beam
 import numpy as np
 import pytest
 from apache_beam.coders import TupleCoder, registry
-from apache_beam.testing.test_pipeline import TestPipeline
+from apache_beam.testing.test_pipeline import TestPipeline as BeamPipeline
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.typehints import Union
 
@@ -104,7 +104,7 @@ def test_steps_that_say_that_they_give_records_have_this_coder():
 
 def test_records_go_through_a_shuffle():
     keyed = [("a", RECORDS["image_ref"]), ("b", RECORDS["encoded_image"])]
-    with TestPipeline() as pipeline:
+    with BeamPipeline() as pipeline:
         shuffled = (
             pipeline
             | beam.Create(keyed).with_output_types(tuple[str, ImageRef | EncodedImage])
