@@ -40,8 +40,8 @@ def name_and_version(model: ModelConfig) -> tuple[str, str]:
       ModelError: It is missing, or cannot be understood.
     """
     folder, version = locate(model.path, model.model_version)
-    for partial in () if model.model_version else partial_versions(model.path):
-        print(f"model {model.path}: version {partial.name} is left alone, since it lacks {partial.lacks} (yet)", file=sys.stderr)
+    for newer in () if model.model_version else partial_versions(model.path, than=version):
+        print(f"model {model.path}: version {newer.name} is left alone, since it lacks {newer.lacks} (yet)", file=sys.stderr)
     with _local_copy(folder, METADATA_PATH) as local:
         return name_of_model(model, _described(local, folder), folder), version
 

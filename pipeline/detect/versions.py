@@ -95,10 +95,12 @@ def wanted(path: str, named: str | None = None) -> list[Version]:
     return _chosen(path, found, named, labels, _partial(there))
 
 
-def partial_versions(path: str) -> list[Version]:
-    """The versions in a folder that are not all there (yet), and are left alone so long."""
+def partial_versions(path: str, than: str) -> list[Version]:
+    """The versions in a folder that are newer `than` one, but not all there (yet), and are left alone so long."""
     path = folder_of(path)
-    return [] if exists(f"{path}/{_MODEL}") else [version for version in _all_in(path).values() if version.lacks]
+    if not than or exists(f"{path}/{_MODEL}"):
+        return []
+    return [version for number, version in _all_in(path).items() if number > int(than) and version.lacks]
 
 
 def files_of(folder: str) -> frozenset[FoundFile]:

@@ -11,8 +11,9 @@ from pipeline.read.tfrecords import is_tfrecord
 from pipeline.storage.cloud import read_range
 from pipeline.storage.places import GS, FoundFile
 
-_IMAGE_NAME = re.compile(
-    r"\.(jpe?g|jpe|jfif|png|bmp|dib|gif|webp|tiff?|avif|hei[cf]|hif|jp2|j2k|jp[cfx]|jxl|p[bgpn]m|hdr|tga|(tf)?records?)$",
+_IMAGE_NAME = re.compile(  # the second line: none of these is read, and a dead letter says so
+    r"\.(jpe?g|jpe|jfif|png|bmp|dib|gif|webp|tiff?|avif|hei[cf]|hif|jp2|j2k|jp[cfx]|p[bgpn]m|hdr|tga|(tf)?records?"
+    r"|jxl|ico|icns|pcx|psd|exr|dng|cr[23]|nef|arw|orf|rw2|raf)$",
     re.IGNORECASE,
 )
 _HEAD_BYTES = 32
