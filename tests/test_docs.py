@@ -22,6 +22,7 @@ OTHER_FLAGS = {  # of other commands of this project, of the launcher, and of ot
     "--cfg", "--weights", "--names", "--input-size", "--detections", "--ground-truth", "--until", "--write-missing", "--out",
     "--resume", "--detach", "--attach", "--config", "--help", "--dry-run", "--verbose", "--model",
     "--images", "--images-per-second", "--machines", "--machine-hour", "--class-a", "--class-b", "--hours", "--inline",
+    "--ramp-minutes", "--startup-minutes",
 }  # fmt: skip
 
 

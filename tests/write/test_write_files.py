@@ -199,7 +199,9 @@ class TestCheckOutput:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("truth", [None, '{"images": [{"id": 7, "file_name": "x/a.jpg"}], "categories": []}'])
+@pytest.mark.parametrize(
+    "truth", [None, '{"images": [{"id": 7, "file_name": "x/a.jpg"}], "categories": [{"id": 1, "name": "cat"}]}']
+)
 def test_images_that_the_ground_truth_does_not_name_are_said(tmp_path, truth):
     path = tmp_path / "truth.json"
     path.write_text(truth or "{}")
