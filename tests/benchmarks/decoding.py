@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 sys.path.insert(0, os.getcwd())
-from pipeline.detect.decode import decode_image  # noqa: E402  of the checkout that it runs in
+from pipeline.detect.decode import decode_image
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000")
 
