@@ -7,8 +7,11 @@ import threading
 
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.flink_runner import FlinkJarJobServer
+from apache_beam.utils.subprocess_server import JavaJarServer
 
 from pipeline.errors import OutputError, RunnerError
+from pipeline.launch import flink_options
 from pipeline.launch.ending import failed
 from pipeline.launch.flink import Cluster, FlinkJob, FlinkRunner, _reason, leave, master_of
 
@@ -215,3 +218,23 @@ def test_where_flink_is_the_user_says(flags, master):
 )
 def test_the_reason_is_what_lies_at_the_bottom(text, reason):
     assert _reason(text) == reason
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_cached", "said"),
+    [
+        pytest.param([], False, 1, id="fetched"),
+        pytest.param([], True, 0, id="in Beam's cache"),
+        pytest.param(["--job_endpoint=localhost:1"], False, 0, id="a job server"),
+        pytest.param(["--flink_job_server_jar={jar}"], False, 0, id="a jar"),
+    ],
+)
+def test_a_job_without_a_job_server_says_at_once_that_beam_fetches_one(flags, is_cached, said, tmp_path, monkeypatch, capsys):
+    """It takes its time, and offline half a minute to fail."""
+    monkeypatch.setattr(JavaJarServer, "JAR_CACHE", str(tmp_path))
+    (tmp_path / "own.jar").touch()
+    options = PipelineOptions(["--runner=FlinkRunner", *(flag.format(jar=tmp_path / "own.jar") for flag in flags)])
+    if is_cached:
+        (tmp_path / FlinkJarJobServer(options).path_to_jar().rpartition("/")[2]).touch()
+    flink_options.say_what_is_fetched(options)
+    assert capsys.readouterr().err.count("FlinkRunner without --job_endpoint: Beam fetches beam-runners-flink-") == said
