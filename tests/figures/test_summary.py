@@ -122,6 +122,7 @@ def test_the_summary_has_the_figures_of_the_contract():
     summary = summarise(tally, RunFacts(1000.0, 1002.5, 1004.5, "run", {"detect": {"xla": False}}, "batch", "/m", (1, 2)))
     assert summary == {
         "images": {"read": 6, "detected": 3, "dead": 2, "skipped": 1},
+        "skipped_by_kind": {},
         "done_before": 1,
         "resumed": 0,
         "images_per_second": 1.5,
