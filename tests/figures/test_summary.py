@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.figures.buckets import percentiles_ms
-from pipeline.figures.summary import OTHER_CLASSES, RunFacts, Tally, merge_tallies, summarise, to_json
+from pipeline.figures.summary import OTHER_CLASSES, RunFacts, Tally, left_out_line, merge_tallies, summarise, to_json
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing, identity_hash
 
 SAMPLES = 3
@@ -213,3 +213,17 @@ def test_an_example_of_a_dead_letter_is_short_however_long_its_texts():
     (row,) = tally.dead_examples["not_allowed"]
     assert row["image"]["uri"] == "gs://" + "x" * 994 + "…"
     assert row["message"] == "y" * 999 + "…"
+
+
+def test_files_that_are_no_images_are_counted_by_a_bounded_number_of_kinds():
+    """Endings may be anything; what is named is what remains."""
+    one, other = Tally(read=150, skipped=150), Tally(read=6, skipped=5)
+    for number in range(150):
+        one.leave_out(f".{number}")
+    for _ in range(5):
+        other.leave_out(".txt")
+    other.merge(one, 0)
+    assert len(other.left_out) == 101 and sum(other.left_out.values()) == 155 and other.left_out[".txt"] == 5
+    assert other.named == 1
+    assert left_out_line(other.left_out).startswith("155 files that are no images (")
+    assert left_out_line(other.left_out).endswith(", 93 more kinds)")
