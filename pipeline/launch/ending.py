@@ -17,7 +17,7 @@ from pipeline.config import WriteConfig
 from pipeline.config.secrets import masked_text
 from pipeline.errors import UserError
 from pipeline.figures.summary import RunFacts, Tally, left_out_line, summarise, to_json
-from pipeline.report.annotate import annotate
+from pipeline.report.annotate import annotate, can_be_drawn
 from pipeline.report.page import render_report
 from pipeline.storage import stopping
 from pipeline.storage.beside import make_way
@@ -74,7 +74,8 @@ class Ending:
         return ["report.html", "summary.json", *(name for name, wanted in optional.items() if wanted)]
 
     def _write(self, summary: dict[str, Any], tally: Tally, run: str) -> None:
-        samples, staging = [image for _, image in tally.samples], staging_of(self.results, run)
+        samples = [image for _, image in tally.samples if can_be_drawn(image)]
+        staging = staging_of(self.results, run)
         named = {sample_name(number, image.ref.uri): image for number, image in enumerate(samples[: self.write.samples], 1)}
         if self.adds:
             make_way(self.results, run)

@@ -40,6 +40,11 @@ class _Mark(NamedTuple):
     label_at: Rectangle = (0, 0, 0, 0)
 
 
+def can_be_drawn(image: DetectedImage) -> bool:
+    """Whether an image has a thumbnail that is a picture; one that was read from storage may be anything."""
+    return _decoded(image) is not None
+
+
 def annotate(image: DetectedImage) -> bytes:
     """Draws an image's detections on its thumbnail: a box and a label with class name and confidence, one colour for each class.
 
@@ -103,11 +108,15 @@ def label_text(class_name: str, class_id: int) -> str:
     return plain if len(plain) <= _LONGEST_LABEL else plain[: _LONGEST_LABEL - 3] + "..."
 
 
-def _canvas(image: DetectedImage) -> Image.Image:
+def _decoded(image: DetectedImage) -> np.ndarray | None:
     pixels = np.frombuffer(image.thumbnail, np.uint8)
-    bgr = cv2.imdecode(pixels, cv2.IMREAD_COLOR) if pixels.size else None
+    return cv2.imdecode(pixels, cv2.IMREAD_COLOR) if pixels.size else None
+
+
+def _canvas(image: DetectedImage) -> Image.Image:
+    bgr = _decoded(image)
     if bgr is None:
-        raise ValueError(f"{image.ref.uri!r} has no thumbnail that could be drawn on ({pixels.size} bytes)")
+        raise ValueError(f"{image.ref.uri!r} has no thumbnail that could be drawn on ({len(image.thumbnail)} bytes)")
     factor = math.ceil(_SMALLEST_DRAWN_SIDE / max(bgr.shape[:2]))
     if factor > 1:
         bgr = cv2.resize(bgr, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)

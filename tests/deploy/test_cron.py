@@ -108,8 +108,8 @@ def test_systemd_takes_the_units(places, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_each_exit_code_that_it_names_is_one_of_the_command_and_the_readme_has_it():
+def test_each_exit_code_that_it_names_is_one_of_the_command_and_the_docs_have_it():
     named = {int(code) for code in re.findall(r"^\| (\d+) \|", TEXT, re.MULTILINE)}
     assert named == {run.DONE, run.FAILED, run.WRONG, run.BUSY, 130}
-    (said,) = re.findall(r"\*\*Exit code\*\*: (.*?)\n\n", (REPO / "README.md").read_text(), re.DOTALL)
-    assert {int(code) for code in re.findall(r"(?:^|; )(\d+) ", " ".join(said.split()))} == named
+    table = (REPO / "docs/batch.md").read_text().split("## Exit codes")[1].split("## ")[0]
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == named

@@ -6,7 +6,11 @@ import shutil
 
 import pytest
 
+from pipeline.config import WriteConfig
+from pipeline.figures.summary import RunFacts, Tally, merge_tallies
+from pipeline.launch.ending import DONE, Ending
 from tests.conftest import REPO, write_bright_image
+from tests.figures.test_summary import detected, tally_of
 from tests.launch.test_batch_job import rows_of
 
 NOTHING = {
@@ -115,3 +119,11 @@ def test_the_last_line_names_the_model_and_a_default_is_warned_of(tmp_path, run_
     assert ends(*photos, "--model", "digits") == ("results of model digits 1", "")
     assert ends(*samples) == ("results of model digits 1", "")
     assert ends(*photos, "--model", bright_model) == ("results of model bright 3", "")
+
+
+def test_a_thumbnail_that_is_no_picture_costs_the_job_its_sample_alone(tmp_path):
+    """A resume point that somebody has planted may have any bytes there."""
+    tally = merge_tallies([tally_of([detected(0, thumbnail=b"no picture")]), Tally(read=1)], 3)
+    facts = RunFacts(1000.0, 1002.5, 1004.5, "run", {}, "batch", "/m")
+    assert Ending(str(tmp_path), WriteConfig(samples=3), 0.5).finish(tally, facts, "run") == DONE
+    assert json.loads((tmp_path / "summary.json").read_text())["samples"] == []

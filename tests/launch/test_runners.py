@@ -217,9 +217,9 @@ def test_help_names_each_runner(runner):
     assert runner.name in help_text
 
 
-def test_the_readme_says_of_each_streaming_runner_when_it_acknowledges():
+def test_the_docs_say_of_each_streaming_runner_when_it_acknowledges():
     """Its table names no other runner, and has the table's words."""
-    table = re.search(r"\| runner \|.*?\n\n", (REPO / "README.md").read_text(), re.DOTALL)[0]
+    table = re.search(r"\| runner \|.*?\n\n", (REPO / "docs/streaming.md").read_text(), re.DOTALL)[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:] if line]
     named = {name: row for row in rows for name in re.findall(r"\w+Runner", row[0])}
     assert set(named) == set(NAMES)
