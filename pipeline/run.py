@@ -29,6 +29,14 @@ DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
 
 _DEFAULT_MODEL = """\
 warning: without --model the bundled detector of handwritten digits runs; give --model PATH, or --model digits if it is meant"""
+_PURPOSES = {  # what --help shows; --help-all shows every setting, by its section of the config
+    "what to do": ("input", "output", "model.path", "mode", "runner"),
+    "which images": ("dates", "only_new", "retry_dead", "when_busy"),
+    "what counts as a detection": ("detect.score_threshold", "detect.iou_threshold", "detect.classes"),
+    "results": ("write.samples", "write.parquet", "write.coco", "write.replace"),
+    "speed": ("detect.precision", "detect.device"),
+    "streams": ("stream.archive", "stream.allow_uri_prefix"),
+}
 _EPILOG = """\
 examples:
   python -m pipeline.run --config configs/batch_local_direct.yaml --input 'photos/**/*.jpg' --output out/
@@ -36,8 +44,8 @@ examples:
       --model gs://bucket/models/yolov4 --score-threshold 0.4 --classes person,dog
   python -m pipeline.run --input photos/ --output out/ --dry-run
 
-Every setting is a key of the config file and a flag; flags win. Lists are given with commas or by repeating values, --classes a,b
-or --classes a b; file names may hold commas, so for --input only as --input a b.
+--help-all lists all settings. Each is a key of the config file and a flag; flags win. Lists are given with commas or by repeating
+values, --classes a,b or --classes a b; file names may hold commas, so for --input only as --input a b.
 Flags that are none of these go to Beam, e.g. --runner DataflowRunner --region europe-west1; unknown ones are errors.
 exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command,
 config, model or place; 3 another run is at work at the same images, or took them over; 130 stopped by Ctrl-C or SIGTERM before
@@ -92,6 +100,14 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see --help")
 
 
+class _HelpAll(argparse.Action):
+    """Shows the help with every setting."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        make_parser(every=True).print_help()
+        parser.exit()
+
+
 class _Version(argparse.Action):
     """Shows versions, which are looked up only then."""
 
@@ -109,8 +125,12 @@ def _version_of(package: str) -> str:
         return "(not installed)"
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser: one flag for each setting, taken from the config's own declaration."""
+def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
+    """The parser: one flag for each setting, taken from the config's own declaration.
+
+    Args:
+      every: Whether the help shows every setting, or those alone that most people use.
+    """
     parser = _Parser(
         prog="python -m pipeline.run",
         usage="python -m pipeline.run [--config FILE] --input PATTERN [PATTERN ...] --output FOLDER [--model PATH] "
@@ -129,21 +149,25 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="load the model, look at the input, print the plan and what is wrong, write nothing",
     )
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every setting, by its section of the config")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of this program and what it runs on")
     parser.add_argument("--verbose", action="store_true", help="show Beam's and TensorFlow's logs, and tracebacks")
-    groups: dict[str, Any] = {}
+    purpose_of = {key: purpose for purpose, keys in _PURPOSES.items() for key in keys}
+    titles = list(_PURPOSES) if not every else [_section(setting.key) for setting in settings()]
+    groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles)}
     for setting in settings():
         if setting.key == "beam_options":
             continue
-        title = f"{setting.key.rpartition('.')[0] or 'job'} settings"
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
+        title = _section(setting.key) if every else purpose_of.get(setting.key, "")
         shown = "" if setting.default in (None, "", [], False) else f" (default: {_show(setting.default)})"
-        help_text = (setting.help + shown).replace("%", "%%")
-        groups[title].add_argument(
-            setting.flag, **_argument(setting.schema), dest=setting.key, default=argparse.SUPPRESS, help=help_text
-        )
+        help_text = (setting.help + shown).replace("%", "%%") if title else argparse.SUPPRESS
+        group = groups.get(title, parser)
+        group.add_argument(setting.flag, **_argument(setting.schema), dest=setting.key, default=argparse.SUPPRESS, help=help_text)
     return parser
+
+
+def _section(key: str) -> str:
+    return f"{key.rpartition('.')[0] or 'job'} settings"
 
 
 def _argument(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,16 @@ def test_flags_are_read_as_their_settings_need(argv, expected):
     assert changed(*argv) == expected
 
 
+def test_the_help_shows_the_twenty_settings_that_people_use_and_all_on_request(capsys):
+    """What it leaves out is a flag all the same; each setting has its help in `--help-all`."""
+    flags = {setting.flag for setting in settings() if setting.key != "beam_options"}
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["--help-all"])
+    every, few = capsys.readouterr().out, make_parser().format_help()
+    assert set(re.findall(r"^  (--[\w-]+)", every, re.MULTILINE)) >= flags
+    assert len(flags & set(re.findall(r"^  (--[\w-]+)", few, re.MULTILINE))) == 20
+
+
 @pytest.mark.parametrize(("flags", "seconds"), [([], 10 * 365 * 86_400), (["--job_server_timeout=7"], 7)])
 def test_beams_timeout_does_not_end_a_portable_job(flags, seconds):
     """It bounds the streams that a client follows its job by: with Beam's default a job on Prism fails after 300 s."""
@@ -82,7 +92,7 @@ def test_local_workers_do_not_wait_long_at_the_end_of_a_bundle():
 
 
 def test_help_names_every_setting_with_its_default():
-    text = " ".join(make_parser().format_help().split())
+    text = " ".join(make_parser(every=True).format_help().split())
     for setting in settings():
         if setting.key == "beam_options":
             continue

@@ -33,7 +33,7 @@ from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 from pipeline.storage.earlier import RESOLVED_INPUT
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
-_FLAGS = ("--config", "--dry-run", "--verbose", "--version", "--help")  # beside those of settings
+_FLAGS = ("--config", "--dry-run", "--verbose", "--version", "--help", "--help-all")  # beside those of settings
 _SAMPLING_MS = 20
 _CANARY_SECONDS = 5.0  # that the end of a job waits for what a canary has in hand
 _YEARS_SECONDS = 10 * 365 * 86_400  # Beam ends a portable job after this time (by default 300 s), though it says it doesn't

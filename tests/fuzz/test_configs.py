@@ -103,7 +103,7 @@ def test_any_flags_are_a_config_or_refused_in_one_line(argv):
         check(parsed)
     except SystemExit as end:
         assert end.code == 0
-        assert {"-h", "--help"} & set(argv)
+        assert {"-h", "--help", "--help-all"} & set(argv)
 
 
 @hypothesis_settings(deadline=None)
