@@ -22,6 +22,7 @@ BUCKET = "{{ var.value.detect_bucket }}"
 THE_DAY_BEFORE = "{{ macros.ds_add(ds, -1) }}"
 REGION = "europe-west1"
 SCRATCH = f"{BUCKET}/tmp"  # noqa: S108  a bucket's
+NETWORK, SUBNETWORK = "", ""  # of the workers; empty: the default network
 
 NIGHTLY = {
     "schedule": CronTriggerTimetable("0 3 * * *", timezone="UTC"),
@@ -74,7 +75,11 @@ with DAG("detect_backfill_dataflow", description="Yesterday's images that have n
                     "sdkContainerImage": "{{ var.value.detect_image }}",
                     "tempLocation": SCRATCH,
                     "stagingLocation": SCRATCH,
+                    "numWorkers": 2,
                     "maxWorkers": 20,
+                    "network": NETWORK,
+                    "subnetwork": SUBNETWORK,
+                    "ipConfiguration": "WORKER_IP_PUBLIC",
                 },
             }
         },

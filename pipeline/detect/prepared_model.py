@@ -47,6 +47,11 @@ class OptimisedGraph:
     batch: int | None
     fused: bool
 
+    @property
+    def weights_bytes(self) -> int:
+        """What it has learnt, as bytes in memory."""
+        return int(self.graph.ByteSize()) + sum(weight.nbytes for weight in self.weights.values())
+
 
 @dataclasses.dataclass(frozen=True)
 class PreparedModel:
@@ -90,7 +95,7 @@ def start(prepared: PreparedModel, detect: DetectConfig, *, beside: bool = False
     except (ModelFailed, OutOfMemory) as err:
         engine.close()
         raise ModelError(f"model {prepared.folder}: fails on a blank image: {err}") from err
-    weights = prepared.optimised.graph.ByteSize() + sum(weight.nbytes for weight in prepared.optimised.weights.values())
+    weights = prepared.optimised.weights_bytes
     memory = Memory(weights, max(0, memory_in_use() - before - weights), scheduler.gpu_bytes)
     return_free_memory()
     return LoadedModel(prepared.metadata, prepared.version, engine, prepared.warmup_requests, prepared.golden, memory)

@@ -162,7 +162,7 @@ class ModelWatch:
 
     def _memory_of(self, prepared: PreparedModel) -> Memory:
         """What a version will take: its own weights, and beside them as much as the one in use when it was loaded."""
-        return self._detector.model.memory._replace(weights_bytes=prepared.optimised.graph.ByteSize())
+        return self._detector.model.memory._replace(weights_bytes=prepared.optimised.weights_bytes)
 
     def _has_room(self, memory: Memory) -> bool:
         set_mb, both = self._model.model_memory_mb, memory.used_bytes + self._detector.model.memory.used_bytes

@@ -28,6 +28,7 @@ _OF_JOB = ("mode", "input", "dates", "time_zone")
 # of the detector's settings those that decide which rows come out; precision and reduced decoding change their last digits
 _OF_ROWS = ("score_threshold", "iou_threshold", "classes", "max_detections")
 _VERSION = "model.model_version"  # of a batch job that decides on its rows; those of a stream come from several anyway
+_SHOWN = 200
 _WAYS_ON = "give --only-new to add what they lack, --replace to remove them, or another folder"
 
 
@@ -117,4 +118,4 @@ def _of_rows(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     text = row_bytes(value).decode()
-    return text if len(text) <= 80 else f"{text[:79]}…"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 4]}…{text[-_SHOWN // 2 :]}"  # long paths differ at their ends

@@ -77,6 +77,7 @@ def decoding_process(code, **how):
     """A Python process that works at an image that takes for ever in its child: (process, child)."""
     begin = (
         "import sys; from tests.detect.test_decode_apart import *\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job begins with it ignored
         "decode_image(BMP, LIMIT); print(children().pop().pid, flush=True)\n"
     )
     command = [sys.executable, "-c", begin + code]

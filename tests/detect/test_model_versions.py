@@ -239,9 +239,10 @@ def test_a_version_that_cannot_be_used_is_refused_once_in_one_line(model, saved,
 
 
 @pytest.mark.parametrize("usable", [True, False])
-def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(model, saved, tmp_path, capfd, usable):
-    """And if the next one cannot be used, the old one is loaded again."""
-    release(saved, model, 8)
+def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(tmp_path, capfd, usable):
+    """And if the next one cannot be used, the old one is loaded again. Each has 0.8 MB of weights, whatever it takes beside."""
+    model = tmp_path / "detector"
+    save_version(model, 7, values=200_000), save_version(model, 8, values=200_000)
     if not usable:
         save_failing_request(model / "8")
     watched = ModelConfig(path=str(model), model_poll_s=NEVER, model_memory_mb=1)

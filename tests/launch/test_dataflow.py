@@ -87,7 +87,8 @@ def write_template(gcs_bucket, tmp_path, capsys):
     def write(config: str, *flags: str) -> Template:
         bucket, place = f"gs://{gcs_bucket.name}", tmp_path / "template.json"
         flags = ("--project=test-project", "--region=europe-west1", "--no_auth", f"--template_location={place}", *flags)
-        code = run.main(["--config", config, f"--temp_location={bucket}/tmp", "--sdk_container_image=reg/worker:gpu", *flags])
+        flags = ("--model", "digits", f"--temp_location={bucket}/tmp", "--sdk_container_image=reg/worker:gpu", *flags)
+        code = run.main(["--config", config, *flags])
         said = capsys.readouterr()
         assert (code, said.err) == (0, "")
         (graph,) = [blob for blob in gcs_bucket.list_blobs() if blob.name.endswith("/pipeline.pb")]
