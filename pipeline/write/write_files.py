@@ -28,7 +28,7 @@ from pipeline.records import dead_letter_row, detection_row
 from pipeline.storage.beside import check_beside
 from pipeline.storage.done import Maker
 from pipeline.storage.earlier import check_earlier
-from pipeline.storage.files import create, read_lines, write_file
+from pipeline.storage.files import begin_sync, create, read_lines, write_file
 from pipeline.storage.ledger import writing_index
 from pipeline.storage.other_runs import finish_dead, settings_published
 from pipeline.storage.results import (
@@ -170,6 +170,7 @@ class WriteFiles(Sink):
         indexing = writing_index(f"{attempt}/{index}", kind, Maker.of(self.settings, self.model), made_at)
         with create(f"{attempt}/{name}.jsonl") as file, indexing as note:
             file.writelines(map(note, lines))
+        begin_sync(f"{attempt}/{name}.jsonl")
         yield StagedFile(f"{attempt}/{name}.jsonl", f"{name}.jsonl")
         yield StagedFile(f"{attempt}/{index}", index)
         for ending, wanted, write in (
