@@ -26,6 +26,9 @@ _ASK_SECONDS = 10.0
 _UNREACHABLE_SECONDS = 60.0  # a launcher rides out a short loss of the network; the job itself does not depend on it
 _MISSING_SECONDS = 120.0  # so long may a submitted job be unknown to it
 _BEGIN_SECONDS = 300.0  # what a worker cannot reach by then it never will: to restart the job would only hide that
+_UNLIMITED_RESTARTS = 2**31 - 1  # of the only strategy that Beam can set for a job, with a fixed delay
+_RESTART_MS = 10_000
+_RESTART_LIMIT = "restart-strategy.exponential-delay.attempts-before-reset-backoff"
 _ENDED = ("FINISHED", "CANCELED", "FAILED")
 
 
@@ -43,6 +46,8 @@ class FlinkRunner(flink_runner.FlinkRunner):
             return FlinkJob(cluster, stream.attach)
         cloud.job_name = cloud.job_name or f"detect-{time.time_ns():x}"
         before = cluster.jobs_named(cloud.job_name)
+        if stream.checkpointing_interval and stream.number_of_execution_retries is None and cluster.limits_restarts():
+            stream.number_of_execution_retries, stream.execution_retry_delay = _UNLIMITED_RESTARTS, _RESTART_MS
         return FlinkJob(cluster, "", cloud.job_name, super().run_portable_pipeline(pipeline, options), before)
 
 
@@ -80,6 +85,16 @@ class Cluster:
             if err.code == http.HTTPStatus.SERVICE_UNAVAILABLE:
                 raise
             raise RunnerError(f"Flink at {self._url}{path}: {_reason(err.read().decode(errors='replace'))}") from err
+
+    def limits_restarts(self) -> bool:
+        """Whether the cluster's configuration gives a job a limited number of restarts.
+
+        Without a configured strategy Flink 1.19 restarts a job with checkpoints after an exponential delay that resets.
+        https://nightlies.apache.org/flink/flink-docs-release-1.19/docs/ops/state/task_failure_recovery/
+        """
+        config = {each["key"]: each["value"] for each in self.ask("/jobmanager/config")}
+        strategy = config.get("restart-strategy.type", config.get("restart-strategy", "exponential-delay"))
+        return strategy != "exponential-delay" or _RESTART_LIMIT in config
 
     def jobs_named(self, name: str) -> frozenset[str]:
         """The ids of all jobs of a name, also of those that have ended."""
@@ -212,7 +227,10 @@ class FlinkJob:
         self._heard, self._was_seen = time.monotonic(), True
         if state == "RESTARTING":
             self._restarts(self._cluster.why_failed(self._job))
-        self._checkpoint = self._cluster.latest_checkpoint(self._job) or self._checkpoint
+        checkpoint = self._cluster.latest_checkpoint(self._job)
+        if checkpoint and not self._checkpoint:
+            print(f"the job's first checkpoint is {checkpoint}; later ones replace it", file=sys.stderr, flush=True)
+        self._checkpoint = checkpoint or self._checkpoint
         return state
 
     def _restarts(self, why: str) -> None:

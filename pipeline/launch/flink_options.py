@@ -20,15 +20,10 @@ from pipeline.errors import ConfigError, RunnerError
 
 _ASK_SECONDS = 10.0
 _PAUSE_MS = 1000  # so that each worker has heard of a checkpoint's end before the next one begins (`pipeline.stream.turns`)
-_RESTARTS = 2**31 - 1  # as many as Flink can count: a stream that has lost its machines waits for them, however often that is
-_RESTART_MS = 10_000
 _BUNDLE_MS = 100  # an answer waits for the end of its bundle at each of the steps between which a runner keeps records
-# Beam hands Flink a fixed delay between restarts, and no other strategy: exponential delay is the cluster's to configure
 _STREAM_DEFAULTS = {
     "min_pause_between_checkpoints": _PAUSE_MS,
     "max_bundle_time_mills": _BUNDLE_MS,
-    "number_of_execution_retries": _RESTARTS,
-    "execution_retry_delay": _RESTART_MS,
     "externalized_checkpoints_enabled": True,
     "retain_externalized_checkpoints_on_cancellation": True,
 }

@@ -16,8 +16,9 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,13 +71,17 @@ class Kill(NamedTuple):
 class FlinkCluster:
     """A running cluster.
 
+    Args:
+      folder: For logs, checkpoints and savepoints.
+      settings: Of Flink's configuration, beside those of `deploy/flink/flink-conf.yaml`.
+
     Attributes:
       rest: URL of Flink's REST API and dashboard.
       job_endpoint: Where Beam's job server listens.
       folder: For logs, checkpoints and savepoints.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, settings: Mapping[str, str] = types.MappingProxyType({})):
         self.folder = folder.absolute()
         self._rpc_port, rest_port, self._job_port, self._artifact_port, self._expansion_port = free_ports(5)
         self.rest = f"http://127.0.0.1:{rest_port}"
@@ -87,6 +92,7 @@ class FlinkCluster:
             "state.checkpoints.dir": f"file://{self.folder}/checkpoints",
             "state.savepoints.dir": f"file://{self.folder}/savepoints",
             "io.tmp.dirs": f"{self.folder}/tmp",
+            **settings,
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -202,8 +208,8 @@ class FlinkCluster:
 
 
 @contextlib.contextmanager
-def running_flink(folder: Path, taskmanagers: int = TASKMANAGERS) -> Iterator[FlinkCluster]:
-    """Starts a cluster, and ends it.
+def running_flink(folder: Path, taskmanagers: int = TASKMANAGERS, **settings: str) -> Iterator[FlinkCluster]:
+    """Starts a cluster, with these settings in Flink's configuration, and ends it.
 
     Raises:
       FlinkMissing: Java or the jars are not here.
@@ -212,7 +218,7 @@ def running_flink(folder: Path, taskmanagers: int = TASKMANAGERS) -> Iterator[Fl
         raise FlinkMissing("no Java, which Flink runs on; get it with `apt-get install default-jdk-headless`")
     if not list(_JARS.glob("beam-runners-flink-*.jar")):
         raise FlinkMissing("no Flink; `make flink` fetches it, where Java and Maven are")
-    cluster = FlinkCluster(folder)
+    cluster = FlinkCluster(folder, settings)
     try:
         cluster.start(taskmanagers)
         yield cluster

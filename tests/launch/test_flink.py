@@ -37,6 +37,7 @@ class Flink(http.server.ThreadingHTTPServer):
         self.savepoint: dict = {"location": "file:/savepoints/1"}
         self.stacktrace = JAVA
         self.checkpoint = ""
+        self.config: dict[str, str] = {}
         self.asked: list[str] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -48,6 +49,8 @@ class Flink(http.server.ThreadingHTTPServer):
         self.asked.append(f"{method} {path}")
         if path == "/jobs/overview":
             return {"jobs": [{"jid": job, "name": name} for job, name in self.names.items()]}
+        if path == "/jobmanager/config":
+            return [{"key": key, "value": value} for key, value in self.config.items()]
         _, _, job, *rest = path.split("/")
         if job not in self.jobs:
             return None
@@ -104,6 +107,23 @@ def test_a_job_that_does_not_end_well_fails_with_the_reason(state, reason, flink
         FlinkJob(flink_of(a=["RUNNING", state]).cluster, "a").wait()
 
 
+@pytest.mark.parametrize(
+    ("config", "limited"),
+    [
+        ({}, False),
+        ({"restart-strategy.type": "exponential-delay"}, False),
+        ({"restart-strategy.exponential-delay.attempts-before-reset-backoff": "9"}, True),
+        ({"restart-strategy.type": "fixed-delay"}, True),
+        ({"restart-strategy": "none"}, True),
+    ],
+    ids=["Flink's own", "exponential", "exponential, limited", "fixed", "none"],
+)
+def test_a_stream_asks_for_restarts_without_limit_where_the_cluster_limits_them(config, limited, flink_of):
+    flink = flink_of()
+    flink.config = config
+    assert flink.cluster.limits_restarts() is limited
+
+
 def test_a_job_that_flink_has_lost_is_one_line_that_says_how_to_go_on(flink_of):
     """A JobManager without high availability forgets its jobs when it is started again."""
     flink = flink_of(a=["RUNNING", "RUNNING", "LOST"])
@@ -119,7 +139,11 @@ def test_a_job_that_flink_has_lost_is_one_line_that_says_how_to_go_on(flink_of):
 @pytest.mark.parametrize(
     ("checkpoint", "said"),
     [
-        ("file:/c/chk-7", "--resume file:/c/chk-7 (or a later checkpoint beside it) goes on from there\n"),
+        (
+            "file:/c/chk-7",
+            "the job's first checkpoint is file:/c/chk-7; later ones replace it\n"
+            "--resume file:/c/chk-7 (or a later checkpoint beside it) goes on from there\n",
+        ),
         ("<checkpoint-not-externally-addressable>", ""),
         ("", ""),
     ],
