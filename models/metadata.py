@@ -44,7 +44,7 @@ class DetectorMetadata:
       class_id_offset: Subtracted from the model's class numbers (1 for the TensorFlow Object Detection API).
       nms: Who suppresses overlapping boxes.
       threshold_inputs: Whether the signature also takes `score_threshold`, `iou_threshold` and `max_detections`.
-      joined_layout: Where `boxes_output` joins all that is said of M boxes and C classes: its axes behind that of the images.
+      packed_layout: Where `boxes_output` joins all that is said of M boxes and C classes: its axes behind that of the images.
         `5` has an objectness behind the box, `6` is a box with its confidence and its class. Empty where outputs are apart.
 
     Raises:
@@ -69,7 +69,7 @@ class DetectorMetadata:
     class_id_offset: int = 0
     nms: Suppressor = "model"
     threshold_inputs: bool = True
-    joined_layout: JoinedLayout = ""
+    packed_layout: JoinedLayout = ""
 
     def __post_init__(self) -> None:
         for field, choices in _CHOICES.items():
@@ -94,7 +94,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "box_format": get_args(BoxFormat),
     "box_units": get_args(BoxUnits),
     "nms": get_args(Suppressor),
-    "joined_layout": get_args(JoinedLayout),
+    "packed_layout": get_args(JoinedLayout),
 }
 
 

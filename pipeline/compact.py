@@ -1,4 +1,4 @@
-"""`python -m pipeline.compact`: many small files of rows become few large ones, one row an image version and model version.
+"""`python -m pipeline.compact`: many small files of rows become few large ones, one row an image generation and model version.
 
     python -m pipeline.compact --output gs://bucket/detections [--until 2026-11-20]
 
@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 
 from apache_beam.io.filesystems import FileSystems
 
-from pipeline.config.dates import DatesError, days_of, settle
+from pipeline.config.dates import DatesError, days_of, resolve_dates
 from pipeline.config.paths import local_path
 from pipeline.errors import BusyError, ConfigError, OutputError, TakenOverError, UserError
+from pipeline.storage.cancellation import confirm_publishing, stop_from_thread
 from pipeline.storage.claims import EVERYTHING
-from pipeline.storage.earlier import run_name
 from pipeline.storage.files import create, delete_files, move_files, read_lines
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.lease import leased
@@ -51,7 +51,7 @@ from pipeline.storage.results import (
 from pipeline.storage.run_state import LEASED
 from pipeline.storage.single_rows import SingleRow, single_rows
 from pipeline.storage.staging import held, new_staging, run_of
-from pipeline.storage.stopping import confirm_publishing, stop_from_thread
+from pipeline.storage.write_policy import run_name
 from pipeline.write.write_files import ROWS_PER_SHARD
 from pipeline.write.write_parquet import write_parquet
 from pipeline.write.write_tfrecord import write_tfrecord
@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.compact",
-        description="Merges the many small files of rows in a results folder into few large ones, one row an image version and "
+        description="Merges the many small files of rows in a results folder into few large ones, one row an image generation and "
         "model version.",
         allow_abbrev=False,
     )
@@ -308,7 +308,7 @@ def _folder(given: str) -> str:
 def _end_of(day: str) -> float:
     """The moment at which a day ends, of those that the user names the last."""
     try:
-        last = days_of(settle(day, datetime.datetime.now(datetime.timezone.utc).date()))[-1]
+        last = days_of(resolve_dates(day, datetime.datetime.now(datetime.timezone.utc).date()))[-1]
     except DatesError as err:
         raise ConfigError(f"--until: expected {err}, got {day}") from err
     midnight = datetime.datetime.combine(last, datetime.time(), datetime.timezone.utc)

@@ -35,8 +35,8 @@ class Measured:
       class_b_unlisted: More of them for an image that a message names, whose size no listing has told.
       class_a_a_job: Writing and listing operations of a job's own files.
       class_b_a_job: Reading operations of the same.
-      class_a_a_spool: Writing operations of each spool of rows.
-      class_b_a_spool: Reading operations of the same, when it is merged.
+      class_a_a_spill: Writing operations of each spill of rows.
+      class_b_a_spill: Reading operations of the same, when it is merged.
       class_a_an_hour: Writing operations in an hour of a machine beside others, which tells its launcher how far it is.
       class_b_an_hour: Reading operations of the same, the launcher's share in it.
       listed_at_once: Images in one listing operation (Cloud Storage's page).
@@ -54,8 +54,8 @@ class Measured:
     class_b_unlisted: float = 1.0
     class_a_a_job: float = 40.0
     class_b_a_job: float = 67.0
-    class_a_a_spool: float = 1.0
-    class_b_a_spool: float = 3.0
+    class_a_a_spill: float = 1.0
+    class_b_a_spill: float = 3.0
     class_a_an_hour: float = 1200.0
     class_b_an_hour: float = 4700.0
     listed_at_once: float = 1000.0
@@ -77,7 +77,7 @@ class Work:
       images_per_second: Of one machine, as measured with your model (summary.json); 0: from `cores` and the CPU time of an image.
       startup_minutes: Until a machine detects its first image.
       ramp_minutes: Batch: from then until all machines are there, one after the other.
-      bundle_images: Images in a bundle of the runner: each leaves a spool.
+      bundle_images: Images in a bundle of the runner: each leaves a spill.
       hours: Streaming: how long the images take to come; 0: as long as the machines take for them.
       window_s: Streaming: seconds of rows in one archive file.
       inline: Streaming: share of the images that come within their messages; the others are named.
@@ -197,10 +197,10 @@ def _beside(work: Work, each: Measured, busy: float) -> _Beside:
 
 
 def _batch(work: Work, each: Measured) -> dict[str, float]:
-    spools = work.images / work.bundle_images
+    spills = work.images / work.bundle_images
     return {
-        "class_a": each.class_a_a_job + work.images / each.listed_at_once + spools * each.class_a_a_spool,
-        "class_b": each.class_b_a_job + work.images * each.class_b_an_image + spools * each.class_b_a_spool,
+        "class_a": each.class_a_a_job + work.images / each.listed_at_once + spills * each.class_a_a_spill,
+        "class_b": each.class_b_a_job + work.images * each.class_b_an_image + spills * each.class_b_a_spill,
         "pubsub_gb": 0.0,
         "shuffle_gb": work.images * each.shuffled_bytes / 1e9,
     }

@@ -51,10 +51,10 @@ def extra_text(fields: Mapping[Any, Any]) -> str:
     return row_bytes(kept).decode() if kept else ""
 
 
-def said_beyond(known: Collection[str], said: Mapping[str, Any]) -> dict[str, Any]:
+def extra_columns(known: Collection[str], said: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of an image but for what has names of its own; an `extra`, as rows have it, counts as the fields in it.
 
-    >>> said_beyond({"uri"}, {"uri": "a.jpg", "camera": 7, "extra": {"label": "cat"}})
+    >>> extra_columns({"uri"}, {"uri": "a.jpg", "camera": 7, "extra": {"label": "cat"}})
     {'camera': 7, 'label': 'cat'}
     """
     others = {name: value for name, value in said.items() if name not in known and name != "extra"}

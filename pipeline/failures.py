@@ -51,7 +51,7 @@ REASONS: dict[str, dict[str, str]] = {
     },
 }
 
-# Reasons that may pass by themselves, or be mended outside of the image; what failed so is not done. All others are for good:
+# Reasons that are transient, or be mended outside of the image; what failed so is not done. All others are for good:
 # the same version of the image fails again, with the same model and settings.
 MAY_PASS = frozenset(
     {

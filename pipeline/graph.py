@@ -18,11 +18,11 @@ import apache_beam as beam
 from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
 from pipeline.detect.saved_model import name_and_version
-from pipeline.figures.workplace import Workplace
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.records import dead_letter_row, detection_row
-from pipeline.storage.done import Done
+from pipeline.stats.worker_context import WorkerContext
+from pipeline.storage.completion import CompletionRule
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.archive_rows import ArchiveRows
 from pipeline.stream.ask_again import AskAgain
@@ -33,7 +33,7 @@ from pipeline.stream.read_requested import ReadRequested
 from pipeline.stream.run import RunSettings
 from pipeline.stream.steps import ParseMessages, PublishResults
 from pipeline.write.sink import Results, Sink
-from pipeline.write.spool_rows import RowsCheckpoint
+from pipeline.write.spill_rows import RowsResumePoint
 from pipeline.write.write_files import WriteFiles
 
 
@@ -54,7 +54,7 @@ def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: S
         _ = results | sink
 
 
-def workplace(config: Config, staging: str, launched_at: float) -> Workplace:
+def worker_context(config: Config, staging: str, launched_at: float) -> WorkerContext:
     """What the workers of a job must reach whose steps are not in its launcher's process.
 
     Args:
@@ -62,11 +62,14 @@ def workplace(config: Config, staging: str, launched_at: float) -> Workplace:
       staging: The run's folder.
       launched_at: When the launcher made it; 0: none did.
     """
-    return Workplace(staging, functools.partial(name_and_version, config.model), launched_at)
+    return WorkerContext(staging, functools.partial(name_and_version, config.model), launched_at)
 
 
 def source_of(
-    config: Config, done: Done | None = None, begun: Sequence[RowsCheckpoint] | None = None, at: Workplace | None = None
+    config: Config,
+    done: CompletionRule | None = None,
+    begun: Sequence[RowsResumePoint] | None = None,
+    at: WorkerContext | None = None,
 ) -> Source:
     """Where the images of a batch job come from, by its config.
 
@@ -76,7 +79,7 @@ def source_of(
       begun: What killed runs of the same command had done.
       at: Where it works, if that is elsewhere.
     """
-    spools = tuple(spool for checkpoint in begun or () for _, spool in checkpoint.spools)
+    spills = tuple(spill for resume_point in begun or () for _, spill in resume_point.spills)
     again = asked_again(config) if config.retry_dead else None
     inputs = {} if again else config.patterns()
     return ReadImages(
@@ -87,8 +90,8 @@ def source_of(
         allow_empty=config.allow_empty,
         done=done,
         again=again,
-        begun=spools,
-        workplace=at,
+        begun=spills,
+        worker_context=at,
         rebalance=at is not None,  # one process reads one image after the other in any case
     )
 
@@ -105,8 +108,8 @@ def sinks(
     *,
     launched: bool = True,
     model: tuple[str, str] = ("", ""),
-    begun: Sequence[RowsCheckpoint] | None = None,
-    at: Workplace | None = None,
+    begun: Sequence[RowsResumePoint] | None = None,
+    at: WorkerContext | None = None,
     began_at: float = 0.0,
     settings: Mapping[str, Any] | None = None,
 ) -> list[Sink]:
@@ -118,7 +121,7 @@ def sinks(
       name: What the files of rows carry in their names.
       launched: Whether a launcher holds that folder while the job runs.
       model: Name and version of the model, where they are known.
-      begun: What killed runs of the same command had done; None: this one makes no checkpoints.
+      begun: What killed runs of the same command had done; None: this one makes no resume points.
       at: Where it works, if that is elsewhere.
       began_at: When it began, seconds since the epoch.
       settings: All settings, as the results say them; default: the config's.
@@ -156,7 +159,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
 
     if not run.in_process:  # else `PublishResults` has written them before the bundle ended
         archive = functools.partial(
-            ArchiveRows, run.results, window_s=run.window_s, job=run.name, shards=run.shards, maker=run.maker
+            ArchiveRows, run.results, window_s=run.window_s, job=run.name, shards=run.shards, provenance=run.provenance
         )
         _ = (asked.dead, read.dead, found.dead) | "ArchiveDeadLetters" >> archive(DEAD_LETTERS, dead_letter_row)
         if run.archive_detections:

@@ -5,7 +5,7 @@
 Prints a table, and writes `reconcile.html` into the results folder (`--no-page`: does not). `pipeline.read.reconciled` says what
 the words mean. Rows count whatever their settings were; with `--model` only those of this model version do.
 
-Exit code 0: complete, each image that is listed is done or dead for good; 1: it is not; 2: a wrong command or place, or storage
+Exit code 0: complete, each image that is listed is done or permanently dead; 1: it is not; 2: a wrong command or place, or storage
 that does not say. 130: stopped.
 """
 
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.reconcile",
         description="Says which images have a result and which have none.",
-        epilog="exit code: 0 complete; 1 images are missing, stale, or dead for a reason that may pass; 2 wrong command or place",
+        epilog="exit code: 0 complete; 1 images are missing, stale, or dead for a transient reason; 2 wrong command or place",
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file of a job: its input, output, dates and time zone count")
@@ -150,7 +150,7 @@ def _table(outcome: Reconciled) -> Iterator[str]:
     """What there is, with a few examples of what is wrong."""
     yield f"{outcome.listed:>11,} listed"
     for status in (*STATUSES, *BESIDE):
-        note = f" ({outcome.may_pass:,} of them for a reason that may pass)" if status == "dead" and outcome.may_pass else ""
+        note = f" ({outcome.is_transient:,} of them for a transient reason)" if status == "dead" and outcome.is_transient else ""
         yield f"{outcome.counts[status]:>11,} {status}{note}"
         for found in outcome.examples.get(status, ()) if status != "done" else ():
             yield f"            {_readable(found.uri)}{f'  {found.reason}' if found.reason else ''}"

@@ -49,7 +49,7 @@ class ImageRef:
 
     @property
     def identity(self) -> str:
-        """`uri#generation`: equal for two readings of the same version of an image, whoever asked for it."""
+        """`uri#generation`: equal for two readings of the same generation of an image, whoever asked for it."""
         return f"{self.uri}#{self.generation}"
 
 

@@ -26,9 +26,9 @@ def main(argv: Sequence[str]) -> int:
     """Two bundles a window; a folder is made for each that is acknowledged."""
     folder, acknowledged = argv
     clock = Clock(START)
-    archive = Archive(folder, "run", window_s=60.0, clock=clock, maker=MAKER)
+    archive = Archive(folder, "run", window_s=60.0, clock=clock, provenance=MAKER)
     for number, rows in enumerate(BUNDLES):
-        archive.spool(map(archived, rows))
+        archive.spill(map(archived, rows))
         os.mkdir(f"{acknowledged}/{number}")
         clock.now += 30.0
         archive.close_windows()

@@ -129,9 +129,9 @@ class _Used:
 
 
 def _expected_seconds(content: bytes) -> float:
-    from pipeline.detect.headers.formats import format_of, is_decoded_apart, read_header
+    from pipeline.detect.headers.formats import format_of, is_decoded_in_subprocess, read_header
 
-    return CHILD_SECONDS if is_decoded_apart(format_of(content)) else read_header(content).seconds
+    return CHILD_SECONDS if is_decoded_in_subprocess(format_of(content)) else read_header(content).seconds
 
 
 def _decode(content: bytes, max_pixels: float, programs: list[str]) -> dict[str, object]:

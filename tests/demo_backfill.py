@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from pipeline.storage.checkpoints import rows_in
+from pipeline.storage.resume_points import rows_in
 from tests.emulators import EmulatorMissing, PubSubEmulator, running_pubsub_emulator
 from tests.processes import end_group, running
 
@@ -54,7 +54,7 @@ def main() -> int:
 def _tell(emulator: PubSubEmulator, photos: Path, out: Path, images: int) -> None:
     job = ["pipeline.run", "--config", "configs/backfill_local_direct.yaml", "--input", f"{photos}/*.jpg", "--output", str(out)]
     _say(f"1  {images} images; the job is killed when a third of them is done")
-    _killed([*job, "--checkpoint-s", "0.1"], out, images // 3)
+    _killed([*job, "--resume-point-s", "0.1"], out, images // 3)
     _say("2  the same command again: what was done counts")
     _run(job)
     _expect(out, read=images)

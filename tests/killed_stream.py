@@ -12,15 +12,15 @@ from typing import Any
 
 from pipeline.detect.canary import Canary
 from pipeline.run import main
-from pipeline.stream import intake
+from pipeline.stream import subscriber
 from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing
-from pipeline.stream.intake import Intake
+from pipeline.stream.subscriber import Subscriber
 
 MOMENTS = {
-    "archived": (Archive, "spool"),
+    "archived": (Archive, "spill"),
     "published": (Publishing, "wait"),
-    "acknowledged": (Intake, "acknowledge"),
+    "acknowledged": (Subscriber, "acknowledge"),
     "judged": (Canary, "verdict"),
 }
 
@@ -40,7 +40,7 @@ def _die_after(cls: type, name: str) -> None:
 
 
 if __name__ == "__main__":
-    intake.EXTEND_SECONDS = 10  # as short as Pub/Sub's own deadlines can be
+    subscriber.EXTEND_SECONDS = 10  # as short as Pub/Sub's own deadlines can be
     if os.environ["KILLED_AFTER"]:
         _die_after(*MOMENTS[os.environ["KILLED_AFTER"]])
     sys.exit(main(sys.argv[1:]))

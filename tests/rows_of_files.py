@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 
 from pipeline.records import row_bytes
-from pipeline.storage.done import Maker
+from pipeline.storage.completion import Provenance
 from pipeline.storage.files import list_files, read_lines, write_file
 from pipeline.storage.ledger import writing_index
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, index_name
 
-MAKER = Maker("5e771265", "5e771266", "bright", "3")
+MAKER = Provenance("5e771265", "5e771266", "bright", "3")
 
 
 class Row(NamedTuple):
@@ -46,16 +46,16 @@ def dead(uri: str = "", generation: str = "", *, stage: str = "read", reason: st
     return Row(DEAD_LETTERS, {"image": image, "stage": stage, "reason": reason, "message": message})
 
 
-def write_rows(output: str, name: str, rows: Iterable[Row], maker: Maker | None = MAKER, made_at: float = 0.0) -> None:
-    """Writes files of rows, `<kind>/<kind>-<name>.jsonl`, sorted, and their indexes where there is a maker."""
+def write_rows(output: str, name: str, rows: Iterable[Row], provenance: Provenance | None = MAKER, made_at: float = 0.0) -> None:
+    """Writes files of rows, `<kind>/<kind>-<name>.jsonl`, sorted, and their indexes where there is a provenance."""
     lines: dict[str, list[bytes]] = {}
     for row in rows:
         lines.setdefault(row.kind, []).append(row.line)
     for kind, own in lines.items():
         file = f"{kind}/{kind}-{name}.jsonl"
         write_file(f"{output}/{file}", b"".join(sorted(own)))
-        if maker:
-            with writing_index(f"{output}/{index_name(file)}", kind, maker, made_at) as note:
+        if provenance:
+            with writing_index(f"{output}/{index_name(file)}", kind, provenance, made_at) as note:
                 for line in sorted(own):
                     note(line)
 

@@ -16,12 +16,12 @@ from pipeline.compact import compact, main
 from pipeline.errors import BusyError, OutputError
 from pipeline.storage import cloud
 from pipeline.storage.claims_cloud import CloudClaims
-from pipeline.storage.earlier import check_earlier, run_name
 from pipeline.storage.files import list_files, write_file
 from pipeline.storage.lease import LocalClaims, leased
 from pipeline.storage.ledger import list_files_of_rows, read_entries
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, archive_name, is_result, shard_name
 from pipeline.storage.staging import held, new_staging, staging_of
+from pipeline.storage.write_policy import check_write_policy, run_name
 from pipeline.write.write_parquet import write_parquet
 from tests.rows_of_files import MAKER, dead, found, lines_in, uris_in, write_rows
 from tests.storage.test_staging import dies_at, visible
@@ -230,7 +230,7 @@ def test_what_a_batch_job_at_work_has_just_published_stays(output):
 )
 def test_a_job_may_start_beside_a_compaction(tmp_path, settings):
     with held(new_staging(str(tmp_path)), {"settings": {"mode": "compact"}}):
-        check_earlier(str(tmp_path), settings)
+        check_write_policy(str(tmp_path), settings)
 
 
 def test_a_second_compaction_beside_the_first_is_refused(output):

@@ -17,7 +17,7 @@ from hypothesis import given, strategies
 from pipeline import cost
 from pipeline.cost import Measured, Usage, Work, estimate
 from pipeline.storage import listing
-from pipeline.write import spread_spools
+from pipeline.write import spread_spills
 from tests.benchmarks.cost import SAMPLES, detected
 from tests.conftest import REPO
 from tests.test_streaming_graph import build
@@ -33,8 +33,8 @@ SIMPLE = Measured(
     class_b_unlisted=1.0,
     class_a_a_job=20.0,
     class_b_a_job=40.0,
-    class_a_a_spool=1.0,
-    class_b_a_spool=3.0,
+    class_a_a_spill=1.0,
+    class_b_a_spill=3.0,
     class_a_an_hour=100.0,
     class_b_an_hour=300.0,
     listed_at_once=1000.0,
@@ -131,8 +131,8 @@ def test_the_wait_for_machines_is_no_longer_than_the_work():
 
 
 def test_what_it_says_of_steps_side_by_side_is_what_they_do():
-    assert (cost.LISTINGS, cost.ALL_LISTINGS) == (listing.AT_ONCE, listing.CUT)
-    assert (cost.RANGES, cost.RANGE_ROWS) == (spread_spools.MOST_RANGES, spread_spools.ROWS_AT_ONCE)
+    assert (cost.LISTINGS, cost.ALL_LISTINGS) == (listing.MAX_PARALLEL, listing.CUT)
+    assert (cost.RANGES, cost.RANGE_ROWS) == (spread_spills.MOST_RANGES, spread_spills.ROWS_AT_ONCE)
 
 
 def test_each_part_costs_its_price_by_its_unit():

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from pipeline.config.dates import DatesError, check_places, check_use, dated, days_of, settle, zone_named
+from pipeline.config.dates import DatesError, check_places, check_use, dated, days_of, resolve_dates, zone_named
 
 TODAY = datetime.date(2026, 11, 21)
 ZONES = sorted(zoneinfo.available_timezones())
@@ -20,7 +20,7 @@ hours = st.timedeltas(datetime.timedelta(0), datetime.timedelta(days=5)).filter(
 
 
 @pytest.mark.parametrize(
-    ("text", "settled"),
+    ("text", "resolved"),
     [
         ("2026-11-20", "2026-11-20"),
         ("2026-11-20..2026-11-20", "2026-11-20"),
@@ -37,8 +37,8 @@ hours = st.timedeltas(datetime.timedelta(0), datetime.timedelta(days=5)).filter(
         ("2027-01-01", "2027-01-01"),
     ],
 )
-def test_days_are_what_a_user_means(text, settled):
-    assert settle(text, TODAY) == settled
+def test_days_are_what_a_user_means(text, resolved):
+    assert resolve_dates(text, TODAY) == resolved
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_days_are_what_a_user_means(text, settled):
 )
 def test_what_names_no_days_is_refused(text):
     with pytest.raises(DatesError, match=r"^(days such as|1 to 3660 days between)"):
-        settle(text, TODAY)
+        resolve_dates(text, TODAY)
 
 
 @hypothesis_settings(deadline=None)
@@ -77,18 +77,18 @@ def test_what_names_no_days_is_refused(text):
 def test_the_last_days_are_as_many_as_said_and_end_yesterday(today, count):
     if today - datetime.timedelta(days=count) < datetime.date(1970, 1, 1):
         return
-    found = days_of(settle(f"last {count} days", today))
+    found = days_of(resolve_dates(f"last {count} days", today))
     assert len(found) == count
-    assert found[-1:] == days_of(settle("yesterday", today))
+    assert found[-1:] == days_of(resolve_dates("yesterday", today))
 
 
 @hypothesis_settings(deadline=None)
 @given(first=days, length=st.integers(1, 400), today=days)
 def test_a_range_has_each_of_its_days_once_in_order_whatever_day_it_is(first, length, today):
     expected = [first + datetime.timedelta(days=number) for number in range(length)]
-    settled = settle(f"{expected[0]}..{expected[-1]}", today)
-    assert list(days_of(settled)) == expected
-    assert settle(settled, today) == settled
+    resolved = resolve_dates(f"{expected[0]}..{expected[-1]}", today)
+    assert list(days_of(resolved)) == expected
+    assert resolve_dates(resolved, today) == resolved
 
 
 @hypothesis_settings(deadline=None)

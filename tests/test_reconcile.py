@@ -63,7 +63,7 @@ def test_the_page_shows_days_and_examples_and_escapes_names(folder, capsys):
     write_rows("out", "20261120T000000Z-0a1b-00000-of-00001", [found("in/2026/11/20/<gone>.png"), dead("in/2026/11/20/b.png")])
     code, said, _ = reconciled(capsys)
     assert code == 1
-    assert "          1 dead (1 of them for a reason that may pass)" in said
+    assert "          1 dead (1 of them for a transient reason)" in said
     page = (folder / "out" / "reconcile.html").read_text()
     assert "in/2026/11/20/&lt;gone&gt;.png" in page and "<gone>" not in page
     assert re.findall(r'<th scope="row">(2026-\d\d-\d\d)</th>', page) == ["2026-11-20", "2026-11-21"]

@@ -26,8 +26,8 @@ def main() -> None:
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
     from google.protobuf import json_format, text_format
 
-    from pipeline.figures import told
     from pipeline.launch.options import end_bundles_promptly
+    from pipeline.stats import told
 
     def end(*_signal: object) -> None:
         told.tell_all()

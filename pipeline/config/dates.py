@@ -23,7 +23,7 @@ class DatesError(ValueError):
     """What was given names no days, no zone, or no place for a day; the message says what was expected."""
 
 
-def settle(text: str, today: datetime.date) -> str:
+def resolve_dates(text: str, today: datetime.date) -> str:
     """The days that are meant, as `first..last`, or as one day where it is just one.
 
     The last days are whole ones: yesterday is the newest of them.
@@ -32,9 +32,9 @@ def settle(text: str, today: datetime.date) -> str:
       DatesError: None are.
 
     >>> today = datetime.date(2026, 11, 21)
-    >>> settle("last 7 days", today)
+    >>> resolve_dates("last 7 days", today)
     '2026-11-14..2026-11-20'
-    >>> settle("2026-11-01..yesterday", today), settle("yesterday", today)
+    >>> resolve_dates("2026-11-01..yesterday", today), resolve_dates("yesterday", today)
     ('2026-11-01..2026-11-20', '2026-11-20')
     """
     found = _DAYS.fullmatch(text.strip())
@@ -52,13 +52,13 @@ def settle(text: str, today: datetime.date) -> str:
     return str(start) if start == end else f"{start}..{end}"
 
 
-def days_of(settled: str) -> tuple[datetime.date, ...]:
-    """Each day of what `settle` gives.
+def days_of(resolved: str) -> tuple[datetime.date, ...]:
+    """Each day of what `resolve_dates` gives.
 
     >>> [str(day) for day in days_of("2026-02-27..2026-03-01")]
     ['2026-02-27', '2026-02-28', '2026-03-01']
     """
-    first, _, last = settled.partition("..")
+    first, _, last = resolved.partition("..")
     start, end = datetime.date.fromisoformat(first), datetime.date.fromisoformat(last or first)
     return tuple(start + datetime.timedelta(days=number) for number in range((end - start).days + 1))
 

@@ -114,7 +114,7 @@ class ModelConfig:
         None, "foreign models: class names in order, as a list or a text file with one a line"
     )
     nms: Literal["model", "pipeline"] | None = setting(None, "foreign models: who suppresses overlapping boxes")
-    joined_layout: Literal["4+C,M", "M,4+C", "M,5+C", "M,6"] | None = setting(
+    packed_layout: Literal["4+C,M", "M,4+C", "M,5+C", "M,6"] | None = setting(
         None, "foreign models with one output for M boxes and C classes: its axes; 5 with an objectness, 6 are box, score, class"
     )
 
@@ -149,7 +149,9 @@ class DetectConfig:
     gpu_memory_mb: Annotated[int, Between(64)] | None = setting(None, "limit of the GPU memory; default: grow as needed")
     batch_sizes: ListOf[Count] = setting((), "batch ladder, ascending; default: 1,2,4 on CPU and up to 32 on GPU")
     batch_timeout_ms: Annotated[float, Between(0.0)] = setting(1.0, "longest wait of an image for others to share its batch")
-    streams: Threads | None = setting(None, "batches in flight; default: one more than cores, up to 4, on CPU; 2 on GPU")
+    concurrent_batches: Threads | None = setting(
+        None, "batches in flight; default: one more than cores, up to 4, on CPU; 2 on GPU"
+    )
     intra_op_threads: Threads | None = setting(None, "threads inside one operation; default: cores / streams on CPU")
     inter_op_threads: Threads | None = setting(None, "operations side by side; default: streams on CPU")
     cpu_affinity: ListOf[CountFrom0] = setting((), "run on these cores only; default: all")
@@ -194,7 +196,7 @@ class WriteConfig:
     samples: CountFrom0 = setting(0, "write this many annotated images under samples/")
     report_samples: Annotated[int, Between(0, 200)] = setting(12, "annotated images shown in report.html")
 
-    checkpoint_s: Annotated[float, Between(0.0)] = setting(
+    resume_point_s: Annotated[float, Between(0.0)] = setting(
         30.0, "most seconds of work that a kill costs a job in one process; its command goes on from there"
     )
 
@@ -224,7 +226,9 @@ class StreamConfig:
     )
     max_message_images: Count = setting(1000, "most images of one message")
     max_message_mb: Annotated[float, Between(0.001)] = setting(20.0, "most megabytes of one message's inline images")
-    deduplicate_s: Annotated[float, Between(1.0)] = setting(600.0, "seconds within which one version of an image gets one result")
+    deduplicate_s: Annotated[float, Between(1.0)] = setting(
+        600.0, "seconds within which one generation of an image gets one result"
+    )
     pull_images: Count = setting(128, "most images pulled ahead, and in one bundle")
     pull_mb: Annotated[float, Between(0.1)] = setting(64.0, "most megabytes of messages pulled ahead, and in one bundle")
 
@@ -269,7 +273,7 @@ class Config:
     busy_wait_s: Annotated[float, Between(0.0)] = setting(3600.0, "longest wait for another run, in seconds; then stop")
     only_new: Switch = setting(
         False,
-        "leave out each version of an image that has a row in the output, of a batch job or stream with this model and settings",
+        "leave out each generation of an image that has a row in the output, of a batch job or stream with this model and settings",
     )
     retry_dead: Switch = setting(
         False, "try again what failed: the input is the output's dead letters; leaves out what has a row by now, as only_new does"
@@ -285,13 +289,13 @@ class Config:
     @field_validator("dates")
     @classmethod
     def _settled(cls, text: str, before: ValidationInfo) -> str:
-        """What `yesterday` means is settled when it is said, so that all parts of the job mean the same, also after midnight."""
+        """What `yesterday` means is resolved when it is said, so that all parts of the job mean the same, also after midnight."""
         if not {"input", "time_zone"} <= before.data.keys():  # there is something else to say first
             return text
         today = datetime.datetime.now(days.zone_named(before.data["time_zone"])).date()
-        settled = _checked_by(lambda given: days.settle(given, today), text) if text else ""
-        _checked_by(lambda given: days.check_use(before.data["input"], given), settled)
-        return settled
+        resolved = _checked_by(lambda given: days.resolve_dates(given, today), text) if text else ""
+        _checked_by(lambda given: days.check_use(before.data["input"], given), resolved)
+        return resolved
 
     def patterns(self) -> dict[str, tuple[str, ...]]:
         """Each input, with the patterns that it stands for: itself, or one or more for each of the days.

@@ -40,32 +40,32 @@ class Scheduler(Protocol):
 class BatchedModel:
     """A model behind a scheduler; an `Engine`.
 
-    Out of memory: the largest rung is dropped for good, and the images of the failed call are tried again in smaller ones.
+    Out of memory: the largest batch size is dropped for good, and the images of the failed call are tried again in smaller ones.
     Any other failure of a call is tried again image by image, so that an image that breaks the model breaks no other.
 
     Args:
       scheduler: Runs the model; closed with this.
       input_hw: Height and width of the input.
-      batch_sizes: The ladder, ascending.
-      streams: Model calls in flight.
+      batch_sizes: The batch sizes, ascending.
+      concurrent_batches: Model calls in flight.
     """
 
-    def __init__(self, scheduler: Scheduler, input_hw: tuple[int, int], batch_sizes: Sequence[int], streams: int):
+    def __init__(self, scheduler: Scheduler, input_hw: tuple[int, int], batch_sizes: Sequence[int], concurrent_batches: int):
         self._scheduler = scheduler
         self._input_hw = input_hw
-        self._streams = streams
-        self._lock = threading.Lock()  # of the ladder, while it is made shorter
+        self._concurrent_batches = concurrent_batches
+        self._lock = threading.Lock()  # of the batch sizes, while it is made shorter
         self._batch_sizes = tuple(batch_sizes)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The ladder as it is now; shorter than at first after an out-of-memory."""
+        """The allowed batch sizes as they are now; shorter than at first after an out-of-memory."""
         return self._batch_sizes
 
     @property
     def images_in_flight(self) -> int:
         """How many images keep every stream busy with the next batch already waiting."""
-        return 2 * self._streams * self._batch_sizes[-1]
+        return 2 * self._concurrent_batches * self._batch_sizes[-1]
 
     def __call__(self, images: Sequence[np.ndarray]) -> list[Output | ModelFailed]:
         """Runs images in whatever model calls they end up; see `Engine`."""
@@ -81,7 +81,7 @@ class BatchedModel:
         return []
 
     def warm_up(self, *, at_once: bool = True) -> None:
-        """Runs every rung, and the largest on all streams at once, so that no image pays for a first call.
+        """Runs every batch size, and the largest on all concurrent batches at once, so that no image pays for a first call.
 
         Args:
           at_once: Whether the latter; that takes all cores, and is for the memory that so many calls need. Else another model is
@@ -101,8 +101,8 @@ class BatchedModel:
                 took = time.monotonic() - began
         if not at_once:
             return
-        with ThreadPoolExecutor(self._streams) as streams:
-            list(streams.map(self._run_blank, [[blank] * self._batch_sizes[-1]] * self._streams))
+        with ThreadPoolExecutor(self._concurrent_batches) as concurrent_batches:
+            list(concurrent_batches.map(self._run_blank, [[blank] * self._batch_sizes[-1]] * self._concurrent_batches))
 
     def close(self) -> None:
         """Gives back memory and threads; nothing may be under way."""
@@ -120,7 +120,7 @@ class BatchedModel:
             return err
 
     def _drop_rung(self, largest: int) -> bool:
-        """Shortens the ladder unless another caller has done so already; False when one rung is left."""
+        """Shortens the batch sizes unless another caller has done so already; False when one batch size is left."""
         with self._lock:
             if self._batch_sizes[-1] == largest:
                 if len(self._batch_sizes) == 1:

@@ -18,8 +18,8 @@ from models.agreement import compare
 from pipeline.config import DetectConfig
 from pipeline.detect.golden import DetectIn
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.figures.canary import CanaryFigures
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, detection_row, identity_hash
+from pipeline.stats.canary import CanaryStats
 
 _THREADS = 2
 _MOST_WAITING = 16  # groups of images
@@ -65,7 +65,7 @@ class Canary:
         self._detect_in = detect_in
         self._longest_s = longest_s
         self._waiting: queue.Queue[_Group | None] = queue.Queue(_MOST_WAITING)
-        self._figures = CanaryFigures(model.version, stable, detect.canary_mode)
+        self._figures = CanaryStats(model.version, stable, detect.canary_mode)
         self._reported: Counter[str] = Counter()
         self._hangs = self._closed = False
         self._lock = threading.Lock()  # of the figures, and of who counts a group that came late
@@ -102,7 +102,7 @@ class Canary:
         if not self.is_live and self.wants(image):
             self._submit(_Group([image], [result]))
 
-    def figures(self, wait_s: float = 0.0) -> CanaryFigures:
+    def figures(self, wait_s: float = 0.0) -> CanaryStats:
         """What it has shown so far; waits up to so many seconds for what it has in hand."""
         until = time.monotonic() + wait_s
         while self._waiting.unfinished_tasks and time.monotonic() < until:
@@ -119,7 +119,7 @@ class Canary:
         works = shown.failure_rate <= shown.stable_failure_rate + _MORE_FAILURES
         return "promoted" if agrees and works else "dropped"
 
-    def decide(self, outcome: str) -> CanaryFigures:
+    def decide(self, outcome: str) -> CanaryStats:
         """Notes what became of it; returns all that it has shown."""
         with self._lock:
             self._figures.outcome = outcome

@@ -2,7 +2,7 @@
 
 The header of a JPEG, PNG or WebP file is looked at first, by code that takes no memory (`headers/`): it says the file's one size
 and what decoding it costs, so that an image is refused before its pixels take memory or time. Images of all other formats are
-decoded in a child process (`decode_apart.py`). Only the first frame of an animation is used. Alpha is dropped.
+decoded in a child process (`decode_in_subprocess.py`). Only the first frame of an animation is used. Alpha is dropped.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from pipeline.detect.decode_apart import Request, decode_apart
+from pipeline.detect.decode_in_subprocess import Request, decode_in_subprocess
 from pipeline.detect.decoders import one_large_at_a_time, one_line, opencv_pixels, pillow_pixels, turn_upright
-from pipeline.detect.headers.formats import format_of, is_decoded_apart, read_header
+from pipeline.detect.headers.formats import format_of, is_decoded_in_subprocess, read_header
 from pipeline.detect.headers.header import Header, Size, too_large
 from pipeline.failures import ImageError
 
@@ -62,8 +62,8 @@ def decode_image(content: bytes, max_pixels: float, needed_wh: Callable[[Size], 
     if not content:
         raise ImageError("decode", "empty", "expected an image, got zero bytes")
     name = format_of(content)
-    if is_decoded_apart(name):
-        pixels = decode_apart(Request(name, content, max_pixels, _most_seconds(max_pixels)))
+    if is_decoded_in_subprocess(name):
+        pixels = decode_in_subprocess(Request(name, content, max_pixels, _most_seconds(max_pixels)))
         return DecodedImage(pixels, pixels.shape[1::-1])
     header = read_header(content)
     upright_wh = header.wh[::-1] if header.orientation >= 5 else header.wh

@@ -1,4 +1,4 @@
-"""The child process that decodes rarer image formats: `decode_apart.py` starts it, and sends it one image at a time.
+"""The child process that decodes rarer image formats: `decode_in_subprocess.py` starts it, and sends it one image at a time.
 
 For each image it receives a message with the format, the limits and the bytes, answers with the size, waits for a message that
 lets it go on, and answers with the pixels; or it answers with a reason why not. While it works at an image, the kernel ends it

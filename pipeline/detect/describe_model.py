@@ -9,8 +9,8 @@ from typing import Any
 
 from models.metadata import DetectorMetadata
 from pipeline.config import ModelConfig
-from pipeline.detect import joined_output
-from pipeline.detect.joined_output import ExportNotes
+from pipeline.detect import packed_output
+from pipeline.detect.packed_output import ExportNotes
 from pipeline.errors import ModelError
 
 _THRESHOLDS = ("score_threshold", "iou_threshold", "max_detections")
@@ -62,8 +62,8 @@ def describe(
     metadata = _checked({**known, **given, "name": name_of_model(model, described, folder)}, folder)
     _check_inputs(signature, metadata, folder)
     _check_outputs(outputs, metadata, folder)
-    if metadata.joined_layout and "box_units" not in {**given, **(known if described else {})}:
-        units = joined_output.measured_units(signature, metadata)
+    if metadata.packed_layout and "box_units" not in {**given, **(known if described else {})}:
+        units = packed_output.measured_units(signature, metadata)
         if units is None:
             raise ModelError(
                 f"model {folder}: it answers no boxes to an image of noise, so their units stay unknown; "
@@ -118,11 +118,11 @@ def _guess(
     }
     if _OBJECT_DETECTION_API["boxes_output"] in outputs:
         guess.update(_OBJECT_DETECTION_API, value_range=(0.0, 255.0))
-    elif joined_output.has_masks(outputs):
+    elif packed_output.has_masks(outputs):
         raise ModelError(
             f"model {folder}: expected a model that detects, its outputs are those of one that segments: boxes and masks"
         )
-    elif joined_output.is_joined(outputs, given):
+    elif packed_output.is_packed(outputs, given):
         guess.update(_guess_joined(outputs, {**guess, **given}, folder))
     return guess
 
@@ -132,13 +132,13 @@ def _guess_joined(outputs: Mapping[str, Any], known: Mapping[str, Any], folder: 
     if name not in outputs:
         return {}  # what is checked later says so
     shape = tuple(outputs[name].shape) if outputs[name].shape.rank is not None else (None, None, None)
-    layout = known.get("joined_layout") or joined_output.layout_of(shape[1:], known["input_hw"], len(known["class_names"]))
+    layout = known.get("packed_layout") or packed_output.layout_of(shape[1:], known["input_hw"], len(known["class_names"]))
     if not layout:
         raise ModelError(
             f"model {folder}: the one output '{name}' {shape} has all that is said of M boxes and C classes, but its shape alone "
-            f"does not tell how; set model.class_names, or model.joined_layout to {' or '.join(joined_output.LAYOUTS)}"
+            f"does not tell how; set model.class_names, or model.packed_layout to {' or '.join(packed_output.LAYOUTS)}"
         )
-    return joined_output.guess(name, layout)
+    return packed_output.guess(name, layout)
 
 
 def _check_inputs(signature: Any, metadata: DetectorMetadata, folder: str) -> None:
@@ -171,19 +171,19 @@ def _check_outputs(outputs: Mapping[str, Any], metadata: DetectorMetadata, folde
             f"model {folder}: expected outputs {missing}, the signature gives {sorted(outputs)}; "
             "set model.boxes_output and its siblings"
         )
-    if metadata.joined_layout:
+    if metadata.packed_layout:
         _check_joined(outputs[metadata.boxes_output].shape, metadata, folder)
     else:
         _check_apart(outputs[metadata.boxes_output].shape, outputs[metadata.scores_output].shape, metadata, folder)
 
 
 def _check_joined(shape: Any, metadata: DetectorMetadata, folder: str) -> None:
-    wanted = joined_output.expected_shape(metadata)
+    wanted = packed_output.expected_shape(metadata)
     if not shape.is_compatible_with(wanted):
         got = tuple(shape) if shape.rank is not None else "of any shape"
         raise ModelError(
-            f"model {folder}: expected output '{metadata.boxes_output}' of shape {wanted}, by layout {metadata.joined_layout} "
-            f"and {len(metadata.class_names) or 'any number of'} classes; got {got}; set model.joined_layout or model.class_names"
+            f"model {folder}: expected output '{metadata.boxes_output}' of shape {wanted}, by layout {metadata.packed_layout} "
+            f"and {len(metadata.class_names) or 'any number of'} classes; got {got}; set model.packed_layout or model.class_names"
         )
 
 

@@ -15,9 +15,9 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.loaded_model import LoadModel
-from pipeline.figures import metrics
-from pipeline.look_ahead import LookAhead, Place
+from pipeline.prefetch import Prefetcher, Slot
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage
+from pipeline.stats import metrics
 
 _REQUEST_IMAGES = 64  # what RunInference waits for at once; as many as request_images more are under way
 
@@ -109,7 +109,7 @@ class StartDetecting(beam.DoFn):
         self._detector = self._handler.load_model()
 
     def start_bundle(self) -> None:
-        self._ahead: LookAhead[EncodedImage, StartedImage] = LookAhead(self._start, self._most, self._most_bytes)
+        self._ahead: Prefetcher[EncodedImage, StartedImage] = Prefetcher(self._start, self._most, self._most_bytes)
 
     def process(
         self, image: EncodedImage, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
@@ -119,7 +119,7 @@ class StartDetecting(beam.DoFn):
     def finish_bundle(self) -> Iterator[WindowedValue]:
         return self._ahead.rest()
 
-    def _start(self, place: Place[EncodedImage, StartedImage]) -> None:
+    def _start(self, place: Slot[EncodedImage, StartedImage]) -> None:
         place.hold(len(place.element.content))
         place.result.set_result(StartedImage(place.element, self._detector.start(place.element)))
 

@@ -29,16 +29,16 @@ from pipeline.detect.detections import to_detections
 from pipeline.detect.headers.header import Size
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, Output
 from pipeline.detect.model_in_use import ModelInUse
+from pipeline.detect.model_watcher import ModelWatcher
 from pipeline.detect.tensorflow_setup import usable_cores
 from pipeline.detect.thumbnails import make_thumbnail
 from pipeline.detect.versions import Version
-from pipeline.detect.watch_model import ModelWatch
 from pipeline.errors import ModelError
 from pipeline.failures import ImageError
-from pipeline.figures.canary import CanaryFigures
-from pipeline.figures.samples import Sampler
-from pipeline.look_ahead import started_pool
+from pipeline.prefetch import started_pool
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Timing
+from pipeline.stats.canary import CanaryStats
+from pipeline.stats.samples import Sampler
 
 _TOGETHER = 4  # images that one thread takes at most: each call of the model costs it half a millisecond
 
@@ -74,9 +74,9 @@ class Detector:
 
     def __init__(self, model: LoadedModel, detect: DetectConfig, samples: int = 0):
         self._in_use = ModelInUse(model)
-        self.watched: ModelWatch | None = None
+        self.watched: ModelWatcher | None = None
         self.canary: Canary | None = None
-        self.no_canary: CanaryFigures | None = None
+        self.no_canary: CanaryStats | None = None
         self._former_canary: Canary | None = None
         self._settings = detect
         self._decoders = detect.decode_threads or usable_cores()
@@ -95,7 +95,7 @@ class Detector:
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The batch ladder in use."""
+        """The allowed batch sizes in use."""
         return self.model.engine.batch_sizes
 
     def check(self, model: LoadedModel) -> str | None:
@@ -113,7 +113,7 @@ class Detector:
           others: Those that were there when it was chosen.
           refused: Of these, the ones that were tried in vain.
         """
-        self.watched = ModelWatch(model, self._settings, self, in_use=in_use, others=others, refused=refused)
+        self.watched = ModelWatcher(model, self._settings, self, in_use=in_use, others=others, refused=refused)
         self.watched.start()
 
     def swap(self, model: LoadedModel) -> None:
@@ -141,18 +141,18 @@ class Detector:
             self._former_canary = former
             former.close()
 
-    def canary_figures(self, wait_s: float = 0.0) -> CanaryFigures | None:
+    def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
         """What the canary has shown, or the last one; waits up to so many seconds for what it has in hand."""
         canary = self.canary or self._former_canary
         return canary.figures(wait_s) if canary else self.no_canary
 
-    def take_away(self) -> None:
+    def unload(self) -> None:
         """Images that are not under way yet wait for the next `swap`. Returns when the others are done; the model is closed."""
-        self._in_use.take_away()
+        self._in_use.unload()
 
-    def give_up(self, failure: str) -> None:
+    def fail_pending(self, failure: str) -> None:
         """There will be no model: images that wait, or come, fail their bundles."""
-        self._in_use.give_up(failure)
+        self._in_use.fail_pending(failure)
 
     def counted_swaps(self) -> Counter[str]:
         """`swaps` of versions, their `refusals`, and what a canary did, since this was last asked."""

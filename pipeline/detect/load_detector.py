@@ -8,13 +8,13 @@ import time
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import saved_model
+from pipeline.detect.canary_watcher import check_canary, say_unwatched
 from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel, LoadModel
 from pipeline.detect.versions import Version, is_watchable, wanted
-from pipeline.detect.watch_canary import check_canary, say_unwatched
 from pipeline.errors import ModelError
-from pipeline.figures.told import tell_of
+from pipeline.stats.worker_reports import reporter_of
 
 _TRIED = 2  # versions at the start: the newest, and what was in use before it
 
@@ -28,7 +28,7 @@ def shared_detector(model: ModelConfig | LoadModel, detect: DetectConfig, sample
     with _shared_lock:
         if key not in _shared:
             _shared[key] = load_detector(model, detect, samples)
-            tell_of(_shared[key])
+            reporter_of(_shared[key])
         return _shared[key]
 
 

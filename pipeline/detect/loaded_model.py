@@ -46,7 +46,7 @@ class Engine(Protocol):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The batch ladder in use, ascending."""
+        """The allowed batch sizes in use, ascending."""
 
     @property
     def images_in_flight(self) -> int:

@@ -56,13 +56,13 @@ class ModelInUse:
         if old:
             self._close(old)
 
-    def take_away(self) -> None:
+    def unload(self) -> None:
         """From now on images wait. Returns when nobody uses the version that was in use any more, which is then closed."""
         old = self._replace(None)
         if old:
             self._close(old)
 
-    def give_up(self, failure: str) -> None:
+    def fail_pending(self, failure: str) -> None:
         """Whoever waits for a version, or will, gets a `ModelError`."""
         with self._changed:
             self._failure = failure

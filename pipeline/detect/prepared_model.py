@@ -1,4 +1,4 @@
-"""From an optimised graph to a `LoadedModel`: the graph as a function, behind the batch scheduler, every rung warm."""
+"""From an optimised graph to a `LoadedModel`: the graph as a function, behind the batch scheduler, every batch size warm."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler, c
 from pipeline.detect.tensorflow_setup import memory_in_use
 from pipeline.errors import ModelError
 
-_CPU_LADDER = (1, 2, 4)  # on CPU larger batches gain nothing, and each of their images waits for all
-_GPU_LADDER = (1, 2, 4, 8, 16, 32)
+_CPU_BATCH_SIZES = (1, 2, 4)  # on CPU larger batches gain nothing, and each of their images waits for all
+_GPU_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class PreparedModel:
 
 
 def start(prepared: PreparedModel, detect: DetectConfig, *, beside: bool = False) -> LoadedModel:
-    """Makes a session of a prepared model, and runs every rung of its ladder on blank images.
+    """Makes a session of a prepared model, and runs every batch size of its batch sizes on blank images.
 
     Args:
       prepared: The model.
@@ -117,11 +117,11 @@ def _short_turns() -> Iterator[None]:
 
 def _batched(prepared: PreparedModel, detect: DetectConfig) -> tuple[TensorFlowScheduler, BatchedModel]:
     gpu, batch, input_hw = tensorflow_setup.uses_gpu(), prepared.optimised.batch, prepared.metadata.input_hw
-    ladder = (batch,) if batch else detect.batch_sizes or (_GPU_LADDER if gpu else _CPU_LADDER)
-    streams = tensorflow_setup.streams_of(detect, gpu)
+    batch_sizes = (batch,) if batch else detect.batch_sizes or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
+    concurrent_batches = tensorflow_setup.concurrent_batches_of(detect, gpu)
     predict = _function_of(prepared.optimised, input_hw)
-    scheduler = TensorFlowScheduler(predict, input_hw, ladder, streams, detect.batch_timeout_ms)
-    return scheduler, BatchedModel(scheduler, input_hw, ladder, streams)
+    scheduler = TensorFlowScheduler(predict, input_hw, batch_sizes, concurrent_batches, detect.batch_timeout_ms)
+    return scheduler, BatchedModel(scheduler, input_hw, batch_sizes, concurrent_batches)
 
 
 def _function_of(optimised: OptimisedGraph, input_hw: tuple[int, int]) -> Predict:

@@ -16,7 +16,7 @@ from typing import Any
 
 from models.metadata import METADATA_PATH, DetectorMetadata, read_metadata
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect import joined_output, tensorflow_setup
+from pipeline.detect import packed_output, tensorflow_setup
 from pipeline.detect.describe_model import describe, name_of_model, pick_signature
 from pipeline.detect.golden import GOLDEN, read_golden
 from pipeline.detect.loaded_model import LoadedModel
@@ -54,7 +54,7 @@ def _described(local: str, folder: str) -> DetectorMetadata | None:
 
 
 def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
-    """Loads, freezes and optimises a detector, and runs every rung of its ladder on blank images.
+    """Loads, freezes and optimises a detector, and runs every batch size of its batch sizes on blank images.
 
     Raises:
       ModelError: It is missing, damaged, being written, has no signature that fits, or fails on a blank image.
@@ -92,7 +92,7 @@ def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig,
         except Exception as err:
             raise ModelError(f"model {folder}: TensorFlow cannot load it: {_first_line(err)}") from err
         signature = pick_signature(loaded.signatures, described, model, folder)
-        notes = None if described else joined_output.read_notes(local, folder)
+        notes = None if described else packed_output.read_notes(local, folder)
         metadata = describe(signature, described, model, folder, notes)
         try:
             requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
@@ -105,8 +105,8 @@ def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig,
     # of what is fused in bfloat16, TensorFlow makes no function; compiled by XLA, it has fusions of its own
     fused = detect.precision == "float32" and not (gpu or detect.xla)
     optimised = _optimised(_as_function(signature, metadata, detect), detect.precision, fused=fused)
-    if metadata.joined_layout:
-        metadata = joined_output.parted(metadata)
+    if metadata.packed_layout:
+        metadata = packed_output.parted(metadata)
     return PreparedModel(folder, version, metadata, optimised, requests, golden)
 
 
@@ -157,15 +157,15 @@ def _as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfi
             feed["iou_threshold"] = tf.constant(detect.iou_threshold, tf.float32)
             feed["max_detections"] = tf.constant(most, tf.int32)
         found = signature(**feed)
-        if metadata.joined_layout:
-            return joined_output.part(found[metadata.boxes_output], metadata, detect, most)
+        if metadata.packed_layout:
+            return packed_output.part(found[metadata.boxes_output], metadata, detect, most)
         return {role: found[name] for role, name in outputs.items() if name}
 
     return predict.get_concrete_function()
 
 
 def _optimised(function: Any, precision: str, *, fused: bool) -> OptimisedGraph:
-    """The function, optimised here, so that no call and no rung pays for it again."""
+    """The function, optimised here, so that no call and no batch size pays for it again."""
     frozen = freeze(function)
     names = sorted(function.structured_outputs)  # the order in which TensorFlow flattens a mapping
     fetched = dict(zip(names, (tensor.name for tensor in frozen.outputs), strict=True))

@@ -1,7 +1,7 @@
 """TensorFlow's own batch scheduler (the one of TF Serving) over one graph, in a session that can be closed.
 
 Callers hand in one or a few images each, from many threads, and block until the outputs are there. The scheduler forms a model
-call when enough images wait or the oldest has waited long enough, pads it to a rung of the ladder, and keeps `streams` calls in
+call when enough images wait or the oldest has waited long enough, pads it to a batch size of the batch sizes, and keeps `concurrent_batches` calls in
 flight. In the eager context it would live as long as the process: 145 MB and 3 threads for a model of 24 MB, at each load. A
 session's goes when the session is closed, at the same speed.
 """
@@ -36,27 +36,32 @@ class TensorFlowScheduler:
     Args:
       predict: The model.
       input_hw: Height and width of its input.
-      batch_sizes: The ladder, ascending.
-      streams: Model calls in flight.
+      batch_sizes: The batch sizes, ascending.
+      concurrent_batches: Model calls in flight.
       timeout_ms: Longest wait of an image for others.
 
     Attributes:
       gpu_bytes: What TensorFlow may take of the GPU that the model runs on; None: it runs on none.
     """
 
-    def __init__(self, predict: Predict, input_hw: tuple[int, int], batch_sizes: Sequence[int], streams: int, timeout_ms: float):
+    def __init__(
+        self, predict: Predict, input_hw: tuple[int, int], batch_sizes: Sequence[int], concurrent_batches: int, timeout_ms: float
+    ):
         import tensorflow as tf
 
-        ladders = [tuple(batch_sizes[:length]) for length in range(1, len(batch_sizes) + 1)]
+        batch_size_lists = [tuple(batch_sizes[:length]) for length in range(1, len(batch_sizes) + 1)]
         self._tickets = itertools.count()
         self._one_alone = threading.Lock()
         traced = _TracedModel(predict, input_hw)
         graph = tf.Graph()
         with graph.as_default(), tf.device("CPU:0"):  # where the scheduler wants its inputs; whole batches go to the device
             inputs = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in traced.inputs]
-            # a queue for each length that the ladder may have: they share the model, and a queue that nobody calls costs nothing
-            queues = {ladder[-1]: traced.queue(inputs, ladder, streams, timeout_ms) for ladder in ladders}
-            alone = traced.queue(inputs, ladders[0], 1, 0.0)
+            # a queue for each length that the batch sizes may have: they share the model, and a queue that nobody calls costs nothing
+            queues = {
+                batch_sizes[-1]: traced.queue(inputs, batch_sizes, concurrent_batches, timeout_ms)
+                for batch_sizes in batch_size_lists
+            }
+            alone = traced.queue(inputs, batch_size_lists[0], 1, 0.0)
             begun = tf.no_op()
         self._names = traced.names
         self._session = tf.compat.v1.Session(graph=graph, config=graph_config())
@@ -71,11 +76,11 @@ class TensorFlowScheduler:
         tickets = np.array([next(self._tickets) for _ in images], np.int64)
         with _in_our_words():
             results = self._run[largest](np.stack(images), tickets)
-        *arrays, rungs, leads, seconds = [result[:, 0] for result in results]
+        *arrays, batch_sizes_used, leads, seconds = [result[:, 0] for result in results]
         return [
             Output(
                 {name: array[n] for name, array in zip(self._names, arrays, strict=True)},
-                int(rungs[n]) if leads[n] else 0,
+                int(batch_sizes_used[n]) if leads[n] else 0,
                 float(seconds[n]) if leads[n] else 0.0,
             )
             for n in range(len(images))
@@ -126,7 +131,7 @@ class _TracedModel:
         self.inputs = [tf.TensorSpec((None, *input_hw, 3), tf.uint8), tf.TensorSpec((None,), tf.int64)]
         self._function = trace(self._run, self.inputs)
 
-    def queue(self, inputs: list[Any], ladder: tuple[int, ...], streams: int, timeout_ms: float) -> list[Any]:
+    def queue(self, inputs: list[Any], batch_sizes: tuple[int, ...], concurrent_batches: int, timeout_ms: float) -> list[Any]:
         """A queue of the scheduler, in the graph that is being built; returns its results."""
         import tensorflow as tf
 
@@ -135,9 +140,9 @@ class _TracedModel:
             in_tensors=inputs,
             captured_tensors=[],
             f=self._function.name,
-            num_batch_threads=streams,
-            max_batch_size=_MOST,  # of one caller, since larger ones are divided; a model call has at most the largest rung
-            allowed_batch_sizes=list(ladder),
+            num_batch_threads=concurrent_batches,
+            max_batch_size=_MOST,  # of one caller, since larger ones are divided; a model call has at most the largest batch size
+            allowed_batch_sizes=list(batch_sizes),
             batch_timeout_micros=int(timeout_ms * 1000),
             max_enqueued_batches=_MOST,
             enable_large_batch_splitting=True,
@@ -146,7 +151,7 @@ class _TracedModel:
         return results
 
     def _run(self, images: Any, tickets: Any) -> list[Any]:
-        """The model, plus three rows about the call: its rung, whether this image is its first, and how long it ran.
+        """The model, plus three rows about the call: its batch size, whether this image is its first, and how long it ran.
 
         The scheduler pads with copies of the last image, ticket included, so tickets tell the first image apart from all others.
         """
@@ -159,8 +164,8 @@ class _TracedModel:
         self.names = list(outputs)
         with tf.control_dependencies(list(outputs.values())):
             seconds = tf.timestamp() - started
-        rung = tf.size(tickets)
-        rows = [tf.fill([rung], rung), tf.equal(tickets, tickets[0]), tf.fill([rung], seconds)]
+        batch_size = tf.size(tickets)
+        rows = [tf.fill([batch_size], batch_size), tf.equal(tickets, tickets[0]), tf.fill([batch_size], seconds)]
         # One axis more: where the images of one caller are divided and the first part fails, the scheduler puts the second part
         # behind an empty vector of floats, and ends the process if that is a vector of another type.
         return [tf.expand_dims(result, 1) for result in (*outputs.values(), *rows)]

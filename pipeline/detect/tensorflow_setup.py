@@ -68,9 +68,9 @@ def memory_in_use() -> int:
     return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
 
 
-def streams_of(detect: DetectConfig, gpu: bool) -> int:
+def concurrent_batches_of(detect: DetectConfig, gpu: bool) -> int:
     """Batches in flight: as set; else two on a GPU (one computes while one is fed), one more than cores, up to four, on CPU."""
-    return detect.streams or (2 if gpu else min(4, usable_cores() + 1))
+    return detect.concurrent_batches or (2 if gpu else min(4, usable_cores() + 1))
 
 
 def usable_cores() -> int:
@@ -115,7 +115,7 @@ def _use_gpu(gpu: Any | None, memory_mb: int | None) -> None:
 def _use_threads(detect: DetectConfig, gpu: bool) -> None:
     import tensorflow as tf
 
-    streams = streams_of(detect, gpu)
-    intra = detect.intra_op_threads or (0 if gpu else max(1, usable_cores() // streams))
+    concurrent_batches = concurrent_batches_of(detect, gpu)
+    intra = detect.intra_op_threads or (0 if gpu else max(1, usable_cores() // concurrent_batches))
     tf.config.threading.set_intra_op_parallelism_threads(intra)
-    tf.config.threading.set_inter_op_parallelism_threads(detect.inter_op_threads or (0 if gpu else streams))
+    tf.config.threading.set_inter_op_parallelism_threads(detect.inter_op_threads or (0 if gpu else concurrent_batches))

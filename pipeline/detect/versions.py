@@ -20,8 +20,8 @@ from pipeline.detect.other_formats import what_it_is
 from pipeline.errors import ModelError
 from pipeline.storage.files import exists, read_file
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.listing import files_in, place_of
-from pipeline.storage.places import FoundFile
+from pipeline.storage.listing import files_in, listing_backend_of
+from pipeline.storage.listing_backends import FoundFile
 from pipeline.storage.waiting import waiting_for
 
 LABELS = "labels.json"
@@ -105,7 +105,7 @@ def partial_versions(path: str, than: str) -> list[Version]:
 
 def files_of(folder: str) -> frozenset[FoundFile]:
     """The files of a SavedModel; of a local one without hidden ones."""
-    return frozenset(files_in(place_of(f"{escape_glob(folder)}/**" if "://" in folder else folder)))
+    return frozenset(files_in(listing_backend_of(f"{escape_glob(folder)}/**" if "://" in folder else folder)))
 
 
 def lacking(files: Iterable[FoundFile]) -> str:
@@ -199,13 +199,13 @@ def _local_versions(path: str) -> Iterator[Version]:
     """Follows links to versions: moving one is how a version is released at once."""
     for name in os.listdir(path) if os.path.isdir(path) else ():
         if _is_number(name) and os.path.isfile(f"{path}/{name}/{_MODEL}"):
-            yield _version(path, name, files_in(place_of(f"{path}/{name}")))
+            yield _version(path, name, files_in(listing_backend_of(f"{path}/{name}")))
 
 
 def _remote_versions(path: str) -> Iterator[Version]:
     """All in one listing, since each costs."""
     files: defaultdict[str, list[FoundFile]] = defaultdict(list)
-    for file in files_in(place_of(f"{escape_glob(path)}/**")):
+    for file in files_in(listing_backend_of(f"{escape_glob(path)}/**")):
         files[file.path[len(path) + 1 :].partition("/")[0]].append(file)
     for name in filter(_is_number, files):
         if f"{path}/{name}/{_MODEL}" in {file.path for file in files[name]}:

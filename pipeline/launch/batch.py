@@ -18,36 +18,36 @@ from pipeline import graph
 from pipeline.config import Config
 from pipeline.errors import BusyError, ConfigError, InputError
 from pipeline.failures import FOR_GOOD
-from pipeline.figures import progress
-from pipeline.figures.summary import RunFacts, Tally
-from pipeline.figures.told import Told
-from pipeline.launch.ending import DONE, FAILED, Ending, failed, stopped_by_signals, tidy
+from pipeline.launch.dry_run import first_images, input_lines, model_lines, say, to_try, tried
+from pipeline.launch.finalize import DONE, FAILED, JobReport, clean_up, failed, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
-from pipeline.launch.plan import first_images, input_lines, model_lines, say, to_try, tried
 from pipeline.launch.templates import write_template
 from pipeline.read.allowed import refusal
 from pipeline.read.letters import letters_in
 from pipeline.read.list_images import NOT_ALLOWED, folders_in_manifests, folders_of, list_pieces, pieces_of, resolved
 from pipeline.read.manifests import is_manifest
-from pipeline.read.only_new import DoneKeys, done_since, has_any
+from pipeline.read.only_new import CompletedKeys, done_since, has_any
 from pipeline.read.source import Source
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import ImageRef
-from pipeline.storage.checkpoints import checkpoints_begun
+from pipeline.stats import progress
+from pipeline.stats.summary import JobStats, RunFacts
+from pipeline.stats.worker_reports import WorkerReports
+from pipeline.storage.cancellation import begin_publishing, stop_from_thread
 from pipeline.storage.claims import EVERYTHING
-from pipeline.storage.done import Done, Maker
-from pipeline.storage.earlier import run_name, same_work
+from pipeline.storage.completion import CompletionRule, Provenance
 from pipeline.storage.lease import leased
 from pipeline.storage.ledger import list_files_of_rows
 from pipeline.storage.other_runs import take_over_killed
 from pipeline.storage.results import check_output, is_of_stream
+from pipeline.storage.resume_points import resume_points_of
 from pipeline.storage.run_state import LEASED
-from pipeline.storage.spools import Spool
+from pipeline.storage.spill_files import SpillFile
 from pipeline.storage.staging import held, new_staging, rows_kept, run_of
-from pipeline.storage.stopping import begin_publishing, stop_from_thread
+from pipeline.storage.write_policy import run_name, same_work
 from pipeline.write.sink import Sink
-from pipeline.write.spool_rows import RowsCheckpoint, Shard
+from pipeline.write.spill_rows import RowsResumePoint, Shard
 from pipeline.write.write_files import read_written
 
 
@@ -91,7 +91,7 @@ def show_plan(job: Job) -> int:
     if not (refs or config.allow_empty):
         raise _nothing(config)
     done = _done(config, (detector.model.metadata.name, detector.model.version))
-    known: Container[ImageRef] = DoneKeys.of(config.output, done) if done else ()
+    known: Container[ImageRef] = CompletedKeys.of(config.output, done) if done else ()
     new = sorted((ref for ref in refs.values() if ref not in known), key=lambda ref: ref.uri)
     say(input_lines(new, len(refs) - len(new), left_out))
     say(f"         from {pattern}" for pattern in patterns if is_tfrecord(pattern) or is_manifest(pattern))
@@ -154,11 +154,11 @@ class _Steps(NamedTuple):
 
 
 def _steps(
-    job: Job, staging: str, model: tuple[str, str], began_at: float, begun: Sequence[RowsCheckpoint] | None = None
+    job: Job, staging: str, model: tuple[str, str], began_at: float, begun: Sequence[RowsResumePoint] | None = None
 ) -> _Steps:
     """The steps of a job; `begun`: what killed runs of the same command had done, None where no checkpoints are made."""
     config, name, launched = job.config, run_name(job.settings, began_at), not job.template
-    at = None if job.in_process else graph.workplace(config, staging, time.time() if launched else 0.0)
+    at = None if job.in_process else graph.worker_context(config, staging, time.time() if launched else 0.0)
     sinks = graph.sinks(
         config, staging, name, launched=launched, model=model, begun=begun, at=at, began_at=began_at, settings=job.settings
     )
@@ -172,11 +172,11 @@ def _settled(config: Config, model: tuple[str, str]) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, model_version=model[1]))
 
 
-def _done(config: Config, model: tuple[str, str]) -> Done | None:
+def _done(config: Config, model: tuple[str, str]) -> CompletionRule | None:
     """What counts as done for a job; None where it does all."""
     if not config.only_new:
         return None
-    return Done(Maker.of(config.as_dict(), model), frozenset() if config.retry_dead else FOR_GOOD)
+    return CompletionRule(Provenance.of(config.as_dict(), model), frozenset() if config.retry_dead else FOR_GOOD)
 
 
 def _lease(job: Job, staging: str) -> AbstractContextManager[None]:
@@ -195,20 +195,20 @@ def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float)
     steps.check()
     about = {"settings": job.settings, "command": job.command, "started_at": began_at, "same": same, LEASED: True}
     with _said_what_is_kept(staging), held(staging, about):
-        begun: Sequence[RowsCheckpoint] = ()
+        begun: Sequence[RowsResumePoint] = ()
         if job.in_process:
             take_over_killed(staging, same)
             begun = _begun(config, staging, model)
             steps = _steps(job, staging, model, began_at, begun)
         facts = _run_graph(job, steps, staging)
-        tally, notes = read_written(staging)
-        facts = facts if job.in_process else facts.elsewhere(tally.began)
-        if rows := sum(spool.lines for checkpoint in begun for _, spool in checkpoint.spools):
+        stats, notes = read_written(staging)
+        facts = facts if job.in_process else facts.elsewhere(stats.began)
+        if rows := sum(spill.lines for resume_point in begun for _, spill in resume_point.spills):
             notes = (*notes, f"{rows} of them were done by a run of this command that was cut short")
-        if not (tally.named or config.allow_empty):
+        if not (stats.named or config.allow_empty):
             raise _nothing(config)
-        code = _ending(config, steps.name).finish(tally, facts, run_of(staging), notes)
-        tidy(staging)
+        code = _ending(config, steps.name).finish(stats, facts, run_of(staging), notes)
+        clean_up(staging)
         return code
 
 
@@ -224,25 +224,25 @@ def _said_what_is_kept(staging: str) -> Iterator[None]:
         raise
 
 
-def _begun(config: Config, staging: str, model: tuple[str, str]) -> Sequence[RowsCheckpoint]:
+def _begun(config: Config, staging: str, model: tuple[str, str]) -> Sequence[RowsResumePoint]:
     """What killed runs of this command had done, as one checkpoint; none where that is nothing.
 
     One of theirs with an image that another job has done since in the same folder does not count: what was counted of it can
     only be had whole. What a stream has done since does no harm: it repeats what a job does at the same time.
     """
-    spools = [spool for checkpoint in checkpoints_begun(staging, RowsCheckpoint) for _, spool in checkpoint.spools]
-    complete = {spool.path for spool in spools}  # a thread of a run that was stopped may just write one more
+    spills = [spill for resume_point in resume_points_of(staging, RowsResumePoint) for _, spill in resume_point.spills]
+    complete = {spill.path for spill in spills}  # a thread of a run that was stopped may just write one more
     done, doubled = _done(config, model), set[tuple[int, int]]()
-    if spools and done:
+    if spills and done:
         of_jobs = [file for file in list_files_of_rows(config.output) if not is_of_stream(file.path)]
-        doubled = done_since(spools, of_jobs, done)
-    keyed, tally = list[tuple[Shard, Spool]](), Tally()
-    for checkpoint in checkpoints_begun(staging, RowsCheckpoint):  # one by one: each may have its samples
-        own = [spool for _, spool in checkpoint.spools]
-        if complete.issuperset(spool.path for spool in own) and not has_any(own, doubled):
-            keyed += checkpoint.spools
-            tally.merge(checkpoint.counted, graph.samples_kept(config))
-    return [RowsCheckpoint(keyed, tally.as_resumed())] if keyed else []
+        doubled = done_since(spills, of_jobs, done)
+    keyed, stats = list[tuple[Shard, SpillFile]](), JobStats()
+    for resume_point in resume_points_of(staging, RowsResumePoint):  # one by one: each may have its samples
+        own = [spill for _, spill in resume_point.spills]
+        if complete.issuperset(spill.path for spill in own) and not has_any(own, doubled):
+            keyed += resume_point.spills
+            stats.merge(resume_point.counted, graph.samples_kept(config))
+    return [RowsResumePoint(keyed, stats.as_resumed())] if keyed else []
 
 
 def _run_graph(job: Job, steps: _Steps, staging: str) -> RunFacts:
@@ -262,9 +262,9 @@ def _run_graph(job: Job, steps: _Steps, staging: str) -> RunFacts:
 
 
 @contextlib.contextmanager
-def _displayed(job: Job, staging: str) -> Iterator[Told]:
+def _displayed(job: Job, staging: str) -> Iterator[WorkerReports]:
     """While this lasts a person sees what is counted in this process, or what others tell, which is given."""
-    told = Told(staging)
+    told = WorkerReports(staging)
     if job.in_process:
         with progress.ProgressDisplay():
             yield told
@@ -296,5 +296,5 @@ def _nothing(config: Config) -> InputError:
     return InputError(f"input {', '.join(config.input)}: names no image")
 
 
-def _ending(config: Config, name: str = "") -> Ending:
-    return Ending(config.output, config.write, config.max_dead_share, name, adds=config.only_new)
+def _ending(config: Config, name: str = "") -> JobReport:
+    return JobReport(config.output, config.write, config.max_dead_share, name, adds=config.only_new)

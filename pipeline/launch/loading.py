@@ -11,8 +11,8 @@ from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.saved_model import name_and_version
-from pipeline.figures import progress
 from pipeline.launch.options import Job
+from pipeline.stats import progress
 
 
 def load_detector(config: Config) -> Detector:

@@ -25,12 +25,12 @@ from apache_beam.runners.worker.statesampler import StateSampler
 from pipeline.config import Config, WorkerConfig, settings
 from pipeline.config.synonyms import near_names, synonym_of
 from pipeline.errors import ConfigError, RunnerError
-from pipeline.figures.summary import RunFacts
-from pipeline.figures.told import ModelFigures
 from pipeline.launch.flink_options import FlinkStreamOptions, server_options
 from pipeline.launch.machines import check_machine, network_flags
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
-from pipeline.storage.earlier import RESOLVED_INPUT
+from pipeline.stats.summary import RunFacts
+from pipeline.stats.worker_reports import ModelStats
+from pipeline.storage.write_policy import RESOLVED_INPUT
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
 _FLAGS = ("--config", "--dry-run", "--verbose", "--version", "--help", "--help-all")  # beside those of settings
@@ -70,7 +70,7 @@ class Job:
         return self.runner.in_process and self.options.view_as(DirectOptions).direct_running_mode != "multi_processing"
 
     @property
-    def is_left(self) -> bool:
+    def is_detached(self) -> bool:
         """Whether the launcher leaves the job to itself once it runs."""
         return bool(self.options.view_as(FlinkStreamOptions).detach)
 
@@ -96,9 +96,9 @@ class Job:
             found = str(err).removeprefix("Pipeline has validations errors:")
             raise RunnerError(f"runner {self.runner.name}: {' '.join(found.split())}") from err
 
-    def done(self, ready_at: float, model: ModelFigures) -> RunFacts:
+    def done(self, ready_at: float, model: ModelStats) -> RunFacts:
         """What is to be told of this job, which ends now, but for what its canary has in hand."""
-        config, canary = self.config, model.canary_figures(_CANARY_SECONDS)
+        config, canary = self.config, model.canary_stats(_CANARY_SECONDS)
         return RunFacts(
             self.started_at,
             ready_at,

@@ -19,23 +19,23 @@ from apache_beam.options.pipeline_options import StandardOptions
 from pipeline import graph
 from pipeline.config import Config
 from pipeline.errors import ConfigError, InputError
-from pipeline.figures.progress import ProgressDisplay
-from pipeline.figures.told import ModelFigures, Told
-from pipeline.launch.ending import DONE, Ending, failed, finished_by_signals, stopped_by_signals, tidy
+from pipeline.launch.dry_run import model_lines, say
+from pipeline.launch.finalize import DONE, JobReport, clean_up, failed, finished_by_signals, stopped_by_signals
 from pipeline.launch.loading import load_detector, model_known
 from pipeline.launch.options import Job, checked_job
-from pipeline.launch.plan import model_lines, say
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.launch.templates import write_template
+from pipeline.stats.progress import ProgressDisplay
+from pipeline.stats.worker_reports import ModelStats, WorkerReports
 from pipeline.storage.beside import check_beside
-from pipeline.storage.earlier import check_earlier
-from pipeline.storage.other_runs import found_again, leave
+from pipeline.storage.cancellation import begin_publishing
+from pipeline.storage.other_runs import attached_run, leave
 from pipeline.storage.results import check_output
-from pipeline.storage.run_state import LEFT, Left
+from pipeline.storage.run_state import DETACHED, DetachedJob
 from pipeline.storage.staging import held, output_of, run_of, staging_of
-from pipeline.storage.stopping import begin_publishing
+from pipeline.storage.write_policy import check_write_policy
 from pipeline.stream.check_pubsub import check_subscription, check_topic
-from pipeline.stream.live import LiveFigures, OfProcess, ToldFigures
+from pipeline.stream.live import LiveStats, OfProcess, WorkerFigures
 from pipeline.stream.run import RunSettings, opened
 
 _WITHOUT_ARCHIVE = "out/streaming"
@@ -96,27 +96,27 @@ def run(job: Job) -> int:
     config, runner = job.config, job.runner
     results = results_folder(config)
     check_output(results)
-    check_earlier(results, config.as_dict())
+    check_write_policy(results, config.as_dict())
     check_beside(results, config.write.samples)
-    staging, left = found_again(results, job.attached) or (staging_of(results, uuid.uuid4().hex[:8]), None)
+    staging, left = attached_run(results, job.attached) or (staging_of(results, uuid.uuid4().hex[:8]), None)
     settings = _settings(job, run_of(staging), staging)
     build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
     if job.template:
         return write_template(job, build)
-    about = {"settings": config.as_dict(), **({LEFT: left} if left else {})}
+    about = {"settings": config.as_dict(), **({DETACHED: left} if left else {})}
     with stopped_by_signals(), held(staging, about):
         try:
             detector = load_detector(config) if job.in_process else None
             ready_at = left.submitted_at if left else time.time()
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-                model = detector or Told(staging, OfProcess)
-                figures = ToldFigures(model, settings.samples) if isinstance(model, Told) else stream.figures
+                model = detector or WorkerReports(staging, OfProcess)
+                figures = WorkerFigures(model, settings.samples) if isinstance(model, WorkerReports) else stream.figures
                 shown.enter_context(ProgressDisplay(line_of(figures, model)))
                 pipeline = job.pipeline()
                 build(pipeline)
                 running = pipeline.run()
                 if name := runner.leave(running, job.options):
-                    leave(staging, config.as_dict(), Left(name, job.started_at, ready_at))
+                    leave(staging, config.as_dict(), DetachedJob(name, job.started_at, ready_at))
                     print(f"job {name} runs without this launcher; --attach {name} comes back to it, and stops it by Ctrl-C")
                     return DONE
 
@@ -134,23 +134,23 @@ def run(job: Job) -> int:
         return _ended(began, staging, model, figures, ready_at)
 
 
-def _ended(job: Job, staging: str, model: ModelFigures, figures: LiveFigures | ToldFigures, ready_at: float) -> int:
+def _ended(job: Job, staging: str, model: ModelStats, figures: LiveStats | WorkerFigures, ready_at: float) -> int:
     """Sums a stream up that has ended well; returns the exit code."""
     facts = job.done(ready_at, model)
-    tally = figures.tally()
-    if tally is None:
+    stats = figures.stats()
+    if stats is None:
         print("no worker has told this launcher what it did; the runner has the figures, as Beam metrics", file=sys.stderr)
-        tidy(staging)
+        clean_up(staging)
         return DONE
     if not job.in_process:
-        facts = facts.elsewhere(tally.began)
-    code = Ending(output_of(staging), job.config.write).finish(tally, facts, run_of(staging))
-    tidy(staging)
+        facts = facts.elsewhere(stats.began)
+    code = JobReport(output_of(staging), job.config.write).finish(stats, facts, run_of(staging))
+    clean_up(staging)
     return code
 
 
 def _settings(job: Job, name: str, staging: str) -> RunSettings:
-    launched_at = 0.0 if job.template or job.is_left else time.time()
+    launched_at = 0.0 if job.template or job.is_detached else time.time()
     return RunSettings.of(
         job.config,
         name,
@@ -159,15 +159,15 @@ def _settings(job: Job, name: str, staging: str) -> RunSettings:
         results=results_folder(job.config),
         model=model_known(job),
         finalizes_early=job.runner.finalizes_early,
-        workplace=None if job.runner.in_process else graph.workplace(job.config, staging, launched_at),
+        worker_context=None if job.runner.in_process else graph.worker_context(job.config, staging, launched_at),
     )
 
 
-def line_of(figures: LiveFigures | ToldFigures, model: ModelFigures) -> Callable[[float], str]:
+def line_of(figures: LiveStats | WorkerFigures, model: ModelStats) -> Callable[[float], str]:
     """What a line of the display says: the stream's figures, and a canary's where there is one."""
 
     def line(seconds: float) -> str:
-        canary = model.canary_figures()
+        canary = model.canary_stats()
         return f"{figures.line(seconds)}{f'; {canary.line()}' if canary else ''}"
 
     return line

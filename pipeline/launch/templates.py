@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import apache_beam as beam
 
-from pipeline.launch.ending import DONE, failed
+from pipeline.launch.finalize import DONE, failed
 from pipeline.launch.options import Job
 
 

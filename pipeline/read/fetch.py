@@ -17,7 +17,7 @@ from google.api_core import retry
 
 from pipeline.errors import UserError
 from pipeline.failures import ImageError
-from pipeline.look_ahead import NoRoomError
+from pipeline.prefetch import NoRoomError
 from pipeline.records import ImageRef
 
 RETRY_SECONDS = 60.0
@@ -57,7 +57,7 @@ def fetch(
       ref: Which image.
       max_bytes: A larger one is refused.
       reserve: Is told how many bytes will be taken before they are; what it raises ends the reading.
-      retry_seconds: How long to go on trying while storage fails in a way that may pass.
+      retry_seconds: How long to go on trying while storage fails transiently.
       on_failure: Is told of each such failure; what it raises ends the reading.
 
     Raises:
@@ -68,13 +68,15 @@ def fetch(
         try:
             return _fetch_once(ref, max_bytes, reserve)
         except Exception as err:  # `Retry` costs 20 microseconds, which all images but those of an outage can do without
-            if not is_passing(err):
+            if not is_transient_error(err):
                 raise
             if on_failure:
                 on_failure(err)
             if retry_seconds <= 0:
                 raise
-        again = retry.Retry(is_passing, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds, on_error=on_failure)
+        again = retry.Retry(
+            is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds, on_error=on_failure
+        )
         read: tuple[bytes, str] = again(_fetch_once)(ref, max_bytes, reserve)
         return read
 
@@ -88,7 +90,9 @@ def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
     with storage_failures(ref.uri):
         if ref.uri.startswith("gs://"):
             blob = _blob(ref)
-            retry.Retry(is_passing, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds)(blob.reload)(retry=None)
+            retry.Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds)(blob.reload)(
+                retry=None
+            )
             return str(blob.generation or ref.generation)
         return ref.generation if "://" in ref.uri else _generation(os.stat(ref.uri))
 
@@ -128,7 +132,7 @@ def storage_failures(uri: str) -> Iterator[None]:
         raise _image_error(uri, err) from err
 
 
-def is_passing(err: BaseException) -> bool:
+def is_transient_error(err: BaseException) -> bool:
     """Whether a failure of storage may pass by itself, so that it is worth trying again: local, Cloud Storage or other."""
     if isinstance(err, OSError) and err.errno in _PASSING_ERRNOS:
         return True
@@ -166,7 +170,7 @@ def _image_error(uri: str, err: Exception) -> ImageError:
     said = " ".join(str(getattr(cause, "message", None) or cause).split())[:300]
     if isinstance(cause, GoogleAuthError):
         return StorageUnavailableError(f"{uri} cannot be read for want of credentials: {said}")
-    if is_passing(err):
+    if is_transient_error(err):
         return StorageUnavailableError(f"{uri} cannot be read now, storage does not answer as it should: {said}")
     kind = "" if isinstance(cause, (OSError, ValueError, exceptions.GoogleAPIError)) and said else f"{type(cause).__name__}: "
     return ImageError("read", "unreadable", f"{uri} cannot be read: {kind}{said}")

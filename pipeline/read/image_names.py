@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pipeline.read.fetch import open_file
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.storage.cloud import read_range
-from pipeline.storage.places import GS, FoundFile
+from pipeline.storage.listing_backends import GS, FoundFile
 
 _IMAGE_NAME = re.compile(  # the second line: none of these is read, and a dead letter says so
     r"\.(jpe?g|jpe|jfif|png|bmp|dib|gif|webp|tiff?|avif|hei[cf]|hif|jp2|j2k|jp[cfx]|p[bgpn]m|hdr|tga|(tf)?records?"

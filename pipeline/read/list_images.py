@@ -17,15 +17,15 @@ from pipeline.read.manifests import digest_of, is_bad_line, is_manifest, is_mani
 from pipeline.read.tfrecords import file_of
 from pipeline.records import ImageRef
 from pipeline.storage.globs import has_wildcard, real_pattern
-from pipeline.storage.listing import AT_ONCE, divided, files_in, files_in_all, place_of
+from pipeline.storage.listing import MAX_PARALLEL, divided, files_in, files_in_all, listing_backend_of
+from pipeline.storage.listing_backends import FoundFile, ListingBackend
 from pipeline.storage.own_files import OwnFiles
-from pipeline.storage.places import FoundFile, Place
 from pipeline.storage.results import DEAD_LETTERS, kind_of_rows
 from pipeline.storage.waiting import waiting_for
 
 OWN = "this program's own"  # the kind of a file that this program wrote
 NOT_ALLOWED = -1  # as the size of an image that a list names which was found, and which may not name it
-_LOOKS_AHEAD = 4 * AT_ONCE
+_LOOKS_AHEAD = 4 * MAX_PARALLEL
 _PIECES = 64  # of all inputs together, so that they can be listed side by side
 _HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
 
@@ -38,7 +38,7 @@ class Manifest:
     found: bool = False
 
 
-Piece = Place | Manifest
+Piece = ListingBackend | Manifest
 
 
 def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
@@ -50,11 +50,11 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
     places = []
     for pattern in patterns:
         if not is_manifest(pattern):
-            places.append(place_of(pattern))
+            places.append(listing_backend_of(pattern))
         elif os.path.isfile(pattern):
             yield Manifest(pattern)
         else:
-            paths = sorted(file.path for file in files_in(place_of(pattern)))
+            paths = sorted(file.path for file in files_in(listing_backend_of(pattern)))
             yield from (Manifest(path, found=path != pattern) for path in paths)
     yield from divided(places, _PIECES)
 
@@ -62,7 +62,7 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
 def folders_of(patterns: Iterable[str]) -> tuple[str, ...]:
     """The folders that inputs name. A list that is found there may name what lies below one of them."""
     folders = (
-        place_of(pattern).folder or "./"
+        listing_backend_of(pattern).folder or "./"
         for pattern in patterns
         if not os.path.isfile(pattern) and (has_wildcard(pattern) or not is_manifest(pattern))
     )
@@ -107,7 +107,7 @@ def list_pieces(
     def bounded(ref: ImageRef) -> ImageRef:
         return ref if may_name(ref.uri, allowed) else dataclasses.replace(ref, size_bytes=NOT_ALLOWED)
 
-    places = [piece for piece in pieces if isinstance(piece, Place)]
+    places = [piece for piece in pieces if isinstance(piece, ListingBackend)]
     own = OwnFiles(exclude, (place.named for place in places))
     for piece in pieces:
         if isinstance(piece, Manifest):
@@ -137,7 +137,7 @@ _Sorted = FoundFile | Manifest | str  # an image, a manifest, or the kind of a f
 def _with_first_bytes(files: Iterable[FoundFile], own: OwnFiles, named: Collection[str]) -> Iterator[_Sorted]:
     """What each file is; those whose names do not say it are looked into, a few side by side."""
     looks: deque[Future[_Sorted]] = deque()
-    with ThreadPoolExecutor(AT_ONCE, "look-at-file") as pool:
+    with ThreadPoolExecutor(MAX_PARALLEL, "look-at-file") as pool:
         for file in files:
             if kind := _kind_by_name(file, own, named):
                 yield kind
@@ -159,7 +159,7 @@ def _kind_by_name(file: FoundFile, own: OwnFiles, named: Collection[str]) -> _So
 
 
 def _is_named(path: str, named: Collection[str]) -> bool:
-    """Whether an input names this very file; a local one with characters of a pattern is escaped (see `place_of`)."""
+    """Whether an input names this very file; a local one with characters of a pattern is escaped (see `listing_backend_of`)."""
     folder, slash, name = path.rpartition("/")
     return path in named or f"{folder}{slash}{glob.escape(name)}" in named
 
@@ -215,7 +215,7 @@ def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False)
     """
     if not inputs:
         raise InputError("no input: expected --input with a file, folder, glob, gs:// pattern or manifest")
-    with ThreadPoolExecutor(AT_ONCE, "check-input") as pool:
+    with ThreadPoolExecutor(MAX_PARALLEL, "check-input") as pool:
         for name, patterns in inputs.items():
             looked = [pool.submit(_names_something, pattern) for pattern in patterns]
             try:
@@ -232,4 +232,4 @@ def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False)
 
 def _names_something(pattern: str) -> bool:
     with waiting_for(f"input {pattern}"):
-        return any(True for _ in files_in(place_of(pattern)))
+        return any(True for _ in files_in(listing_backend_of(pattern)))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline.errors import InputError
-from pipeline.extra_fields import extra_text, said_beyond
+from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
 from pipeline.read.fetch import open_file, storage_failures
 from pipeline.read.image_names import names_image
@@ -258,7 +258,7 @@ def _record_of(row: Mapping[str, Any]) -> str:
 def _said_in(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a row says of its image: of one of ours its `extra`, of another all but the name."""
     of_ours = isinstance(row.get("image"), dict)
-    return said_beyond((), {"extra": row.get("extra")}) if of_ours else said_beyond(_OURS, row)
+    return extra_columns((), {"extra": row.get("extra")}) if of_ours else extra_columns(_OURS, row)
 
 
 def _resolve(uri: str, folder: str) -> str:

@@ -4,7 +4,7 @@ On the ledger's side just the keys of rows travel (see `ledger.key_of`), a block
 indexes beside the rows, a column at a time. An image that was named without a generation is asked for it where an image of its
 name has a row, and nowhere else.
 
-What a killed run of the same command has spooled meets the listing in the same way, by name alone: it was read once, whatever
+What a killed run of the same command has spilled meets the listing in the same way, by name alone: it was read once, whatever
 became of it since.
 """
 
@@ -19,12 +19,12 @@ from itertools import islice
 import numpy as np
 
 from pipeline.records import ImageRef, identity_hash, name_of
-from pipeline.storage.done import UNKNOWN, Done
+from pipeline.storage.completion import UNKNOWN, CompletionRule
 from pipeline.storage.ledger import RowsFile, entry_of, key_of, list_files_of_rows, read_keys
-from pipeline.storage.listing import AT_ONCE
-from pipeline.storage.places import generation_of
+from pipeline.storage.listing import MAX_PARALLEL
+from pipeline.storage.listing_backends import generation_of
 from pipeline.storage.results import DETECTIONS
-from pipeline.storage.spools import Spool
+from pipeline.storage.spill_files import SpillFile
 
 PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _KEY = struct.Struct("=QQ")
@@ -68,8 +68,8 @@ class KeyBlocks:
             yield number, block.tobytes()
 
 
-class DoneNames:
-    """Which names of a partition stand for an image version that is done.
+class CompletedNames:
+    """Which names of a partition stand for an image generation that is done.
 
     Args:
       blocks: The keys of what is done there.
@@ -94,7 +94,7 @@ class DoneNames:
         return done | {name for name, key in zip(asked, self._pool.map(_asked_key, asked), strict=True) if key in self._keys}
 
 
-class BegunNames:
+class ResumedNames:
     """Which names of a partition have a row that a killed run of this command left; whatever their version is by now.
 
     Args:
@@ -113,7 +113,7 @@ class BegunNames:
         return len(self._names.difference(packed))
 
 
-class DoneKeys(Container[ImageRef]):
+class CompletedKeys(Container[ImageRef]):
     """Many keys at once, 16 bytes each: for images whose identity shows only when they are read, and for a plan.
 
     Args:
@@ -125,9 +125,9 @@ class DoneKeys(Container[ImageRef]):
         self._keys = keys[np.argsort(keys[:, 1])]
 
     @staticmethod
-    def of(output: str, done: Done) -> DoneKeys:
+    def of(output: str, done: CompletionRule) -> CompletedKeys:
         """The keys of what is done in a results folder."""
-        return DoneKeys(keys_done(list_files_of_rows(output), done))
+        return CompletedKeys(keys_completed(list_files_of_rows(output), done))
 
     def __contains__(self, ref: object) -> bool:
         if not isinstance(ref, ImageRef):
@@ -137,39 +137,39 @@ class DoneKeys(Container[ImageRef]):
         return place < len(self._keys) and tuple(self._keys[place].tolist()) == (of_name, of_identity)
 
 
-def keys_done(files: Sequence[RowsFile], done: Done) -> Iterator[np.ndarray]:
+def keys_completed(files: Sequence[RowsFile], done: CompletionRule) -> Iterator[np.ndarray]:
     """The keys of what is done by files of rows, a few of which are read side by side."""
-    with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1) * 2, "read-ledger") as pool:
+    with ThreadPoolExecutor(min(MAX_PARALLEL, os.cpu_count() or 1) * 2, "read-ledger") as pool:
         for parts in pool.map(lambda file: list(read_keys(file, done)), files):
             yield from parts
 
 
-def keys_begun(spools: Iterable[Spool]) -> Iterator[np.ndarray]:
-    """The keys of the rows in spools."""
-    for spool in spools:
-        entries = filter(None, (entry_of(line, DETECTIONS, UNKNOWN) for line in spool.read()))
+def keys_resumed(spills: Iterable[SpillFile]) -> Iterator[np.ndarray]:
+    """The keys of the rows in spills."""
+    for spill in spills:
+        entries = filter(None, (entry_of(line, DETECTIONS, UNKNOWN) for line in spill.read()))
         while some := [key_of(entry.uri, entry.generation) for entry in islice(entries, _ROWS_AT_ONCE)]:
             yield np.array(some, np.uint64)
 
 
-def done_since(spools: Iterable[Spool], files: Sequence[RowsFile], done: Done) -> set[tuple[int, int]]:
-    """The keys of image versions that are done by rows in spools of a killed run, and by other files of rows, too.
+def done_since(spills: Iterable[SpillFile], files: Sequence[RowsFile], done: CompletionRule) -> set[tuple[int, int]]:
+    """The keys of image generations that are done by rows in spills of a killed run, and by other files of rows, too.
 
     These came while the run was dead: its rows on top of them would be there twice.
 
     Args:
-      spools: The run's.
+      spills: The run's.
       files: Files of rows that may have come since.
       done: What counts as done by them.
     """
-    begun = np.unique(_all_keys(keys_begun(spools))[:, 1])
-    of_others = [part[np.isin(part[:, 1], begun)] for part in keys_done(files, done)] if len(begun) else []
+    begun = np.unique(_all_keys(keys_resumed(spills))[:, 1])
+    of_others = [part[np.isin(part[:, 1], begun)] for part in keys_completed(files, done)] if len(begun) else []
     return set(map(tuple, _all_keys(of_others).tolist()))
 
 
-def has_any(spools: Iterable[Spool], keys: Set[tuple[int, int]]) -> bool:
-    """Whether a row in spools has one of some keys."""
-    return bool(keys) and any(not keys.isdisjoint(map(tuple, part.tolist())) for part in keys_begun(spools))
+def has_any(spills: Iterable[SpillFile], keys: Set[tuple[int, int]]) -> bool:
+    """Whether a row in spills has one of some keys."""
+    return bool(keys) and any(not keys.isdisjoint(map(tuple, part.tolist())) for part in keys_resumed(spills))
 
 
 def _all_keys(parts: Iterable[np.ndarray]) -> np.ndarray:

@@ -12,11 +12,11 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import ReadConfig
 from pipeline.failures import ImageError
-from pipeline.figures import metrics
-from pipeline.look_ahead import LookAhead, NoRoomError, Place, started_pool
+from pipeline.prefetch import NoRoomError, Prefetcher, Slot, started_pool
+from pipeline.read.circuit_breaker import GIVE_UP_SECONDS, CircuitBreaker
 from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError, fetch
-from pipeline.read.patience import GIVE_UP_SECONDS, Patience
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.stats import metrics
 
 _READ_AHEAD_IMAGES = 512  # enough for the detector's next request, so that it finds its images read
 _READ_AHEAD_BYTES = 64_000_000
@@ -31,7 +31,7 @@ class ReadAhead(beam.DoFn):
 
     Args:
       read: How to read.
-      retry_seconds: How long an image is tried again while storage fails in a way that may pass.
+      retry_seconds: How long an image is tried again while storage fails transiently.
       give_up_seconds: How long storage may fail for all images before they are dead letters untried.
     """
 
@@ -41,7 +41,7 @@ class ReadAhead(beam.DoFn):
         self._give_up_seconds = give_up_seconds
 
     def setup(self) -> None:
-        self._patience = Patience(self._retry_seconds, self._give_up_seconds)
+        self._patience = CircuitBreaker(self._retry_seconds, self._give_up_seconds)
         self._pool = started_pool(self._settings.read_threads, "read")
 
     def teardown(self) -> None:
@@ -49,7 +49,7 @@ class ReadAhead(beam.DoFn):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def start_bundle(self) -> None:
-        self._ahead: LookAhead[ImageRef, EncodedImage | DeadLetter] = LookAhead(
+        self._ahead: Prefetcher[ImageRef, EncodedImage | DeadLetter] = Prefetcher(
             self._start, _READ_AHEAD_IMAGES, _READ_AHEAD_BYTES
         )
 
@@ -64,10 +64,10 @@ class ReadAhead(beam.DoFn):
     def finish_bundle(self) -> Iterator[Any]:
         return map(_part, self._ahead.rest())
 
-    def _start(self, place: Place[ImageRef, EncodedImage | DeadLetter]) -> None:
+    def _start(self, place: Slot[ImageRef, EncodedImage | DeadLetter]) -> None:
         self._pool.submit(self._read, place)
 
-    def _read(self, place: Place[ImageRef, EncodedImage | DeadLetter]) -> None:
+    def _read(self, place: Slot[ImageRef, EncodedImage | DeadLetter]) -> None:
         if place.abandoned:
             return
         ref = place.element
@@ -80,7 +80,7 @@ class ReadAhead(beam.DoFn):
         except BaseException as err:  # noqa: BLE001  whoever waits for the result must learn of it
             place.result.set_exception(err)
 
-    def _read_one(self, ref: ImageRef, place: Place[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
+    def _read_one(self, ref: ImageRef, place: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
         return read_image(ref, self._settings, self._patience, place)
 
 
@@ -92,12 +92,12 @@ def _part(read: WindowedValue) -> Any:
 
 
 def read_image(
-    ref: ImageRef, read: ReadConfig, patience: Patience, place: Place[ImageRef, EncodedImage | DeadLetter]
+    ref: ImageRef, read: ReadConfig, patience: CircuitBreaker, place: Slot[ImageRef, EncodedImage | DeadLetter]
 ) -> EncodedImage | DeadLetter:
     """Reads one image in its place; what cannot be read becomes a dead letter that says why.
 
     Raises:
-      NoRoomError: Not now; see `Place.reserve`.
+      NoRoomError: Not now; see `Slot.reserve`.
     """
 
     def wait(err: Exception) -> None:

@@ -12,21 +12,18 @@ import apache_beam as beam
 from apache_beam.transforms.window import GlobalWindows
 
 from pipeline.config import ReadConfig
-from pipeline.figures import metrics
-from pipeline.figures.summary import Tally
-from pipeline.figures.workplace import Workplace
 from pipeline.read.allowed import refusal
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.letters import AskAgain, images_of_letter, is_letter, named_in
 from pipeline.read.list_images import NOT_ALLOWED, Piece, check_inputs, folders_of, list_pieces, pieces_of
 from pipeline.read.manifests import is_bad_line, letter_of_line
 from pipeline.read.only_new import (
-    BegunNames,
-    DoneKeys,
-    DoneNames,
+    CompletedKeys,
+    CompletedNames,
     KeyBlocks,
-    keys_begun,
-    keys_done,
+    ResumedNames,
+    keys_completed,
+    keys_resumed,
     packed_key,
     partition_of,
 )
@@ -34,11 +31,14 @@ from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.read.tfrecords import images_of_file, is_tfrecord
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes, name_of
-from pipeline.storage.done import Done
+from pipeline.stats import metrics
+from pipeline.stats.summary import JobStats
+from pipeline.stats.worker_context import WorkerContext
+from pipeline.storage.completion import CompletionRule
 from pipeline.storage.ledger import RowsFile, list_files_of_rows
-from pipeline.storage.listing import AT_ONCE
+from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.results import DEAD_LETTERS
-from pipeline.storage.spools import Spool
+from pipeline.storage.spill_files import SpillFile
 
 # An image on its way through the shuffle: its name in bytes, since a text would have to be Unicode there, which not every name
 # is; `extra`; `size_bytes`; its key, where what is done is left out (see `only_new`). So it takes 210 bytes of a local runner's
@@ -64,11 +64,11 @@ class ReadImages(Source):
       exclude: The job's output; what this program wrote there, and in other results folders below an input, is skipped.
       allowed: Folders below which lists that are found in an input may name images, beside the folders of the inputs.
       allow_empty: For `check`: an input may name nothing.
-      retry_seconds: How long an image is tried again while storage fails in a way that may pass.
+      retry_seconds: How long an image is tried again while storage fails transiently.
       done: What counts as done by the ledger in `exclude`, and is skipped; None: nothing does.
       again: With `done`: the images of the dead letters there are read, too; says what one asks for.
-      begun: Spools of rows that a killed run of this command left; their images are counted as read, and not read again.
-      workplace: What workers elsewhere must reach before they begin; None: the launcher's process does all.
+      begun: Spills of rows that a killed run of this command left; their images are counted as read, and not read again.
+      worker_context: What workers elsewhere must reach before they begin; None: the launcher's process does all.
       rebalance: Whether to spread the names over the workers once more when doubles are dropped: one worker drops those of a
         part of all names, and would read all of its images.
     """
@@ -79,10 +79,10 @@ class ReadImages(Source):
     allowed: Sequence[str] = ()
     allow_empty: bool = False
     retry_seconds: float = RETRY_SECONDS
-    done: Done | None = None
+    done: CompletionRule | None = None
     again: AskAgain | None = None
-    begun: Sequence[Spool] = ()
-    workplace: Workplace | None = None
+    begun: Sequence[SpillFile] = ()
+    worker_context: WorkerContext | None = None
     rebalance: bool = True
 
     def __post_init__(self) -> None:
@@ -117,7 +117,7 @@ class ReadImages(Source):
         find = beam.FlatMap(_find_folders, self._patterns, self.exclude if self.done else "", self.begun)
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
-        listing = _ListImages(self.exclude, self.done, self.again, self.workplace, self._may_be_named())
+        listing = _ListImages(self.exclude, self.done, self.again, self.worker_context, self._may_be_named())
         listed = spread | "ListImages" >> beam.ParDo(listing).with_outputs("counted", main="refs")
         gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
         distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="groups")
@@ -137,10 +137,10 @@ class ReadImages(Source):
         return (*self.allowed, *folders_of(self._patterns))
 
 
-def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str, begun: Sequence[Spool]) -> Iterator[list[Any]]:
+def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str, begun: Sequence[SpillFile]) -> Iterator[list[Any]]:
     """Where to look for images, and for what is done or begun, in groups of what one worker looks at side by side."""
     for pieces in (pieces_of(patterns), iter(list_files_of_rows(ledger) if ledger else ()), iter(begun)):
-        while group := list(islice(pieces, AT_ONCE)):
+        while group := list(islice(pieces, MAX_PARALLEL)):
             yield group
 
 
@@ -148,7 +148,7 @@ class _Distinct(NamedTuple):
     """What is to be read, once each; what was counted on the way; and how many, where the names are spread."""
 
     refs: beam.PCollection[ImageRef]
-    counted: beam.PCollection[Tally]
+    counted: beam.PCollection[JobStats]
     expected: tuple[beam.PCollection[int], ...]
 
 
@@ -156,7 +156,7 @@ class _Counting(beam.DoFn):
     """Gives its bundle's count when the bundle ends."""
 
     def start_bundle(self) -> None:
-        self._tally = Tally()
+        self._tally = JobStats()
 
     def _skip(self, images: int = 1, *, done: bool = False) -> None:
         """Counts images that need nothing; `done`: since an earlier run or a stream has done them."""
@@ -173,29 +173,34 @@ class _ListImages(_Counting):
     """Lists groups of places, and skips own files and what is no image there; of files of rows reads what is done."""
 
     def __init__(
-        self, exclude: str, done: Done | None, again: AskAgain | None, workplace: Workplace | None, allowed: Sequence[str]
+        self,
+        exclude: str,
+        done: CompletionRule | None,
+        again: AskAgain | None,
+        worker_context: WorkerContext | None,
+        allowed: Sequence[str],
     ):
         self._exclude = exclude
         self._done = done
         self._again = again
-        self._workplace = workplace
+        self._worker_context = worker_context
         self._allowed = allowed
 
     def setup(self) -> None:
-        if self._workplace:
-            self._workplace.enter()
+        if self._worker_context:
+            self._worker_context.check_worker()
 
     def start_bundle(self) -> None:
         super().start_bundle()
         self._blocks = {_DONE: KeyBlocks(), _BEGUN: KeyBlocks()}
 
-    def process(self, group: Sequence[Piece | RowsFile | Spool]) -> Iterator[tuple[int, _Listed]]:
+    def process(self, group: Sequence[Piece | RowsFile | SpillFile]) -> Iterator[tuple[int, _Listed]]:
         files = [each for each in group if isinstance(each, RowsFile)]
         if files and self._done:
-            yield from _as_listed(_DONE, self._blocks[_DONE].add(keys_done(files, self._done)))
-        spools = [each for each in group if isinstance(each, Spool)]
-        yield from _as_listed(_BEGUN, self._blocks[_BEGUN].add(keys_begun(spools)))
-        for ref in self._refs(files, [each for each in group if not isinstance(each, (RowsFile, Spool))]):
+            yield from _as_listed(_DONE, self._blocks[_DONE].add(keys_completed(files, self._done)))
+        spills = [each for each in group if isinstance(each, SpillFile)]
+        yield from _as_listed(_BEGUN, self._blocks[_BEGUN].add(keys_resumed(spills)))
+        for ref in self._refs(files, [each for each in group if not isinstance(each, (RowsFile, SpillFile))]):
             if not _holds_images(ref.uri):
                 metrics.count_read()
             key = packed_key(ref) if self._done else b""
@@ -231,7 +236,7 @@ class _DropDoubles(_Counting):
     """
 
     def setup(self) -> None:
-        self._pool = ThreadPoolExecutor(AT_ONCE, "ask-generation")  # its threads start when they are needed
+        self._pool = ThreadPoolExecutor(MAX_PARALLEL, "ask-generation")  # its threads start when they are needed
 
     def teardown(self) -> None:
         self._pool.shutdown()
@@ -252,10 +257,10 @@ class _DropDoubles(_Counting):
                 images += 1
                 doubles += known is not None
                 keys[name] = max(keys.get(name, b""), key)
-        all_begun = BegunNames(blocks[_BEGUN])
+        all_begun = ResumedNames(blocks[_BEGUN])
         begun = all_begun.among(best)
         gone = all_begun.but(begun[name] for name in keys if name in begun)  # listed when the run began, or in a TFRecord file
-        done = DoneNames(blocks[_DONE], self._pool).among({name: key for name, key in keys.items() if name not in begun})
+        done = CompletedNames(blocks[_DONE], self._pool).among({name: key for name, key in keys.items() if name not in begun})
         self._tally.read += images + gone
         metrics.count_read(gone)
         self._skip(doubles)
@@ -284,9 +289,9 @@ class _OpenTFRecords(_Counting):
         self,
         read: ReadConfig,
         retry_seconds: float,
-        ledger: tuple[str, Done] | None,
+        ledger: tuple[str, CompletionRule] | None,
         again: AskAgain | None,
-        begun: Sequence[Spool],
+        begun: Sequence[SpillFile],
         *,
         allowed: Sequence[str],
     ):
@@ -294,7 +299,7 @@ class _OpenTFRecords(_Counting):
         self._retry_seconds = retry_seconds
         self._ledger = ledger
         self._again = again
-        self._begun_spools = begun
+        self._begun_spills = begun
         self._allowed = allowed
 
     def setup(self) -> None:
@@ -309,8 +314,8 @@ class _OpenTFRecords(_Counting):
             yield ref
             return
         if self._done is None:
-            self._begun = DoneKeys(keys_begun(self._begun_spools))
-            self._done = DoneKeys.of(*self._ledger) if self._ledger else ()
+            self._begun = CompletedKeys(keys_resumed(self._begun_spills))
+            self._done = CompletedKeys.of(*self._ledger) if self._ledger else ()
         for image in self._images(ref):
             if image.ref in self._begun:
                 continue  # it is counted where its row is found to have no name in the listing

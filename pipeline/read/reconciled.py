@@ -1,7 +1,7 @@
 """What of a listing has a result, what has none, and what has one too many: the listing and the ledger side by side.
 
-Both are written as sorted spools under their images' names and merged, so that all that is known of one image comes together, and
-memory stays that of one spool however many there are.
+Both are written as sorted spills under their images' names and merged, so that all that is known of one image comes together, and
+memory stays that of one spill however many there are.
 
 Each image that is listed has one status:
 
@@ -10,7 +10,7 @@ Each image that is listed has one status:
 - stale: rows of other versions only
 - missing: none of these
 
-Beside that, doubled: a version of an image has several rows by one model version; orphaned: rows of an image that the inputs'
+Beside that, doubled: a generation of an image has several rows by one model version; orphaned: rows of an image that the inputs'
 patterns would name, if it were still there.
 """
 
@@ -33,10 +33,10 @@ from pipeline.read.manifests import is_manifest
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import row_bytes
 from pipeline.storage.ledger import list_files_of_rows, read_entries
-from pipeline.storage.listing import place_of
-from pipeline.storage.places import Place
+from pipeline.storage.listing import listing_backend_of
+from pipeline.storage.listing_backends import ListingBackend
 from pipeline.storage.results import DETECTIONS
-from pipeline.storage.spools import Spool, Spooler, merge_spools
+from pipeline.storage.spill_files import SpillFile, SpillWriter, merge_spills
 
 STATUSES = ("done", "dead", "stale", "missing")
 BESIDE = ("doubled", "orphaned")
@@ -85,14 +85,14 @@ class Reconciled:
         return sum(self.counts[status] for status in STATUSES)
 
     @property
-    def may_pass(self) -> int:
-        """How many are dead for a reason that may pass."""
+    def is_transient(self) -> int:
+        """How many are dead for a transient reason."""
         return sum(count for reason, count in self.reasons.items() if reason not in FOR_GOOD)
 
     @property
     def is_complete(self) -> bool:
-        """Whether a run with `--only-new` would find nothing to do: each image is done, or dead for good."""
-        return not (self.counts["missing"] or self.counts["stale"] or self.may_pass)
+        """Whether a run with `--only-new` would find nothing to do: each image is done, or permanently dead."""
+        return not (self.counts["missing"] or self.counts["stale"] or self.is_transient)
 
     def add(self, found: Found) -> None:
         """Counts one."""
@@ -122,8 +122,8 @@ def reconcile(
     """
     outcome, scope = Reconciled(), _Scope(patterns)
     with tempfile.TemporaryDirectory(prefix="reconcile-") as folder:
-        spools = _spooled(_all_lines(patterns, output, model, outcome), folder)
-        lines = map(json.loads, merge_spools(spools, folder))
+        spills = _spilled(_all_lines(patterns, output, model, outcome), folder)
+        lines = map(json.loads, merge_spills(spills, folder))
         for uri, known in groupby(lines, lambda line: line[0]):
             for found in _statuses(uri, known, scope):
                 outcome.add(found)
@@ -153,7 +153,7 @@ class _Scope:
     """Which images the inputs would name, by their patterns."""
 
     def __init__(self, patterns: Iterable[str]):
-        self._places: list[Place] = [place_of(pattern) for pattern in patterns if not is_manifest(pattern)]
+        self._places: list[ListingBackend] = [listing_backend_of(pattern) for pattern in patterns if not is_manifest(pattern)]
 
     def has(self, uri: str) -> bool:
         for number, place in enumerate(self._places):
@@ -178,11 +178,11 @@ def _all_lines(patterns: Sequence[str], output: str, model: tuple[str, str] | No
                 yield [entry.uri, kind, entry.generation, entry.reason, "/".join(of_model)]
 
 
-def _spooled(lines: Iterable[list[Any]], folder: str) -> list[Spool]:
-    spooler, spools = Spooler(folder), []
+def _spilled(lines: Iterable[list[Any]], folder: str) -> list[SpillFile]:
+    spiller, spills = SpillWriter(folder), []
     for line in lines:
-        spools += [spool for _, spool in spooler.add(None, row_bytes(line) + b"\n")]
-    return spools + [spool for _, spool in spooler.flush()]
+        spills += [spill for _, spill in spiller.add(None, row_bytes(line) + b"\n")]
+    return spills + [spill for _, spill in spiller.flush()]
 
 
 def _statuses(uri: str, known: Iterable[list[Any]], scope: _Scope) -> Iterator[Found]:

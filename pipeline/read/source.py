@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import apache_beam as beam
 
-from pipeline.figures.summary import Tally
 from pipeline.records import DeadLetter, EncodedImage
+from pipeline.stats.summary import JobStats
 
 
 class ReadOutputs(NamedTuple):
@@ -26,7 +26,7 @@ class ReadOutputs(NamedTuple):
 
     images: beam.PCollection[EncodedImage]
     dead: beam.PCollection[DeadLetter]
-    counted: beam.PCollection[Tally]
+    counted: beam.PCollection[JobStats]
     expected: tuple[beam.PCollection[int], ...] = ()
 
 

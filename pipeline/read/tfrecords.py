@@ -57,7 +57,7 @@ def images_of_file(shard: ImageRef, max_bytes: int, retry_seconds: float = RETRY
       shard: The file. `<file>@<start>-<end>` names the records that begin in this range of its bytes, `<file>@<start>-` the rest:
         so do dead letters, which can therefore be given as input again.
       max_bytes: A larger record is refused.
-      retry_seconds: How long to go on trying while storage fails in a way that may pass.
+      retry_seconds: How long to go on trying while storage fails transiently.
 
     Yields:
       For each record its image, or a dead letter that says what is wrong with it; one for all that can't be told apart any more.

@@ -19,9 +19,9 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline.storage.claims_cloud import CloudClaims
 from pipeline.storage.files import make_folder, write_file
 from pipeline.storage.globs import escape_glob
+from pipeline.storage.listing_backends import GS
 from pipeline.storage.locks import if_unlocked, locked_file
-from pipeline.storage.places import GS
-from pipeline.storage.renewed import renewed
+from pipeline.storage.renewal import renewed
 
 _LOCK, _ALIVE = "lock", "alive"
 _RENEW_SECONDS = 60.0

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pipeline.errors import OutputError
-from pipeline.storage.files import exists, generations_of, list_files, move_as_they_were, open_part, read_file
+from pipeline.storage.files import exists, generations_of, list_files, move_if_generation_match, open_part, read_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.results import (
     COCO_IMAGES,
@@ -105,7 +105,7 @@ def make_way(output: str, run: str) -> None:
         return
     for names in (beside, [SUMMARY]):
         there = [name for name in names if f"{output}/{name}" in generations and is_own(name, output)]
-        move_as_they_were({f"{output}/{name}": f"{earlier}/{name}" for name in there}, generations)
+        move_if_generation_match({f"{output}/{name}": f"{earlier}/{name}" for name in there}, generations)
 
 
 def in_the_way(output: str, run: str, new: Collection[str], replace: bool) -> dict[str, str]:

@@ -20,8 +20,8 @@ from typing import Any
 from pipeline.records import row_bytes
 from pipeline.storage.claims import Claim
 from pipeline.storage.cloud import storage_client
-from pipeline.storage.places import GS
-from pipeline.storage.renewed import renewed
+from pipeline.storage.listing_backends import GS
+from pipeline.storage.renewal import renewed
 from pipeline.storage.state import warn_unreadable
 
 POLL_SECONDS = 10.0

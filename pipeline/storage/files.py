@@ -22,8 +22,8 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline.storage.cloud import delete_object, move_object, read_range, write_object
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.listing import AT_ONCE
-from pipeline.storage.places import GS, generation_of
+from pipeline.storage.listing import MAX_PARALLEL
+from pipeline.storage.listing_backends import GS, generation_of
 
 UNFINISHED = ".staging-"  # begins the name of every file and folder that no reader should look at; so it is hidden as well
 _AS_IT_IS = "uncompressed"  # Beam would gzip by a file's ending otherwise
@@ -54,7 +54,7 @@ def write_file(path: str, content: bytes, staging: str = "") -> None:
 def write_files(contents: Mapping[str, bytes], staging: str = "") -> None:
     """Writes some whole files, each as `write_file` does; together they take as long as one to be durable."""
     objects, others = _divided(contents)
-    _side_by_side(lambda path: write_object(path, contents[path]), objects)
+    _in_parallel(lambda path: write_object(path, contents[path]), objects)
     staged: dict[str, str] = {}
     for path in others:
         # not made of the file's name, which may be as long as names can be
@@ -78,7 +78,7 @@ def sync(paths: Iterable[str]) -> None:
     Raises:
       OSError: The disk could not take what was written.
     """
-    _side_by_side(_sync, [path for path in {*paths} if "://" not in path])
+    _in_parallel(_sync, [path for path in {*paths} if "://" not in path])
 
 
 def _sync(path: str) -> None:
@@ -169,7 +169,7 @@ def list_files(pattern: str) -> list[str]:
 def delete_files(paths: Iterable[str]) -> None:
     """Deletes files by their very names, objects in any order; one that is gone already is no error."""
     objects, others = _divided(paths)
-    _side_by_side(delete_object, objects)
+    _in_parallel(delete_object, objects)
     for path in others:
         if "://" not in path:
             with contextlib.suppress(FileNotFoundError):
@@ -178,14 +178,14 @@ def delete_files(paths: Iterable[str]) -> None:
             FileSystems.delete([escape_glob(path)])
 
 
-def delete_as_they_were(generations: Mapping[str, str]) -> None:
+def delete_if_generation_match(generations: Mapping[str, str]) -> None:
     """Deletes files unless somebody has overwritten them meanwhile; they are gone for good when this returns.
 
     Args:
       generations: Path -> its generation (see `generations_of`).
     """
     objects, others = _divided(generations)
-    _side_by_side(lambda path: delete_object(path, generations[path]), objects)
+    _in_parallel(lambda path: delete_object(path, generations[path]), objects)
     for path in others:
         if generation_of(path) == generations[path]:
             delete_files([path])
@@ -207,7 +207,7 @@ def generations_of(paths: Iterable[str]) -> dict[str, str]:
         return generation_of(path) or ("" if path.startswith(GS) or not exists(path) else "unknown")
 
     paths = list(paths)
-    return {path: generation for path, generation in zip(paths, _side_by_side(look, paths), strict=True) if generation}
+    return {path: generation for path, generation in zip(paths, _in_parallel(look, paths), strict=True) if generation}
 
 
 def move_files(names: Mapping[str, str]) -> None:
@@ -245,7 +245,7 @@ def move_files(names: Mapping[str, str]) -> None:
             before = left
 
 
-def move_as_they_were(names: Mapping[str, str], generations: Mapping[str, str]) -> None:
+def move_if_generation_match(names: Mapping[str, str], generations: Mapping[str, str]) -> None:
     """Gives files other names unless somebody has moved or overwritten them meanwhile.
 
     Args:
@@ -262,7 +262,7 @@ def _rename(names: Mapping[str, str], generations: Mapping[str, str]) -> bool:
     objects, others = _divided(names)
     if others:
         FileSystems.rename(others, [names[path] for path in others])
-    return all(_side_by_side(lambda path: move_object(path, names[path], generations[path]), objects))
+    return all(_in_parallel(lambda path: move_object(path, names[path], generations[path]), objects))
 
 
 def _divided(paths: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -274,11 +274,11 @@ def _divided(paths: Iterable[str]) -> tuple[list[str], list[str]]:
     return objects, others
 
 
-def _side_by_side(ask: Callable[[str], _Answer], paths: Sequence[str]) -> list[_Answer]:
+def _in_parallel(ask: Callable[[str], _Answer], paths: Sequence[str]) -> list[_Answer]:
     """Asks storage about each file, of a few at once, since each answer takes its time; the first that fails ends it."""
     if len(paths) == 1:
         return [ask(paths[0])]
-    with ThreadPoolExecutor(AT_ONCE, "ask-storage") as pool:
+    with ThreadPoolExecutor(MAX_PARALLEL, "ask-storage") as pool:
         return list(pool.map(ask, paths))
 
 

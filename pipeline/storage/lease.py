@@ -18,14 +18,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from pipeline.errors import BusyError, TakenOverError
+from pipeline.storage.cancellation import asked_before_publishing
 from pipeline.storage.claims import Claim
 from pipeline.storage.claims_cloud import CloudClaims
 from pipeline.storage.files import make_folder
+from pipeline.storage.listing_backends import GS
 from pipeline.storage.locks import if_unlocked, locked_file, one_at_a_time
-from pipeline.storage.places import GS
 from pipeline.storage.staging import fence, output_of, run_of, staging_of
 from pipeline.storage.state import is_own_file, read_checked
-from pipeline.storage.stopping import asked_before_publishing
 
 _FILE = ".lease-"
 

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.records import identity_hash, name_bytes, name_of
-from pipeline.storage.done import UNKNOWN, Done, Entry, Maker
+from pipeline.storage.completion import UNKNOWN, CompletionRule, Entry, Provenance
 from pipeline.storage.files import create, move_files, read_file, read_lines
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, INDEX, index_name, is_result
@@ -103,10 +103,10 @@ def _entries_in(index: pq.ParquetFile, kind: str) -> Iterator[Entry]:
             yield Entry(name_of(uri), name_of(generation), kind, model, version, settings, reason, age)
 
 
-def read_keys(file: RowsFile, done: Done) -> Iterator[np.ndarray]:
+def read_keys(file: RowsFile, done: CompletionRule) -> Iterator[np.ndarray]:
     """The keys of what is done by a file's rows, a part at a time: `(N, 2) uint64`, each row a `key_of`."""
     index = _open_index(file)
-    if index is None or not done.maker.settings(file.kind):
+    if index is None or not done.provenance.settings(file.kind):
         return  # without an index the settings are not known
     try:
         yield from _keys_in(index, file.kind, done)
@@ -114,8 +114,8 @@ def read_keys(file: RowsFile, done: Done) -> Iterator[np.ndarray]:
         _say_unreadable(file, err)
 
 
-def _keys_in(index: pq.ParquetFile, kind: str, done: Done) -> Iterator[np.ndarray]:
-    wanted = dict(zip(("model", "version", "settings"), (*done.maker[2:], done.maker.settings(kind)), strict=True))
+def _keys_in(index: pq.ParquetFile, kind: str, done: CompletionRule) -> Iterator[np.ndarray]:
+    wanted = dict(zip(("model", "version", "settings"), (*done.provenance[2:], done.provenance.settings(kind)), strict=True))
     for batch in index.iter_batches(_ROWS_AT_ONCE, columns=["uri_hash", "identity_hash", *_TEXTS]):
         mask = pc.is_in(batch["reason"], pa.array(["", *done.reasons] if kind == DEAD_LETTERS else [""]))
         for name, value in wanted.items():
@@ -158,59 +158,59 @@ def writing_entries(path: str) -> Iterator[Callable[[bytes, Entry | None], None]
 
 
 @contextlib.contextmanager
-def writing_index(path: str, kind: str, maker: Maker, made_at: float = 0.0) -> Iterator[Callable[[bytes], bytes]]:
+def writing_index(path: str, kind: str, provenance: Provenance, made_at: float = 0.0) -> Iterator[Callable[[bytes], bytes]]:
     """Writes the index of rows while these are written: within, call the given function with each line; it returns the line.
 
     Args:
       path: Of the index; it is complete when the block ends.
       kind: `detections` or `dead_letters`.
-      maker: By what the rows are made.
+      provenance: By what the rows are made.
       made_at: When the job began that makes them, seconds since the epoch; 0 where the name of their file tells.
     """
     with writing_entries(path) as add:
 
         def note(line: bytes) -> bytes:
-            entry = entry_of(line, kind, maker)
+            entry = entry_of(line, kind, provenance)
             add(line, entry and entry._replace(made_at=made_at))
             return line
 
         yield note
 
 
-def write_index(rows: str, output: str, maker: Maker, staging: str) -> None:
+def write_index(rows: str, output: str, provenance: Provenance, staging: str) -> None:
     """Writes the index of a file of rows that is there already.
 
     Args:
       rows: The file's name in the results folder.
       output: The results folder.
-      maker: By what the rows were made.
+      provenance: By what the rows were made.
       staging: Folder for what a kill leaves.
     """
     staged, index = f"{staging}/{uuid.uuid4().hex}", f"{output}/{index_name(rows)}"
-    with writing_index(staged, posixpath.dirname(rows), maker) as note:
+    with writing_index(staged, posixpath.dirname(rows), provenance) as note:
         for line in read_lines(f"{output}/{rows}"):
             note(line)
     move_files({staged: index})
 
 
-def entry_of(line: bytes, kind: str, maker: Maker) -> Entry | None:
+def entry_of(line: bytes, kind: str, provenance: Provenance) -> Entry | None:
     """The entry of a row as it stands in a file; None where it is no row of an image.
 
     Args:
       line: One line of JSON.
       kind: `detections` or `dead_letters`.
-      maker: Says what the row does not.
+      provenance: Says what the row does not.
     """
     try:
         row = _beginning(line.decode()) if kind == DETECTIONS else json.loads(line)
         image, model = row["image"], row.get("model", {})  # of a dead letter, where a model failed
         uri, generation, reason = image["uri"], image.get("generation", ""), row.get("reason", "")
-        name, version = (model.get("name", ""), model.get("version", "")) if model or kind == DETECTIONS else maker[2:]
+        name, version = (model.get("name", ""), model.get("version", "")) if model or kind == DETECTIONS else provenance[2:]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     if not all(isinstance(text, str) for text in (uri, generation, reason, name, version)):
         return None
-    return Entry(uri, generation, kind, name, version, maker.settings(kind), reason)
+    return Entry(uri, generation, kind, name, version, provenance.settings(kind), reason)
 
 
 def _beginning(text: str) -> dict[str, Any]:

@@ -14,15 +14,15 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import InputError
 from pipeline.storage.globs import expand_pattern, fixed_beginning, has_wildcard
-from pipeline.storage.places import GS, FoundFile, LocalPlace, ObjectPlace, Place
+from pipeline.storage.listing_backends import GS, FoundFile, ListingBackend, LocalListing, ObjectListing
 
-AT_ONCE = 16  # folders looked at side by side; each waits for storage
+MAX_PARALLEL = 16  # folders looked at side by side; each waits for storage
 _CHUNK = 250  # files of one place before it is the others' turn
 LONG = 10_000  # names: ten requests
 CUT = 1024  # a billion names in so many parts are 1,000 requests each
 
 
-def place_of(pattern: str) -> Place:
+def listing_backend_of(pattern: str) -> ListingBackend:
     """Where the files lie that a user means by a pattern.
 
     A folder stands for all files below it but hidden ones: a local folder, a bucket, and whatever ends at a slash.
@@ -35,21 +35,21 @@ def place_of(pattern: str) -> Place:
         folder, rest = _split(pattern)
         if folder.count("/") < 3 or folder[len(GS)] == "/":
             raise InputError(f"input {pattern}: cannot be listed: expected gs://<bucket>/<name>")
-        return ObjectPlace(folder, rest, hidden=not pattern.endswith("/")).settled()
+        return ObjectListing(folder, rest, hidden=not pattern.endswith("/")).normalised()
     if "://" in pattern:
-        return _OtherPlace(*_split(pattern), hidden=not pattern.endswith("/"))
+        return _OtherListing(*_split(pattern), hidden=not pattern.endswith("/"))
     pattern = pattern.removeprefix("./")
     if os.path.isfile(pattern):  # also when its name has characters that would mean something in a pattern
         folder, name = pattern[: pattern.rfind("/") + 1], pattern[pattern.rfind("/") + 1 :]
-        return LocalPlace(folder, (glob.escape(name),))
+        return LocalListing(folder, (glob.escape(name),))
     if os.path.isdir(pattern or "."):
         folder = os.path.normpath(pattern)
-        return LocalPlace("" if folder == "." else folder.rstrip("/") + "/", ("**",), hidden=False)
+        return LocalListing("" if folder == "." else folder.rstrip("/") + "/", ("**",), hidden=False)
     folder, rest = _split(pattern)
-    return LocalPlace(folder, rest, hidden=not pattern.endswith("/"))
+    return LocalListing(folder, rest, hidden=not pattern.endswith("/"))
 
 
-def divided(places: Iterable[Place], wanted: int, long: int = LONG) -> list[Place]:
+def divided(places: Iterable[ListingBackend], wanted: int, long: int = LONG) -> list[ListingBackend]:
     """Places that together are these, about as many as wanted where looking at a few folders gives so many.
 
     Where one has more names than are listed in seconds, it is cut into a share of `CUT`.
@@ -62,7 +62,7 @@ def divided(places: Iterable[Place], wanted: int, long: int = LONG) -> list[Plac
     Raises:
       InputError: A folder cannot be listed.
     """
-    whole, rest = list[Place](), deque(places)
+    whole, rest = list[ListingBackend](), deque(places)
     while rest and len(whole) + len(rest) < wanted:
         place = rest.popleft()
         with _listed(place):
@@ -74,15 +74,15 @@ def divided(places: Iterable[Place], wanted: int, long: int = LONG) -> list[Plac
     whole += rest
     share = max(2, CUT // max(1, len(whole)))
 
-    def cut(place: Place) -> list[Place]:
+    def cut(place: ListingBackend) -> list[ListingBackend]:
         with _listed(place):
             return place.cut(share, long)
 
-    with ThreadPoolExecutor(AT_ONCE, "cut-places") as pool:
+    with ThreadPoolExecutor(MAX_PARALLEL, "cut-places") as pool:
         return [part for parts in pool.map(cut, whole) for part in parts]
 
 
-def files_in(place: Place) -> Iterator[FoundFile]:
+def files_in(place: ListingBackend) -> Iterator[FoundFile]:
     """All files that match in a place.
 
     Raises:
@@ -96,13 +96,13 @@ def files_in(place: Place) -> Iterator[FoundFile]:
             raise _cannot_list(place, err) from err
         if found is None:
             looks.pop()
-        elif isinstance(found, Place):
+        elif isinstance(found, ListingBackend):
             looks.append(found.look())
         else:
             yield found
 
 
-def files_in_all(places: Iterable[Place]) -> Iterator[FoundFile]:
+def files_in_all(places: Iterable[ListingBackend]) -> Iterator[FoundFile]:
     """All files in several places, a few places side by side; who takes them slowly has them listed slowly.
 
     Raises:
@@ -110,12 +110,12 @@ def files_in_all(places: Iterable[Place]) -> Iterator[FoundFile]:
     """
     waiting = iter(places)
     running: dict[Future[list[FoundFile]], Iterator[FoundFile]] = {}
-    with ThreadPoolExecutor(AT_ONCE, "list-files") as pool:
+    with ThreadPoolExecutor(MAX_PARALLEL, "list-files") as pool:
 
         def go_on(files: Iterator[FoundFile]) -> None:
             running[pool.submit(lambda: list(islice(files, _CHUNK)))] = files
 
-        for place in islice(waiting, AT_ONCE):
+        for place in islice(waiting, MAX_PARALLEL):
             go_on(files_in(place))
         while running:
             for ready in wait(running, return_when=FIRST_COMPLETED).done:
@@ -129,17 +129,17 @@ def files_in_all(places: Iterable[Place]) -> Iterator[FoundFile]:
 
 
 @contextlib.contextmanager
-def _listed(place: Place) -> Iterator[None]:
+def _listed(place: ListingBackend) -> Iterator[None]:
     try:
         yield
     except Exception as err:
         raise _cannot_list(place, err) from err
 
 
-def _cannot_list(place: Place, err: Exception) -> InputError:
+def _cannot_list(place: ListingBackend, err: Exception) -> InputError:
     said = " ".join(str(err).split())[:300]
     scheme = place.pattern.partition("://")[0]
-    if isinstance(place, _OtherPlace):
+    if isinstance(place, _OtherListing):
         said = (
             f"expected files on this machine or on Cloud Storage (gs://bucket/folder/); {scheme}:// is read only where Beam "
             f"is set up for it, so copy the images first ({said})"
@@ -155,19 +155,19 @@ def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
     return folder, (*parts[:-1], parts[-1] or "**")
 
 
-class _OtherPlace(Place):
+class _OtherListing(ListingBackend):
     """One in another file system of Beam's, which tells all that matches at once."""
 
-    def look(self) -> Iterator[FoundFile | Place]:
+    def look(self) -> Iterator[FoundFile | ListingBackend]:
         """Looks for all files; a plain name that no file has is a folder's."""
         matches = FileSystems.match(expand_pattern(self.pattern))
         sizes = {entry.path: entry.size_in_bytes for match in matches for entry in match.metadata_list}
         if not sizes and not has_wildcard(self.pattern):
-            yield _OtherPlace(f"{self.pattern}/", ("**",), hidden=False)
+            yield _OtherListing(f"{self.pattern}/", ("**",), hidden=False)
         for path, size_bytes in sizes.items():
             if self.matches(path[len(self.folder) :]):
                 yield FoundFile(path, size_bytes or 0)
 
-    def parts(self) -> list[Place]:
+    def parts(self) -> list[ListingBackend]:
         """Just this one."""
         return [self]

@@ -13,17 +13,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.storage.alive import age_s, if_dead
-from pipeline.storage.checkpoints import take_over
 from pipeline.storage.files import list_files
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.results import STAGING
-from pipeline.storage.run_state import LEASED, LEFT, Left, about, is_own_staging
+from pipeline.storage.resume_points import take_over
+from pipeline.storage.run_state import DETACHED, LEASED, DetachedJob, about, is_own_staging
 from pipeline.storage.staging import (
     finish_publishing,
     goes_on,
     introduce,
+    is_detached,
     is_introduced,
-    is_left,
     is_published,
     output_of,
     remove,
@@ -56,7 +56,7 @@ def remove_dead(output: str, but: str, mode: str = "") -> None:
             if (
                 wanted
                 and is_own_staging(staging)
-                and not ((is_left(staging) or rows_kept(staging)) and age_s(staging) < _KEPT_SECONDS)
+                and not ((is_detached(staging) or rows_kept(staging)) and age_s(staging) < _KEPT_SECONDS)
             ):
                 remove(staging)
 
@@ -76,16 +76,16 @@ def take_over_killed(staging: str, same: str) -> None:
             remove(other)
 
 
-def leave(staging: str, settings: Mapping[str, Any], left: Left) -> None:
+def leave(staging: str, settings: Mapping[str, Any], left: DetachedJob) -> None:
     """Leaves a run to itself; its folder is kept for whoever comes back to it."""
-    introduce(staging, {"settings": settings, LEFT: left})
+    introduce(staging, {"settings": settings, DETACHED: left})
 
 
-def found_again(output: str, job: str) -> tuple[str, Left] | None:
+def attached_run(output: str, job: str) -> tuple[str, DetachedJob] | None:
     """The staging folder of a job that was left, and what is known of it; None where nobody has left such a job here."""
     for staging in others(output) if job else ():
         for said in about(staging):
-            left: Left | None = said.get(LEFT)
+            left: DetachedJob | None = said.get(DETACHED)
             if left and left.job == job:
                 return staging, left
     return None

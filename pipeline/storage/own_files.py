@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable, Iterator
 
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.listing import files_in, place_of
+from pipeline.storage.listing import files_in, listing_backend_of
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, INDEX, STAGING, is_result_name, kind_of_rows
 
 _FOLDERS_KNOWN = 4096
 # Most files are none of these, and one search says so.
 _PERHAPS_OURS = re.compile(
-    r"/(?:(?:detections|dead_letters|index|coco|samples|runs)/|\.staging-|\.spools-|\.lease|(?:summary\.json|\w+\.html)$)"
+    r"/(?:(?:detections|dead_letters|index|coco|samples|runs)/|\.staging-|\.spills-|\.lease|(?:summary\.json|\w+\.html)$)"
 )
 
 
@@ -79,6 +79,6 @@ def _holds_results(folder: str) -> bool:
     """Whether a folder has rows, or indexes of rows, or a run that writes some; looked up once for all its files."""
     escaped = escape_glob(folder)
     for kind in (INDEX, DETECTIONS, DEAD_LETTERS):
-        if any(kind_of_rows(file.path) for file in files_in(place_of(f"{escaped}/{kind}/*"))):
+        if any(kind_of_rows(file.path) for file in files_in(listing_backend_of(f"{escaped}/{kind}/*"))):
             return True
-    return any(True for _ in files_in(place_of(f"{escaped}/{STAGING}*/run.json")))
+    return any(True for _ in files_in(listing_backend_of(f"{escaped}/{STAGING}*/run.json")))

@@ -58,7 +58,7 @@ _SAMPLE = r"samples/\d{3,}-[\w.-]*\.jpg"
 _OTHERS = re.compile(
     rf"(runs/[\w-]+/)?(summary\.json|report\.html|{_SAMPLE})|reconcile\.html|runs/[\w-]+/{_COCO}"
     r"|((detections|dead_letters|index|coco|samples|runs/[^/]+(/coco|/samples)?)/)?\.staging-[^/]+(/.*)?"
-    r"|\.spools-[^/]+(/.*)?|\.lease[^/]*",
+    r"|\.spills-[^/]+(/.*)?|\.lease[^/]*",
     re.DOTALL,
 )
 _RUN = re.compile(r"/(?:detections|dead_letters)-(.*)-\d{5,}-of-\d{5,}\.\w+$")

@@ -17,17 +17,17 @@ from pipeline.storage.state import lies_in, read_checked, read_state, warn_unrea
 
 RUN = "run.json"
 LEASED = "leased"  # what a run says of itself that has a lease for as long as it has a staging folder
-LEFT = "left"  # the same of one that goes on without a launcher
+DETACHED = "left"  # the same of one that goes on without a launcher
 _RUN_ID = re.compile(r"[0-9a-f]{8,12}")  # `new_staging` and the launcher of a stream give such names
 _ENTRY = re.compile(
-    r"(run|ready|commit|published)\.json|stopped|written|lock(\.new)?|alive|spool|merge|figures|compact|detections|dead_letters"
+    r"(run|ready|commit|published)\.json|stopped|written|lock(\.new)?|alive|spill|merge|figures|compact|detections|dead_letters"
     r"|begun-.*|[0-9a-f]{32}|\.staging-[0-9a-f]{12}"
 )
 _LATEST_TIME = 4e9  # the year 2096
 _Time = Annotated[float, lambda seconds: 0 <= seconds < _LATEST_TIME]
 
 
-class Left(NamedTuple):
+class DetachedJob(NamedTuple):
     """A run without a launcher.
 
     Attributes:
@@ -47,7 +47,7 @@ class _About(TypedDict, total=False):
     started_at: _Time
     same: str
     leased: bool
-    left: Left
+    left: DetachedJob
 
 
 class Commit(NamedTuple):

@@ -1,13 +1,13 @@
-"""One row an image version and model version, out of any number of files of rows.
+"""One row an image generation and model version, out of any number of files of rows.
 
 Lines of one image lie together in the merge of sorted files, since a row begins with its image: first the rows of each version,
 then its dead letters, at last the dead letters that know no version. So nothing is held but the best rows of one version.
 
 Which rows stay:
 
-- Of equal rows one, and of rows of one image version and model version that differ the newest: who detected the image
+- Of equal rows one, and of rows of one image generation and model version that differ the newest: who detected the image
   again, with other settings for instance, wants the new result.
-- A row beats a dead letter of the same image version, if that came of the same model version or of one that is not known.
+- A row beats a dead letter of the same image generation, if that came of the same model version or of one that is not known.
 - A dead letter that knows no version goes once there is a row of the image, of that model, as new as itself or newer.
 - A dead letter that names no image (a message that could not be understood) stays.
 
@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from pipeline.storage.done import Entry, Maker
+from pipeline.storage.completion import Entry, Provenance
 from pipeline.storage.files import read_lines
 from pipeline.storage.ledger import RowsFile, entry_of, read_entries
 from pipeline.storage.results import DETECTIONS
-from pipeline.storage.spools import merge_lines
+from pipeline.storage.spill_files import merge_lines
 
 _SEPARATOR = b"\x1f"  # no line of JSON has one; in a line that is none, the last one counts
 
@@ -69,8 +69,8 @@ class _Sources:
     def __init__(self, files: Iterable[tuple[float, RowsFile]], count: Callable[[], None]):
         self._count = count
         self._files = {file.path: (age, file) for age, file in files}
-        self._numbers: dict[tuple[str, Maker], int] = {}
-        self._told: list[tuple[str, Maker]] = []
+        self._numbers: dict[tuple[str, Provenance], int] = {}
+        self._told: list[tuple[str, Provenance]] = []
 
     @property
     def paths(self) -> list[str]:
@@ -82,12 +82,12 @@ class _Sources:
         entries = read_entries(file)
         for line in read_lines(path):
             self._count()
-            known = entry_of(line, file.kind, Maker()) and next(entries, None)
-            maker = Maker(known.settings, known.settings, known.model, known.version) if known else Maker()
+            known = entry_of(line, file.kind, Provenance()) and next(entries, None)
+            provenance = Provenance(known.settings, known.settings, known.model, known.version) if known else Provenance()
             age = (known and known.made_at) or file_age
-            yield b"%s%s%d %a\n" % (line.rstrip(b"\n"), _SEPARATOR, self._number((file.kind, maker)), age)
+            yield b"%s%s%d %a\n" % (line.rstrip(b"\n"), _SEPARATOR, self._number((file.kind, provenance)), age)
 
-    def _number(self, told: tuple[str, Maker]) -> int:
+    def _number(self, told: tuple[str, Provenance]) -> int:
         if told not in self._numbers:
             self._numbers[told] = len(self._told)
             self._told.append(told)
@@ -101,12 +101,12 @@ class _Sources:
     def row(self, numbered: bytes) -> SingleRow:
         line, _, told = numbered.rpartition(_SEPARATOR)
         number, age = told.split()
-        kind, maker = self._told[int(number)]
-        return SingleRow(kind, line + b"\n", entry_of(line, kind, maker), float(age))
+        kind, provenance = self._told[int(number)]
+        return SingleRow(kind, line + b"\n", entry_of(line, kind, provenance), float(age))
 
 
 def _fold(equal: Iterable[SingleRow]) -> SingleRow:
-    """One row of equal ones: as new as the newest, of whose maker is known."""
+    """One row of equal ones: as new as the newest, of whose provenance is known."""
     rows = list(equal)
     known = max(rows, key=lambda row: (row.entry is not None and row.entry.settings != "", row.age))
     return known._replace(age=max(row.age for row in rows))

@@ -16,7 +16,7 @@ finds a mixture for longer than that.
 Of several attempts the first that commits decides for all: which files, and which ones go for them, as they were then. So one
 that was paused, and goes on when others have published since, moves and removes nothing that is theirs.
 
-A run that was killed, was stopped or failed before that leaves its checkpoints, from which the same command goes on (see
+A run that was killed, was stopped or failed before that leaves its resume points, from which the same command goes on (see
 `checkpoints`). They are kept for it, whatever else runs in the folder meanwhile, for a week.
 """
 
@@ -32,10 +32,10 @@ from pipeline.errors import OutputError
 from pipeline.records import row_bytes
 from pipeline.storage.alive import alive
 from pipeline.storage.beside import in_the_way, make_way
-from pipeline.storage.checkpoints import rows_in
+from pipeline.storage.cancellation import begin_publishing, confirm_publishing
 from pipeline.storage.files import (
-    delete_as_they_were,
     delete_files,
+    delete_if_generation_match,
     exists,
     folders_of,
     list_files,
@@ -47,8 +47,8 @@ from pipeline.storage.files import (
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.locks import one_at_a_time
 from pipeline.storage.results import INDEX, STAGING, SUMMARY, StagedFile, read_summary
-from pipeline.storage.run_state import LEFT, RUN, Commit, about, read_commit
-from pipeline.storage.stopping import begin_publishing, confirm_publishing
+from pipeline.storage.resume_points import rows_in
+from pipeline.storage.run_state import DETACHED, RUN, Commit, about, read_commit
 
 _READY, _COMMIT, _PUBLISHED, _STOPPED = "ready.json", "commit.json", "published.json", "stopped"
 
@@ -78,7 +78,7 @@ def held(staging: str, told: Mapping[str, Any]) -> Iterator[None]:
     """Makes a run's staging folder and holds it; afterwards it goes.
 
     It stays where the run's rows stand without a summary, for then nothing else says whose they are; the next run removes it.
-    And it stays with the checkpoints of a run that was cut short before it published, for its command; and of a run that goes on
+    And it stays with the resume points of a run that was cut short before it published, for its command; and of a run that goes on
     without its launcher, for the next one.
 
     Args:
@@ -99,7 +99,7 @@ def held(staging: str, told: Mapping[str, Any]) -> Iterator[None]:
 
 def _is_needed(staging: str, cut_short: bool) -> bool:
     """Whether a run goes on without its launcher; or has published, and then it is done with it now; or can be gone on from."""
-    return is_left(staging) or stop_publishing(staging) or (cut_short and rows_kept(staging) > 0)
+    return is_detached(staging) or stop_publishing(staging) or (cut_short and rows_kept(staging) > 0)
 
 
 def is_published(staging: str) -> bool:
@@ -107,9 +107,9 @@ def is_published(staging: str) -> bool:
     return exists(f"{staging}/{_PUBLISHED}")
 
 
-def is_left(staging: str) -> bool:
+def is_detached(staging: str) -> bool:
     """Whether a run goes on without a launcher."""
-    return any(LEFT in said for said in about(staging))
+    return any(DETACHED in said for said in about(staging))
 
 
 def introduce(staging: str, told: Mapping[str, Any]) -> None:
@@ -204,7 +204,7 @@ def finish_publishing(staging: str) -> bool:
             move_files({f"{output}/{staged}": f"{output}/{final}" for staged, final in of_kind})
         for is_summary in (False, True):  # it says of its run what else is to go
             gone = {name: generation for name, generation in commit.gone.items() if (name == SUMMARY) is is_summary}
-            delete_as_they_were({f"{output}/{name}": generation for name, generation in gone.items()})
+            delete_if_generation_match({f"{output}/{name}": generation for name, generation in gone.items()})
         write_file(f"{staging}/{_PUBLISHED}", b"")
         return True
 
@@ -239,7 +239,7 @@ def rows_kept(staging: str) -> int:
 
 
 def goes_on(staging: str) -> bool:
-    """Whether a run that has ended had not come as far as to publish, so that its command can go on from its checkpoints."""
+    """Whether a run that has ended had not come as far as to publish, so that its command can go on from its resume points."""
     return any(about(staging)) and _committed(staging) is None and not exists(f"{staging}/{_PUBLISHED}")
 
 

@@ -1,6 +1,6 @@
 """A local stream's archive: rows are durable before their messages are acknowledged, and become a file a window afterwards.
 
-    <folder>/.spools-<run>/detections-20261121T020000Z-00000-of-00001-<maker>-<id>.rows      the rows of one bundle, sorted
+    <folder>/.spills-<run>/detections-20261121T020000Z-00000-of-00001-<provenance>-<id>.rows      the rows of one bundle, sorted
     <folder>/detections/detections-20261121T020000Z-<run>-00000-of-00001.jsonl    those of a window
 
 A bundle's rows are written before the bundle ends, so before its messages are acknowledged: after a crash each message comes
@@ -33,18 +33,18 @@ from apache_beam.io.filesystems import FileSystems
 from google.api_core import retry
 
 from pipeline.data_format import from_plain
-from pipeline.read.fetch import is_passing
+from pipeline.read.fetch import is_transient_error
 from pipeline.records import ImageRef, row_bytes
-from pipeline.storage.done import UNKNOWN, Maker
+from pipeline.storage.completion import UNKNOWN, Provenance
 from pipeline.storage.files import create, delete_files, list_files, make_folder, move_files, read_lines, write_files
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.ledger import write_index
 from pipeline.storage.locks import if_unlocked, locked_file
 from pipeline.storage.results import archive_name, is_run_name, shard_of, time_in_name
-from pipeline.storage.spools import merge_lines
+from pipeline.storage.spill_files import merge_lines
 from pipeline.storage.state import is_own_file
 
-_SPOOLS = ".spools-"
+_SPOOLS = ".spills-"
 _ENDING = ".rows"
 _LOCK = "lock"
 _DEAD_SECONDS = 900.0
@@ -91,7 +91,7 @@ class Archive:
         until that has been open for the length of a window.
       monotonic: Seconds that have passed.
       stop: Ends the waiting for storage that fails.
-      maker: By what the rows are made; without its settings the ledger has no index of them.
+      provenance: By what the rows are made; without its settings the ledger has no index of them.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Archive:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         stop: threading.Event | None = None,
-        maker: Maker = UNKNOWN,
+        provenance: Provenance = UNKNOWN,
     ):
         self._folder = folder
         self._run = run
@@ -114,8 +114,8 @@ class Archive:
         self._monotonic = monotonic
         self._began = clock() - monotonic()
         self._stop = stop or threading.Event()
-        self._maker = maker
-        self._write = retry.Retry(is_passing, initial=0.5, maximum=10.0, timeout=None, on_error=self._say)(write_files)
+        self._provenance = provenance
+        self._write = retry.Retry(is_transient_error, initial=0.5, maximum=10.0, timeout=None, on_error=self._say)(write_files)
         self._current = 0.0  # start of the window of now
         self._opened_at = -math.inf  # when that became the window of now, monotonic
         self._writing: Counter[str] = Counter()  # bundles that write to a window now
@@ -123,23 +123,23 @@ class Archive:
         self._closing = threading.Lock()
         self._alive = contextlib.ExitStack()
         if "://" not in folder:
-            make_folder(self._spools(run))
-            self._alive.enter_context(locked_file(f"{self._spools(run)}/{_LOCK}"))
+            make_folder(self._spills(run))
+            self._alive.enter_context(locked_file(f"{self._spills(run)}/{_LOCK}"))
 
-    def spool(self, rows: Iterable[ArchivedRow]) -> None:
-        """Makes the rows of a bundle durable; waits for storage that fails in a way that may pass, and says so."""
+    def spill(self, rows: Iterable[ArchivedRow]) -> None:
+        """Makes the rows of a bundle durable; waits for storage that fails transiently, and says so."""
         groups: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
         for each in rows:
             groups[each.kind, shard_of(each.ref, self._shards)].append(each.row + b"\n")
         if not groups:
             return
         with self._in_window() as start:
-            spools: dict[str, bytes] = {}
+            spills: dict[str, bytes] = {}
             for (kind, shard), lines in groups.items():
-                by = f"{self._maker.settings(kind)}-m{_packed_model(self._maker)}"
+                by = f"{self._provenance.settings(kind)}-m{_packed_model(self._provenance)}"
                 name = f"{kind}-{start}-{shard:05d}-of-{self._shards:05d}-{by}-{uuid.uuid4().hex}{_ENDING}"
-                spools[f"{self._spools(self._run)}/{name}"] = b"".join(sorted(lines))
-            self._write(spools)
+                spills[f"{self._spills(self._run)}/{name}"] = b"".join(sorted(lines))
+            self._write(spills)
 
     def close_windows(self) -> None:
         """Makes files of this run's windows that are over."""
@@ -153,7 +153,7 @@ class Archive:
         self._finish(self._run, lambda _start: True)
         self._alive.close()
         if "://" not in self._folder:
-            _remove(self._spools(self._run))
+            _remove(self._spills(self._run))
 
     def recover(self) -> None:
         """Makes files of what killed runs have left here."""
@@ -164,17 +164,17 @@ class Archive:
                 limit = time_in_name(now - self._window_s - _DEAD_SECONDS)
                 self._finish(run, lambda start, limit=limit: start < limit)  # type: ignore[misc]
                 continue
-            with _if_dead(self._spools(run)) as dead:
+            with _if_dead(self._spills(run)) as dead:
                 if dead:
                     self._finish(run, lambda _start: True)
-                    _remove(self._spools(run))
+                    _remove(self._spills(run))
 
     def _say(self, err: Exception) -> None:
         if self._stop.is_set():
             raise err
         _log.warning("the archive cannot be written (%s); waiting", " ".join(str(err).split())[:300])
 
-    def _spools(self, run: str) -> str:
+    def _spills(self, run: str) -> str:
         return f"{self._folder}/{_SPOOLS}{run}"
 
     @contextlib.contextmanager
@@ -199,23 +199,23 @@ class Archive:
     def _finish(self, run: str, is_over: Callable[[str], bool]) -> None:
         with self._closing:
             windows: defaultdict[_Window, list[str]] = defaultdict(list)
-            for path in list_files(f"{escape_glob(self._spools(run))}/*"):
+            for path in list_files(f"{escape_glob(self._spills(run))}/*"):
                 match = _NAME.fullmatch(posixpath.basename(path))
                 if match and is_over(match[2]) and is_own_file(path):
-                    maker = match[5] or "", match[6] or ""
-                    windows[_Window(run, match[1], match[2], int(match[3]), int(match[4]), *maker)].append(path)
+                    provenance = match[5] or "", match[6] or ""
+                    windows[_Window(run, match[1], match[2], int(match[3]), int(match[4]), *provenance)].append(path)
             for window, paths in sorted(windows.items()):
                 self._write_window(window, paths)
 
     def _write_window(self, window: _Window, paths: list[str]) -> None:
-        """Makes a file of a window's spools; where there is one, it was killed before they went, or more came since."""
-        lines, name = merge_lines(paths, self._spools(window.run)), window.file_name
+        """Makes a file of a window's spills; where there is one, it was killed before they went, or more came since."""
+        lines, name = merge_lines(paths, self._spills(window.run)), window.file_name
         if FileSystems.exists(f"{self._folder}/{name}"):
             there = {_digest(line) for line in read_lines(f"{self._folder}/{name}")}
             lines = (line for line in lines if _digest(line) not in there)
             self._index(window, name)  # a run that was killed may have left it without
             name = window._replace(run=f"{window.run}{uuid.uuid4().hex[:4]}").file_name
-        merged, count = f"{self._spools(window.run)}/{uuid.uuid4().hex}", 0
+        merged, count = f"{self._spills(window.run)}/{uuid.uuid4().hex}", 0
         with create(merged) as file:
             for line in lines:
                 file.write(line)
@@ -228,16 +228,16 @@ class Archive:
         delete_files(paths)
 
     def _index(self, window: _Window, name: str) -> None:
-        """Writes the index of a file of a window; by what its rows were made, also a killed run's, the names of spools say."""
+        """Writes the index of a file of a window; by what its rows were made, also a killed run's, the names of spills say."""
         if window.settings:
-            maker = Maker(window.settings, window.settings, *_unpacked_model(window.model))
-            write_index(name, self._folder, maker, self._spools(window.run))
+            provenance = Provenance(window.settings, window.settings, *_unpacked_model(window.model))
+            write_index(name, self._folder, provenance, self._spills(window.run))
 
 
-def _packed_model(maker: Maker) -> str:
+def _packed_model(provenance: Provenance) -> str:
     """A model's name and version as a part of a file's name."""
-    packed = row_bytes([maker.model, maker.version])
-    return packed.hex() if maker.model and len(packed) <= _MODEL_BYTES else ""
+    packed = row_bytes([provenance.model, provenance.version])
+    return packed.hex() if provenance.model and len(packed) <= _MODEL_BYTES else ""
 
 
 def _unpacked_model(packed: str) -> tuple[str, str]:
@@ -257,19 +257,19 @@ def _run_of(path: str) -> str:
 
 
 @contextlib.contextmanager
-def _if_dead(spools: str) -> Iterator[bool]:
+def _if_dead(spills: str) -> Iterator[bool]:
     """Whether the run of a local folder has ended; if so, nobody else finds that out while this lasts."""
     with contextlib.ExitStack() as stack:
         try:
-            dead = stack.enter_context(if_unlocked(f"{spools}/{_LOCK}"))
+            dead = stack.enter_context(if_unlocked(f"{spills}/{_LOCK}"))
         except OSError:  # it has gone, or is not ours to touch
             dead = False
         yield dead
 
 
-def _remove(spools: str) -> None:
+def _remove(spills: str) -> None:
     """Removes a local folder whose rows have all become files; whatever else lies there keeps it."""
-    if os.listdir(spools) == [_LOCK]:
-        delete_files([f"{spools}/{_LOCK}"])
+    if os.listdir(spills) == [_LOCK]:
+        delete_files([f"{spills}/{_LOCK}"])
     with contextlib.suppress(OSError):
-        os.rmdir(spools)
+        os.rmdir(spills)

@@ -12,12 +12,12 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.windowed_value import PaneInfo
 
 from pipeline.records import row_bytes
-from pipeline.storage.done import UNKNOWN, Maker
+from pipeline.storage.completion import UNKNOWN, Provenance
 from pipeline.storage.files import write_file
 from pipeline.storage.ledger import write_index
 from pipeline.storage.results import archive_name, shard_of, time_in_name
 from pipeline.storage.staging import staging_of
-from pipeline.stream.steady import steady_time
+from pipeline.stream.monotonic import steady_time
 
 _LATE_SECONDS = 86_400
 
@@ -39,7 +39,7 @@ class ArchiveRows(beam.PTransform):
       window_s: Length of a window.
       job: Part of the names, so that a restarted job overwrites nothing.
       shards: Files a window.
-      maker: By what the rows are made.
+      provenance: By what the rows are made.
     """
 
     folder: str
@@ -48,7 +48,7 @@ class ArchiveRows(beam.PTransform):
     window_s: float
     job: str
     shards: int = 1
-    maker: Maker = UNKNOWN
+    provenance: Provenance = UNKNOWN
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -86,6 +86,6 @@ class ArchiveRows(beam.PTransform):
         job = f"{self.job}{pane.index:04x}" if pane.index > 0 else self.job  # what comes late overwrites nothing
         name = archive_name(self.kind, time_in_name(float(window.start)), job, shard, self.shards)
         write_file(f"{self.folder}/{name}", b"".join(sorted(lines)), staging_of(self.folder, self.job))
-        if self.maker.settings(self.kind):
-            write_index(name, self.folder, self.maker, staging_of(self.folder, self.job))
+        if self.provenance.settings(self.kind):
+            write_index(name, self.folder, self.provenance, staging_of(self.folder, self.job))
         return f"{self.folder}/{name}"

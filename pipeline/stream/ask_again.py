@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.errors import InputError
-from pipeline.extra_fields import extra_text, said_beyond
+from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
 from pipeline.read.allowed import may_name, refusal
 from pipeline.read.letters import Asked, is_letter
@@ -42,7 +42,7 @@ class AskAgain:
             raise InputError(f"dead letters: expected the rows of an earlier run or of a stream, got {line[:80]!r}")
         uri, record = (value if isinstance(value, str) else "" for value in (letter["image"].get("uri"), letter.get("record")))
         if (uri or record) and letter["stage"] != "message" and "payload_base64" not in letter:
-            extra = extra_text(said_beyond((), {"extra": letter.get("extra")}))
+            extra = extra_text(extra_columns((), {"extra": letter.get("extra")}))
             return self._named(ImageRef(uri, extra=extra, record=record))
         request = parse_message(Message(line), self.limits)
         payload = letter.get("payload_base64", "")

@@ -1,4 +1,4 @@
-"""`DropDuplicates`: one result for each version of an image, however often it is asked for within a time."""
+"""`DropDuplicates`: one result for each generation of an image, however often it is asked for within a time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from apache_beam.utils.timestamp import Duration
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.failures import ImageError
-from pipeline.look_ahead import started_pool
+from pipeline.prefetch import started_pool
 from pipeline.read.fetch import look_up
 from pipeline.records import EncodedImage, ImageRef
-from pipeline.stream.remembered import Repeat
+from pipeline.stream.dedup_cache import Repeat
 from pipeline.stream.run import RunSettings, run_of
 
 

@@ -1,8 +1,8 @@
-"""The figures of a streaming job: the `Tally` from which the summary is made at the end, and what a line of the display says.
+"""The figures of a streaming job: the `JobStats` from which the summary is made at the end, and what a line of the display says.
 
 Kept in the process, since a stream has no end at which a runner could hand over a result; workers that are elsewhere tell
 theirs to the launcher. Everything here is bounded: a stream runs for months. The same figures are Beam metrics
-(`pipeline.figures.metrics`).
+(`pipeline.stats.metrics`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
-from pipeline.figures import metrics
-from pipeline.figures.buckets import Latencies, latency_bucket, percentiles_ms
-from pipeline.figures.summary import Tally, merge_tallies
-from pipeline.figures.told import Told
 from pipeline.records import DeadLetter, DetectedImage
+from pipeline.stats import metrics
+from pipeline.stats.histogram import Latencies, latency_bucket, percentiles_ms
+from pipeline.stats.summary import JobStats, merge_stats
+from pipeline.stats.worker_reports import WorkerReports
 from pipeline.stream.messages import Request
 
 
@@ -66,11 +66,11 @@ class _Period:
 class OfProcess(NamedTuple):
     """What a worker elsewhere tells: all that it has counted."""
 
-    tally: Tally
+    stats: JobStats
     since_it_began: _Period
 
 
-class LiveFigures:
+class LiveStats:
     """Counts what a streaming job does; thread-safe.
 
     An image has two latencies: `event-to-publish`, from its event time (for most messages: their publishing) to the answer being
@@ -83,7 +83,7 @@ class LiveFigures:
     def __init__(self, samples: int = 0):
         self._samples = samples
         self._lock = threading.Lock()
-        self._tally = Tally()
+        self._tally = JobStats()
         self._period = _Period()
 
     def add_request(self, request: Request, publish_time: float) -> None:
@@ -129,7 +129,7 @@ class LiveFigures:
                 self._period.batch_images += result.timing.led_batch
         metrics.note_latency(latency_ms)
 
-    def tally(self) -> Tally:
+    def stats(self) -> JobStats:
         """Everything counted so far."""
         with self._lock:
             return self._tally
@@ -148,7 +148,7 @@ class LiveFigures:
             return OfProcess(copy.deepcopy(self._tally), since_it_began)
 
 
-class ToldFigures:
+class WorkerFigures:
     """The figures of a stream whose workers are elsewhere, by what these tell.
 
     Args:
@@ -156,7 +156,7 @@ class ToldFigures:
       samples: How many annotated images the report will show.
     """
 
-    def __init__(self, told: Told, samples: int = 0):
+    def __init__(self, told: WorkerReports, samples: int = 0):
         self._told = told
         self._samples = samples
         self._before = _period_of(told.now())  # nothing, but for a launcher that comes back to a stream
@@ -170,7 +170,7 @@ class ToldFigures:
         period, self._before = now.since(self._before), now
         return _line(self._merged(workers), period, seconds)
 
-    def tally(self) -> Tally | None:
+    def stats(self) -> JobStats | None:
         """Everything that was counted, once the stream is over; None where no worker has told anything.
 
         Only what has an outcome counts as read: what was in hand comes again, to the next run.
@@ -178,10 +178,10 @@ class ToldFigures:
         workers = self._told.at_the_end()
         return self._merged(workers) if workers else None
 
-    def _merged(self, workers: list[OfProcess]) -> Tally:
-        tally = merge_tallies((each.tally for each in workers), self._samples)
-        tally.read = tally.detected + sum(tally.dead.values()) + tally.skipped
-        return tally
+    def _merged(self, workers: list[OfProcess]) -> JobStats:
+        stats = merge_stats((each.stats for each in workers), self._samples)
+        stats.read = stats.detected + sum(stats.dead.values()) + stats.skipped
+        return stats
 
 
 def _period_of(workers: list[OfProcess]) -> _Period:
@@ -191,13 +191,13 @@ def _period_of(workers: list[OfProcess]) -> _Period:
     return period
 
 
-def _line(tally: Tally, period: _Period, seconds: float) -> str:
-    text = f"{tally.detected} images, {period.detected / max(seconds, 1e-9):.1f} images/s"
+def _line(stats: JobStats, period: _Period, seconds: float) -> str:
+    text = f"{stats.detected} images, {period.detected / max(seconds, 1e-9):.1f} images/s"
     if period.detected:
         text += f", batches of {period.batch_images / max(period.batches, 1):.1f}"
         text += f", event-to-publish {_shown(period.event_to_publish)}, in-hand-to-result {_shown(period.in_hand_to_result)}"
-    dead = sum(tally.dead.values())
-    return f"{text}, backlog age {period.backlog_age_ms / 1e3:.1f} s, {dead} dead, {tally.skipped} skipped"
+    dead = sum(stats.dead.values())
+    return f"{text}, backlog age {period.backlog_age_ms / 1e3:.1f} s, {dead} dead, {stats.skipped} skipped"
 
 
 def _shown(latencies: Counter[int]) -> str:

@@ -28,7 +28,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.extra_fields import extra_text, said_beyond
+from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
 from pipeline.read.allowed import MAX_URI, is_allowed
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
@@ -140,7 +140,7 @@ def parse_message(message: Message, limits: MessageLimits) -> Request:
 
 
 def image_count(message: Message) -> int:
-    """How many images a message names, at least 1: what it weighs when intake is bounded."""
+    """How many images a message names, at least 1: what it weighs when subscriber is bounded."""
     try:
         with _refusing():
             images = _recognise(dataclasses.replace(message, data=innermost(message.data))).images
@@ -213,7 +213,7 @@ def _asked_in_json(asked: Any) -> _Asked:
     request_id = _text(asked.get("request_id"))
     if "images" not in asked:
         return _Asked([asked], request_id)
-    return _Asked(asked["images"], request_id, json.loads(extra_text(said_beyond(_OURS, asked)) or "{}"))
+    return _Asked(asked["images"], request_id, json.loads(extra_text(extra_columns(_OURS, asked)) or "{}"))
 
 
 def _text(value: Any) -> str:
@@ -267,7 +267,7 @@ def _image(entry: Any, limits: MessageLimits, bytes_left: int) -> ImageRef | Enc
         if not is_allowed(uri, limits.allowed_prefixes):
             allowed = ", ".join(limits.allowed_prefixes)
             raise ImageError("message", "not_allowed", f"{uri[:200]!r} lies under none of the allowed prefixes ({allowed})")
-        return ImageRef(uri, _text(entry.get("generation")), extra=extra_text(said_beyond(_OURS, entry)))
+        return ImageRef(uri, _text(entry.get("generation")), extra=extra_text(extra_columns(_OURS, entry)))
     content = (
         entry["content"]
         if "content" in entry and isinstance(entry["content"], bytes)
@@ -276,7 +276,7 @@ def _image(entry: Any, limits: MessageLimits, bytes_left: int) -> ImageRef | Enc
     _check_size(len(content), limits, bytes_left)
     digest = hashlib.sha256(content).hexdigest()[:32]
     name = _CONTROL.sub("?", _text(entry.get("name")) or digest)
-    return EncodedImage(ImageRef(INLINE + name, digest, len(content), extra=extra_text(said_beyond(_OURS, entry))), content)
+    return EncodedImage(ImageRef(INLINE + name, digest, len(content), extra=extra_text(extra_columns(_OURS, entry))), content)
 
 
 def _uri(entry: Any) -> str:

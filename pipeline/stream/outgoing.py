@@ -58,7 +58,7 @@ class Outcome:
 
 
 def detection_id(ref: ImageRef, model_name: str, model_version: str) -> str:
-    """Equal for each result of one version of an image from one version of a model, so that repeats can be recognised."""
+    """Equal for each result of one generation of an image from one version of a model, so that repeats can be recognised."""
     return hashlib.sha256(b"\n".join((identity_bytes(ref), name_bytes(model_name), name_bytes(model_version)))).hexdigest()[:32]
 
 

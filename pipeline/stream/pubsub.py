@@ -1,7 +1,7 @@
 """Messages in and out of Pub/Sub, so that nothing is acknowledged before it is answered.
 
 `ReadMessages` is a splittable DoFn: it takes what was pulled, yields it, and acknowledges in the *bundle finalizer*, when the
-runner has committed everything that was fused with it; for a runner that finalizes before it has, see `pipeline.stream.turns`.
+runner has committed everything that was fused with it; for a runner that finalizes before it has, see `pipeline.stream.delayed_acks`.
 `PublishResults` waits in `finish_bundle` until Pub/Sub has its messages. Where a runner fuses the two (local ones do, as long as
 no shuffle, flatten or side input stands between), a message is acknowledged only after its answers are published, whenever the
 process dies.
@@ -141,8 +141,8 @@ class _Pull(beam.DoFn):
 
     def setup(self) -> None:
         run = run_of(self._run)
-        self._intake, self._stop, self._clock = run.intake, run.threads.stop, run.clock
-        self._turns_of, self._slack = run.turns_of, Duration.of(0 if self._run.in_process else _CLOCKS_SECONDS)
+        self._subscriber, self._stop, self._clock = run.subscriber, run.threads.stop, run.clock
+        self._turns_of, self._slack = run.delayed_acks_of, Duration.of(0 if self._run.in_process else _CLOCKS_SECONDS)
         self._unfinished: set[str] = set()
 
     def start_bundle(self) -> None:
@@ -154,7 +154,7 @@ class _Pull(beam.DoFn):
             self._ends()
 
     def teardown(self) -> None:
-        self._intake.release(self._unfinished)  # of bundles that failed
+        self._subscriber.release(self._unfinished)  # of bundles that failed
 
     @beam.DoFn.unbounded_per_element()
     def process(
@@ -166,7 +166,7 @@ class _Pull(beam.DoFn):
     ) -> Iterator[Any]:
         tracker.try_claim(tracker.current_restriction())
         first = self._is_first_in_bundle()
-        messages = self._intake.take(*self._bounds, wait_s=_IDLE_SECONDS) if first else []
+        messages = self._subscriber.pull(*self._bounds, wait_s=_IDLE_SECONDS) if first else []
         arrival = arrival_time(self._clock(), watermark.current_watermark())
         if first:
             finalizer.register(self._finalizing(puller, tracker.current_restriction(), [each.message_id for each in messages]))
@@ -187,15 +187,15 @@ class _Pull(beam.DoFn):
         if not self._run.finalizes_early:
             return functools.partial(self._acknowledge, ids)
         turns = self._turns_of(puller)
-        this, settled = turns.begin(turn, ids)
-        self._acknowledge(settled.held)
-        self._unfinished.difference_update(settled.lost)
-        self._intake.release(settled.lost)
+        this, decision = turns.begin(turn, ids)
+        self._acknowledge(decision.held)
+        self._unfinished.difference_update(decision.lost)
+        self._subscriber.release(decision.lost)
         self._ends = functools.partial(turns.end, this)
         return lambda: self._acknowledge(turns.finalize(this))
 
     def _acknowledge(self, ids: Sequence[str]) -> None:
-        self._intake.finalize(ids)
+        self._subscriber.finalize(ids)
         self._unfinished.difference_update(ids)
 
 

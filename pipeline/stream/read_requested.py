@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeGuard
 import apache_beam as beam
 
 from pipeline.config import ReadConfig
-from pipeline.look_ahead import Place
+from pipeline.prefetch import Slot
+from pipeline.read.circuit_breaker import CircuitBreaker
 from pipeline.read.fetch import StorageUnavailableError
-from pipeline.read.patience import Patience
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.stream.run import RunSettings, run_of
@@ -33,7 +33,7 @@ class ReadRequested(beam.PTransform):
     """Reads the images that messages name; those that came with their bytes pass.
 
     Element in: `ImageRef` or `EncodedImage`. Elements out: `EncodedImage` or `DeadLetter`. Unbounded. While storage does not
-    answer, its images wait, and so does intake. Where the run is stopped meanwhile they have no outcome: their messages are not
+    answer, its images wait, and so does subscriber. Where the run is stopped meanwhile they have no outcome: their messages are not
     acknowledged, and come again.
 
     Args:
@@ -49,11 +49,11 @@ class ReadRequested(beam.PTransform):
 
     def expand(self, requested: beam.PCollection[ImageRef | EncodedImage]) -> ReadOrDead:
         """Wires the reading DoFn of batch, with more patience, and what becomes of images that it was stopped at."""
-        read = requested | "ReadAhead" >> beam.ParDo(_ReadPatiently(self.read, self.run)).with_outputs("dead", main="images")
-        return ReadOrDead(read.images, read.dead | "GiveBack" >> beam.ParDo(_GiveBack(self.run)))
+        read = requested | "ReadAhead" >> beam.ParDo(_ReadGuarded(self.read, self.run)).with_outputs("dead", main="images")
+        return ReadOrDead(read.images, read.dead | "GiveBack" >> beam.ParDo(_Nack(self.run)))
 
 
-class _ReadPatiently(ReadAhead):
+class _ReadGuarded(ReadAhead):
     def __init__(self, read: ReadConfig, run: RunSettings):
         super().__init__(read)
         self._run = run
@@ -61,9 +61,9 @@ class _ReadPatiently(ReadAhead):
     def setup(self) -> None:
         super().setup()
         self._stop = run_of(self._run).threads.stop
-        self._patience = self._waiting = _PatienceUntilStopped(self._stop)
+        self._patience = self._waiting = _BreakerUntilStopped(self._stop)
 
-    def _read_one(self, ref: ImageRef, place: Place[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
+    def _read_one(self, ref: ImageRef, place: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
         while True:
             read = super()._read_one(ref, place)
             if not _is_unavailable(read) or place.abandoned or self._stop.is_set():
@@ -72,7 +72,7 @@ class _ReadPatiently(ReadAhead):
             self._stop.wait(_AGAIN_SECONDS)
 
 
-class _PatienceUntilStopped(Patience):
+class _BreakerUntilStopped(CircuitBreaker):
     """Waits for storage as long as the run goes on."""
 
     def __init__(self, stop: threading.Event):
@@ -89,7 +89,7 @@ class _PatienceUntilStopped(Patience):
         super().failed(StorageUnavailableError(unread.message))
 
 
-class _GiveBack(beam.DoFn):
+class _Nack(beam.DoFn):
     """Takes out what is no failure of an image, but was not read when the run was stopped."""
 
     def __init__(self, run: RunSettings):
@@ -100,7 +100,7 @@ class _GiveBack(beam.DoFn):
 
     def process(self, letter: DeadLetter) -> Iterator[DeadLetter]:
         if _is_unavailable(letter) and self._shared.threads.stop.is_set():
-            self._shared.give_back(letter.ref)
+            self._shared.nack(letter.ref)
         else:
             yield letter
 

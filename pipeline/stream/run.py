@@ -9,20 +9,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.config import Config
-from pipeline.figures.workplace import Workplace
 from pipeline.records import ImageRef
-from pipeline.storage.done import UNKNOWN, Maker
-from pipeline.stream.answers import Answers
+from pipeline.stats.worker_context import WorkerContext
+from pipeline.storage.completion import UNKNOWN, Provenance
 from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing, connect_subscriber
-from pipeline.stream.intake import Intake
-from pipeline.stream.live import LiveFigures
+from pipeline.stream.dedup_cache import Attempts, DedupCache
+from pipeline.stream.delayed_acks import DelayedAcks
+from pipeline.stream.live import LiveStats
 from pipeline.stream.messages import Request
+from pipeline.stream.monotonic import steady_time
 from pipeline.stream.outgoing import OutgoingMessage
-from pipeline.stream.remembered import Attempts, RecentImages
-from pipeline.stream.steady import steady_time
+from pipeline.stream.request_aggregator import RequestAggregator
+from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
-from pipeline.stream.turns import Turns
 
 _OVERDUE_SECONDS = 0.25
 _CLOSE_SECONDS = 1.0
@@ -65,9 +65,9 @@ class RunSettings:
       archive_detections: Whether the rows of detections go there, too.
       window_s: Seconds of rows in one file there.
       shards: Files a window there.
-      maker: By what the rows there are made.
-      finalizes_early: Whether the runner finalizes bundles before it is sure to hold them; see `pipeline.stream.turns`.
-      workplace: What workers elsewhere must reach before they begin.
+      provenance: By what the rows there are made.
+      finalizes_early: Whether the runner finalizes bundles before it is sure to hold them; see `pipeline.stream.delayed_acks`.
+      worker_context: What workers elsewhere must reach before they begin.
     """
 
     name: str
@@ -83,9 +83,9 @@ class RunSettings:
     archive_detections: bool = False
     window_s: float = 60.0
     shards: int = 1
-    maker: Maker = UNKNOWN
+    provenance: Provenance = UNKNOWN
     finalizes_early: bool = False
-    workplace: Workplace | None = None
+    worker_context: WorkerContext | None = None
 
     @staticmethod
     def of(
@@ -97,7 +97,7 @@ class RunSettings:
         results: str,
         model: tuple[str, str] = ("", ""),
         finalizes_early: bool = False,
-        workplace: Workplace | None = None,
+        worker_context: WorkerContext | None = None,
     ) -> RunSettings:
         """The settings of a job's run; `model`: name and version, where they are known."""
         stream = config.stream
@@ -115,9 +115,9 @@ class RunSettings:
             bool(stream.archive),
             stream.archive_window_s,
             config.write.shards or 1,
-            Maker.of(config.as_dict(), model),
+            Provenance.of(config.as_dict(), model),
             finalizes_early,
-            workplace,
+            worker_context,
         )
 
 
@@ -140,12 +140,12 @@ class StreamRun:
         self.clock = clock
         self.threads = RunThreads()
         self._lock = threading.Lock()
-        self._intake: Intake | None = None
-        self._turns: dict[int, Turns] = {}
-        self.figures = LiveFigures(settings.samples)
-        self.recent = RecentImages(settings.deduplicate_s)
+        self._subscriber: Subscriber | None = None
+        self._turns: dict[int, DelayedAcks] = {}
+        self.figures = LiveStats(settings.samples)
+        self.recent = DedupCache(settings.deduplicate_s)
         self.attempts = None if settings.in_process else Attempts()
-        self.answers = Answers(settings.answer_deadline_s) if settings.topics.answers else None
+        self.answers = RequestAggregator(settings.answer_deadline_s) if settings.topics.answers else None
         if self.answers:
             self.threads.start("answers that are overdue", self._answer_overdue)
         self.archive: Archive | None = None
@@ -157,55 +157,55 @@ class StreamRun:
                 shards=settings.shards,
                 clock=clock,
                 stop=self.threads.stop,
-                maker=settings.maker,
+                provenance=settings.provenance,
             )
             self.threads.repeat("closing windows of the archive", self.archive.close_windows, _CLOSE_SECONDS)
             self.threads.repeat("looking after killed runs' archives", self.archive.recover, _RECOVER_SECONDS)
 
     @property
-    def intake(self) -> Intake:
+    def subscriber(self) -> Subscriber:
         """The messages in hand; pulling begins with the first step that asks for them."""
         with self._lock:
-            if self._intake is None:
+            if self._subscriber is None:
                 bounds = self.settings.max_images, self.settings.max_bytes
-                self._intake = Intake(self.settings.subscription, connect_subscriber, *bounds, self.threads)
-            return self._intake
+                self._subscriber = Subscriber(self.settings.subscription, connect_subscriber, *bounds, self.threads)
+            return self._subscriber
 
-    def turns_of(self, puller: int) -> Turns:
+    def delayed_acks_of(self, puller: int) -> DelayedAcks:
         """What a puller has taken, on a runner that finalizes early."""
         with self._lock:
-            return self._turns.setdefault(puller, Turns())
+            return self._turns.setdefault(puller, DelayedAcks())
 
     def open_request(self, request: Request) -> None:
         """Begins to wait for the images of a request, where somebody wants its answer; until then its message is in hand."""
         if self.answers and request.wants_answer:
-            if self._intake:
-                self._intake.await_answer(request.message_id)
+            if self._subscriber:
+                self._subscriber.hold_ack(request.message_id)
             self.answers.open(request)
 
     def answered(self, published: Iterable[OutgoingMessage]) -> None:
         """Notes which messages have been answered: Pub/Sub has the answers."""
-        if self._intake:
-            self._intake.answered([message.answers for message in published if message.answers])
+        if self._subscriber:
+            self._subscriber.answered([message.answers for message in published if message.answers])
 
-    def give_back(self, ref: ImageRef) -> None:
+    def nack(self, ref: ImageRef) -> None:
         """Leaves an image without an outcome: its message stays in hand, and comes again when the run is over."""
         self.figures.add_given_back()
-        if self._intake:
-            self._intake.await_answer(ref.message_id)
+        if self._subscriber:
+            self._subscriber.hold_ack(ref.message_id)
 
     def stop(self) -> None:
-        """Ends intake; what is in hand is still finished."""
+        """Ends subscriber; what is in hand is still finished."""
         self.threads.stop.set()
 
     def close(self) -> None:
         """Ends the run's threads, and gives back what is in hand still."""
         self.stop()
-        if self._intake:
-            self._intake.end_pulling()
+        if self._subscriber:
+            self._subscriber.end_pulling()
         self.threads.close()  # so the last answers are published, or not, before their messages are given back
-        if self._intake:
-            self._intake.close()
+        if self._subscriber:
+            self._subscriber.close()
         if self.archive:
             self.archive.finish()
 
@@ -248,7 +248,7 @@ def run_of(settings: RunSettings) -> StreamRun:
             if settings.in_process:
                 raise LookupError(f"the run {settings.name} is over")
             run = StreamRun(settings, steady_time)
-            if settings.workplace:
-                settings.workplace.enter(run.figures.told)
+            if settings.worker_context:
+                settings.worker_context.check_worker(run.figures.told)
             _runs[settings.name] = run
         return _runs[settings.name]

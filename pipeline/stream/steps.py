@@ -17,9 +17,9 @@ from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, 
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.archive import ArchivedRow
 from pipeline.stream.clients import Publishing
+from pipeline.stream.dedup_cache import Repeat
 from pipeline.stream.messages import Message, MessageLimits, parse_message
 from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
-from pipeline.stream.remembered import Repeat
 from pipeline.stream.run import RunSettings, run_of
 
 
@@ -123,7 +123,7 @@ class _PublishResults(beam.DoFn):
 
     def finish_bundle(self) -> None:
         if self._shared.archive:
-            self._shared.archive.spool(self._rows)
+            self._shared.archive.spill(self._rows)
         self._publishing.wait()
         self._shared.answered(self._answers)
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 
-from pipeline.figures.summary import Tally
 from pipeline.records import DeadLetter, DetectedImage
+from pipeline.stats.summary import JobStats
 
 
 class Results(NamedTuple):
@@ -26,7 +26,7 @@ class Results(NamedTuple):
 
     detected: beam.PCollection[DetectedImage]
     dead: tuple[beam.PCollection[DeadLetter], ...]
-    counted: beam.PCollection[Tally]
+    counted: beam.PCollection[JobStats]
     expected: tuple[beam.PCollection[int], ...] = ()
 
 

@@ -1,6 +1,6 @@
 """`WriteFiles`: rows become sorted JSON Lines files, and what is made of these, that get their names all at once, at the end.
 
-Bundles write sorted spools to a hidden staging folder while they run, so memory stays flat. These are merged into shards there,
+Bundles write sorted spills to a hidden staging folder while they run, so memory stays flat. These are merged into shards there,
 and only when all shards are complete do they get their names. Whatever a killed run leaves lies in staging, where no reader
 looks. The same input gives the same files: a row's place depends on the rows alone, not on who wrote it when.
 """
@@ -22,12 +22,11 @@ from apache_beam.pvalue import AsIter, AsSingleton
 from pipeline.config import WriteConfig
 from pipeline.data_format import pack, unpack
 from pipeline.errors import OutputError
-from pipeline.figures.summary import Tally, merge_tallies
-from pipeline.figures.workplace import Workplace
 from pipeline.records import dead_letter_row, detection_row
+from pipeline.stats.summary import JobStats, merge_stats
+from pipeline.stats.worker_context import WorkerContext
 from pipeline.storage.beside import check_beside
-from pipeline.storage.done import Maker
-from pipeline.storage.earlier import check_earlier
+from pipeline.storage.completion import Provenance
 from pipeline.storage.files import begin_sync, create, read_lines, write_file
 from pipeline.storage.ledger import writing_index
 from pipeline.storage.other_runs import finish_dead, settings_published
@@ -41,12 +40,13 @@ from pipeline.storage.results import (
     index_name,
     shard_name,
 )
-from pipeline.storage.spools import Spool, merge_lines, merge_spools
+from pipeline.storage.spill_files import SpillFile, merge_lines, merge_spills
 from pipeline.storage.staging import finish_publishing, introduce, output_of, publish
 from pipeline.storage.state import read_checked
+from pipeline.storage.write_policy import check_write_policy
 from pipeline.write.sink import Results, Sink
-from pipeline.write.spool_rows import BY_ROWS, RowsCheckpoint, Shard, Spooled, SpoolRows
-from pipeline.write.spread_spools import SpreadSpools, count_lines
+from pipeline.write.spill_rows import BY_ROWS, RowsResumePoint, Shard, Spilled, SpillRows
+from pipeline.write.spread_spills import SpreadSpills, count_lines
 from pipeline.write.write_coco import GroundTruth, read_ground_truth, write_coco
 from pipeline.write.write_parquet import write_parquet
 from pipeline.write.write_tfrecord import write_tfrecord
@@ -60,11 +60,11 @@ class Written(NamedTuple):
     """What a finished job leaves for its summary.
 
     Attributes:
-      tally: The whole job's.
+      stats: The whole job's.
       notes: Lines for the user.
     """
 
-    tally: Tally
+    stats: JobStats
     notes: tuple[str, ...] = ()
 
 
@@ -79,12 +79,12 @@ class WriteFiles(Sink):
       staging: Folder for this run's unfinished files, which it holds (see `storage.staging`); it lies in the results folder.
       settings: All settings of the job, nested: what an earlier run's are compared with.
       write: Which files, and how many.
-      samples: How many images with a thumbnail the tally keeps.
+      samples: How many images with a thumbnail the stats keeps.
       launched: Whether a launcher of this job holds the staging folder; a template's jobs have none.
       model: Name and version of the model, where they are known; not all dead letters say them.
       name: What the files of rows carry in their names.
-      begun: What killed runs of the same command had done, whose spools lie in staging; None where this run makes no checkpoints.
-      workplace: What workers elsewhere must reach before they begin; None: the launcher's process does all.
+      begun: What killed runs of the same command had done, whose spills lie in staging; None where this run makes no resume points.
+      worker_context: What workers elsewhere must reach before they begin; None: the launcher's process does all.
       began_at: When the job began, seconds since the epoch: how new its rows are; a template's jobs find that out as they run.
     """
 
@@ -95,8 +95,8 @@ class WriteFiles(Sink):
     launched: bool = True
     model: tuple[str, str] = ("", "")
     name: str = ""
-    begun: Sequence[RowsCheckpoint] | None = None
-    workplace: Workplace | None = None
+    begun: Sequence[RowsResumePoint] | None = None
+    worker_context: WorkerContext | None = None
     began_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -109,52 +109,52 @@ class WriteFiles(Sink):
         self._ground_truth()
         if write:
             finish_dead(output)
-        check_earlier(output, self.settings, replace=self.write.replace)
+        check_write_policy(output, self.settings, replace=self.write.replace)
         earlier = [about["settings"] for about in settings_published(output) if "settings" in about]
         check_beside(output, self.write.samples, self.write.coco, earlier)
 
     def expand(self, results: Results) -> beam.PCollection[None]:
-        """Wires a shuffle of the names of spools, and then a look at all that is ready."""
-        checkpoint_s = self.write.checkpoint_s if self.begun is not None else None
-        to_rows = functools.partial(SpoolRows, self.staging, checkpoint_s=checkpoint_s, workplace=self.workplace)
+        """Wires a shuffle of the names of spills, and then a look at all that is ready."""
+        resume_point_s = self.write.resume_point_s if self.begun is not None else None
+        to_rows = functools.partial(SpillRows, self.staging, resume_point_s=resume_point_s, worker_context=self.worker_context)
         to_detections = to_rows(DETECTIONS, detection_row, self.write.shards or BY_ROWS, self.samples, expected=results.expected)
         to_dead_letters = to_rows(DEAD_LETTERS, dead_letter_row)
 
-        spooled = [results.detected | "SpoolDetections" >> to_detections]
-        spooled += [dead | f"SpoolDeadLetters{n}" >> to_dead_letters for n, dead in enumerate(results.dead)]
+        spilled = [results.detected | "SpillDetections" >> to_detections]
+        spilled += [dead | f"SpillDeadLetters{n}" >> to_dead_letters for n, dead in enumerate(results.dead)]
         if self.begun:
-            spooled.append(self._begun(results.counted.pipeline, self.begun))
-        spools = [each.spools for each in spooled] | "AllSpools" >> beam.Flatten()
-        if self.workplace:  # one process would merge one range after the other
-            spools = spools | "SpreadSpools" >> SpreadSpools(self.staging)
-        lines = count_lines(spools)
-        tallies = [results.counted, *(each.tallies for each in spooled)] | "AllTallies" >> beam.Flatten()
-        merge = functools.partial(merge_tallies, samples=self.samples)  # they hold images, and all slots get what `Publish` takes
-        tally = AsSingleton(tallies | "MergeTallies" >> beam.CombineGlobally(merge).without_defaults(), Tally())
-        finished = spools | "GatherShards" >> beam.GroupByKey() | "FinishShards" >> beam.FlatMap(self._finish, lines)
+            spilled.append(self._begun(results.counted.pipeline, self.begun))
+        spills = [each.spills for each in spilled] | "AllSpills" >> beam.Flatten()
+        if self.worker_context:  # one process would merge one range after the other
+            spills = spills | "SpreadSpills" >> SpreadSpills(self.staging)
+        lines = count_lines(spills)
+        job_stats = [results.counted, *(each.job_stats for each in spilled)] | "AllTallies" >> beam.Flatten()
+        merge = functools.partial(merge_stats, samples=self.samples)  # they hold images, and all slots get what `Publish` takes
+        stats = AsSingleton(job_stats | "MergeTallies" >> beam.CombineGlobally(merge).without_defaults(), JobStats())
+        finished = spills | "GatherShards" >> beam.GroupByKey() | "FinishShards" >> beam.FlatMap(self._finish, lines)
 
         end = results.counted.pipeline | "End" >> beam.Impulse()
         # apart, so that nothing that is done again once files have their names reads them where they were
         coco = [AsIter(end | "WriteCoco" >> beam.FlatMap(self._write_coco, AsIter(finished), lines))] if self.write.coco else []
-        return end | "Publish" >> beam.Map(self._publish, AsIter(finished), tally, *coco)
+        return end | "Publish" >> beam.Map(self._publish, AsIter(finished), stats, *coco)
 
-    def _begun(self, pipeline: beam.Pipeline, checkpoints: Sequence[RowsCheckpoint]) -> Spooled:
-        """What is spooled already, as if it were now."""
-        spools = [spool for checkpoint in checkpoints for spool in checkpoint.spools]
-        return Spooled(
-            pipeline | "SpoolsBegun" >> beam.Create(spools, reshuffle=False),
-            pipeline | "TalliesBegun" >> beam.Create([checkpoint.counted for checkpoint in checkpoints], reshuffle=False),
+    def _begun(self, pipeline: beam.Pipeline, checkpoints: Sequence[RowsResumePoint]) -> Spilled:
+        """What is spilled already, as if it were now."""
+        spills = [spill for resume_point in checkpoints for spill in resume_point.spills]
+        return Spilled(
+            pipeline | "SpillsBegun" >> beam.Create(spills, reshuffle=False),
+            pipeline | "TalliesBegun" >> beam.Create([resume_point.counted for resume_point in checkpoints], reshuffle=False),
         )
 
-    def _finish(self, shard_and_spools: tuple[Shard, Iterable[Spool]], rows: Mapping[Shard, int]) -> Iterator[StagedFile]:
-        """Merges the spools of one shard, or of one range of a kind's rows, into files.
+    def _finish(self, shard_and_spills: tuple[Shard, Iterable[SpillFile]], rows: Mapping[Shard, int]) -> Iterator[StagedFile]:
+        """Merges the spills of one shard, or of one range of a kind's rows, into files.
 
         Args:
-          shard_and_spools: The shard, and what is to be merged.
+          shard_and_spills: The shard, and what is to be merged.
           rows: Of all shards, how many.
         """
-        (kind, number, shards), spools = Shard(*shard_and_spools[0]), list(shard_and_spools[1])
-        lines = merge_spools(spools, f"{self.staging}/merge")
+        (kind, number, shards), spills = Shard(*shard_and_spills[0]), list(shard_and_spills[1])
+        lines = merge_spills(spills, f"{self.staging}/merge")
         if shards != BY_ROWS:
             yield from self._write_shard(shard_name(kind, number, shards, self.name), lines)
             return
@@ -167,7 +167,7 @@ class WriteFiles(Sink):
         attempt = f"{self.staging}/{uuid.uuid4().hex}"  # of two workers that write the same shard, none disturbs the other
         index, kind = index_name(name), posixpath.dirname(name)
         made_at = self.began_at if self.launched else time.time()
-        indexing = writing_index(f"{attempt}/{index}", kind, Maker.of(self.settings, self.model), made_at)
+        indexing = writing_index(f"{attempt}/{index}", kind, Provenance.of(self.settings, self.model), made_at)
         with create(f"{attempt}/{name}.jsonl") as file, indexing as note:
             file.writelines(map(note, lines))
         begin_sync(f"{attempt}/{name}.jsonl")
@@ -185,19 +185,19 @@ class WriteFiles(Sink):
         self,
         _end: bytes,
         finished: Iterable[StagedFile],
-        tally: Tally,
+        stats: JobStats,
         coco: Iterable[StagedFile | str] = (),
     ) -> None:
         if self.launched and finish_publishing(self.staging):
             return  # an attempt before this one came so far: its files are the run's, and what it counted
         notes = [note for note in coco if isinstance(note, str)]
         files: list[StagedFile] = []
-        if tally.named:  # the results of an earlier run outlive one that found no input
+        if stats.named:  # the results of an earlier run outlive one that found no input
             files = list(finished)
             if not self.settings.get("only_new"):  # which adds no files that say nothing
                 files += self._empty_shards({file.final for file in files})
             files += [file for file in coco if isinstance(file, StagedFile)]
-        write_file(f"{self.staging}/{_WRITTEN}", pack(Written(tally, tuple(notes))))
+        write_file(f"{self.staging}/{_WRITTEN}", pack(Written(stats, tuple(notes))))
         if not self.launched:
             introduce(self.staging, {"settings": self.settings})
         if files:

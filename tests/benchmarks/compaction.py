@@ -49,7 +49,7 @@ def main() -> None:
 
 def make(rows: int) -> dict[str, Any]:
     """Writes the files and the manifest."""
-    from pipeline.storage.done import Maker
+    from pipeline.storage.completion import Provenance
     from pipeline.storage.files import create
     from pipeline.storage.ledger import writing_index
     from pipeline.storage.results import DETECTIONS, archive_name, index_name
@@ -62,7 +62,9 @@ def make(rows: int) -> dict[str, Any]:
         lines = sorted(_lines(number, files, rows))
         with (
             create(f"{OUT}/rows/{name}") as file,
-            writing_index(f"{OUT}/rows/{index_name(name)}", DETECTIONS, Maker("5e771265", "5e771266", "yolov4", "1")) as note,
+            writing_index(
+                f"{OUT}/rows/{index_name(name)}", DETECTIONS, Provenance("5e771265", "5e771266", "yolov4", "1")
+            ) as note,
         ):
             file.writelines(map(note, lines))
     with open(OUT / "listing.txt", "w") as listing:

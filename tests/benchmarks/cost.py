@@ -37,10 +37,10 @@ from pipeline.read import only_new
 from pipeline.read.read_images import ReadImages
 from pipeline.records import DetectedImage, detection_row, row_bytes
 from pipeline.storage.results import DETECTIONS
-from pipeline.storage.spools import Spooler
+from pipeline.storage.spill_files import SpillWriter
 from pipeline.storage.staging import held, new_staging
 from pipeline.stream.outgoing import detection_message
-from pipeline.write.spool_rows import BY_ROWS, Shard
+from pipeline.write.spill_rows import BY_ROWS, Shard
 from pipeline.write.write_files import WriteFiles
 from tests.conftest import REPO
 
@@ -175,18 +175,18 @@ def shuffled_bytes(folder: Path, sizes: tuple[int, int]) -> float:
 
 
 def merge_us(folder: Path) -> float:
-    """Time for a row that is merged from spools and indexed, microseconds."""
+    """Time for a row that is merged from spills and indexed, microseconds."""
     staging = new_staging(str(folder / "merged"))
     (image, *_), shard = detected(), Shard(DETECTIONS, 0, BY_ROWS)
     with held(staging, {}):
-        spooler, spools = Spooler(f"{staging}/spool"), []
+        spiller, spills = SpillWriter(f"{staging}/spill"), []
         for number in range(_MERGED_ROWS):
             ref = dataclasses.replace(image.ref, uri=f"{number:09d}-{image.ref.uri}")
-            spools += spooler.add(shard, row_bytes(detection_row(dataclasses.replace(image, ref=ref))) + b"\n")
+            spills += spiller.add(shard, row_bytes(detection_row(dataclasses.replace(image, ref=ref))) + b"\n")
             if number % 1000 == 999:
-                spools += spooler.flush()
+                spills += spiller.flush()
         began = time.process_time()
-        for _ in WriteFiles(staging, {}, WriteConfig())._finish((shard, [spool for _, spool in spools]), {shard: _MERGED_ROWS}):
+        for _ in WriteFiles(staging, {}, WriteConfig())._finish((shard, [spill for _, spill in spills]), {shard: _MERGED_ROWS}):
             pass
         return (time.process_time() - began) / _MERGED_ROWS * 1e6
 

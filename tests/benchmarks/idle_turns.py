@@ -16,11 +16,11 @@ import psutil
 
 from pipeline.run import main
 from pipeline.stream import run
-from pipeline.stream.intake import Intake
 from pipeline.stream.messages import Message
+from pipeline.stream.subscriber import Subscriber
 
 
-class CountingIntake(Intake):
+class CountingIntake(Subscriber):
     """Counts how often a turn takes what waits, and has it wait for nothing."""
 
     turns = 0
@@ -28,7 +28,7 @@ class CountingIntake(Intake):
     resident_mb: list[float] = []  # noqa: RUF012  of the one that there is
     _counting = threading.Lock()
 
-    def take(self, max_images: int, max_bytes: int, wait_s: float) -> list[Message]:
+    def pull(self, max_images: int, max_bytes: int, wait_s: float) -> list[Message]:
         """Takes what is there."""
         with self._counting:
             self.count()
@@ -49,5 +49,5 @@ class CountingIntake(Intake):
 
 
 if __name__ == "__main__":
-    run.Intake = CountingIntake  # type: ignore[misc]
+    run.Subscriber = CountingIntake  # type: ignore[misc]
     sys.exit(main(sys.argv[2:]))

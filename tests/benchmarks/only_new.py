@@ -79,18 +79,18 @@ def _through_beam(images: Path, output: Path | None) -> None:
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
     from pipeline.read.read_images import ReadImages
-    from pipeline.storage.done import Done
+    from pipeline.storage.completion import CompletionRule
 
-    done = Done(_maker()) if output else None
+    done = CompletionRule(_provenance()) if output else None
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _, distinct = ReadImages([str(images)], exclude=str(output or ""), done=done).list(pipeline)
         _ = distinct.refs | "CountAll" >> beam.combiners.Count.Globally() | "Print" >> beam.Map(print)
 
 
-def _maker() -> Any:
-    from pipeline.storage.done import Maker
+def _provenance() -> Any:
+    from pipeline.storage.completion import Provenance
 
-    return Maker("11111111", "22222222", *_MODEL)
+    return Provenance("11111111", "22222222", *_MODEL)
 
 
 def _made(size: int, share: float) -> tuple[Path, Path]:
@@ -120,7 +120,7 @@ def _write_ledger(images: Path, output: Path, rows: int) -> None:
     lines = _rows(images, rows)
     for shard in range(shards := -(-rows // _PER_SHARD)):
         name = f"{shard_name(DETECTIONS, shard, shards)}.jsonl"
-        with create(f"{output}/{name}") as file, writing_index(f"{output}/{index_name(name)}", DETECTIONS, _maker()) as note:
+        with create(f"{output}/{name}") as file, writing_index(f"{output}/{index_name(name)}", DETECTIONS, _provenance()) as note:
             file.writelines(map(note, islice(lines, _PER_SHARD)))
 
 

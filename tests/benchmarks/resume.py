@@ -1,13 +1,13 @@
 """A job that is killed again and again, and started each time by the same command: how much of its work is done twice.
 
-    python -m tests.benchmarks.resume [--images 5000] [--kills 10] [--seed 1] [--checkpoint-s 0.5] [--request-images 16]
+    python -m tests.benchmarks.resume [--images 5000] [--kills 10] [--seed 1] [--resume-point-s 0.5] [--request-images 16]
 
 The images are the bundled detector's samples under many names. Each start is killed with SIGKILL at a random moment of its work;
 the last one ends by itself, and its files must be those of a job that nobody disturbed. Work is what the model was given, counted
 in memory that outlives the process, whatever became of it. The CPU time is that of whole processes; of each, Python's and
 TensorFlow's start and the model's loading take ten seconds.
 
-`--checkpoint-s` and `--request-images` are chosen for a job of a minute, which is killed every few seconds: what the model was
+`--resume-point-s` and `--request-images` are chosen for a job of a minute, which is killed every few seconds: what the model was
 given counts as done once its request is complete and its rows are in a checkpoint. Of a job of hours the defaults cost less.
 """
 
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--checkpoint-s", type=float, default=0.5)
+    parser.add_argument("--resume-point-s", type=float, default=0.5)
     parser.add_argument("--request-images", type=int, default=16)
     parser.add_argument("--job", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -66,7 +66,7 @@ def main() -> None:
         sys.exit(_job(args.job[0], args.job[1:]))
     shutil.rmtree(OUT, ignore_errors=True)
     images = link_images(SAMPLES, OUT / "images", args.images)
-    command = ["--input", str(images), "--checkpoint-s", str(args.checkpoint_s), "--request-images", str(args.request_images)]
+    command = ["--input", str(images), "--resume-point-s", str(args.resume_point_s), "--request-images", str(args.request_images)]
     print(f"python -m pipeline.run {shlex.join(command)} --output …", flush=True)
 
     whole = _start([*command, "--output", str(OUT / "undisturbed")], None)

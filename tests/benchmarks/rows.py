@@ -59,7 +59,7 @@ def write(rows: int, parquet: bool, coco: bool) -> dict[str, Any]:
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
     from pipeline.config import WriteConfig
-    from pipeline.figures.summary import Tally
+    from pipeline.stats.summary import JobStats
     from pipeline.storage.staging import held, new_staging
     from pipeline.write.sink import Results
     from pipeline.write.write_files import WriteFiles
@@ -71,7 +71,7 @@ def write(rows: int, parquet: bool, coco: bool) -> dict[str, Any]:
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
             detected = pipeline | beam.Create(blocks, reshuffle=False) | "Make" >> beam.FlatMap(_images, rows)
             dead = pipeline | "NoDead" >> beam.Create([])
-            counted = pipeline | "Counted" >> beam.Create([Tally(read=rows)])
+            counted = pipeline | "Counted" >> beam.Create([JobStats(read=rows)])
             _ = Results(detected, (dead,), counted) | WriteFiles(staging, {}, WriteConfig(parquet=parquet, coco=coco))
         seconds = time.monotonic() - started
     files = sorted((OUT / "detections").glob("*.jsonl"))

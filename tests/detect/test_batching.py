@@ -1,4 +1,4 @@
-"""Batches form across threads, on the rungs of the ladder, and survive what breaks one of them."""
+"""Batches form across threads, on the batch_sizes_used of the batch_sizes, and survive what breaks one of them."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,8 +17,10 @@ def image(value):
     return np.full((*HW, 3), value, np.uint8)
 
 
-def model(predict, ladder, streams=2, timeout_ms=1.0):
-    return BatchedModel(TensorFlowScheduler(predict, HW, ladder, streams, timeout_ms), HW, ladder, streams)
+def model(predict, batch_sizes, concurrent_batches=2, timeout_ms=1.0):
+    return BatchedModel(
+        TensorFlowScheduler(predict, HW, batch_sizes, concurrent_batches, timeout_ms), HW, batch_sizes, concurrent_batches
+    )
 
 
 def means(images):
@@ -26,7 +28,7 @@ def means(images):
 
     return {
         "mean": tf.reduce_mean(tf.cast(images, tf.float32), [1, 2, 3]),
-        "rung": tf.fill([tf.shape(images)[0]], tf.shape(images)[0]),
+        "batch_size": tf.fill([tf.shape(images)[0]], tf.shape(images)[0]),
     }
 
 
@@ -46,20 +48,20 @@ def test_images_of_many_threads_travel_in_full_batches(images, together):
     assert all((output.model_seconds > 0) == (output.led_batch > 0) for output in outputs)
 
 
-@pytest.mark.parametrize(("ladder", "rung"), [((1, 2, 4), 1), ((2, 4), 2), ((8,), 8)])
-def test_a_lone_image_travels_on_the_smallest_rung(ladder, rung):
-    output = model(means, ladder)([image(7)])[0]
-    assert (output.arrays["mean"], output.arrays["rung"], output.led_batch) == (7, rung, rung)
+@pytest.mark.parametrize(("batch_sizes", "batch_size"), [((1, 2, 4), 1), ((2, 4), 2), ((8,), 8)])
+def test_a_lone_image_travels_on_the_smallest_rung(batch_sizes, batch_size):
+    output = model(means, batch_sizes)([image(7)])[0]
+    assert (output.arrays["mean"], output.arrays["batch_size"], output.led_batch) == (7, batch_size, batch_size)
 
 
 def test_led_batches_count_every_batch_once_whatever_their_sizes():
     outputs = ask(model(means, (1, 2, 4)), [n % 200 for n in range(150)])
-    ran = {}  # rung -> images that travelled on it
+    ran = {}  # batch_size -> images that travelled on it
     for output in outputs:
-        ran[int(output.arrays["rung"])] = ran.get(int(output.arrays["rung"]), 0) + 1
-    for rung, count in ran.items():
-        batches = sum(output.led_batch == rung for output in outputs)
-        assert -(-count // rung) <= batches <= count
+        ran[int(output.arrays["batch_size"])] = ran.get(int(output.arrays["batch_size"]), 0) + 1
+    for batch_size, count in ran.items():
+        batches = sum(output.led_batch == batch_size for output in outputs)
+        assert -(-count // batch_size) <= batches <= count
 
 
 def test_two_models_in_one_process_share_no_batch():
@@ -73,20 +75,22 @@ def test_two_models_in_one_process_share_no_batch():
     assert outputs == [1, 2, 1, 2]
 
 
-@pytest.mark.parametrize(("ladder", "streams"), [((1, 2, 4), 2), ((3,), 1), ((1, 8), 3)])
+@pytest.mark.parametrize(("batch_sizes", "concurrent_batches"), [((1, 2, 4), 2), ((3,), 1), ((1, 8), 3)])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_every_rung_is_warmed_and_the_largest_on_every_stream_unless_another_model_is_at_work(ladder, streams, at_once):
+def test_every_rung_is_warmed_and_the_largest_on_every_stream_unless_another_model_is_at_work(
+    batch_sizes, concurrent_batches, at_once
+):
     import tensorflow as tf
 
     seen = []
 
     def predict(images):
-        noted = tf.numpy_function(lambda rung: seen.append(int(rung)) or np.int32(0), [tf.shape(images)[0]], tf.int32)
+        noted = tf.numpy_function(lambda batch_size: seen.append(int(batch_size)) or np.int32(0), [tf.shape(images)[0]], tf.int32)
         with tf.control_dependencies([noted]):
             return means(tf.identity(images))
 
-    model(predict, ladder, streams).warm_up(at_once=at_once)
-    assert seen == [*ladder, *[ladder[-1]] * (streams if at_once else 0)]
+    model(predict, batch_sizes, concurrent_batches).warm_up(at_once=at_once)
+    assert seen == [*batch_sizes, *[batch_sizes[-1]] * (concurrent_batches if at_once else 0)]
 
 
 def out_of_memory_above(limit):
@@ -107,15 +111,15 @@ def out_of_memory_above(limit):
 
 
 @pytest.mark.parametrize("together", [1, 3, 40])
-@pytest.mark.parametrize(("limit", "ladder"), [(1, (1,)), (3, (1, 2)), (4, (1, 2, 4))])
-def test_out_of_memory_shortens_the_ladder_for_good_and_loses_no_image(limit, ladder, together):
+@pytest.mark.parametrize(("limit", "batch_sizes"), [(1, (1,)), (3, (1, 2)), (4, (1, 2, 4))])
+def test_out_of_memory_shortens_the_ladder_for_good_and_loses_no_image(limit, batch_sizes, together):
     batched = model(out_of_memory_above(limit), (1, 2, 4, 8), timeout_ms=20.0)
     outputs = ask(batched, range(40), together)
     assert [output.arrays["mean"] for output in outputs] == list(range(40))
-    assert max(output.arrays["rung"] for output in outputs) <= limit
-    assert batched.batch_sizes == ladder
-    assert ask(batched, range(8))[0].arrays["rung"] <= limit
-    assert batched.batch_sizes == ladder
+    assert max(output.arrays["batch_size"] for output in outputs) <= limit
+    assert batched.batch_sizes == batch_sizes
+    assert ask(batched, range(8))[0].arrays["batch_size"] <= limit
+    assert batched.batch_sizes == batch_sizes
 
 
 def test_out_of_memory_while_warming_shortens_the_ladder_before_any_image(capfd):

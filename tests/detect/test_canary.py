@@ -18,14 +18,14 @@ from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector, shared_detector
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory, Output
 from pipeline.errors import ModelError
-from pipeline.figures.metrics import process_counts
-from pipeline.figures.samples import Sampler
 from pipeline.launch.streaming import line_of
 from pipeline.records import EncodedImage, ImageRef, identity_hash
-from pipeline.stream.live import LiveFigures
+from pipeline.stats.metrics import process_counts
+from pipeline.stats.samples import Sampler
+from pipeline.stream.live import LiveStats
 from tests.detect.versioned_models import HW, NEVER, elsewhere, look, opened_detectors, save_version, version_of
 
-CPU = DetectConfig(batch_sizes=(1, 2), streams=2, score_threshold=0.0, canary_share=0.4)
+CPU = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0, canary_share=0.4)
 LIVE = dataclasses.replace(CPU, canary_mode="live")
 
 
@@ -74,7 +74,7 @@ def test_in_the_shadow_the_rows_are_those_of_the_version_in_use(model, open_dete
     detector = open_detector(model)
     look(detector)
     assert versions(detector) == [("7", "7")] * 12
-    shown = detector.canary_figures(30.0)
+    shown = detector.canary_stats(30.0)
     assert (shown.images, shown.failed, shown.left_out) == (sum(CHOSEN), 0, 0)
     assert (shown.stable_images, shown.stable_failed) == (12, 0)
     assert (shown.agreement, round(shown.score_shift_sum / shown.matched, 4)) == (1.0, 0.01)
@@ -91,7 +91,7 @@ def test_live_the_rows_of_its_share_are_its_own_whatever_the_order(model, open_d
     expected = [("8", "8") if chosen else ("7", "7") for chosen in CHOSEN]
     assert versions(detector) == expected
     assert versions(detector, IMAGES[::-1]) == expected[::-1]
-    shown = detector.canary_figures(30.0)
+    shown = detector.canary_stats(30.0)
     assert (shown.images, shown.stable_images, shown.agreement) == (2 * sum(CHOSEN), 24 - 2 * sum(CHOSEN), None)
 
 
@@ -169,7 +169,7 @@ def test_a_canary_that_fails_harms_no_image(detect, failure):
     engine = Broken(failure)
     detector = detector_with(engine, detect)
     assert versions(detector) == [("7", "7")] * 12
-    shown = detector.canary_figures(30.0)
+    shown = detector.canary_stats(30.0)
     detector.close()
     assert (shown.images, shown.failed, shown.stable_failed) == (sum(CHOSEN), sum(CHOSEN), 0)
     assert engine.closed
@@ -180,11 +180,11 @@ def test_a_canary_that_hangs_in_the_shadow_delays_no_image():
     detector = detector_with(engine, dataclasses.replace(CPU, canary_share=1.0))
     many = [EncodedImage(ImageRef(f"{n}.png"), png()) for n in range(60)]
     assert versions(detector, many) == [("7", "7")] * 60  # while it hangs
-    shown = detector.canary_figures()
+    shown = detector.canary_stats()
     assert (shown.images, shown.stable_images) == (0, 60)
     assert shown.left_out >= 60 - 16 - 2  # in its queue, and in its threads
     engine.free.set()
-    assert detector.canary_figures(30.0).images == 60 - shown.left_out
+    assert detector.canary_stats(30.0).images == 60 - shown.left_out
     detector.close()
 
 
@@ -197,10 +197,10 @@ def test_a_live_canary_that_hangs_is_waited_for_once_and_not_again_before_it_ans
     detector.use_canary(canary)
     assert versions(detector, IMAGES[:1]) == [("7", "7")]
     assert versions(detector, IMAGES[1:]) == [("7", "7")] * 11
-    shown = detector.canary_figures()
+    shown = detector.canary_stats()
     assert (shown.images, shown.failed, shown.left_out) == (1, 1, 11)
     engine.free.set()
-    assert detector.canary_figures(30.0).images == 1  # what came late does not count again
+    assert detector.canary_stats(30.0).images == 1  # what came late does not count again
     assert versions(detector, IMAGES[:1]) == [("8", "8")]
     detector.close()
     assert engine.closed
@@ -209,7 +209,7 @@ def test_a_live_canary_that_hangs_is_waited_for_once_and_not_again_before_it_ans
 def test_an_image_that_is_none_is_nobody_s_failure():
     detector = detector_with(Sure(0.08), dataclasses.replace(CPU, canary_share=1.0))
     (letter,) = detector.detect([EncodedImage(ImageRef("a.png"), b"none")])
-    shown = detector.canary_figures(30.0)
+    shown = detector.canary_stats(30.0)
     detector.close()
     assert (letter.stage, shown.images, shown.stable_images) == ("decode", 0, 0)
 
@@ -253,14 +253,14 @@ def test_a_canary_that_agrees_gets_the_label_and_is_used(model, open_detector, c
     detector = open_detector(model, AUTO)
     look(detector)
     versions(detector, IMAGES[:6])
-    detector.canary_figures(30.0)
+    detector.canary_stats(30.0)
     look(detector, 1)
     assert detector.canary  # it has not met ten
     versions(detector)
-    detector.canary_figures(30.0)
+    detector.canary_stats(30.0)
     look(detector, 1)
     assert json.loads((model / "labels.json").read_text(encoding="utf-8")) == {"stable": 8}
-    assert (detector.canary, detector.canary_figures().outcome) == (None, "promoted")
+    assert (detector.canary, detector.canary_stats().outcome) == (None, "promoted")
     look(detector)
     assert versions(detector, IMAGES[:1]) == [("8", "8")]
     assert "canary promoted; canary 8: " in capfd.readouterr().err
@@ -272,10 +272,10 @@ def test_a_canary_that_does_not_agree_loses_its_label(model, open_detector):
     detector = open_detector(model, AUTO)
     look(detector)
     versions(detector)
-    detector.canary_figures(30.0)
+    detector.canary_stats(30.0)
     look(detector, 3)
     assert json.loads((model / "labels.json").read_text(encoding="utf-8")) == {"stable": 7}
-    assert (detector.canary_figures().agreement, detector.canary_figures().outcome) == (0.0, "dropped")
+    assert (detector.canary_stats().agreement, detector.canary_stats().outcome) == (0.0, "dropped")
     assert versions(detector, IMAGES[:1]) == [("7", "7")]
 
 
@@ -321,7 +321,7 @@ def test_a_batch_job_has_it_too(saved, detect):
         rows = found.detected | "Row" >> beam.Map(lambda image: (image.ref.uri, image.model_version))
         made = {image.ref.uri: "8" if chosen and detect is LIVE else "7" for image, chosen in zip(IMAGES, CHOSEN, strict=True)}
         rows | "Check" >> beam.combiners.ToDict() | "Compare" >> beam.Map(_equal, made)
-    detector.canary_figures(30.0)
+    detector.canary_stats(30.0)
     counted = process_counts() - before + detector.counted_swaps()
     assert counted["canary_images"] == sum(CHOSEN)
     assert counted["detected"] == 12
@@ -334,8 +334,8 @@ def _equal(found, expected):
 def test_the_lines_of_a_stream_say_what_it_shows():
     detector = detector_with(Sure(0.08), dataclasses.replace(CPU, canary_share=1.0))
     detector.detect(IMAGES)
-    detector.canary_figures(30.0)
-    line = line_of(LiveFigures(), detector)(10.0)
+    detector.canary_stats(30.0)
+    line = line_of(LiveStats(), detector)(10.0)
     detector.close()
     assert "; canary 8: 12 images, agreement 1.000, scores +0.010, failed 0.0% (stable 0.0%), " in line
-    assert LiveFigures().line(10.0) in line
+    assert LiveStats().line(10.0) in line

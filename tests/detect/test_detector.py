@@ -15,7 +15,7 @@ from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
 from tests.tiny_models import bright_box, save_model
 
-CPU = DetectConfig(batch_sizes=(1, 2, 4), streams=2)
+CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2)
 BOX = (160, 60, 480, 300)
 
 
@@ -82,7 +82,7 @@ def test_boxes_are_on_the_original_image_for_each_resize_rule(request, model, wh
         ({"classes": ("rectangle", "other")}, ["rectangle"]),
         ({"max_megapixels": 0.1}, "too_large"),
         ({"precision": "bfloat16"}, ["rectangle"]),
-        ({"decode_threads": 1, "streams": 1, "batch_sizes": (4,), "scaled_decode": False}, ["rectangle"]),
+        ({"decode_threads": 1, "concurrent_batches": 1, "batch_sizes": (4,), "scaled_decode": False}, ["rectangle"]),
     ],
     ids=str,
 )

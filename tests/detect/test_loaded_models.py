@@ -16,7 +16,7 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.saved_model import load
 process, seen = psutil.Process(), []
 for _ in range(int(sys.argv[2])):
-    model = load(ModelConfig(path=sys.argv[1]), DetectConfig(batch_sizes=(1, 2), streams=2))
+    model = load(ModelConfig(path=sys.argv[1]), DetectConfig(batch_sizes=(1, 2), concurrent_batches=2))
     model.engine([np.zeros((*model.metadata.input_hw, 3), np.uint8)] * 5)
     in_use = process.num_threads()
     model.engine.close()

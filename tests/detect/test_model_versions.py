@@ -27,7 +27,7 @@ from tests.conftest import REPO
 from tests.detect.test_detector import warm_up_file
 from tests.detect.versioned_models import HW, NEVER, look, opened_detectors, save_version, version_of
 
-CPU = DetectConfig(batch_sizes=(1, 2, 4), streams=2, score_threshold=0.0)
+CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2, score_threshold=0.0)
 
 
 def image(name="a"):
@@ -270,10 +270,10 @@ def test_images_do_not_wait_for_a_version_that_cannot_be_loaded_again():
     """The old version made way, its files are gone, and the new one is of no use: the job fails, with the reason."""
     old = slow(7)
     detector = Detector(old, CPU)
-    detector.take_away()
+    detector.unload()
     assert old.engine.closed.is_set()
     waiting = detector.start(image())
-    detector.give_up("model m: gone")
+    detector.fail_pending("model m: gone")
     with pytest.raises(ModelError, match="model m: gone"):
         waiting.result()
 
@@ -395,10 +395,10 @@ import gc, json, sys
 import cv2, numpy as np, psutil
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.prepare_apart import Preparation
+from pipeline.detect.load_in_subprocess import Preparation
 from pipeline.detect.prepared_model import start
 from pipeline.records import EncodedImage, ImageRef
-path, settings = sys.argv[1], DetectConfig(batch_sizes=(1, 2), streams=2, score_threshold=0.0)
+path, settings = sys.argv[1], DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0)
 detector, process, seen = load_detector(ModelConfig(path=path), settings), psutil.Process(), []
 prepared = Preparation(f"{path}/8", "8", ModelConfig(path=path), settings, gpu=False).result()
 content = cv2.imencode(".png", np.zeros((90, 120, 3), np.uint8))[1].tobytes()

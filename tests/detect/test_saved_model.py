@@ -18,7 +18,7 @@ from pipeline.records import EncodedImage, ImageRef
 from tests.conftest import write_bright_image
 from tests.tiny_models import bright_box, save_model
 
-CPU = DetectConfig(batch_sizes=(1, 2), streams=2)
+CPU = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2)
 BOX = [160, 60, 480, 300]  # of an image of 640 x 480
 
 
@@ -413,7 +413,7 @@ def test_a_graph_whose_weights_were_taken_computes_the_same_with_them():
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_session_that_has_begun_keeps_no_second_copy_of_the_weights(precision, bright_model):
-    """Not in its graph, and not in functions of the eager context; nor does it need them for a rung that comes later."""
+    """Not in its graph, and not in functions of the eager context; nor does it need them for a batch_size that comes later."""
     import tensorflow as tf
     from tensorflow.python.eager import context
 

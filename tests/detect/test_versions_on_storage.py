@@ -5,7 +5,7 @@ import pytest
 from pipeline.config import DetectConfig
 from tests.detect.versioned_models import look, opened_detectors, save_version, upload_version
 
-CPU = DetectConfig(batch_sizes=(1, 2), streams=2, score_threshold=0.0)
+CPU = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from pipeline.storage.files import read_file, write_file
 from tests.bright_model import export_bright_model
 from tests.detect.versioned_models import HW, elsewhere, look, opened_detectors, save_version, upload_version
 
-SHADOW = DetectConfig(batch_sizes=(1, 2), streams=2, score_threshold=0.0, canary_share=1.0)
+SHADOW = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0, canary_share=1.0)
 AUTO = dataclasses.replace(SHADOW, canary_auto=True, canary_images=10)
 
 
@@ -67,7 +67,7 @@ def test_of_two_processes_the_first_to_have_met_enough_decides_for_both(
     assert (first.canary.model.version, second.canary.model.version) == (str(canary), str(canary))
     second.detect(IMAGES[:5])
     first.detect(IMAGES)
-    first.canary_figures(30.0)
+    first.canary_stats(30.0)
     look(second, 1)
     assert labels_of(path) == {"stable": 7, "canary": canary, "other": 7}  # it has met five
     look(first, 1)
@@ -76,7 +76,7 @@ def test_of_two_processes_the_first_to_have_met_enough_decides_for_both(
     look(second)
     look(first)
     for detector in (first, second):
-        assert (detector.canary, detector.canary_figures().outcome) == (None, outcome)
+        assert (detector.canary, detector.canary_stats().outcome) == (None, outcome)
         assert {result.model_version for result in detector.detect(IMAGES)} == {str(in_use)}
     said = capfd.readouterr().err
     assert said.count(f"canary {outcome}; canary {canary}: ") == 2
@@ -91,7 +91,7 @@ def test_what_is_promoted_by_hand_is_promoted(saved, tmp_path, open_detector, ca
     look(detector)
     label(tmp_path, stable=8)
     look(detector)
-    assert (detector.canary_figures().outcome, detector.model.version) == ("promoted", "8")
+    assert (detector.canary_stats().outcome, detector.model.version) == ("promoted", "8")
     assert "canary promoted; canary 8: 0 images" in capfd.readouterr().err
 
 
@@ -145,7 +145,7 @@ def test_a_job_that_ends_while_its_canary_is_loaded_has_refused_none(saved, tmp_
 
 def start_of(detector):
     """What a detector's figures say of a canary that never came up."""
-    figures = detector.canary_figures()
+    figures = detector.canary_stats()
     assert figures.images == 0 and figures.as_dict()["why_no_images"] == figures.why_no_images
     return figures.version, figures.why_no_images
 
@@ -163,7 +163,7 @@ def test_a_canary_is_said_at_the_start(saved, tmp_path, open_detector, capfd):
     look(detector)
     assert start_of(detector) == ("8", "no image came while it was loaded")
     detector.detect(IMAGES)
-    assert detector.canary_figures(30.0).why_no_images == ""
+    assert detector.canary_stats(30.0).why_no_images == ""
 
 
 def test_a_canary_of_another_name_is_refused_at_the_start(saved, tmp_path, open_detector, capfd):

@@ -37,7 +37,7 @@ def test_a_batch_job_that_loses_a_machine_gives_the_rows_of_a_run_on_one(flink: 
     command += ["--parallelism=4", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "there")]
     began = time.monotonic()
     with (tmp_path / "said").open("wb") as said, running(command, cwd=REPO, stdout=said, stderr=said) as job:
-        while not list((tmp_path / "there").glob(".staging-*/spool/*")):
+        while not list((tmp_path / "there").glob(".staging-*/spill/*")):
             assert job.poll() is None and time.monotonic() < began + START_SECONDS
             time.sleep(0.05)
         print(f"on Flink the first row after {time.monotonic() - began:.0f} s")

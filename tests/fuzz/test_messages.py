@@ -23,12 +23,12 @@ from pipeline.records import (
     detection_row,
     row_bytes,
 )
-from pipeline.stream.answers import Answers
 from pipeline.stream.ask_again import AskAgain
-from pipeline.stream.live import LiveFigures
+from pipeline.stream.dedup_cache import DedupCache
+from pipeline.stream.live import LiveStats
 from pipeline.stream.messages import Message, MessageLimits, Request, image_count, parse_message
 from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
-from pipeline.stream.remembered import RecentImages
+from pipeline.stream.request_aggregator import RequestAggregator
 
 LIMITS = MessageLimits(allowed_prefixes=("gs://", "/data/photos"), max_images=20, max_bytes=1000)
 JPEG = b"\xff\xd8\xff\xe0 not really"
@@ -162,7 +162,7 @@ def outcomes(request: Request, now: float, number: float):
 
 def count(request: Request, message: Message, now: float, number: float) -> None:
     """What the steps count of a request and of its results."""
-    figures = LiveFigures()
+    figures = LiveStats()
     figures.add_request(request, message.publish_time)
     for result in (*request.dead_letters, *(end(image, number) for image in request.images)):
         figures.add_result(result, now)
@@ -195,7 +195,7 @@ def test_each_message_ends_in_results_dead_letters_and_one_answer(message, now, 
     assert image_count(message) >= 1
     request = parse_message(message, LIMITS)
     assert request.skipped != bool(request.images or request.dead_letters)
-    answers = Answers(60.0)
+    answers = RequestAggregator(60.0)
     if request.wants_answer:
         answers.open(request)
     count(request, message, now, number)
@@ -211,7 +211,7 @@ def test_each_message_ends_in_results_dead_letters_and_one_answer(message, now, 
 @given(messages)
 def test_an_overdue_answer_names_all_that_is_missing(message):
     request = parse_message(message, LIMITS)
-    answers = Answers(0.0)
+    answers = RequestAggregator(0.0)
     if request.wants_answer:
         answers.open(request)
     late = answers.overdue()
@@ -224,7 +224,7 @@ def test_an_overdue_answer_names_all_that_is_missing(message):
 @given(st.lists(messages, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_whatever_order_images_end_in_each_request_is_answered_once_with_all_its_images(received, random):
     """Requests share images; some ask while an image is under way, some after it has ended, some after it failed."""
-    answers, recent, sent = Answers(60.0), RecentImages(600.0), []
+    answers, recent, sent = RequestAggregator(60.0), DedupCache(600.0), []
     parsed = [parse_message(Message(each.data, each.attributes, f"m{n}"), LIMITS) for n, each in enumerate(received)]
     steps = [("ask", request, image) for request in parsed for image in (*request.images, *request.dead_letters)]
     for request in parsed:

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from pipeline import reconcile
 from pipeline.compact import compact
 from pipeline.errors import UserError
-from pipeline.figures.summary import Tally, merge_tallies
-from pipeline.figures.told import Told
+from pipeline.stats.summary import JobStats, merge_stats
+from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.beside import check_beside
-from pipeline.storage.checkpoints import Checkpoint, checkpoints_begun, footer_of
-from pipeline.storage.earlier import check_earlier
 from pipeline.storage.files import write_file
 from pipeline.storage.lease import leased
-from pipeline.storage.other_runs import finish_dead, found_again, remove_dead, runs_at_work, settings_published, take_over_killed
+from pipeline.storage.other_runs import attached_run, finish_dead, remove_dead, runs_at_work, settings_published, take_over_killed
 from pipeline.storage.results import StagedFile
-from pipeline.storage.spools import Spool
+from pipeline.storage.resume_points import ResumePoint, footer_of, resume_points_of
+from pipeline.storage.spill_files import SpillFile
 from pipeline.storage.staging import held, new_staging, publish, rows_kept
+from pipeline.storage.write_policy import check_write_policy
 from pipeline.stream.archive import Archive
-from pipeline.write.spool_rows import RowsCheckpoint, Shard
+from pipeline.write.spill_rows import RowsResumePoint, Shard
 from tests.rows_of_files import found
 
 ROWS = "detections/detections-3f2a9c01-20261121T02000%dZ-00000-of-00001.jsonl"
@@ -65,11 +65,11 @@ summaries = st.fixed_dictionaries(
     optional={"run": names, "name": names, "samples": st.lists(names, max_size=3) | values},
 )
 rows = st.fixed_dictionaries({"image": st.fixed_dictionaries({"uri": values, "generation": values})}, optional={"model": values})
-spools = st.builds(Spool, names, st.integers(-5, 5), st.integers(-99, 99), st.integers(-99, 99))
+spills = st.builds(SpillFile, names, st.integers(-5, 5), st.integers(-99, 99), st.integers(-99, 99))
 footers = st.builds(
-    lambda *parts: footer_of(Checkpoint(*parts)),
-    st.lists(st.tuples(st.builds(Shard, names, st.integers(), st.integers()) | st.just("a"), spools), max_size=3),
-    st.just(Tally()) | values.filter(lambda value: value is not None),
+    lambda *parts: footer_of(ResumePoint(*parts)),
+    st.lists(st.tuples(st.builds(Shard, names, st.integers(), st.integers()) | st.just("a"), spills), max_size=3),
+    st.just(JobStats()) | values.filter(lambda value: value is not None),
 )
 contents = st.one_of(
     st.binary(max_size=40),
@@ -78,7 +78,7 @@ contents = st.one_of(
     footers,
 )
 STATES = ["run.json", "commit.json", "ready.json", "published.json", "stopped", "written", "lock", "figures/0a", STAGED]
-STATES += ["spool/0a.checkpoint", "begun-x/0a.checkpoint", "a.jpg"]
+STATES += ["spill/0a.resume", "begun-x/0a.resume", "a.jpg"]
 places = st.one_of(
     st.builds(
         "{}/{}".format, st.sampled_from([f".staging-{RUN}", ".staging-photos", ".staging-", "OWN"]), st.sampled_from(STATES)
@@ -93,7 +93,7 @@ places = st.one_of(
         ["detections/detections-99999999T999999Z-x-00000-of-00001.jsonl", "dead_letters/dead_letters-00000-of-00001.jsonl"]
     ),
     st.builds(
-        ".spools-{}/{}".format,
+        ".spills-{}/{}".format,
         st.sampled_from(["0a", "a b", "photos"]),
         st.sampled_from(["lock", "a.jpg", "evil-20261121T020000Z-00000-of-00001-m5b-0a.rows"])
         | st.just("detections-20261121T020000Z-00000-of-00001-0a-m5b5d-0a.rows"),
@@ -128,19 +128,19 @@ def laid(folder, files, link):
 
 def a_job(output, own):
     """What a job does beside its images; `own` is planted in its own folder while it works."""
-    check_earlier(output, SETTINGS)
+    check_write_policy(output, SETTINGS)
     list(settings_published(output))
     finish_dead(output)
     check_beside(output, 3, coco=True)
-    found_again(output, "job")
+    attached_run(output, "job")
     staging = new_staging(output)
     with leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None), held(staging, {"settings": SETTINGS, "same": "command"}):
         for name, content in own.items():
             write_file(f"{staging}/{name}", content)
         take_over_killed(staging, "command")
-        for begun in checkpoints_begun(staging, RowsCheckpoint):
-            merge_tallies([begun.counted], 3)
-        Told(staging).now()
+        for begun in resume_points_of(staging, RowsResumePoint):
+            merge_stats([begun.counted], 3)
+        WorkerReports(staging).now()
         rows_kept(staging)
         runs_at_work(output)
         write_file(f"{staging}/{STAGED}", found("2.jpg").line)

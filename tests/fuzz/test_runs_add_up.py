@@ -1,4 +1,4 @@
-"""Whatever runs in a folder in whatever order, and is killed: at the end each image version has one row, or one dead letter."""
+"""Whatever runs in a folder in whatever order, and is killed: at the end each image generation has one row, or one dead letter."""
 
 import collections
 import itertools
@@ -33,7 +33,7 @@ class RunsAddUp(RuleBasedStateMachine):
         self.jobs, self.emulator = jobs, emulator
         self.common = ("--model", model)
         self.places = ("--input", f"{self.photos}/*", "--output", self.out)
-        self.batch = (*self.places, "--allow-empty", "--checkpoint-s", "0.05", *self.common)
+        self.batch = (*self.places, "--allow-empty", "--resume-point-s", "0.05", *self.common)
         self.versions = set()
         self.changes = 0
 

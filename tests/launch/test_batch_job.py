@@ -60,15 +60,15 @@ def write_work(folder: Path, images: int = WORK_IMAGES, image_wh: tuple[int, int
 
 
 def signal_at_work(sent: signal.Signals, arguments: list, out: Path) -> tuple[int, str]:
-    """Sends a job a signal when its first rows are spooled; its exit code and what it said."""
+    """Sends a job a signal when its first rows are spilled; its exit code and what it said."""
     command = [sys.executable, "-m", "pipeline.run", *map(str, arguments)]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background, and its children, ignore it
     job = subprocess.Popen(command, cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 120
-        while not glob.glob(f"{out}/.staging-*/spool/*") and job.poll() is None and time.monotonic() < deadline:
+        while not glob.glob(f"{out}/.staging-*/spill/*") and job.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert glob.glob(f"{out}/.staging-*/spool/*"), "the job was met at work"
+        assert glob.glob(f"{out}/.staging-*/spill/*"), "the job was met at work"
         job.send_signal(sent)
         return job.wait(60), without_progress(job.stderr.read())
     finally:

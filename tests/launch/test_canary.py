@@ -87,7 +87,17 @@ def labels_of(model: Path) -> dict[str, int]:
 def batch(tmp_path):
     """A batch job over many images: its command but for the model, and their names."""
     write_work(tmp_path / "in", images=4000, image_wh=(64, 48))
-    command = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--streams", 1, "--intra-op-threads", 1, *AUTO]
+    command = [
+        "--input",
+        tmp_path / "in",
+        "--output",
+        tmp_path / "out",
+        "--concurrent-batches",
+        1,
+        "--intra-op-threads",
+        1,
+        *AUTO,
+    ]
     return command, [str(path) for path in sorted((tmp_path / "in").iterdir())]
 
 
@@ -117,7 +127,7 @@ def test_a_batch_job_killed_around_the_record_of_its_decision_goes_by_what_stand
     """Before it, nothing is decided, and the same command decides again; after it, the same command begins with the canary."""
     model, (command, names), log = on_trial(8), batch, tmp_path / "log"
     command = [*command, "--model", model]
-    assert run_forked(command, log, Moment("pipeline.detect.watch_canary:write_file", when=when)) == KILLED, log.read_text()
+    assert run_forked(command, log, Moment("pipeline.detect.canary_watcher:write_file", when=when)) == KILLED, log.read_text()
     assert labels_of(model) == ({"stable": 7, "canary": 8} if when == "before" else {"stable": 8})
     assert sorted(path.name for path in model.iterdir()) == ["7", "8", "labels.json"]
     assert run_forked(command, log) == 0, log.read_text()

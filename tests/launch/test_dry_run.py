@@ -5,7 +5,7 @@ import pytest
 
 from models.metadata import DetectorMetadata
 from pipeline import run
-from pipeline.launch.plan import doubts
+from pipeline.launch.dry_run import doubts
 from pipeline.records import DetectedImage, Detections, ImageRef, Timing
 from tests.conftest import write_bright_image
 from tests.read.test_tfrecords import example

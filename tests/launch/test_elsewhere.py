@@ -21,7 +21,7 @@ TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers
 LAUNCHER = """
 import sys
 from pipeline import run
-from pipeline.figures import progress
+from pipeline.stats import progress
 
 progress._LINE_SECONDS = 0.2
 code = run.main(sys.argv[1:])

@@ -12,7 +12,7 @@ from apache_beam.utils.subprocess_server import JavaJarServer
 
 from pipeline.errors import OutputError, RunnerError
 from pipeline.launch import flink_options
-from pipeline.launch.ending import failed
+from pipeline.launch.finalize import failed
 from pipeline.launch.flink import Cluster, FlinkJob, FlinkRunner, _reason, leave, master_of
 
 JAVA = """org.apache.flink.runtime.JobException: Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy
@@ -31,7 +31,7 @@ class Flink(http.server.ThreadingHTTPServer):
     """Jobs by id, each a list of the states that it will be seen in; the last one stays."""
 
     def __init__(self, **jobs: list[str]):
-        super().__init__(("127.0.0.1", 0), Answers)
+        super().__init__(("127.0.0.1", 0), RequestAggregator)
         self.jobs = {job: [*states] for job, states in jobs.items()}
         self.names = dict.fromkeys(jobs, "detect")
         self.savepoint: dict = {"location": "file:/savepoints/1"}
@@ -69,7 +69,7 @@ class Flink(http.server.ThreadingHTTPServer):
         return None if state == "LOST" else {"state": state}
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
+class RequestAggregator(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         answer = self.server.answer(self.command, self.path)

@@ -20,7 +20,7 @@ KEPT: list[int] = []
 both, one_is_done, heard = threading.Barrier(2), threading.Event(), threading.Event()
 
 
-class Turns(beam.DoFn):
+class DelayedAcks(beam.DoFn):
     """Comes again as often as its element says, each time in a bundle of its own; notes halfway and at the end what is in use."""
 
     @beam.DoFn.unbounded_per_element()
@@ -46,7 +46,7 @@ def growth_a_turn(monkeypatch):
         try:
             with beam.Pipeline(runner=runner) as pipeline:
                 begin = pipeline | "Begin" >> beam.Create([turns], reshuffle=False)
-                _ = begin | "Turns" >> beam.ParDo(Turns()).with_output_types(int)
+                _ = begin | "DelayedAcks" >> beam.ParDo(DelayedAcks()).with_output_types(int)
         finally:
             tracemalloc.stop()
         halfway, end = KEPT

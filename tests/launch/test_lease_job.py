@@ -9,7 +9,7 @@ import pytest
 from pipeline import run
 from pipeline.config import load_config
 from pipeline.launch import batch
-from pipeline.storage import claims_cloud, stopping
+from pipeline.storage import cancellation, claims_cloud
 from pipeline.storage.claims import EVERYTHING
 from pipeline.storage.lease import leased
 from pipeline.storage.staging import new_staging
@@ -111,4 +111,4 @@ def test_a_job_that_lost_its_images_while_it_worked_ends_at_once_and_publishes_n
         f"error: output {output}: another run took over while nothing was heard of this one; nothing was published"
     )
     assert [name for name in left(output) if ".lease" not in name] == []
-    assert stopping._first == {}, "that it was stopped is not the next run's"
+    assert cancellation._first == {}, "that it was stopped is not the next run's"

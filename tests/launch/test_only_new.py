@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.compact import compact
-from pipeline.storage.earlier import run_name
+from pipeline.storage.write_policy import run_name
 from tests.conftest import write_bright_image
 from tests.launch.test_batch_job import files_of, rows_of, without_run
 from tests.launch.test_results_folder import images_of, write_images

@@ -14,12 +14,12 @@ from tests.rows_of_files import without_age
 
 IMAGES = 6  # and one that is none, whose dead letter is the first row
 BATCH, STAGING, WRITE = "pipeline.launch.batch", "pipeline.storage.staging", "pipeline.write.write_files"
-READ, FILES, SPOOL = "pipeline.read.read_images", "pipeline.storage.files", "pipeline.write.spool_rows"
+READ, FILES, SPOOL = "pipeline.read.read_images", "pipeline.storage.files", "pipeline.write.spill_rows"
 OTHER_RUNS = "pipeline.storage.other_runs"
 
 IN_FIRST, IN_FOURTH = Moment(f"{SPOOL}:footer_of"), Moment(f"{SPOOL}:footer_of", 4)
 
-# Each with what a run after it finds done: all rows that were spooled, unless they were published. With `--checkpoint-s 0` each
+# Each with what a run after it finds done: all rows that were spilled, unless they were published. With `--resume-point-s 0` each
 # row is a checkpoint of its own.
 MOMENTS = [
     pytest.param([Moment(f"{BATCH}:leased")], 0, id="before the lease"),
@@ -30,7 +30,7 @@ MOMENTS = [
     pytest.param([IN_FIRST], 0, id="in the first checkpoint"),
     pytest.param([Moment(f"{SPOOL}:TaggedOutput")], 1, id="after the first checkpoint"),
     pytest.param([IN_FOURTH], 3, id="in a checkpoint"),
-    pytest.param([Moment("pipeline.figures.summary:Tally.add_detected", 5)], 5, id="between two checkpoints"),
+    pytest.param([Moment("pipeline.stats.summary:JobStats.add_detected", 5)], 5, id="between two checkpoints"),
     pytest.param([Moment(f"{WRITE}:WriteFiles._finish", 2)], 7, id="while files are merged"),
     pytest.param([Moment(f"{STAGING}:write_file", having="ready.json")], 7, id="before it is ready"),
     pytest.param([Moment(f"{STAGING}:write_file", 1, "after", "ready.json")], 7, id="ready"),
@@ -39,10 +39,10 @@ MOMENTS = [
     pytest.param([Moment(f"{FILES}:_rename", 1, "after", "detections-")], 0, id="between rows and indexes"),
     pytest.param([Moment(f"{STAGING}:write_file", having="published.json")], 0, id="when all files have their names"),
     pytest.param([Moment(f"{BATCH}:read_written")], 0, id="between publishing and summary"),
-    pytest.param([Moment("pipeline.launch.ending:write_file", having="summary.json")], 0, id="between report and summary"),
-    pytest.param([Moment(f"{BATCH}:tidy")], 0, id="before the staging folder goes"),
+    pytest.param([Moment("pipeline.launch.finalize:write_file", having="summary.json")], 0, id="between report and summary"),
+    pytest.param([Moment(f"{BATCH}:clean_up")], 0, id="before the staging folder goes"),
     pytest.param([Moment(f"{STAGING}:delete_files", 1, "after", ".staging-")], 0, id="while the staging folder goes"),
-    pytest.param([Moment(f"{BATCH}:tidy", when="after")], 0, id="before the lease is given up"),
+    pytest.param([Moment(f"{BATCH}:clean_up", when="after")], 0, id="before the lease is given up"),
     pytest.param([IN_FOURTH, Moment(f"{OTHER_RUNS}:take_over")], 3, id="before checkpoints are taken over"),
     pytest.param([IN_FOURTH, Moment(f"{OTHER_RUNS}:take_over", when="after")], 3, id="before the folder they were in goes"),
     pytest.param([IN_FOURTH, Moment(f"{STAGING}:delete_files", 1, "after")], 3, id="while that goes"),
@@ -82,7 +82,7 @@ def without_times(files):
 
 @pytest.fixture(scope="module")
 def arguments(folder, bright_model):
-    return ["--input", folder, "--model", bright_model, "--shards", 2, "--checkpoint-s", 0, "--batch-sizes", 1]
+    return ["--input", folder, "--model", bright_model, "--shards", 2, "--resume-point-s", 0, "--batch-sizes", 1]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_a_job_that_fails_goes_on_from_what_it_had_done(place, arguments, undist
 def test_killed_while_checkpoints_are_copied_the_whole_ones_count(gcs_bucket, arguments, undisturbed, tmp_path):
     """Of what is there twice then, one is taken."""
     command = [*arguments, "--output", f"gs://{gcs_bucket.name}/out"]
-    for moment in (IN_FOURTH, Moment("pipeline.storage.checkpoints:FileSystems.copy", 1, "amid")):
+    for moment in (IN_FOURTH, Moment("pipeline.storage.resume_points:FileSystems.copy", 1, "amid")):
         assert run_forked(command, tmp_path / "log", moment) == KILLED, (tmp_path / "log").read_text()
     copies = [blob.name for blob in gcs_bucket.list_blobs() if "/begun-" in blob.name]
     assert len(copies) == 2
@@ -160,16 +160,16 @@ def test_killed_while_checkpoints_are_copied_the_whole_ones_count(gcs_bucket, ar
 
 
 def test_a_checkpoint_is_one_object_however_many_rows_and_files_it_is_for(gcs_bucket, arguments, tmp_path):
-    command = [*arguments, "--checkpoint-s", 3600, "--output", f"gs://{gcs_bucket.name}/out"]
+    command = [*arguments, "--resume-point-s", 3600, "--output", f"gs://{gcs_bucket.name}/out"]
     assert run_forked(command, tmp_path / "log", Moment(f"{WRITE}:WriteFiles._finish")) == KILLED
-    spooled = [blob.name for blob in gcs_bucket.list_blobs() if "/spool/" in blob.name]
-    assert len(spooled) == 2  # of detections, and of dead letters
+    spilled = [blob.name for blob in gcs_bucket.list_blobs() if "/spill/" in blob.name]
+    assert len(spilled) == 2  # of detections, and of dead letters
 
 
 def test_a_job_that_adds_goes_on_too_and_another_command_does_not(bright_model, tmp_path):
     write_images(tmp_path / "in", "a.png", "b.png", "c.png")
     out, log = tmp_path / "out", tmp_path / "log"
-    arguments = ["--output", out, "--model", bright_model, "--checkpoint-s", 0, "--input"]
+    arguments = ["--output", out, "--model", bright_model, "--resume-point-s", 0, "--input"]
     assert run_forked([*arguments, tmp_path / "in" / "a.png"], log) == 0
     adds = [*arguments, tmp_path / "in", "--only-new"]
     assert run_forked(adds, log, Moment(f"{STAGING}:write_file", having="ready.json")) == KILLED
@@ -196,7 +196,7 @@ def test_what_another_command_does_in_the_same_folder_costs_a_killed_one_nothing
     output, read = place
     write_images(tmp_path / "other", "other.png")
     log = tmp_path / "log"
-    arguments = ["--output", output, "--model", bright_model, "--batch-sizes", 1, "--checkpoint-s", 0, "--only-new", "--input"]
+    arguments = ["--output", output, "--model", bright_model, "--batch-sizes", 1, "--resume-point-s", 0, "--only-new", "--input"]
     assert run_forked([*arguments, folder], log, IN_FOURTH) == KILLED
     assert run_forked([*arguments, tmp_path / "other"], log) == 0, log.read_text()
     assert "cut short" not in log.read_text()
@@ -206,11 +206,11 @@ def test_what_another_command_does_in_the_same_folder_costs_a_killed_one_nothing
     assert not [name for name in read() if name.startswith(".")]
 
 
-def test_what_another_command_has_done_since_is_not_taken_from_checkpoints(place, folder, bright_model, tmp_path):
+def test_what_another_command_has_done_since_is_not_taken_from_resume_points(place, folder, bright_model, tmp_path):
     """Each image has one row; what was counted of those that were done twice is not counted."""
     output, read = place
     log = tmp_path / "log"
-    arguments = ["--output", output, "--model", bright_model, "--batch-sizes", 1, "--checkpoint-s", 0, "--only-new", "--input"]
+    arguments = ["--output", output, "--model", bright_model, "--batch-sizes", 1, "--resume-point-s", 0, "--only-new", "--input"]
     assert run_forked([*arguments, folder], log, Moment(f"{STAGING}:write_file", having="ready.json")) == KILLED
     assert run_forked([*arguments, f"{folder}/[0-3].png"], log) == 0, log.read_text()
     assert run_forked([*arguments, folder], log) == 0, log.read_text()

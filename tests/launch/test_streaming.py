@@ -258,8 +258,8 @@ def test_a_message_is_acknowledged_only_when_its_row_is_durable_and_published(pu
     with contextlib.closing(contextlib.ExitStack()) as stack:
         stack.callback(job.__exit__)
         killed_after("archived")
-        (spool,) = job.archive.glob(".spools-*/detections-*.rows")
-        archived = {json.loads(line)["image"]["uri"] for line in spool.read_bytes().splitlines()}
+        (spill,) = job.archive.glob(".spills-*/detections-*.rows")
+        archived = {json.loads(line)["image"]["uri"] for line in spill.read_bytes().splitlines()}
         in_topic = killed_after("published")
         assert archived and in_topic
         last = killed_after("acknowledged")

@@ -64,11 +64,11 @@ def rows_in(folder: Path) -> list[dict]:
 @contextlib.contextmanager
 def batch_at_work(model: Path, folder: Path) -> Iterator[subprocess.Popen]:
     """Starts a job over many images, and waits for its first rows; what it says is added to `log` in its folder."""
-    command = ["--input", folder / "in", "--output", folder / "out", "--model", model, "--streams", 1, *QUICK]
+    command = ["--input", folder / "in", "--output", folder / "out", "--model", model, "--concurrent-batches", 1, *QUICK]
     with (folder / "log").open("ab") as said:
         job = subprocess.Popen([sys.executable, "-m", "pipeline.run", *map(str, command)], cwd=REPO, stdout=said, stderr=said)
     try:
-        until(lambda: list((folder / "out").glob(".staging-*/spool/*")) or job.poll() is not None, (folder / "log").read_text)
+        until(lambda: list((folder / "out").glob(".staging-*/spill/*")) or job.poll() is not None, (folder / "log").read_text)
         yield job
     finally:
         job.kill()

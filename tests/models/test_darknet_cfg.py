@@ -46,8 +46,8 @@ def test_white_space_comments_case_of_sections_and_repeated_options_are_read_as_
         "# first\n[NET]\r\n  width = 96 # wide\nheight=64\nheight=32\n; note\n\n[conv]\nfilters=1 6\nactivation = linear\n\t"
         + yolo("0,1")
     )
-    tidy = "[net]\nwidth=96\nheight=64\n[convolutional]\nfilters=16\nactivation=linear\n" + yolo("0,1")
-    assert [layer.out_hwc for layer in parse_network(loose).layers] == [layer.out_hwc for layer in parse_network(tidy).layers]
+    clean_up = "[net]\nwidth=96\nheight=64\n[convolutional]\nfilters=16\nactivation=linear\n" + yolo("0,1")
+    assert [layer.out_hwc for layer in parse_network(loose).layers] == [layer.out_hwc for layer in parse_network(clean_up).layers]
 
 
 def test_a_given_input_size_replaces_that_of_the_cfg():

@@ -5,15 +5,15 @@ import os
 import pytest
 
 from pipeline.config import ReadConfig
-from pipeline.figures.summary import merge_tallies
 from pipeline.read import only_new
-from pipeline.read.only_new import PARTITIONS, DoneKeys, KeyBlocks, keys_done, packed_key, partition_of
+from pipeline.read.only_new import PARTITIONS, CompletedKeys, KeyBlocks, keys_completed, packed_key, partition_of
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef, dead_letter_row, row_bytes
-from pipeline.storage.done import Done
+from pipeline.stats.summary import merge_stats
+from pipeline.storage.completion import CompletionRule
 from pipeline.storage.ledger import list_files_of_rows
-from pipeline.storage.places import generation_of
-from pipeline.storage.spools import Spool
+from pipeline.storage.listing_backends import generation_of
+from pipeline.storage.spill_files import SpillFile
 from tests.read.test_read_images import run
 from tests.storage.test_ledger import ARCHIVED, DEAD, DETECTIONS, MAKER, dead, detected, write
 
@@ -40,8 +40,8 @@ def places(request, tmp_path):
 
 def read(inputs, output, done=None):
     """What is read of an input: (names, images read, skipped, of these done before)."""
-    got = run(lambda pipeline: (pipeline | ReadImages(inputs, exclude=output, done=done or Done(MAKER)))._asdict())
-    counted = merge_tallies(got["counted"], 0)
+    got = run(lambda pipeline: (pipeline | ReadImages(inputs, exclude=output, done=done or CompletionRule(MAKER)))._asdict())
+    counted = merge_stats(got["counted"], 0)
     assert counted.read == len(got["images"]) + len(got["dead"]) + counted.skipped
     names = [image.ref.uri.rpartition("/")[2] for image in got["images"]]
     return sorted(names), counted.read, counted.skipped, counted.done
@@ -76,10 +76,15 @@ def test_what_has_a_row_of_a_batch_job_a_stream_or_a_dead_letter_for_good_is_ski
         [dead(uris["dead.jpg"], now["dead.jpg"]), dead(uris["passing.jpg"], now["passing.jpg"], "unreadable", "read")],
     )
     assert read([folder], output) == (["new.jpg", "other.jpg", "passing.jpg"], 6, 3, 3)
-    assert read([folder], output, Done(MAKER, frozenset())) == (["dead.jpg", "new.jpg", "other.jpg", "passing.jpg"], 6, 2, 2)
-    assert read([folder], output, Done(MAKER._replace(version="4")))[3] == 0
-    assert read([folder], output, Done(MAKER._replace(detections="cccccccc")))[3] == 1
-    known = DoneKeys.of(output, Done(MAKER))
+    assert read([folder], output, CompletionRule(MAKER, frozenset())) == (
+        ["dead.jpg", "new.jpg", "other.jpg", "passing.jpg"],
+        6,
+        2,
+        2,
+    )
+    assert read([folder], output, CompletionRule(MAKER._replace(version="4")))[3] == 0
+    assert read([folder], output, CompletionRule(MAKER._replace(detections="cccccccc")))[3] == 1
+    known = CompletedKeys.of(output, CompletionRule(MAKER))
     assert [name for name, uri in uris.items() if ImageRef(uri, now[name]) in known] == ["batch.jpg", "stream.jpg", "dead.jpg"]
 
 
@@ -114,8 +119,8 @@ def test_an_image_that_a_manifest_names_is_asked_for_its_generation_where_it_may
     manifest.write_text("\n".join([done, overwritten, new, done, f"{folder}gone.jpg"]))
     asked = []
     monkeypatch.setattr(only_new, "generation_of", lambda uri: asked.append(uri) or generation_of(uri))
-    got = run(lambda pipeline: (pipeline | ReadImages([str(manifest)], exclude=output, done=Done(MAKER)))._asdict())
-    counted = merge_tallies(got["counted"], 0)
+    got = run(lambda pipeline: (pipeline | ReadImages([str(manifest)], exclude=output, done=CompletionRule(MAKER)))._asdict())
+    counted = merge_stats(got["counted"], 0)
     assert sorted(image.ref.uri for image in got["images"]) == sorted([overwritten, new])
     assert [letter.reason for letter in got["dead"]] == ["not_found"]
     assert (counted.read, counted.skipped, counted.done) == (5, 2, 1)
@@ -125,7 +130,7 @@ def test_an_image_that_a_manifest_names_is_asked_for_its_generation_where_it_may
 def test_rows_whose_settings_are_not_known_are_not_taken_for_done(places):
     folder, output, put = places
     uri = put("a.jpg")
-    write(output, DETECTIONS, [detected(uri, generation_of(uri))], maker=None)
+    write(output, DETECTIONS, [detected(uri, generation_of(uri))], provenance=None)
     assert read([folder], output) == (["a.jpg"], 1, 0, 0)
 
 
@@ -145,7 +150,7 @@ def test_keys_are_spread_over_the_partitions_where_their_images_are(tmp_path, mo
         some = [detected(ref.uri, ref.generation) for ref in refs[number::10]]
         write(tmp_path, DETECTIONS.replace("00000-of-00001", f"{number:05d}-of-00010"), some)
     blocks = KeyBlocks()
-    spread = [*blocks.add(keys_done(list_files_of_rows(str(tmp_path)), Done(MAKER))), *blocks.flush()]
+    spread = [*blocks.add(keys_completed(list_files_of_rows(str(tmp_path)), CompletionRule(MAKER))), *blocks.flush()]
     found = sorted((partition, block[n : n + 16]) for partition, block in spread for n in range(0, len(block), 16))
     assert found == sorted((partition_of(ref.uri), packed_key(ref)) for ref in refs)
     assert max(partition for partition, _ in spread) < PARTITIONS
@@ -161,27 +166,27 @@ def test_the_generation_of_a_file_is_that_of_the_listing_and_of_the_row(tmp_path
 
 
 class TestBegun:
-    """What a killed run of the same command has spooled is not read again, and counts as read."""
+    """What a killed run of the same command has spilled is not read again, and counts as read."""
 
     @pytest.fixture
-    def spool(self, tmp_path):
+    def spill(self, tmp_path):
         def make(*lines):
             content = b"".join(sorted(lines))
-            (tmp_path / "spool").write_bytes(b"another one" + content + b"what is told of them")
-            return [Spool(f"{tmp_path}/spool", len(lines), len(b"another one"), len(content))]
+            (tmp_path / "spill").write_bytes(b"another one" + content + b"what is told of them")
+            return [SpillFile(f"{tmp_path}/spill", len(lines), len(b"another one"), len(content))]
 
         return make
 
     def read(self, inputs, begun, **settings):
         got = run(lambda pipeline: (pipeline | ReadImages(inputs, begun=begun, **settings))._asdict())
-        counted = merge_tallies(got["counted"], 0)
+        counted = merge_stats(got["counted"], 0)
         names = sorted(image.ref.uri.rpartition("/")[2] for image in got["images"])
         return names, counted.read - counted.skipped - len(got["dead"]) - len(names), counted.skipped
 
-    def test_its_images_are_left_out_whatever_became_of_them(self, places, spool):
+    def test_its_images_are_left_out_whatever_became_of_them(self, places, spill):
         folder, _, put = places
         uris = {name: put(name) for name in ("begun.jpg", "overwritten.jpg", "dead.jpg", "new.jpg")}
-        begun = spool(
+        begun = spill(
             detected(uris["begun.jpg"], generation_of(uris["begun.jpg"])),
             detected(uris["overwritten.jpg"], "1"),
             detected(f"{folder}gone.jpg"),
@@ -190,22 +195,22 @@ class TestBegun:
         assert self.read([folder], begun) == (["new.jpg"], 4, 0)
         assert self.read([folder, uris["begun.jpg"]], begun) == (["new.jpg"], 4, 1)
 
-    def test_an_image_that_is_done_and_begun_is_counted_once(self, places, spool):
+    def test_an_image_that_is_done_and_begun_is_counted_once(self, places, spill):
         folder, output, put = places
         uri = put("a.jpg")
         row = detected(uri, generation_of(uri))
         write(output, DETECTIONS, [row])
-        assert self.read([folder], spool(row), exclude=output, done=Done(MAKER)) == ([], 1, 0)
+        assert self.read([folder], spill(row), exclude=output, done=CompletionRule(MAKER)) == ([], 1, 0)
 
-    def test_images_in_tfrecord_files_are_known_by_name_and_content(self, tmp_path, spool):
+    def test_images_in_tfrecord_files_are_known_by_name_and_content(self, tmp_path, spill):
         write_records(tmp_path / "a.tfrecord", b"one", b"two")
         (tmp_path / "a.jpg").write_bytes(b"x")
         inputs = [f"{tmp_path}/a.tfrecord", f"{tmp_path}/a.jpg"]
         everything = run(lambda pipeline: (pipeline | ReadImages(inputs))._asdict())["images"]
         (one,) = [image.ref for image in everything if image.ref.uri == "one"]
-        assert self.read(inputs, spool(detected("one", one.generation))) == (["a.jpg", "two"], 1, 0)
+        assert self.read(inputs, spill(detected("one", one.generation))) == (["a.jpg", "two"], 1, 0)
 
-    def test_a_tfrecord_file_that_could_not_be_opened_is_not_opened_again(self, tmp_path, spool):
+    def test_a_tfrecord_file_that_could_not_be_opened_is_not_opened_again(self, tmp_path, spill):
         write_records(tmp_path / "a.tfrecord", b"one")
-        begun = spool(dead(f"{tmp_path}/a.tfrecord", "", "unreadable", "read"))
+        begun = spill(dead(f"{tmp_path}/a.tfrecord", "", "unreadable", "read"))
         assert self.read([f"{tmp_path}/a.tfrecord"], begun) == ([], 1, 0)

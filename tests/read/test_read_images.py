@@ -12,10 +12,10 @@ from apache_beam.testing.util import assert_that
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from pipeline.config import ReadConfig
-from pipeline.figures.summary import merge_tallies
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.read_images import ReadImages, _DropDoubles
 from pipeline.records import EncodedImage, ImageRef
+from pipeline.stats.summary import merge_stats
 
 NAMES = ["a.jpg", "b.jpg", "in/a.jpg", "in/deep/a.jpg"]
 
@@ -65,7 +65,7 @@ def test_every_listed_image_is_read_or_dead_or_skipped(tree):
         ("in/fifo.jpg", "read", "not_a_file"),
         ("in/large.jpg", "read", "too_large_file"),
     ]
-    counted = merge_tallies(got["counted"], 0)
+    counted = merge_stats(got["counted"], 0)
     assert (counted.read, counted.skipped) == (8, 2)
     assert counted.read == len(got["images"]) + len(got["dead"]) + counted.skipped
 
@@ -163,7 +163,7 @@ def test_tfrecord_shards_carry_their_images(tmp_path):
     assert (images[b"one"].uri, images[b"two"].uri) == ("id-1", "name-2")
     assert images[b"three"].uri == f"tfrecord:{images[b'three'].generation}"
     assert [(letter.ref.uri, letter.stage, letter.reason) for letter in got["dead"]] == [("id-4", "read", "no_image")]
-    assert merge_tallies(got["counted"], 0).read == 6
+    assert merge_stats(got["counted"], 0).read == 6
 
 
 def test_the_bytes_of_tfrecords_are_held_by_no_shuffle(tmp_path):
@@ -202,5 +202,5 @@ def test_a_folder_may_hold_images_and_tfrecord_files(tree):
     got = run(lambda pipeline: (pipeline | ReadImages(["in", "in/*.record*"]))._asdict())
     assert sorted(image.content for image in got["images"]) == [b"an image", b"in a record", b"in/a.jpg", b"in/deep/a.jpg"]
     assert got["dead"] == []
-    counted = merge_tallies(got["counted"], 0)
+    counted = merge_stats(got["counted"], 0)
     assert (counted.read, counted.skipped) == (4, 0)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.read.reconciled import Found, reconcile
-from pipeline.storage import spools
+from pipeline.storage import spill_files
 from tests.rows_of_files import dead, found, write_rows
 
 NAME = "20261120T{number:02d}0000Z-0a1b-00000-of-00001"
@@ -85,12 +85,12 @@ def test_a_manifest_names_images_of_any_version_and_no_orphans(folder):
 def test_what_is_complete(folder):
     now = put("in/a")
     rows = [[dead("in/a", now, stage="decode", reason="corrupt")]]
-    assert statuses(rows=rows)[1].is_complete, "dead for good is done"
+    assert statuses(rows=rows)[1].is_complete, "permanently dead is done"
     put("in/b")
     assert not statuses()[1].is_complete
     rows = [[dead("in/b", reason="storage_unavailable")]]
     outcome = statuses(rows=rows, output="other")[1]
-    assert (outcome.may_pass, outcome.is_complete) == (1, False)
+    assert (outcome.is_transient, outcome.is_complete) == (1, False)
 
 
 def test_images_are_counted_by_the_day_of_their_name_else_of_their_generation(folder):
@@ -108,7 +108,7 @@ def test_tfrecord_files_and_results_are_no_images(folder):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_all_that_is_listed_has_one_status_however_small_the_spools_are(tmp_path_factory, data):
+def test_all_that_is_listed_has_one_status_however_small_the_spills_are(tmp_path_factory, data):
     names = [f"{n:02d}" for n in range(12)]
     there = data.draw(st.sets(st.sampled_from(names)))
     old, now, twice, letters = (data.draw(st.sets(st.sampled_from(names))) for _ in range(4))
@@ -121,7 +121,7 @@ def test_all_that_is_listed_has_one_status_however_small_the_spools_are(tmp_path
         [dead(f"{root}/in/{name}") for name in letters],
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spools, "SPOOL_BYTES", 300)
+        patch.setattr(spill_files, "SPOOL_BYTES", 300)
         told, outcome = statuses(f"{root}/in/**", rows=rows, output=f"{root}/out")
     done = there & (now | twice)
     dead_ones = (there & letters) - done

@@ -11,9 +11,9 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipeline import graph
 from pipeline.config import Config, ModelConfig
 from pipeline.errors import InputError
-from pipeline.figures.summary import Tally
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.stats.summary import JobStats
 from pipeline.storage.staging import held, new_staging
 from pipeline.write.write_files import read_written
 from tests.conftest import write_bright_image
@@ -35,7 +35,7 @@ class ReadZip(Source):
     def expand(self, begin):
         names = begin | beam.Create([self.path]) | beam.FlatMap(lambda path: zipfile.ZipFile(path).namelist())
         images = names | "Read" >> beam.Map(self._read)
-        counted = images | "Count" >> beam.Map(lambda _: Tally(read=1))
+        counted = images | "Count" >> beam.Map(lambda _: JobStats(read=1))
         return ReadOutputs(images, begin | "None" >> beam.Create([]).with_output_types(DeadLetter), counted)
 
     def _read(self, name):
@@ -57,11 +57,11 @@ def test_a_source_of_ones_own_feeds_the_graph_as_files_do(tmp_path, bright_model
     with held(staging, {}):
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
             graph.build(pipeline, config, graph.sinks(config, staging), source)
-        tally, _ = read_written(staging)
+        stats, _ = read_written(staging)
 
     rows = [json.loads(line) for line in (tmp_path / "out/detections/detections-00000-of-00001.jsonl").open()]
     assert [row["image"]["uri"].rpartition("/")[2] for row in rows] == ["a.png", "b.png"]
-    assert (tally.read, tally.detected, sum(tally.dead.values()), tally.skipped) == (3, 2, 1, 0)
+    assert (stats.read, stats.detected, sum(stats.dead.values()), stats.skipped) == (3, 2, 1, 0)
 
 
 def test_a_source_refuses_its_place_in_one_line(tmp_path):

@@ -24,8 +24,8 @@ from google.cloud.storage.exceptions import DataCorruption
 from pipeline.config import ReadConfig
 from pipeline.failures import ImageError
 from pipeline.read import fetch as fetching
-from pipeline.read.fetch import StorageUnavailableError, fetch, is_passing, storage_failures
-from pipeline.read.patience import Patience
+from pipeline.read.circuit_breaker import CircuitBreaker
+from pipeline.read.fetch import StorageUnavailableError, fetch, is_transient_error, storage_failures
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
@@ -55,12 +55,12 @@ class Storage(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, script):
-        super().__init__(("127.0.0.1", 0), Answers)
+        super().__init__(("127.0.0.1", 0), RequestAggregator)
         self.script = list(script)
         self.requests = 0
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
+class RequestAggregator(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *arguments):
@@ -196,7 +196,7 @@ def test_an_object_larger_than_it_was_listed_comes_whole(storage):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_each_failure_is_known_as_what_it_is(err, passing, reason):
-    assert is_passing(err) is passing
+    assert is_transient_error(err) is passing
     with pytest.raises(ImageError) as caught, storage_failures("gs://b/a.jpg"):
         raise err
     assert caught.value.reason == reason
@@ -265,7 +265,7 @@ def test_reads_end_when_the_bundle_around_them_does(dead_storage):
 
 def test_patience_ends_when_nothing_was_read_for_long_and_is_back_with_the_first_success():
     clock, down = Clock(), ConnectionError("down")
-    patience = Patience(60.0, 600.0, clock)
+    patience = CircuitBreaker(60.0, 600.0, clock)
     waits = []
 
     def try_once(*, fails):

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from pipeline.errors import BusyError, OutputError, TakenOverError
-from pipeline.storage import claims_cloud, cloud, stopping
+from pipeline.storage import cancellation, claims_cloud, cloud
 from pipeline.storage.claims import Claim
 from pipeline.storage.claims_cloud import CloudClaims
 from pipeline.storage.files import list_files, write_file
@@ -24,7 +24,7 @@ from pipeline.storage.staging import held, new_staging, publish, run_of
 from tests.storage.test_staging import dies_at
 
 ALL = "x/**"
-AT_ONCE = 12
+MAX_PARALLEL = 12
 
 
 @pytest.fixture(params=["local", "usual emulator", "strict emulator"])
@@ -150,9 +150,9 @@ def test_of_many_that_start_at_the_same_moment_exactly_one_has_it(exclusive_outp
                 hear()
 
         with contextlib.ExitStack() as stack:
-            others = [stack.enter_context(process(start)) for _ in range(AT_ONCE)]
+            others = [stack.enter_context(process(start)) for _ in range(MAX_PARALLEL)]
             os.close(gate[1])
-            assert sorted(hear() for _, _, hear in others) == [*["BusyError"] * (AT_ONCE - 1), "has it"]
+            assert sorted(hear() for _, _, hear in others) == [*["BusyError"] * (MAX_PARALLEL - 1), "has it"]
             for _, say, _ in others:
                 say("end")
         os.close(gate[0])
@@ -160,8 +160,8 @@ def test_of_many_that_start_at_the_same_moment_exactly_one_has_it(exclusive_outp
 
 def test_of_many_other_ranges_at_the_same_moment_each_is_had(exclusive_output):
     with contextlib.ExitStack() as stack:
-        others = [stack.enter_context(holding(exclusive_output, f"x/{n}/**")) for n in range(AT_ONCE)]
-        assert [hear() for _, _, hear in others] == ["has it"] * AT_ONCE
+        others = [stack.enter_context(holding(exclusive_output, f"x/{n}/**")) for n in range(MAX_PARALLEL)]
+        assert [hear() for _, _, hear in others] == ["has it"] * MAX_PARALLEL
 
 
 def test_a_process_that_was_killed_at_any_moment_is_in_nobodys_way(tmp_path):
@@ -278,7 +278,7 @@ class TestOnCloudStorage:
             lease(usual_output, staging=staging),
             contextlib.ExitStack() as other,
             held(staging, {}),
-            stopping.asked_before_publishing(lambda: other.enter_context(lease(usual_output))),
+            cancellation.asked_before_publishing(lambda: other.enter_context(lease(usual_output))),
         ):
             publish(staging, staged(staging))
         assert isinstance(ended.value.__cause__, OutputError)

@@ -13,7 +13,7 @@ from pipeline.config import load_config
 from pipeline.failures import FOR_GOOD, MAY_PASS, REASONS
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
 from pipeline.storage import ledger
-from pipeline.storage.done import UNKNOWN, Done, Entry, Maker
+from pipeline.storage.completion import UNKNOWN, CompletionRule, Entry, Provenance
 from pipeline.storage.files import write_file
 from pipeline.storage.ledger import key_of, list_files_of_rows, read_entries, read_keys, write_index
 from pipeline.storage.results import archive_name, index_name, shard_name
@@ -21,7 +21,7 @@ from pipeline.storage.results import archive_name, index_name, shard_name
 DETECTIONS = f"{shard_name('detections', 0, 1)}.jsonl"
 DEAD = f"{shard_name('dead_letters', 0, 1)}.jsonl"
 ARCHIVED = archive_name("detections", "20261121T020000Z", "0a1b2c3d", 0, 1)
-MAKER = Maker("aaaaaaaa", "bbbbbbbb", "m", "3")
+MAKER = Provenance("aaaaaaaa", "bbbbbbbb", "m", "3")
 NONE = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
 
 
@@ -39,11 +39,11 @@ def dead(uri, generation="1", reason="corrupt", stage="decode"):
     return row_bytes(dead_letter_row(DeadLetter(ImageRef(uri, generation), stage, reason, "said"))) + b"\n"
 
 
-def write(output, name, lines, maker=MAKER):
-    """Writes a file of rows, and its index where its maker is known."""
+def write(output, name, lines, provenance=MAKER):
+    """Writes a file of rows, and its index where its provenance is known."""
     write_file(f"{output}/{name}", b"".join(lines))
-    if maker:
-        write_index(name, str(output), maker, f"{output}/.staging-x")
+    if provenance:
+        write_index(name, str(output), provenance, f"{output}/.staging-x")
 
 
 def entries(output):
@@ -88,7 +88,7 @@ def test_entries_are_the_same_with_and_without_an_index_but_for_what_rows_do_not
         *(entry._replace(**unknown) for entry in indexed[:2]),
         *(entry._replace(model="", version="", **unknown) for entry in indexed[2:]),
     ]
-    assert keys(output, Done(MAKER)) == {key_of("a.jpg", "1"), key_of("b.jpg", "1")}
+    assert keys(output, CompletionRule(MAKER)) == {key_of("a.jpg", "1"), key_of("b.jpg", "1")}
 
 
 def test_what_another_version_failed_on_is_not_done_by_this_one(tmp_path):
@@ -96,8 +96,8 @@ def test_what_another_version_failed_on_is_not_done_by_this_one(tmp_path):
     letter = DeadLetter(ImageRef("a.jpg", "1"), "detect", "model_failed", "no", model_name="m", model_version="4")
     write(tmp_path, DEAD, [row_bytes(dead_letter_row(letter)) + b"\n", dead("b.jpg")])
     assert [(entry.uri, entry.model, entry.version) for entry in entries(tmp_path)] == [("a.jpg", "m", "4"), ("b.jpg", "m", "3")]
-    assert keys(tmp_path, Done(MAKER)) == {key_of("b.jpg", "1")}
-    assert keys(tmp_path, Done(MAKER._replace(version="4"))) == {key_of("a.jpg", "1")}
+    assert keys(tmp_path, CompletionRule(MAKER)) == {key_of("b.jpg", "1")}
+    assert keys(tmp_path, CompletionRule(MAKER._replace(version="4"))) == {key_of("a.jpg", "1")}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_an_index_that_is_damaged_is_none(harm, tmp_path):
     write(tmp_path, DETECTIONS, [detected("a.jpg")])
     harm(tmp_path / index_name(DETECTIONS))
     assert [(entry.uri, entry.settings) for entry in entries(tmp_path)] == [("a.jpg", "")]
-    assert keys(tmp_path, Done(MAKER)) == set()
+    assert keys(tmp_path, CompletionRule(MAKER)) == set()
 
 
 def test_an_index_counts_only_for_the_rows_that_it_was_made_for(tmp_path):
@@ -122,7 +122,7 @@ def test_an_index_counts_only_for_the_rows_that_it_was_made_for(tmp_path):
     write(tmp_path, DETECTIONS, [detected("a.jpg"), detected("b.jpg")])
     write_file(f"{tmp_path}/{DETECTIONS}", detected("a.jpg"))
     assert [(entry.uri, entry.settings) for entry in entries(tmp_path)] == [("a.jpg", "")]
-    assert keys(tmp_path, Done(MAKER)) == set()
+    assert keys(tmp_path, CompletionRule(MAKER)) == set()
 
 
 def test_an_index_without_rows_is_nothing(tmp_path):
@@ -145,15 +145,15 @@ def test_an_index_without_rows_is_nothing(tmp_path):
     ],
 )
 def test_a_line_that_is_no_row_is_no_entry(line, tmp_path):
-    for maker in (MAKER, None):
-        write(tmp_path, DETECTIONS, [detected("a.jpg"), line, detected("b.jpg")], maker)
+    for provenance in (MAKER, None):
+        write(tmp_path, DETECTIONS, [detected("a.jpg"), line, detected("b.jpg")], provenance)
         assert [entry.uri for entry in entries(tmp_path)] == ["a.jpg", "b.jpg"]
 
 
 def test_a_row_that_somebody_else_wrote_in_another_order_is_understood(tmp_path):
     row = {"model": {"version": "3", "name": "m"}, "detections": [], "image": {"generation": "1", "uri": "a.jpg"}}
     write(tmp_path, DETECTIONS, [json.dumps(row, indent=None, separators=(",", ":")).encode() + b"\n"])
-    assert keys(tmp_path, Done(MAKER)) == {key_of("a.jpg", "1")}
+    assert keys(tmp_path, CompletionRule(MAKER)) == {key_of("a.jpg", "1")}
 
 
 names = st.text(st.characters(), min_size=1, max_size=8)
@@ -167,8 +167,8 @@ def test_whatever_names_are_made_of_the_index_says_what_the_rows_say(rows, at_on
     (file,) = list_files_of_rows(str(tmp_path))
     indexed, parsed = list(read_entries(file)), list(read_entries(file._replace(index_path="")))
     assert [entry[:3] for entry in indexed] == [entry[:3] for entry in parsed] == [(row[0], row[1], "detections") for row in rows]
-    done = Done(MAKER._replace(model=rows[0][2], version=rows[0][3])) if rows else Done(MAKER)
-    assert keys(tmp_path, done) == {key_of(entry.uri, entry.generation) for entry in indexed if done.covers(entry)}
+    done = CompletionRule(MAKER._replace(model=rows[0][2], version=rows[0][3])) if rows else CompletionRule(MAKER)
+    assert keys(tmp_path, done) == {key_of(entry.uri, entry.generation) for entry in indexed if done.is_complete(entry)}
 
 
 class TestDone:
@@ -188,10 +188,10 @@ class TestDone:
     )
     def test_a_row_covers_its_model_version_and_settings(self, changes, covered):
         entry = Entry("a.jpg", "1", "detections", "m", "3", "aaaaaaaa", "")._replace(**changes)
-        assert Done(MAKER).covers(entry) is covered
+        assert CompletionRule(MAKER).is_complete(entry) is covered
 
     def test_what_is_not_known_is_never_done(self):
-        assert not Done(UNKNOWN).covers(Entry("a.jpg", "1", "detections", "", "", "", ""))
+        assert not CompletionRule(UNKNOWN).is_complete(Entry("a.jpg", "1", "detections", "", "", "", ""))
 
     def test_each_reason_either_may_pass_or_is_for_good(self):
         every = {reason for reasons in REASONS.values() for reason in reasons}
@@ -203,7 +203,7 @@ class TestMaker:
         ("changes", "detections", "dead_letters"),
         [
             ({"write__shards": 3, "input": ["other/"], "mode": "streaming", "stream__pull_images": 3}, True, True),
-            ({"detect__precision": "bfloat16", "detect__streams": 2, "detect__scaled_decode": False}, True, True),
+            ({"detect__precision": "bfloat16", "detect__concurrent_batches": 2, "detect__scaled_decode": False}, True, True),
             ({"model__path": "/models/yolov4", "model__name": "mine"}, True, True),
             ({"model__model_version": "7", "model__model_poll_s": 1.0}, True, True),
             ({"detect__max_megapixels": 50.0}, True, False),
@@ -218,11 +218,13 @@ class TestMaker:
     )
     def test_settings_count_as_far_as_they_change_rows(self, changes, detections, dead_letters):
         """Name and version of the model stand in the rows, and are compared there."""
-        one, other = Maker.of(settings()), Maker.of(settings(**changes))
+        one, other = Provenance.of(settings()), Provenance.of(settings(**changes))
         assert (one.detections == other.detections, one.dead_letters == other.dead_letters) == (detections, dead_letters)
 
     def test_the_order_of_classes_changes_no_row(self):
-        assert Maker.of(settings(detect__classes=["a", "b"])) == Maker.of(settings(detect__classes=["b", "a"]))
+        assert Provenance.of(settings(detect__classes=["a", "b"])) == Provenance.of(settings(detect__classes=["b", "a"]))
 
     def test_a_summary_that_was_read_again_says_the_same(self):
-        assert Maker.of(json.loads(row_bytes(settings(detect__classes=["a"])))) == Maker.of(settings(detect__classes=["a"]))
+        assert Provenance.of(json.loads(row_bytes(settings(detect__classes=["a"])))) == Provenance.of(
+            settings(detect__classes=["a"])
+        )

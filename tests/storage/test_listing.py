@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InputError
 from pipeline.storage.globs import to_regex
-from pipeline.storage.listing import divided, files_in, files_in_all, place_of
-from pipeline.storage.places import FoundFile
+from pipeline.storage.listing import divided, files_in, files_in_all, listing_backend_of
+from pipeline.storage.listing_backends import FoundFile
 
 NAMES = ["a", "b.jpg", ".h", "x[1]", "ä b"]
 PARTS = ["*", "?", "**", "a", "b.jpg", "*.jpg", "[ab]*", "[!a]*", "a**", "**.jpg", "x[[]1]", ".h", "ä b", "[", "[b-a]", "?[!.]*"]
@@ -66,7 +66,7 @@ def test_all_files_that_match_are_found_once_however_the_folder_is_divided(tmp_p
     if (root / pattern).is_dir():
         shown = {path for path in files if path.startswith(pattern + "/")}
         expected = sorted(path for path in shown if "/." not in path[len(pattern) :])
-    place = place_of(f"{root}/{pattern}")
+    place = listing_backend_of(f"{root}/{pattern}")
     for found in (files_in(place), files_in_all(divided([place], wanted))):
         assert sorted(os.path.relpath(file.path, root) for file in found) == expected
 
@@ -83,7 +83,7 @@ def test_all_objects_that_match_are_found_once_however_the_bucket_is_divided(gcs
     if "*" not in pattern and "?" not in pattern and "[" not in pattern and not expected:
         shown = {path for path in files if path.startswith(pattern + "/")}
         expected = sorted(path for path in shown if "/." not in path[len(pattern) :])
-    place = place_of(f"gs://{gcs_bucket.name}/{root}/{pattern}")
+    place = listing_backend_of(f"gs://{gcs_bucket.name}/{root}/{pattern}")
     beginning = len(f"gs://{gcs_bucket.name}/{root}/")
     for found in (files_in(place), files_in_all(divided([place], wanted))):
         assert sorted(file.path[beginning:] for file in found) == expected
@@ -103,7 +103,7 @@ def test_all_objects_are_found_once_however_long_listings_are_cut(strict_gcs_buc
     root = uuid.uuid4().hex
     for path in tree:
         strict_gcs_bucket.blob(f"{root}/{path}").upload_from_string(path)
-    place = place_of(f"gs://{strict_gcs_bucket.name}/{root}/{pattern}")
+    place = listing_backend_of(f"gs://{strict_gcs_bucket.name}/{root}/{pattern}")
     expected = sorted(files_in(place))
     assert sorted(files_in_all(divided([place], wanted, long))) == expected
 
@@ -114,7 +114,7 @@ def test_one_folder_becomes_many_listings_of_about_equal_length(strict_gcs_bucke
     root = uuid.uuid4().hex
     for number in range(300):
         strict_gcs_bucket.blob(f"{root}/in/scan-2026-{number:06d}.jpg").upload_from_string(b"")
-    places = divided([place_of(f"gs://{strict_gcs_bucket.name}/{root}/{pattern}")], wanted=1, long=200)
+    places = divided([listing_backend_of(f"gs://{strict_gcs_bucket.name}/{root}/{pattern}")], wanted=1, long=200)
     lengths = [sum(1 for _ in files_in(place)) for place in places]
     assert sum(lengths) == 300
     assert len(places) >= 30 and max(lengths) <= 10
@@ -123,26 +123,26 @@ def test_one_folder_becomes_many_listings_of_about_equal_length(strict_gcs_bucke
 def test_a_folder_that_is_listed_in_seconds_is_not_cut(strict_gcs_bucket):
     for number in range(20):
         strict_gcs_bucket.blob(f"short/{number}.jpg").upload_from_string(b"")
-    place = place_of(f"gs://{strict_gcs_bucket.name}/short/*")
+    place = listing_backend_of(f"gs://{strict_gcs_bucket.name}/short/*")
     assert divided([place], wanted=64) == [place]
 
 
 def test_a_store_that_lists_from_the_beginning_only_is_not_cut(gcs_bucket):
     for number in range(5):
         gcs_bucket.blob(f"whole/{number}.jpg").upload_from_string(b"")
-    place = place_of(f"gs://{gcs_bucket.name}/whole/*")
+    place = listing_backend_of(f"gs://{gcs_bucket.name}/whole/*")
     assert divided([place], wanted=64, long=2) == [place]
 
 
 def test_a_file_is_found_with_size_and_version(tmp_path, gcs_bucket):
     (tmp_path / "a.jpg").write_bytes(b"12345")
     status = os.stat(tmp_path / "a.jpg")
-    (found,) = files_in(place_of(f"{tmp_path}/*"))
+    (found,) = files_in(listing_backend_of(f"{tmp_path}/*"))
     assert found == FoundFile(f"{tmp_path}/a.jpg", 5, f"5-{status.st_mtime_ns}")
     blob = gcs_bucket.blob("sized/a.jpg")
     blob.upload_from_string(b"12345")
     for pattern in ("*", "a.jpg", "**", ""):
-        (found,) = files_in(place_of(f"gs://{gcs_bucket.name}/sized/{pattern}"))
+        (found,) = files_in(listing_backend_of(f"gs://{gcs_bucket.name}/sized/{pattern}"))
         assert found == FoundFile(f"gs://{gcs_bucket.name}/sized/a.jpg", 5, str(blob.generation))
 
 
@@ -151,16 +151,16 @@ def test_a_bucket_or_a_folder_of_it_needs_no_slash(gcs_bucket):
         gcs_bucket.blob(name).upload_from_string(b"")
     bucket = f"gs://{gcs_bucket.name}"
     for folder in ("2026", "2026/", "2026/11", "2026/11/"):
-        assert [file.path for file in files_in(place_of(f"{bucket}/{folder}"))] == [f"{bucket}/2026/11/a.jpg"]
+        assert [file.path for file in files_in(listing_backend_of(f"{bucket}/{folder}"))] == [f"{bucket}/2026/11/a.jpg"]
     assert {f"{bucket}/{name}" for name in ("2026/11/a.jpg", "2027/b.jpg", "20/c.jpg")} <= {
-        file.path for file in files_in(place_of(bucket))
+        file.path for file in files_in(listing_backend_of(bucket))
     }
 
 
 @pytest.mark.parametrize("pattern", ["gs://", "gs:///a", "gs://*/a", "gs://b*"])
 def test_a_pattern_must_name_its_bucket(pattern):
     with pytest.raises(InputError, match=r"^input gs:.*: cannot be listed: expected gs://<bucket>/<name>"):
-        place_of(pattern)
+        listing_backend_of(pattern)
 
 
 def test_links_are_followed_to_files_but_not_in_circles(tmp_path):
@@ -173,14 +173,14 @@ def test_links_are_followed_to_files_but_not_in_circles(tmp_path):
     (tmp_path / "other").symlink_to("in")
     expected = ["a.jpg", "itself.jpg", "link.jpg"]  # the one that cannot be opened is for its reader to complain of
     for pattern in ("in", "in/**", "in/*", "other", "other/", "other/*", "other/**"):
-        assert sorted(os.path.basename(file.path) for file in files_in(place_of(f"{tmp_path}/{pattern}"))) == expected
+        assert sorted(os.path.basename(file.path) for file in files_in(listing_backend_of(f"{tmp_path}/{pattern}"))) == expected
 
 
 def test_a_folder_that_may_not_be_looked_into_is_given_for_its_reader_to_complain_of(tmp_path):
     name = "d" * 250
     path = f"{tmp_path}/" + f"{name}/" * 20  # longer than the system takes; also for root, who may look into everything
     for pattern in (f"{path}*", f"{path}**", f"{path}a.jpg"):
-        (found,) = files_in(place_of(pattern))
+        (found,) = files_in(listing_backend_of(pattern))
         assert found == FoundFile(path.rstrip("/") if "*" in pattern else pattern)
 
 
@@ -189,7 +189,7 @@ def test_files_come_while_others_are_still_to_be_found(tmp_path):
     for number in range(10):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "a.jpg").touch()
-    files = files_in(place_of(str(tmp_path)))
+    files = files_in(listing_backend_of(str(tmp_path)))
     first = next(files).path
     for folder in tmp_path.iterdir():
         if not first.startswith(f"{folder}/"):
@@ -199,7 +199,7 @@ def test_files_come_while_others_are_still_to_be_found(tmp_path):
 
 
 def test_what_fails_in_one_place_fails_the_listing(tmp_path):
-    places = [place_of(str(tmp_path)), place_of("nosuchscheme://x/*")]
+    places = [listing_backend_of(str(tmp_path)), listing_backend_of("nosuchscheme://x/*")]
     with pytest.raises(InputError, match=r"^input nosuchscheme://x/\*: cannot be listed: expected files on this machine"):
         list(files_in_all(places))
 
@@ -216,7 +216,7 @@ def test_memory_stays_flat_however_many_files_there_are(tmp_path, wanted):
             os.mknod(folder / f"{number:06d}.jpg", stat.S_IFREG | 0o600)
         made = total
         tracemalloc.start()
-        assert sum(1 for _ in files_in_all(divided([place_of(str(tmp_path))], wanted))) == total
+        assert sum(1 for _ in files_in_all(divided([listing_backend_of(str(tmp_path))], wanted))) == total
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 2_000_000  # up to 4,000 are under way at once; all together take 10 MB

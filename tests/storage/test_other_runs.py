@@ -4,16 +4,16 @@ import os
 import time
 
 from pipeline.storage.files import write_file
-from pipeline.storage.other_runs import found_again, leave, remove_dead
-from pipeline.storage.run_state import LEFT, Left
+from pipeline.storage.other_runs import attached_run, leave, remove_dead
+from pipeline.storage.run_state import DETACHED, DetachedJob
 from pipeline.storage.staging import held, staging_of
 
 WEEK_SECONDS = 7 * 86_400
 SETTINGS = {"mode": "streaming"}
 
 
-def left_in(output: str, run: str, job: str) -> tuple[str, Left]:
-    staging, left = staging_of(output, run), Left(job, 1.5, 2.5)
+def left_in(output: str, run: str, job: str) -> tuple[str, DetachedJob]:
+    staging, left = staging_of(output, run), DetachedJob(job, 1.5, 2.5)
     with held(staging, {"settings": SETTINGS}):
         leave(staging, SETTINGS, left)
     return staging, left
@@ -21,20 +21,20 @@ def left_in(output: str, run: str, job: str) -> tuple[str, Left]:
 
 def test_a_run_that_was_left_is_found_by_its_job(tmp_path):
     left = [left_in(str(tmp_path), run, job) for run, job in (("0a", "one"), ("0b", "two"))]
-    assert [found_again(str(tmp_path), job) for job in ("one", "two")] == left
+    assert [attached_run(str(tmp_path), job) for job in ("one", "two")] == left
 
 
 def test_of_other_jobs_and_of_none_nothing_is_found(tmp_path):
     left_in(str(tmp_path), "0a", "one")
     with held(staging_of(str(tmp_path), "0b"), {"settings": SETTINGS}):
-        assert [found_again(str(tmp_path), job) for job in ("other", "")] == [None, None]
+        assert [attached_run(str(tmp_path), job) for job in ("other", "")] == [None, None]
 
 
 def test_it_is_found_again_where_the_next_launcher_was_cut_short(tmp_path):
     staging, left = left_in(str(tmp_path), "0a", "one")
-    with held(staging, {"settings": SETTINGS, LEFT: left}):
+    with held(staging, {"settings": SETTINGS, DETACHED: left}):
         pass
-    assert found_again(str(tmp_path), "one") == (staging, left)
+    assert attached_run(str(tmp_path), "one") == (staging, left)
 
 
 def test_another_run_leaves_it_alone_while_its_workers_tell_something_within_a_week(tmp_path):
@@ -44,7 +44,7 @@ def test_another_run_leaves_it_alone_while_its_workers_tell_something_within_a_w
         os.utime(path, (earlier, earlier))
     write_file(f"{staging}/figures/0c", b"")
     remove_dead(str(tmp_path), but="")
-    assert found_again(str(tmp_path), "one") == (staging, left)
+    assert attached_run(str(tmp_path), "one") == (staging, left)
     os.utime(f"{staging}/figures/0c", (earlier, earlier))
     remove_dead(str(tmp_path), but="")
-    assert found_again(str(tmp_path), "one") is None and not os.path.exists(staging)
+    assert attached_run(str(tmp_path), "one") is None and not os.path.exists(staging)

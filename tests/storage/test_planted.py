@@ -14,17 +14,17 @@ import pytest
 from pipeline.compact import compact
 from pipeline.config import WriteConfig
 from pipeline.errors import OutputError
-from pipeline.figures.summary import RunFacts, Tally
-from pipeline.figures.told import Told
-from pipeline.launch.ending import Ending
+from pipeline.launch.finalize import JobReport
 from pipeline.records import DetectedImage, Detections, ImageRef
+from pipeline.stats.summary import JobStats, RunFacts
+from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.beside import check_beside, in_the_way
-from pipeline.storage.checkpoints import checkpoints_begun
 from pipeline.storage.files import write_file
 from pipeline.storage.lease import leased
 from pipeline.storage.ledger import list_files_of_rows, read_entries
 from pipeline.storage.other_runs import finish_dead, others, remove_dead, runs_at_work, settings_published, take_over_killed
 from pipeline.storage.results import StagedFile, read_summary
+from pipeline.storage.resume_points import resume_points_of
 from pipeline.storage.staging import held, new_staging, publish, run_of
 from pipeline.stream.archive import Archive
 from pipeline.write.write_files import read_written
@@ -43,7 +43,7 @@ UNREADABLE = {
     "no text": b"\xff\xfe\x00",
     "of long numbers": b'{"started_at": 1' + b"0" * 5000 + b"}",
 }
-STATES = ["run.json", "commit.json", "ready.json", "published.json", "stopped", "written", "figures/0a", "spool/0a.checkpoint"]
+STATES = ["run.json", "commit.json", "ready.json", "published.json", "stopped", "written", "figures/0a", "spill/0a.resume"]
 ROWS = "detections/detections-3f2a9c01-00000-of-00001.jsonl"
 MORE = "detections/detections-4f2a9c01-00000-of-00001.jsonl"
 
@@ -95,7 +95,7 @@ def work_there(output):
     staging = new_staging(output)
     with leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None), held(staging, {"settings": {"mode": "batch"}}):
         take_over_killed(staging, "command")
-        list(checkpoints_begun(staging))
+        list(resume_points_of(staging))
         check_beside(output)
         write_file(f"{staging}/0123456789abcdef0123456789abcdef/rows", row("c"))
         publish(staging, [StagedFile(f"{staging}/0123456789abcdef0123456789abcdef/rows", ROWS.replace("3f", "5f"))])
@@ -223,18 +223,18 @@ class Planted:
         return os.mkdir, (self._path,)
 
 
-@pytest.mark.parametrize("name", ["figures/0a", "written", "spool/0a.checkpoint", "begun-x/0a.checkpoint", *STATES[:5]])
+@pytest.mark.parametrize("name", ["figures/0a", "written", "spill/0a.resume", "begun-x/0a.resume", *STATES[:5]])
 def test_a_planted_pickle_never_runs(name, output):
     planted = pickle.dumps(Planted(f"{output}/it_ran"))
     staging = new_staging(output)
     dead(output, **{name: planted + len(planted).to_bytes(8, "big") + b"complete"})
     with held(staging, {"settings": {"mode": "batch"}, "same": "command"}):
         write_file(f"{staging}/{name}", planted + len(planted).to_bytes(8, "big") + b"complete")
-        assert Told(staging).now() == []
+        assert WorkerReports(staging).now() == []
         with pytest.raises(OutputError, match="expected written in"):
             read_written(staging)
         take_over_killed(staging, "command")
-        assert list(checkpoints_begun(staging)) == []
+        assert list(resume_points_of(staging)) == []
         write_file(f"{staging}/run.json", b"{}")
     assert not os.path.exists(f"{output}/it_ran")
 
@@ -257,11 +257,11 @@ def test_a_link_to_a_folder_elsewhere_is_no_run_s(output, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["lock", "notes.txt"])
-def test_a_folder_of_spools_of_somebody_else_stays(name, output):
-    write_file(f"{output}/.spools-photos/{name}", b"photo")
-    write_file(f"{output}/.spools-photos/a.jpg", b"photo")
+def test_a_folder_of_spills_of_somebody_else_stays(name, output):
+    write_file(f"{output}/.spills-photos/{name}", b"photo")
+    write_file(f"{output}/.spills-photos/a.jpg", b"photo")
     Archive(output, "0a1b", window_s=60.0).recover()
-    assert sorted(os.listdir(f"{output}/.spools-photos")) == sorted(["a.jpg", name])
+    assert sorted(os.listdir(f"{output}/.spills-photos")) == sorted(["a.jpg", name])
 
 
 @pytest.mark.parametrize(
@@ -294,10 +294,10 @@ def test_what_this_program_wrote_is_replaced(output):
     """Also where it was killed before its summary was there, which lists the samples."""
     thumbnail = cv2.imencode(".jpg", np.zeros((48, 64, 3), np.uint8))[1].tobytes()
     nothing = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
-    tally = Tally()
-    tally.add_detected(DetectedImage(ImageRef("a.jpg"), 64, 48, "m", "1", nothing, thumbnail=thumbnail), 3)
+    stats = JobStats()
+    stats.add_detected(DetectedImage(ImageRef("a.jpg"), 64, 48, "m", "1", nothing, thumbnail=thumbnail), 3)
     facts = RunFacts(0.0, 1.0, 2.0, "command", {"write": {"coco": True}}, "batch", "model")
-    Ending(output, WriteConfig(samples=1)).finish(tally, facts, "0a1b")
+    JobReport(output, WriteConfig(samples=1)).finish(stats, facts, "0a1b")
     write_file(f"{output}/coco/results.json", b"[]")
     check_beside(output, 2, coco=True)
     os.remove(f"{output}/coco/results.json")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.compact import compact
-from pipeline.storage.checkpoints import rows_in
-from pipeline.storage.files import delete_as_they_were, generations_of, move_files, sync, write_file
+from pipeline.storage.files import delete_if_generation_match, generations_of, move_files, sync, write_file
 from pipeline.storage.other_runs import finish_dead
+from pipeline.storage.resume_points import rows_in
 from pipeline.stream.archive import Archive
 from tests.archived_bundles import BUNDLES
 from tests.clock import Clock
@@ -78,7 +78,7 @@ def test_a_batch_job_has_all_earlier_results_or_all_new_ones_and_its_resume_poin
     for n in range(IMAGES):
         write_bright_image(tmp_path / "in" / f"{n}.png", (64, 48), (10, 10 + n, 30, 30))
     shutil.copytree(f"{bright_model}/3", tmp_path / "stretch" / "4")
-    arguments = ["--input", tmp_path / "in", "--output", disk / "out", "--checkpoint-s", 0, "--batch-sizes", 1]
+    arguments = ["--input", tmp_path / "in", "--output", disk / "out", "--resume-point-s", 0, "--batch-sizes", 1]
     assert run_job(*arguments, "--model", bright_model)[0] == 0
     code, cuts = recorded(
         disk, "pipeline.run", *arguments, "--model", tmp_path / "stretch", "--replace", "--parquet", "--samples", 2
@@ -96,7 +96,7 @@ def test_a_batch_job_has_all_earlier_results_or_all_new_ones_and_its_resume_poin
 
 
 def is_merging(live):
-    """Whether all is spooled and nothing published."""
+    """Whether all is spilled and nothing published."""
     in_staging = [path for path in live if path.startswith("out/.staging-")]
     return any("/detections/" in path for path in in_staging) and not any(path.endswith("commit.json") for path in in_staging)
 
@@ -126,7 +126,9 @@ def test_what_the_disk_could_not_take_is_an_error(tmp_path, refusing, kind, code
     for fails in (
         lambda: write_file(f"{tmp_path}/a", b"new"),
         lambda: move_files({f"{tmp_path}/b": f"{tmp_path}/a"}),
-        lambda: delete_as_they_were(generations_of([f"{tmp_path}/a"])) if kind is stat.S_ISDIR else sync([f"{tmp_path}/a"]),
+        lambda: (
+            delete_if_generation_match(generations_of([f"{tmp_path}/a"])) if kind is stat.S_ISDIR else sync([f"{tmp_path}/a"])
+        ),
     ):
         with pytest.raises(OSError, match=re.escape(os.strerror(code))):
             fails()

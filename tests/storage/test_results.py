@@ -27,7 +27,7 @@ OWN = [
     "runs/0a1b2c3d/report.html",
     "runs/3f2a9c01/coco/results.json",
     f"runs/3f2a9c01/{sample_name(1, 'a.png')}",
-    ".staging-0123456789ab/spool/a\nb",
+    ".staging-0123456789ab/spill/a\nb",
     "detections/.staging-0123456789ab",
 ]
 STRANGE = [

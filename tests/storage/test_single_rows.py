@@ -1,4 +1,4 @@
-"""Of many rows of one image version and model version, one stays: the right one."""
+"""Of many rows of one image generation and model version, one stays: the right one."""
 
 import itertools
 
@@ -7,19 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.storage import single_rows as module
-from pipeline.storage.done import Maker
+from pipeline.storage.completion import Provenance
 from pipeline.storage.ledger import list_files_of_rows
 from pipeline.storage.results import DETECTIONS
 from tests.rows_of_files import MAKER, Row, dead, found, write_rows
 
-OTHER = Maker("0e0e0e0e", "0e0e0e0f", "bright", "4")
+OTHER = Provenance("0e0e0e0e", "0e0e0e0f", "bright", "4")
 
 
 def kept(output, *files, makers=None):
     """The rows that stay of files of rows, the oldest file first."""
     for number, rows in enumerate(files):
-        maker = (makers or itertools.repeat(MAKER))[number] if makers else MAKER
-        write_rows(str(output), f"20261121T02{number:04d}Z-job-00000-of-00001", rows, maker)
+        provenance = (makers or itertools.repeat(MAKER))[number] if makers else MAKER
+        write_rows(str(output), f"20261121T02{number:04d}Z-job-00000-of-00001", rows, provenance)
     listed = [(float(file.path.partition("T02")[2][:4]), file) for file in list_files_of_rows(str(output))]
     return list(module.single_rows(listed, f"{output}/merge"))
 

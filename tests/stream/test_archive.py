@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pipeline.records import ImageRef
-from pipeline.storage.done import Maker
+from pipeline.storage.completion import Provenance
 from pipeline.storage.ledger import list_files_of_rows, read_entries
 from pipeline.stream.archive import Archive, ArchivedRow
 from tests.clock import Clock
@@ -41,18 +41,18 @@ def files(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def spools(folder: Path) -> list[str]:
-    return [path.name for path in folder.glob(".spools-*/*.rows")]
+def spills(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob(".spills-*/*.rows")]
 
 
 def test_a_window_becomes_a_file_when_it_is_over(tmp_path, clock):
     archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
-    archive.spool([row("c"), row("a")])
-    archive.spool([row("b"), row("x", "dead_letters")])
+    archive.spill([row("c"), row("a")])
+    archive.spill([row("b"), row("x", "dead_letters")])
     archive.close_windows()
     assert files(tmp_path) == {}
     clock.now += 60.0
-    archive.spool([row("d")])
+    archive.spill([row("d")])
     archive.close_windows()
     closed = {
         "dead_letters/dead_letters-20261121T020000Z-run-00000-of-00001.jsonl": ["x"],
@@ -66,21 +66,21 @@ def test_a_window_becomes_a_file_when_it_is_over(tmp_path, clock):
 
 def test_a_row_is_durable_when_its_bundle_ends(tmp_path, clock):
     archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
-    archive.spool([row("a")])
-    (spool,) = tmp_path.glob(".spools-run/*.rows")
-    assert spool.read_bytes() == row("a").row + b"\n"
+    archive.spill([row("a")])
+    (spill,) = tmp_path.glob(".spills-run/*.rows")
+    assert spill.read_bytes() == row("a").row + b"\n"
 
 
 def test_nothing_is_written_for_a_bundle_without_rows(tmp_path, clock):
     archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
-    archive.spool([])
+    archive.spill([])
     archive.finish()
     assert os.listdir(tmp_path) == []
 
 
 def test_an_image_has_its_shard(tmp_path, clock):
     archive = Archive(str(tmp_path), "run", window_s=60.0, shards=3, clock=clock)
-    archive.spool([row(str(n)) for n in range(100)])
+    archive.spill([row(str(n)) for n in range(100)])
     archive.finish()
     found = files(tmp_path)
     assert list(found) == [f"detections/detections-20261121T020000Z-run-{n:05d}-of-00003.jsonl" for n in range(3)]
@@ -89,11 +89,11 @@ def test_an_image_has_its_shard(tmp_path, clock):
 
 def test_a_clock_that_steps_back_opens_no_window_again(tmp_path, clock):
     archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
-    archive.spool([row("a")])
+    archive.spill([row("a")])
     clock.now += 60.0
     archive.close_windows()
     clock.now -= 120.0
-    archive.spool([row("b")])
+    archive.spill([row("b")])
     archive.close_windows()
     clock.now += 240.0
     archive.close_windows()
@@ -112,7 +112,7 @@ def test_a_clock_that_jumps_holds_up_no_file(tmp_path, clock, jump_s, stays_s):
         nonlocal number
         waiting = 0
         for _ in range(int(seconds // 10) + 1):
-            archive.spool([row(f"{number:05d}")])
+            archive.spill([row(f"{number:05d}")])
             number += 1
             archive.close_windows()
             waiting = max(waiting, number - sum(map(len, files(tmp_path).values())))
@@ -134,7 +134,7 @@ def test_on_object_storage_a_clock_that_jumps_forward_makes_no_run_dead(gcs_buck
     folder, passed = f"gs://{gcs_bucket.name}/archive", Clock()
     alive = Archive(folder, "alive", window_s=60.0, clock=clock, monotonic=passed)
     jumping = Archive(folder, "jumping", window_s=60.0, clock=clock, monotonic=passed)
-    alive.spool([row("a")])
+    alive.spill([row("a")])
     clock.now += 7200.0
     jumping.recover()
     assert [blob.name for blob in gcs_bucket.list_blobs(prefix="archive/detections")] == []
@@ -144,8 +144,8 @@ KILLED = """
 import os, signal, sys
 from tests.stream.test_archive import Archive, START, row
 archive = Archive(sys.argv[1], "killed", window_s=60.0, clock=lambda: START)
-archive.spool([row("a"), row("b")])
-archive.spool([row("c", "dead_letters")])
+archive.spill([row("a"), row("b")])
+archive.spill([row("c", "dead_letters")])
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -172,12 +172,12 @@ def test_what_a_killed_run_left_is_finished_by_the_next(tmp_path, clock):
 def test_with_which_model_a_killed_run_had_failed_stands_in_the_index(where, model, known, tmp_path, clock, request):
     """A backfill need not do again what failed for good; where it is not known, it does."""
     folder = str(tmp_path) if where == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}/archive"
-    maker = Maker("0a", "0b", *model)
-    killed = Archive(folder, "killed", window_s=60.0, clock=clock, maker=maker)
-    killed.spool([row("a"), row("b", "dead_letters")])
+    provenance = Provenance("0a", "0b", *model)
+    killed = Archive(folder, "killed", window_s=60.0, clock=clock, provenance=provenance)
+    killed.spill([row("a"), row("b", "dead_letters")])
     killed._alive.close()  # a process that is killed lets go of its lock
     clock.now += 3600.0
-    another = Archive(folder, "next", window_s=60.0, clock=clock, maker=Maker("0c", "0d", "another", "4"))
+    another = Archive(folder, "next", window_s=60.0, clock=clock, provenance=Provenance("0c", "0d", "another", "4"))
     another.recover()
     another.finish()
     entries = [entry for file in list_files_of_rows(folder) for entry in read_entries(file)]
@@ -187,7 +187,7 @@ def test_with_which_model_a_killed_run_had_failed_stands_in_the_index(where, mod
 
 def test_a_run_that_lives_is_left_alone(tmp_path, clock):
     first = Archive(str(tmp_path), "first", window_s=60.0, clock=clock)
-    first.spool([row("a")])
+    first.spill([row("a")])
     clock.now += 3600.0
     second = Archive(str(tmp_path), "second", window_s=60.0, clock=clock)
     second.recover()
@@ -201,7 +201,7 @@ def test_on_object_storage_a_window_that_was_over_long_ago_is_nobodys(gcs_bucket
     """There are no locks; a run that lives has closed it."""
     folder = f"gs://{gcs_bucket.name}/archive"
     first = Archive(folder, "first", window_s=60.0, clock=clock)
-    first.spool([row("a")])
+    first.spill([row("a")])
     second = Archive(folder, "second", window_s=60.0, clock=clock, monotonic=clock)
     second.recover()
     assert [blob.name for blob in gcs_bucket.list_blobs(prefix="archive/detections")] == []
@@ -213,28 +213,28 @@ def test_on_object_storage_a_window_that_was_over_long_ago_is_nobodys(gcs_bucket
     assert blob.download_as_bytes() == row("a").row + b"\n"
 
 
-def test_a_run_that_was_killed_before_its_spools_went_leaves_no_row_twice(tmp_path, clock):
+def test_a_run_that_was_killed_before_its_spills_went_leaves_no_row_twice(tmp_path, clock):
     archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
-    archive.spool([row("a"), row("b")])
-    left = {path: path.read_bytes() for path in tmp_path.glob(".spools-run/*.rows")}
+    archive.spill([row("a"), row("b")])
+    left = {path: path.read_bytes() for path in tmp_path.glob(".spills-run/*.rows")}
     clock.now += 60.0
     archive.close_windows()
     for path, content in left.items():
         path.write_bytes(content)
-    archive.spool([row("c")])
+    archive.spill([row("c")])
     archive.finish()
     assert sorted(itertools.chain(*files(tmp_path).values())) == ["a", "b", "c"]
-    assert spools(tmp_path) == []
+    assert spills(tmp_path) == []
 
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
-@given(st.lists(st.sampled_from(["spool", "wait", "back", "close", "restart"]), max_size=25))
+@given(st.lists(st.sampled_from(["spill", "wait", "back", "close", "restart"]), max_size=25))
 def test_each_row_is_in_the_archive_once_whatever_happens(tmp_path_factory, steps):
     folder, clock, number = tmp_path_factory.mktemp("archive"), Clock(), 0
     runs = [Archive(str(folder), "run0", window_s=60.0, clock=clock)]
     for step in steps:
-        if step == "spool":
-            runs[-1].spool([row(number), row(number + 1)])
+        if step == "spill":
+            runs[-1].spill([row(number), row(number + 1)])
             number += 2
         elif step == "wait":
             clock.now += 45.0
@@ -249,4 +249,4 @@ def test_each_row_is_in_the_archive_once_whatever_happens(tmp_path_factory, step
     runs[-1].finish()
     rows = collections.Counter(name for names in files(folder).values() for name in names)
     assert rows == collections.Counter(str(n) for n in range(number))
-    assert spools(folder) == []
+    assert spills(folder) == []

@@ -1,4 +1,4 @@
-"""One result for each version of an image, within a time."""
+"""One result for each generation of an image, within a time."""
 
 import dataclasses
 import pickle
@@ -35,7 +35,7 @@ def test_runner_state_drops_the_same_and_counts_it():
     with opened(ELSEWHERE) as run:
         new = pipeline | beam.Create(IMAGES) | DropDuplicatesInState(ELSEWHERE) | beam.Map(lambda image: image.ref.identity)
         assert_that(new, equal_to(DISTINCT))
-        assert skipped(pipeline) == run.figures.tally().skipped == len(IMAGES) - len(DISTINCT)
+        assert skipped(pipeline) == run.figures.stats().skipped == len(IMAGES) - len(DISTINCT)
 
 
 def test_runner_state_lets_pass_what_is_asked_for_again_once_it_has_failed():
@@ -44,7 +44,7 @@ def test_runner_state_lets_pass_what_is_asked_for_again_once_it_has_failed():
         asked = [ImageRef(name, "1", message_id=f"{name}{turn}") for turn in range(3) for name in ("good", "bad")]
         passed = pipeline | beam.Create(asked) | DropDuplicatesInState(ELSEWHERE) | "End" >> beam.ParDo(_EndAttempts(ELSEWHERE))
         assert_that(passed, equal_to(["good0", "bad0", "bad1", "bad2"]))
-    assert run.figures.tally().skipped == 2
+    assert run.figures.stats().skipped == 2
 
 
 class _EndAttempts(beam.DoFn):

@@ -6,12 +6,12 @@ import tracemalloc
 import numpy as np
 
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
-from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive, ArchivedRow
-from pipeline.stream.live import LiveFigures
+from pipeline.stream.dedup_cache import DedupCache
+from pipeline.stream.live import LiveStats
 from pipeline.stream.messages import Message, MessageLimits, parse_message
 from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
-from pipeline.stream.remembered import RecentImages
+from pipeline.stream.request_aggregator import RequestAggregator
 from tests.clock import Clock
 
 START = 1795226400.0
@@ -32,8 +32,8 @@ def test_a_day_leaves_nothing_behind_that_an_hour_did_not(tmp_path):
     """Each bundle has two new images, one that was asked for before, and one that never ends."""
     clock = Clock(START)
     archive = Archive(str(tmp_path), "run", window_s=WINDOW_S, clock=clock)
-    answers, recent, figures = Answers(60.0, clock), RecentImages(600.0, clock=clock), LiveFigures()
-    kept, spools, overdue, number = [], [], 0, 0
+    answers, recent, figures = RequestAggregator(60.0, clock), DedupCache(600.0, clock=clock), LiveStats()
+    kept, spills, overdue, number = [], [], 0, 0
     tracemalloc.start()
     for bundle in range(int(HOURS * 3600 / BUNDLE_S)):
         names = [f"gs://b/{number}", f"gs://b/{number + 1}", f"gs://b/{max(0, number - 5)}", f"gs://b/never-{bundle}"]
@@ -56,16 +56,16 @@ def test_a_day_leaves_nothing_behind_that_an_hour_did_not(tmp_path):
             rows.append(ArchivedRow("dead_letters" if failed else "detections", image, message.data))
             for ref in (image, *recent.done(image, Outcome(message.data, failed))):
                 answers.done(ref, Outcome(message.data, failed))
-        archive.spool(rows)
+        archive.spill(rows)
         clock.now += BUNDLE_S
         overdue += len(answers.overdue())
         archive.close_windows()
         if bundle % 90 == 89:
             kept.append(tracemalloc.get_traced_memory()[0])
-            spools.append(len(list(tmp_path.glob(".spools-run/*.rows"))))
+            spills.append(len(list(tmp_path.glob(".spills-run/*.rows"))))
     tracemalloc.stop()
     archive.finish()
     assert overdue > 2100  # each request but the last few was answered at its deadline, and forgotten
     assert max(kept[2:]) - min(kept[2:]) < 300_000, kept
-    assert max(spools) <= 2 * WINDOW_S / BUNDLE_S
+    assert max(spills) <= 2 * WINDOW_S / BUNDLE_S
     assert len(list(tmp_path.glob("detections/*.jsonl"))) == HOURS * 3600 / WINDOW_S

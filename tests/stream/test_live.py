@@ -1,4 +1,4 @@
-"""The lines of a streaming job, and the tally behind its summary."""
+"""The lines of a streaming job, and the stats behind its summary."""
 
 import math
 import pickle
@@ -7,12 +7,12 @@ import re
 import numpy as np
 import pytest
 
-from pipeline.figures.summary import RunFacts, Tally, summarise
-from pipeline.figures.told import Teller, Told
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.report.page import render_report
+from pipeline.stats.summary import JobStats, RunFacts, summarise
+from pipeline.stats.worker_reports import StatsReporter, WorkerReports
 from pipeline.storage.staging import introduce
-from pipeline.stream.live import LiveFigures, OfProcess, ToldFigures
+from pipeline.stream.live import LiveStats, OfProcess, WorkerFigures
 from pipeline.stream.messages import Request
 
 
@@ -23,7 +23,7 @@ def detected(n, latency_s, led_batch=0, now=1000.0):
 
 
 def figures_of_a_minute():
-    figures = LiveFigures()
+    figures = LiveStats()
     figures.add_request(Request("m1", images=tuple(ImageRef(f"gs://b/{n}") for n in range(100))), publish_time=0.0)
     figures.add_request(Request("m2", skipped=True), publish_time=0.0)
     figures.add_request(Request("m3", dead_letters=(DeadLetter(ImageRef(""), "message", "bad_json", "x"),)), publish_time=0.0)
@@ -36,8 +36,8 @@ def figures_of_a_minute():
 
 
 def test_the_counts_add_up():
-    tally = figures_of_a_minute().tally()
-    assert (tally.read, tally.detected, sum(tally.dead.values()), tally.skipped) == (102, 98, 2, 2)
+    stats = figures_of_a_minute().stats()
+    assert (stats.read, stats.detected, sum(stats.dead.values()), stats.skipped) == (102, 98, 2, 2)
 
 
 def test_a_line_shows_rate_batch_fill_latency_and_failures():
@@ -51,14 +51,14 @@ def test_a_line_shows_rate_batch_fill_latency_and_failures():
 
 def test_the_summary_has_both_latencies_under_their_own_names():
     facts = RunFacts(0.0, 0.0, 60.0, "", {}, "streaming", "m")
-    summary = summarise(figures_of_a_minute().tally(), facts)
+    summary = summarise(figures_of_a_minute().stats(), facts)
     shown = [*summary["event_to_publish_ms"].items(), *summary["latency_ms"].items()]
     assert [name for name, _ in shown] == 2 * ["p50", "p90", "p99", "max"]
     for (_, value), least in zip(shown, (100, 100, 10_000, 10_000, 20, 20, 2000, 2000), strict=True):
         assert least <= value <= 1.1 * least
     page = render_report(summary, [], [])
     assert page.count("event-to-publish, ") == page.count("in-hand-to-result, ") == 4
-    assert "event_to_publish_ms" not in summarise(Tally(), facts), "a batch job publishes nothing"
+    assert "event_to_publish_ms" not in summarise(JobStats(), facts), "a batch job publishes nothing"
 
 
 def test_a_line_covers_the_time_since_the_last_one():
@@ -69,14 +69,14 @@ def test_a_line_covers_the_time_since_the_last_one():
 
 def test_a_day_of_a_stream_is_kept_in_as_much_memory_as_an_hour():
     """A result a second, each with a latency and a class; nobody asks for lines, as on workers that are elsewhere."""
-    figures, sizes = LiveFigures(), []
+    figures, sizes = LiveStats(), []
     for second in range(86_400):
         figures.add_request(Request("m", images=(ImageRef("gs://b/1"),)), publish_time=0.0)
         now = 1e9 + second
         figures.add_result(detected(second % 10, 0.001 * (second % 3600), led_batch=4, now=now), now)
         if second in (3599, 86_399):
-            sizes.append(len(pickle.dumps((figures.tally(), figures._period))))
-    assert figures.tally().detected == 86_400
+            sizes.append(len(pickle.dumps((figures.stats(), figures._period))))
+    assert figures.stats().detected == 86_400
     assert max(sizes) < 12_000
 
 
@@ -86,13 +86,13 @@ class TestOfWorkersElsewhere:
     @pytest.fixture
     def workers(self, tmp_path, monkeypatch):
         """Two that have done the same, of a launcher that looks each time."""
-        monkeypatch.setattr("pipeline.figures.told.TELL_SECONDS", 0.0)
+        monkeypatch.setattr("pipeline.stats.worker_reports.TELL_SECONDS", 0.0)
         staging = f"{tmp_path}/.staging-0a1b"
         introduce(staging, {"settings": {}})
         figures = [figures_of_a_minute(), figures_of_a_minute()]
-        seen = ToldFigures(Told(staging, OfProcess))
+        seen = WorkerFigures(WorkerReports(staging, OfProcess))
         for each in figures:
-            Teller(staging, each.told).tell()
+            StatsReporter(staging, each.told).tell()
         return seen, staging, figures
 
     def test_a_line_says_what_all_have_done_since_the_last_one(self, workers):
@@ -104,15 +104,19 @@ class TestOfWorkersElsewhere:
 
     def test_a_launcher_that_comes_back_says_in_its_first_line_what_was_done_since(self, workers):
         _, staging, _ = workers
-        assert ToldFigures(Told(staging, OfProcess)).line(seconds=10.0).startswith("196 images, 0.0 images/s, backlog age ")
+        assert (
+            WorkerFigures(WorkerReports(staging, OfProcess))
+            .line(seconds=10.0)
+            .startswith("196 images, 0.0 images/s, backlog age ")
+        )
 
     def test_what_has_an_outcome_is_read(self, workers):
         """What was in hand, or whose worker was killed before it told, comes again."""
         figures, _, (first, _) = workers
         first.add_request(Request("m9", images=(ImageRef("gs://b/9"),)), publish_time=0.0)
-        tally = figures.tally()
-        assert (tally.read, tally.detected, sum(tally.dead.values()), tally.skipped) == (204, 196, 4, 4)
-        assert math.isfinite(tally.began)
+        stats = figures.stats()
+        assert (stats.read, stats.detected, sum(stats.dead.values()), stats.skipped) == (204, 196, 4, 4)
+        assert math.isfinite(stats.began)
 
     def test_the_age_of_the_backlog_is_that_of_late(self):
         figures = figures_of_a_minute()
@@ -120,6 +124,6 @@ class TestOfWorkersElsewhere:
         assert figures.told().since_it_began.backlog_age_ms == 0
 
     def test_before_any_has_begun_it_waits(self, tmp_path):
-        figures = ToldFigures(Told(f"{tmp_path}/.staging-0a1b", OfProcess))
+        figures = WorkerFigures(WorkerReports(f"{tmp_path}/.staging-0a1b", OfProcess))
         assert figures.line(10.0) == "waiting for workers"
-        assert figures.tally() is None
+        assert figures.stats() is None

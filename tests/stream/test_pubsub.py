@@ -1,4 +1,4 @@
-"""Intake and publishing against Google's Pub/Sub emulator."""
+"""Subscriber and publishing against Google's Pub/Sub emulator."""
 
 import dataclasses
 import threading
@@ -12,10 +12,10 @@ from apache_beam.utils.timestamp import Duration, Timestamp
 from google.api_core import exceptions
 
 from pipeline.stream.clients import Publishing, connect_subscriber, shared_publisher
-from pipeline.stream.intake import Intake
 from pipeline.stream.outgoing import OutgoingMessage
 from pipeline.stream.pubsub import ReadMessages, _Pull
 from pipeline.stream.run import RunSettings, opened, run_of
+from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
 
 
@@ -35,128 +35,128 @@ def queue(pubsub_emulator):
 
 
 @pytest.fixture
-def intake_of(request):
+def subscriber_of(request):
     """Makes intakes that end with the test."""
 
-    def make(queue, max_images: int = 100, max_bytes: int = 50_000_000) -> tuple[Intake, threading.Event]:
+    def make(queue, max_images: int = 100, max_bytes: int = 50_000_000) -> tuple[Subscriber, threading.Event]:
         threads = RunThreads()
-        intake = Intake(queue.subscription, connect_subscriber, max_images, max_bytes, threads)
+        subscriber = Subscriber(queue.subscription, connect_subscriber, max_images, max_bytes, threads)
         request.addfinalizer(threads.close)
-        request.addfinalizer(intake.close)
-        return intake, threads.stop
+        request.addfinalizer(subscriber.close)
+        return subscriber, threads.stop
 
     return make
 
 
-def take_all(intake: Intake, count: int, max_images: int = 100) -> list[list[bytes]]:
+def take_all(subscriber: Subscriber, count: int, max_images: int = 100) -> list[list[bytes]]:
     """Takes until `count` messages have come, each take as a list of contents."""
     takes: list[list[bytes]] = []
     end = time.monotonic() + 30
     while sum(map(len, takes)) < count and time.monotonic() < end:
-        takes.append([message.data for message in intake.take(max_images, 50_000_000, wait_s=1.0)])
+        takes.append([message.data for message in subscriber.pull(max_images, 50_000_000, wait_s=1.0)])
     return takes
 
 
-def test_every_message_is_taken_once_and_none_more_than_asked_for(queue, intake_of):
+def test_every_message_is_taken_once_and_none_more_than_asked_for(queue, subscriber_of):
     contents = [b"%d" % n for n in range(250)]
     queue.put(*contents)
-    takes = take_all(intake_of(queue)[0], 250, max_images=30)
+    takes = take_all(subscriber_of(queue)[0], 250, max_images=30)
     assert max(map(len, takes)) <= 30
     assert sorted(content for take in takes for content in take) == sorted(contents)
 
 
-def test_a_message_weighs_as_many_images_as_it_names(queue, intake_of):
+def test_a_message_weighs_as_many_images_as_it_names(queue, subscriber_of):
     ten = b'["gs://b/a"' + b', "gs://b/a"' * 9 + b"]"
     queue.put(*[ten] * 6, b'"gs://b/a"')
-    takes = take_all(intake_of(queue)[0], 7, max_images=25)
+    takes = take_all(subscriber_of(queue)[0], 7, max_images=25)
     assert max(sum(1 if content != ten else 10 for content in take) for take in takes) <= 25
 
 
-def test_a_message_larger_than_the_bounds_comes_alone(queue, intake_of):
+def test_a_message_larger_than_the_bounds_comes_alone(queue, subscriber_of):
     queue.put(b"x" * 5_000_000, b"y" * 5_000_000)
-    intake, _ = intake_of(queue, max_bytes=1000)
-    first = intake.take(10, 1000, wait_s=10)
-    second = intake.take(10, 1000, wait_s=10)
+    subscriber, _ = subscriber_of(queue, max_bytes=1000)
+    first = subscriber.pull(10, 1000, wait_s=10)
+    second = subscriber.pull(10, 1000, wait_s=10)
     assert sorted(message.data[:1] for message in (*first, *second)) == [b"x", b"y"]
 
 
-def test_a_pull_of_many_large_messages_does_not_fail(queue, intake_of):
+def test_a_pull_of_many_large_messages_does_not_fail(queue, subscriber_of):
     """gRPC's default limit of 4 MB an answer would."""
     queue.put(*[b"x" * 1_000_000] * 40)
-    takes = take_all(intake_of(queue)[0], 40)
+    takes = take_all(subscriber_of(queue)[0], 40)
     assert sum(map(len, takes)) == 40
 
 
-def test_a_backlog_stays_in_pubsub(queue, intake_of):
+def test_a_backlog_stays_in_pubsub(queue, subscriber_of):
     """What is pulled ahead is bounded by images, so another consumer finds the rest."""
     queue.put(*[b"%d" % n for n in range(300)])
-    intake, _ = intake_of(queue, max_images=20)
-    assert intake.take(1, 1000, wait_s=10)
-    other = intake_of(queue)[0]
+    subscriber, _ = subscriber_of(queue, max_images=20)
+    assert subscriber.pull(1, 1000, wait_s=10)
+    other = subscriber_of(queue)[0]
     assert sum(map(len, take_all(other, 240))) >= 240
 
 
-def test_nothing_is_taken_where_nothing_is(queue, intake_of):
-    assert intake_of(queue)[0].take(10, 1000, wait_s=0.1) == []
+def test_nothing_is_taken_where_nothing_is(queue, subscriber_of):
+    assert subscriber_of(queue)[0].take(10, 1000, wait_s=0.1) == []
 
 
-def test_what_is_in_hand_is_not_delivered_again_beyond_its_deadline(queue, intake_of):
+def test_what_is_in_hand_is_not_delivered_again_beyond_its_deadline(queue, subscriber_of):
     """The subscription's own deadline is 10 s."""
     queue.put(b"slow")
-    first, _ = intake_of(queue)
+    first, _ = subscriber_of(queue)
     assert len(first.take(1, 1000, wait_s=10)) == 1
-    assert intake_of(queue)[0].take(1, 1000, wait_s=13) == []
+    assert subscriber_of(queue)[0].take(1, 1000, wait_s=13) == []
 
 
-def test_what_is_released_is_delivered_again_and_what_is_acknowledged_is_not(queue, intake_of):
+def test_what_is_released_is_delivered_again_and_what_is_acknowledged_is_not(queue, subscriber_of):
     queue.put(b"done", b"not done")
-    first, stop = intake_of(queue)
+    first, stop = subscriber_of(queue)
     taken = [message for _ in range(2) for message in first.take(1, 1000, wait_s=10)]
     first.acknowledge([message.message_id for message in taken if message.data == b"done"])
     stop.set()
     first.release([message.message_id for message in taken if message.data == b"not done"])
-    again = [message.data for message in intake_of(queue)[0].take(10, 1000, wait_s=10)]
+    again = [message.data for message in subscriber_of(queue)[0].take(10, 1000, wait_s=10)]
     assert again == [b"not done"]
 
 
 @pytest.mark.parametrize("final_first", [True, False])
-def test_a_request_is_acknowledged_when_its_bundle_is_final_and_its_answer_published(queue, intake_of, final_first):
+def test_a_request_is_acknowledged_when_its_bundle_is_final_and_its_answer_published(queue, subscriber_of, final_first):
     """Whichever comes first: an image of it may be under way in another bundle."""
     queue.put(b"both", b"final only", b"answered only")
-    intake, _ = intake_of(queue)
-    ids = {message.data: message.message_id for _ in range(3) for message in intake.take(1, 1000, wait_s=10)}
+    subscriber, _ = subscriber_of(queue)
+    ids = {message.data: message.message_id for _ in range(3) for message in subscriber.pull(1, 1000, wait_s=10)}
     for message_id in ids.values():
-        intake.await_answer(message_id)
+        subscriber.hold_ack(message_id)
     steps = [
-        lambda: intake.finalize([ids[b"both"], ids[b"final only"]]),
-        lambda: intake.answered([ids[b"both"], ids[b"answered only"]]),
+        lambda: subscriber.finalize([ids[b"both"], ids[b"final only"]]),
+        lambda: subscriber.answered([ids[b"both"], ids[b"answered only"]]),
     ]
     for step in steps if final_first else reversed(steps):
         step()
-    intake.close()
-    other = intake_of(queue)[0]
+    subscriber.close()
+    other = subscriber_of(queue)[0]
     again = [message.data for _ in range(2) for message in other.take(1, 1000, wait_s=10)]
     assert sorted(again) == [b"answered only", b"final only"]
     assert other.take(1, 1000, wait_s=1) == []
 
 
-def test_stopping_gives_back_what_nobody_has_taken(queue, intake_of):
+def test_stopping_gives_back_what_nobody_has_taken(queue, subscriber_of):
     contents = {b"%d" % n for n in range(50)}
     queue.put(*contents)
-    first, stop = intake_of(queue)
+    first, stop = subscriber_of(queue)
     taken = {message.data for message in first.take(10, 10_000, wait_s=10)}
     stop.set()
     assert first.take(10, 10_000, wait_s=0) == []
-    rest = {content for take in take_all(intake_of(queue)[0], 50 - len(taken)) for content in take}
+    rest = {content for take in take_all(subscriber_of(queue)[0], 50 - len(taken)) for content in take}
     assert rest == contents - taken
 
 
-def test_a_subscription_that_is_deleted_meanwhile_is_an_error(queue, intake_of, pubsub_emulator):
-    intake, _ = intake_of(queue)
+def test_a_subscription_that_is_deleted_meanwhile_is_an_error(queue, subscriber_of, pubsub_emulator):
+    subscriber, _ = subscriber_of(queue)
     pubsub_emulator.subscriber().delete_subscription(subscription=queue.subscription)
     with pytest.raises(exceptions.NotFound):
         for _ in range(30):
-            intake.take(1, 1000, wait_s=1)
+            subscriber.pull(1, 1000, wait_s=1)
 
 
 def test_published_messages_are_there_when_the_wait_is_over(pubsub_emulator):

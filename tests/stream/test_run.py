@@ -93,12 +93,12 @@ def test_overdue_answers_that_pubsub_refuses_for_good_end_the_job(pubsub_emulato
 def test_a_failed_thread_ends_the_intake_of_the_job(pubsub_emulator):
     """Whatever thread it was: the next turn raises its reason, and the job ends with it."""
     _, subscription = pubsub_emulator.create()
-    with opened(RunSettings("intake", subscription)) as run:
-        assert run.intake.take(1, 1, wait_s=0) == []
+    with opened(RunSettings("subscriber", subscription)) as run:
+        assert run.subscriber.pull(1, 1, wait_s=0) == []
         run.threads.start("dividing", lambda: 1 // 0)
         assert until(lambda: run.threads._failure is not None)
         with pytest.raises(ZeroDivisionError):
-            run.intake.take(1, 1, wait_s=0)
+            run.subscriber.pull(1, 1, wait_s=0)
 
 
 def test_what_is_in_hand_when_a_run_ends_is_delivered_again_at_once(pubsub_emulator):
@@ -106,6 +106,6 @@ def test_what_is_in_hand_when_a_run_ends_is_delivered_again_at_once(pubsub_emula
     pubsub_emulator.publisher().publish(topic, b"taken").result()
     before = threading.enumerate()
     with opened(RunSettings("first", subscription)) as run:
-        assert [message.data for message in run.intake.take(1, 1000, wait_s=20)] == [b"taken"]
+        assert [message.data for message in run.subscriber.pull(1, 1000, wait_s=20)] == [b"taken"]
     assert [thread.name for thread in threads_left(before) if thread.name in ("pulling", "extending deadlines")] == []
     assert [message.data for message in pubsub_emulator.take(subscription, 1, timeout_s=20)] == [b"taken"]

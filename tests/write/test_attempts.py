@@ -6,19 +6,19 @@ import signal
 import pytest
 
 from pipeline.config import WriteConfig
-from pipeline.figures.summary import Tally
 from pipeline.records import detection_row, row_bytes
+from pipeline.stats.summary import JobStats
 from pipeline.storage.results import DETECTIONS
-from pipeline.storage.spools import Spooler
+from pipeline.storage.spill_files import SpillWriter
 from pipeline.storage.staging import introduce, new_staging, output_of, remove
 from pipeline.write import write_files
-from pipeline.write.spool_rows import BY_ROWS, Shard
+from pipeline.write.spill_rows import BY_ROWS, Shard
 from pipeline.write.write_files import WriteFiles, read_written
 from tests.storage.test_attempts import disturbed, visible
 from tests.write.test_write_files import detected
 
 NAMES = [f"{n}.jpg" for n in range(25)]
-TALLY = Tally(read=len(NAMES))
+TALLY = JobStats(read=len(NAMES))
 ROWS = {Shard(DETECTIONS, 0, BY_ROWS): len(NAMES)}
 
 
@@ -29,14 +29,14 @@ def output(tmp_path, monkeypatch):
 
 
 def begun(output):
-    """A job whose rows are spooled: its writing, and what comes into the next step."""
+    """A job whose rows are spilled: its writing, and what comes into the next step."""
     staging = new_staging(output)
     introduce(staging, {"settings": {}})
-    spooler = Spooler(f"{staging}/spool")
+    spiller = SpillWriter(f"{staging}/spill")
     for name in NAMES:
-        list(spooler.add(Shard(DETECTIONS, 0, BY_ROWS), row_bytes(detection_row(detected(name))) + b"\n"))
-    spools = [spool for _, spool in spooler.flush()]
-    return WriteFiles(staging, {}, WriteConfig(parquet=True, tfrecord=True, coco=True)), (Shard(DETECTIONS, 0, BY_ROWS), spools)
+        list(spiller.add(Shard(DETECTIONS, 0, BY_ROWS), row_bytes(detection_row(detected(name))) + b"\n"))
+    spills = [spill for _, spill in spiller.flush()]
+    return WriteFiles(staging, {}, WriteConfig(parquet=True, tfrecord=True, coco=True)), (Shard(DETECTIONS, 0, BY_ROWS), spills)
 
 
 def publish(sink, files, coco):
@@ -70,7 +70,7 @@ def test_publishing_that_died_between_any_two_changes_is_finished_by_the_next_at
         killed = disturbed(number, lambda: publish(sink, files, coco), signal.SIGKILL)  # noqa: B023
         publish(sink, files, coco)
         assert visible(output) == undisturbed, number
-        assert read_written(sink.staging).tally == TALLY
+        assert read_written(sink.staging).stats == TALLY
         remove(sink.staging)
         if not killed:
             break
@@ -82,6 +82,6 @@ def test_a_job_that_begins_again_from_its_start_once_it_has_published_leaves_tha
     sink, shard = begun(output)
     files = list(sink._finish(shard, ROWS))
     publish(sink, files, list(sink._write_coco(b"", files, ROWS)))
-    sink._publish(b"", [], [Tally(read=len(NAMES), skipped=len(NAMES))], [])
+    sink._publish(b"", [], [JobStats(read=len(NAMES), skipped=len(NAMES))], [])
     assert visible(output) == undisturbed
-    assert read_written(sink.staging).tally == TALLY
+    assert read_written(sink.staging).stats == TALLY

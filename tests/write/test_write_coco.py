@@ -6,7 +6,7 @@ import pytest
 from pycocotools.coco import COCO
 
 from pipeline.errors import InputError
-from pipeline.storage.spools import merge_lines
+from pipeline.storage.spill_files import merge_lines
 from pipeline.write.write_coco import read_ground_truth, write_coco
 
 

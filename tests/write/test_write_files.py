@@ -16,15 +16,15 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipeline.config import WriteConfig
 from pipeline.errors import InputError, OutputError
-from pipeline.figures.summary import Tally
-from pipeline.figures.workplace import Workplace
 from pipeline.read.tfrecords import read_records
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
-from pipeline.storage import spools
+from pipeline.stats.summary import JobStats
+from pipeline.stats.worker_context import WorkerContext
+from pipeline.storage import spill_files
 from pipeline.storage.files import write_file
 from pipeline.storage.results import STAGING, check_output
 from pipeline.storage.staging import held, new_staging
-from pipeline.write import spread_spools, write_files
+from pipeline.write import spread_spills, write_files
 from pipeline.write.sink import Results
 from pipeline.write.write_files import WriteFiles, read_written
 from tests.storage.test_staging import dies_at
@@ -43,8 +43,8 @@ def write(output, names, dead=(), **settings):
     staging = new_staging(str(output))
     with held(staging, {"settings": {}}):
         run(staging, names, dead, **settings)
-        tally, notes = read_written(staging)
-    assert (tally.read, tally.detected, sum(tally.dead.values())) == (len(names) + len(dead), len(names), len(dead))
+        stats, notes = read_written(staging)
+    assert (stats.read, stats.detected, sum(stats.dead.values())) == (len(names) + len(dead), len(names), len(dead))
     return notes
 
 
@@ -53,10 +53,10 @@ def run(staging, names, dead=(), *, elsewhere=False, **settings):
         results = Results(
             pipeline | "Detected" >> beam.Create([detected(name) for name in names]) | beam.Reshuffle(),
             (pipeline | "Dead" >> beam.Create([DeadLetter(ImageRef(name), "read", "not_found", "gone") for name in dead]),),
-            pipeline | "Counted" >> beam.Create([Tally(read=len(names) + len(dead))]),
+            pipeline | "Counted" >> beam.Create([JobStats(read=len(names) + len(dead))]),
         )
-        at = Workplace(staging, lambda: None, time.time()) if elsewhere else None
-        _ = results | WriteFiles(staging, {}, WriteConfig(**settings), workplace=at)
+        at = WorkerContext(staging, lambda: None, time.time()) if elsewhere else None
+        _ = results | WriteFiles(staging, {}, WriteConfig(**settings), worker_context=at)
 
 
 def files_of(folder, indexes=False):
@@ -88,7 +88,7 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_order(tmp_path, shards
 def test_without_a_number_of_shards_they_follow_the_rows(tmp_path, monkeypatch, rows, shards):
     """All rows stand in one order, over all files, whoever wrote them when; dead letters too."""
     monkeypatch.setattr(write_files, "ROWS_PER_SHARD", 10)
-    monkeypatch.setattr(spools, "SPOOL_BYTES", 400)
+    monkeypatch.setattr(spill_files, "SPOOL_BYTES", 400)
     wanted = {f"detections/detections-{n:05d}-of-{shards:05d}.jsonl": min(10, max(0, rows - 10 * n)) for n in range(shards)}
     for folder, names in (("one", NAMES[:rows]), ("two", NAMES[:rows][::-1])):
         write(tmp_path / folder, names, dead=[f"dead-{n}.jpg" for n in range(25)], parquet=True, tfrecord=True, coco=True)
@@ -111,8 +111,8 @@ def test_without_a_number_of_shards_they_follow_the_rows(tmp_path, monkeypatch, 
 def test_many_workers_merge_the_rows_of_a_job_elsewhere_into_files_in_one_order(tmp_path, monkeypatch):
     """Files follow each other over all ranges, with none left out; a second run of the same job gives the same."""
     monkeypatch.setattr(write_files, "ROWS_PER_SHARD", 10)
-    monkeypatch.setattr(spread_spools.SpreadSpools.__init__, "__defaults__", (12,))
-    monkeypatch.setattr(spools, "SPOOL_BYTES", 400)
+    monkeypatch.setattr(spread_spills.SpreadSpills.__init__, "__defaults__", (12,))
+    monkeypatch.setattr(spill_files, "SPOOL_BYTES", 400)
     for folder, names in (("one", NAMES), ("two", NAMES[::-1])):
         write(tmp_path / folder, names, dead=[f"dead-{n}.jpg" for n in range(25)], elsewhere=True, coco=True)
     files = files_of(tmp_path / "one")

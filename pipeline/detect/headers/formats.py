@@ -16,7 +16,7 @@
 | Targa (version 2) | renderers | Pillow, apart |
 
 Here: in this process, after a module of this folder has read the header and bounded what decoding costs. Apart: in a child
-process that the kernel bounds (`decode_apart.py`).
+process that the kernel bounds (`decode_in_subprocess.py`).
 
 Not read, although Pillow could: what it gives to other programs (EPS, WMF, and IPTC, in which any of its formats may be nested),
 what it decodes while it opens it (ICO, ICNS), and formats in which photographs do not come (PSD, PCX, DDS, FITS, XBM and others).
@@ -75,7 +75,7 @@ def format_of(content: bytes) -> str:
     raise not_read(f"{len(content)} bytes that start with {content[:4]!r}; {NAMES} are read")
 
 
-def is_decoded_apart(name: str) -> bool:
+def is_decoded_in_subprocess(name: str) -> bool:
     """Whether a child process decodes images of this format."""
     return name not in _READERS
 

@@ -1,0 +1,190 @@
+"""Watches which version is the canary, brings it up beside the version in use, and where asked promotes or drops it.
+
+`labels.json` beside the versions says which one it is: `{"stable": 7, "canary": 8}`. To promote or to drop it is to write that
+file, at once and whole: each process judges by the images that it has met itself, the first one to have met enough decides, and
+all processes of a job, and all jobs, do what the file says. One that is killed before it has written has decided nothing: its
+successor begins to count anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from pipeline.config import BUNDLED, DetectConfig, ModelConfig
+from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.versions import LABELS, Version, folder_of, labels_in, versions_in
+from pipeline.errors import ModelError
+from pipeline.stats.canary import CanaryStats
+from pipeline.storage.files import write_file
+
+if TYPE_CHECKING:
+    from pipeline.detect.detector import Detector
+
+_CANARY = "canary"
+
+
+def check_canary(model: ModelConfig, detect: DetectConfig) -> None:
+    """Refuses to promote a canary by itself where that can't be.
+
+    Raises:
+      ModelError: It can't.
+    """
+    if not detect.canary_auto:
+        return
+    if detect.canary_mode == "live":
+        raise ModelError("canary_auto: expected canary_mode shadow, since a live canary's images meet no version to agree with")
+    if not model.model_version or model.model_version.isdigit():
+        raise ModelError(f"canary_auto: expected a label as model_version, such as stable, which then moves in {LABELS}")
+    if not model.model_poll_s:
+        raise ModelError("canary_auto: expected a model_poll_s above 0, since nobody looks for a canary otherwise")
+
+
+def say_unwatched(model: ModelConfig, detect: DetectConfig, detector: Detector) -> None:
+    """Says, of a model whose versions nobody looks for, that the one which is called canary meets no image."""
+    labels = {} if model.path == BUNDLED or not detect.canary_share else labels_in(folder_of(model.path))
+    if _CANARY not in labels:
+        return
+    why = (
+        f"model_version {model.model_version} is a number; give a label such as stable"
+        if model.model_poll_s
+        else "model_poll_s is 0, so nobody looks for it"
+    )
+    detector.no_canary = CanaryStats(str(labels[_CANARY]), detector.model.version, detect.canary_mode, not_up=why)
+    print(f"model {detector.model.metadata.name}: {detector.no_canary.line()}", file=sys.stderr, flush=True)
+
+
+class CanaryWatcher:
+    """Looks again and again which version is the canary.
+
+    Args:
+      model: The model, whose path is a folder of versions.
+      detect: How it runs.
+      detector: Has the version in use, and takes the canary.
+      load: Loads a version and checks it; raises `ModelError`. None: the job has ended meanwhile.
+      check_name: Raises `ModelError` for a version that has another name than the one in use.
+      say: Says a line.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        detect: DetectConfig,
+        detector: Detector,
+        *,
+        load: Callable[[Version], LoadedModel | None],
+        check_name: Callable[[Version], None],
+        say: Callable[[str], None],
+    ):
+        self._path = folder_of(model.path)
+        self._label = model.model_version
+        self._detect = detect
+        self._detector = detector
+        self._load = load
+        self._check_name = check_name
+        self._poll_s = model.model_poll_s
+        self._say = say
+        self._before: Version | None = None  # what the last look has found
+        self._not_tried = ""  # the same, where that version cannot be one
+        self._refused: set[Version] = set()
+
+    def announce(self) -> None:
+        """Says at the start which version is the canary and when it will be tried, or why it will not be."""
+        try:
+            wanted = self._wanted(labels_in(self._path)) if self._detect.canary_share else None
+        except Exception:  # noqa: BLE001  whatever storage says, the first look says it again
+            return
+        if not wanted:
+            return
+        try:
+            self._check_name(wanted)
+        except ModelError as err:
+            self._refuse(wanted, err)
+            return
+        self._note(wanted.name, "it is not loaded yet")
+        self._say(
+            f"model {self._detector.model.metadata.name}: canary {wanted.name} gets {self._detect.canary_share:.1%} of the "
+            f"images once it is loaded, after two looks at its files, {self._poll_s:g} s apart"
+        )
+
+    def look(self) -> None:
+        """Looks once; a version that is not as it was at the last look is left alone."""
+        if not self._detect.canary_share:
+            return
+        canary = self._detector.canary
+        verdict = canary.verdict() if canary and self._detect.canary_auto else ""
+        if canary and verdict:
+            self._record(canary.model.version, verdict)
+        labels = labels_in(self._path)  # whoever has written them
+        wanted = self._wanted(labels)
+        before, self._before = self._before, wanted
+        if canary and (not wanted or canary.model.version != wanted.name):
+            self.end("promoted" if str(labels.get(self._label or "")) == canary.model.version else "dropped")
+        elif not canary and wanted and wanted == before and wanted not in self._refused:
+            self._bring_up(wanted)
+
+    def _wanted(self, labels: Mapping[str, int]) -> Version | None:
+        """The canary; none where that is not there, or is the version in use, of which one line is said."""
+        if _CANARY not in labels:
+            self._detector.no_canary, self._not_tried = None, ""
+            return None
+        found, named = versions_in(self._path).get(labels[_CANARY]), f"{LABELS} calls version {labels[_CANARY]} canary"
+        before, self._not_tried = self._not_tried, ""
+        if found and found.name != self._detector.model.version:
+            return found
+        self._not_tried = f"{named}, which is not there"
+        if found:
+            self._not_tried = (
+                f"{named}, which is the one in use: there is no canary; --model-version names the one to be in use beside it"
+            )
+        self._note(str(labels[_CANARY]), self._not_tried)
+        if self._not_tried != before:
+            self._say(f"model {self._detector.model.metadata.name}: {self._not_tried}")
+        return None
+
+    def _note(self, version: str, why: str) -> None:
+        """Notes for the end of the job why no image meets the canary."""
+        self._detector.no_canary = CanaryStats(version, self._detector.model.version, self._detect.canary_mode, not_up=why)
+
+    def _refuse(self, version: Version, err: ModelError) -> None:
+        self._refused.add(version)
+        self._note(version.name, f"it is refused: {err}")
+        self._say(f"model {self._detector.model.metadata.name}: canary {version.name} is refused: {err}")
+
+    def end(self, outcome: str) -> None:
+        """Ends the canary where there is one, so that there are never three versions in memory.
+
+        Args:
+          outcome: `promoted` or `dropped`; empty: undecided.
+        """
+        canary = self._detector.canary
+        if canary:
+            self._detector.use_canary(None)
+            line = canary.decide(outcome).line()
+            self._say(f"model {self._detector.model.metadata.name}: canary {outcome or 'put aside'}; {line}")
+
+    def _bring_up(self, version: Version) -> None:
+        current = self._detector.model
+        try:
+            loaded = self._load(version)
+        except ModelError as err:
+            self._refuse(version, err)
+            return
+        if not loaded:
+            return
+        self._detector.no_canary = None
+        self._detector.try_canary(loaded)
+        share, mode = self._detect.canary_share, self._detect.canary_mode
+        self._say(f"model {current.metadata.name}: {share:.1%} of the images meet canary {version.name}, {mode}")
+
+    def _record(self, version: str, verdict: str) -> None:
+        """Writes down what is to become of the canary, unless somebody else has done so."""
+        labels = labels_in(self._path)
+        if str(labels.get(_CANARY)) != version:
+            return
+        kept = {label: number for label, number in labels.items() if label != _CANARY}
+        if verdict == "promoted" and self._label:
+            kept[self._label] = labels[_CANARY]
+        write_file(f"{self._path}/{LABELS}", json.dumps(kept).encode())

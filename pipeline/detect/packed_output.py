@@ -1,0 +1,248 @@
+"""YOLO exports with one joined output: which layout it has, and its parts as the outputs that other detectors have apart.
+
+What exporters write, by what their sources say:
+
+| exporter | layout | boxes | suppressed |
+|---|---|---|---|
+| Ultralytics YOLOv8 and later | `(N, 4 + C, M)` | cxcywh, pixels; shares where made on the way to TFLite | no |
+| the same with `nms=True`, or end to end (v10, v26) | `(N, M, 6)` | xyxy, then confidence and class | yes |
+| YOLOv5's `export.py`, YOLOv7 | `(N, M, 5 + C)`: an objectness before the classes | cxcywh, shares | no |
+
+All take float32 RGB `(N, H, W, 3)` in 0..1, letterboxed with grey 114; `metadata.yaml` beside the graph has `task`, `names` and
+`imgsz`. An export without suppression has a candidate for each cell of its grids (strides 8, 16, 32), YOLOv5 three; so the shape
+alone mostly says which axis is which. Units can't be seen in a shape: they are measured.
+
+Sources: https://github.com/ultralytics/ultralytics, `ultralytics/engine/exporter.py` (`Exporter`, `NMSModel`),
+`nn/modules/head.py` (`Detect`), `nn/backends/tensorflow.py`, `data/augment.py` (`LetterBox`);
+https://github.com/ultralytics/yolov5, `models/tf.py` (`TFDetect`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import numpy as np
+import yaml
+
+from models.metadata import BoxUnits, DetectorMetadata, JoinedLayout
+from pipeline.config import DetectConfig
+from pipeline.errors import ModelError
+
+LAYOUTS = tuple(layout for layout in get_args(JoinedLayout) if layout)
+_METADATA_PATH = "metadata.yaml"
+_LETTERBOX_GREY = 114
+_STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))  # also with P6, with P2, and the tiny ones of YOLOv3 and v4
+_LARGEST_SHARE = 2.0  # half of a model's boxes beyond twice its input: then they are pixels
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExportNotes:
+    """What an export's `metadata.yaml` says.
+
+    Attributes:
+      class_names: In the order of the class ids.
+      input_hw: Height and width of the input, pixels; None where it does not say.
+    """
+
+    class_names: tuple[str, ...] = ()
+    input_hw: tuple[int, int] | None = None
+
+
+def read_notes(local: str, folder: str) -> ExportNotes:
+    """Reads the `metadata.yaml` of a SavedModel; where there is none, it says nothing.
+
+    Args:
+      local: The SavedModel on this machine.
+      folder: What to call it in messages.
+
+    Raises:
+      ModelError: The file cannot be understood, or the model is for another task than detection.
+    """
+    try:
+        with open(os.path.join(local, _METADATA_PATH), encoding="utf-8") as file:
+            said = yaml.safe_load(file)
+    except FileNotFoundError:
+        return ExportNotes()
+    except (OSError, ValueError, yaml.YAMLError) as err:
+        raise ModelError(f"model {folder}: {_METADATA_PATH} cannot be read: {' '.join(str(err).split())[:300]}") from err
+    if not isinstance(said, dict):
+        raise ModelError(f"model {folder}: expected keys and values in {_METADATA_PATH}, got {type(said).__name__}")
+    if (task := said.get("task", "detect")) != "detect":
+        raise ModelError(f"model {folder}: expected a model that detects, {_METADATA_PATH} says its task is '{task}'")
+    try:
+        return ExportNotes(_names(said.get("names", ())), _input_hw(said.get("imgsz")))
+    except (TypeError, ValueError, KeyError) as err:
+        raise ModelError(
+            f"model {folder}: expected class names by number from 0 as names and [height, width] as imgsz in {_METADATA_PATH}"
+        ) from err
+
+
+def _names(said: Any) -> tuple[str, ...]:
+    names = [said[number] for number in range(len(said))]
+    return tuple(str(name) for name in names)
+
+
+def _input_hw(said: Any) -> tuple[int, int] | None:
+    if said is None:
+        return None
+    height, width = (said, said) if isinstance(said, int) else said
+    return int(height), int(width)
+
+
+def is_packed(outputs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether an output joins boxes and classes: the config says so, or it is alone, has three axes, and is wide enough.
+
+    Args:
+      outputs: Of the signature.
+      given: What the config says of the model.
+    """
+    if "packed_layout" in given:
+        return True
+    shapes = [spec.shape for spec in outputs.values()]
+    return len(shapes) == 1 and shapes[0].rank == 3 and all(size is None or size > 4 for size in shapes[0][1:])
+
+
+def has_masks(outputs: Mapping[str, Any]) -> bool:
+    """Whether a signature's outputs are those of a YOLO that segments: a joined one, and prototypes of masks `(N, H, W, 32)`."""
+    return sorted(spec.shape.rank or 0 for spec in outputs.values()) == [3, 4]
+
+
+def layout_of(sizes: tuple[int | None, int | None], input_hw: tuple[int, int], classes: int) -> JoinedLayout:
+    """The layout of a joined output, by its shape; empty where several fit it.
+
+    Args:
+      sizes: Of its second and third axis; None where unknown.
+      input_hw: Height and width of the model's input, pixels.
+      classes: How many classes the model has; 0 where unknown.
+    """
+    fitting = _fitting(sizes, classes, _grid_sizes(input_hw, 1), _grid_sizes(input_hw, 3))
+    if not fitting and classes:  # other strides, or only the best few candidates: the width must tell
+        fitting = _fitting(sizes, classes, {*sizes}, {*sizes})
+    return fitting[0] if len(fitting) == 1 else ""
+
+
+def _fitting(
+    sizes: tuple[int | None, int | None], classes: int, single: set[int | None], triple: set[int | None]
+) -> list[JoinedLayout]:
+    """The layouts that a shape may have, if models without suppression give so many boxes: one a cell, or three."""
+    first, last = sizes
+    found: list[JoinedLayout] = []
+    if last in single and _is_wide_as(first, 4, classes):
+        found.append("4+C,M")
+    if first in single and _is_wide_as(last, 4, classes):
+        found.append("M,4+C")
+    if first in single | triple and _is_wide_as(last, 5, classes):
+        found.append("M,5+C")
+    if last == 6 and (first is None or first not in single | triple):
+        found.append("M,6")
+    return found
+
+
+def _is_wide_as(width: int | None, without_classes: int, classes: int) -> bool:
+    return width is not None and (width == without_classes + classes if classes else width > without_classes)
+
+
+def _grid_sizes(input_hw: tuple[int, int], anchors: int) -> set[int | None]:
+    """How many boxes an export without suppression may give for an input of this size; None stands for any number."""
+    height, width = input_hw
+    return {None, *(anchors * sum((height // stride) * (width // stride) for stride in strides) for strides in _STRIDES)}
+
+
+def expected_shape(metadata: DetectorMetadata) -> tuple[int | None, ...]:
+    """The shape of a joined output by its layout and the class names; None where it may be any."""
+    classes = len(metadata.class_names)
+    first, _, last = metadata.packed_layout.partition(",")
+    axes = {"M": None, "4+C": 4 + classes if classes else None, "5+C": 5 + classes if classes else None, "6": 6}
+    return None, axes[first], axes[last]
+
+
+def guess(name: str, layout: JoinedLayout) -> dict[str, Any]:
+    """What a model of this layout expects and returns, by its exporters' sources; all but the units of its boxes."""
+    suppressed = layout == "M,6"
+    return {
+        "resize": "letterbox",
+        "letterbox_value": _LETTERBOX_GREY,
+        "boxes_output": name,
+        "scores_output": name,
+        "classes_output": "",
+        "count_output": "",
+        "box_format": "xyxy" if suppressed else "cxcywh",
+        "nms": "model" if suppressed else "pipeline",
+        "packed_layout": layout,
+    }
+
+
+def measured_units(signature: Any, metadata: DetectorMetadata) -> BoxUnits | None:
+    """The units of a model's boxes, seen in what it answers to an image of noise; None where there is none to see.
+
+    Candidates without suppression lie all over the input, and the best few of a suppressed output are there even where all
+    confidences are low. So their median is far above 2 in pixels, and below in shares.
+    """
+    import tensorflow as tf
+
+    spec = signature.structured_input_signature[1][metadata.input_name]
+    noise = np.random.default_rng(0).uniform(*metadata.value_range, (spec.shape[0] or 1, *metadata.input_hw, 3))
+    joined = signature(**{metadata.input_name: tf.cast(noise, spec.dtype)})[metadata.boxes_output].numpy()
+    rows = np.swapaxes(joined, 1, 2) if metadata.packed_layout == "4+C,M" else joined
+    corners_or_centre = rows[..., : 4 if metadata.packed_layout == "M,6" else 2]
+    largest = np.abs(corners_or_centre).max(axis=-1)
+    seen = largest[np.isfinite(largest) & (largest > 0)]  # unused rows are zeros
+    if not seen.size:
+        return None
+    return "norm" if np.median(seen) <= _LARGEST_SHARE else "pixels"
+
+
+def part(joined: Any, metadata: DetectorMetadata, detect: DetectConfig, most: int) -> dict[str, Any]:
+    """The outputs by their roles, in the graph; suppressed there, so that no image pays for its thousands of candidates.
+
+    Args:
+      joined: `(N, …, …)`, of the layout that the metadata states.
+      metadata: What the model returns.
+      detect: Thresholds.
+      most: Boxes of an image at most.
+    """
+    import tensorflow as tf
+
+    from models.export import suppress
+
+    rows = tf.cast(tf.transpose(joined, [0, 2, 1]) if metadata.packed_layout == "4+C,M" else joined, tf.float32)
+    boxes = rows[..., :4]
+    if metadata.packed_layout == "M,6":
+        return {"boxes": boxes, "scores": rows[..., 4], "classes": rows[..., 5]}
+    scores = rows[..., 4:5] * rows[..., 5:] if metadata.packed_layout == "M,5+C" else rows[..., 4:]
+    iou_threshold = detect.iou_threshold if metadata.nms == "pipeline" else 1.0  # no box overlaps another more
+    found = suppress(
+        _to_xyxy(boxes, metadata.box_format),
+        scores,
+        tf.constant(detect.score_threshold, tf.float32),
+        tf.constant(iou_threshold, tf.float32),
+        tf.constant(most, tf.int32),
+    )
+    return {"count" if name == "num_detections" else name: value for name, value in found.items()}
+
+
+def _to_xyxy(boxes: Any, box_format: str) -> Any:
+    """As `geometry.boxes_to_xyxy`, of tensors."""
+    import tensorflow as tf
+
+    a, b, c, d = tf.unstack(boxes, axis=-1)
+    edges = {
+        "xyxy": (a, b, c, d),
+        "yxyx": (b, a, d, c),
+        "xywh": (a, b, a + c, b + d),
+        "cxcywh": (a - c / 2, b - d / 2, a + c / 2, b + d / 2),
+    }
+    return tf.stack(edges[box_format], axis=-1)
+
+
+def parted(metadata: DetectorMetadata) -> DetectorMetadata:
+    """The metadata of a model whose outputs `part` has taken apart."""
+    apart = dataclasses.replace(
+        metadata, packed_layout="", boxes_output="boxes", scores_output="scores", classes_output="classes"
+    )
+    if metadata.packed_layout == "M,6":
+        return apart
+    return dataclasses.replace(apart, count_output="num_detections", box_format="xyxy", nms="model")

@@ -1,0 +1,155 @@
+"""What `--dry-run` says beside a job's places: what the model is, what it finds in an image, and what looks wrong in that.
+
+A wrong description of a foreign model cannot be told from its files alone; it shows in the boxes and classes that come out.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from models.metadata import DetectorMetadata
+from pipeline.config import Config, ReadConfig
+from pipeline.detect.detector import Detector
+from pipeline.detect.loaded_model import LoadedModel, Output
+from pipeline.failures import ImageError
+from pipeline.read.fetch import fetch
+from pipeline.read.letters import is_letter
+from pipeline.read.manifests import is_bad_line, letter_of_line
+from pipeline.read.tfrecords import images_of_file, is_tfrecord
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
+from pipeline.stats.summary import left_out_line
+
+_SHOWN = 5  # names, or objects
+_TRIED = 5  # images, until one can be detected in
+
+
+def say(lines: Iterable[str]) -> None:
+    """Prints lines; names of files need not be Unicode, standard output does."""
+    for line in lines:
+        print(line.encode("utf-8", "backslashreplace").decode())
+
+
+def tried(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> bool:
+    """Prints what `trial_lines` gives; returns what it returns."""
+    succeeded = True
+
+    def lines() -> Iterator[str]:
+        nonlocal succeeded
+        succeeded = yield from trial_lines(detector, images)
+
+    say(lines())
+    return succeeded
+
+
+def shown(names: Iterable[str]) -> Iterator[str]:
+    """The first few names, a line each."""
+    for number, name in enumerate(names):
+        yield f"         {name if number < _SHOWN else '…'}"
+        if number == _SHOWN:
+            return
+
+
+def to_try(uris: Iterable[str]) -> list[str]:
+    """Those that may be read at once, images before files of them."""
+    return sorted((uri for uri in uris if not (is_letter(uri) or is_bad_line(uri))), key=is_tfrecord)
+
+
+def input_lines(new: Sequence[ImageRef], done: int, left_out: Counter[str]) -> Iterator[str]:
+    """How many images a job would read, which ones, and what of its inputs is none.
+
+    Args:
+      new: What is to be read, sorted.
+      done: How many images are done.
+      left_out: Files that are no images, by kind.
+    """
+    images = [ref.uri for ref in new if not (is_tfrecord(ref.uri) or is_bad_line(ref.uri))]
+    bad = [letter_of_line(ref).message for ref in new if is_bad_line(ref.uri)]
+    skipped = f", and {done} that are done" if done else ""
+    lines = f", and {len(bad)} lines of manifests that name none" if bad else ""
+    files = f"; skipped: {left_out_line(left_out)}" if left_out else ""
+    yield f"input    {len(images)} images{skipped}{lines}{files}"
+    yield from shown(images)
+    yield from shown(bad)
+
+
+def model_lines(detector: Detector, config: Config) -> Iterator[str]:
+    """What the model is, how it will run, and whether it knows as many classes as have names."""
+    model = detector.model
+    height, width = model.metadata.input_hw
+    names = len(model.metadata.class_names)
+    yield f"model    {model.metadata.name} {model.version}, {width}x{height} {model.metadata.resize}, {names} classes"
+    yield f"batches  {', '.join(map(str, detector.batch_sizes))} at {config.detect.precision}"
+    classes = _classes_scored(model)
+    if names and classes not in (None, names):
+        yield f"wrong?   the model scores {classes} classes, class_names has {names}"
+
+
+def _classes_scored(model: LoadedModel) -> int | None:
+    """How many classes the model gives a box scores for; None where that does not show, or it fails on a black image."""
+    (output,) = model.engine([np.zeros((*model.metadata.input_hw, 3), np.uint8)])
+    scores = output.arrays["scores"] if isinstance(output, Output) else np.empty(0)
+    return int(scores.shape[-1]) if scores.ndim == 2 else None
+
+
+def first_images(uris: Sequence[str], read: ReadConfig) -> Iterator[EncodedImage | DeadLetter]:
+    """A few images to try, each read when it is asked for."""
+    max_bytes = int(read.max_file_mb * 1e6)
+    for ref in map(ImageRef, uris[:_TRIED]):
+        if is_tfrecord(ref.uri):
+            yield from itertools.islice(images_of_file(ref, max_bytes), _TRIED)
+            continue
+        try:
+            yield EncodedImage(ref, fetch(ref, max_bytes)[0])
+        except ImageError as err:
+            yield err.dead_letter(ref)
+
+
+def trial_lines(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> Generator[str, None, bool]:
+    """What the detector finds in the first image that it can detect in; of those before it, why it cannot.
+
+    Returns:
+      Whether there is one, or none was to be tried.
+    """
+    image = None
+    for image in images:
+        result = image if isinstance(image, DeadLetter) else detector.detect([image])[0]
+        if isinstance(result, DetectedImage):
+            yield from _found_lines(result)
+            yield from (f"wrong?   {doubt}" for doubt in doubts(result, detector.model.metadata))
+            return True
+        yield f"tried    {result.ref.uri}: dead letter, {result.reason}: {result.message}"
+    return image is None
+
+
+def _found_lines(image: DetectedImage) -> Iterator[str]:
+    found = image.detections
+    yield f"tried    {image.ref.uri}: {image.width}x{image.height}, {len(found)} objects"
+    boxes = np.rint(found.boxes_xyxy).astype(int).tolist()
+    objects = zip(found.class_names, found.confidences, boxes, strict=True)
+    yield from shown(f"{name} {confidence:.2f} at {box}" for name, confidence, box in objects)
+
+
+def doubts(image: DetectedImage, metadata: DetectorMetadata) -> Iterator[str]:
+    """What looks wrong in one image's detections, and which settings would make it so.
+
+    Boxes of the true format and units have an area of at least a pixel of the model's input, and lie in the image for the most
+    part. Of `xyxy` and `yxyx` in shares either may be true; that shows to the eye alone.
+    """
+    found, names = image.detections, metadata.class_names
+    boxes = found.boxes_xyxy.astype(np.float64)
+    inside = np.clip(boxes, 0, [image.width, image.height] * 2)
+    area, area_inside = ((corners[:, 2:] - corners[:, :2]).clip(0).prod(axis=-1) for corners in (boxes, inside))
+    input_pixel = image.width * image.height / np.prod(metadata.input_hw)
+    described = f"model.box_format is {metadata.box_format}, model.box_units {metadata.box_units}"
+    if (small := area < input_pixel).any():
+        yield f"{small.sum()} of {len(found)} boxes are smaller than a pixel of the model's input; {described}"
+    if (outside := area_inside < area / 2).any():
+        yield f"{outside.sum()} of {len(found)} boxes are for the most part outside of the image; {described}"
+    unnamed = found.class_ids[(found.class_ids < 0) | (found.class_ids >= len(names))]
+    if names and len(unnamed):
+        offset = f"model.class_id_offset is {metadata.class_id_offset}"
+        yield f"class {unnamed[0]} was found, class_names has 0 to {len(names) - 1}; {offset}"

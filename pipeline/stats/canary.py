@@ -1,0 +1,124 @@
+"""What a canary has shown: how it agrees with the version in use, how often each of them fails, how long each takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+
+@dataclasses.dataclass
+class CanaryStats:
+    """Counts of one canary in one process.
+
+    Attributes:
+      version: The canary.
+      stable: The version in use beside it.
+      mode: `shadow` or `live`.
+      images: Images that the canary was given.
+      failed: Of these, the ones that it failed on, or took too long for.
+      left_out: Images of its share that it was not given, since it was behind.
+      seconds: Its time, summed over images that it did not fail on.
+      stable_images: Images of the version in use, of whatever share.
+      stable_failed: Of these, the ones that it failed on.
+      stable_seconds: Its time, summed over the others.
+      matched: Objects that both have found in the same image.
+      objects: Objects that either has found in the same images, each one's counted.
+      score_shift_sum: Of the matched objects, the canary's confidence minus the other's.
+      outcome: `promoted` or `dropped`, once that is decided.
+      not_up: Why it never came up; empty where it did.
+    """
+
+    version: Annotated[str, str.isdecimal]
+    stable: Annotated[str, str.isdecimal]
+    mode: str
+    images: int = 0
+    failed: int = 0
+    left_out: int = 0
+    seconds: float = 0.0
+    stable_images: int = 0
+    stable_failed: int = 0
+    stable_seconds: float = 0.0
+    matched: int = 0
+    objects: int = 0
+    score_shift_sum: float = 0.0
+    outcome: str = ""
+    not_up: str = ""
+
+    @property
+    def why_no_images(self) -> str:
+        """Why it has met no image; empty where it has met some."""
+        if self.images:
+            return ""
+        of_share = f"none of the {self.stable_images} images that came was of its share"
+        return self.not_up or (of_share if self.stable_images else "no image came while it was loaded")
+
+    @property
+    def agreement(self) -> float | None:
+        """2 matched / all objects of both; None where no image was given to both."""
+        if self.mode != "shadow" or self.images == self.failed:
+            return None
+        return 2 * self.matched / self.objects if self.objects else 1.0
+
+    @property
+    def failure_rate(self) -> float:
+        """Of the canary."""
+        return self.failed / max(self.images, 1)
+
+    @property
+    def stable_failure_rate(self) -> float:
+        """Of the version in use."""
+        return self.stable_failed / max(self.stable_images, 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What stands in summary.json."""
+        return {
+            "version": self.version,
+            "stable": self.stable,
+            "mode": self.mode,
+            "images": self.images,
+            "failed": self.failed,
+            "left_out": self.left_out,
+            "agreement": _rounded(self.agreement),
+            "score_shift": _rounded(self.score_shift_sum / self.matched if self.matched else None),
+            "failure_rate": _rounded(self.failure_rate),
+            "stable_failure_rate": _rounded(self.stable_failure_rate),
+            "mean_ms": _rounded(_mean_ms(self.seconds, self.images - self.failed), 3),
+            "stable_mean_ms": _rounded(_mean_ms(self.stable_seconds, self.stable_images - self.stable_failed), 3),
+            "outcome": self.outcome or "undecided",
+            **({"why_no_images": self.why_no_images} if self.why_no_images else {}),
+        }
+
+    def line(self) -> str:
+        """What a line of the display says."""
+        if self.why_no_images:
+            return f"canary {self.version}: 0 images: {self.why_no_images}"
+        shown = self.as_dict()
+        agreement = "" if self.agreement is None else f", agreement {shown['agreement']:.3f}"
+        shift = "" if shown["score_shift"] is None else f", scores {shown['score_shift']:+.3f}"
+        times = [f"{ms:.0f}" if ms is not None else "-" for ms in (shown["mean_ms"], shown["stable_mean_ms"])]
+        rates = f"failed {self.failure_rate:.1%} (stable {self.stable_failure_rate:.1%})"
+        return f"canary {self.version}: {self.images} images{agreement}{shift}, {rates}, {times[0]} ms (stable {times[1]} ms)"
+
+
+def merge_canaries(figures: Iterable[CanaryStats]) -> CanaryStats | None:
+    """What all processes have shown of the newest canary that any of them has met; None where none has met one."""
+    merged: CanaryStats | None = None
+    for each in sorted(figures, key=lambda each: (int(each.version), int(each.stable), each.mode), reverse=True):
+        if merged is None:
+            merged = dataclasses.replace(each)
+        elif (each.version, each.stable, each.mode) == (merged.version, merged.stable, merged.mode):
+            for field in dataclasses.fields(each):
+                if isinstance(amount := getattr(each, field.name), (int, float)):
+                    setattr(merged, field.name, getattr(merged, field.name) + amount)
+            merged.outcome = merged.outcome or each.outcome
+            merged.not_up = merged.not_up or each.not_up
+    return merged
+
+
+def _mean_ms(seconds: float, images: int) -> float | None:
+    return seconds / images * 1e3 if images else None
+
+
+def _rounded(value: float | None, digits: int = 5) -> float | None:
+    return None if value is None else round(value, digits)

@@ -1,0 +1,277 @@
+"""Where files that match a pattern may lie, on a local disk or on Cloud Storage: a folder, and what must follow its name.
+
+A place is looked through entry by entry, so that memory stays flat, and can be divided, so that parts are listed side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import stat
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from typing import Any, NamedTuple
+
+from pipeline.storage.beginnings import beginnings
+from pipeline.storage.cloud import storage_client
+from pipeline.storage.globs import fixed_beginning, has_wildcard, to_regex
+
+GS = "gs://"
+_LOOKED_AT = 10_000  # names in one folder, to find out whether it can be divided
+_FIELDS = "items(bucket,name,size,generation),prefixes,nextPageToken"
+
+
+class FoundFile(NamedTuple):
+    """A file or object.
+
+    Attributes:
+      path: Its path or URI.
+      size_bytes: Its size; 0 where it could not be found out.
+      generation: The object's, or size and modification time of a local file; empty where it could not be found out.
+    """
+
+    path: str
+    size_bytes: int = 0
+    generation: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ListingBackend:
+    """A folder, and what must follow its name for a file to match.
+
+    Attributes:
+      folder: Empty for the current folder, else ending at a slash.
+      rest: What follows, split at its slashes. Only the last part may be without a wildcard.
+      below: Where the first part has `**`: where below `folder` to look; empty, or ending at a slash.
+      deeper: Whether to look in the folders there as well; of a plain name, whether it may be a folder's.
+      hidden: Whether names count that begin with a dot.
+      above: Where wildcards have been replaced by names of folders: the folder that was known before; None: none were.
+    """
+
+    folder: str
+    rest: tuple[str, ...]
+    below: str = ""
+    deeper: bool = True
+    hidden: bool = True
+    above: str | None = None
+
+    @property
+    def named(self) -> str:
+        """The folder that whoever wrote the pattern has named."""
+        return self.folder if self.above is None else self.above
+
+    @property
+    def here(self) -> str:
+        """The folder where to look; empty for the current one, else ending at a slash."""
+        return self.folder + self.below
+
+    @property
+    def pattern(self) -> str:
+        """The whole pattern."""
+        return self.folder + "/".join(self.rest)
+
+    @property
+    def is_recursive(self) -> bool:
+        """Whether files below folders here can match, however deep."""
+        return self.deeper and "**" in self.rest[0]
+
+    def matches(self, path: str) -> bool:
+        """Whether a path below `folder` is that of a file that is meant."""
+        if not self.hidden and (path.startswith(".") or "/." in path):
+            return False
+        return to_regex("/".join(self.rest)).fullmatch(path) is not None
+
+    def inside(self, name: str) -> ListingBackend | None:
+        """The place of a folder here, by its name; None where nothing in it can match."""
+        first, *after = self.rest
+        if "**" in first:
+            wanted = self.deeper and (self.hidden or not name.startswith("."))
+            return dataclasses.replace(self, below=f"{self.below}{name}/") if wanted else None
+        if after and to_regex(first).fullmatch(name):
+            place = dataclasses.replace(self, folder=f"{self.folder}{name}/", rest=tuple(after), above=self.named).normalised()
+            return dataclasses.replace(place, deeper=has_wildcard(place.rest[0]))
+        return None
+
+    def normalised(self) -> ListingBackend:
+        """The same place, with the folder as far as it is known."""
+        known = next((n for n, part in enumerate(self.rest[:-1]) if has_wildcard(part)), len(self.rest) - 1)
+        return dataclasses.replace(
+            self, folder=self.folder + "".join(f"{part}/" for part in self.rest[:known]), rest=self.rest[known:]
+        )
+
+    def parts(self) -> list[ListingBackend]:
+        """Places that together are this one, where looking at one folder tells; else just this one."""
+        if not (self.is_recursive or (self.rest[1:] and "**" not in self.rest[0])):
+            return [self]
+        names = list(islice(self._folders(), _LOOKED_AT + 1))
+        if len(names) > _LOOKED_AT:
+            return [self]
+        parts = [part for part in map(self.inside, filter(None, names)) if part]
+        return [dataclasses.replace(self, deeper=False), *parts] if self.is_recursive else parts
+
+    def cut(self, wanted: int, long: int) -> list[ListingBackend]:
+        """Places that together are this one, about as many as wanted, where one listing would take long; else just this one.
+
+        Args:
+          wanted: How many.
+          long: More names than this are too many.
+        """
+        return [self]
+
+    def look(self) -> Iterator[FoundFile | ListingBackend]:
+        """The files here that match, and the places below where others may."""
+        raise NotImplementedError
+
+    def _folders(self) -> Iterator[str]:
+        """The names of the folders here, and an empty one for each file."""
+        raise NotImplementedError
+
+
+class LocalListing(ListingBackend):
+    """One on a disk of this machine. Links to folders that a wildcard matches are not followed, so there are no circles."""
+
+    def look(self) -> Iterator[FoundFile | ListingBackend]:
+        """Looks at each entry of one folder; one that cannot be looked into is given as a file, for its reader to say why."""
+        if not has_wildcard(self.rest[0]):
+            yield from _found(self.here + self.rest[0])
+            return
+        for entry in _entries(self.here):
+            if entry is None:
+                yield FoundFile(self.here.rstrip("/") or self.here)
+            elif entry.is_dir(follow_symlinks=False):
+                place = self.inside(entry.name)
+                if place:
+                    yield place
+            elif self.matches(self.below + entry.name):
+                yield from _found(self.here + entry.name, entry)
+
+    def _folders(self) -> Iterator[str]:
+        for entry in _entries(self.here):
+            yield entry.name if entry and entry.is_dir(follow_symlinks=False) else ""
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str] | None]:
+    """The entries of a folder, none where it is gone; None where the system refuses to tell (all)."""
+    try:
+        with os.scandir(folder or ".") as entries:
+            yield from entries
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError:
+        yield None
+
+
+def _found(path: str, entry: os.DirEntry[str] | None = None) -> Iterator[FoundFile]:
+    """The file of this path, unless it is a folder, or gone, or a link to either."""
+    try:
+        status = entry.stat() if entry else os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError:
+        yield FoundFile(path)
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        yield FoundFile(path, status.st_size, f"{status.st_size}-{status.st_mtime_ns}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectListing(ListingBackend):
+    """One on Cloud Storage, where folders are but names.
+
+    Attributes:
+      start: The first name in the bucket that may be one of it.
+      end: The first one after it that is none any more; empty where there is no such one.
+    """
+
+    start: str = ""
+    end: str = ""
+
+    def cut(self, wanted: int, long: int) -> list[ListingBackend]:
+        """Cuts the listing by how names begin."""
+        if not has_wildcard(self.rest[0]) or len(list(islice(self._list(self._one_folder), long + 1))) <= long:
+            return [self]
+        bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
+        folder = len(self._bucket_and_name("")[1])
+
+        def is_here(beginning: str) -> bool:  # what is listed as one folder must not be in two places
+            return not (self._one_folder and "/" in beginning[folder:])
+
+        with storage_client() as client:
+            starts = beginnings(functools.partial(_first_name, client, bucket), prefix, wanted, is_here)[1:]
+        return [dataclasses.replace(self, start=start, end=end) for start, end in pairwise(["", *starts, ""])]
+
+    @property
+    def _by_folder(self) -> bool:
+        return "**" not in self.rest[0] and not all(map(has_wildcard, self.rest[1:]))
+
+    @property
+    def _one_folder(self) -> bool:
+        return self._by_folder or not (self.is_recursive or self.rest[1:])
+
+    def look(self) -> Iterator[FoundFile | ListingBackend]:
+        """Lists one folder, or all below it where nothing that is known of the pattern's end would save a request."""
+        if not has_wildcard(self.rest[0]):
+            yield from self._named()
+            return
+        for found in self._list(self._one_folder):
+            if isinstance(found, str):
+                place = self.inside(found) if self._by_folder else None
+                if place:
+                    yield place
+            elif not found.path.endswith("/") and self.matches(found.path[len(self.folder) :]):
+                yield found
+
+    def _named(self) -> Iterator[FoundFile | ListingBackend]:
+        """The object of this very name; without one, what lies in the folder of that name, if that is meant."""
+        bucket, name = self._bucket_and_name(self.rest[0])
+        with storage_client() as client:
+            blob = client.bucket(bucket).get_blob(name)
+        if blob:
+            yield _object(blob)
+        elif self.deeper:
+            yield ObjectListing(f"{self.here}{self.rest[0]}/", ("**",), hidden=False)
+
+    def _folders(self) -> Iterator[str]:
+        for found in self._list(one_folder=True):
+            yield found if isinstance(found, str) else ""
+
+    def _list(self, one_folder: bool) -> Iterator[FoundFile | str]:
+        """Objects, and the names of folders where just one folder is listed, page by page."""
+        bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
+        bounds = {"start_offset": self.start or None, "end_offset": self.end or None}
+
+        def is_here(name: str) -> bool:  # an emulator may list them all
+            return self.start <= name and not (self.end and name >= self.end)
+
+        with storage_client() as client:
+            delimiter = "/" if one_folder else None
+            for page in client.list_blobs(bucket, prefix=prefix or None, delimiter=delimiter, fields=_FIELDS, **bounds).pages:
+                yield from (_object(blob) for blob in page if is_here(blob.name))
+                yield from (name[:-1].rpartition("/")[2] for name in page.prefixes if is_here(name))
+
+    def _bucket_and_name(self, below: str) -> tuple[str, str]:
+        bucket, _, name = f"{self.here}{below}"[len(GS) :].partition("/")
+        return bucket, name
+
+
+def _first_name(client: Any, bucket: str, prefix: str, start: str) -> str | None:
+    """The first name with a prefix that is not before `start`."""
+    found = client.list_blobs(bucket, prefix=prefix or None, start_offset=start or None, max_results=1, fields="items(name)")
+    return next((blob.name for blob in found), None)
+
+
+def generation_of(path: str) -> str:
+    """The generation of a file or object by its name, as a listing has it; empty where it is not there, or has none."""
+    if "://" not in path:
+        return next((found.generation for found in _found(path)), "")
+    if not path.startswith(GS):
+        return ""
+    bucket, _, name = path[len(GS) :].partition("/")
+    with storage_client() as client:
+        blob = client.bucket(bucket).get_blob(name)
+    return _object(blob).generation if blob else ""
+
+
+def _object(blob: Any) -> FoundFile:
+    return FoundFile(f"{GS}{blob.bucket.name}/{blob.name}", blob.size or 0, str(blob.generation or ""))

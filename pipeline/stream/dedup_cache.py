@@ -1,0 +1,124 @@
+"""Which images are under way, and what became of those of late: one store for what makes a repeat and for what answers it.
+
+`DedupCache` is for steps in one process; `Attempts` is for runners that keep state, and knows what state cannot hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+from cachetools import TTLCache  # type: ignore[import-untyped]
+
+from pipeline.records import ImageRef, name_bytes
+from pipeline.stream.outgoing import Outcome
+
+_MAX_BYTES = 128_000_000
+_MAX_FAILED = 100_000
+_ENTRY_BYTES = 500  # of one entry beside the text of its identity and row; measured with 200,000 of them
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Repeat:
+    """An image that was asked for before.
+
+    Attributes:
+      ref: Which, and who asks now.
+      outcome: What became of it; None while it is under way: `DedupCache.done` names the repeat then.
+    """
+
+    ref: ImageRef
+    outcome: Outcome | None
+
+
+class DedupCache:
+    """Tells new images from repeats; thread-safe.
+
+    An image is under way from the first asking to its outcome, then a result is remembered for a time, within so many bytes,
+    the least recently used forgotten first. A failure is not: who asks after it asks anew. So there is no moment at which an
+    image counts as a repeat and yet nobody has its outcome or will have it.
+
+    Args:
+      seconds: How long a result is remembered.
+      max_bytes: How many bytes the results may take; images under way are bounded by what is in hand.
+      clock: Seconds, monotonic.
+    """
+
+    def __init__(self, seconds: float, max_bytes: int = _MAX_BYTES, clock: Callable[[], float] = time.monotonic):
+        self._under_way: dict[str, list[ImageRef]] = {}
+        self._results: TTLCache[str, tuple[Outcome, int]] = TTLCache(max_bytes, seconds, clock, lambda entry: entry[1])
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """How many results are remembered."""
+        with self._lock:
+            return len(self._results)
+
+    def ask(self, ref: ImageRef) -> Repeat | None:
+        """Asks for an image: None where it is new, and the caller's to bring to an outcome; else the repeat that it is."""
+        with self._lock:
+            known = self._results.get(ref.identity)
+            if known:
+                return Repeat(ref, known[0])
+            if ref.identity in self._under_way:
+                self._under_way[ref.identity].append(ref)
+                return Repeat(ref, None)
+            self._under_way[ref.identity] = []
+            return None
+
+    def done(self, ref: ImageRef, outcome: Outcome) -> list[ImageRef]:
+        """Notes what became of an image that was new; gives those who have asked for it meanwhile."""
+        with self._lock:
+            asking = self._under_way.pop(ref.identity, None)
+            if asking is not None and not outcome.failed:
+                size = len(outcome.row) + len(name_bytes(ref.identity)) + _ENTRY_BYTES
+                self._results[ref.identity] = outcome, size
+            return asking or []
+
+
+class Attempts:
+    """Tells repeats by the last attempt at an image, which runner state holds, and by how it ended here; thread-safe.
+
+    State is written before an image is read, and a runner commits both together: an attempt that state holds has an outcome. A
+    later step cannot write it there, so this process remembers which attempts failed. It does not know how an attempt of another
+    process ended; then another request tries again, and a second result has the same `detection_id`.
+
+    Args:
+      max_failed: How many failures are remembered; beyond that it counts as another process.
+    """
+
+    def __init__(self, max_failed: int = _MAX_FAILED):
+        self._max_failed = max_failed
+        self._lock = threading.Lock()
+        self._forget_all()
+
+    def begin(self, ref: ImageRef, last: tuple[str, str] | None) -> tuple[str, str] | None:
+        """Begins an attempt at an image: what state is to hold of it; None where the image is a repeat.
+
+        Args:
+          ref: Which image, and who asks for it.
+          last: What state holds of the last attempt; None where there was none.
+        """
+        with self._lock:
+            return None if last and self._is_repeat(ref, *last) else (self._process, ref.message_id)
+
+    def end(self, ref: ImageRef, failed: bool) -> None:
+        """Notes how the attempt of a message at an image ended."""
+        with self._lock:
+            self._failed.discard((ref.message_id, ref.uri))
+            if failed:
+                if len(self._failed) >= self._max_failed:
+                    self._forget_all()
+                self._failed.add((ref.message_id, ref.uri))
+
+    def _is_repeat(self, ref: ImageRef, process: str, message_id: str) -> bool:
+        if process == self._process:
+            return (message_id, ref.uri) not in self._failed
+        return bool(message_id) and message_id == ref.message_id  # delivered again after a restart: it has been answered
+
+    def _forget_all(self) -> None:
+        self._process = uuid.uuid4().hex
+        self._failed: set[tuple[str, str]] = set()

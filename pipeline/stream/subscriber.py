@@ -1,0 +1,246 @@
+"""The messages of one subscription that this process has in hand: pulled ahead, kept from redelivery, acknowledged when told.
+
+Pulling goes on in the background up to a bound of images and bytes, so that the next messages wait here while the detector works,
+and a backlog of any size stays where it is durable. What is in hand is kept by extending its deadline until it is acknowledged or
+released; a process that dies extends nothing, and Pub/Sub delivers again after `EXTEND_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from google.api_core import exceptions, retry
+
+from pipeline.stream.clients import is_lost_connection, one_line
+from pipeline.stream.messages import Message, image_count
+from pipeline.stream.threads import RunThreads
+
+EXTEND_SECONDS = 20
+_EXTEND_EVERY_SECONDS = 4.0  # a subscription's own deadline can be as short as 10 s
+_HOLD_SECONDS = 3600.0  # what is not answered by then may be delivered again
+_PULL_SECONDS = 1.0  # and so much longer a job takes to end: a pull that waits is heard out (see `end_pulling`)
+_PULL_MESSAGES = 200
+_FIRST_PULL_MESSAGES = 10
+_IDS_PER_CALL = 1000  # ack ids of ~200 bytes against a limit of 512 kB a call
+_BACK_OFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True)
+class _Held:
+    message: Message
+    ack_ids: list[str]
+    images: int
+    since: float
+    final: bool = False
+    unanswered: bool = False
+
+
+class Subscriber:
+    """Pulls messages ahead and holds them; thread-safe.
+
+    Args:
+      subscription: Full name.
+      connect: Makes a `SubscriberClient`.
+      max_images: Pulling pauses while this many images wait to be taken.
+      max_bytes: Pulling pauses while this many bytes wait to be taken.
+      threads: Those of the run. `stop` ends pulling; what nobody has taken by then is released.
+    """
+
+    def __init__(self, subscription: str, connect: Callable[[], Any], max_images: int, max_bytes: int, threads: RunThreads):
+        self._subscription = subscription
+        self._client = connect()
+        self._puller = connect()  # of its own, since a pull that waits ends at once only with its connection
+        self._max_images = max_images
+        self._max_bytes = max_bytes
+        self._threads = threads
+        self._stop = threads.stop
+        self._changed = threading.Condition()
+        self._waiting: deque[_Held] = deque()
+        self._held: dict[str, _Held] = {}
+        self._mean_bytes: float | None = None
+        self._pulling = threads.start("pulling", self._pull_ahead)
+        threads.repeat("extending deadlines", self._extend, _EXTEND_EVERY_SECONDS)
+
+    def pull(self, max_images: int, max_bytes: int, wait_s: float) -> list[Message]:
+        """Hands out what waits, or the first that comes within `wait_s`; a message that is larger than the bounds comes alone.
+
+        Raises:
+          google.api_core.exceptions.GoogleAPICallError: Pulling failed in a way that does not pass.
+          Exception: Another thread of the run did.
+        """
+        self._threads.raise_failure()
+        taken: list[_Held] = []
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._stop.is_set(), wait_s)
+            images = size = 0
+            while self._waiting and not self._stop.is_set():
+                first = self._waiting[0]
+                images, size = images + first.images, size + len(first.message.data)
+                if taken and (images > max_images or size > max_bytes):
+                    break
+                taken.append(self._waiting.popleft())
+            self._changed.notify_all()
+        return [held.message for held in taken]
+
+    def hold_ack(self, message_id: str) -> None:
+        """Keeps a message from being acknowledged before its request is answered."""
+        with self._changed:
+            if message_id in self._held:
+                self._held[message_id].unanswered = True
+
+    def answered(self, message_ids: Iterable[str]) -> None:
+        """Notes that the answers to these messages are published; acknowledges those whose bundle is final."""
+        with self._changed:
+            held = {message_id: self._held[message_id] for message_id in message_ids if message_id in self._held}
+            for each in held.values():
+                each.unanswered = False
+        self.acknowledge([message_id for message_id, each in held.items() if each.final])
+
+    def finalize(self, message_ids: Iterable[str]) -> None:
+        """Notes that all is done that the bundle of these messages could do; acknowledges those that await no answer.
+
+        An image of a request may be under way in another bundle, which asked for it first. If the process dies before that ends,
+        the request must come again: nobody else would ask for its answer.
+        """
+        with self._changed:
+            held = {message_id: self._held[message_id] for message_id in message_ids if message_id in self._held}
+            for each in held.values():
+                each.final = True
+        self.acknowledge([message_id for message_id, each in held.items() if not each.unanswered])
+
+    def acknowledge(self, message_ids: Iterable[str]) -> None:
+        """Tells Pub/Sub that these messages are done; where it does not listen they will come again."""
+        ack_ids = self._forget(message_ids)
+        try:
+            for start in range(0, len(ack_ids), _IDS_PER_CALL):
+                self._client.acknowledge(
+                    subscription=self._subscription, ack_ids=ack_ids[start : start + _IDS_PER_CALL], retry=_RETRY, timeout=10
+                )
+        except exceptions.GoogleAPIError as err:
+            _log.warning("%d messages could not be acknowledged and will be delivered again: %s", len(ack_ids), one_line(err))
+
+    def release(self, message_ids: Iterable[str]) -> None:
+        """Gives messages back, to be delivered again at once."""
+        self._set_deadline(self._forget(message_ids), 0)
+
+    def end_pulling(self) -> None:
+        """Waits for the pull that is under way; else it would take what is given back.
+
+        To cut its connection is not enough: Pub/Sub may not notice, and hands the messages to nobody.
+        """
+        self._stop.set()
+        self._pulling.join(2 * _PULL_SECONDS)
+        self._puller.close()
+
+    def close(self) -> None:
+        """Gives back everything that is in hand still, and lets go of the connection."""
+        self.end_pulling()
+        with self._changed:
+            self._waiting.clear()
+            ids = list(self._held)
+        self.release(ids)
+        self._client.close()
+
+    def _pull_ahead(self) -> None:
+        """Pulls until stopped; what does not pass by itself is raised, and ends the job."""
+        failures = 0
+        while not self._stop.is_set():
+            try:
+                self._pull_once()
+                failures = 0
+            except exceptions.DeadlineExceeded:
+                continue  # nothing was there for a while
+            except Exception as err:
+                if self._stop.is_set():
+                    break
+                if not is_lost_connection(err):
+                    raise
+                wait_s = _BACK_OFF_SECONDS[min(failures, len(_BACK_OFF_SECONDS) - 1)]
+                failures += 1
+                _log.warning("lost Pub/Sub (%s); pulling again in %g s", one_line(err), wait_s)
+                self._stop.wait(wait_s)
+        self._release_waiting()
+
+    def _pull_once(self) -> None:
+        with self._changed:
+            self._changed.wait_for(self._has_room, timeout=1.0)
+            if self._stop.is_set() or not self._has_room():
+                return
+            count = self._pull_size()
+        answer = self._puller.pull(subscription=self._subscription, max_messages=count, timeout=_PULL_SECONDS, retry=None)
+        now = time.monotonic()
+        with self._changed:
+            for received in answer.received_messages:
+                self._hold(received, now)
+            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        images = sum(held.images for held in self._waiting)
+        size = sum(len(held.message.data) for held in self._waiting)
+        return self._stop.is_set() or (images < self._max_images and size < self._max_bytes)
+
+    def _pull_size(self) -> int:
+        """As many messages as the bounds leave room for, going by the sizes seen so far."""
+        images = sum(held.images for held in self._waiting)
+        size = sum(len(held.message.data) for held in self._waiting)
+        if self._mean_bytes is None:
+            return min(_FIRST_PULL_MESSAGES, self._max_images)
+        by_bytes = (self._max_bytes - size) / max(self._mean_bytes, 1.0)
+        return int(max(1, min(_PULL_MESSAGES, self._max_images - images, by_bytes)))
+
+    def _hold(self, received: Any, now: float) -> None:
+        message_id = received.message.message_id
+        if message_id in self._held:  # delivered again while it is in hand: one answer acknowledges both
+            self._held[message_id].ack_ids.append(received.ack_id)
+            return
+        message = Message(
+            received.message.data, dict(received.message.attributes), message_id, received.message.publish_time.timestamp()
+        )
+        held = _Held(message, [received.ack_id], image_count(message), now)
+        self._held[message_id] = held
+        self._waiting.append(held)
+        size = len(message.data)
+        self._mean_bytes = size if self._mean_bytes is None else self._mean_bytes + 0.1 * (size - self._mean_bytes)
+
+    def _extend(self) -> None:
+        oldest = time.monotonic() - _HOLD_SECONDS
+        with self._changed:
+            ack_ids = [held.ack_ids[-1] for held in self._held.values() if held.since > oldest]
+        self._set_deadline(ack_ids, EXTEND_SECONDS)
+
+    def _set_deadline(self, ack_ids: Sequence[str], seconds: int) -> None:
+        try:
+            for start in range(0, len(ack_ids), _IDS_PER_CALL):
+                self._client.modify_ack_deadline(
+                    subscription=self._subscription,
+                    ack_ids=ack_ids[start : start + _IDS_PER_CALL],
+                    ack_deadline_seconds=seconds,
+                    timeout=10,
+                )
+        except exceptions.GoogleAPIError as err:
+            _log.warning("the deadline of %d messages could not be set: %s", len(ack_ids), one_line(err))
+
+    def _forget(self, message_ids: Iterable[str]) -> list[str]:
+        with self._changed:
+            held = [self._held.pop(message_id) for message_id in message_ids if message_id in self._held]
+        return [ack_id for each in held for ack_id in each.ack_ids]
+
+    def _release_waiting(self) -> None:
+        with self._changed:
+            ids = [held.message.message_id for held in self._waiting]
+            self._waiting.clear()
+            self._changed.notify_all()
+        with contextlib.suppress(ValueError):  # the channel is closed already
+            self.release(ids)
+
+
+_RETRY = retry.Retry(predicate=is_lost_connection, initial=0.5, maximum=10.0, timeout=60.0)

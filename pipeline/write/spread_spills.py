@@ -1,0 +1,101 @@
+"""`SpreadSpills`: more rows than one worker merges in a minute are cut into ranges, which many workers merge side by side.
+
+Each worker merges a group of the spills into one and notes a few of its rows, always the same ones. From all noted rows follows
+where the ranges begin, and each merged spill is cut there. So rows stay sorted over all files, and the same rows give the same
+files, however they were spilled. (A sample sort; no worker reads a spill that another one reads.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from zlib import crc32
+
+import apache_beam as beam
+from apache_beam.pvalue import AsDict, TaggedOutput
+
+from pipeline.storage.files import create
+from pipeline.storage.spill_files import SpillFile, merge_spills
+from pipeline.write.spill_rows import BY_ROWS, Shard
+
+ROWS_AT_ONCE = 1_000_000  # of half a minute
+MOST_RANGES = 256  # each worker that merges a range reads a part of as many spills
+_NOTED = 100  # rows a range, so that ranges are equal to within a third
+_NOTED_BYTES = 1000  # of each: its image's name and more
+
+KeyedSpool = tuple[Shard, SpillFile]
+
+
+def count_lines(spills: beam.PCollection[KeyedSpool]) -> AsDict:
+    """The number of rows of each shard, for the steps that come after."""
+    lines = spills | "LinesOfSpills" >> beam.MapTuple(lambda shard, spill: (shard, spill.lines))
+    return AsDict(lines | "CountLines" >> beam.CombinePerKey(sum))
+
+
+@dataclasses.dataclass
+class SpreadSpills(beam.PTransform):
+    """Cuts a shard that stands for all files of a kind into shards of about equal size, where it has many rows.
+
+    Element in: a spill with its shard; out: the same, whose shard's `number` is that of its range where there are several.
+    Bounded. A retried bundle leaves only an orphan in staging.
+
+    Args:
+      staging: Folder for unfinished files.
+      rows_at_once: How many rows one worker may merge; a range has that many or more.
+    """
+
+    staging: str
+    rows_at_once: int = ROWS_AT_ONCE
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, spills: beam.PCollection[KeyedSpool]) -> beam.PCollection[KeyedSpool]:
+        """Wires two shuffles: of the names of spills, and of the noted rows."""
+        rows = count_lines(spills)
+        groups = spills | "KeyByGroup" >> beam.Map(self._by_group, rows) | "GatherGroups" >> beam.GroupByKey()
+        merged = groups | "MergeGroups" >> beam.FlatMap(self._merge, rows).with_outputs("noted", main="spills")
+        noted = AsDict(merged.noted | "GatherNoted" >> beam.GroupByKey())
+        return merged.spills | "CutSpills" >> beam.FlatMap(self._cut, rows, noted)
+
+    def _ranges(self, shard: Shard, rows: Mapping[Shard, int]) -> int:
+        by_rows = Shard(*shard).shards == BY_ROWS
+        return max(1, min(MOST_RANGES, rows[shard] // self.rows_at_once)) if by_rows else 1
+
+    def _by_group(self, keyed: KeyedSpool, rows: Mapping[Shard, int]) -> tuple[tuple[Shard, int], SpillFile]:
+        shard, spill = keyed
+        return (shard, crc32(spill.path.encode()) % self._ranges(shard, rows)), spill
+
+    def _merge(
+        self, group_and_spills: tuple[tuple[Shard, int], Iterable[SpillFile]], rows: Mapping[Shard, int]
+    ) -> Iterator[KeyedSpool | TaggedOutput]:
+        (shard, _), spills = group_and_spills
+        ranges = self._ranges(shard, rows)
+        if ranges == 1:
+            yield from ((shard, spill) for spill in spills)
+            return
+        noted_of = max(1, rows[shard] // (ranges * _NOTED))
+        path, lines, size_bytes = f"{self.staging}/merge/{uuid.uuid4().hex}", 0, 0
+        with create(path) as file:
+            for line in merge_spills(spills, f"{self.staging}/merge"):
+                file.write(line)
+                lines, size_bytes = lines + 1, size_bytes + len(line)
+                if crc32(line) % noted_of == 0:
+                    yield TaggedOutput("noted", (shard, line[:_NOTED_BYTES]))
+        yield shard, SpillFile(path, lines, 0, size_bytes)
+
+    def _cut(self, keyed: KeyedSpool, rows: Mapping[Shard, int], noted: Mapping[Shard, Iterable[bytes]]) -> Iterator[KeyedSpool]:
+        shard, spill = keyed
+        ranges = self._ranges(shard, rows)
+        if ranges == 1:
+            yield keyed
+            return
+        in_order, start = sorted(noted.get(shard, ())), spill.start
+        begins = [in_order[len(in_order) * number // ranges] for number in range(1, ranges)] if in_order else []
+        for number, lines in groupby(spill.read(), lambda line: bisect_right(begins, line)):
+            sizes = list(map(len, lines))
+            yield Shard(*shard)._replace(number=number), SpillFile(spill.path, len(sizes), start, sum(sizes))
+            start += sum(sizes)

@@ -1,0 +1,230 @@
+"""YOLO exports with one joined output are recognised without config, and give the boxes that a plain reading of it gives."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from pipeline.detect.packed_output import layout_of
+from pipeline.detect.saved_model import load
+from pipeline.errors import ModelError
+from pipeline.records import EncodedImage, ImageRef
+from tests.tiny_models import save_model
+from tests.yolo_exports import INPUT_HW, NAMES, export_yolo, letterboxed, plain_detections
+
+SETTINGS = DetectConfig(batch_sizes=(1, 4), concurrent_batches=2)
+SIZES_WH = [(256, 64), (64, 192), (128, 96), (512, 128)]
+
+
+def blocks(size_wh: tuple[int, int], seed: int) -> np.ndarray:
+    """An image of blocks, each of one colour, so that no way to make it smaller changes a pixel: RGB."""
+    draw = np.random.default_rng(seed)
+    return draw.integers(0, 255, (size_wh[1] // 16, size_wh[0] // 16, 3), np.uint8).repeat(16, 0).repeat(16, 1)
+
+
+def encoded(pixels_rgb: np.ndarray, name: str) -> EncodedImage:
+    return EncodedImage(ImageRef(name), cv2.imencode(".png", pixels_rgb[..., ::-1])[1].tobytes())
+
+
+@pytest.mark.parametrize("units", ["pixels", "norm"])
+@pytest.mark.parametrize("layout", ["4+C,M", "M,4+C", "M,5+C", "M,6"])
+def test_the_boxes_are_those_of_a_plain_reading(tmp_path, layout, units):
+    """Of images of four shapes in one batch: units, letterbox, best class, threshold and suppression."""
+    import tensorflow as tf
+
+    folder = export_yolo(tmp_path / "yolo_saved_model", layout, units=units, metadata={})
+    pictures = [blocks(size_wh, seed) for seed, size_wh in enumerate(SIZES_WH)]
+    score = 0.55 if layout == "M,6" else 0.25  # fewer than at most, also where nothing is suppressed
+    detector = load_detector(ModelConfig(path=folder), dataclasses.replace(SETTINGS, score_threshold=score))
+    try:
+        results = detector.detect([encoded(picture, f"{n}.png") for n, picture in enumerate(pictures)])
+    finally:
+        detector.close()
+    signature = tf.saved_model.load(folder).signatures["serving_default"]
+    counts = []
+    for picture, result in zip(pictures, results, strict=True):
+        fitted, scale, offset_xy = letterboxed(picture)
+        joined = signature(images=tf.constant(fitted[None]))["output_0"].numpy()[0]
+        wanted = plain_detections(joined, layout, units, scale, offset_xy, score=score, iou=0.45, most=100)
+        found = result.detections
+        assert found.class_ids.tolist() == [class_id for _, class_id, _ in wanted]
+        assert found.class_names == tuple(NAMES[class_id] for _, class_id, _ in wanted)
+        np.testing.assert_allclose(found.confidences, [confidence for *_, confidence in wanted], rtol=1e-5)
+        np.testing.assert_allclose(found.boxes_xyxy, [box for box, *_ in wanted], atol=2e-3)  # pixels, of up to 512
+        counts.append(len(wanted))
+    assert min(counts) > 3 and len(set(counts)) > 1  # else nothing would have been compared
+
+
+def test_what_the_export_says_of_itself_is_taken(tmp_path):
+    """Class names, and a fixed batch; the folder gives the name."""
+    folder = export_yolo(tmp_path / "mine_saved_model", "4+C,M", batch=2, metadata={})
+    loaded = load(ModelConfig(path=folder), SETTINGS)
+    loaded.engine.close()
+    assert (loaded.metadata.name, loaded.metadata.class_names, loaded.engine.batch_sizes) == ("mine_saved_model", NAMES, (2,))
+    assert (loaded.metadata.resize, loaded.metadata.letterbox_value, loaded.metadata.value_range) == (
+        "letterbox",
+        114,
+        (0.0, 1.0),
+    )
+
+
+def test_the_config_wins_over_what_is_recognised(tmp_path):
+    folder = export_yolo(tmp_path / "yolo", "4+C,M", metadata={})
+    config = ModelConfig(path=folder, class_names=("x", "y", "z"), resize="stretch", letterbox_value=7, name="other")
+    loaded = load(config, SETTINGS)
+    loaded.engine.close()
+    found = loaded.metadata
+    assert (found.name, found.class_names, found.resize, found.letterbox_value) == ("other", ("x", "y", "z"), "stretch", 7)
+
+
+def test_where_the_model_suppresses_nothing_is_suppressed_here(tmp_path):
+    folder = export_yolo(tmp_path / "yolo", "4+C,M", metadata={})
+    image, counts = encoded(blocks((128, 96), 5), "a.png"), []
+    for nms in ("pipeline", "model"):
+        detector = load_detector(ModelConfig(path=folder, nms=nms), SETTINGS)
+        counts.append(len(detector.detect([image])[0].detections.class_ids))
+        detector.close()
+    assert counts[0] < counts[1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "classes", "layout"),
+    [
+        pytest.param((84, 8400), 0, "4+C,M", id="YOLOv8"),
+        pytest.param((5, 8400), 1, "4+C,M", id="YOLOv8 of one class"),
+        pytest.param((6, 8400), 0, "4+C,M", id="YOLOv8 of two classes"),
+        pytest.param((84, 34000), 0, "4+C,M", id="with P2"),
+        pytest.param((84, 8500), 80, "4+C,M", id="with P6"),
+        pytest.param((84, 2100), 80, "4+C,M", id="of other strides, with names"),
+        pytest.param((84, None), 80, "4+C,M", id="any number of boxes, with names"),
+        pytest.param((25200, 85), 0, "M,5+C", id="YOLOv5"),
+        pytest.param((25200, 6), 0, "M,5+C", id="YOLOv5 of one class"),
+        pytest.param((25200, 6), 1, "M,5+C", id="YOLOv5 of one class, with its name"),
+        pytest.param((6000, 85), 0, "M,5+C", id="a tiny one"),
+        pytest.param((8400, 85), 80, "M,5+C", id="one anchor, an objectness, with names"),
+        pytest.param((8400, 84), 80, "M,4+C", id="YOLOv8 transposed, with names"),
+        pytest.param((300, 84), 80, "M,4+C", id="the best few, with names"),
+        pytest.param((300, 6), 0, "M,6", id="end to end"),
+        pytest.param((300, 6), 80, "M,6", id="end to end, with names"),
+        pytest.param((300, 6), 2, "M,6", id="end to end, of two classes"),
+        pytest.param((None, 6), 80, "M,6", id="any number of boxes, suppressed"),
+        pytest.param((8400, 85), 0, "", id="80 classes and an objectness, or 81"),
+        pytest.param((8400, 6), 0, "", id="two classes, or one and an objectness"),
+        pytest.param((None, 6), 0, "", id="any number of six numbers"),
+        pytest.param((None, None), 80, "", id="unknown"),
+        pytest.param((300, 84), 0, "", id="neither is a grid"),
+        pytest.param((56, 8400), 80, "", id="too narrow for its names"),
+        pytest.param((300, 57), 80, "", id="neither, with names"),
+    ],
+)
+def test_the_layout_is_told_by_the_shape_or_asked_for(sizes, classes, layout):
+    assert layout_of(sizes, (640, 640), classes) == layout
+
+
+@pytest.mark.parametrize(
+    ("output", "units"),
+    [
+        pytest.param(np.full((1, 300, 6), 0.9, np.float32), "norm", id="shares"),
+        pytest.param(np.full((1, 300, 6), 30.0, np.float32), "pixels", id="pixels"),
+        pytest.param(
+            np.concatenate([np.zeros((1, 299, 6)), np.full((1, 1, 6), 0.5)], 1).astype(np.float32), "norm", id="one box"
+        ),
+    ],
+)
+def test_units_are_measured(tmp_path, output, units):
+    folder = save_constant(tmp_path / "m", output)
+    loaded = load(ModelConfig(path=folder), SETTINGS)
+    loaded.engine.close()
+    assert loaded.metadata.box_units == units
+
+
+def save_constant(folder: Path, *outputs: np.ndarray) -> str:
+    import tensorflow as tf
+
+    def predict(images):
+        rows = tf.shape(images)[0]
+        return {f"output_{n}": tf.repeat(tf.constant(output), rows, 0) for n, output in enumerate(outputs)}
+
+    return save_model(folder, predict, tf.TensorSpec((None, *INPUT_HW, 3), tf.float32, "images"))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said", "config", "message"),
+    [
+        pytest.param(
+            [(252, 8)], None, {}, "set model.class_names, or model.packed_layout to 4+C,M or M,4+C or M,5+C or M,6", id="two fit"
+        ),
+        pytest.param(
+            [(300, 6)], None, {}, "so their units stay unknown; set model.box_units to norm or pixels", id="no box to measure"
+        ),
+        pytest.param(
+            [(7, 252)],
+            None,
+            {"class_names": ("a", "b")},
+            "but its shape alone does not tell how",
+            id="names that do not fit",
+        ),
+        pytest.param(
+            [(7, 252)],
+            None,
+            {"packed_layout": "M,6"},
+            "expected output 'output_0' of shape (None, None, 6), by layout M,6 and any number of classes; got (None, 7, 252)",
+            id="another layout in the config",
+        ),
+        pytest.param(
+            [(7, 252)],
+            {"names": ["a", "b"]},
+            {"packed_layout": "4+C,M"},
+            "of shape (None, 6, None), by layout 4+C,M and 2 classes; got (None, 7, 252)",
+            id="another number of names",
+        ),
+        pytest.param([(39, 252), (24, 32, 32)], None, {}, "those of one that segments: boxes and masks", id="masks"),
+        pytest.param([(39, 252)], {"task": "segment"}, {}, "metadata.yaml says its task is 'segment'", id="segmentation"),
+        pytest.param([(57, 252)], {"task": "pose"}, {}, "metadata.yaml says its task is 'pose'", id="pose"),
+        pytest.param([(7, 252)], ["a"], {}, "expected keys and values in metadata.yaml, got list", id="a list"),
+        pytest.param([(7, 252)], {"names": {1: "a"}}, {}, "expected class names by number from 0 as names", id="names from 1"),
+        pytest.param([(7, 252)], {"imgsz": [96]}, {}, "[height, width] as imgsz in metadata.yaml", id="half a size"),
+    ],
+)
+def test_what_cannot_be_known_or_is_no_detector_is_one_clear_line(tmp_path, outputs, said, config, message):
+    folder = save_constant(tmp_path / "m", *[np.zeros((1, *shape), np.float32) for shape in outputs])
+    if said is not None:
+        Path(folder, "metadata.yaml").write_text(json.dumps(said), encoding="utf-8")
+    with pytest.raises(ModelError) as caught:
+        load(ModelConfig(path=folder, **config), SETTINGS)
+    assert str(caught.value).startswith(f"model {folder}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broken_metadata_file_is_one_clear_line(tmp_path):
+    folder = export_yolo(tmp_path / "m", "4+C,M", metadata={})
+    Path(folder, "metadata.yaml").write_bytes(b"names: [\n\xff")
+    with pytest.raises(ModelError, match=r"metadata\.yaml cannot be read") as caught:
+        load(ModelConfig(path=folder), SETTINGS)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_job_takes_an_export_as_it_is(tmp_path, run_job):
+    """By the command line, without config: rows with the export's class names, in pixels of each image."""
+    folder = export_yolo(tmp_path / "mine_saved_model", "4+C,M", metadata={})
+    (tmp_path / "photos").mkdir()
+    for n, size_wh in enumerate(SIZES_WH):
+        cv2.imwrite(str(tmp_path / "photos" / f"{n}.png"), blocks(size_wh, n)[..., ::-1])
+    code, _, said = run_job("--input", f"{tmp_path}/photos/", "--output", tmp_path / "out", "--model", folder, "--shards", 1)
+    assert code == 0, said
+    (file,) = (tmp_path / "out" / "detections").glob("*.jsonl")
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [(row["image"]["width"], row["image"]["height"]) for row in rows] == SIZES_WH
+    detector = load_detector(ModelConfig(path=folder), SETTINGS)
+    for n, row in enumerate(rows):
+        (result,) = detector.detect([encoded(blocks(SIZES_WH[n], n), f"{n}.png")])
+        assert row["model"]["name"] == "mine_saved_model"
+        assert [one["class_name"] for one in row["detections"]] == [*result.detections.class_names]
+        np.testing.assert_allclose([one["box_xyxy"] for one in row["detections"]], result.detections.boxes_xyxy, atol=0.01)
+    detector.close()

@@ -1,0 +1,129 @@
+"""How a batch job ends: with nothing to do, with nothing done, with names that are hard to write."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from pipeline.config import WriteConfig
+from pipeline.launch.finalize import DONE, JobReport
+from pipeline.stats.summary import JobStats, RunFacts, merge_stats
+from tests.conftest import REPO, write_bright_image
+from tests.launch.test_batch_job import rows_of
+from tests.stats.test_summary import detected, tally_of
+
+NOTHING = {
+    "a glob that matches nothing": "2026-11-21/*.jpg",
+    "a folder that is not there": "2026-11-21/",
+    "an empty manifest": "empty.txt",
+    "a manifest that is not there": "absent.csv",
+}
+
+
+@pytest.fixture(scope="module")
+def done_before(tmp_path_factory, run_job, bright_model):
+    """The results of a job with one image."""
+    folder = tmp_path_factory.mktemp("earlier")
+    write_bright_image(folder / "in" / "good.png", (64, 48), (10, 10, 30, 30))
+    assert run_job("--input", folder / "in", "--output", folder / "out", "--model", bright_model)[0] == 0
+    return folder / "out"
+
+
+@pytest.mark.parametrize("name", NOTHING.values(), ids=NOTHING)
+def test_an_input_that_names_nothing_is_an_error_unless_it_may(name, tmp_path, run_job, bright_model, done_before):
+    """A typo exits with 2. A quiet day exits with 0 and a summary of zeros; rows of an earlier run stay where they are."""
+    (tmp_path / "empty.txt").write_text("")
+    out = tmp_path / "out"
+    shutil.copytree(done_before, out)
+    arguments = ["--output", out, "--model", bright_model, "--replace"]
+    code, _, err = run_job("--input", tmp_path / name, *arguments)
+    assert code == 2 and err.startswith(f"error: input {tmp_path / name}") and err.count("\n") == 1
+
+    code, stdout, err = run_job("--input", tmp_path / name, *arguments, "--allow-empty", "--samples", 3)
+    assert (code, err) == (0, "")
+    assert "0 images read: 0 detected, 0 dead, 0 skipped" in stdout
+    assert stdout.endswith(f"results of model {bright_model} in {out}: report.html, summary.json\n")
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["images"] == {"read": 0, "detected": 0, "dead": 0, "skipped": 0}
+    assert (out / "report.html").read_text().count("<html") == 1
+    assert len(rows_of(out)) == 1 and not list(out.glob(".*"))
+
+
+def test_an_input_that_cannot_be_listed_is_an_error_also_where_it_may_be_empty(gcs_bucket, tmp_path, run_job):
+    """No such bucket is no quiet day."""
+    code, _, err = run_job("--input", "gs://no-such-bucket-at-all/**", "--output", tmp_path / "out", "--allow-empty")
+    assert code == 2 and err.startswith("error: input gs://no-such-bucket-at-all/**: ") and err.count("\n") == 1
+
+
+def test_where_all_images_die_of_one_cause_the_line_says_it(tmp_path, run_job, bright_model):
+    """Storage that is gone, say: the cause is there to read without opening the dead letters."""
+    gone = [str(tmp_path / "gone" / f"{n}.jpg") for n in range(7)]
+    (tmp_path / "list.txt").write_text("\n".join([*gone, str(tmp_path / "list.txt")]))
+    arguments = ["--input", tmp_path / "list.txt", "--output", tmp_path / "out", "--model", bright_model]
+
+    code, _, err = run_job(*arguments)
+
+    assert code == 1
+    head, example = err.split(", such as: ")
+    assert head == "error: 8 of 8 images failed, more than max_dead_share = 0.5; 7 of them not_found"
+    assert example in [f"{path} does not exist; see {tmp_path}/out/dead_letters\n" for path in gone]
+
+
+def test_a_sample_is_named_after_its_image_whatever_that_is_called(tmp_path, run_job, bright_model):
+    """File systems bound the bytes of a name: 82 characters of CJK are 246; of the rarer ones, each is four."""
+    names = ["猫" * 82, "\U00020bb7" * 62, "a b&c" * 40]
+    for name in names:
+        write_bright_image(tmp_path / "image.png", (64, 48), (10, 10, 30, 30))
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "image.png").rename(tmp_path / "in" / f"{name}.png")
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
+    code, _, err = run_job(*arguments, "--samples", 3)
+    assert (code, err) == (0, "")
+    samples = sorted(path.name[len("001-") :] for path in (tmp_path / "out" / "samples").iterdir())
+    assert samples == sorted(["猫" * 40 + ".jpg", "\U00020bb7" * 30 + ".jpg", ("a_b_c" * 40)[:120] + ".jpg"])
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "said"),
+    [
+        pytest.param("os.rename:/detections-", 1, "error: the job failed: .*storage is gone", id="when rows get their names"),
+        pytest.param("os.rename:/summary.json", 1, "error: the job failed: .*storage is gone", id="when the summary is written"),
+        pytest.param("shutil.rmtree:/.staging-", 0, "unfinished files are left in .*: storage is gone", id="when all is done"),
+    ],
+)
+def test_storage_that_fails_at_the_end_is_one_line(place, code, said, hooked, tmp_path, run_job, bright_model):
+    """No traceback; and what is left over does not make a failure of a job that is done."""
+    write_bright_image(tmp_path / "in" / "good.png", (64, 48), (10, 10, 30, 30))
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
+    found, stdout, stderr = run_job(*arguments, env=hooked(place, "fail"))
+    assert (found, stderr.count("\n")) == (code, 1), stderr
+    assert re.match(said, stderr)
+    assert stdout.startswith("1 images read") == (code == 0)
+
+
+def test_the_last_line_names_the_model_and_a_default_is_warned_of(tmp_path, run_job, bright_model):
+    """The bundled detector finds nothing in photos, and says nothing else of that; its own samples are what it is there for."""
+    write_bright_image(tmp_path / "in" / "good.png", (64, 48), (10, 10, 30, 30))
+
+    def ends(*flags):
+        code, out, err = run_job("--output", tmp_path / "out", "--replace", *flags)
+        assert code == 0, err
+        return out.splitlines()[-1].partition(" in ")[0], err
+
+    photos, samples = ("--input", tmp_path / "in"), ("--input", REPO / "models/digits/samples/*.jpg")
+    warning = "warning: without --model the bundled detector of handwritten digits runs; give --model PATH, or --model digits"
+    line, err = ends(*photos)
+    assert line == "results of model digits 1" and err.startswith(warning) and err.count("\n") == 1
+    assert ends(*photos, "--config", "configs/batch_gcs_direct.yaml")[1].startswith(warning)
+    assert ends(*photos, "--model", "digits") == ("results of model digits 1", "")
+    assert ends(*samples) == ("results of model digits 1", "")
+    assert ends(*photos, "--model", bright_model) == ("results of model bright 3", "")
+
+
+def test_a_thumbnail_that_is_no_picture_costs_the_job_its_sample_alone(tmp_path):
+    """A resume point that somebody has planted may have any bytes there."""
+    stats = merge_stats([tally_of([detected(0, thumbnail=b"no picture")]), JobStats(read=1)], 3)
+    facts = RunFacts(1000.0, 1002.5, 1004.5, "run", {}, "batch", "/m")
+    assert JobReport(str(tmp_path), WriteConfig(samples=3), 0.5).finish(stats, facts, "run") == DONE
+    assert json.loads((tmp_path / "summary.json").read_text())["samples"] == []

@@ -1,0 +1,113 @@
+"""The figures of a canary, as the summary, the lines and the report have them."""
+
+import pytest
+
+from pipeline.report.page import render_report
+from pipeline.stats.canary import CanaryStats, merge_canaries
+from pipeline.stats.summary import JobStats, RunFacts, summarise
+
+SHOWN = CanaryStats(
+    "8",
+    "7",
+    "shadow",
+    images=100,
+    failed=2,
+    left_out=3,
+    seconds=0.49,
+    stable_images=2000,
+    stable_failed=1,
+    stable_seconds=19.99,
+    matched=90,
+    objects=200,
+    score_shift_sum=-4.5,
+    outcome="dropped",
+)
+AS_DICT = {
+    "version": "8",
+    "stable": "7",
+    "mode": "shadow",
+    "images": 100,
+    "failed": 2,
+    "left_out": 3,
+    "agreement": 0.9,
+    "score_shift": -0.05,
+    "failure_rate": 0.02,
+    "stable_failure_rate": 0.0005,
+    "mean_ms": 5.0,
+    "stable_mean_ms": 10.0,
+    "outcome": "dropped",
+}
+
+
+def facts(canary):
+    return RunFacts(1.0, 2.0, 3.0, "run", {}, "streaming", "/m", canary=canary)
+
+
+def test_they_stand_in_the_summary():
+    assert summarise(JobStats(), facts(SHOWN))["canary"] == AS_DICT
+
+
+def test_a_line_has_them_all():
+    assert SHOWN.line() == (
+        "canary 8: 100 images, agreement 0.900, scores -0.050, failed 2.0% (stable 0.1%), 5 ms (stable 10 ms)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "agreement", "line"),
+    [
+        pytest.param(
+            CanaryStats("8", "7", "shadow"),
+            None,
+            "canary 8: 0 images: no image came while it was loaded",
+            id="none",
+        ),
+        pytest.param(
+            CanaryStats("8", "7", "shadow", images=1),
+            1.0,
+            "canary 8: 1 images, agreement 1.000, failed 0.0% (stable 0.0%), 0 ms (stable - ms)",
+            id="an image without objects",
+        ),
+        pytest.param(
+            CanaryStats("8", "7", "shadow", images=2, failed=2),
+            None,
+            "canary 8: 2 images, failed 100.0% (stable 0.0%), - ms (stable - ms)",
+            id="failures only",
+        ),
+        pytest.param(
+            CanaryStats("8", "7", "live", images=2, seconds=0.02),
+            None,
+            "canary 8: 2 images, failed 0.0% (stable 0.0%), 10 ms (stable - ms)",
+            id="live, which compares nothing",
+        ),
+    ],
+)
+def test_what_is_not_known_is_not_said(figures, agreement, line):
+    assert (figures.agreement, figures.line()) == (agreement, line)
+
+
+@pytest.mark.parametrize(
+    ("figures", "merged"),
+    [
+        pytest.param([], None, id="none"),
+        pytest.param(
+            [CanaryStats("8", "7", "shadow", 5, 1, seconds=0.5), CanaryStats("8", "7", "shadow", 7, 2, outcome="dropped")],
+            CanaryStats("8", "7", "shadow", 12, 3, seconds=0.5, outcome="dropped"),
+            id="of two processes",
+        ),
+        pytest.param(
+            [CanaryStats("9", "7", "shadow", 900), CanaryStats("10", "7", "shadow", 1)],
+            CanaryStats("10", "7", "shadow", 1),
+            id="the newest, though a process that was killed had met more of another one",
+        ),
+    ],
+)
+def test_those_of_all_processes_add_up(figures, merged):
+    assert merge_canaries(figures) == merged
+
+
+def test_the_report_has_a_part_for_a_canary_where_there_was_one():
+    page = render_report(summarise(JobStats(), facts(SHOWN)), [], [])
+    assert "Version 8 beside version 7, shadow: dropped." in page
+    assert ">Agreement with the stable version</th>" in page
+    assert "<h2>Canary</h2>" not in render_report(summarise(JobStats(), facts(None)), [], [])

@@ -1,0 +1,139 @@
+"""Metrics: what Beam counts is what the rows say, in batch and in streams."""
+
+import itertools
+import re
+import threading
+
+import apache_beam as beam
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from pipeline import graph
+from pipeline.config import load_config
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
+from pipeline.stats import metrics
+from pipeline.storage.staging import held
+from pipeline.stream.messages import Message, MessageLimits
+from pipeline.stream.run import RunSettings, opened
+from pipeline.stream.steps import ParseMessages
+from pipeline.write.write_files import read_written
+from tests.conftest import write_bright_image
+
+NOTHING = Detections(*([()] * 4))
+DETECTED = DetectedImage(ImageRef("a"), 1, 1, "m", "1", NOTHING, Timing(0.25, 0.5, 0.0, 0.125, led_batch=4, model=2.0))
+DEAD = DeadLetter(ImageRef("b"), "read", "not_found", "gone")
+
+
+def counted(result):
+    """Counters, and distributions as (sum, count), of a finished pipeline."""
+    found = result.metrics().query(beam.metrics.MetricsFilter().with_namespace(metrics.NAMESPACE))
+    totals = {}
+    for counter in found["counters"]:
+        totals[counter.key.metric.name] = totals.get(counter.key.metric.name, 0) + counter.committed
+    sums = {}
+    for each in found["distributions"]:
+        total, number = sums.get(each.key.metric.name, (0, 0))
+        sums[each.key.metric.name] = (total + each.committed.sum, number + each.committed.count)
+    return totals, sums
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Seven images, one of them named twice, one that is none and one that is not there."""
+    for n in range(7):
+        write_bright_image(tmp_path / "in" / f"{n}.png", (64, 48), (4, 4, 40, 40))
+    (tmp_path / "in" / "text.png").write_text("text")
+    (tmp_path / "m.txt").write_text(f"{tmp_path}/in/0.png\n{tmp_path}/absent.png\n")
+    return tmp_path
+
+
+def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_model):
+    config = load_config(
+        None,
+        {
+            "input": [f"{images}/in", f"{images}/m.txt"],
+            "output": f"{images}/out",
+            "model.path": bright_model,
+            "detect.batch_sizes": [2],
+        },
+    )
+    before, staging = metrics.process_counts(), f"{images}/out/.staging-test"
+    pipeline = beam.Pipeline(runner=FnApiRunner())
+    with held(staging, {}):
+        graph.build(pipeline, config, graph.sinks(config, staging))
+        result = pipeline.run()
+        result.wait_until_finish()
+        stats, _ = read_written(staging)
+
+    totals, sums = counted(result)
+    assert totals == {"read": 10, "skipped": 1, "detected": 7, "dead": 2}
+    assert totals == {
+        "read": stats.read,
+        "skipped": stats.skipped,
+        "detected": stats.detected,
+        "dead": sum(stats.dead.values()),
+    }
+    assert dict(metrics.process_counts() - before) == totals
+    assert sums["batch_size"] == (sum(size * n for size, n in stats.batches.items()), sum(stats.batches.values()))
+    assert sums["image_bytes"][1] == 8
+    assert sums["image_bytes"][0] == sum((images / "in" / name).stat().st_size for name in [f"{n}.png" for n in range(7)]) + 4
+    assert sums["model_us"][1] == sum(stats.batches.values())
+    for stage in ("read", "decode", "postprocess", "model"):
+        total, number = sums[f"{stage}_us"]
+        assert 0 <= stats.stage_seconds[stage] * 1e6 - total <= number  # whole microseconds
+
+
+def test_what_messages_ask_for_is_counted_where_they_are_parsed():
+    messages = [
+        Message(b'{"images": [{"uri": "gs://b/1"}, {"uri": "gs://b/2"}, {"uri": "file:///etc/passwd"}]}', publish_time=1.0),
+        Message(b"", {"eventType": "OBJECT_DELETE", "bucketId": "b", "objectId": "o", "payloadFormat": "NONE"}),
+        Message(b"\x00nothing", publish_time=1.0),
+    ]
+    with opened(RunSettings("counted")) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        _ = pipeline | beam.Create(messages) | ParseMessages(MessageLimits(), run.settings)
+    totals, sums = counted(pipeline.result)
+    stats = run.figures.stats()
+    assert totals == {"read": 5, "skipped": 1, "dead": 2}
+    assert (stats.read, stats.skipped) == (5, 1)
+    assert sums["backlog_age_ms"][1] == 3
+
+
+def test_each_stage_of_an_image_and_each_batch_is_noted_once():
+    class Count(beam.DoFn):
+        def process(self, _element):
+            metrics.count_result(DETECTED, image_bytes=100)
+            metrics.count_result(DEAD)
+            metrics.note_latency(12.7)
+
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        _ = pipeline | beam.Create([1, 2, 3], reshuffle=False) | beam.ParDo(Count())
+    assert counted(pipeline.result) == (
+        {"detected": 3, "dead": 3},
+        {
+            "image_bytes": (300, 3),
+            "read_us": (750_000, 3),
+            "decode_us": (1_500_000, 3),
+            "postprocess_us": (375_000, 3),
+            "batch_size": (12, 3),
+            "model_us": (6_000_000, 3),
+            "latency_ms": (36, 3),
+        },
+    )
+
+
+def test_counts_of_many_threads_add_up():
+    before = metrics.process_counts()
+    threads = [threading.Thread(target=lambda: [metrics.count_result(DETECTED) for _ in range(500)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert dict(metrics.process_counts() - before) == {"detected": 4000}
+
+
+def test_the_table_names_every_metric():
+    rows = [line.split("|")[1:3] for line in metrics.__doc__.splitlines() if line.startswith("| `")]
+    documented = sorted(itertools.chain.from_iterable(re.findall(r"`(\w+)`", names) for names, _ in rows))
+    made = [*metrics._counters, *(f"{stage}_us" for stage in metrics.STAGES)]
+    made += [each.metric_name.name for each in vars(metrics).values() if hasattr(each, "metric_name")]
+    assert documented == sorted(made)

@@ -1,0 +1,229 @@
+"""The figures: they add up, whatever the order and the grouping in which images are counted."""
+
+import itertools
+import json
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing, identity_hash
+from pipeline.stats.histogram import percentiles_ms
+from pipeline.stats.summary import OTHER_CLASSES, JobStats, RunFacts, left_out_line, merge_stats, summarise, to_json
+
+SAMPLES = 3
+
+
+def detected(number, classes=(), led=0, latency=0.05, thumbnail=b"jpeg"):
+    boxes = Detections(
+        np.zeros((len(classes), 4), np.float32),
+        np.zeros(len(classes), np.int32),
+        np.ones(len(classes), np.float32),
+        tuple(classes),
+    )
+    timing = Timing(0.25, 0.5, 9.0, 0.125, latency, 1000.0 + number // 4, led, 2.0 if led else 0.0)
+    return DetectedImage(ImageRef(f"{number}.jpg", "1"), 10, 10, "m", "3", boxes, timing, thumbnail)
+
+
+def dead(number, stage="read", reason="not_found"):
+    return DeadLetter(ImageRef(f"{number}.jpg"), stage, reason, "gone", b"payload")
+
+
+ELEMENTS = st.lists(
+    st.one_of(
+        st.builds(
+            detected,
+            st.integers(0, 50),
+            st.lists(st.sampled_from(["cat", "dog"]), max_size=3),
+            st.sampled_from([0, 1, 8]),
+            st.floats(0, 100),
+            st.sampled_from([b"", b"jpeg"]),
+        ),
+        st.builds(dead, st.integers(0, 50), st.sampled_from(["read", "decode"]), st.sampled_from(["empty", "corrupt"])),
+    ),
+    max_size=30,
+)
+
+
+def tally_of(elements):
+    stats = JobStats()
+    for element in elements:
+        if isinstance(element, DetectedImage):
+            stats.add_detected(element, SAMPLES)
+        else:
+            stats.add_dead(element)
+    return stats
+
+
+def figures(stats):
+    """What must not depend on order: everything but which dead letters of a reason were kept as examples."""
+    return (
+        (stats.read, stats.skipped, stats.detected, stats.model),
+        (stats.dead, stats.classes, stats.batches, dict(stats.stage_seconds), stats.latencies, stats.finished, stats.versions),
+        [rank for rank, _ in stats.samples],
+        {reason: len(rows) for reason, rows in stats.dead_examples.items()},
+    )
+
+
+@given(ELEMENTS, st.lists(st.integers(0, 30), max_size=4), st.randoms())
+def test_a_tally_does_not_depend_on_bundles_or_their_order(elements, cuts, random):
+    whole = tally_of(elements)
+    cuts = sorted({0, len(elements), *(min(cut, len(elements)) for cut in cuts)})
+    parts = [tally_of(elements[a:b]) for a, b in itertools.pairwise(cuts)]
+    random.shuffle(parts)
+    assert figures(merge_stats(parts, SAMPLES)) == figures(whole)
+
+
+@given(ELEMENTS)
+def test_counts_are_those_of_the_records(elements):
+    stats = tally_of(elements)
+    images = [element for element in elements if isinstance(element, DetectedImage)]
+    letters = [element for element in elements if isinstance(element, DeadLetter)]
+    assert stats.detected == sum(stats.finished.counts.values()) == len(images)
+    assert sum(stats.dead.values()) == len(letters)
+    assert sum(stats.classes.values()) == sum(len(image.detections) for image in images)
+    ranks = sorted(identity_hash(image.ref.identity) for image in images if image.thumbnail)
+    assert [rank for rank, _ in stats.samples] == ranks[:SAMPLES]
+    assert all("payload_base64" not in row for rows in stats.dead_examples.values() for row in rows)
+
+
+@given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=200))
+def test_percentiles_are_within_a_tenth(seconds):
+    got = percentiles_ms(tally_of([detected(n, latency=value) for n, value in enumerate(seconds)]).latencies)
+    exact = np.quantile(seconds, [0.5, 0.9, 0.99, 1.0], method="inverted_cdf") * 1000
+    assert list(got) == ["p50", "p90", "p99", "max"]
+    for value, wanted in zip(got.values(), exact, strict=True):
+        assert wanted * 0.999 - 0.05 <= value <= wanted * 1.1 * 1.001 + 0.05
+
+
+def test_no_images_have_no_percentiles_and_no_time_is_a_short_time():
+    assert percentiles_ms({}) == {}
+    assert percentiles_ms(tally_of([detected(0, latency=0.0)]).latencies)["max"] == 0.0
+
+
+def test_examples_of_dead_letters_are_few():
+    stats = tally_of([dead(number) for number in range(100)])
+    assert len(stats.dead_examples["not_found"]) == 20
+    assert merge_stats([stats, stats], 3).dead["read", "not_found"] == 200
+
+
+def test_the_summary_has_the_figures_of_the_contract():
+    elements = [
+        detected(0, ["cat", "dog", "cat"], led=2),
+        detected(5, ["cat"]),
+        detected(8, led=1),
+        dead(9),
+        dead(10, "decode", "empty"),
+    ]
+    stats = merge_stats([tally_of(elements), JobStats(read=6, skipped=1, done=1)], SAMPLES)
+    summary = summarise(stats, RunFacts(1000.0, 1002.5, 1004.5, "run", {"detect": {"xla": False}}, "batch", "/m", (1, 2)))
+    assert summary == {
+        "images": {"read": 6, "detected": 3, "dead": 2, "skipped": 1},
+        "skipped_by_kind": {},
+        "done_before": 1,
+        "resumed": 0,
+        "images_per_second": 1.5,
+        "wall_seconds": 2.0,
+        "startup_seconds": 2.5,
+        "batch_sizes": {"1": 1, "2": 1},
+        "stage_seconds": {"model": 4.0, "read": 0.75, "decode": 1.5, "postprocess": 0.375},
+        "dead_by_reason": {"not_found": 1, "empty": 1},
+        "dead_by_stage": {"read": 1, "decode": 1},
+        "classes": {"cat": 3, "dog": 1},
+        "detections": 4,
+        "latency_ms": summary["latency_ms"],
+        "throughput": [[0, 1], [1, 1], [2, 1]],
+        "throughput_interval_s": 1,
+        "model": {"name": "m", "version": "3", "path": "/m", "allowed_batch_sizes": [1, 2]},
+        "config": {"detect": {"xla": False}},
+        "command": "run",
+        "started_at": "1970-01-01T00:16:40+00:00",
+        "finished_at": "1970-01-01T00:16:44+00:00",
+        "mode": "batch",
+    }
+    assert json.loads(to_json(summary)) == summary
+
+
+def test_what_a_killed_run_left_is_said_apart_and_makes_no_run_faster():
+    """Of three detected images in two seconds one was there before."""
+    left, own = tally_of([detected(0), dead(1)]).as_resumed(), tally_of([detected(2), detected(3)])
+    for parts in ([left, own], [own, left]):
+        stats = merge_stats([*parts, JobStats(read=4)], SAMPLES)
+        summary = summarise(stats, RunFacts(1000.0, 1002.0, 1004.0, "run", {}, "batch", "/m"))
+        assert summary["images"] == {"read": 4, "detected": 3, "dead": 1, "skipped": 0}
+        assert (summary["resumed"], summary["images_per_second"]) == (2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("began", "submission", "work"),
+    [(1003.0, 1.0, 1.5), (990.0, 0.0, 2.5), (2000.0, 2.5, 0.0), (math.inf, 0.0, 2.5)],
+    ids=["as it should be", "a clock that is behind", "a clock that is ahead", "nothing was detected"],
+)
+def test_start_up_submission_and_work_of_a_job_elsewhere_are_told_apart(began, submission, work):
+    facts = RunFacts(1000.0, 1002.0, 1004.5, "run", {}, "batch", "/m").elsewhere(began)
+    summary = summarise(JobStats(), facts)
+    assert [summary[f"{part}_seconds"] for part in ("startup", "submission", "wall")] == [2.0, submission, work]
+
+
+def test_work_begins_when_the_first_image_is_taken():
+    stats = merge_stats([tally_of([detected(8, latency=0.5)]), tally_of([detected(0, latency=0.25)]), JobStats()], SAMPLES)
+    assert stats.began == 999.75
+
+
+def test_names_that_are_no_unicode_are_written_escaped():
+    assert json.loads(to_json({"command": "lone \udc80"})) == {"command": "lone \udc80"}
+
+
+def test_a_tally_of_thirty_days_is_as_large_as_one_of_an_hour():
+    """A result every ten seconds on a clock that is told; every tenth image fails. Before, a bucket a second took 7 MB a day."""
+    month, start, now = JobStats(), 1_700_000_000, range(0, 30 * 86_400, 10)
+    found = detected(0, ["cat", "dog"]).detections
+    ref, sizes = ImageRef("gs://bucket/a.jpg", "1"), {}
+    for second in now:
+        timing = Timing(0.1, 0.1, 0.1, 0.1, 0.001 * (second % 5000), start + second, 4, 0.1)
+        month.add_detected(DetectedImage(ref, 10, 10, "m", "1", found, timing), SAMPLES)
+        if second % 100 == 0:
+            month.add_dead(dead(second))
+        if second in (3600, now[-1]):
+            summary = to_json(summarise(month, RunFacts(start, start, start + second, "run", {}, "streaming", "/m")))
+            sizes[second] = (len(pickle.dumps(month)), len(summary))
+    assert month.detected == len(now)
+    assert max(pickled for pickled, _ in sizes.values()) < 20_000
+    assert max(summary for _, summary in sizes.values()) < 60_000
+
+
+def test_classes_without_end_are_counted_in_bounded_memory():
+    """A model that names each detection anew: the frequent classes keep their counts, the sum stays right."""
+    stats = JobStats()
+    for number in range(40_000):
+        stats.add_detected(detected(0, ["cat", f"class {number}"]), SAMPLES)
+    assert len(stats.classes) <= 10_001
+    assert stats.classes["cat"] == 40_000
+    assert stats.classes[OTHER_CLASSES] + sum(1 for name in stats.classes if name.startswith("class")) == 40_000
+    assert len(merge_stats([stats, stats], SAMPLES).classes) <= 10_001
+    assert sum(merge_stats([stats, stats], SAMPLES).classes.values()) == 160_000
+
+
+def test_an_example_of_a_dead_letter_is_short_however_long_its_texts():
+    stats = JobStats()
+    stats.add_dead(DeadLetter(ImageRef("gs://" + "x" * 10**6), "message", "not_allowed", "y" * 10**6))
+    (row,) = stats.dead_examples["not_allowed"]
+    assert row["image"]["uri"] == "gs://" + "x" * 994 + "…"
+    assert row["message"] == "y" * 999 + "…"
+
+
+def test_files_that_are_no_images_are_counted_by_a_bounded_number_of_kinds():
+    """Endings may be anything; what is named is what remains."""
+    one, other = JobStats(read=150, skipped=150), JobStats(read=6, skipped=5)
+    for number in range(150):
+        one.leave_out(f".{number}")
+    for _ in range(5):
+        other.leave_out(".txt")
+    other.merge(one, 0)
+    assert len(other.left_out) == 101 and sum(other.left_out.values()) == 155 and other.left_out[".txt"] == 5
+    assert other.named == 1
+    assert left_out_line(other.left_out).startswith("155 files that are no images (")
+    assert left_out_line(other.left_out).endswith(", 93 more kinds)")
