@@ -1,4 +1,5 @@
-"""Detectors: what they say of themselves, importers and exporters, geometry, and the bundled one.
+"""Detectors: their description and geometry, exporters, importers, evaluation, and the bundled detector.
 
-Needs nothing of `pipeline`.
+`pipeline/` uses `metadata`, `geometry`, `quiet`, `export.suppress`, `digits.cache`, and `evaluate` without average precision.
+Nothing here imports from `pipeline/`.
 """

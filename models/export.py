@@ -1,7 +1,7 @@
-"""Turn a detector's network into a batched SavedModel that the pipeline, TF Serving, Vertex AI and tfx_bsl take as it is.
+"""Exports a detector's network as a batched SavedModel for the pipeline, TF Serving, Vertex AI and tfx_bsl.
 
     <output>/saved_model.pb, variables/         three signatures over one set of weights
-    <output>/assets.extra/detector.json         what the model says of itself (`models.metadata`)
+    <output>/assets.extra/detector.json         the description of the model (`models.metadata`)
     <output>/assets.extra/tf_serving_warmup_requests
 
 | signature            | inputs                                              | boxes                                       |
@@ -10,12 +10,12 @@
 | `serving_default`    | `image_bytes` string `(N,)`: JPEG, PNG, GIF, BMP     | xyxy, pixels of the image as it is stored   |
 | `serving_thresholds` | `image_bytes`, the thresholds                       | as `serving_default`                        |
 
-The thresholds are `score_threshold` 0.25, `iou_threshold` 0.45 and `max_detections` 100 by default. TF Serving and the TF1 loader
-fill in defaults; in Python `loaded.detect(images)` does, while `loaded.signatures["detect"]` wants every input by name.
-All signatures answer `boxes` `(N, max_detections, 4)`, `scores` `(N, max_detections)`, `classes` `(N, max_detections)` int32 and
+The thresholds are `score_threshold` 0.25, `iou_threshold` 0.45 and `max_detections` 100 by default. TF Serving, the TF1 loader
+and, in Python, `loaded.detect(images)` fill in defaults; `loaded.signatures["detect"]` needs every input by name.
+All signatures return `boxes` `(N, max_detections, 4)`, `scores` `(N, max_detections)`, `classes` `(N, max_detections)` int32 and
 `num_detections` `(N,)` int32, confidence descending, zeros after the last detection; boxes are not clipped.
 
-Serving signatures do not apply EXIF orientation, and an image that TensorFlow cannot decode fails its whole request.
+Serving signatures ignore EXIF orientation, and an image that TensorFlow cannot decode fails its whole request.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ def export_detector(
     variables: Sequence[tf.Variable] = (),
     warmup_images: Sequence[bytes] = (),
 ) -> None:
-    """Write a detector's SavedModel; it appears under `output_dir` whole or not at all.
+    """Writes a detector's SavedModel; it appears under `output_dir` whole or not at all.
 
     Args:
       predict: The network: float32 RGB images `(N, H, W, 3)` in 0..1 to boxes `(N, M, 4)` (xyxy, 0..1 of the input) and
         the classes' confidences `(N, M, C)`, both float32. It is traced without autograph, N unknown.
-      metadata: `name`, `input_hw`, `resize`, `letterbox_value` and `class_names`; all else as the defaults have it, since
-        it describes what is exported here.
-      output_dir: Local directory that does not exist yet, best `<model>/<integer version>`, as TF Serving wants it.
+      metadata: `name`, `input_hw`, `resize`, `letterbox_value` and `class_names`; the other fields must have their defaults,
+        since every exported detector has the same signatures.
+      output_dir: Local directory that does not exist yet, best `<model>/<integer version>`, as TF Serving expects it.
       variables: The `tf.Variable`s that `predict` uses.
-      warmup_images: Encoded images that TF Serving runs before it takes traffic; a generated one by default.
+      warmup_images: Encoded images that TF Serving runs before it takes traffic; default: a generated one.
 
     Raises:
       FileExistsError: `output_dir` exists.
       OSError: `output_dir` cannot be written.
-      ValueError: `metadata` describes another kind of detector, or does not fit what `predict` returns.
+      ValueError: `metadata` describes another kind of detector, or does not fit the output of `predict`.
     """
     import tensorflow as tf
 
@@ -71,7 +71,7 @@ def export_detector(
         signatures = {name: getattr(module, name) for name in ("detect", "serving_default", "serving_thresholds")}
         try:
             tf.saved_model.save(module, saved_model_dir, signatures=signatures)
-        except tf.errors.OpError as err:  # a full disk is not OSError to TensorFlow
+        except tf.errors.OpError as err:  # TensorFlow raises no OSError for a full disk
             raise OSError(f"{output_dir} cannot be written: {err.message.splitlines()[0]}") from err
         write_metadata(saved_model_dir, metadata)
         _write_warmup(saved_model_dir, metadata, warmup_images or [_generated_image(metadata)])
@@ -80,7 +80,7 @@ def export_detector(
 
 
 def check_output_dir(output_dir: str) -> None:
-    """Raise FileExistsError or another OSError where `output_dir` exists or cannot be created; needs no TensorFlow."""
+    """Raises FileExistsError or another OSError if `output_dir` exists or cannot be created; needs no TensorFlow."""
     if "://" in output_dir:
         raise OSError(f"{output_dir}: expected a local directory; copy the finished directory to where it is served from")
     if os.path.lexists(output_dir):
@@ -98,13 +98,8 @@ def _existing_ancestor(path: str) -> str:
 
 
 def _check_metadata(metadata: DetectorMetadata) -> None:
-    exported = DetectorMetadata(
-        name=metadata.name,
-        input_hw=metadata.input_hw,
-        resize=metadata.resize,
-        class_names=metadata.class_names,
-        letterbox_value=metadata.letterbox_value,
-    )
+    fields = ("name", "input_hw", "resize", "class_names", "letterbox_value")
+    exported = DetectorMetadata(**{field: getattr(metadata, field) for field in fields})
     if metadata != exported:
         raise ValueError(f"an exported detector is described by {exported}, got {metadata}")
 
@@ -120,7 +115,7 @@ def _detector_module(predict: Predict, metadata: DetectorMetadata, variables: Se
         tf.TensorSpec((), tf.float32, name="iou_threshold"),
         tf.TensorSpec((), tf.int32, name="max_detections"),
     ]
-    # as tensors: only those become defaults of the SavedModel's signatures
+    # tensors, since only these become defaults of the SavedModel's signatures
     score_default, iou_default, max_default = map(tf.constant, (SCORE_THRESHOLD, IOU_THRESHOLD, MAX_DETECTIONS))
 
     def detect(
@@ -158,22 +153,22 @@ def _detector_module(predict: Predict, metadata: DetectorMetadata, variables: Se
 def suppress(
     boxes: tf.Tensor, scores: tf.Tensor, score_threshold: tf.Tensor, iou_threshold: tf.Tensor, max_detections: tf.Tensor
 ) -> dict[str, tf.Tensor]:
-    """Score threshold and greedy per-class NMS for a whole batch; each candidate box counts for its best class only.
+    """Score threshold and greedy per-class NMS for a whole batch; each box counts for its best class only.
 
     Args:
       boxes: `(N, M, 4)` float32.
       scores: `(N, M, C)` float32 confidences.
       score_threshold: Confidences must be above it.
-      iou_threshold: A box goes when its IoU with a better one of its class is above it.
-      max_detections: Length of the answer for each image.
+      iou_threshold: A box is dropped if its IoU with a better one of its class is above it.
+      max_detections: Length of the output for each image.
 
     Returns:
-      The outputs described at the head of this module.
+      The outputs that the docstring of this module describes.
     """
     import tensorflow as tf
 
     confidences = tf.reduce_max(scores, axis=-1)
-    # No fixed limit: as many candidates go on as the fullest image of the batch has, mostly a few dozen of thousands.
+    # No fixed limit: the number of candidates is that of the fullest image of the batch, mostly a few dozen of thousands.
     candidates = tf.math.count_nonzero(confidences > score_threshold, axis=1, dtype=tf.int32)
     confidences, kept = tf.math.top_k(confidences, k=tf.maximum(tf.reduce_max(candidates), 1))
     class_ids = tf.argmax(tf.gather(scores, kept, batch_dims=1), axis=-1)
@@ -196,7 +191,7 @@ def suppress(
 
 
 def _decode_and_fit(image_bytes: tf.Tensor, metadata: DetectorMetadata) -> tuple[tf.Tensor, tf.Tensor]:
-    """Encoded images `(N,)` to the model's input `(N, H, W, 3) uint8`, and their sizes `(N, 2)`; as `geometry.fit_image`."""
+    """Encoded images `(N,)` to the model's input `(N, H, W, 3) uint8` and their sizes `(N, 2)`, as `geometry.fit_image`."""
     import tensorflow as tf
 
     def decode_one(content: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -208,7 +203,7 @@ def _decode_and_fit(image_bytes: tf.Tensor, metadata: DetectorMetadata) -> tuple
         padded = tf.pad(resized, tf.concat([margins, [[0, 0]]], axis=0), constant_values=metadata.letterbox_value)
         return tf.ensure_shape(padded, (*metadata.input_hw, 3)), image_hw
 
-    # Only this runs image by image, several at a time: images of one request differ in size until here.
+    # Only this runs image by image (several at a time), since the images of a request differ in size until here.
     signature = (tf.TensorSpec((*metadata.input_hw, 3), tf.uint8), tf.TensorSpec((2,), tf.int32))
     images, image_hw = tf.map_fn(decode_one, image_bytes, fn_output_signature=signature)
     return images, image_hw
@@ -238,7 +233,6 @@ def _to_stored_image(boxes_norm: tf.Tensor, image_hw: tf.Tensor, metadata: Detec
 
 
 def _generated_image(metadata: DetectorMetadata) -> bytes:
-    """A JPEG of the input's size: a grey ramp."""
     import tensorflow as tf
 
     h, w = metadata.input_hw
@@ -247,7 +241,7 @@ def _generated_image(metadata: DetectorMetadata) -> bytes:
 
 
 def _write_warmup(saved_model_dir: str, metadata: DetectorMetadata, images: Sequence[bytes]) -> None:
-    """Write one `serving_default` request for each image where TF Serving looks for them."""
+    """Writes TF Serving's warm-up file with one `serving_default` request for each image."""
     import tensorflow as tf
     from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 

@@ -1,4 +1,4 @@
-"""Geometry of detection: box formats, the way from an image to a model's input and back, IoU and NMS. NumPy only.
+"""Geometry of detection in NumPy: box formats, the transform from an image to a model's input and back, IoU and NMS.
 
 Boxes are `(..., 4)` arrays. Edges are half-open and pixels have area: a box of the whole image is `0, 0, width, height`, and
 the centre of the first pixel is at 0.5, 0.5.
@@ -32,23 +32,9 @@ def boxes_to_xyxy(boxes: Floats, box_format: BoxFormat) -> Floats:
     return np.stack(edges, axis=-1)
 
 
-def boxes_from_xyxy(boxes_xyxy: Floats, box_format: BoxFormat) -> Floats:
-    """Convert `(..., 4)` boxes of left, top, right, bottom to `box_format`; the inverse of `boxes_to_xyxy`."""
-    left, top, right, bottom = np.moveaxis(boxes_xyxy, -1, 0)
-    if box_format == "xyxy":
-        numbers = (left, top, right, bottom)
-    elif box_format == "yxyx":
-        numbers = (top, left, bottom, right)
-    elif box_format == "xywh":
-        numbers = (left, top, right - left, bottom - top)
-    else:
-        numbers = ((left + right) / 2, (top + bottom) / 2, right - left, bottom - top)
-    return np.stack(numbers, axis=-1)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class InputTransform:
-    """Where the pixels of one image lie in the model's input: `x_input = x_image * scale_x + offset_x`.
+    """The place of an image in the model's input: `x_input = x_image * scale_x + offset_x`.
 
     Attributes:
       scale_x: Input pixels per image pixel, horizontally.
@@ -66,10 +52,10 @@ class InputTransform:
 
 
 def resize_plan(image_wh: tuple[int, int], input_hw: tuple[int, int], resize: Resize) -> InputTransform:
-    """Plan how an image of `image_wh` pixels becomes a model's input of `input_hw` pixels.
+    """Plans the resize of an image of `image_wh` pixels to a model's input of `input_hw` pixels.
 
     `stretch` fills the input. `letterbox` is Darknet's `letterbox_image`: sizes and offsets are whole pixels, rounded down.
-    (Darknet maps boxes back with the offset before rounding, up to half an input pixel beside the image it drew.)
+    (Darknet maps boxes back with the offset before rounding, which is off by up to half an input pixel.)
     """
     image_w, image_h = image_wh
     input_h, input_w = input_hw
@@ -112,13 +98,12 @@ def fit_image(
 
 
 def iou_matrix(a_xyxy: Floats, b_xyxy: Floats) -> Floats:
-    """IoU of each of `(N, 4)` boxes with each of `(M, 4)`: `(N, M)`, 0 where both are empty."""
+    """IoU of each of `(N, 4)` boxes with each of `(M, 4)`: `(N, M)`, 0 if both are empty."""
     low = np.maximum(a_xyxy[:, None, :2], b_xyxy[None, :, :2])
     high = np.minimum(a_xyxy[:, None, 2:], b_xyxy[None, :, 2:])
     intersection = np.prod(np.clip(high - low, 0, None), axis=-1)
     union = _area(a_xyxy)[:, None] + _area(b_xyxy)[None, :] - intersection
-    iou: Floats = np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0)
-    return iou
+    return np.asarray(np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0))
 
 
 def nms(
@@ -132,7 +117,7 @@ def nms(
 ) -> npt.NDArray[np.intp]:
     """Greedy non-maximum suppression: the indices to keep, confidence descending, ties in the given order.
 
-    A box goes when its IoU with a kept box of its class (of any class when `class_agnostic`) is *above* `iou_threshold`.
+    A box is dropped if its IoU with a kept box of its class (any class if `class_agnostic`) is *above* `iou_threshold`.
 
     Args:
       boxes_xyxy: `(N, 4)`.
@@ -140,7 +125,7 @@ def nms(
       class_ids: `(N,)`.
       iou_threshold: 0..1.
       max_detections: Keep at most so many, over all classes.
-      class_agnostic: Whether boxes of other classes suppress as well.
+      class_agnostic: Whether boxes of other classes suppress a box, too.
     """
     order = np.argsort(-scores, kind="stable")
     kept: list[np.intp] = []
@@ -159,6 +144,4 @@ def _scale_and_offset(t: InputTransform) -> tuple[Floats, Floats]:
 
 
 def _area(boxes_xyxy: Floats) -> Floats:
-    size = np.clip(boxes_xyxy[:, 2:] - boxes_xyxy[:, :2], 0, None)
-    area: Floats = size[:, 0] * size[:, 1]
-    return area
+    return np.asarray(np.prod(np.clip(boxes_xyxy[:, 2:] - boxes_xyxy[:, :2], 0, None), axis=-1))

@@ -1,4 +1,4 @@
-"""Writes golden images, with what a trusted version finds in them, into a version. `python -m models.golden --help` says how."""
+"""`python -m models.golden`: writes golden images, with the detections of a trusted version, into a model version."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import Any
 _GOLDEN = "assets.extra/golden"
 
 _DESCRIPTION = """\
-Detect in a few images with a trusted version of a model, and keep images and detections inside a version as what it must find
-again: a job that loads that version checks it, before any image meets it, and refuses it below --min-agreement."""
+Detects in a few images with a trusted version of a model, and stores images and detections inside a version. A job that loads
+that version detects in these images first, and refuses the version if the detections agree less than --min-agreement."""
 
 _EPILOG = """\
 example:
   python -m models.golden --model /models/yolov4/7 golden/*.jpg --out /models/yolov4/8
 
-Twenty to a hundred images that show all classes are enough. The thresholds should be those of the jobs that will check.
-Exit code: 0 done, 2 the model, an image or the arguments cannot be used (one line on stderr says why; nothing is written)."""
+Twenty to a hundred images that show all classes are enough. Use the thresholds of the jobs that will load the version.
+Exit code: 0 done; 2 the model, an image or the arguments cannot be used (one line on stderr says why; nothing is written)."""
 
 
 class GoldenError(Exception):
-    """Why no golden images were written, in one line."""
+    """No golden images were written; the message has one line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
+    """Runs the command and returns its exit code."""
     args = _parser().parse_args(argv)
     out = args.out or args.model
     try:
@@ -47,21 +47,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def write_golden(
     model: str, images: Sequence[str], out: str, score_threshold: float, iou_threshold: float, *, config: str | None = None
 ) -> int:
-    """Writes the golden images of a version; they appear there whole or not at all.
+    """Writes the golden images of a version, all or none.
 
     Args:
-      model: The trusted version's SavedModel; of a folder of versions the newest.
+      model: The SavedModel of the trusted version, or a folder of versions, whose newest counts.
       images: Files, folders or globs on this machine.
-      out: The SavedModel that gets them.
-      score_threshold: Least confidence of what is expected.
+      out: The SavedModel to write them into.
+      score_threshold: Least confidence of an expected detection.
       iou_threshold: For suppression.
-      config: A job's config, whose settings of the model are needed.
+      config: A job's config with the settings of the model.
 
     Returns:
-      How many images.
+      The number of images.
 
     Raises:
-      GoldenError: The model or an image cannot be used, or there are golden images already.
+      GoldenError: The model or an image cannot be used, or the version has golden images already.
       OSError: A file cannot be read or written.
     """
     target = Path(out, _GOLDEN)
@@ -85,7 +85,7 @@ def write_golden(
 def _detected(
     model: str, images: Sequence[str], thresholds: Mapping[str, float], config: str | None, output: str
 ) -> list[dict[str, Any]]:
-    """The rows of a job over the images, in a process of its own: nothing here knows the pipeline but its command line."""
+    """The rows of a job over the images, which runs as a command: `models/` imports nothing from `pipeline/`."""
     settings = {
         "--mode": "batch",
         "--runner": "DirectRunner",
@@ -93,7 +93,7 @@ def _detected(
         "--model": model,
         "--score-threshold": thresholds["score_threshold"],
         "--iou-threshold": thresholds["iou_threshold"],
-        "--min-agreement": 0,  # what it finds now is what will be expected
+        "--min-agreement": 0,  # its detections become the expected ones
         "--max-dead-share": 1,
         "--shards": 1,
         **({"--config": config} if config else {}),
@@ -115,7 +115,7 @@ def _read(output: str, kind: str) -> list[dict[str, Any]]:
 
 
 def _kept(row: Mapping[str, Any], number: int, folder: Path, thresholds: Mapping[str, float]) -> dict[str, Any]:
-    """Copies the image of a row; returns the row that names the copy."""
+    """Copies the image of a row, and returns the row with the name of the copy."""
     name = f"{number:04}-{os.path.basename(row['image']['uri'])}"
     shutil.copyfile(row["image"]["uri"], folder / name)
     image = {"uri": name, "width": row["image"]["width"], "height": row["image"]["height"]}
@@ -131,9 +131,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("images", nargs="+", help="files, folders or globs on this machine")
     parser.add_argument("--model", required=True, help="SavedModel of the trusted version, or a folder of versions")
-    parser.add_argument("--out", help="SavedModel that gets them (default: the one of --model)")
-    parser.add_argument("--score-threshold", type=float, default=0.25, help="as of the jobs that will check (default: 0.25)")
-    parser.add_argument("--iou-threshold", type=float, default=0.45, help="as of the jobs that will check (default: 0.45)")
+    parser.add_argument("--out", help="SavedModel to write them into (default: the one of --model)")
+    parser.add_argument("--score-threshold", type=float, default=0.25, help="that of the jobs (default: 0.25)")
+    parser.add_argument("--iou-threshold", type=float, default=0.45, help="that of the jobs (default: 0.45)")
     parser.add_argument("--config", metavar="FILE", help="a job's config, for a model that does not describe itself")
     return parser
 

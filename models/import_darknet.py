@@ -1,4 +1,4 @@
-"""Turn a YOLO model in Darknet's format into a batched SavedModel. `python -m models.import_darknet --help` says how."""
+"""`python -m models.import_darknet`: converts a YOLO model in Darknet's format to a batched SavedModel."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from models.metadata import DetectorMetadata, Resize
 from models.quiet import quiet_stderr
 
 _DESCRIPTION = """\
-Turn a YOLO model in Darknet's format (yolov3, yolov4, their -tiny, -spp, -csp and x-mish forms, Yolo-Fastest,
-MobileNetV2-YOLOv3) into a SavedModel that the pipeline, TF Serving and Vertex AI take as it is: whole batches, with box
-decoding and non-maximum suppression inside, and the thresholds as inputs that have defaults."""
+Converts a YOLO model in Darknet's format (yolov3, yolov4, their -tiny, -spp, -csp and x-mish forms, Yolo-Fastest,
+MobileNetV2-YOLOv3) to a SavedModel that the pipeline, TF Serving and Vertex AI run as it is. The SavedModel takes batches,
+contains box decoding and non-maximum suppression, and has the thresholds as inputs with defaults."""
 
 _EPILOG = """\
 example:
   python -m models.import_darknet --cfg yolov4.cfg --weights yolov4.weights --names coco.names --output models/yolov4/1
 
-The output directory is <model>/<version>, an integer version, as TF Serving wants it; it must not exist yet, and appears
-whole or not at all. Overlapping boxes are suppressed greedily, by IoU and class, whatever nms_kind= says in the cfg.
-Exit code: 0 done, 2 the files or the arguments cannot be used (one line on stderr says why; nothing is written)."""
+The output directory is <model>/<integer version>, as TF Serving expects it. It must not exist yet, and appears whole or not at
+all. Non-maximum suppression is greedy, by IoU and class, also if the cfg has another nms_kind=.
+Exit code: 0 done; 2 the files or the arguments cannot be used (one line on stderr names the reason; nothing is written)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+    """Runs the command and returns its exit code."""
     args = _parser().parse_args(argv)
     try:
         import_darknet(
@@ -59,19 +59,19 @@ def import_darknet(
     resize: Resize | None = None,
     name: str = "",
 ) -> None:
-    """Read a Darknet model and write it as a SavedModel.
+    """Reads a Darknet model and writes it as a SavedModel.
 
     Args:
       cfg_path: The cfg.
       weights_path: Its weights.
       names_path: Class names, one a line.
       output_dir: Directory to write, `<model>/<integer version>`; must not exist.
-      input_hw: Height and width of the input, multiples of 32; as in the cfg by default.
-      resize: How images become the input; by default as the cfg says (`letter_box=1`), else `stretch`.
-      name: Name of the model; that of the cfg by default.
+      input_hw: Height and width of the input, multiples of 32; default: those in the cfg.
+      resize: How images are resized to the input; default: `letterbox` if the cfg has `letter_box=1`, else `stretch`.
+      name: Name of the model; default: that of the cfg.
 
     Raises:
-      DarknetError: A file cannot be used; the message names it and says what was expected and what came.
+      DarknetError: A file cannot be used; the message names it, and has what was expected and what came.
       OSError: A file cannot be read, or the output cannot be written.
     """
     check_output_dir(output_dir)
@@ -95,13 +95,13 @@ def import_darknet(
 
 def _export(network: Network, weights: Sequence[ConvolutionWeights], metadata: DetectorMetadata, output_dir: str) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with quiet_stderr():  # takes seconds: only now that the files are known to be right
+    with quiet_stderr():  # takes seconds, so only after the files were checked
         import tensorflow as tf
 
         from models.darknet.detector import DarknetDetector
 
     with contextlib.suppress(RuntimeError):  # TensorFlow runs in this process already
-        tf.config.set_visible_devices([], "GPU")  # exporting needs none, and must not take a serving process's memory
+        tf.config.set_visible_devices([], "GPU")  # the export needs no GPU, and must not take the memory of a serving process
     detector = DarknetDetector(network, weights)
     export_detector(detector, metadata, output_dir, variables=detector.variables)
 

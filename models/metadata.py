@@ -1,7 +1,7 @@
-"""What a detector says of itself: a small JSON file inside its SavedModel, `assets.extra/detector.json`.
+"""The description of a detector: a small JSON file inside its SavedModel, `assets.extra/detector.json`.
 
-Whoever runs the model asks this file, never a flag: input size, resize rule, value range, box format, class names.
-Foreign models have no such file; the same record can then be made by hand.
+Code that runs the model reads input size, resize rule, value range, box format and class names from this file, never from a flag.
+Foreign models have no such file; a job's config describes them by the same record.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 Resize = Literal["stretch", "letterbox"]
@@ -23,32 +25,32 @@ METADATA_PATH = "assets.extra/detector.json"
 
 @dataclasses.dataclass(frozen=True)
 class DetectorMetadata:
-    """The facts needed to feed a detector and to read its answer.
+    """The input and output conventions of a detector.
 
     Attributes:
       name: Name of the model, without its version.
       input_hw: Height and width of the model's input, pixels.
       resize: How an image becomes `input_hw`: `stretch`, or `letterbox` (keeps the aspect ratio and pads).
-      class_names: One name for each class, in the order of the class ids; empty where they are not known.
+      class_names: One name for each class, in the order of the class ids; empty if unknown.
       signature: The SavedModel signature that takes a batch of pixels.
       input_name: Its input for `(N, H, W, 3)` RGB images.
       input_dtype: dtype of that input.
-      value_range: What 0 and 255 of an 8-bit pixel become in the model's input.
+      value_range: The model's input values for 0 and 255 of an 8-bit pixel.
       letterbox_value: 8-bit grey of the padding.
       boxes_output: Output `(N, M, 4)` of boxes.
-      scores_output: Output `(N, M)` of confidences, or `(N, M, C)` of class confidences where the pipeline suppresses.
-      classes_output: Output `(N, M)` of class numbers; empty where the model has none.
-      count_output: Output `(N,)` with the number of valid detections; empty where the model has none.
+      scores_output: Output `(N, M)` of confidences, or `(N, M, C)` of class confidences if the pipeline suppresses.
+      classes_output: Output `(N, M)` of class numbers; empty if the model has none.
+      count_output: Output `(N,)` with the number of valid detections; empty if the model has none.
       box_format: Order of the four numbers of a box.
       box_units: `norm` (0..1 of the model's input) or `pixels` of the model's input.
       class_id_offset: Subtracted from the model's class numbers (1 for the TensorFlow Object Detection API).
-      nms: Who suppresses overlapping boxes.
+      nms: Whether the model or the pipeline suppresses overlapping boxes.
       threshold_inputs: Whether the signature also takes `score_threshold`, `iou_threshold` and `max_detections`.
-      packed_layout: Where `boxes_output` joins all that is said of M boxes and C classes: its axes behind that of the images.
-        `5` has an objectness behind the box, `6` is a box with its confidence and its class. Empty where outputs are apart.
+      packed_layout: The axes, after that of the images, of a `boxes_output` that also holds the confidences of M boxes and C
+        classes: `5` has an objectness after the box, `6` is a box with its confidence and its class. Empty for separate outputs.
 
     Raises:
-      ValueError: A value is not one of the allowed ones; the message names the field.
+      ValueError: A value is not allowed; the message names the field.
     """
 
     name: str
@@ -72,34 +74,47 @@ class DetectorMetadata:
     packed_layout: JoinedLayout = ""
 
     def __post_init__(self) -> None:
-        for field, choices in _CHOICES.items():
-            if (value := getattr(self, field)) not in choices:
-                raise ValueError(f"{field} must be one of {', '.join(choices)}, not {value!r}")
-        for field in ("name", "signature", "input_name", "boxes_output", "scores_output"):
-            _require(isinstance(value := getattr(self, field), str) and value != "", field, "a non-empty text", value)
-        for field in ("classes_output", "count_output"):
-            _require(isinstance(value := getattr(self, field), str), field, "a text", value)
-        _require(_is_tuple(self.input_hw, int, 2) and min(self.input_hw) > 0, "input_hw", "two positive integers", self.input_hw)
-        _require(_is_tuple(self.value_range, (int, float), 2), "value_range", "two numbers", self.value_range)
-        _require(_is_tuple(self.class_names, str), "class_names", "a list of names", self.class_names)
-        grey = self.letterbox_value
-        _require(_is_int(grey) and 0 <= grey <= 255, "letterbox_value", "an integer in 0..255", grey)
-        _require(_is_int(self.class_id_offset), "class_id_offset", "an integer", self.class_id_offset)
-        _require(isinstance(self.threshold_inputs, bool), "threshold_inputs", "true or false", self.threshold_inputs)
+        for field, (expected, fits) in _RULES.items():
+            if not fits(value := getattr(self, field)):
+                raise ValueError(f"{field} must be {expected}, not {value!r}")
 
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "resize": get_args(Resize),
-    "input_dtype": get_args(InputDtype),
-    "box_format": get_args(BoxFormat),
-    "box_units": get_args(BoxUnits),
-    "nms": get_args(Suppressor),
-    "packed_layout": get_args(JoinedLayout),
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_tuple(value: Any, kind: type | tuple[type, ...], length: int | None = None) -> bool:
+    parts_fit = isinstance(value, tuple) and all(isinstance(part, kind) and not isinstance(part, bool) for part in value)
+    return parts_fit and length in (None, len(value))
+
+
+def _one_of(literal: Any) -> tuple[str, Callable[[Any], bool]]:
+    choices = get_args(literal)
+    return f"one of {', '.join(choices)}", lambda value: value in choices
+
+
+_NAME = ("a non-empty text", lambda value: isinstance(value, str) and value != "")
+_TEXT = ("a text", lambda value: isinstance(value, str))
+_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # of each field: what is expected, and the check
+    "resize": _one_of(Resize),
+    "input_dtype": _one_of(InputDtype),
+    "box_format": _one_of(BoxFormat),
+    "box_units": _one_of(BoxUnits),
+    "nms": _one_of(Suppressor),
+    "packed_layout": _one_of(JoinedLayout),
+    **dict.fromkeys(("name", "signature", "input_name", "boxes_output", "scores_output"), _NAME),
+    **dict.fromkeys(("classes_output", "count_output"), _TEXT),
+    "input_hw": ("two positive integers", lambda value: _is_tuple(value, int, 2) and min(value) > 0),
+    "value_range": ("two numbers", lambda value: _is_tuple(value, (int, float), 2)),
+    "class_names": ("a list of names", lambda value: _is_tuple(value, str)),
+    "letterbox_value": ("an integer in 0..255", lambda value: _is_int(value) and 0 <= value <= 255),
+    "class_id_offset": ("an integer", _is_int),
+    "threshold_inputs": ("true or false", lambda value: isinstance(value, bool)),
 }
 
 
 def write_metadata(saved_model_dir: str, metadata: DetectorMetadata) -> None:
-    """Write `metadata` into a SavedModel's local directory."""
+    """Writes `metadata` into a SavedModel's local directory."""
     path = os.path.join(saved_model_dir, METADATA_PATH)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
@@ -107,27 +122,19 @@ def write_metadata(saved_model_dir: str, metadata: DetectorMetadata) -> None:
 
 
 def read_metadata(saved_model_dir: str) -> DetectorMetadata | None:
-    """Read what a SavedModel (local, or `gs://`, which imports TensorFlow) says of itself; None where it says nothing.
+    """Reads the description in a SavedModel, local or `gs://` (which imports TensorFlow); None without one.
 
     Raises:
-      ValueError: The file is there but cannot be understood; the message names it and what is wrong.
+      ValueError: The file cannot be understood; the message names it and the fault.
     """
     path = os.path.join(saved_model_dir, METADATA_PATH)
-    text = _read_remote(path) if "://" in path else _read_local(path)
-    if text is None:
-        return None
     try:
-        return metadata_from_json(text)
-    except ValueError as err:
-        raise ValueError(f"{path}: {err}") from err
-
-
-def _read_local(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        text = _read_remote(path) if "://" in path else Path(path).read_text(encoding="utf-8")
+        return None if text is None else metadata_from_json(text)
     except FileNotFoundError:
         return None
+    except ValueError as err:
+        raise ValueError(f"{path}: {err}") from err
 
 
 def _read_remote(path: str) -> str | None:
@@ -145,12 +152,12 @@ def metadata_to_json(metadata: DetectorMetadata) -> str:
 
 
 def metadata_from_json(text: str) -> DetectorMetadata:
-    """Parse what `metadata_to_json` wrote.
+    """Parses the JSON of `metadata_to_json`.
 
     Raises:
-      ValueError: No JSON object, an unknown or missing key, or a value that is not allowed.
+      ValueError: The text is no JSON object, or a key is unknown or missing, or a value is not allowed.
     """
-    values = json.loads(text)  # JSONDecodeError is a ValueError and says where
+    values = json.loads(text)  # JSONDecodeError is a ValueError with the place
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, got a {type(values).__name__}")
     fields = dataclasses.fields(DetectorMetadata)
@@ -160,20 +167,3 @@ def metadata_from_json(text: str) -> DetectorMetadata:
         raise ValueError(f"key {missing[0]!r} is missing")
     arguments: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     return DetectorMetadata(**arguments)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_tuple(value: Any, kind: type | tuple[type, ...], length: int | None = None) -> bool:
-    return (
-        isinstance(value, tuple)
-        and all(isinstance(part, kind) and not isinstance(part, bool) for part in value)
-        and length in (None, len(value))
-    )
-
-
-def _require(valid: bool, field: str, expected: str, value: Any) -> None:
-    if not valid:
-        raise ValueError(f"{field} must be {expected}, not {value!r}")

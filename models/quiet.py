@@ -1,4 +1,4 @@
-"""Import TensorFlow without the pages that its libraries print before their log level counts."""
+"""Imports TensorFlow without the messages that its libraries print before their log level has an effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Drop what is written to file descriptor 2, by libraries too; exceptions pass."""
+    """Discards everything written to file descriptor 2, also by native libraries; exceptions pass."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -1,1 +1,1 @@
-"""Darknet: cfg and weights files, and the network that they describe as a `tf.Module`; `models.import_darknet` is the command."""
+"""Darknet: cfg and weights files, and their network as a `tf.Module`; the command is `python -m models.import_darknet`."""

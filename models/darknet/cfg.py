@@ -1,8 +1,8 @@
-"""Read the sections and options of a Darknet cfg.
+"""Parser of a Darknet cfg: sections and options.
 
-The rules are those of Darknet's `parser.c` (github.com/AlexeyAB/darknet): white space means nothing, `#` and `;` begin comments,
-the first of several equal options counts. An option is read, known to matter only in training, or an error: nothing that would
-change the result passes unnoticed.
+The rules are those of Darknet's `parser.c` (github.com/AlexeyAB/darknet): it ignores white space, `#` and `;` begin comments, and
+the first of several equal options counts. The importer uses an option, knows that it matters in training only, or reports an
+error. So it ignores nothing that would change the result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 
 class DarknetError(Exception):
-    """A cfg, weights or names file cannot be imported; one line says what was expected and what came."""
+    """A cfg, weights or names file cannot be imported; the message has one line: what was expected and what came."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +21,9 @@ class _Known:
     """The options of a kind of section.
 
     Attributes:
-      read: They are used.
+      read: The importer uses them.
       ignored: They matter in training or to Darknet's own programs only.
-      neutral: They are accepted at this value, which changes nothing, and are errors at any other; `option=value`.
+      neutral: `option=value`: this value changes nothing; any other value is an error.
     """
 
     read: str
@@ -58,10 +58,10 @@ _KNOWN = {
     "shortcut": _Known(read="from activation", ignored="weights_normalization", neutral="weights_type=none"),
     "dropout": _Known(read="", ignored="probability dropblock dropblock_size_rel dropblock_size_abs"),
     "yolo": _Known(
-        read="mask anchors classes num scale_x_y new_coords nms_kind",
+        read="mask anchors classes num scale_x_y new_coords",
         ignored="""jitter resize random ignore_thresh truth_thresh iou_thresh iou_thresh_kind iou_loss iou_normalizer
             cls_normalizer obj_normalizer uc_normalizer delta_normalizer max_delta objectness_smooth label_smooth_eps focal_loss
-            max beta_nms counters_per_class map show_details absolute""",
+            max beta_nms nms_kind counters_per_class map show_details absolute""",
     ),
 }
 
@@ -81,11 +81,11 @@ class Section:
     options: dict[str, tuple[str, int]]
 
     def option_line(self, name: str) -> int:
-        """Line of an option; of the section where it is not given."""
+        """Line of an option, or of the section without that option."""
         return self.options[name][1] if name in self.options else self.line
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Value of an option; an error where it is not given and has no default."""
+        """Value of an option; without a default a missing option is an error."""
         if name in self.options:
             return self.options[name][0]
         if default is None:
@@ -118,7 +118,7 @@ class Section:
         return numbers
 
     def check(self) -> None:
-        """Refuse kinds and options that are not known, or that would change the result in ways not supported."""
+        """Raises DarknetError for unknown kinds and options, and for unsupported options that would change the result."""
         if self.kind not in _KNOWN:
             raise DarknetError(f"line {self.line}: section [{self.kind}] is not supported, only [{'], ['.join(_KNOWN)}]")
         known = _KNOWN[self.kind]
@@ -132,7 +132,7 @@ class Section:
 
 
 def read_sections(text: str) -> list[Section]:
-    """The sections of a cfg, in order; raises DarknetError for what is malformed or not known."""
+    """The sections of a cfg, in order; raises DarknetError for malformed or unknown ones."""
     sections = list(_split(text))
     for section in sections:
         section.check()

@@ -1,7 +1,7 @@
-"""A Darknet network in TensorFlow, for batches: images in, boxes and class confidences out.
+"""A Darknet network in TensorFlow: a batch of images to boxes and class confidences.
 
-Read it from the top: `DarknetDetector` walks through the layers of the cfg, one function each below. Formulas are those of
-Darknet's `forward_*_layer` and `get_yolo_box` (github.com/AlexeyAB/darknet), channels last.
+`DarknetDetector` applies the layers of the cfg; each kind of layer has a function below. The formulas are those of Darknet's
+`forward_*_layer` and `get_yolo_box` (github.com/AlexeyAB/darknet), channels last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from models.darknet.weights import ConvolutionWeights
 
 
 class DarknetDetector:
-    """A network with its weights, as `export.export_detector` takes it."""
+    """A network with its weights; `export.export_detector` exports it."""
 
     def __init__(self, network: Network, weights: Sequence[ConvolutionWeights]) -> None:
         self.network = network
@@ -24,13 +24,13 @@ class DarknetDetector:
         self.variables = [variable for pair in self._weights for variable in pair]
 
     def __call__(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Detect in a batch.
+        """Detects in a batch.
 
         Args:
           images: `(N, H, W, 3) float32` RGB in 0..1.
 
         Returns:
-          Boxes `(N, M, 4)`, xyxy in 0..1 of the input, and the classes' confidences `(N, M, C)`, of all heads and anchors.
+          Boxes `(N, M, 4)`, xyxy in 0..1 of the input, and the classes' confidences `(N, M, C)`, for all heads and anchors.
         """
         weights = iter(self._weights)
         outputs: list[tf.Tensor] = []
@@ -59,7 +59,7 @@ class DarknetDetector:
 
 
 def convolve(x: tf.Tensor, layer: Convolution, kernel: tf.Variable, bias: tf.Variable) -> tf.Tensor:
-    """Convolve, add the bias, activate; grouped and depthwise too."""
+    """Convolves (also in groups and depthwise), adds the bias, activates."""
     margins = _margins(x, layer, layer.padding)
     if layer.groups == layer.in_channels > 1:
         if margins != "SAME":  # TensorFlow 2.21 aborts on explicit padding here, while it optimises the graph
@@ -68,15 +68,11 @@ def convolve(x: tf.Tensor, layer: Convolution, kernel: tf.Variable, bias: tf.Var
         x = tf.nn.depthwise_conv2d(x, per_channel, (1, *layer.stride_hw, 1), margins)
     else:
         x = tf.nn.conv2d(x, kernel, layer.stride_hw, margins)
-    return activate(tf.nn.bias_add(x, bias), layer.activation)
+    return ACTIVATION_FUNCTIONS[layer.activation](tf.nn.bias_add(x, bias))
 
 
-def activate(x: tf.Tensor, activation: str) -> tf.Tensor:
-    """Apply one of `darknet_network.ACTIVATIONS`, in a form that TensorFlow's graph optimiser fuses."""
-    return _ACTIVATIONS[activation](x)
-
-
-_ACTIVATIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+# of `network.ACTIVATIONS`, in a form that TensorFlow's graph optimiser fuses
+ACTIVATION_FUNCTIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "linear": lambda x: x,
     "leaky": lambda x: tf.nn.leaky_relu(x, alpha=0.1),
     "relu": tf.nn.relu,
@@ -88,12 +84,12 @@ _ACTIVATIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
 
 
 def max_pool(x: tf.Tensor, layer: MaxPool) -> tf.Tensor:
-    """Pool; what lies outside the image never wins."""
+    """Max-pools; padding never wins."""
     return tf.nn.max_pool2d(x, layer.size, layer.stride_hw, _margins(x, layer, layer.padding // 2))
 
 
 def _margins(x: tf.Tensor, layer: Convolution | MaxPool, before: int) -> str | list[list[int]]:
-    """Padding in TensorFlow's terms where a window starts `before` pixels outside: `SAME` where that is it, else explicit."""
+    """Padding for TensorFlow if windows start `before` pixels outside: `SAME` if it is equal, else explicit."""
     explicit, same = [[0, 0]], True
     for in_side, out_side, stride in zip(x.shape[1:3], layer.out_hwc[:2], layer.stride_hw, strict=True):
         needed = max(0, (out_side - 1) * stride + layer.size - in_side)
@@ -103,23 +99,23 @@ def _margins(x: tf.Tensor, layer: Convolution | MaxPool, before: int) -> str | l
 
 
 def join(sources: Sequence[tf.Tensor], layer: Route) -> tf.Tensor:
-    """Put the chosen group of channels of each source side by side."""
+    """Concatenates the chosen group of channels of each source."""
     if layer.groups > 1:
         sources = [tf.split(source, layer.groups, axis=-1)[layer.group_id] for source in sources]
     return tf.concat(sources, axis=-1) if len(sources) > 1 else sources[0]
 
 
 def add(sources: Sequence[tf.Tensor], layer: Shortcut) -> tf.Tensor:
-    """Add to the first source the others, cut or filled with zeros to its number of channels, and activate."""
+    """Adds the other sources to the first, cut or zero-padded to its number of channels, and activates."""
     x, *others = sources
     for other in others:
         missing = max(0, x.shape[-1] - other.shape[-1])
         x += tf.pad(other[..., : x.shape[-1]], [[0, 0], [0, 0], [0, 0], [0, missing]]) if x.shape != other.shape else other
-    return activate(x, layer.activation)
+    return ACTIVATION_FUNCTIONS[layer.activation](x)
 
 
 def decode_boxes(x: tf.Tensor, layer: Yolo, input_hw: tuple[int, int]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Decode a head `(N, rows, columns, anchors * (5 + C))` to boxes `(N, M, 4)` and confidences `(N, M, C)`."""
+    """Decodes a head `(N, rows, columns, anchors * (5 + C))` to boxes `(N, M, 4)` and confidences `(N, M, C)`."""
     (rows, columns, _), anchors = layer.out_hwc, len(layer.anchors_wh)
     grid = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1).astype(np.float32)  # x, y of each cell
     cell_xy = np.repeat(grid.reshape(-1, 2), anchors, axis=0)

@@ -1,4 +1,4 @@
-"""The layers of a Darknet network and the shapes of what they make, read from a cfg. Needs no TensorFlow.
+"""The layers of a Darknet network and their output shapes, from a cfg. Needs no TensorFlow.
 
 Layers are numbered from 0, `[net]` not counted; negative numbers count back from the layer that names them. Shapes follow
 Darknet's `make_*_layer` functions (github.com/AlexeyAB/darknet).
@@ -32,7 +32,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Convolution(Layer):
-    """`[convolutional]`: `padding` pixels on all four sides, then batch normalisation or a bias, then the activation."""
+    """`[convolutional]`: `padding` pixels on all four sides, batch normalisation or a bias, the activation."""
 
     in_channels: int
     size: int
@@ -54,13 +54,13 @@ class Convolution(Layer):
 
     @property
     def value_count(self) -> int:
-        """Number of float32 values in the weights file: bias, three more of batch normalisation, kernel."""
+        """Number of float32 values in the weights file: bias, three vectors of batch normalisation, kernel."""
         return self.filters * (4 if self.batch_normalize else 1) + self.kernel_count
 
 
 @dataclasses.dataclass(frozen=True)
 class MaxPool(Layer):
-    """`[maxpool]`: `padding` pixels in all, of which `padding // 2` are left and above."""
+    """`[maxpool]`: `padding` pixels in total, of which `padding // 2` are left and above."""
 
     size: int
     stride_hw: tuple[int, int]
@@ -69,14 +69,12 @@ class MaxPool(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class Upsample(Layer):
-    """`[upsample]`: each pixel becomes `stride * stride` equal ones."""
-
-    stride: int
+    """`[upsample]`: repeats each pixel to its output size."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Route(Layer):
-    """`[route]`: the channels of `layers` side by side; of each only the part `group_id` out of `groups`."""
+    """`[route]`: joins the channels of `layers`; takes of each only the part `group_id` out of `groups`."""
 
     layers: tuple[int, ...]
     groups: int
@@ -85,7 +83,7 @@ class Route(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class Shortcut(Layer):
-    """`[shortcut]`: the layer before plus `layers`; channels that only one side has are dropped or stay alone."""
+    """`[shortcut]`: adds `layers` to the layer before, whose number of channels stays."""
 
     layers: tuple[int, ...]
     activation: str
@@ -93,26 +91,24 @@ class Shortcut(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class Dropout(Layer):
-    """`[dropout]`: nothing, outside training."""
+    """`[dropout]`: does nothing outside training."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Yolo(Layer):
-    """`[yolo]`: a head that answers boxes.
+    """`[yolo]`: a head that predicts boxes.
 
     Attributes:
       anchors_wh: Anchors of this head, pixels of the model's input.
       classes: Number of classes.
-      scale_x_y: How far a box's centre may leave its cell; 1 is not at all.
+      scale_x_y: How far the centre of a box may leave its cell; 1: not at all.
       new_coords: Whether the layer before has already applied the logistic function, and sizes are squared.
-      nms_kind: What Darknet itself would use to suppress overlapping boxes.
     """
 
     anchors_wh: tuple[tuple[float, float], ...]
     classes: int
     scale_x_y: float
     new_coords: bool
-    nms_kind: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +132,7 @@ class Network:
 
     @property
     def heads(self) -> tuple[Yolo, ...]:
-        """The layers that answer boxes."""
+        """The layers that predict boxes."""
         return tuple(layer for layer in self.layers if isinstance(layer, Yolo))
 
     @property
@@ -151,14 +147,14 @@ class Network:
 
 
 def parse_network(text: str, input_hw: tuple[int, int] | None = None) -> Network:
-    """Read a cfg.
+    """Reads a cfg.
 
     Args:
       text: Content of the cfg.
-      input_hw: Height and width of the input; as the cfg has it where None.
+      input_hw: Height and width of the input; None: the size in the cfg.
 
     Raises:
-      DarknetError: The cfg is malformed or uses what is not supported; the message begins with the line.
+      DarknetError: The cfg is malformed or not supported; the message begins with the line.
     """
     sections = read_sections(text)
     if not sections:
@@ -177,7 +173,7 @@ def parse_network(text: str, input_hw: tuple[int, int] | None = None) -> Network
         layers.append(_READERS[section.kind](section, layers, in_hwc))
     network = Network((height, width), bool(net.integer("letter_box", 0)), tuple(layers))
     if not network.heads:
-        raise DarknetError("no [yolo] section: the network answers no boxes")
+        raise DarknetError("no [yolo] section: the network predicts no boxes")
     for head in network.heads:
         if head.classes != network.classes:
             raise DarknetError(f"line {head.line}: classes={head.classes}, but the first [yolo] has {network.classes}")
@@ -217,7 +213,7 @@ def _read_maxpool(section: Section, before: Sequence[Layer], in_hwc: Hwc) -> Max
 
 def _read_upsample(section: Section, before: Sequence[Layer], in_hwc: Hwc) -> Upsample:
     stride = section.integer("stride", 2, minimum=1)
-    return Upsample(section.line, (in_hwc[0] * stride, in_hwc[1] * stride, in_hwc[2]), stride)
+    return Upsample(section.line, (in_hwc[0] * stride, in_hwc[1] * stride, in_hwc[2]))
 
 
 def _read_route(section: Section, before: Sequence[Layer], in_hwc: Hwc) -> Route:
@@ -264,7 +260,6 @@ def _read_yolo(section: Section, before: Sequence[Layer], in_hwc: Hwc) -> Yolo:
         classes=classes,
         scale_x_y=section.numbers("scale_x_y", "1")[0],
         new_coords=bool(section.integer("new_coords", 0)),
-        nms_kind=section.text("nms_kind", "default"),
     )
 
 
@@ -285,7 +280,7 @@ def _stride_hw(section: Section) -> tuple[int, int]:
 
 
 def _slide(section: Section, in_hwc: Hwc, size: int, stride_hw: tuple[int, int], padding: int) -> tuple[int, int]:
-    """Height and width that a window of `size` leaves, `padding` pixels in all added to each."""
+    """Height and width after a window of `size`, with `padding` pixels in total added to each side."""
     out_h, out_w = ((side + padding - size) // stride + 1 for side, stride in zip(in_hwc[:2], stride_hw, strict=True))
     if min(out_h, out_w) < 1:
         raise DarknetError(
@@ -303,7 +298,6 @@ def _activation(section: Section, default: str) -> str:
 
 
 def _sources(section: Section, option: str, before: Sequence[Layer]) -> tuple[int, ...]:
-    """Layers that a section names, as absolute numbers."""
     named = section.integers(option)
     layers = tuple(number + len(before) if number < 0 else number for number in named)
     for number, layer in zip(named, layers, strict=True):

@@ -1,7 +1,7 @@
-"""Read the weights file of a Darknet network, batch normalisation folded into kernels and biases. Needs no TensorFlow.
+"""Reads the weights file of a Darknet network and folds batch normalisation into kernels and biases. Needs no TensorFlow.
 
 The file is a header (int32 major, minor, revision; images seen, int64 from version 0.2 on, int32 before) and then float32 values,
-little-endian: for each convolution its biases, with batch normalisation scales, means and variances, and its kernel.
+little-endian: for each convolution its biases, its scales, means and variances (with batch normalisation only), and its kernel.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import numpy.typing as npt
 from models.darknet.cfg import DarknetError
 from models.darknet.network import Convolution, Network
 
-# Added to the variance, as OpenCV's importer does. Darknet has had 1e-6 beside the root and 1e-5 below it, which moves
-# confidences by less than 0.001 on trained models.
+# Added to the variance, as in OpenCV's importer. Darknet versions differ (1e-6 beside the root, 1e-5 below it), which changes
+# the confidences of trained models by less than 0.001.
 _EPSILON = 1e-6
-_LFS_POINTER = b"version https://git-lfs"
 _TEXT = frozenset(range(32, 127)) | frozenset(b"\t\n\r")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ConvolutionWeights:
-    """What a convolution computes with.
+    """The weights of one convolution.
 
     Attributes:
       kernel: `(size, size, in_channels / groups, filters) float32`.
@@ -36,15 +35,15 @@ class ConvolutionWeights:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all of them are numbers that one can compute with."""
+        """Whether all values are finite."""
         return bool(np.isfinite(self.kernel).all() and np.isfinite(self.bias).all())
 
 
 def read_weights(path: str, network: Network) -> list[ConvolutionWeights]:
-    """Read the weights of all convolutions of `network`, in order.
+    """Reads the weights of all convolutions of `network`, in order.
 
     Raises:
-      DarknetError: The file is no weights file, or does not hold exactly the values that the network needs.
+      DarknetError: The file is no weights file, or its number of values is not that of the network.
     """
     header_bytes = _check_file(path, network.value_count)
     values = np.fromfile(path, "<f4", offset=header_bytes)
@@ -57,11 +56,11 @@ def read_weights(path: str, network: Network) -> list[ConvolutionWeights]:
 
 
 def _check_file(path: str, value_count: int) -> int:
-    """Compare the file's size with what is expected and return the length of its header."""
+    """Checks the size of the file and returns the length of its header."""
     with open(path, "rb") as file:
         head = file.read(512)
     actual = os.path.getsize(path)
-    if head.startswith(_LFS_POINTER):
+    if head.startswith(b"version https://git-lfs"):
         raise DarknetError(f"{path}: is a Git LFS pointer of {actual} bytes, not the weights; run git lfs pull")
     if head and set(head) <= _TEXT:
         raise DarknetError(f"{path}: is a text file that begins {head[:40].decode()!r}, expected binary weights")
@@ -78,14 +77,14 @@ def _check_file(path: str, value_count: int) -> int:
 
 
 def _fold(layer: Convolution, values: npt.NDArray[np.float32]) -> ConvolutionWeights:
-    """One convolution's values in the order of the file, to kernel and bias."""
+    """Splits the values of one convolution, in the order of the file, into kernel and bias."""
     vectors, kernel = np.split(values, [layer.value_count - layer.kernel_count])
     # (filters, in_channels / groups, rows, columns) in the file
     kernel = kernel.reshape(layer.filters, -1, layer.size, layer.size).transpose(2, 3, 1, 0)
     if not layer.batch_normalize:
         return ConvolutionWeights(np.ascontiguousarray(kernel), vectors.copy())
     bias, scale, mean, variance = vectors.astype(np.float64).reshape(4, layer.filters)
-    with np.errstate(all="ignore"):  # a negative variance computes NaN, as it does in Darknet; `is_finite` tells
+    with np.errstate(all="ignore"):  # a negative variance gives NaN, as in Darknet; see `is_finite`
         factor = scale / np.sqrt(variance + _EPSILON)
         folded = kernel * factor.astype(np.float32)
         return ConvolutionWeights(np.ascontiguousarray(folded), (bias - mean * factor).astype(np.float32))

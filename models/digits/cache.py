@@ -1,7 +1,7 @@
-"""The bundled detector as a SavedModel: exported from its weights at first use, into the user's cache, for all processes.
+"""A cache of the bundled detector: the first use exports its SavedModel from the weights, for all processes of a user.
 
-The cache is `$XDG_CACHE_HOME`, else `~/.cache`, as https://specifications.freedesktop.org/basedir-spec says: where the package is
-installed nobody may be allowed to write.
+The cache is below `$XDG_CACHE_HOME`, else `~/.cache` (https://specifications.freedesktop.org/basedir-spec), since an installed
+package may be read-only.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MODELS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def cached_digits() -> str:
-    """The bundled detector's folder of versions, `<cache>/<project>/digits/<digest>`, with `1/` in it.
+    """The bundled detector's folder of versions, `<cache>/<project>/digits/<digest>`, which contains `1/`.
 
-    The digest is of all that the export depends on, so that another version of the project has a folder of its own. Any number
-    of processes may ask at once: each exports beside and renames, and whoever comes later takes what is there.
+    The digest covers the weights and the code of the export, so each version of the project has its own folder. Several processes
+    may call this at once: each exports to a scratch folder and renames it, and the first rename wins.
 
     Raises:
         OSError: the cache cannot be written.
@@ -37,7 +37,7 @@ def cached_digits() -> str:
             try:
                 os.rename(exported, version)
             except OSError:
-                if not os.path.isdir(version):  # else another process was faster
+                if not os.path.isdir(version):  # otherwise another process was faster
                     raise
     return base
 
@@ -48,7 +48,6 @@ def _cache_folder() -> str:
 
 
 def _digest() -> str:
-    """Of the weights, and of the code that exports them."""
     found = hashlib.sha256()
     for path in [WEIGHTS_PATH, *sorted(glob.glob(os.path.join(glob.escape(_MODELS), "**", "*.py"), recursive=True))]:
         with open(path, "rb") as file:

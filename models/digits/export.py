@@ -1,8 +1,8 @@
-"""Exports the committed weights as a SavedModel, as any other detector is exported.
+"""Exports the committed weights as a SavedModel.
 
     python -m models.digits.export --output build/models/digits/1
 
-It takes seconds and needs neither scikit-learn nor a network connection.
+The export takes seconds and needs neither scikit-learn nor a network connection.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from models.metadata import DetectorMetadata
 
 WEIGHTS_PATH = os.path.join(os.path.dirname(__file__), "weights.npz")
-# scenes of any shape keep their digits' proportions, which tell a 0 from a 6 or a 1 from a 7: hence letterbox
+# letterbox, since the proportions of a digit tell a 0 from a 6 and a 1 from a 7
 METADATA = DetectorMetadata(name="digits", input_hw=(320, 320), resize="letterbox", class_names=tuple("0123456789"))
 
 
@@ -23,7 +23,7 @@ def export_digits(output_dir: str, weights_path: str = WEIGHTS_PATH) -> None:
 
     Args:
         output_dir: local directory that does not exist yet, `<model>/<integer version>`.
-        weights_path: the weights as `models.digits.training.train` writes them.
+        weights_path: weights of `models.digits.training.train`.
 
     Raises:
         FileExistsError: `output_dir` exists.
@@ -38,7 +38,7 @@ def export_digits(output_dir: str, weights_path: str = WEIGHTS_PATH) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parses the command line and exports."""
+    """Runs the command and returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m models.digits.export", description="Export the bundled digit detector.")
     parser.add_argument("--output", required=True, help="directory to write, <model>/<integer version>; must not exist")
     parser.add_argument("--weights", default=WEIGHTS_PATH, help="weights to export (default: the committed ones)")

@@ -1,11 +1,11 @@
 """The detector's network: a residual backbone down to stride 16, joined at stride 8, and one anchor-free head.
 
-Every cell of the 40x40 grid (stride 8) says how far the four edges of the digit around it are, as FCOS does (Tian et al., 2019),
-and how well it has each class located there: one score per class that is trained towards the IoU of the predicted box
-(Li et al., Generalized Focal Loss, 2020), so there is no separate objectness.
+Every cell of the 40x40 grid (stride 8) predicts the distances to the four edges of the digit around it, as in FCOS (Tian et al.,
+2019). It also predicts one score per class. Training moves this score towards the IoU of the predicted box (Li et al.,
+Generalized Focal Loss, 2020), so there is no separate objectness.
 
-`forward` is written once over a `convolve` function: training passes convolutions with batch normalisation, `FoldedNetwork` the
-ones with a bias that the committed weights are for.
+`forward` takes a `convolve` function: training passes convolutions with batch normalisation, `FoldedNetwork` passes convolutions
+with a bias, as in the committed weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ INPUT_HW = (320, 320)
 STRIDE = 8
 GRID_HW = (INPUT_HW[0] // STRIDE, INPUT_HW[1] // STRIDE)
 CLASS_COUNT = 10
-BOX_CHANNELS = 4
 
 Weights = dict[str, NDArray[np.float32]]
 Convolve = Callable[[str, "tf.Tensor"], "tf.Tensor"]
@@ -29,7 +28,7 @@ Convolve = Callable[[str, "tf.Tensor"], "tf.Tensor"]
 
 @dataclass(frozen=True, slots=True)
 class ConvLayer:
-    """A convolution with 'same' padding; ReLU after it unless it is an output or ends a residual branch."""
+    """A convolution with 'same' padding, and ReLU unless it is an output or ends a residual branch."""
 
     kernel: int
     stride: int
@@ -56,16 +55,16 @@ LAYERS: dict[str, ConvLayer] = {
     "class_tower": ConvLayer(3, 1, 64, 64),
     "box_tower": ConvLayer(3, 1, 64, 48),
     "class_logits": ConvLayer(1, 1, 64, CLASS_COUNT, relu=False, normalised=False),
-    "box_distances": ConvLayer(1, 1, 48, BOX_CHANNELS, relu=False, normalised=False),
+    "box_distances": ConvLayer(1, 1, 48, 4, relu=False, normalised=False),
 }
 
 
 def forward(images: tf.Tensor, convolve: Convolve) -> tuple[tf.Tensor, tf.Tensor]:
-    """The network up to its two outputs.
+    """Computes the two outputs of the network.
 
     Args:
         images: (N, 320, 320, 3) float32 RGB in 0..1.
-        convolve: applies the named layer of `LAYERS`, with its ReLU if it has one.
+        convolve: applies a layer of `LAYERS` by its name, with its ReLU if it has one.
 
     Returns:
         Class logits (N, 40, 40, 10) and the logarithms of the distances to the edges, left, top, right, bottom, in strides
@@ -97,7 +96,7 @@ def boxes_px(log_distances: tf.Tensor) -> tf.Tensor:
 
 
 class FoldedNetwork(tf.Module):
-    """The network as it is exported: every batch normalisation folded into its convolution.
+    """The exported network, with every batch normalisation folded into its convolution.
 
     Args:
         weights: for each layer of `LAYERS` `<name>/kernel` (k, k, in, out) and `<name>/bias` (out,), float32.
@@ -108,7 +107,7 @@ class FoldedNetwork(tf.Module):
         self._parameters = {key: tf.Variable(array, trainable=False, name=key) for key, array in weights.items()}
 
     def predict(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Candidate boxes and scores.
+        """Predicts candidate boxes and scores.
 
         Args:
             images: (N, 320, 320, 3) float32 RGB in 0..1.
@@ -130,16 +129,10 @@ class FoldedNetwork(tf.Module):
 
 
 def load_weights(path: str) -> Weights:
-    """Reads the folded weights.
-
-    Args:
-        path: an `.npz` as `train` writes it; float16 inside, to keep the repository small.
-
-    Returns:
-        The arrays as float32.
+    """Reads the folded weights of an `.npz` file of `train` (float16, to keep the repository small) as float32.
 
     Raises:
-        ValueError: arrays are missing, unknown or of another shape than `LAYERS` says.
+        ValueError: arrays are missing, unknown or of another shape than in `LAYERS`.
     """
     with np.load(path) as archive:
         weights = {key: archive[key].astype(np.float32) for key in archive.files}

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from models.agreement import compare
+from models.evaluate.agreement import compare
 from pipeline.config import DetectConfig
 from pipeline.detect.golden import DetectIn
 from pipeline.detect.loaded_model import LoadedModel

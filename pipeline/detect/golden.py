@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from models.agreement import compare
-from models.detection_rows import read_rows
+from models.evaluate.agreement import compare
+from models.evaluate.detection_rows import read_rows
 from pipeline.config import DetectConfig
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row
 

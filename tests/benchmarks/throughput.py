@@ -22,7 +22,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from models.agreement import compare
+from models.evaluate.agreement import compare
 from tests.benchmarks import peers, results
 from tests.benchmarks.contenders import (
     OURS,

@@ -36,7 +36,7 @@ def test_layers_are_read_with_their_shapes_and_sources():
         Route(17, (16, 24, 16), (1, 1), 1, 0),
         Shortcut(19, (16, 24, 16), (2,), "linear"),
         Convolution(22, (16, 24, 16), 16, 1, (1, 1), 0, 1, False, "linear"),
-        Yolo(28, (16, 24, 16), ((23, 27), (81, 82)), 3, 1.05, False, "diounms"),
+        Yolo(28, (16, 24, 16), ((23, 27), (81, 82)), 3, 1.05, False),
     )
     assert (network.input_hw, network.letter_box, network.value_count) == ((64, 96), False, 8 * 4 + 8 * 27 + 16 + 256)
 
@@ -71,7 +71,7 @@ def test_letter_box_is_read():
         (net(96, 100) + HEAD, "input size 100x96 (height x width): both must be multiples of 32"),
         (net(0, 0) + HEAD, "input size 0x0 (height x width): both must be multiples of 32"),
         ("[net]\nwidth=32\nheight=32\nchannels=1\n", "line 4: channels=1: only 3 (RGB) is supported"),
-        (net() + conv(8), "no [yolo] section: the network answers no boxes"),
+        (net() + conv(8), "no [yolo] section: the network predicts no boxes"),
         ("[net]\nwidth=32\nheight=32\n[gru]\n", "line 4: section [gru] is not supported, only [net], [convolutional], "),
         ("[net]\nwidth=32\nheight=32\n[conv]\nfilter=3\n", "line 5: option filter= in [convolutional] is not known"),
         (

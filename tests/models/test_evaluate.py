@@ -7,8 +7,9 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from models.detection_rows import RowsError, read_rows
-from models.evaluate import FIGURES, compare, evaluate, main
+from models.evaluate import FIGURES, compare, evaluate
+from models.evaluate.__main__ import main
+from models.evaluate.detection_rows import RowsError, read_rows
 
 ONE = pytest.approx(1.0, abs=1e-12)  # pycocotools divides by a count plus an epsilon
 CATEGORIES = [{"id": 1, "name": "cat"}, {"id": 3, "name": "dog"}, {"id": 7, "name": "potted plant"}]

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from models.geometry import (
     InputTransform,
-    boxes_from_xyxy,
     boxes_to_xyxy,
     fit_image,
     iou_matrix,
@@ -16,6 +15,7 @@ from models.geometry import (
     to_model,
     to_original,
 )
+from tests.models.box_formats import boxes_from_xyxy
 
 SIDES = st.integers(min_value=1, max_value=20_000)
 EDGES = st.floats(min_value=-1_000, max_value=20_000)

@@ -1,1 +1,1 @@
-"""How the bundled detector was made: drawn scenes, training, measuring. Nothing here runs when the detector does."""
+"""Training of the bundled detector, and its scenes. The detector itself needs none of this."""

@@ -1,7 +1,7 @@
 """Handwritten digits as ink: scikit-learn's 8x8 images, split by sample, rendered at any size, slant and stroke width.
 
-The images come form by form: their labels repeat the order of one form of about 130 digits, 14 times. The splits are ranges that
-end with a form, so no image and no form is in two of them. (The data's notes name 13 people: one may have filled in two forms.)
+The data consists of 14 forms of about 130 digits, one after the other. Each split ends with a form, so no image and no form is in
+two splits. (The data's notes name 13 people: one may have filled in two forms.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Split = Literal["train", "validation", "test"]
 SPLITS: dict[Split, tuple[int, int]] = {"train": (0, 1287), "validation": (1287, 1415), "test": (1415, 1797)}
 
-# 12x12 source pixels (the 8x8 image with a margin of 2), each as 8x8 pixels: fine enough that a warp sees smooth strokes
+# 12x12 source pixels (the 8x8 image with a margin of 2), each as 8x8 pixels, so that a warp sees smooth strokes
 _MARGIN = 2
 _UPSCALE = 8
 
@@ -37,7 +37,7 @@ class DigitImages:
 
 @dataclass(frozen=True, slots=True)
 class InkStyle:
-    """How a writer's pen draws: shared by the digits of one number, varied between numbers.
+    """Size, slant and pen; the digits of one number share them.
 
     Attributes:
         height_px: height of the 8 source rows, in pixels of the scene.
@@ -74,16 +74,16 @@ def render_digit(source: NDArray[np.float32], style: InkStyle, rng: np.random.Ge
     Args:
         source: (8, 8) float32 in 0..1.
         style: size, slant and pen.
-        rng: source of the elastic distortion.
+        rng: random numbers of the elastic distortion.
 
     Returns:
-        (h, w) float32 alpha in 0..1, cropped to the pixels that are at least half covered, so that the array's own
-        extent is the ground truth box; at least 1x1.
+        (h, w) float32 alpha in 0..1, at least 1x1. It is cropped to the pixels that are at least half covered, so that the
+        extent of the array is the ground truth box.
     """
     padded = np.pad(source, _MARGIN)
     fine = np.asarray(cv2.resize(padded, None, fx=_UPSCALE, fy=_UPSCALE, interpolation=cv2.INTER_CUBIC), np.float32)
     warped = cv2.warpAffine(_wobble(fine, style.wobble_px, rng), *_affine(style, fine.shape[0]), flags=cv2.INTER_LINEAR)
-    # the ramp below is 0.5 at the threshold: the pixels from there on are the ones that are at least half covered
+    # The ramp below is 0.5 at the threshold, so these pixels are at least half covered.
     left, top, width, height = cv2.boundingRect((warped >= style.threshold).astype(np.uint8))
     if not width:
         return np.zeros((1, 1), np.float32)
@@ -93,7 +93,7 @@ def render_digit(source: NDArray[np.float32], style: InkStyle, rng: np.random.Ge
 
 
 def _wobble(fine: NDArray[np.float32], wobble_px: float, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Elastic distortion: a smooth random displacement of every pixel (Simard et al., 2003)."""
+    """Elastic distortion (Simard et al., 2003)."""
     side = fine.shape[0]
     coarse = rng.normal(0.0, wobble_px * _UPSCALE, (4, 4, 2)).astype(np.float32)
     shift = cv2.resize(coarse, (side, side), interpolation=cv2.INTER_CUBIC)
@@ -102,7 +102,7 @@ def _wobble(fine: NDArray[np.float32], wobble_px: float, rng: np.random.Generato
 
 
 def _affine(style: InkStyle, side: int) -> tuple[NDArray[np.float64], tuple[int, int]]:
-    """The matrix from the upscaled source (`side` pixels square) to a patch that holds it at any rotation; the patch's size."""
+    """The matrix from the upscaled source (`side` pixels square) to a patch that holds any rotation of it; the patch's size."""
     scale = style.height_px / (8 * _UPSCALE)
     angle = np.deg2rad(style.rotation_deg)
     rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])

@@ -1,4 +1,4 @@
-"""What training needs beyond the network: batch-normalised convolutions, targets, losses and the optimiser."""
+"""Parts of the training: batch-normalised convolutions, targets and losses."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from models.digits.network import CLASS_COUNT, GRID_HW, LAYERS, STRIDE, Weights,
 
 _BATCH_NORM_EPSILON = 1e-3
 _BATCH_NORM_MOMENTUM = 0.98
-# a cell takes part in a digit's box where its centre is at most this far from the box's centre, in strides
+# A cell belongs to a digit's box if its centre is at most this far from the box's centre, in strides.
 _CENTRE_RADIUS = 1.25
-# a score of 1 % at the start, so that the 99.7 % of cells without a digit do not drown the others (Lin et al., 2017)
+# The first scores are 1 %, so that the 99.7 % of cells without a digit do not dominate the loss (Lin et al., 2017).
 _INITIAL_LOGIT = -math.log(99.0)
 
 
 class Targets(NamedTuple):
-    """What the grid should say about a batch of images.
+    """The wanted output of the grid for a batch of images.
 
     Attributes:
-        classes: (N, 40, 40) int32, the digit of a cell, -1 where it has none.
-        boxes: (N, 40, 40, 4) float32 `xyxy` in pixels of the input; a unit box where the cell has no digit.
+        classes: (N, 40, 40) int32, the digit of a cell, -1 without one.
+        boxes: (N, 40, 40, 4) float32 `xyxy` in pixels of the input; a unit box for a cell without digit.
     """
 
     classes: NDArray[np.int32]
@@ -32,7 +32,7 @@ class Targets(NamedTuple):
 
 
 def assign_targets(boxes_xyxy: NDArray[np.float32], labels: NDArray[np.int64]) -> Targets:
-    """Gives the cells near each box's centre to that box, and the nearest cell always; no batch axis.
+    """Assigns to each box the cells near its centre, at least the nearest one; no batch axis.
 
     Args:
         boxes_xyxy: (M, 4) float32, pixels of the input.
@@ -55,7 +55,7 @@ def assign_targets(boxes_xyxy: NDArray[np.float32], labels: NDArray[np.int64]) -
 
 
 class TrainableNetwork(tf.Module):
-    """The layers of the network with batch normalisation, and their moving averages."""
+    """The layers of the network with batch normalisation and its moving averages."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(name="digits_training")
@@ -69,7 +69,7 @@ class TrainableNetwork(tf.Module):
             shape = layer.kernel, layer.kernel, layer.inputs, layer.outputs
             deviation = math.sqrt(2.0 / (layer.kernel**2 * layer.inputs)) if layer.normalised else 0.01
             self.kernels[name] = tf.Variable(rng.normal(0.0, deviation, shape).astype(np.float32))
-            # a residual branch starts near zero: the block starts as identity (Goyal et al., 2017)
+            # A residual branch starts near zero, so that its block starts as the identity (Goyal et al., 2017).
             scale = tf.fill([layer.outputs], 0.2 if name.endswith("_b") else 1.0)
             self.scales[name] = tf.Variable(scale, trainable=layer.normalised)
             start = {"class_logits": _INITIAL_LOGIT, "box_distances": 0.7}.get(name, 0.0)
@@ -78,7 +78,7 @@ class TrainableNetwork(tf.Module):
             self.variances[name] = tf.Variable(tf.ones([layer.outputs]), trainable=False)
 
     def convolve(self, name: str, x: tf.Tensor) -> tf.Tensor:
-        """Applies a layer with the batch's own statistics and lets the moving averages follow them."""
+        """Applies a layer with the statistics of the batch, and updates the moving averages."""
         layer = LAYERS[name]
         x = tf.nn.conv2d(x, self.kernels[name], layer.stride, "SAME")
         if not layer.normalised:
@@ -90,34 +90,26 @@ class TrainableNetwork(tf.Module):
         self.variances[name].assign(_BATCH_NORM_MOMENTUM * self.variances[name] + (1 - _BATCH_NORM_MOMENTUM) * variance)
         return tf.nn.relu(x) if layer.relu else x
 
-    def folded(self, averaged: dict[str, NDArray[np.float32]]) -> Weights:
+    def folded(self) -> Weights:
         """Folds each batch normalisation into its convolution.
-
-        Args:
-            averaged: by variable name as `named_variables` gives them, the values to use.
 
         Returns:
             `<layer>/kernel` and `<layer>/bias` for every layer.
         """
         weights: Weights = {}
         for name, layer in LAYERS.items():
-            kernel, bias = averaged[f"kernels/{name}"], averaged[f"biases/{name}"]
+            kernel, bias = self.kernels[name].numpy(), self.biases[name].numpy()
             if layer.normalised:
-                factor = averaged[f"scales/{name}"] / np.sqrt(self.variances[name].numpy() + _BATCH_NORM_EPSILON)
+                factor = self.scales[name].numpy() / np.sqrt(self.variances[name].numpy() + _BATCH_NORM_EPSILON)
                 kernel, bias = kernel * factor, bias - self.means[name].numpy() * factor
             weights[f"{name}/kernel"], weights[f"{name}/bias"] = kernel, bias
         return weights
-
-    def named_variables(self) -> dict[str, tf.Variable]:
-        """The trained variables by `<kind>/<layer>`."""
-        kinds = {"kernels": self.kernels, "scales": self.scales, "biases": self.biases}
-        return {f"{kind}/{name}": v for kind, variables in kinds.items() for name, v in variables.items() if v.trainable}
 
 
 def detection_loss(
     logits: tf.Tensor, log_distances: tf.Tensor, classes: tf.Tensor, boxes: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Quality focal loss on the scores and distance-IoU loss on the boxes, both per cell that has a digit.
+    """Quality focal loss of the scores and distance-IoU loss of the boxes, both divided by the number of cells with a digit.
 
     Args:
         logits: (N, 40, 40, 10) float32.
@@ -148,32 +140,3 @@ def _iou_and_distance(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
     apart = (a[..., :2] + a[..., 2:] - b[..., :2] - b[..., 2:]) / 2
     distance = tf.reduce_sum(tf.square(apart), axis=-1) / (tf.reduce_sum(tf.square(span), axis=-1) + 1e-6)
     return intersection / (areas - intersection + 1e-6), distance
-
-
-class AdamW(tf.Module):
-    """Adam with decoupled weight decay on the kernels (Loshchilov and Hutter, 2019) and an average of the weights over steps."""
-
-    def __init__(self, variables: dict[str, tf.Variable], weight_decay: float, average: float) -> None:
-        super().__init__(name="adamw")
-        self._variables = variables
-        self._weight_decay = weight_decay
-        self._average = average
-        self._first = {name: tf.Variable(tf.zeros_like(v)) for name, v in variables.items()}
-        self._second = {name: tf.Variable(tf.zeros_like(v)) for name, v in variables.items()}
-        self._averages = {name: tf.Variable(v) for name, v in variables.items()}
-
-    def apply(self, gradients: dict[str, tf.Tensor], learning_rate: tf.Tensor, step: tf.Tensor) -> None:
-        """One step; `step` is a float32 scalar that counts from 1."""
-        keep = tf.minimum(self._average, step / (step + 10.0))
-        scale = tf.sqrt(1.0 - 0.999**step) / (1.0 - 0.9**step)
-        for name, variable in self._variables.items():
-            gradient, first, second = gradients[name], self._first[name], self._second[name]
-            first.assign(0.9 * first + 0.1 * gradient)
-            second.assign(0.999 * second + 0.001 * tf.square(gradient))
-            decay = self._weight_decay if name.startswith("kernels/") else 0.0
-            variable.assign_sub(learning_rate * (scale * first / (tf.sqrt(second) + 1e-7) + decay * variable))
-            self._averages[name].assign(keep * self._averages[name] + (1.0 - keep) * variable)
-
-    def averaged(self) -> dict[str, NDArray[np.float32]]:
-        """The averaged weights by name."""
-        return {name: average.numpy() for name, average in self._averages.items()}

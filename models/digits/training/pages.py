@@ -1,4 +1,4 @@
-"""Cluttered pages for the digits to stand on: paper or a photo, ruled lines, stains, shapes, scribbles and letters."""
+"""Cluttered pages as the background of digits: paper or a photo, ruled lines, stains, shapes, scribbles and letters."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from models.digits.training.ink import Split
 
 Page = NDArray[np.uint8]
-# The two photos are split by columns, so that no background of a test scene was seen in training either.
+# The two photos are split by columns, so that training sees no background of a test scene.
 _PHOTO_COLUMNS: dict[Split, tuple[int, int]] = {"train": (0, 400), "validation": (400, 500), "test": (500, 640)}
-# Letters that are no digit in any hand: without B, D, G, I, J, L, O, Q, S, T, Z and those that a rotation makes one of these.
+# Letters that never look like a digit: without B, D, G, I, J, L, O, Q, S, T, Z and letters that a rotation turns into these.
 _LETTERS = "AEFHKMNRVWXY"
 
 
 def compose_page(width: int, height: int, split: Split, rng: np.random.Generator) -> Page:
-    """A page without digits.
+    """Composes a page without digits.
 
     Args:
         width: pixels.
         height: pixels.
-        split: whose part of the photos may be used.
-        rng: the only source of chance.
+        split: which part of the photos may be used.
+        rng: the only source of randomness.
 
     Returns:
         (height, width, 3) uint8 RGB.
@@ -37,14 +37,14 @@ def compose_page(width: int, height: int, split: Split, rng: np.random.Generator
 
 
 def random_colour(rng: np.random.Generator, low: int = 0, high: int = 256) -> tuple[int, int, int]:
-    """An RGB colour around a random grey of `low` to `high`: most paper and ink is nearly grey, some is not."""
+    """An RGB colour around a random grey of `low` to `high`; most of them are nearly grey, as paper and ink are."""
     spread = rng.choice([4.0, 25.0, 60.0])
     red, green, blue = np.clip(rng.uniform(low, high) + rng.normal(0.0, spread, 3), 0, 255).astype(int).tolist()
     return red, green, blue
 
 
 def add_noise(page: Page, strength: float, rng: np.random.Generator) -> Page:
-    """Sensor noise of `strength` grey levels (standard deviation), the same in all channels; a new page."""
+    """Returns a page with sensor noise of `strength` grey levels (standard deviation), the same in all channels."""
     height, width = page.shape[:2]
     grey = np.rint(rng.normal(0.0, strength, (192, 192, 1))).astype(np.int16)
     tiled = np.tile(grey.repeat(3, axis=2), (height // 192 + 1, width // 192 + 1, 1))[:height, :width]
@@ -52,7 +52,6 @@ def add_noise(page: Page, strength: float, rng: np.random.Generator) -> Page:
 
 
 def _paper(width: int, height: int, rng: np.random.Generator) -> Page:
-    """Paper in one colour under uneven light."""
     low, high = (150, 250) if rng.random() < 0.75 else (10, 110)
     corners = np.clip(random_colour(rng, low, high) + rng.normal(0.0, 14.0, (2, 2, 1)), 0, 255).astype(np.uint8)
     return np.asarray(cv2.resize(corners, (width, height), interpolation=cv2.INTER_LINEAR), np.uint8)
@@ -66,7 +65,7 @@ def _photos() -> tuple[Page, ...]:
 
 
 def _photo(width: int, height: int, split: Split, rng: np.random.Generator) -> Page:
-    """A crop of a photo, more or less faded towards one colour as a printed background would be."""
+    """A crop of a photo, faded towards one colour like a printed background."""
     first, end = _PHOTO_COLUMNS[split]
     photo = _photos()[int(rng.integers(2))][:, first:end]
     side = rng.uniform(0.5, 1.0) * min(photo.shape[0] / height, photo.shape[1] / width)
@@ -85,7 +84,7 @@ def _point(page: Page, rng: np.random.Generator) -> tuple[int, int]:
 
 
 def _stains(page: Page, rng: np.random.Generator) -> None:
-    """Blurred blots that darken or tint, drawn at an eighth of the size: they have no detail."""
+    """Blurred blots, drawn at an eighth of their size, since they have no detail."""
     for _ in range(rng.integers(1, 4)):
         x, y = _point(page, rng)
         small = np.zeros((40, 40), np.float32)
@@ -99,7 +98,6 @@ def _stains(page: Page, rng: np.random.Generator) -> None:
 
 
 def _shapes(page: Page, rng: np.random.Generator) -> None:
-    """Filled rectangles, ellipses and triangles, and frames: none of them like a digit."""
     for _ in range(rng.integers(1, 6)):
         (x, y), size, colour = _point(page, rng), int(rng.integers(20, 160)), random_colour(rng)
         kind = rng.integers(4)
@@ -118,7 +116,6 @@ def _shapes(page: Page, rng: np.random.Generator) -> None:
 
 
 def _ruled_lines(page: Page, rng: np.random.Generator) -> None:
-    """Ruled or squared paper."""
     height, width = page.shape[:2]
     gap, colour, thickness = int(rng.integers(22, 90)), random_colour(rng), int(rng.integers(1, 3))
     tilt = int(rng.normal(0.0, 6.0))
@@ -130,7 +127,6 @@ def _ruled_lines(page: Page, rng: np.random.Generator) -> None:
 
 
 def _scribbles(page: Page, rng: np.random.Generator) -> None:
-    """Strokes of a pen: long lines across the page, and zigzags of four to eight corners."""
     for _ in range(rng.integers(1, 6)):
         colour, thickness = random_colour(rng), int(rng.integers(1, 6))
         if rng.random() < 0.4:
@@ -142,7 +138,6 @@ def _scribbles(page: Page, rng: np.random.Generator) -> None:
 
 
 def _letters(page: Page, rng: np.random.Generator) -> None:
-    """Words in a plain font, up to the size of the digits."""
     for _ in range(rng.integers(1, 5)):
         word = "".join(rng.choice(list(_LETTERS), rng.integers(1, 7)))
         font = int(rng.choice([cv2.FONT_HERSHEY_SIMPLEX, cv2.FONT_HERSHEY_COMPLEX, cv2.FONT_HERSHEY_DUPLEX]))

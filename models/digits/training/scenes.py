@@ -1,4 +1,4 @@
-"""Scenes with known objects: handwritten digits, alone or as numbers, on cluttered pages.
+"""Scenes with known objects: handwritten digits and numbers on cluttered pages.
 
 A scene is a pure function of its split, a seed and an index.
 """
@@ -16,7 +16,7 @@ from models.digits.training.pages import Page, add_noise, compose_page, random_c
 
 CLASS_NAMES = tuple("0123456789")
 _SIDE_PX = (480, 901)
-# height of a digit as a share of the scene's longer side: 25 to 90 pixels once that side is resized to 320
+# height of a digit as a share of the scene's longer side: 25 to 90 pixels when that side is resized to 320
 _HEIGHT_SHARE = (0.08, 0.28)
 _MIN_CONTRAST = 55.0
 _MAX_OVERLAP = 0.02
@@ -24,7 +24,7 @@ _MAX_OVERLAP = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """An image and what is in it.
+    """An image and its ground truth.
 
     Attributes:
         image: (H, W, 3) uint8 RGB.
@@ -41,11 +41,11 @@ def compose_scene(split: Split, seed: int, index: int, *, with_digits: bool | No
     """Composes the scene number `index` of a split.
 
     Args:
-        split: whose digits and whose part of the photos are used.
+        split: which digits and which part of the photos are used.
         seed: scenes of different seeds are independent.
         index: number of the scene, from 0.
-        with_digits: whether there are any; left to chance (6 % have none) where None.
-        max_numbers: two to so many numbers of one to four digits are tried; where there is no room or contrast they are left out.
+        with_digits: whether the scene has digits; None leaves it to chance (6 % have none).
+        max_numbers: the scene tries two to so many numbers of one to four digits, and leaves out those without room or contrast.
 
     Returns:
         The scene; the same arguments give the same scene.
@@ -83,9 +83,9 @@ def _random_style(page: Page, rng: np.random.Generator) -> InkStyle:
 def _write_number(
     page: Page, digits: DigitImages, boxes: list[tuple[int, int, int, int]], labels: list[int], rng: np.random.Generator
 ) -> None:
-    """Writes one to four digits in a row, in one hand and one ink, and appends their boxes and labels.
+    """Draws one to four digits in a row, in one style and colour, and appends their boxes and labels.
 
-    Ends early where the next digit would leave the page, touch a digit that is there, or have too little contrast.
+    It stops early if the next digit would leave the page, touch another digit, or have too little contrast.
     """
     style = _random_style(page, rng)
     colour = np.array(random_colour(rng), np.float32)
@@ -114,7 +114,7 @@ def _write_number(
 
 
 def _nominal_box(x: float, y: float, style: InkStyle) -> tuple[int, int, int, int]:
-    """What even a slim digit will cover: spares the drawing of most digits that cannot stay."""
+    """The area that even a slim digit covers; a check of it saves drawing most digits that do not fit."""
     left, top, height = int(x), int(y - 0.35 * style.height_px), int(0.7 * style.height_px)
     return left, top, left + max(1, height // 5), top + height
 
@@ -125,7 +125,7 @@ def _box_at(x: float, y: float, alpha: NDArray[np.float32]) -> tuple[int, int, i
 
 
 def _fits(box: tuple[int, int, int, int], page: Page, boxes: list[tuple[int, int, int, int]]) -> bool:
-    """Whether the box lies on the page, is no sliver and covers at most `_MAX_OVERLAP` of another or the other of it."""
+    """Whether the box lies on the page, is at least 8 pixels high, and overlaps each other box by at most `_MAX_OVERLAP`."""
     if box[0] < 0 or box[1] < 0 or box[2] > page.shape[1] or box[3] > page.shape[0] or box[3] - box[1] < 8:
         return False
     for other in boxes:
@@ -140,7 +140,7 @@ def _area(box: tuple[int, int, int, int]) -> int:
 
 
 def _contrast(region: Page, alpha: NDArray[np.float32], colour: NDArray[np.float32]) -> float:
-    """The distance in luma (ITU-R BT.601) between the ink and the page below it: 10th percentile over the inked pixels."""
+    """The difference of luma (ITU-R BT.601) between ink and page: 10th percentile over the inked pixels."""
     weights = np.array([0.299, 0.587, 0.114], np.float32)
     below = region[alpha >= 0.5] @ weights
     return float(np.percentile(np.abs(below - colour @ weights), 10))

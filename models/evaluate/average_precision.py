@@ -1,37 +1,26 @@
-"""COCO average precision of any output, against COCO ground truth, with pycocotools.
+"""COCO average precision of an output against COCO ground truth, computed by pycocotools.
 
-    python -m models.evaluate --detections out/detections --ground-truth annotations.json [--match path] [--json FILE]
-    python -m models.evaluate --detections out/detections --reference other/detections
-
-The second form says how far two outputs agree (`models.agreement`).
-
-Images are matched by file name, with or without folders. Classes are matched by name: as it stands, else without case, spaces and
-punctuation, else by Darknet's older names of COCO classes. Where no class name of an output is a category's name, class id k is
-taken as the k-th category in the order of category ids, from 0. COCO results without an image list beside them carry the ground
-truth's own ids.
+Images are matched by file name, with or without folders. Classes are matched by name. The order of trial is: the exact name,
+the name without case, spaces and punctuation, then Darknet's older names of COCO classes. If no class name of an output is the
+name of a category, class id k means the k-th category in the order of category ids, from 0. COCO results without an image list
+beside them carry the ids of the ground truth.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import dataclasses
 import io
-import json
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from models.agreement import Match, compare, comparison_lines
-from models.detection_rows import ImageRow, RowsError, Source, read_json, read_rows
-
-__all__ = ["FIGURES", "compare", "evaluate", "main"]
+from models.evaluate.agreement import Match
+from models.evaluate.detection_rows import ImageRow, RowsError, Source, read_json, read_rows
 
 # in the order of COCOeval.stats: https://cocodataset.org/#detection-eval
 FIGURES = {
@@ -48,7 +37,7 @@ FIGURES = {
     "AR_medium": "AR, objects up to 96x96 pixels",
     "AR_large": "AR, larger objects",
 }
-# class names that Darknet's coco.names spells otherwise than the COCO annotations
+# Darknet's coco.names spells these classes in another way than the COCO annotations
 _DARKNET_NAMES = {"aeroplane": "airplane", "motorbike": "motorcycle", "sofa": "couch", "tvmonitor": "tv"}
 
 
@@ -68,18 +57,18 @@ def evaluate(
     """Computes COCO's twelve figures and the AP of each class.
 
     Args:
-      detections: An output; see `models.detection_rows.read_rows`.
+      detections: An output; see `models.evaluate.detection_rows.read_rows`.
       ground_truth: COCO annotations, or the file that holds them.
       match: `name`: by file name without folders. `path`: the row's URI ends with the ground truth's `file_name`.
 
     Returns:
-      The keys of `FIGURES` (in 0..1; None where the ground truth has no such object), `per_class` AP by category name, and how
-      both sides were matched: `images` of the ground truth, `images_without_row` (they count as having no detection),
-      `rows_without_ground_truth` (ignored), `detections` counted, `detections_ignored` by class that is no category, `classes_by`
-      (`name`, `class_id` or `category_id`), and `size_mismatches`, images that have another size in the ground truth.
+      The keys of `FIGURES` (in 0..1; None if the ground truth has no such object) and `per_class`, the AP by category name. The
+      other keys describe the matching: `images` of the ground truth, `images_without_row` (they count as images without
+      detections), `rows_without_ground_truth` (ignored), `detections` that count, `detections_ignored` by class without a
+      category, `classes_by` (`name`, `class_id` or `category_id`), and `size_mismatches`, images whose sizes differ.
 
     Raises:
-      RowsError: A file cannot be read, images are ambiguous, or none match.
+      RowsError: A file cannot be read, a row fits several images, or no row fits any.
     """
     truth = _load_truth(ground_truth)
     matching = _match(read_rows(detections), truth, match)
@@ -113,11 +102,8 @@ def _load_truth(ground_truth: str | os.PathLike[str] | Mapping[str, Any]) -> dic
         annotations = []
         for number, one in enumerate(content["annotations"], 1):
             _, _, width, height = one["bbox"]
-            needed = {
-                "id": number,
-                "image_id": one["image_id"],
-                "category_id": one["category_id"],
-            }  # pycocotools takes id 0 for "no match"
+            # ids from 1: pycocotools takes 0 for "no match"
+            needed = {"id": number, "image_id": one["image_id"], "category_id": one["category_id"]}
             annotations.append({"iscrowd": 0, "area": width * height, **one, **needed})
         images = [{**image, "id": image["id"], "file_name": str(image["file_name"])} for image in content["images"]]
         categories = [{**category, "id": category["id"], "name": str(category["name"])} for category in content["categories"]]
@@ -156,7 +142,7 @@ def _match(rows: Sequence[ImageRow], truth: Mapping[str, Any], match: Match) -> 
 
 
 def _image_id(row: ImageRow, ids: set[Any], by_key: Mapping[str, list[Mapping[str, Any]]], match: Match) -> Any:
-    """The id of the ground-truth image that a row is about; None where there is none."""
+    """The id of the ground-truth image of a row; None if there is none."""
     if row.image_id is not None:
         return row.image_id if row.image_id in ids else None
     parts = row.uri.strip("/").split("/")
@@ -173,13 +159,13 @@ def _image_id(row: ImageRow, ids: set[Any], by_key: Mapping[str, list[Mapping[st
 
 
 def _match_classes(rows: Sequence[ImageRow], categories: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, int], int], str]:
-    """Category ids by (class name, class id), and by what they were found; classes that are no category are left out."""
+    """Category ids by (class name, class id), without classes that have no category; and how they were matched."""
     classes = {named for row in rows for named in zip(row.class_names, row.class_ids, strict=True)}
     if any(row.image_id is not None for row in rows):
         known = {category["id"] for category in categories}
         return {(name, number): number for name, number in classes if number in known}, "category_id"
     ids: dict[str, int] = {}
-    for spelling in (str, _plain):  # a name as it stands wins over one that is only similar
+    for spelling in (str, _plain):  # an exact name wins over a similar one
         for category in categories:
             ids.setdefault(spelling(category["name"]), category["id"])
     found = {}
@@ -199,7 +185,7 @@ def _plain(name: str) -> str:
 
 
 def _annotations(matching: _Matching) -> tuple[list[dict[str, Any]], collections.Counter[str]]:
-    """The detections as COCO annotations, and how many were left out of each class that is no category."""
+    """The detections as COCO results, and the number of detections of each class without a category."""
     annotations: list[dict[str, Any]] = []
     ignored: collections.Counter[str] = collections.Counter()
     for image_id, row in matching.rows.items():
@@ -210,28 +196,25 @@ def _annotations(matching: _Matching) -> tuple[list[dict[str, Any]], collections
             if category_id is None:
                 ignored[name or str(number)] += 1
                 continue
-            box = {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0), "iscrowd": 0, "id": len(annotations) + 1}
-            annotations.append({"image_id": image_id, "category_id": category_id, "score": score, **box})
+            box_xywh = [x0, y0, x1 - x0, y1 - y0]
+            annotations.append({"image_id": image_id, "category_id": category_id, "score": score, "bbox": box_xywh})
     return annotations, ignored
 
 
 def _average_precision(
     truth: dict[str, Any], annotations: list[dict[str, Any]]
 ) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """COCO's figures and the AP by category name; None where COCO says -1 (no such object)."""
+    """COCO's figures and the AP by category name; None for COCO's -1 (no such object)."""
     try:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
     except ImportError as err:
         raise RowsError(f"average precision needs pycocotools (pip install pycocotools): {err}") from err
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints as it goes
-        sides = []
-        for dataset in (truth, {**truth, "annotations": annotations}):
-            side = COCO()
-            side.dataset = dataset
-            side.createIndex()
-            sides.append(side)
-        evaluation = COCOeval(*sides, iouType="bbox")
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
+        expected = COCO()
+        expected.dataset = truth
+        expected.createIndex()
+        evaluation = COCOeval(expected, expected.loadRes(annotations) if annotations else COCO(), iouType="bbox")
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
@@ -246,72 +229,3 @@ def _average_precision(
 
 def _or_none(value: float) -> float | None:
     return float(value) if value > -1 and math.isfinite(value) else None
-
-
-def _evaluation_lines(result: Mapping[str, Any], top: int) -> list[str]:
-    lines = [f"{FIGURES[key]:<34} {key:<10} {_or_dash(result[key])}" for key in FIGURES]
-    classes = sorted(
-        result["per_class"].items(), key=lambda named: (-1.0 if named[1] is None else named[1], named[0]), reverse=True
-    )
-    shown = classes[:top]
-    if shown:
-        more = f", {top} of {len(classes)}" if len(classes) > top else ""
-        lines += ["", f"AP by class (highest first{more})", *(f"  {name:<30} {_or_dash(value)}" for name, value in shown)]
-    lines += [
-        "",
-        f"{result['detections']} detections in {result['images']} ground-truth images; classes matched by {result['classes_by']}",
-    ]
-    if result["images_without_row"]:
-        lines.append(f"{result['images_without_row']} ground-truth images have no row: they count as images without detections")
-    if result["rows_without_ground_truth"]:
-        lines.append(f"{result['rows_without_ground_truth']} rows have no ground truth: ignored")
-    if result["detections_ignored"]:
-        named = ", ".join(f"{name} ({n})" for name, n in list(result["detections_ignored"].items())[:10])
-        lines.append(f"{sum(result['detections_ignored'].values())} detections of classes that are no category: ignored: {named}")
-    if result["size_mismatches"]:
-        lines.append(f"{result['size_mismatches']} images have another size in the ground truth: their boxes may not fit")
-    return lines
-
-
-def _or_dash(value: float | None) -> str:
-    return "-".rjust(6) if value is None else f"{value:6.3f}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m models.evaluate", description="COCO AP of an output, or its agreement with another."
-    )
-    parser.add_argument("--detections", required=True, help="folder, glob or file of JSON Lines, or COCO results (.json)")
-    against = parser.add_mutually_exclusive_group(required=True)
-    against.add_argument("--ground-truth", help="COCO annotations (.json)")
-    against.add_argument("--reference", help="another output to compare with")
-    parser.add_argument(
-        "--match", choices=["name", "path"], default="name", help="images by file name, or with folders (default: name)"
-    )
-    parser.add_argument("--iou-threshold", type=float, default=0.5, help="with --reference: least IoU of a pair (default: 0.5)")
-    parser.add_argument("--top", type=int, default=20, help="show the AP of this many classes (default: 20)")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures here")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0, or 2 for what cannot be used."""
-    args = _parser().parse_args(arguments)
-    try:
-        if args.reference is not None:
-            result = compare(args.detections, args.reference, iou_threshold=args.iou_threshold, match=args.match)
-            lines = comparison_lines(result)
-        else:
-            result = evaluate(args.detections, args.ground_truth, match=args.match)
-            lines = _evaluation_lines(result, args.top)
-        if args.json:
-            Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    except (RowsError, OSError) as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
-    print("\n".join(lines))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

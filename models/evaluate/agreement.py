@@ -1,36 +1,35 @@
-"""How far two outputs over the same images agree: what a lower precision, another decoder or another version changed."""
+"""Agreement of two outputs over the same images: shows what a lower precision, another decoder or another version changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from models.detection_rows import ImageRow, RowsError, Source, read_rows
+from models.evaluate.detection_rows import ImageRow, RowsError, Source, read_rows
 from models.geometry import iou_matrix
 
 Match = Literal["name", "path"]
 
 
 def compare(detections: Source, reference: Source, *, iou_threshold: float = 0.5, match: Match = "name") -> dict[str, Any]:
-    """Matches the detections of two outputs one to one and measures how alike they are.
+    """Matches the detections of two outputs one to one and measures their agreement.
 
-    In each image, pairs of the same class and an IoU of at least `iou_threshold` are taken by descending IoU, each detection at
-    most once. Detections of an image that only one output has stay without a partner.
+    A pair has the same class and an IoU of at least `iou_threshold`. In each image pairs are taken by descending IoU, each
+    detection at most once. Images that only one output has are left out.
 
     Args:
-      detections: An output; see `models.detection_rows.read_rows`.
+      detections: An output; see `models.evaluate.detection_rows.read_rows`.
       reference: The output to compare it with.
       iou_threshold: In 0..1.
-      match: Images are the same when their file names (`name`) or whole URIs (`path`) are.
+      match: `name` matches images by file name, `path` by the whole URI.
 
     Returns:
       `images` in both, `images_only_in_detections`, `images_only_in_reference`, `detections`, `reference_detections`, `matched`
-      pairs, `agreement` (2 matched / all detections of both; 1.0 where neither has any), and of the matched pairs `mean_iou`,
-      `min_iou`, `mean_score_difference` (detections minus reference), `mean_abs_score_difference`, `max_abs_score_difference`
-      (None where nothing matched).
+      pairs, and `agreement`: 2 matched / all detections of both, 1.0 if neither has any. Of the matched pairs, or None without
+      any: `mean_iou`, `min_iou`, `mean_score_difference` (detections minus reference), `mean_abs_score_difference`,
+      `max_abs_score_difference`.
 
     Raises:
       RowsError: An output cannot be read, names an image twice, or the two have no image in common.
@@ -67,14 +66,6 @@ def _pair_figures(pairs: list[tuple[float, float]]) -> dict[str, float | None]:
     return dict(zip(names, map(float, (iou.mean(), iou.min(), difference.mean(), absolute.mean(), absolute.max())), strict=True))
 
 
-def comparison_lines(result: Mapping[str, Any]) -> list[str]:
-    """The figures of `compare` for a terminal, one a line."""
-    return [
-        f"{key.replace('_', ' '):<28} {f'{v:.5f}' if isinstance(v, float) else '-' if v is None else v}"
-        for key, v in result.items()
-    ]
-
-
 def _by_image(rows: list[ImageRow], match: Match) -> dict[str, ImageRow]:
     by_key: dict[str, ImageRow] = {}
     for row in rows:
@@ -104,8 +95,7 @@ def _matched_pairs(ours: ImageRow, theirs: ImageRow, iou_threshold: float) -> li
 def _same_class(ours: ImageRow, theirs: ImageRow) -> npt.NDArray[np.bool_]:
     named = all(ours.class_names) and all(theirs.class_names)
     a, b = (ours.class_names, theirs.class_names) if named else (ours.class_ids, theirs.class_ids)
-    same = np.array([[one == other for other in b] for one in a], bool)
-    return same.reshape(len(a), len(b))
+    return np.array([[one == other for other in b] for one in a], bool).reshape(len(a), len(b))
 
 
 def _few(names: list[str]) -> str:

@@ -1,11 +1,11 @@
-"""Reads the detections that a pipeline or another tool wrote, into one record per image.
+"""Reads the detections of this pipeline or of another tool into one record per image.
 
-Understood are JSON Lines with one image a line,
+The reader takes JSON Lines with one image a line,
 
     {"image": {"uri", "width", "height", …}, "detections": [{"box_xyxy", "class_id", "class_name", "confidence"}, …], …}
 
-and COCO results, `[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. The ids of COCO results get their meaning
-from an `images.json` in the same folder (a COCO data set with `images` and `categories`) where there is one.
+and COCO results, `[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. An `images.json` in the same folder (a COCO
+data set with `images` and `categories`) gives COCO results their file names and class names.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ Source = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 
 
 class RowsError(ValueError):
-    """Files or rows that cannot be used; the message says in one line what was expected, what came and what to do."""
+    """A file or row cannot be used; the message has one line: what was expected, what came, what to do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ImageRow:
-    """What was detected in one image.
+    """The detections of one image.
 
     Attributes:
-      uri: Path or URI of the image; empty where only `image_id` is known.
-      image_id: COCO image id, where `uri` is not known.
-      width: Pixels, 0 where unknown.
-      height: Pixels, 0 where unknown.
+      uri: Path or URI of the image; empty if only `image_id` is known.
+      image_id: COCO image id if `uri` is not known, else None.
+      width: Pixels, 0 if unknown.
+      height: Pixels, 0 if unknown.
       boxes_xyxy: `(N, 4) float64`, pixels of the original image.
       scores: `(N,) float64`.
-      class_names: N names; empty strings where only ids are known.
-      class_ids: N class numbers from 0, or COCO category ids where the names are not known.
+      class_names: N names; empty strings if only ids are known.
+      class_ids: N class numbers from 0, or COCO category ids if the names are not known.
     """
 
     uri: str
@@ -62,11 +62,11 @@ def read_rows(source: Source) -> list[ImageRow]:
     """Reads all rows of an output.
 
     Args:
-      source: A file (`.jsonl`: rows; `.json`: COCO results), a folder of `.jsonl` files, an output folder with `detections/`
-        in it, a glob, or the rows themselves.
+      source: A file (`.jsonl`: rows; `.json`: COCO results), a folder of `.jsonl` files, a results folder that contains
+        `detections/`, a glob, or the rows themselves.
 
     Raises:
-      RowsError: Nothing is there, or a row is not as it should be.
+      RowsError: The source has no rows, or a row has another form.
     """
     if not isinstance(source, str | os.PathLike):
         return [_from_contract(row, f"row {number}") for number, row in enumerate(source, 1)]
@@ -77,7 +77,7 @@ def read_rows(source: Source) -> list[ImageRow]:
 
 
 def read_json(path: str | os.PathLike[str], what: str) -> Any:
-    """The content of a JSON file, with an error that names it."""
+    """Reads a JSON file; an error names the file."""
     try:
         return json.loads(Path(path).read_bytes())
     except OSError as err:
@@ -162,7 +162,7 @@ def _from_coco_results(path: Path) -> Iterator[ImageRow]:
 
 
 def _coco_names(path: Path) -> tuple[dict[Any, Mapping[str, Any]], dict[Any, str]]:
-    """Images and category names by id, from the image list that stands beside COCO results; empty where there is none."""
+    """Images and category names by id, from the image list beside COCO results; empty without one."""
     if not path.is_file():
         return {}, {}
     listed = read_json(path, "image list")
