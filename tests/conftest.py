@@ -21,7 +21,8 @@ from tests.emulators import (  # noqa: F401  fixtures
     pubsub_emulator,
     strict_gcs_bucket,
 )
-from tests.forked_jobs import run_forked
+from tests.forked_jobs import SystemCall, run_forked
+from tests.warm_preparations import preparing
 
 REPO = Path(__file__).resolve().parent.parent
 
@@ -30,22 +31,31 @@ settings.register_profile("fuzz", deadline=None, max_examples=int(os.environ.get
 settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 
 
-# what `make test-fast` leaves out: whole jobs, emulators, and files that load several models or install things
+# `make test-fast` leaves out whole jobs, emulators, files that load several models or install things, and each test that takes
+# more than a second of a core, which is marked where it stands
 _SLOW_FOLDERS = {"launch", "deploy", "fuzz", "flink", "spark"}
 _SLOW_FILES = {
-    *("test_canary.py", "test_golden.py", "test_loaded_models.py", "test_model_versions.py", "test_versions_on_storage.py"),
-    *("test_watch_canary.py", "test_cost.py", "test_demo_backfill.py", "test_packaging.py", "test_attempts.py"),
+    *("test_golden.py", "test_loaded_models.py", "test_prepare_apart.py", "test_other_formats.py", "test_cost.py"),
+    *("test_demo_backfill.py", "test_packaging.py", "test_attempts.py", "test_power_cut.py", "test_secrets.py"),
 }
-_EMULATORS = {"gcs_bucket", "pubsub_emulator", "strict_gcs_bucket"}
+_SLOW_FIXTURES = {"gcs_bucket", "pubsub_emulator", "strict_gcs_bucket", "run_job", "warm_preparations"}
+_EMULATED = {"gs", "gcs", "storage", "usual emulator", "strict emulator"}  # parameters
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what takes long; files of whole jobs come first, so that no process is left with one of them at the end."""
     items.sort(key=lambda item: "launch" not in item.path.parts)
     for item in items:
-        emulated = _EMULATORS & {*getattr(item, "fixturenames", ())}
-        if emulated or item.path.name in _SLOW_FILES or _SLOW_FOLDERS & {*item.path.parts}:
+        if _is_slow(item):
             item.add_marker("slow")
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    if item.path.name in _SLOW_FILES or _SLOW_FOLDERS & {*item.path.parts}:
+        return True
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    emulated = _EMULATED & {parameter for parameter in parameters if isinstance(parameter, str)}
+    return bool(emulated or _SLOW_FIXTURES & {*getattr(item, "fixturenames", ())})
 
 
 @pytest.fixture(scope="session")
@@ -62,20 +72,36 @@ def bright_letterbox_model(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="session")
 def run_job(tmp_path_factory):
-    """Runs the command line in a process of its own: (exit code, stdout, stderr); one with an environment of its own is new."""
+    """Runs the command line in a process of its own: (exit code, stdout, stderr).
+
+    `at` says what happens to it; with an `env` of its own it is a new interpreter.
+    """
     folder = tmp_path_factory.mktemp("jobs")
     numbers = itertools.count()
 
-    def run(*args: object, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    def run(*args: object, at: SystemCall | None = None, env: dict[str, str] | None = None) -> tuple[int, str, str]:
         if env:
             command = [sys.executable, "-m", "pipeline.run", *map(str, args)]
-            done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=240, env=env, check=False)
+            done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=580, env=env, check=False)
             return done.returncode, done.stdout, without_progress(done.stderr)
         said, errors = (folder / f"{next(numbers)}" for _ in range(2))
-        code = run_forked(args, said, errors=errors)
+        code = run_forked(args, said, at, errors=errors)
         return code, said.read_text(), without_progress(errors.read_text())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def _warm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("warm")
+    with preparing(folder):
+        yield folder
+
+
+@pytest.fixture
+def warm_preparations(_warm, monkeypatch):
+    """Versions of models are prepared in forks of a process that has the libraries."""
+    monkeypatch.syspath_prepend(_warm)
 
 
 def without_progress(said: str) -> str:

@@ -15,9 +15,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from pipeline.storage.resume_points import rows_in
 from tests.emulators import EmulatorMissing, PubSubEmulator, running_pubsub_emulator
@@ -26,6 +27,8 @@ from tests.processes import end_group, running
 SAMPLES = sorted(Path("models/digits/samples").glob("*.jpg"))
 PLACE = Path("out/demo_backfill")
 DONE, FAILED, WRONG = 0, 1, 2
+
+Start = Callable[..., AbstractContextManager[Any]]
 
 
 class DemoFailedError(Exception):
@@ -51,32 +54,37 @@ def main() -> int:
     return DONE
 
 
-def _tell(emulator: PubSubEmulator, photos: Path, out: Path, images: int) -> None:
+def _started(arguments: Sequence[str], **environment: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    print("$", *(f"{name}={value}" for name, value in environment.items()), "python -m", shlex.join(arguments), flush=True)
+    return running([sys.executable, "-m", *arguments], env={**os.environ, **environment})
+
+
+def _tell(emulator: PubSubEmulator, photos: Path, out: Path, images: int, start: Start = _started) -> None:
     job = ["pipeline.run", "--config", "configs/backfill_local_direct.yaml", "--input", f"{photos}/*.jpg", "--output", str(out)]
     _say(f"1  {images} images; the job is killed when a third of them is done")
-    _killed([*job, "--resume-point-s", "0.1"], out, images // 3)
+    _killed(start, [*job, "--resume-point-s", "0.1"], out, images // 3)
     _say("2  the same command again: what was done counts")
-    _run(job)
+    _run(start, job)
     _expect(out, read=images)
     _say("3  a stream, with the same folder as its archive; five images come")
-    _stream(emulator, out, _add(photos, range(images, images + 5)))
+    _stream(start, emulator, out, _add(photos, range(images, images + 5)))
     _say("4  nothing runs; an image is overwritten, and two come")
     shutil.copy(SAMPLES[-1], photos / "0000.jpg")
     _add(photos, range(images + 5, images + 7))
     _say("5  a backfill does these three")
-    _run(job)
+    _run(start, job)
     _expect(out, read=images + 7, skipped=images + 4)
     _say("6  has every image its row?")
-    _run(["pipeline.reconcile", "--input", f"{photos}/*.jpg", "--output", str(out)])
+    _run(start, ["pipeline.reconcile", "--input", f"{photos}/*.jpg", "--output", str(out)])
 
 
 def _add(photos: Path, numbers: Sequence[int]) -> list[Path]:
     return [Path(shutil.copy(SAMPLES[number % len(SAMPLES)], photos / f"{number:04d}.jpg")) for number in numbers]
 
 
-def _killed(arguments: Sequence[str], out: Path, images: int) -> int:
+def _killed(start: Start, arguments: Sequence[str], out: Path, images: int) -> int:
     """Kills a job, with its whole group, as soon as so many images are in its checkpoints; returns how many are."""
-    with _started(arguments) as job:
+    with start(arguments) as job:
         while job.poll() is None:
             if sum(map(rows_in, map(str, out.glob(".staging-*")))) >= images:
                 end_group(job)
@@ -87,31 +95,26 @@ def _killed(arguments: Sequence[str], out: Path, images: int) -> int:
     raise DemoFailedError("the job was done before it could be killed; give it more --images")
 
 
-def _run(arguments: Sequence[str]) -> None:
-    with _started(arguments) as job:
+def _run(start: Start, arguments: Sequence[str]) -> None:
+    with start(arguments) as job:
         if job.wait():
             raise DemoFailedError(f"{arguments[0]} ended with {job.returncode}")
 
 
-def _stream(emulator: PubSubEmulator, out: Path, images: Sequence[Path]) -> None:
+def _stream(start: Start, emulator: PubSubEmulator, out: Path, images: Sequence[Path]) -> None:
     topic, subscription = emulator.create()
     detections, results = emulator.create()
     arguments = ["pipeline.run", "--config", "configs/streaming_pubsub_direct.yaml", "--input", subscription]
     arguments += ["--output", detections, "--archive", str(out), "--allow-uri-prefix", str(images[0].parent)]
     for image in images:
         emulator.publisher().publish(topic, str(image).encode()).result()
-    with _started(arguments, PUBSUB_EMULATOR_HOST=emulator.host) as job:
-        answers, end = [], time.monotonic() + 120
+    with start(arguments, PUBSUB_EMULATOR_HOST=emulator.host) as job:
+        answers, end = [], time.monotonic() + 240
         while len(answers) < len(images) and job.poll() is None and time.monotonic() < end:
             answers += emulator.take(results, len(images) - len(answers), timeout_s=2)
         job.send_signal(signal.SIGTERM)
-        if job.wait(timeout=60) or len(answers) < len(images):
+        if job.wait(timeout=240) or len(answers) < len(images):
             raise DemoFailedError(f"the stream published {len(answers)} of {len(images)} results")
-
-
-def _started(arguments: Sequence[str], **environment: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    print("$", *(f"{name}={value}" for name, value in environment.items()), "python -m", shlex.join(arguments), flush=True)
-    return running([sys.executable, "-m", *arguments], env={**os.environ, **environment})
 
 
 def _expect(out: Path, **counts: int) -> None:

@@ -11,16 +11,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import REPO
-from tests.processes import end_group
+from tests.processes import end_group, wait_until
 
 KILLED = -signal.SIGKILL
-_START_SECONDS = 120
 
 
 class DrivenJobs:
@@ -63,10 +61,7 @@ class DrivenJobs:
         """Starts a streaming job, and waits until it reads messages."""
         before = self.log.read_text().count("\nreading ") if self.log.exists() else 0
         self.begin("pipeline.run", *argv)
-        until = time.monotonic() + _START_SECONDS
-        while self.log.read_text().count("\nreading ") == before:
-            assert time.monotonic() < until and self._process and self._process.poll() is None, self.log.read_text()
-            time.sleep(0.02)
+        wait_until(lambda: self.log.read_text().count("\nreading ") > before, self.log.read_text, self._process)
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the process."""

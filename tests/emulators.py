@@ -86,7 +86,7 @@ class PubSubEmulator:
         )
         return topic, subscription
 
-    def take(self, subscription: str, count: int, *, timeout_s: float = 60) -> list[Any]:
+    def take(self, subscription: str, count: int, *, timeout_s: float = 240) -> list[Any]:
         """Pulls and acknowledges until `count` messages came or the time is over; returns them in the order of arrival."""
         from google.api_core import exceptions
 

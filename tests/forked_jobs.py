@@ -1,21 +1,27 @@
-"""Jobs in processes of their own, forked from one that has imported all they need, so that each starts in no time; a job can be
-killed at a chosen moment, or get another signal there."""
+"""Jobs in processes of their own, forked from one that has imported all they need, so that each starts in no time.
+
+Something may happen to a job: at a call of a function of the pipeline (`Moment`), or at a system call (`SystemCall`).
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
 import importlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 KILLED = -signal.SIGKILL
 _PRELOADED = ["tests.forked_jobs", "tests.forked_imports"]
-_SECONDS = 240.0
+_SECONDS = 580.0  # no test depends on it: a job that takes as long has hung
 
 
 class Moment(NamedTuple):
@@ -37,54 +43,132 @@ class Moment(NamedTuple):
     sent: signal.Signals = signal.SIGKILL
 
 
-def run_forked(
-    argv: Sequence[object],
-    log: Path,
-    moment: Moment | None = None,
-    module: str = "pipeline.run",
-    errors: Path | None = None,
-) -> int:
-    """Runs a command line in the environment of this process; returns its exit code.
+class SystemCall(NamedTuple):
+    """At which system call a signal comes, or from which on storage fails.
+
+    Attributes:
+      place: `<audit event>:<part of an argument>`, such as `os.rename:/summary.json`.
+      sent: The signal that comes, once; none: storage fails, from then on.
+    """
+
+    place: str
+    sent: signal.Signals | None = signal.SIGTERM
+
+
+class ForkedJob:
+    """A job that was started. Its process leads a group of its own, which ends with the block.
 
     Args:
       argv: Its arguments.
-      log: What it says is added to this.
-      moment: When it dies.
+      log: What it prints is added to this.
+      at: When it dies, or what else happens to it.
       module: What has the command's `main`.
       errors: Where standard error goes; default: `log`.
+      environment: More environment variables.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    said = [str(log), str(errors or log)]
-    job = context.Process(target=_job, args=(module, [str(value) for value in argv], said, os.getcwd(), dict(os.environ), moment))
-    job.start()
-    try:
-        job.join(_SECONDS)
-    finally:
-        if job.is_alive() and job.pid:
-            os.killpg(job.pid, signal.SIGKILL)
-            job.join()
-    assert job.exitcode is not None
-    return job.exitcode
+
+    def __init__(
+        self,
+        argv: Sequence[object],
+        log: Path,
+        at: Moment | SystemCall | None = None,
+        module: str = "pipeline.run",
+        errors: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
+        printed, variables = [str(log), str(errors or log)], {**os.environ, **(environment or {})}
+        arguments = (module, [str(value) for value in argv], printed, os.getcwd(), variables, at)
+        self._process = context.Process(target=_job, args=arguments)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self._process.pid
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float = _SECONDS) -> int:
+        """Waits for its end; returns its exit code.
+
+        Raises:
+          subprocess.TimeoutExpired: It goes on for longer than this.
+        """
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(f"job {self.pid}", timeout)
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends it a signal."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kills its group, unless it has ended, and waits for that."""
+        if self._process.exitcode is None:
+            with contextlib.suppress(ProcessLookupError):  # it leads none yet
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill()
+            self._process.join()
+
+    def __enter__(self) -> ForkedJob:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.kill()
 
 
-def _job(module: str, argv: list[str], said: list[str], cwd: str, environment: Mapping[str, str], moment: Moment | None) -> None:
+def run_forked(
+    argv: Sequence[object],
+    log: Path,
+    at: Moment | SystemCall | None = None,
+    module: str = "pipeline.run",
+    errors: Path | None = None,
+) -> int:
+    """Runs a command line in the environment of this process; returns its exit code. For its arguments see `ForkedJob`."""
+    with ForkedJob(argv, log, at, module, errors) as job:
+        return job.wait()
+
+
+def _job(
+    module: str,
+    argv: list[str],
+    printed: list[str],
+    cwd: str,
+    environment: Mapping[str, str],
+    at: Moment | SystemCall | None,
+) -> None:
     os.setsid()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    for number, path in enumerate(said, 1):
+    for number, path in enumerate(printed, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background, and its children, ignore it
     if "STORAGE_EMULATOR_HOST" in environment:
         from apache_beam.internal.gcp import auth
 
         auth._Credentials._credentials_init = True  # see `emulators`
-    if moment:
-        _die_at(moment)
+    if isinstance(at, Moment):
+        _die_at(at)
+    elif at:
+        _happen_at(at)
     try:
         code = importlib.import_module(module).main(argv)
     except SystemExit as end:  # argparse's
         code = end.code
+    _end_with(code)
+
+
+def _end_with(code: int) -> None:
+    """Ends this process as the interpreter does: threads that are no daemons are waited for, and exit handlers run."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     os._exit(code)
 
@@ -109,6 +193,22 @@ def _die_at(moment: Moment) -> None:
 
     called.__wrapped__ = function  # type: ignore[attr-defined]
     setattr(owner, name, staticmethod(called) if classes and isinstance(owner.__dict__.get(name), staticmethod) else called)
+
+
+def _happen_at(call: SystemCall) -> None:
+    event, _, part = call.place.partition(":")
+    happened: list[str] = []
+
+    def happen(name: str, args: Sequence[Any]) -> None:
+        if name != event or not any(isinstance(arg, str) and part in arg for arg in args):
+            return
+        if call.sent is None:
+            raise OSError("storage is gone")
+        if not happened:
+            happened.append(name)
+            os.kill(os.getpid(), call.sent)
+
+    sys.addaudithook(happen)
 
 
 def _half(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

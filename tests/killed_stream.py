@@ -1,4 +1,4 @@
-"""Runs a job as `python -m pipeline.run` does, to be killed: what it has in hand then comes again soon.
+"""Runs a streaming job that will be killed: Pub/Sub delivers again soon what it had.
 
 SIGKILL comes at a moment that `KILLED_AFTER` names, the first time; without one, from elsewhere.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+from collections.abc import Sequence
 from typing import Any
 
+from pipeline import run
 from pipeline.detect.canary import Canary
-from pipeline.run import main
 from pipeline.stream import subscriber
 from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing
@@ -39,8 +39,9 @@ def _die_after(cls: type, name: str) -> None:
     setattr(cls, name, last)
 
 
-if __name__ == "__main__":
+def main(argv: Sequence[str]) -> int:
+    """Runs the command line; returns the exit code."""
     subscriber.EXTEND_SECONDS = 10  # as short as Pub/Sub's own deadlines can be
     if os.environ["KILLED_AFTER"]:
         _die_after(*MOMENTS[os.environ["KILLED_AFTER"]])
-    sys.exit(main(sys.argv[1:]))
+    return run.main(argv)

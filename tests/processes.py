@@ -6,8 +6,17 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+_T = TypeVar("_T")
+_HANGS_SECONDS = 500.0  # no test depends on it: one that gets so far has hung
+_LOOK_SECONDS = 0.02
+
+
+class _Process(Protocol):
+    def poll(self) -> int | None: ...
 
 
 @contextlib.contextmanager
@@ -30,3 +39,23 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def wait_until(holds: Callable[[], _T], printed: Callable[[], str] = str, process: _Process | None = None) -> _T:
+    """Waits for what another process or thread does.
+
+    Args:
+      holds: Looks whether it is done.
+      printed: What a failure shows, such as the process's log.
+      process: Which process does it; if that ends first, the test fails.
+
+    Returns:
+      What `holds` returned: something true.
+    """
+    end = time.monotonic() + _HANGS_SECONDS
+    while True:
+        at_work = process is None or process.poll() is None
+        if found := holds():
+            return found
+        assert at_work and time.monotonic() < end, printed()
+        time.sleep(_LOOK_SECONDS)

@@ -16,10 +16,10 @@ from typing import Any
 
 from tests.conftest import REPO
 from tests.emulators import PubSubEmulator
-from tests.processes import end_group
+from tests.forked_jobs import ForkedJob, SystemCall
+from tests.processes import end_group, wait_until
 
 CONFIG = "configs/streaming_pubsub_direct.yaml"
-START_SECONDS = 120
 
 
 class StreamingJob:
@@ -33,7 +33,9 @@ class StreamingJob:
       config: The job's config file.
       host: What the job takes for Pub/Sub's address, where it is not the emulator's own.
       answers: Whether requests are answered as a whole.
-      killed: Whether it will be killed while it has messages in hand; they come again soon then.
+      killed: Whether it will be killed while it has messages; Pub/Sub delivers them again soon then.
+      at: What happens to it.
+      forked: Whether it is a fork of a process that has the libraries; else it is a new interpreter, as a user starts it.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class StreamingJob:
         host: str = "",
         answers: bool = True,
         killed: bool = False,
+        at: SystemCall | None = None,
+        forked: bool = True,
     ):
         self._emulator = emulator
         self._folder = folder
@@ -56,13 +60,13 @@ class StreamingJob:
         output, dead_letter_topic, answer_topic = (topic for topic, _ in topics)
         self.archive = folder / "archive"
         self.log = folder / "job.log"
-        self._command = [sys.executable, "-m", "tests.killed_stream" if killed else "pipeline.run", "--config", config]
-        self._command += ["--input", subscription, "--output", output, "--archive", str(self.archive)]
+        self._module, self._at, self._forked = "tests.killed_stream" if killed else "pipeline.run", at, forked
+        self._command = ["--config", config, "--input", subscription, "--output", output, "--archive", str(self.archive)]
         self._command += ["--dead-letter-topic", dead_letter_topic, *(["--answer-topic", answer_topic] if answers else [])]
         self._command += map(str, flags)
         self._command += ["--model", model] if model else []
         self._publisher = emulator.publisher()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkedJob | subprocess.Popen[bytes] | None = None
 
     def start(self, killed_after: str = "", flags: tuple[str, ...] = (), until: str = "reading ") -> None:
         """Starts the process, and waits until it reads messages, or says something else.
@@ -73,26 +77,18 @@ class StreamingJob:
           until: What it is waited for to say.
         """
         before = self.output().count(until)
-        command = [part.replace("pipeline.run", "tests.killed_stream") if killed_after else part for part in self._command]
-        command += flags
+        module = "tests.killed_stream" if killed_after else self._module
+        self._process = self._started(
+            module, [*self._command, *flags], PUBSUB_EMULATOR_HOST=self._host, NO_GCE_CHECK="true", KILLED_AFTER=killed_after
+        )
+        wait_until(lambda: self.output().count(until) > before, self.output, self._process)
+
+    def _started(self, module: str, argv: list[str], **variables: str) -> ForkedJob | subprocess.Popen[bytes]:
+        if self._forked:
+            return ForkedJob(argv, self.log, self._at, module, environment=variables)
+        command, environment = [sys.executable, "-m", module, *argv], {**os.environ, **variables}
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=REPO,
-                env={
-                    **os.environ,
-                    "PUBSUB_EMULATOR_HOST": self._host,
-                    "NO_GCE_CHECK": "true",
-                    "KILLED_AFTER": killed_after,
-                },
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        end = time.monotonic() + START_SECONDS
-        while self.output().count(until) == before:
-            assert self._process.poll() is None and time.monotonic() < end, self.output()
-            time.sleep(0.05)
+            return subprocess.Popen(command, cwd=REPO, env=environment, stdout=log, stderr=log, start_new_session=True)
 
     def publish(self, *messages: bytes | tuple[bytes, dict[str, str]]) -> None:
         """Publishes messages, each bytes or (bytes, attributes), and waits until Pub/Sub has them."""
@@ -100,7 +96,7 @@ class StreamingJob:
         for future in [self._publisher.publish(self.images, content, **attributes) for content, attributes in pairs]:
             future.result()
 
-    def take(self, subscription: str, count: int, timeout_s: float = 90) -> list[Any]:
+    def take(self, subscription: str, count: int, timeout_s: float = 240) -> list[Any]:
         """Takes messages that the job published."""
         return self._emulator.take(subscription, count, timeout_s=timeout_s)
 
@@ -119,7 +115,7 @@ class StreamingJob:
     def wait(self) -> int:
         """Waits for the job's end; returns the exit code."""
         assert self._process is not None
-        return self._process.wait(timeout=60)
+        return self._process.wait(timeout=240)
 
     def output(self) -> str:
         """What the job has printed so far."""

@@ -318,6 +318,7 @@ def test_a_file_that_is_overwritten_meanwhile_stays(output, monkeypatch):
     assert uris_in(output) >= {*"abcde", "new"}
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_no_row_is_missing_and_the_next_one_finishes(output, tmp_path):
     number, killed = 0, True
     while killed:

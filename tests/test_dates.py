@@ -162,6 +162,7 @@ def test_any_format_is_filled_in_or_refused_in_one_line(text):
         assert len(dated(pattern, days_of("2026-11-20"), zone_named("UTC"))) <= 24
 
 
+@pytest.mark.slow
 @hypothesis_settings(deadline=None)
 @given(st.text(max_size=40) | st.sampled_from(ZONES).map(lambda name: name[:-1]))
 @example("")

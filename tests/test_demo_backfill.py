@@ -6,16 +6,21 @@ import os
 import re
 
 from tests import demo_backfill
+from tests.forked_jobs import ForkedJob
 
 
-def test_every_image_version_has_one_row_at_the_end(pubsub_emulator, tmp_path, monkeypatch, capfd):
+def test_every_image_version_has_one_row_at_the_end(pubsub_emulator, tmp_path, capfd):
     """Of the overwritten image both versions."""
-    monkeypatch.setattr(demo_backfill, "PLACE", tmp_path)
     photos, out = tmp_path / "photos", tmp_path / "results"
     photos.mkdir()
     first = demo_backfill._add(photos, range(200))
     before = (str(first[0]), _generation(first[0]))
-    demo_backfill._tell(pubsub_emulator, photos, out, 200)
+
+    def start(arguments, **environment):
+        module, *argv = arguments
+        return ForkedJob(argv, tmp_path / "log", module=module, environment=environment)
+
+    demo_backfill._tell(pubsub_emulator, photos, out, 200, start)
     (killed,) = re.findall(r"\(killed; (\d+) images are done\)", capfd.readouterr().out)
     assert 200 // 3 <= int(killed) < 200
     images = [json.loads(line)["image"] for path in out.glob("detections/*.jsonl") for line in path.open()]

@@ -63,7 +63,7 @@ def run_installed(installed: Path, cwd: Path, command: str, *args: object, **env
     """Runs a command of the fresh environment where nothing leads to this repository."""
     command_line = [str(installed / "bin" / command), *map(str, args)]
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(command_line, cwd=cwd, capture_output=True, text=True, timeout=240, check=False, env={**kept, **env})
+    return subprocess.run(command_line, cwd=cwd, capture_output=True, text=True, timeout=580, check=False, env={**kept, **env})
 
 
 def test_the_wheel_holds_every_file_of_the_packages_and_the_configs(wheel):

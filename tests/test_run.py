@@ -219,7 +219,7 @@ def answers(tmp_path_factory):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=580,
         check=True,
     )
     left = sorted(path.name for path in Path(folder).iterdir())

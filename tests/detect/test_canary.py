@@ -25,6 +25,7 @@ from pipeline.stats.samples import Sampler
 from pipeline.stream.live import LiveStats
 from tests.detect.versioned_models import HW, NEVER, elsewhere, look, opened_detectors, save_version, version_of
 
+pytestmark = pytest.mark.usefixtures("warm_preparations")
 CPU = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0, canary_share=0.4)
 LIVE = dataclasses.replace(CPU, canary_mode="live")
 

@@ -270,6 +270,7 @@ class TestScaledDecode:
         assert decode_image(encoded(self.FULL), LIMIT, lambda _: (10, 10)).pixels.shape == (1200, 1600, 3)
 
 
+@pytest.mark.slow
 def test_decoding_does_not_depend_on_its_neighbours_in_time():
     from concurrent.futures import ThreadPoolExecutor
 

@@ -50,6 +50,7 @@ def test_formats_that_nest_others_or_start_programs_are_not_read(process, conten
     assert "JPEG, PNG, GIF, BMP, TIFF, WebP, JPEG 2000, AVIF, HEIC, PNM, Radiance HDR and Targa are read" in outcome.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "end"),
     [
@@ -108,6 +109,7 @@ def test_work_is_bounded_where_pixels_are_few(process, make, end):
     assert outcome.megabytes < 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "end", "wh"),
     [
@@ -183,6 +185,7 @@ def test_scans_are_counted_as_the_decoder_counts_them():
         assert read_header(content).seconds == pytest.approx(scans + 40e-9 * len(decoys))
 
 
+@pytest.mark.slow
 def test_who_raises_the_limit_gets_larger_images():
     with DecodingProcess(max_pixels=200e6) as process:
         assert process.decode(hostile.png((12000, 12000), 1, 0, zlib.compress(bytes(1501 * 12000), 1))).image_wh == (12000, 12000)

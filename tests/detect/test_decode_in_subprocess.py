@@ -156,6 +156,7 @@ class TestDeath:
         assert np.array_equal(decode_image(BMP, LIMIT).pixels, PIXELS)
         assert children() and warm not in children()
 
+    @pytest.mark.slow
     def test_an_image_that_takes_too_long_is_too_much_work(self, warm):
         with pytest.raises(ImageError, match="expected at most 5 s of decoding, got GIF of 31580680 bytes") as caught:
             decode_image(slow_image(), LIMIT)
@@ -168,10 +169,12 @@ class TestDeath:
         assert caught.value.reason == "too_large"
         assert children() == {warm}
 
+    @pytest.mark.slow
     def test_the_bounds_of_one_image_are_not_those_of_the_next(self, warm):
         assert np.array_equal(decode_image(BMP + bytes(150 << 20), LIMIT).pixels, PIXELS)
         assert children() == {warm}
 
+    @pytest.mark.slow
     def test_no_file_descriptors_and_no_zombies_are_left(self, warm):
         def held():
             return len(os.listdir("/proc/self/fd"))
@@ -190,12 +193,14 @@ class TestDeath:
 class TestParent:
     """What becomes of a child while it works at an image."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_it_ends_at_once_when_its_parent_is_killed(self, number):
         with decoding_process("decode_image(slow_image(), WHOLE_DAYS)") as (process, child):
             process.send_signal(number)
             wait_until_gone(child)
 
+    @pytest.mark.slow
     def test_it_ends_when_its_parent_has_forked_and_is_killed_and_the_forked_process_lives_on(self):
         code = (
             "from threading import Thread; import time\n"
@@ -209,6 +214,7 @@ class TestParent:
             process.kill()
             wait_until_gone(child)
 
+    @pytest.mark.slow
     def test_ctrl_c_prints_nothing_of_it(self):
         code = "try: decode_image(slow_image(), WHOLE_DAYS)\nexcept KeyboardInterrupt: sys.exit(7)"
         with decoding_process(code) as (process, child):

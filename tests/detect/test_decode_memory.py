@@ -12,6 +12,7 @@ def process():
         yield process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.png", "a.gif", "a.tif", "a.bmp", "progressive.jpg"])
 def test_an_image_above_the_limit_takes_no_memory(process, name, tmp_path):
     """144 megapixels would be 432 MB; refusing them takes next to nothing, in both processes together."""

@@ -27,6 +27,7 @@ from tests.conftest import REPO
 from tests.detect.test_detector import warm_up_file
 from tests.detect.versioned_models import HW, NEVER, look, opened_detectors, save_version, version_of
 
+pytestmark = pytest.mark.usefixtures("warm_preparations")
 CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2, score_threshold=0.0)
 
 
@@ -418,7 +419,7 @@ def test_swaps_again_and_again_take_no_more_threads_and_no_more_memory(tmp_path)
     save_version(tmp_path, 7, values=5_000_000)
     save_version(tmp_path, 8, values=5_000_000)
     command = [sys.executable, "-c", MEASURE, str(tmp_path), str(SWAPS)]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=280, check=True)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=580, check=True)
     seen, spared, looked_through = json.loads(done.stdout)
     threads, rss_mb = zip(*seen, strict=True)
     assert len(set(threads[1:])) == 1

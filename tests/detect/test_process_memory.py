@@ -42,5 +42,5 @@ glibc.fflush(stream)
 def test_threads_share_so_many_heaps(heaps, wish, found):
     environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"} | wish
     command = [sys.executable, "-c", COUNT_HEAPS, str(heaps)]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60, check=True, env=environment)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=580, check=True, env=environment)
     assert done.stdout.count("<heap nr=") == found

@@ -5,6 +5,7 @@ import pytest
 from pipeline.config import DetectConfig
 from tests.detect.versioned_models import look, opened_detectors, save_version, upload_version
 
+pytestmark = pytest.mark.usefixtures("warm_preparations")
 CPU = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0)
 
 
@@ -15,8 +16,8 @@ def saved(tmp_path_factory):
     return folder
 
 
-def test_a_version_is_waited_for_refused_once_taken_and_rolled_back(versions_bucket, saved, capfd):
-    path = f"gs://{versions_bucket.name}/models/detector"
+def test_a_version_is_waited_for_refused_once_taken_and_rolled_back(gcs_bucket, saved, capfd):
+    path = f"gs://{gcs_bucket.name}/models/detector"
     upload_version(saved / "7", f"{path}/7")
     with opened_detectors() as load:
         detector = load(path, None, CPU)
@@ -24,7 +25,7 @@ def test_a_version_is_waited_for_refused_once_taken_and_rolled_back(versions_buc
         look(detector, 3)
         assert (detector.model.version, capfd.readouterr().err) == ("7", "")
 
-        versions_bucket.blob("models/detector/8/saved_model.pb").upload_from_string(b"no model")
+        gcs_bucket.blob("models/detector/8/saved_model.pb").upload_from_string(b"no model")
         look(detector, 4)
         (line,) = capfd.readouterr().err.splitlines()
         assert line.startswith("model detector: version 8 is refused, version 7 stays: TensorFlow cannot load it: ")
@@ -36,7 +37,7 @@ def test_a_version_is_waited_for_refused_once_taken_and_rolled_back(versions_buc
         look(detector, 1)
         assert detector.model.version == "8"
 
-        for blob in versions_bucket.list_blobs(prefix="models/detector/8/"):
+        for blob in gcs_bucket.list_blobs(prefix="models/detector/8/"):
             blob.delete()
         look(detector)
         assert detector.model.version == "7"

@@ -18,6 +18,7 @@ from pipeline.storage.files import read_file, write_file
 from tests.bright_model import export_bright_model
 from tests.detect.versioned_models import HW, elsewhere, look, opened_detectors, save_version, upload_version
 
+pytestmark = pytest.mark.usefixtures("warm_preparations")
 SHADOW = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0, canary_share=1.0)
 AUTO = dataclasses.replace(SHADOW, canary_auto=True, canary_images=10)
 
@@ -58,7 +59,7 @@ def test_of_two_processes_the_first_to_have_met_enough_decides_for_both(
     request, saved, tmp_path, open_detector, capfd, canary, place, outcome
 ):
     """Two detectors stand for them: they share nothing but the folder of versions."""
-    path = f"{tmp_path}/detector" if place == "local" else f"gs://{request.getfixturevalue('versions_bucket').name}/detector"
+    path = f"{tmp_path}/detector" if place == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}/detector"
     upload_version(saved / "7", f"{path}/7")
     upload_version(saved / str(canary), f"{path}/{canary}")
     label(path, stable=7, canary=canary, other=7)

@@ -72,6 +72,7 @@ def path(tmp_path_factory):
 @given(tree=trees() | values)
 @example(tree={"\ud800": 1})
 def test_any_tree_is_a_config_or_refused_in_one_line(path, tree):
+    """Whatever YAML can hold: `load_config` returns a config, or raises one `ConfigError` without a line break."""
     path.write_text(yaml.safe_dump(tree), encoding="utf-8")
     check_job(path, {})
 
@@ -85,6 +86,7 @@ def test_any_tree_is_a_config_or_refused_in_one_line(path, tree):
 @example(content=b"[" * 5000)
 @example(content=b"input: &a [*a]")
 def test_any_file_is_a_config_or_refused_in_one_line(path, content):
+    """Also where the file is no YAML, or no text."""
     path.write_bytes(content)
     check_job(path, {})
 
@@ -96,6 +98,8 @@ def test_any_file_is_a_config_or_refused_in_one_line(path, content):
     )
 )
 def test_any_flags_are_a_config_or_refused_in_one_line(argv):
+    """The same for flags of the command line."""
+
     def parsed():
         return load_config(None, _overrides(make_parser().parse_known_args(argv)[0]))
 

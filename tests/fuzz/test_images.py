@@ -16,6 +16,7 @@ def process():
 
 
 def test_mutated_images_end_as_pixels_or_as_one_reason(process):
+    """No damage to an image crashes the decoder or takes longer or more memory than it may."""
     for number in range(600):
         _, content = images.make_case(0, number)
         assert images.problem(content, process.decode(content)) == "", number
@@ -23,6 +24,7 @@ def test_mutated_images_end_as_pixels_or_as_one_reason(process):
 
 @pytest.mark.parametrize("path", sorted(images.CORPUS.glob("*.bin")), ids=lambda path: path.stem)
 def test_what_once_failed_does_not_fail_again(process, path):
+    """Images that earlier runs of `make fuzz` have found."""
     content = path.read_bytes()
     assert images.problem(content, process.decode(content)) == ""
 
@@ -37,6 +39,7 @@ def test_every_seed_is_an_image_and_comes_together_again_after_it_was_cut(proces
 
 
 def test_a_case_is_the_same_each_time_and_cases_differ():
+    """Its number is enough to repeat a case."""
     cases = [images.make_case(3, number) for number in range(50)]
     assert cases == [images.make_case(3, number) for number in range(50)]
     assert len({content for _, content in cases}) > 45
@@ -57,6 +60,7 @@ def test_a_case_is_the_same_each_time_and_cases_differ():
     ],
 )
 def test_what_must_not_be_is_complained_about(outcome, complaint):
+    """The check itself finds what it is there to find."""
     assert images.problem(b"", outcome) == complaint
 
 

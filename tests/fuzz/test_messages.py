@@ -192,6 +192,7 @@ def test_each_line_of_a_file_of_dead_letters_asks_for_images_or_is_refused(row):
 @example(Message(b'{"image": {}, "stage": "read", "reason": []}'), 0.0, 0.0)
 @example(Message(b'{"image": {}, "stage": {}, "reason": "not_found"}'), 0.0, 0.0)
 def test_each_message_ends_in_results_dead_letters_and_one_answer(message, now, number):
+    """Whatever bytes and attributes come: no message is lost and none stops the stream."""
     assert image_count(message) >= 1
     request = parse_message(message, LIMITS)
     assert request.skipped != bool(request.images or request.dead_letters)

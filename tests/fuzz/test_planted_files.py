@@ -157,6 +157,7 @@ def images_in(output):
 @settings(max_examples=EXAMPLES)
 @given(planted, st.booleans())
 def test_whatever_is_planted_runs_nothing_and_touches_nothing_outside_and_no_row_is_lost(folder, files, link):
+    """Somebody who may write to the results folder can harm these results, and nothing else."""
     output = laid(folder, files, link)
     own = {name.removeprefix("OWN/"): content for name, content in files.items() if name.startswith("OWN/")}
     for work in (

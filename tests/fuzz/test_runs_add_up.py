@@ -126,6 +126,7 @@ def version(path):
 
 @pytest.mark.timeout(7200)
 def test_each_image_version_has_one_row_at_the_end_whatever_ran(tmp_path, pubsub_emulator, bright_model):
+    """Jobs, streams, kills and compactions in a random order."""
     jobs = DrivenJobs(tmp_path / "jobs.log", PUBSUB_EMULATOR_HOST=pubsub_emulator.host)
     try:
         run_state_machine_as_test(

@@ -13,10 +13,12 @@ from pipeline.storage.files import write_file
 from tests.conftest import write_bright_image
 from tests.detect.versioned_models import elsewhere, save_version
 from tests.forked_jobs import KILLED, Moment, run_forked
-from tests.launch.test_batch_job import write_work
-from tests.launch.test_swaps import QUICK, rows_in, until, versions_of
+from tests.launch.jobs import write_work
+from tests.launch.test_swaps import QUICK, rows_in, versions_of
+from tests.processes import wait_until
 from tests.streaming_job import InlineImages, StreamingJob
 
+pytestmark = pytest.mark.usefixtures("warm_preparations")
 IMAGES = 10
 
 
@@ -31,6 +33,7 @@ def model(tmp_path_factory):
 
 @pytest.mark.parametrize("mode", ["shadow", "live"])
 def test_a_stream_has_a_canary_whose_figures_stand_in_its_summary(pubsub_emulator, tmp_path, model, mode):
+    """In shadow mode all rows come from the stable version; in live mode those of the canary's share come from the canary."""
     for n in range(IMAGES):
         write_bright_image(tmp_path / "photos" / f"{n}.png", (64, 48), (10, 10, 40, 30))
     flags = ("--model-version", "stable", "--model-poll-s", 0.2, "--canary-share", 0.5, "--canary-mode", mode)
@@ -157,15 +160,15 @@ def test_a_stream_killed_between_its_decision_and_the_record_decides_again(pubsu
         assert labels_of(model) == {"stable": 7, "canary": 8}
         job.start(until="of the images meet canary")
         images.publish(range(20, 40))
-        until(lambda: images.answered(40) and "model detector: version 7 -> 8, loaded in " in job.output(), job.output)
+        wait_until(lambda: images.answered(40) and "model detector: version 7 -> 8, loaded in " in job.output(), job.output)
         assert labels_of(model) == {"stable": 8}
         images.publish(range(40, 60))
-        until(lambda: images.answered(60), job.output)
+        wait_until(lambda: images.answered(60), job.output)
         shutil.copytree(saved / "9", model / "9")
         write_file(str(model / "labels.json"), b'{"stable": 8, "canary": 9}')
-        until(lambda: "of the images meet canary 9" in job.output(), job.output)
+        wait_until(lambda: "of the images meet canary 9" in job.output(), job.output)
         images.publish(range(60, 80))
-        until(lambda: images.answered(80) and "canary dropped" in job.output(), job.output)
+        wait_until(lambda: images.answered(80) and "canary dropped" in job.output(), job.output)
         assert labels_of(model) == {"stable": 8}
         assert job.signal(signal.SIGTERM) == 0, job.output()
     assert {row["model"]["version"] for name, row in images.rows.items() if int(name[7:]) >= 40} == {"8"}

@@ -238,7 +238,7 @@ from pipeline.run import main
 code = main({argv})
 sys.exit(code or "tensorflow" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, timeout=580, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert template.is_file()
 

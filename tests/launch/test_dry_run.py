@@ -8,8 +8,8 @@ from pipeline import run
 from pipeline.launch.dry_run import doubts
 from pipeline.records import DetectedImage, Detections, ImageRef, Timing
 from tests.conftest import write_bright_image
-from tests.read.test_tfrecords import example
-from tests.read.test_tfrecords import write as write_tfrecord
+from tests.tfrecord_files import example
+from tests.tfrecord_files import write as write_tfrecord
 from tests.tiny_models import bright_box, save_model
 
 BOX = (256, 96, 576, 384)  # of an image of 640x480: shares 0.4, 0.2, 0.9, 0.8
@@ -84,6 +84,7 @@ def plan_of(tmp_path, capsys):
     ],
 )
 def test_what_is_found_in_an_image_is_shown_with_what_looks_wrong(flags, found, wrong, plan_of, tmp_path, model):
+    """Each wrong description of the model shows in the boxes, in a doubt, or in both."""
     write_bright_image(tmp_path / "in" / "a.png", (640, 480), BOX)
     lines = plan_of("--model", model, *flags)
     at = lines.index(f"tried    {tmp_path}/in/a.png: 640x480, 1 objects")
@@ -128,14 +129,16 @@ def test_an_image_of_a_tfrecord_file_is_tried(plan_of, tmp_path, bright_model):
     assert "tried    first: 640x480, 1 objects" in plan_of("--model", bright_model, images=tmp_path / "in.tfrecord")
 
 
-def test_a_name_that_is_no_unicode_is_shown_all_the_same(tmp_path, run_job, bright_model):
-    """In a process of its own: standard output is strict there."""
+def test_a_dry_run_prints_what_it_would_do_also_where_a_name_is_no_unicode(tmp_path, run_job, bright_model):
+    """The images, the model and that nothing is written. In a process of its own: standard output is strict there."""
     write_bright_image(tmp_path / "a.png", (640, 480), BOX)
     (tmp_path / "in").mkdir()
     (tmp_path / "a.png").rename(tmp_path / "in" / "caf\udce9.png")
     code, out, err = run_job("--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--dry-run")
     assert (code, err) == (0, "")
     assert f"tried    {tmp_path}/in/caf\\udce9.png: 640x480, 1 objects" in out
+    assert "1 images" in out and "bright 3, 128x96 stretch" in out and "nothing was written" in out
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_input_that_names_nothing_is_an_error_in_a_dry_run_too(plan_of, tmp_path, bright_model, capsys):
@@ -172,6 +175,7 @@ def test_an_input_that_names_nothing_is_an_error_in_a_dry_run_too(plan_of, tmp_p
     ],
 )
 def test_what_cannot_be_true_is_doubted(boxes, class_ids, expected):
+    """Boxes and classes that no detector of this image can mean."""
     metadata = DetectorMetadata("any", (96, 128), "stretch", ("cat", "dog"))
     count = len(class_ids)
     found = Detections(

@@ -6,12 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from pipeline.launch.prism import running_prism
 from tests.conftest import REPO, without_progress, write_bright_image
 from tests.flink.cluster import worker_flags
-from tests.launch.test_batch_job import WORK_IMAGES, needs_prism, rows_of, write_work
+from tests.launch.jobs import WORK_IMAGES, needs_prism, rows_of, write_work
 from tests.streaming_job import StreamingJob, VersionedFile
 
 IMAGES = 4 * WORK_IMAGES  # more than a few seconds of work: so often is told how far it is
@@ -32,7 +30,7 @@ sys.exit(code)
 
 def launch(*arguments: object) -> tuple[int, str, str]:
     command = [sys.executable, "-c", LAUNCHER, *map(str, arguments)]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=580, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -41,8 +39,8 @@ def counts_shown(err: str) -> list[tuple[int, int]]:
     return [(int(done), int(total)) for done, total in re.findall(r"^ *\d+ s  (\d+) of (\d+) images, ", err, re.MULTILINE)]
 
 
-@pytest.mark.timeout(400)
 def test_processes_detect_and_the_launcher_loads_nothing_but_says_how_far_they_are(tmp_path, bright_model):
+    """With two worker processes of the DirectRunner; progress grows towards the number of images."""
     write_work(tmp_path / "in", IMAGES)
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
     code, out, err = launch(*arguments, *TWO_PROCESSES)
@@ -71,7 +69,6 @@ def test_a_model_that_workers_do_not_reach_is_one_line_and_exit_code_2(tmp_path,
 
 
 @needs_prism
-@pytest.mark.timeout(400)
 def test_workers_of_a_job_server_tell_the_same(tmp_path, bright_model):
     """Prism as any job server, with a worker that it starts as TaskManagers start theirs."""
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -91,7 +88,6 @@ def test_workers_of_a_job_server_tell_the_same(tmp_path, bright_model):
 
 
 @needs_prism
-@pytest.mark.timeout(400)
 def test_a_stream_of_a_job_server_tries_what_failed_again_and_drops_what_has_a_result(pubsub_emulator, tmp_path, bright_model):
     """The state of the runner knows that an image was asked for; whether that failed, its worker knows."""
     from apache_beam.options.pipeline_options import PipelineOptions

@@ -6,11 +6,13 @@ import shutil
 
 import pytest
 
+from pipeline import run
 from pipeline.config import WriteConfig
 from pipeline.launch.finalize import DONE, JobReport
 from pipeline.stats.summary import JobStats, RunFacts, merge_stats
-from tests.conftest import REPO, write_bright_image
-from tests.launch.test_batch_job import rows_of
+from tests.conftest import REPO, without_progress, write_bright_image
+from tests.forked_jobs import SystemCall
+from tests.launch.jobs import rows_of
 from tests.stats.test_summary import detected, tally_of
 
 NOTHING = {
@@ -31,16 +33,25 @@ def done_before(tmp_path_factory, run_job, bright_model):
 
 
 @pytest.mark.parametrize("name", NOTHING.values(), ids=NOTHING)
-def test_an_input_that_names_nothing_is_an_error_unless_it_may(name, tmp_path, run_job, bright_model, done_before):
-    """A typo exits with 2. A quiet day exits with 0 and a summary of zeros; rows of an earlier run stay where they are."""
+def test_an_input_that_names_nothing_is_an_error(name, tmp_path, bright_model, done_before, capsys):
+    """Such as one with a typo. Rows of an earlier run stay where they are."""
     (tmp_path / "empty.txt").write_text("")
-    out = tmp_path / "out"
-    shutil.copytree(done_before, out)
-    arguments = ["--output", out, "--model", bright_model, "--replace"]
-    code, _, err = run_job("--input", tmp_path / name, *arguments)
-    assert code == 2 and err.startswith(f"error: input {tmp_path / name}") and err.count("\n") == 1
+    out = shutil.copytree(done_before, tmp_path / "out")
+    command = ["--input", tmp_path / name, "--output", out, "--model", bright_model, "--replace"]
+    assert run.main([*map(str, command)]) == 2
+    err = without_progress(capsys.readouterr().err)
+    assert err.startswith(f"error: input {tmp_path / name}") and err.count("\n") == 1
+    assert ": names no image\n" in err or name != "empty.txt"
+    assert len(rows_of(out)) == 1
 
-    code, stdout, err = run_job("--input", tmp_path / name, *arguments, "--allow-empty", "--samples", 3)
+
+def test_inputs_that_name_nothing_may_do_so_where_the_user_says_so(tmp_path, run_job, bright_model, done_before):
+    """A quiet day exits with 0 and a summary of zeros; rows of an earlier run stay where they are."""
+    (tmp_path / "empty.txt").write_text("")
+    out = shutil.copytree(done_before, tmp_path / "out")
+    arguments = ["--output", out, "--model", bright_model, "--replace"]
+    inputs = [tmp_path / name for name in NOTHING.values()]
+    code, stdout, err = run_job("--input", *inputs, *arguments, "--allow-empty", "--samples", 3)
     assert (code, err) == (0, "")
     assert "0 images read: 0 detected, 0 dead, 0 skipped" in stdout
     assert stdout.endswith(f"results of model {bright_model} in {out}: report.html, summary.json\n")
@@ -92,11 +103,11 @@ def test_a_sample_is_named_after_its_image_whatever_that_is_called(tmp_path, run
         pytest.param("shutil.rmtree:/.staging-", 0, "unfinished files are left in .*: storage is gone", id="when all is done"),
     ],
 )
-def test_storage_that_fails_at_the_end_is_one_line(place, code, said, hooked, tmp_path, run_job, bright_model):
+def test_storage_that_fails_at_the_end_is_one_line(place, code, said, tmp_path, run_job, bright_model):
     """No traceback; and what is left over does not make a failure of a job that is done."""
     write_bright_image(tmp_path / "in" / "good.png", (64, 48), (10, 10, 30, 30))
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
-    found, stdout, stderr = run_job(*arguments, env=hooked(place, "fail"))
+    found, stdout, stderr = run_job(*arguments, at=SystemCall(place, None))
     assert (found, stderr.count("\n")) == (code, 1), stderr
     assert re.match(said, stderr)
     assert stdout.startswith("1 images read") == (code == 0)

@@ -164,6 +164,7 @@ def test_why_a_job_restarts_is_said_once_for_each_reason(flink_of, capsys):
 
 
 def test_a_job_that_is_stopped_says_where_its_savepoint_is(flink_of, capsys):
+    """Its user starts the next job from there."""
     flink = flink_of(a=["RUNNING"])
     job = FlinkJob(flink.cluster, "a")
     job.stop()
@@ -241,6 +242,7 @@ def test_where_flink_is_the_user_says(flags, master):
     ids=["nothing", "one line", "Python in Java", "Java"],
 )
 def test_the_reason_is_what_lies_at_the_bottom(text, reason):
+    """Flink wraps the exception that counts into others."""
     assert _reason(text) == reason
 
 

@@ -7,10 +7,10 @@ import pytest
 from pipeline import run
 from pipeline.storage.files import write_file
 from tests.conftest import write_bright_image
-from tests.launch.test_batch_job import rows_of
+from tests.launch.jobs import rows_of
 from tests.launch.test_retry_dead import ARCHIVED, detected, letter
-from tests.read.test_tfrecords import example
-from tests.read.test_tfrecords import write as write_tfrecord
+from tests.tfrecord_files import example
+from tests.tfrecord_files import write as write_tfrecord
 
 SECRET = b"q7z:*:19000:0:99999:7:::"
 
@@ -49,6 +49,7 @@ def plant(folder, path="in/upload.jsonl"):
 
 @pytest.mark.parametrize("given", ["in", "in/**", "in/*.jsonl"])
 def test_a_list_that_was_found_names_only_what_lies_where_it_was_found(given, folder, job):
+    """Whoever may add a file to the input cannot have others read by it."""
     refused = plant(folder)
     images = job("--input", given)
     assert dead(folder) == sorted((uri, "not_allowed") for uri in refused)

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import run
 from tests.conftest import write_bright_image
-from tests.launch.test_batch_job import without_run
+from tests.launch.jobs import without_run
 
 
 @pytest.fixture

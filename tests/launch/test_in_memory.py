@@ -1,71 +1,39 @@
 """Beam's in-memory runner as streams have it: flat, two bundles side by side, and what fails one of them fails the job."""
 
-import gc
 import signal
 import threading
-import tracemalloc
 from typing import Any
 
 import apache_beam as beam
 import pytest
-from apache_beam.metrics import monitoring_infos
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner, fn_runner
-from apache_beam.runners.worker.statesampler import StateSampler
 
 from pipeline.launch.in_memory import InMemoryRunner
-from pipeline.stream.pubsub import _Endless
+from tests.forked_jobs import run_forked
 
-KEPT: list[int] = []
 both, one_is_done, heard = threading.Barrier(2), threading.Event(), threading.Event()
 
 
-class DelayedAcks(beam.DoFn):
-    """Comes again as often as its element says, each time in a bundle of its own; notes halfway and at the end what is in use."""
-
-    @beam.DoFn.unbounded_per_element()
-    def process(self, turns: int, tracker: Any = beam.DoFn.RestrictionParam(_Endless())):  # noqa: B008
-        turn = tracker.current_restriction()
-        tracker.try_claim(turn)
-        yield turn
-        if turn in (turns // 2, turns):
-            gc.collect()
-            KEPT.append(tracemalloc.get_traced_memory()[0])
-        if turn < turns:
-            tracker.defer_remainder()
-
-
 @pytest.fixture
-def growth_a_turn(monkeypatch):
-    """Tells how many bytes a turn leaves behind."""
-    monkeypatch.setattr(StateSampler.__init__, "__defaults__", (1,))  # Beam waits for that thread at the end of each bundle
+def growth_a_turn(tmp_path):
+    """Measures how many bytes a turn leaves behind, in a process where nothing else allocates any."""
 
-    def measure(runner: FnApiRunner, turns: int) -> float:
-        KEPT.clear()
-        tracemalloc.start()
-        try:
-            with beam.Pipeline(runner=runner) as pipeline:
-                begin = pipeline | "Begin" >> beam.Create([turns], reshuffle=False)
-                _ = begin | "DelayedAcks" >> beam.ParDo(DelayedAcks()).with_output_types(int)
-        finally:
-            tracemalloc.stop()
-        halfway, end = KEPT
-        return (end - halfway) / (turns - turns // 2)
+    def measure(runner: str) -> float:
+        log = tmp_path / "log"
+        assert run_forked([runner, 400], log, module="tests.launch.turns") == 0, log.read_text()
+        return float(log.read_text().splitlines()[-1])
 
     return measure
 
 
 def test_a_turn_leaves_nothing_behind(growth_a_turn):
-    """But its bundle's name: Beam remembers the last thousand. What a turn keeps, each of three jobs shows; what other threads
-    of this process allocate meanwhile, one of them may not.
-    """
-    assert any(growth_a_turn(InMemoryRunner(), turns=400) < 400 for _ in range(3))
+    """But its bundle's name: Beam remembers the last thousand."""
+    assert growth_a_turn("own") < 400
 
 
-def test_beam_itself_keeps_the_metrics_of_each_turn(growth_a_turn, monkeypatch):
+def test_beam_itself_keeps_the_metrics_of_each_turn(growth_a_turn):
     """Where this fails Beam has mended it, and `in_memory.py` need not replace `consolidate_monitoring_infos` any more."""
-    monkeypatch.setattr(fn_runner, "consolidate_monitoring_infos", monitoring_infos.consolidate)
-    assert growth_a_turn(FnApiRunner(), turns=400) > 1000
+    assert growth_a_turn("beam") > 1000
 
 
 class Meet(beam.DoFn):
@@ -89,7 +57,7 @@ class Signalled(beam.DoFn):
 
     def process(self, element: int) -> None:
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-        if not heard.wait(timeout=20):
+        if not heard.wait(timeout=60):
             raise TimeoutError("the main thread has not heard of it")
 
 
@@ -101,11 +69,13 @@ def stream_of(work: beam.DoFn) -> Any:
 
 
 def test_a_stream_has_two_bundles_side_by_side_and_ends_with_both():
+    """Each of the two waits for the other."""
     running = stream_of(Meet())
     assert running.wait_until_finish() == running.state == "DONE"
 
 
 def test_a_bundle_that_fails_ends_the_stream_at_once():
+    """Without waiting for the other bundle."""
     running = stream_of(FailInOne())
     with pytest.raises(ZeroDivisionError, match="in one of them"):
         running.wait_until_finish()

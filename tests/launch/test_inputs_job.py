@@ -11,7 +11,7 @@ from pipeline import run
 from pipeline.storage.lease import leased
 from pipeline.storage.staging import new_staging
 from tests.conftest import write_bright_image
-from tests.launch.test_batch_job import files_of, rows_of
+from tests.launch.jobs import files_of, rows_of
 
 BOX = (10, 10, 30, 30)
 MOV = b"\0\0\0\x14ftypqt  \0\0\0\0qt  " + b"\0\0\0\x08wide" + b"x" * 100
@@ -168,6 +168,7 @@ def test_results_within_the_input_are_no_input_of_the_next_job(link, tmp_path, j
 
 
 def test_the_same_relative_command_in_another_folder_takes_neither_name_nor_place_of_earlier_results(tmp_path, job, monkeypatch):
+    """A relative pattern names other images there, so the command is another one."""
     out = tmp_path / "out"
     for day in ("day1", "day2"):
         photos(tmp_path / day, f"{day}.png")
@@ -193,6 +194,7 @@ def test_the_same_relative_command_in_another_folder_takes_neither_name_nor_plac
 
 
 def test_a_manifest_that_names_other_images_by_now_does_not_wipe_what_it_named_before(tmp_path, job):
+    """The content of a manifest is part of the command."""
     out, manifest = tmp_path / "out", tmp_path / "list.txt"
     photos(tmp_path, "a.png", "b.png")
     manifest.write_text("a.png\n")
@@ -223,6 +225,7 @@ def test_a_job_with_a_manifest_waits_for_whoever_works_for_the_same_folder(name,
 
 
 def test_two_names_of_one_folder_are_one_claim(tmp_path, job):
+    """A job on a link to a folder meets the job on the folder itself."""
     photos(tmp_path / "in", "a.png")
     os.symlink(tmp_path / "in", tmp_path / "link")
     out = tmp_path / "out"

@@ -14,7 +14,7 @@ from pipeline.storage.claims import EVERYTHING
 from pipeline.storage.lease import leased
 from pipeline.storage.staging import new_staging
 from tests.conftest import write_bright_image
-from tests.launch.test_batch_job import files_of, rows_of
+from tests.launch.jobs import files_of, rows_of
 from tests.storage.test_lease import left, take_over
 
 
@@ -31,6 +31,7 @@ def another_run(out, *patterns):
 
 @pytest.mark.parametrize("at_work", ["the same", "a part", "everything"])
 def test_one_that_shall_skip_says_so_in_one_line_and_is_done(at_work, places, bright_model, capsys):
+    """With `--when-busy skip` a scheduler's second job exits with 0."""
     folder, out, arguments = places
     with another_run(out, {"the same": str(folder), "a part": f"{folder}/a.png", "everything": EVERYTHING}[at_work]):
         assert run.main([*arguments, "--model", bright_model, "--when-busy", "skip"]) == 0
@@ -47,6 +48,7 @@ def test_one_that_shall_skip_says_so_in_one_line_and_is_done(at_work, places, br
     ],
 )
 def test_one_that_cannot_wait_ends_with_an_exit_code_of_its_own(flags, end, places, bright_model, capsys):
+    """Exit code 3, whether it does not wait or has waited for as long as it may."""
     folder, out, arguments = places
     with another_run(out, str(folder)):
         assert run.main([*arguments, "--model", bright_model, *flags]) == run.BUSY == 3
@@ -56,6 +58,7 @@ def test_one_that_cannot_wait_ends_with_an_exit_code_of_its_own(flags, end, plac
 
 
 def test_one_that_replaces_what_is_there_waits_for_all(places, bright_model):
+    """Also for a job on other images, whose rows it would remove."""
     folder, out, arguments = places
     with another_run(out, f"{folder}/../elsewhere/*"):
         assert run.main([*arguments, "--model", bright_model, "--when-busy", "stop", "--replace"]) == run.BUSY

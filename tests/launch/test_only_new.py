@@ -3,19 +3,14 @@
 import json
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
 from pipeline.compact import compact
 from pipeline.storage.write_policy import run_name
 from tests.conftest import write_bright_image
-from tests.launch.test_batch_job import files_of, rows_of, without_run
-from tests.launch.test_results_folder import images_of, write_images
-
-
-def rows_by_name(out: Path, kind: str = "detections") -> list[str]:
-    return sorted(row["image"]["uri"].rpartition("/")[2] for row in rows_of(out, kind))
+from tests.forked_jobs import SystemCall
+from tests.launch.jobs import files_of, images_of, rows_by_name, rows_of, without_run, write_images
 
 
 def test_runs_add_up_and_what_an_earlier_one_left_is_kept(tmp_path, run_job, bright_model):
@@ -60,6 +55,7 @@ def test_runs_add_up_and_what_an_earlier_one_left_is_kept(tmp_path, run_job, bri
 
 
 def test_other_settings_are_other_rows_and_stand_beside(tmp_path, run_job, bright_model):
+    """`--only-new` takes for done only what was done with the same settings."""
     write_images(tmp_path / "in", "a.png")
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
@@ -105,12 +101,12 @@ def test_to_add_and_to_replace_at_once_is_refused(tmp_path, run_job, bright_mode
     assert (code, err.count("\n")) == (2, 1) and err.startswith("error: only_new and replace: expected one of them")
 
 
-def test_a_job_says_under_which_name_its_files_come(tmp_path, run_job, hooked, bright_model):
+def test_a_job_says_under_which_name_its_files_come(tmp_path, run_job, bright_model):
     """So that a compaction knows them while the job is at work."""
     write_images(tmp_path / "in", "a.png")
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--only-new"]
-    assert run_job(*arguments, env=hooked("os.rename:/published.json", "fail"))[0] == 1
+    assert run_job(*arguments, at=SystemCall("os.rename:/published.json", None))[0] == 1
     (said,) = out.glob(".staging-*/run.json")
     about = json.loads(said.read_text())
     name = run_name(about["settings"], about["started_at"])

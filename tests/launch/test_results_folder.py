@@ -3,35 +3,14 @@
 import glob
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.conftest import REPO, write_bright_image
-from tests.launch.test_batch_job import files_of, rows_of, signal_at_work, without_run, write_work
-
-KILL_AT = """
-import os, signal, sys
-
-def kill(name, args):
-    if name == "os.rename" and os.environ["KILL_AT"] in str(args[1]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(kill)
-"""
-
-
-def write_images(folder: Path, *names: str) -> None:
-    for name in names:
-        write_bright_image(folder / name, (64, 48), (10, 10, 30, 30))
-
-
-def images_of(out: Path) -> dict[str, int]:
-    return json.loads((out / "summary.json").read_text())["images"]
+from tests.forked_jobs import KILLED, ForkedJob, SystemCall
+from tests.launch.jobs import files_of, images_of, rows_of, signal_at_work, without_run, write_images, write_work
 
 
 def test_a_file_name_that_is_no_utf8_is_a_name_like_any_other(tmp_path, run_job, bright_model):
@@ -62,53 +41,54 @@ def test_two_jobs_with_the_same_output_do_not_disturb_each_other(tmp_path, run_j
     write_work(tmp_path / "in")
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--request-images", 16]
-    command = [sys.executable, "-m", "pipeline.run", *map(str, arguments)]
-    first = subprocess.Popen(command, cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
+    with ForkedJob(arguments, tmp_path / "log") as first:
         assert run_job(*arguments)[0] == 0
-        assert first.wait(240) == 0, first.stderr.read()
-    finally:
-        first.kill()
-        first.wait()
-        first.stderr.close()
+        assert first.wait() == 0, (tmp_path / "log").read_text()
     assert len(rows_of(out)) == images_of(out)["detected"] == 2000
     assert not list(out.glob(".*"))
 
 
-def test_a_killed_job_leaves_a_running_one_alone_and_its_own_rest_goes(tmp_path, run_job, bright_model):
-    """What a SIGKILL leaves is removed by the next job that ends well."""
+def test_what_a_killed_job_leaves_is_no_result_and_goes_with_the_next_job(tmp_path, run_job, bright_model):
+    """SIGKILL while images are worked on: no reader finds anything, and the next job that ends well cleans up."""
     write_work(tmp_path / "work")
     write_images(tmp_path / "in", "a.png")
     out = tmp_path / "out"
     arguments = ["--output", out, "--model", bright_model, "--request-images", 16, "--input"]
     signal_at_work(signal.SIGKILL, [*arguments, tmp_path / "work"], out)
+    assert [path for path in glob.glob(f"{out}/**", recursive=True) if os.path.isfile(path)] == []
     assert len(list(out.glob(".staging-*"))) == 1
     assert run_job(*arguments, tmp_path / "in")[0] == 0
     assert not list(out.glob(".*"))
     assert len(rows_of(out)) == 1
 
 
+@pytest.fixture(scope="module")
+def done_before(tmp_path_factory, run_job, bright_model):
+    """The arguments of a job, and the results of one with COCO files."""
+    folder = tmp_path_factory.mktemp("earlier")
+    write_images(folder / "in", *(f"{n}.png" for n in range(6)))
+    arguments = ["--input", folder / "in", "--model", bright_model]
+    assert run_job(*arguments, "--output", folder / "out", "--shards", 3, "--coco")[0] == 0
+    return arguments, folder
+
+
 @pytest.mark.parametrize(
     "place", ["commit.json", "-00001-of-00002.jsonl", "-00001-of-00002.parquet", "published.json", "summary.json"]
 )
-def test_a_job_killed_while_it_publishes_is_finished_by_the_next_one(place, tmp_path, run_job, bright_model):
+def test_a_job_killed_while_it_publishes_is_finished_by_the_next_one(place, tmp_path, run_job, done_before):
     """Before the results are complete nothing happens to the earlier ones; after that the next job gives them their names."""
-    write_images(tmp_path / "in", *(f"{n}.png" for n in range(6)))
-    out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--shards"]
-    assert run_job(*arguments, 3, "--coco")[0] == 0
+    arguments, folder = done_before
+    out = shutil.copytree(folder / "out", tmp_path / "out")
+    arguments = [*arguments, "--output", out, "--shards"]
     earlier = files_of(out)
-    (tmp_path / "hook").mkdir()
-    (tmp_path / "hook" / "sitecustomize.py").write_text(KILL_AT)
 
-    killed = run_job(*arguments, 2, env={**os.environ, "PYTHONPATH": str(tmp_path / "hook"), "KILL_AT": place})
-    assert killed[0] == -signal.SIGKILL
+    assert run_job(*arguments, 2, at=SystemCall(f"os.rename:{place}", signal.SIGKILL))[0] == KILLED
     if place == "commit.json":
         assert {name: files_of(out).get(name) for name in earlier} == earlier
 
     refused = run_job(*arguments, 2, "--score-threshold", "0.5")
     assert refused[0] == 2 and "with score_threshold 0.25 where this one has 0.5" in refused[2]
-    assert sorted(row["image"]["uri"] for row in rows_of(out)) == [f"{tmp_path}/in/{n}.png" for n in range(6)]
+    assert sorted(row["image"]["uri"] for row in rows_of(out)) == [f"{folder}/in/{n}.png" for n in range(6)]
 
     assert run_job(*arguments, 2)[0] == 0
     assert without_run(files_of(out)) == [

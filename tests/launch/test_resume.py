@@ -8,8 +8,7 @@ import pytest
 
 from tests.conftest import write_bright_image
 from tests.forked_jobs import KILLED, Moment, run_forked
-from tests.launch.test_only_new import rows_by_name
-from tests.launch.test_results_folder import images_of, write_images
+from tests.launch.jobs import images_of, rows_by_name, write_images
 from tests.rows_of_files import without_age
 
 IMAGES = 6  # and one that is none, whose dead letter is the first row
@@ -98,6 +97,7 @@ def undisturbed(arguments, tmp_path_factory):
 def test_a_job_killed_at_any_moment_ends_with_the_files_of_one_that_was_not(
     moments, done, place, arguments, undisturbed, tmp_path
 ):
+    """The same command goes on from the rows that were in checkpoints, and counts them."""
     output, read = place
     command = [*arguments, "--output", output]
     for number, moment in enumerate(moments):
@@ -160,6 +160,7 @@ def test_killed_while_checkpoints_are_copied_the_whole_ones_count(gcs_bucket, ar
 
 
 def test_a_checkpoint_is_one_object_however_many_rows_and_files_it_is_for(gcs_bucket, arguments, tmp_path):
+    """On Cloud Storage each object costs a request."""
     command = [*arguments, "--resume-point-s", 3600, "--output", f"gs://{gcs_bucket.name}/out"]
     assert run_forked(command, tmp_path / "log", Moment(f"{WRITE}:WriteFiles._finish")) == KILLED
     spilled = [blob.name for blob in gcs_bucket.list_blobs() if "/spill/" in blob.name]
@@ -167,6 +168,7 @@ def test_a_checkpoint_is_one_object_however_many_rows_and_files_it_is_for(gcs_bu
 
 
 def test_a_job_that_adds_goes_on_too_and_another_command_does_not(bright_model, tmp_path):
+    """With `--only-new`."""
     write_images(tmp_path / "in", "a.png", "b.png", "c.png")
     out, log = tmp_path / "out", tmp_path / "log"
     arguments = ["--output", out, "--model", bright_model, "--resume-point-s", 0, "--input"]
@@ -193,6 +195,7 @@ def test_what_a_killed_job_had_begun_to_publish_is_done_for_the_next_one_that_ad
 
 
 def test_what_another_command_does_in_the_same_folder_costs_a_killed_one_nothing(place, folder, bright_model, tmp_path):
+    """The killed job still goes on from its checkpoints."""
     output, read = place
     write_images(tmp_path / "other", "other.png")
     log = tmp_path / "log"

@@ -9,7 +9,7 @@ from pipeline import run
 from pipeline.records import row_bytes
 from pipeline.storage.files import write_file
 from tests.conftest import write_bright_image
-from tests.launch.test_batch_job import rows_of
+from tests.launch.jobs import rows_of
 
 ARCHIVED = "dead_letters/dead_letters-20261120T000000Z-0a1b-00000-of-00001.jsonl"
 
@@ -44,6 +44,7 @@ def letter(stage, reason, uri="", payload=b"", **more):
 
 
 def test_what_failed_is_tried_again_and_a_success_counts(folder, job):
+    """`--retry-dead` takes the dead letters of earlier runs as its input."""
     write_bright_image(folder / "in" / "good.png", (64, 48), (10, 12, 30, 36))
     (folder / "in" / "mended.png").write_bytes(b"")
     (folder / "in" / "broken.png").write_bytes(b"")

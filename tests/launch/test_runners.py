@@ -182,6 +182,7 @@ def test_one_of_several_options_is_enough(option, monkeypatch):
 
 
 def test_a_job_server_that_listens_is_enough():
+    """Nothing else is asked of a portable runner before the job is submitted."""
     from apache_beam.options.pipeline_options import PipelineOptions
 
     with socket.create_server(("127.0.0.1", 0)) as server:

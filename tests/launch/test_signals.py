@@ -1,6 +1,7 @@
-"""Signals that come while a job ends: at a chosen system call, by an audit hook in the job's own process (`hooked`)."""
+"""Signals that come while a job ends, each at a chosen system call."""
 
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -8,8 +9,23 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_bright_image
-from tests.launch.test_batch_job import files_of, rows_of
+from tests.forked_jobs import SystemCall
+from tests.launch.jobs import files_of, rows_of
 from tests.streaming_job import CONFIG, StreamingJob
+
+# a module that Python imports at its start: SIGTERM comes when TensorFlow is half imported
+HOOK = """
+import os, signal, sys
+
+happened = []
+
+def happen(name, args):
+    if name == "import" and str(args[0]).startswith("tensorflow.python.eager") and not happened:
+        happened.append(name)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+sys.addaudithook(happen)
+"""
 
 
 def write_images(folder: Path) -> None:
@@ -39,7 +55,7 @@ def done_before(tmp_path_factory, run_job, bright_model):
         pytest.param("shutil.rmtree:/.staging-", id="what is left over is removed"),
     ],
 )
-def test_a_signal_while_results_get_their_names_does_not_lose_them(place, hooked, tmp_path, run_job, done_before):
+def test_a_signal_while_results_get_their_names_does_not_lose_them(place, tmp_path, run_job, done_before):
     """Not those of this run, nor those of the run before: the job says so, and ends by itself."""
     arguments, earlier = done_before
     out = tmp_path / "out"
@@ -47,7 +63,7 @@ def test_a_signal_while_results_get_their_names_does_not_lose_them(place, hooked
     expected = files_of(out)
     before = json.loads((out / "summary.json").read_text())["run"]
 
-    code, stdout, stderr = run_job(*arguments, "--output", out, env=hooked(place))
+    code, stdout, stderr = run_job(*arguments, "--output", out, at=SystemCall(place))
 
     assert (code, stderr) == (0, "stopping: the results get their names, then the job ends\n"), stdout
     assert files_of(out) == expected
@@ -57,7 +73,7 @@ def test_a_signal_while_results_get_their_names_does_not_lose_them(place, hooked
     assert not list(out.glob(".*"))
 
 
-def test_a_signal_before_the_first_file_has_its_name_stops_the_job(hooked, tmp_path, run_job, bright_model):
+def test_a_signal_before_the_first_file_has_its_name_stops_the_job(tmp_path, run_job, bright_model):
     """Then nothing of this run is published, and what an earlier one published stays; the same command goes on from its rows."""
     write_images(tmp_path / "in")
     out = tmp_path / "out"
@@ -65,7 +81,7 @@ def test_a_signal_before_the_first_file_has_its_name_stops_the_job(hooked, tmp_p
     assert run_job(*arguments)[0] == 0
     (tmp_path / "in" / "broken.png").unlink()
 
-    code, stdout, stderr = run_job(*arguments, env=hooked("open:/detections/detections-"))
+    code, stdout, stderr = run_job(*arguments, at=SystemCall("open:/detections/detections-"))
 
     said = "4 images are done; the same command goes on from there\nstopped; nothing was published\n"
     assert (code, stdout, stderr) == (128 + signal.SIGINT, "", said)
@@ -77,23 +93,20 @@ def test_a_signal_before_the_first_file_has_its_name_stops_the_job(hooked, tmp_p
     assert not list(out.glob(".*"))
 
 
-def test_a_signal_while_the_model_loads_stops_a_stream(hooked, run_job, pubsub_emulator, bright_model):
-    """It has taken nothing in hand yet."""
+def test_a_signal_while_the_model_loads_stops_a_stream(tmp_path, run_job, pubsub_emulator, bright_model):
+    """It has no message yet. A new interpreter, so that the signal meets the import of TensorFlow."""
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
     _, subscription = pubsub_emulator.create()
     output, _ = pubsub_emulator.create()
     arguments = ["--config", CONFIG, "--input", subscription, "--output", output, "--model", bright_model]
-    code, stdout, stderr = run_job(*arguments, env=hooked("import:tensorflow.python.eager"))
+    code, stdout, stderr = run_job(*arguments, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; nothing was published\n")
 
 
-def test_a_second_signal_while_a_stream_sums_up_does_not_lose_its_summary(
-    hooked, tmp_path, monkeypatch, pubsub_emulator, bright_model
-):
+def test_a_second_signal_while_a_stream_sums_up_does_not_lose_its_summary(tmp_path, pubsub_emulator, bright_model):
     """The first one ends the intake; when the next comes, the report is being written."""
     write_bright_image(tmp_path / "bright.png", (64, 48), (10, 10, 30, 30))
-    for name, value in hooked("os.rename:/report.html").items():
-        monkeypatch.setenv(name, value)
-    with StreamingJob(pubsub_emulator, tmp_path, bright_model) as job:
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model, at=SystemCall("os.rename:/report.html")) as job:
         job.publish((tmp_path / "bright.png").read_bytes())
         job.take(job.detections, 1)
         assert job.signal(signal.SIGTERM) == 0, job.output()

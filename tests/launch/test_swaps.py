@@ -4,21 +4,19 @@ import contextlib
 import json
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline.storage.ledger import list_files_of_rows, read_entries
-from tests.conftest import REPO, write_bright_image
+from tests.conftest import write_bright_image
 from tests.detect.versioned_models import save_version
-from tests.launch.test_batch_job import write_work
+from tests.forked_jobs import ForkedJob
+from tests.launch.jobs import write_work
+from tests.processes import wait_until
 from tests.streaming_job import InlineImages, StreamingJob
 
-_SECONDS = 300
 QUICK = ("--model-poll-s", 0.2, "--score-threshold", 0)
 
 
@@ -50,29 +48,17 @@ def versions_of(row: dict) -> tuple[str, str]:
     return row["model"]["version"], str(round(found["confidence"] * 100))
 
 
-def until(holds, job_output):
-    end = time.monotonic() + _SECONDS
-    while not holds():
-        assert time.monotonic() < end, job_output()
-        time.sleep(0.05)
-
-
 def rows_in(folder: Path) -> list[dict]:
     return [json.loads(line) for path in folder.glob("detections/*.jsonl") for line in path.read_text().splitlines()]
 
 
 @contextlib.contextmanager
-def batch_at_work(model: Path, folder: Path) -> Iterator[subprocess.Popen]:
-    """Starts a job over many images, and waits for its first rows; what it says is added to `log` in its folder."""
+def batch_at_work(model: Path, folder: Path) -> Iterator[ForkedJob]:
+    """Starts a job over many images, and waits for its first rows; what it prints is added to `log` in its folder."""
     command = ["--input", folder / "in", "--output", folder / "out", "--model", model, "--concurrent-batches", 1, *QUICK]
-    with (folder / "log").open("ab") as said:
-        job = subprocess.Popen([sys.executable, "-m", "pipeline.run", *map(str, command)], cwd=REPO, stdout=said, stderr=said)
-    try:
-        until(lambda: list((folder / "out").glob(".staging-*/spill/*")) or job.poll() is not None, (folder / "log").read_text)
+    with ForkedJob(command, folder / "log") as job:
+        wait_until(lambda: list((folder / "out").glob(".staging-*/spill/*")), (folder / "log").read_text, job)
         yield job
-    finally:
-        job.kill()
-        job.wait()
 
 
 @pytest.fixture
@@ -82,6 +68,7 @@ def images(tmp_path):
     return [str(path) for path in sorted((tmp_path / "in").iterdir())]
 
 
+@pytest.mark.usefixtures("warm_preparations")
 def test_a_batch_job_refuses_a_version_takes_the_next_and_rolls_back(saved, tmp_path, images):
     """What was refused is not tried again when the version behind it goes.
 
@@ -93,7 +80,7 @@ def test_a_batch_job_refuses_a_version_takes_the_next_and_rolls_back(saved, tmp_
     with batch_at_work(model, tmp_path) as job:
 
         def said(line: str) -> None:
-            until(lambda: line in log.read_text() or job.poll() is not None, log.read_text)
+            wait_until(lambda: line in log.read_text(), log.read_text, job)
 
         release(saved, model, 6, number=10)
         said("model detector: version 10 is refused, version 9 stays: TensorFlow cannot load it: ")
@@ -101,7 +88,7 @@ def test_a_batch_job_refuses_a_version_takes_the_next_and_rolls_back(saved, tmp_
         said("model detector: version 9 -> 11, loaded in ")
         for version in (9, 11):
             shutil.rmtree(model / str(version))
-        assert job.wait(_SECONDS) == 0, log.read_text()
+        assert job.wait() == 0, log.read_text()
     rows = rows_in(out)
     assert sorted(row["image"]["uri"] for row in rows) == images
     seen = [versions_of(row) for row in rows]
@@ -120,12 +107,11 @@ def test_a_batch_job_killed_during_a_swap_ends_with_the_version_that_was_release
     log = tmp_path / "log"
     with batch_at_work(model, tmp_path) as job:
         release(saved, model, 8)
-        until(lambda: prepared_beside(job.pid) or job.poll() is not None, log.read_text)
-        (child,) = prepared_beside(job.pid)
+        (child,) = wait_until(lambda: prepared_beside(job.pid), log.read_text, job)
         job.kill()
-        until(lambda: not _prepares(child), log.read_text)  # it does not outlive the job
+        wait_until(lambda: not _prepares(child), log.read_text)  # it does not outlive the job
     with batch_at_work(model, tmp_path) as job:
-        assert job.wait(_SECONDS) == 0, log.read_text()
+        assert job.wait() == 0, log.read_text()
     rows = rows_in(tmp_path / "out")
     assert sorted(row["image"]["uri"] for row in rows) == images
     assert {versions_of(row) for row in rows} == {("8", "8")}
@@ -143,25 +129,24 @@ def test_a_stream_killed_during_a_swap_answers_all_after_its_restart(pubsub_emul
     try:
         job.start()
         images.publish(range(20))
-        until(lambda: images.answered(20), job.output)
+        wait_until(lambda: images.answered(20), job.output)
         images.publish(range(20, 40))
         release(saved, model, 8)
-        until(lambda: prepared_beside(job.pid), job.output)
-        (child,) = prepared_beside(job.pid)
+        (child,) = wait_until(lambda: prepared_beside(job.pid), job.output)
         assert job.signal(signal.SIGKILL) == -signal.SIGKILL
-        until(lambda: not _prepares(child), job.output)  # it does not outlive the job
+        wait_until(lambda: not _prepares(child), job.output)  # it does not outlive the job
         job.start()
-        until(lambda: images.answered(40), job.output)
+        wait_until(lambda: images.answered(40), job.output)
         images.publish(range(40, 60))
-        until(lambda: images.answered(60), job.output)
+        wait_until(lambda: images.answered(60), job.output)
         shutil.rmtree(model / "8")
-        until(lambda: "model detector: version 8 -> 7, loaded in " in job.output(), job.output)
+        wait_until(lambda: "model detector: version 8 -> 7, loaded in " in job.output(), job.output)
         images.publish(range(60, 80))
-        until(lambda: images.answered(80), job.output)
+        wait_until(lambda: images.answered(80), job.output)
         release(saved, model, 6, number=8)
-        until(lambda: "model detector: version 8 is refused, version 7 stays: TensorFlow cannot" in job.output(), job.output)
+        wait_until(lambda: "model detector: version 8 is refused, version 7 stays: TensorFlow cannot" in job.output(), job.output)
         images.publish(range(80, 100))
-        until(lambda: images.answered(100), job.output)
+        wait_until(lambda: images.answered(100), job.output)
         assert job.signal(signal.SIGTERM) == 0, job.output()
     finally:
         job.__exit__()

@@ -95,6 +95,7 @@ def test_boxes_are_decoded_to_their_golden_numbers(new_coords, scale_x_y, cell, 
     np.testing.assert_allclose(scores[0, 3], [expected_score], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_image_is_answered_alike_alone_and_in_a_batch(tmp_path):
     cfg = SMALL["three heads"]
     images = np.random.default_rng(1).uniform(0, 1, (5, 64, 96, 3)).astype(np.float32)
@@ -119,6 +120,7 @@ def thinned(cfg):
     return re.sub(r"filters=(\d+)", lambda found: found[0] if found[1] == "255" else f"filters={int(found[1]) // 8}", cfg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["yolov3", "yolov3-tiny", "yolov3-spp", "yolov4", "yolov4-tiny", "yolov4-csp"])
 def test_published_networks_agree_with_opencv(name, tmp_path):
     cv2 = pytest.importorskip("cv2")

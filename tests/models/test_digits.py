@@ -219,6 +219,7 @@ def test_weights_of_another_network_are_refused_by_name(tmp_path):
         load_weights(str(tmp_path / "other.npz"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["output exists", "no weights"])
 def test_export_answers_a_wrong_place_with_one_line_and_exit_code_2(case, tmp_path):
     output, weights = tmp_path / "1", WEIGHTS_PATH

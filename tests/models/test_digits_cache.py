@@ -31,6 +31,7 @@ def files_of(folder: str) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_processes_that_ask_at_once_get_one_whole_model(tmp_path):
     """Each has exported before any gives its export the name; the first keeps it, and nobody's leftovers stay."""
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
@@ -39,7 +40,7 @@ def test_processes_that_ask_at_once_get_one_whole_model(tmp_path):
         subprocess.Popen(command, cwd=REPO, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
     assert [process.stdout.readline() for process in asking] == ["exported\n"] * 2
-    folders = [process.communicate("go\n", timeout=60)[0].strip() for process in asking]
+    folders = [process.communicate("go\n", timeout=580)[0].strip() for process in asking]
     assert [process.returncode for process in asking] == [0, 0]
     assert folders[0] == folders[1]
     assert folders[0].startswith(str(tmp_path))

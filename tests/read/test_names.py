@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from tests.conftest import write_bright_image
-from tests.launch.test_batch_job import RUNNERS, rows_of
+from tests.launch.jobs import RUNNERS, rows_of
 
 NAMES = [b"plain.png", b"gr\xfcn.png", b"\xff\xfe\x80.png", "日本語のとても長い名前.png".encode(), b"new\nline.png"]
 

@@ -14,8 +14,8 @@ from pipeline.storage.completion import CompletionRule
 from pipeline.storage.ledger import list_files_of_rows
 from pipeline.storage.listing_backends import generation_of
 from pipeline.storage.spill_files import SpillFile
-from tests.read.test_read_images import run
-from tests.storage.test_ledger import ARCHIVED, DEAD, DETECTIONS, MAKER, dead, detected, write
+from tests.ledger_rows import ARCHIVED, DEAD, DETECTIONS, MAKER, dead, detected, write
+from tests.read.running import run
 
 
 @pytest.fixture(params=["local", "gs"])
@@ -58,12 +58,14 @@ def write_records(path, *names):
             writer.write(tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString())
 
 
+@pytest.mark.slow
 def test_with_an_empty_ledger_everything_is_new(places):
     folder, output, put = places
     put("a.jpg")
     assert read([folder], output) == (["a.jpg"], 1, 0, 0)
 
 
+@pytest.mark.slow
 def test_what_has_a_row_of_a_batch_job_a_stream_or_a_dead_letter_for_good_is_skipped_and_counted(places):
     folder, output, put = places
     uris = {name: put(name) for name in ("batch.jpg", "stream.jpg", "dead.jpg", "passing.jpg", "other.jpg", "new.jpg")}
@@ -88,6 +90,7 @@ def test_what_has_a_row_of_a_batch_job_a_stream_or_a_dead_letter_for_good_is_ski
     assert [name for name, uri in uris.items() if ImageRef(uri, now[name]) in known] == ["batch.jpg", "stream.jpg", "dead.jpg"]
 
 
+@pytest.mark.slow
 def test_an_image_that_is_too_large_is_refused_once(places):
     """Its dead letter says which version that was, though nobody read it; a version that is small enough is read."""
     folder, output, put = places
@@ -102,6 +105,7 @@ def test_an_image_that_is_too_large_is_refused_once(places):
     assert read([folder], output) == (["a.jpg"], 1, 0, 0)
 
 
+@pytest.mark.slow
 def test_an_image_that_was_overwritten_is_new(places):
     folder, output, put = places
     uri = put("a.jpg")
@@ -127,6 +131,7 @@ def test_an_image_that_a_manifest_names_is_asked_for_its_generation_where_it_may
     assert sorted(asked) == sorted([done, overwritten, f"{folder}gone.jpg"])
 
 
+@pytest.mark.slow
 def test_rows_whose_settings_are_not_known_are_not_taken_for_done(places):
     folder, output, put = places
     uri = put("a.jpg")
@@ -134,6 +139,7 @@ def test_rows_whose_settings_are_not_known_are_not_taken_for_done(places):
     assert read([folder], output) == (["a.jpg"], 1, 0, 0)
 
 
+@pytest.mark.slow
 def test_images_in_tfrecord_files_are_left_out_by_their_content(tmp_path):
     write_records(tmp_path / "a.tfrecord", b"one", b"two")
     inputs, output = [f"{tmp_path}/a.tfrecord"], f"{tmp_path}/out"
@@ -157,6 +163,7 @@ def test_keys_are_spread_over_the_partitions_where_their_images_are(tmp_path, mo
     assert list(blocks.flush()) == []
 
 
+@pytest.mark.slow
 def test_the_generation_of_a_file_is_that_of_the_listing_and_of_the_row(tmp_path):
     (tmp_path / "a[1]*.jpg").write_bytes(b"x")
     (found,) = run(lambda pipeline: (pipeline | ReadImages([str(tmp_path)]))._asdict())["images"]
@@ -165,6 +172,7 @@ def test_the_generation_of_a_file_is_that_of_the_listing_and_of_the_row(tmp_path
     assert [generation_of(f"{tmp_path}/{name}") for name in ("absent.jpg", "deep")] == ["", ""]
 
 
+@pytest.mark.slow
 class TestBegun:
     """What a killed run of the same command has spilled is not read again, and counts as read."""
 

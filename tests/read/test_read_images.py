@@ -1,14 +1,11 @@
 """Reading: every image that an input names is read once, or is a dead letter, or a double."""
 
-import functools
 import os
 import tracemalloc
 
 import apache_beam as beam
 import pytest
 from apache_beam.pipeline import PipelineVisitor
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.testing.util import assert_that
 from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
 from pipeline.config import ReadConfig
@@ -16,6 +13,7 @@ from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.read_images import ReadImages, _DropDoubles
 from pipeline.records import EncodedImage, ImageRef
 from pipeline.stats.summary import merge_stats
+from tests.read.running import run
 
 NAMES = ["a.jpg", "b.jpg", "in/a.jpg", "in/deep/a.jpg"]
 
@@ -27,24 +25,6 @@ def tree(tmp_path, monkeypatch):
         (tmp_path / name).write_text(name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-KEPT = {}
-
-
-def keep(name, elements):
-    """Of this module, not of a closure, so that Beam pickles it by name and it fills this very dict."""
-    KEPT[name] = list(elements)
-
-
-def run(transform_of):
-    """Runs a pipeline; gives what `transform_of(pipeline)`'s named outputs hold."""
-    KEPT.clear()
-    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        outputs = {name: each[0] if name == "expected" else each for name, each in transform_of(pipeline).items()}
-        for name, collection in outputs.items():
-            assert_that(collection, functools.partial(keep, name), label=f"Keep{name}")
-    return dict(KEPT)
 
 
 def test_every_listed_image_is_read_or_dead_or_skipped(tree):
@@ -84,6 +64,7 @@ def test_names_leave_the_step_that_finds_doubles_in_groups_of_a_bounded_size():
     assert [group for group in groups if len(group) > 1 and any(b"tfrecord" in name for name, *_ in group)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rebalance", [False, True])
 def test_the_names_are_spread_again_where_others_read_too(tree, rebalance):
     found = {}
@@ -140,6 +121,7 @@ def test_what_has_its_bytes_already_passes_unread():
     assert list(read_ahead.process(given)) == [given]
 
 
+@pytest.mark.slow
 def test_tfrecord_shards_carry_their_images(tmp_path):
     import tensorflow as tf
 
@@ -166,6 +148,7 @@ def test_tfrecord_shards_carry_their_images(tmp_path):
     assert merge_stats(got["counted"], 0).read == 6
 
 
+@pytest.mark.slow
 def test_the_bytes_of_tfrecords_are_held_by_no_shuffle(tmp_path):
     """128 MB of records on their way to the next step: a few of them are in memory at a time."""
     import tensorflow as tf

@@ -106,6 +106,7 @@ def test_tfrecord_files_and_results_are_no_images(folder):
     assert (outcome.listed, outcome.left_out) == (0, 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_all_that_is_listed_has_one_status_however_small_the_spills_are(tmp_path_factory, data):

@@ -42,6 +42,7 @@ class ReadZip(Source):
         return EncodedImage(ImageRef(f"{self.path}/{name}"), zipfile.ZipFile(self.path).read(name))
 
 
+@pytest.mark.slow
 def test_a_source_of_ones_own_feeds_the_graph_as_files_do(tmp_path, bright_model):
     with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
         for name in ("a", "b"):

@@ -112,6 +112,7 @@ with progress.ProgressDisplay(), quiet_stderr():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("term", ["xterm-256color", "screen", "tmux-256color"])
 def test_a_terminal_shows_the_bar_with_its_whole_note_also_while_a_model_is_loaded(term):
     """On a terminal of 80 columns, as tmux has it; what TensorFlow's libraries print is dropped meanwhile."""

@@ -1,5 +1,6 @@
 """The sample: the same few images whatever the order in which they come."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from pipeline.stats.samples import Sampler
 IDENTITIES = st.lists(st.text(), unique=True, max_size=60)
 
 
+@pytest.mark.slow
 @given(IDENTITIES, st.integers(0, 8))
 def test_what_it_wants_includes_exactly_the_smallest_ranks(identities, size):
     sampler = Sampler(size)

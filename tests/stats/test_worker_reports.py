@@ -44,6 +44,7 @@ def entering(monkeypatch):
     monkeypatch.setattr(worker_context, "_entered", set())
 
 
+@pytest.mark.slow
 def test_the_launcher_sums_up_what_each_process_has_counted_in_this_job(staging):
     seen = WorkerReports(staging)
     assert seen.now() == []

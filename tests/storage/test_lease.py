@@ -138,6 +138,7 @@ class TestTwoRuns:
             assert left(output) == []
 
 
+@pytest.mark.slow
 def test_of_many_that_start_at_the_same_moment_exactly_one_has_it(exclusive_output):
     for _ in range(3):
         gate = os.pipe()
@@ -158,6 +159,7 @@ def test_of_many_that_start_at_the_same_moment_exactly_one_has_it(exclusive_outp
         os.close(gate[0])
 
 
+@pytest.mark.slow
 def test_of_many_other_ranges_at_the_same_moment_each_is_had(exclusive_output):
     with contextlib.ExitStack() as stack:
         others = [stack.enter_context(holding(exclusive_output, f"x/{n}/**")) for n in range(MAX_PARALLEL)]

@@ -3,7 +3,6 @@
 import json
 import os
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -11,39 +10,19 @@ from hypothesis import strategies as st
 
 from pipeline.config import load_config
 from pipeline.failures import FOR_GOOD, MAY_PASS, REASONS
-from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
+from pipeline.records import DeadLetter, ImageRef, dead_letter_row, row_bytes
 from pipeline.storage import ledger
 from pipeline.storage.completion import UNKNOWN, CompletionRule, Entry, Provenance
 from pipeline.storage.files import write_file
-from pipeline.storage.ledger import key_of, list_files_of_rows, read_entries, read_keys, write_index
-from pipeline.storage.results import archive_name, index_name, shard_name
-
-DETECTIONS = f"{shard_name('detections', 0, 1)}.jsonl"
-DEAD = f"{shard_name('dead_letters', 0, 1)}.jsonl"
-ARCHIVED = archive_name("detections", "20261121T020000Z", "0a1b2c3d", 0, 1)
-MAKER = Provenance("aaaaaaaa", "bbbbbbbb", "m", "3")
-NONE = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
+from pipeline.storage.ledger import key_of, list_files_of_rows, read_entries, read_keys
+from pipeline.storage.results import index_name
+from tests.ledger_rows import ARCHIVED, DEAD, DETECTIONS, MAKER, dead, detected, write
 
 
 def settings(**changes):
     """All settings of a job, as a summary has them."""
     changes = {name.replace("__", "."): value for name, value in changes.items()}
     return load_config(None, {"input": ["photos/"], "output": "out", **changes}).as_dict()
-
-
-def detected(uri, generation="1", model="m", version="3"):
-    return row_bytes(detection_row(DetectedImage(ImageRef(uri, generation), 10, 20, model, version, NONE))) + b"\n"
-
-
-def dead(uri, generation="1", reason="corrupt", stage="decode"):
-    return row_bytes(dead_letter_row(DeadLetter(ImageRef(uri, generation), stage, reason, "said"))) + b"\n"
-
-
-def write(output, name, lines, provenance=MAKER):
-    """Writes a file of rows, and its index where its provenance is known."""
-    write_file(f"{output}/{name}", b"".join(lines))
-    if provenance:
-        write_index(name, str(output), provenance, f"{output}/.staging-x")
 
 
 def entries(output):
@@ -159,6 +138,7 @@ def test_a_row_that_somebody_else_wrote_in_another_order_is_understood(tmp_path)
 names = st.text(st.characters(), min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.tuples(names, names, names, names), max_size=12), at_once=st.integers(1, 5))
 def test_whatever_names_are_made_of_the_index_says_what_the_rows_say(rows, at_once, tmp_path, monkeypatch):

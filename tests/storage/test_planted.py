@@ -103,6 +103,7 @@ def work_there(output):
     compact(output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
 @pytest.mark.parametrize("name", STATES)
 def test_a_state_that_cannot_be_read_counts_as_absent(name, content, output):

@@ -112,6 +112,7 @@ def test_a_run_that_took_over_may_be_killed_too(tmp_path, taking_over):
     assert taking_over() == [(2, [b"row\n", b"row\n"]), (3, [b"more\nrows\n"])]
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_of_taking_over_nothing_is_lost_or_there_twice(tmp_path, taking_over):
     first = tmp_path / "first"
 

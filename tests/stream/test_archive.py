@@ -150,6 +150,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_is_finished_by_the_next(tmp_path, clock):
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=REPO, check=False)
     assert done.returncode == -signal.SIGKILL

@@ -4,6 +4,7 @@ import json
 import tracemalloc
 
 import numpy as np
+import pytest
 
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
 from pipeline.stream.archive import Archive, ArchivedRow
@@ -28,6 +29,7 @@ def ended(image: EncodedImage | ImageRef, number: int, now: float) -> DetectedIm
     return DetectedImage(ref, 4, 3, "m", "1", found, Timing(finished_at=now, latency=0.1, led_batch=1, model=0.01))
 
 
+@pytest.mark.slow
 def test_a_day_leaves_nothing_behind_that_an_hour_did_not(tmp_path):
     """Each bundle has two new images, one that was asked for before, and one that never ends."""
     clock = Clock(START)

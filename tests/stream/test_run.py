@@ -2,7 +2,6 @@
 
 import pickle
 import threading
-import time
 
 import pytest
 from google.api_core import exceptions
@@ -12,18 +11,11 @@ from pipeline.stream import run as run_module
 from pipeline.stream.messages import Request
 from pipeline.stream.run import RunSettings, StreamRun, Topics, opened, run_of
 from pipeline.stream.threads import RunThreads
+from tests.processes import wait_until
 
 
 def threads_left(before):
     return [thread for thread in threading.enumerate() if thread not in before]
-
-
-def until(true, seconds=20.0):
-    """Waits for what other threads do."""
-    end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
-        time.sleep(0.01)
-    return true()
 
 
 def test_all_steps_find_the_same_run_and_nothing_is_left_of_it():
@@ -73,7 +65,7 @@ def test_a_thread_that_repeats_survives_with_a_warning(caplog):
         raise ValueError("closed channel")
 
     threads.repeat("extending", work, every_s=0.01)
-    assert until(lambda: len(calls) > 2)
+    wait_until(lambda: len(calls) > 2)
     threads.close()
     threads.raise_failure()
     assert "extending: ValueError: closed channel; trying again" in caplog.text
@@ -84,7 +76,7 @@ def test_overdue_answers_that_pubsub_refuses_for_good_end_the_job(pubsub_emulato
     missing = f"projects/{pubsub_emulator.project}/topics/none"
     run = StreamRun(RunSettings("refused", topics=Topics("d", answers=missing), answer_deadline_s=0.0))
     run.answers.open(Request("m", "r", (ImageRef("a"),)))
-    assert until(lambda: run.threads._failure is not None)
+    wait_until(lambda: run.threads._failure is not None)
     run.close()
     with pytest.raises(exceptions.NotFound):
         run.threads.raise_failure()
@@ -96,7 +88,7 @@ def test_a_failed_thread_ends_the_intake_of_the_job(pubsub_emulator):
     with opened(RunSettings("subscriber", subscription)) as run:
         assert run.subscriber.pull(1, 1, wait_s=0) == []
         run.threads.start("dividing", lambda: 1 // 0)
-        assert until(lambda: run.threads._failure is not None)
+        wait_until(lambda: run.threads._failure is not None)
         with pytest.raises(ZeroDivisionError):
             run.subscriber.pull(1, 1, wait_s=0)
 

@@ -1,0 +1,24 @@
+"""Runs a pipeline, and gives what its collections hold."""
+
+import functools
+
+import apache_beam as beam
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.testing.util import assert_that
+
+KEPT = {}
+
+
+def keep(name, elements):
+    """Of this module, not of a closure, so that Beam pickles it by name and it fills this very dict."""
+    KEPT[name] = list(elements)
+
+
+def run(transform_of):
+    """Runs a pipeline; gives what `transform_of(pipeline)`'s named outputs hold."""
+    KEPT.clear()
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        outputs = {name: each[0] if name == "expected" else each for name, each in transform_of(pipeline).items()}
+        for name, collection in outputs.items():
+            assert_that(collection, functools.partial(keep, name), label=f"Keep{name}")
+    return dict(KEPT)
