@@ -1,10 +1,10 @@
-"""Records, counts and states as data that cannot run: JSON, with bytes and arrays behind it.
+"""Serialises records, counts and states as JSON, with bytes and arrays after it; nothing in it can run code.
 
     version, 1 byte | size of the JSON, 4 bytes | JSON | bytes and arrays, one after the other
 
-The reader names the type that it expects, and gets a value of that type or a `DataError`. Fields go by their names: an unknown
-one is ignored, a missing one has its default, so a release reads what an earlier or a later one wrote. A type may bound its
-values: `Annotated[int, is_valid]` calls `is_valid`.
+The reader names the expected type, and gets a value of that type or a `DataError`. Fields are matched by name: unknown ones are
+ignored, missing ones have their defaults. So a release reads the files of earlier and later ones. A type may check its values:
+`Annotated[int, is_valid]` calls `is_valid`.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ Buffer = bytes | memoryview
 
 
 class DataError(ValueError):
-    """Bytes are not what their reader expects."""
+    """Bytes do not have the expected type."""
 
 
 def pack(value: Any) -> bytes:
-    """A value as bytes: dataclasses, named tuples, dictionaries, lists, tuples, texts, numbers, bytes, arrays."""
+    """A value as bytes: dataclasses, named tuples, dictionaries, lists, tuples, texts, numbers, bytes and arrays."""
     blobs = bytearray()
     header = json.dumps(to_plain(value, blobs)).encode()
     return _HEAD.pack(VERSION, len(header)) + header + blobs
 
 
 def unpack(kind: type[_T], content: bytes) -> _T:
-    """The value that `pack` was given.
+    """The value whose `pack` gives these bytes.
 
     Raises:
-      DataError: These bytes are no such value.
+      DataError: The bytes are no value of this type.
     """
     value: _T = from_plain(kind, *parse(content))
     return value
 
 
 def parse(content: bytes) -> tuple[Any, memoryview]:
-    """The JSON of packed bytes, and what stands behind it.
+    """The JSON of packed bytes, and the bytes after it.
 
     Raises:
-      DataError: These bytes are not packed by this version of the format.
+      DataError: The bytes are not of this version of the format.
     """
     try:
         version, size = _HEAD.unpack_from(content)
@@ -69,7 +69,7 @@ def parse(content: bytes) -> tuple[Any, memoryview]:
 
 
 def to_plain(value: Any, blobs: bytearray) -> Any:
-    """A value as JSON has it; its bytes and arrays are added to `blobs`."""
+    """A value as plain JSON types; appends its bytes and arrays to `blobs`."""
     if isinstance(value, (bytes, np.ndarray)):
         content = bytes(value) if isinstance(value, bytes) else value.tobytes()
         blobs += content
@@ -84,7 +84,7 @@ def to_plain(value: Any, blobs: bytearray) -> Any:
 
 
 def from_plain(kind: Any, plain: Any, blobs: Buffer = b"") -> Any:
-    """The value of a type that `to_plain` has made JSON of.
+    """The value of a type from the result of `to_plain`.
 
     Raises:
       DataError: It is no value of this type.
@@ -141,7 +141,7 @@ def _blob(kind: Any, plain: Any, blobs: Buffer) -> Any:
 
 
 def _fields(kind: Any, plain: Any, blobs: Buffer) -> Any:
-    """A record of what stands there by name (or in order, of a named tuple that some other writer made a list)."""
+    """A record of fields by name, or in order, as JSON writes a named tuple."""
     hints = _hints(kind)
     given = dict(zip(hints, plain, strict=False)) if isinstance(plain, list) else plain
     _check(isinstance(given, dict), kind, plain)
@@ -162,7 +162,7 @@ def _scalar(kind: Any, plain: Any, _blobs: Buffer) -> Any:
 
 
 def _fields_of(kind: Any) -> tuple[str, ...]:
-    """The names of a record's fields; none where it is no record."""
+    """The names of a record's fields; empty for other types."""
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
     return tuple(getattr(kind, "_fields", ())) if isinstance(kind, type) and issubclass(kind, tuple) else ()
@@ -170,7 +170,7 @@ def _fields_of(kind: Any) -> tuple[str, ...]:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """The types of a record's fields by their names; of a generic record with its arguments in their places."""
+    """The types of a record's fields by name, with the arguments of a generic record."""
     record = get_origin(kind) or kind
     hints = get_type_hints(record, include_extras=True)
     arguments = dict(zip(getattr(record, "__parameters__", ()), get_args(kind), strict=False))

@@ -1,12 +1,12 @@
-"""One error class for each way in which a job cannot start or go on because of what the user gave it.
+"""The errors of users: one class for each thing that a user gives or that stops a run.
 
-Each message is one line: what was expected, what came, what to do. `pipeline.run` prints it and exits with 2,
-or with 3 where another run is in the way.
+Each message is one line: what was expected, what came, what to do. `pipeline.run` prints it and exits with 2; it exits with 3 if
+another run is in the way.
 """
 
 
 class UserError(Exception):
-    """Something the user gave cannot work; the message says what to change."""
+    """The user must change something; the message names it."""
 
 
 class ConfigError(UserError):
@@ -14,11 +14,11 @@ class ConfigError(UserError):
 
 
 class InputError(UserError):
-    """An input names nothing that can be read."""
+    """An input names nothing readable."""
 
 
 class OutputError(UserError):
-    """The output place cannot be written."""
+    """The output cannot be written."""
 
 
 class ModelError(UserError):
@@ -26,7 +26,7 @@ class ModelError(UserError):
 
 
 class RunnerError(UserError):
-    """The chosen runner is not there or cannot run this job."""
+    """The runner cannot be reached, or cannot run this job."""
 
 
 class BusyError(UserError):
@@ -34,4 +34,4 @@ class BusyError(UserError):
 
 
 class TakenOverError(UserError):
-    """Another run took over what this one worked at, since nothing was heard of it."""
+    """Another run took over this one's images, since this one showed no sign of life."""

@@ -1,8 +1,8 @@
-"""What somebody says of an image beyond its name (`camera`, `label`): it travels with the image into its row, bounded.
+"""Extra columns of an image in a manifest or message (`camera`, `label`): they go into its row, within bounds.
 
-Whatever was said, what comes of it is small, plain JSON: at most 32 fields of 2,000 bytes together, with names of up to 64
-characters, and lists and sections up to 4 deep. A field that does not fit is left out whole, and `...` says how many were. A
-number that JSON cannot say is null, and a whole number beyond 64 bits is text, since readers of JSON differ on it.
+The result is small, plain JSON: at most 32 fields of 2,000 bytes in all, names of at most 64 characters, and nesting at most 4
+deep. A field beyond a bound is left out, and `...` counts such fields. A number that JSON lacks becomes null. An integer beyond
+64 bits becomes text, since JSON readers disagree on it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 from pipeline.records import row_bytes
 
-LEFT_OUT = "..."  # the name under which a row says how many fields it leaves out
+LEFT_OUT = "..."  # the field that counts those left out
 
 MOST_FIELDS = 32
 _NAME_CHARACTERS = 64
-_MOST_BYTES = 2000  # of JSON; less than most rows have
+_MOST_BYTES = 2000  # of JSON
 _DEEPEST = 4
 
 
 def extra_text(fields: Mapping[Any, Any]) -> str:
-    r"""The fields as the JSON text that `ImageRef.extra` holds; empty where there are none. Never raises for what JSON can hold.
+    r"""The fields as the JSON text of `ImageRef.extra`; empty without fields. Never raises for any JSON.
 
     >>> extra_text({"camera": 7, "label": "häslein"})
     '{"camera": 7, "label": "häslein"}'
@@ -52,7 +52,7 @@ def extra_text(fields: Mapping[Any, Any]) -> str:
 
 
 def extra_columns(known: Collection[str], said: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of an image but for what has names of its own; an `extra`, as rows have it, counts as the fields in it.
+    """The fields of a row or message beyond the known ones; those of an `extra` are merged in.
 
     >>> extra_columns({"uri"}, {"uri": "a.jpg", "camera": 7, "extra": {"label": "cat"}})
     {'camera': 7, 'label': 'cat'}
@@ -65,11 +65,11 @@ def extra_columns(known: Collection[str], said: Mapping[str, Any]) -> dict[str, 
 
 
 class _TooLargeError(Exception):
-    """A value is too large, too deep, or nothing that JSON has."""
+    """A value is too large, too deep, or no JSON."""
 
 
 def _number_before(fields: Mapping[Any, Any]) -> int:
-    """How many were left out when these fields came out of a row before."""
+    """The count of left-out fields in a row that is read as input."""
     number = fields.get(LEFT_OUT)
     return number if isinstance(number, int) and 0 <= number < 1_000_000 else 0
 
@@ -81,7 +81,7 @@ def _name(name: Any) -> str:
 
 
 def _plain(value: Any, deepest: int) -> Any:
-    """The value in types that all readers of JSON agree on, looked at no further than it can be kept."""
+    """The value in types that all JSON readers agree on; stops at the bounds."""
     match value:
         case None | bool():
             return value

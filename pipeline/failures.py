@@ -1,4 +1,4 @@
-"""How an image can fail: one error for all stages, and the list of reasons from which the README's table is made."""
+"""How an image can fail: one error for all stages, and the reasons from which the table in docs/results.md is written."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ REASONS: dict[str, dict[str, str]] = {
     },
 }
 
-# Reasons that are transient, or be mended outside of the image; what failed so is not done. All others are for good:
-# the same version of the image fails again, with the same model and settings.
+# Transient reasons pass by themselves, or are fixed outside of the image, so the image is not complete. All others are permanent:
+# the same version of the image fails again with the same model and settings.
 MAY_PASS = frozenset(
     {
         *("not_found", "permission_denied", "storage_unavailable", "unreadable", "not_allowed"),
@@ -63,16 +63,16 @@ FOR_GOOD = frozenset(reason for reasons in REASONS.values() for reason in reason
 
 
 class ImageError(Exception):
-    """An image (or message) cannot be done, and trying again at once would not help; it becomes a dead letter.
+    """An image (or message) cannot succeed on an immediate retry; it becomes a dead letter.
 
     Args:
-      stage: Where: a key of `REASONS`.
-      reason: Why: a key of `REASONS[stage]`.
+      stage: A key of `REASONS`.
+      reason: A key of `REASONS[stage]`.
       message: One line for a person: what was expected, what came.
-      generation: The version of the image that failed; empty where that is what its ref says, or is not known.
+      generation: The generation of the image that failed; empty if its ref has it, or nobody knows it.
 
     Raises:
-      KeyError: The reason is in no list; add it there, with a word for the README.
+      KeyError: `REASONS` lacks the reason; add it there, with a description.
     """
 
     def __init__(self, stage: str, reason: str, message: str, generation: str = ""):
@@ -83,6 +83,6 @@ class ImageError(Exception):
         self.generation = generation
 
     def dead_letter(self, ref: ImageRef, payload: bytes = b"") -> DeadLetter:
-        """The dead letter of the image that failed so."""
+        """The dead letter of this image."""
         known = dataclasses.replace(ref, generation=self.generation) if self.generation else ref
         return DeadLetter(known, self.stage, self.reason, str(self), payload)

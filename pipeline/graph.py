@@ -1,4 +1,4 @@
-"""The whole pipeline on one screen.
+"""The whole pipeline on one screen: every step of a batch job and of a stream.
 
 ReadImages ──> DetectObjects ── detected ──┐
     │                │                     ├──> Results ──> each sink: WriteFiles, …
@@ -43,8 +43,8 @@ def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: S
     Args:
       pipeline: An empty pipeline.
       config: The job.
-      to: Where its results go; see `sinks`.
-      source: Where its images come from; default: see `source_of`.
+      to: The sinks of its results; see `sinks`.
+      source: The source of its images; default: `source_of`.
     """
     read = pipeline | "ReadImages" >> (source or source_of(config))
     detect = DetectObjects(config.model, config.detect, samples=samples_kept(config))
@@ -55,12 +55,12 @@ def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: S
 
 
 def worker_context(config: Config, staging: str, launched_at: float) -> WorkerContext:
-    """What the workers of a job must reach whose steps are not in its launcher's process.
+    """What the workers of a job must reach, if they run outside its launcher's process.
 
     Args:
       config: The job.
       staging: The run's folder.
-      launched_at: When the launcher made it; 0: none did.
+      launched_at: When the launcher created the folder; 0: no launcher did.
     """
     return WorkerContext(staging, functools.partial(name_and_version, config.model), launched_at)
 
@@ -71,13 +71,13 @@ def source_of(
     begun: Sequence[RowsResumePoint] | None = None,
     at: WorkerContext | None = None,
 ) -> Source:
-    """Where the images of a batch job come from, by its config.
+    """The source of a batch job's images.
 
     Args:
       config: The job.
-      done: What counts as done by the rows in the output, and is skipped; None: nothing does.
-      begun: What killed runs of the same command had done.
-      at: Where it works, if that is elsewhere.
+      done: The rule by which rows in the output complete an image, which is then skipped; None: none does.
+      begun: The checkpoints of killed runs of the same command.
+      at: The workers' place, if they run outside the launcher's process.
     """
     spills = tuple(spill for resume_point in begun or () for _, spill in resume_point.spills)
     again = asked_again(config) if config.retry_dead else None
@@ -92,12 +92,12 @@ def source_of(
         again=again,
         begun=spills,
         worker_context=at,
-        rebalance=at is not None,  # one process reads one image after the other in any case
+        rebalance=at is not None,  # one process needs no rebalancing
     )
 
 
 def asked_again(config: Config) -> AskAgain:
-    """What a dead letter in the output asks for."""
+    """Parses the dead letters in the output into images to retry."""
     return AskAgain(dataclasses.replace(_limits(config), allowed_prefixes=config.stream.allow_uri_prefix))
 
 
@@ -113,21 +113,21 @@ def sinks(
     began_at: float = 0.0,
     settings: Mapping[str, Any] | None = None,
 ) -> list[Sink]:
-    """Where the results of a batch job go, by its config.
+    """The sinks of a batch job's results.
 
     Args:
       config: The job.
-      staging: Folder in the output for unfinished files; `WriteFiles` leaves there what the summary needs.
-      name: What the files of rows carry in their names.
+      staging: Folder in the output for unfinished files; `WriteFiles` leaves the figures for the summary there.
+      name: The part of the row files' names that identifies the run.
       launched: Whether a launcher holds that folder while the job runs.
-      model: Name and version of the model, where they are known.
-      begun: What killed runs of the same command had done; None: this one makes no resume points.
-      at: Where it works, if that is elsewhere.
-      began_at: When it began, seconds since the epoch.
-      settings: All settings, as the results say them; default: the config's.
+      model: Name and version of the model, if known.
+      begun: The checkpoints of killed runs of the same command; None: this run writes none.
+      at: The workers' place, if they run outside the launcher's process.
+      began_at: When the run began, seconds since the epoch.
+      settings: All settings, as the results name them; default: the config's.
     """
-    said = settings or config.as_dict()
-    return [WriteFiles(staging, said, config.write, samples_kept(config), launched, model, name, begun, at, began_at)]
+    named = settings or config.as_dict()
+    return [WriteFiles(staging, named, config.write, samples_kept(config), launched, model, name, begun, at, began_at)]
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:
@@ -136,8 +136,8 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
     Args:
       pipeline: An empty pipeline.
       config: The job.
-      run: Which run it is. Where not all steps are in one process, duplicates are dropped in the runner's durable state.
-      native_source: Whether the runner reads with Beam's own Pub/Sub source; else with the project's puller.
+      run: The run. If its steps are not all in one process, the runner's durable state finds duplicates.
+      native_source: Whether to read with Beam's own Pub/Sub source; else with the project's splittable DoFn.
     """
     messages = pipeline | "ReadMessages" >> (ReadNative(run.subscription) if native_source else ReadMessages(run))
     asked = messages | "ParseMessages" >> ParseMessages(_limits(config), run)
@@ -145,7 +145,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
         read = asked.images | "ReadImages" >> ReadRequested(config.read, run)
         new, repeats = read.images | "DropDuplicates" >> DropDuplicates(run)
         _ = repeats | "PublishRepeats" >> PublishResults(run)
-    else:  # before reading, since what is shuffled by identity shall not be images
+    else:  # before reading, so that the shuffle by identity moves no images
         once = asked.images | "DropDuplicates" >> DropDuplicatesInState(run, config.read.read_threads)
         read = once | "ReadImages" >> ReadRequested(config.read, run)
         new = read.images
@@ -157,7 +157,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
     _ = found.dead | "PublishUndetected" >> PublishResults(run)
     _ = found.detected | "PublishDetections" >> PublishResults(run)
 
-    if not run.in_process:  # else `PublishResults` has written them before the bundle ended
+    if not run.in_process:  # in one process `PublishResults` writes them before the bundle ends
         archive = functools.partial(
             ArchiveRows, run.results, window_s=run.window_s, job=run.name, shards=run.shards, provenance=run.provenance
         )
@@ -167,25 +167,24 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
 
 
 def allowed_prefixes(config: Config) -> Sequence[str]:
-    """The folders whose images a stream's message may name."""
+    """The folders whose images a message of a stream may name."""
     return config.stream.allow_uri_prefix or MessageLimits().allowed_prefixes
 
 
 def _limits(config: Config) -> MessageLimits:
-    """What a message may ask for."""
     stream = config.stream
     return MessageLimits(allowed_prefixes(config), stream.max_message_images, int(stream.max_message_mb * 1e6))
 
 
 def samples_kept(config: Config) -> int:
-    """How many images the job keeps a thumbnail of."""
+    """The number of images whose thumbnails the job keeps."""
     return max(config.write.samples, config.write.report_samples)
 
 
 def machine_hints(config: Config) -> dict[str, str]:
-    """What `DetectObjects` asks of its machines, as Beam's resource hints.
+    """Beam's resource hints of `DetectObjects`.
 
-    Steps that a runner fuses with it run on the same machines, so images are read there and cross no shuffle:
+    Steps that a runner fuses with it run on the same machines, so they read the images and no shuffle moves them:
     https://cloud.google.com/dataflow/docs/guides/right-fitting
     """
     worker = config.worker

@@ -1,4 +1,4 @@
-"""Work that is under way ahead of the steps behind it, and pools of threads that are all running before there is work."""
+"""`Prefetcher` prefetches elements within bounds of count and bytes; `started_pool` starts a pool's threads before their work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def started_pool(threads: int, name: str) -> ThreadPoolExecutor:
-    """A pool whose threads run already: beside busy threads, starting one holds its starter up for milliseconds."""
+    """A pool whose threads run already; starting a thread while others are busy takes milliseconds."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
     all_there = threading.Barrier(threads)
     for task in [pool.submit(all_there.wait) for _ in range(threads)]:
@@ -25,16 +25,16 @@ def started_pool(threads: int, name: str) -> ThreadPoolExecutor:
 
 
 class NoRoomError(Exception):
-    """There is no room for these bytes yet; the work ends here, and is started again when there is."""
+    """There is no room for these bytes yet; the work must end, and is started again later."""
 
 
 class Slot(Generic[Element, Result]):
-    """One element's slot in the queue of a `Prefetcher`.
+    """One element in the queue of a `Prefetcher`.
 
     Attributes:
-      element: What is worked on.
-      result: What comes of it; whoever does the work sets it.
-      held_bytes: How many bytes it may hold, or holds.
+      element: The element.
+      result: The result, which the work sets.
+      held_bytes: The bytes that it holds or has reserved.
     """
 
     def __init__(self, ahead: Prefetcher[Element, Result], element: Element, timestamp: Any, window: Any):
@@ -47,43 +47,44 @@ class Slot(Generic[Element, Result]):
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody will ask for the result: what is around has failed, or was stopped."""
+        """Whether nobody needs the result any more: the bundle has failed, or was stopped."""
         return self._ahead.abandoned
 
     def reserve(self, size_bytes: int) -> None:
-        """Says how many bytes the work is about to take, before it takes them.
+        """Reserves bytes before the work allocates them.
 
         Raises:
-          NoRoomError: Elements before this one hold too many. The work must end without a result; it is started again.
+          NoRoomError: Earlier elements hold too many. The work must end without a result; it is started again later.
         """
         self._ahead._reserve(self, size_bytes)
 
     def hold(self, size_bytes: int) -> None:
-        """Says how many bytes are held already."""
-        self._ahead._hold(self, size_bytes)
+        """Counts bytes that are allocated already."""
+        with self._ahead._lock:
+            self._ahead._set_held(self, size_bytes)
 
     def passed_on(self) -> WindowedValue:
-        """The result, waited for, in the window and at the time of the element."""
+        """Waits for the result; returns it in the window and at the time of the element."""
         return WindowedValue(self.result.result(), self._timestamp, (self._window,))
 
 
 class Prefetcher(Generic[Element, Result]):
-    """Starts work on elements before it passes earlier ones on, in their order, each in its window.
+    """Starts work on elements ahead of need, and yields the results in order, each in its window.
 
-    The steps behind run while one is passed on, and the work goes on meanwhile. It is bounded by count and by the bytes that
-    are really held: where a size shows only when the work has begun, `Slot.reserve` ends it until there is room. Nobody waits
-    for room while holding a thread, so an abandoned bundle leaves none behind. The oldest always has room, so it goes on
-    however large it is: what is held, with the one that is being passed on, is at most `most_bytes` and one element.
+    Later steps run while a result is yielded, and the work continues meanwhile. Its bounds are the number of elements and the
+    bytes that they hold. If a size is known only after the work begins, `Slot.reserve` ends the work until there is room. No
+    thread blocks for room, so an abandoned bundle leaves none behind. The oldest element always has room, whatever its size, so
+    at most `most_bytes` and one element are held.
 
-    To be used by one thread, like a bundle; the work itself may run on any.
+    One thread uses it, as one thread runs a bundle; the work may run on any thread.
 
     Args:
       start: Starts (or does) the work on a slot's element.
-      most: Most elements under way.
+      most: Most elements in progress.
       most_bytes: Most bytes held by them.
 
     Attributes:
-      abandoned: Whether an exception has ended the passing on, so that nobody asks for the other results.
+      abandoned: Whether an exception has ended the iteration, so that nobody needs the other results.
     """
 
     def __init__(self, start: Callable[[Slot[Element, Result]], None], most: int, most_bytes: float):
@@ -92,19 +93,24 @@ class Prefetcher(Generic[Element, Result]):
         self._most = most
         self._most_bytes = most_bytes
         self._places: deque[Slot[Element, Result]] = deque()
-        self._waiting: dict[Slot[Element, Result], int] = {}  # bytes wanted, in the order of asking
+        self._waiting: dict[Slot[Element, Result], int] = {}  # bytes to reserve, first come first
         self._held_bytes = 0
-        self._lock = threading.Lock()  # of what changes these; work reserves on threads of its own
+        self._lock = threading.Lock()  # of the two above; work reserves on its own threads
 
     def add(self, element: Element, timestamp: Any = 0, window: Any = None) -> Iterator[WindowedValue]:
-        """Starts work on one more, then gives the oldest results while there is too much under way."""
+        """Starts work on one more element, then yields the oldest results while too many are in progress."""
         slot = Slot(self, element, timestamp, window)
         self._places.append(slot)
         self._start(slot)
-        return self._pass_on(lambda: len(self._places) > self._most or (len(self._places) > 1 and self._is_full()))
+
+        def is_full() -> bool:
+            held_too_much = bool(self._waiting) or self._held_bytes > self._most_bytes
+            return len(self._places) > self._most or (len(self._places) > 1 and held_too_much)
+
+        return self._pass_on(is_full)
 
     def rest(self) -> Iterator[WindowedValue]:
-        """All results that are left."""
+        """Yields all remaining results."""
         return self._pass_on(lambda: bool(self._places))
 
     def _pass_on(self, wanted: Callable[[], bool]) -> Iterator[WindowedValue]:
@@ -123,13 +129,6 @@ class Prefetcher(Generic[Element, Result]):
         for slot in ready:
             self._start(slot)
 
-    def _is_full(self) -> bool:
-        return bool(self._waiting) or self._held_bytes > self._most_bytes
-
-    def _hold(self, slot: Slot[Element, Result], size_bytes: int) -> None:
-        with self._lock:
-            self._set_held(slot, size_bytes)
-
     def _reserve(self, slot: Slot[Element, Result], size_bytes: int) -> None:
         with self._lock:
             if size_bytes <= slot.held_bytes:
@@ -141,7 +140,7 @@ class Prefetcher(Generic[Element, Result]):
             self._set_held(slot, size_bytes)
 
     def _take_ready(self) -> list[Slot[Element, Result]]:
-        """Those that waited and have room now, with their bytes reserved: the oldest of all, then whoever asked first."""
+        """The waiting slots that have room now, with their bytes reserved: the oldest slot first, then first come first."""
         ready = []
         if self._places and self._places[0] in self._waiting:
             ready.append(self._places[0])

@@ -1,7 +1,7 @@
-"""`RecordCoder`: records as a runner keeps them in shuffles and state, so that a later release reads what an earlier one wrote.
+"""`RecordCoder`: a Beam coder for records in shuffles and state, so that a later release reads an earlier one's bytes.
 
-A streaming job that is updated goes on with what its shuffles and state hold. Without a coder of their own Beam pickles records
-with their fields in order, and a field that is added breaks the update. Here they go by their names (see `data_format`).
+An updated streaming job continues with the contents of its shuffles and state. Beam's default coder pickles a record's fields
+in order, so a new field breaks the update. This one writes the fields by name (see `data_format`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RecordCoder(Coder):
         """The record of these bytes.
 
         Raises:
-          DataError: They are none.
+          DataError: They are no record.
         """
         named, blobs = parse(content)
         name, fields = from_plain(tuple[_Name, Any], named)
@@ -60,7 +60,7 @@ class RecordCoder(Coder):
 
 
 def register_record_coder() -> None:
-    """Has Beam code records by `RecordCoder` wherever a step's type says that it gives them."""
+    """Registers `RecordCoder` for steps whose output type is a record, or a union of records."""
     for record in _RECORDS.values():
         beam.coders.registry.register_coder(record, RecordCoder)
     beam.coders.registry.register_fallback_coder(RecordCoder)  # a union has no coder of its own

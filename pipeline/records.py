@@ -1,7 +1,7 @@
-"""The records that travel through the pipeline, and the rows that a reader of the output sees.
+"""The records that travel through the pipeline, and the rows of the output.
 
-An image is an `ImageRef` while it is only known by name, an `EncodedImage` once its bytes are read, and ends as exactly one
-`DetectedImage` or one `DeadLetter`. Nothing else crosses a step. Decoded pixels never do: they live inside `DetectObjects`.
+An image is an `ImageRef` while only its name is known, and an `EncodedImage` once its bytes are read. It ends as exactly one
+`DetectedImage` or one `DeadLetter`. No other record crosses a step; decoded pixels stay inside `DetectObjects`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class ImageRef:
     Attributes:
       uri: Path or URI as the user or the message gave it.
       generation: Object generation on Cloud Storage; size and mtime of a local file; a content hash for inline images.
-        Empty where it is not known (yet).
-      size_bytes: Size as listed, 0 where unknown.
-      event_time: Seconds since the epoch at which the image came into being for a stream; None in batch.
-      request_id: The request that asked for this image, as its sender names it; empty in batch.
-      message_id: The message that asked for it; empty in batch.
-      extra: What else was said of it where it was named, as the JSON text of `extra_fields.extra_text`; mostly empty.
-      record: Where it lies in a TFRecord file, `<file>@<start>-<end>` in bytes; empty for an image of its own.
+        Empty while unknown.
+      size_bytes: Size as listed; 0 if unknown.
+      event_time: Seconds since the epoch of the event that a stream reads; None in batch.
+      request_id: The sender's id of the request for this image; empty in batch.
+      message_id: The id of its message; empty in batch.
+      extra: Extra columns of its manifest or message, as the JSON text of `extra_fields.extra_text`; mostly empty.
+      record: Its place in a TFRecord file, `<file>@<start>-<end>` in bytes; empty for an image file.
     """
 
     uri: str
@@ -49,7 +49,7 @@ class ImageRef:
 
     @property
     def identity(self) -> str:
-        """`uri#generation`: equal for two readings of the same generation of an image, whoever asked for it."""
+        """`uri#generation`: equal for two readings of one generation of an image, whatever the request."""
         return f"{self.uri}#{self.generation}"
 
 
@@ -60,8 +60,8 @@ class EncodedImage:
     Attributes:
       ref: Which image.
       content: The file's bytes.
-      read_seconds: How long reading took.
-      received_at: Seconds since the epoch when the pipeline first had the image in hand.
+      read_seconds: The duration of reading.
+      received_at: Seconds since the epoch when the pipeline received the image.
     """
 
     ref: ImageRef
@@ -97,17 +97,17 @@ def _are_whole(found: Detections) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timing:
-    """Where one image's time went, in seconds; `finished_at` in seconds since the epoch.
+    """The seconds that one image spent in each stage; `finished_at` is in seconds since the epoch.
 
     Attributes:
       read: Fetching the bytes.
       decode: Bytes to pixels at the model's input size.
-      predict: From handing the pixels to the model until its answer; includes the wait for a batch to form and for its turn.
+      predict: From passing pixels to the model until its output; includes the wait for a batch and for the device.
       postprocess: Boxes back to the original image.
-      latency: From first having the image in hand to its result.
-      finished_at: When the result was there.
-      led_batch: Rung of the device batch if this image was its first, else 0; so sums over images count every batch once.
-      model: Seconds that this batch ran, where `led_batch` is not 0.
+      latency: From receiving the image to its result.
+      finished_at: The time of the result.
+      led_batch: Size of the device batch if this image was its first, else 0; so sums over images count each batch once.
+      model: Seconds that this batch ran, if `led_batch` is not 0.
     """
 
     read: float = 0.0
@@ -122,16 +122,16 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class DetectedImage:
-    """The result for one image; zero boxes when there is nothing to see.
+    """The result for one image; zero boxes if it shows no object.
 
     Attributes:
       ref: Which image.
       width: Width of the upright image, pixels.
       height: Height of the upright image, pixels.
-      model_name: Name of the model that answered.
+      model_name: Name of the model.
       model_version: Its version, as a string.
       detections: The boxes.
-      timing: Where the time went.
+      timing: The seconds of each stage.
       thumbnail: A small JPEG of the upright image, for the few images that the report shows; empty for the others.
     """
 
@@ -147,15 +147,15 @@ class DetectedImage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An image (or message) that ended without a result, for a reason that does not pass by itself within the run.
+    """An image (or message) without a result, which no retry within the run would give one.
 
     Attributes:
       ref: What is known of the image.
       stage: `list`, `message`, `read`, `decode` or `detect`.
       reason: A code from a short fixed list, in snake_case.
       message: One line for a person: what was expected, what came.
-      payload: The message as it came, where it names no image that could be read again; else empty.
-      model_name: Name of the model that failed; empty where the image came to none.
+      payload: The message as received, if it names no image that can be read again; else empty.
+      model_name: Name of the model that failed; empty if none was called.
       model_version: Its version.
     """
 
@@ -169,7 +169,7 @@ class DeadLetter:
 
 
 def detection_row(image: DetectedImage) -> dict[str, Any]:
-    """The JSON row of a detected image, as the output contract has it (boxes to 0.01 pixel, confidences to 1e-5)."""
+    """The JSON row of a detected image; boxes are rounded to 0.01 pixel, confidences to 1e-5."""
     found = image.detections
     boxes = np.round(found.boxes_xyxy.astype(np.float64), 2).tolist()
     confidences = np.round(found.confidences.astype(np.float64), 5).tolist()
@@ -187,7 +187,7 @@ def detection_row(image: DetectedImage) -> dict[str, Any]:
 
 
 def dead_letter_row(letter: DeadLetter) -> dict[str, Any]:
-    """The JSON row of a dead letter; a manifest of such rows can be given as input to try the images again."""
+    """The JSON row of a dead letter; a manifest of such rows is an input that retries the images."""
     image = {"uri": letter.ref.uri, "generation": letter.ref.generation}
     row = {
         "image": {k: v for k, v in image.items() if v},
@@ -208,11 +208,10 @@ def _extra(ref: ImageRef) -> dict[str, Any]:
 
 
 def row_bytes(row: Any, indent: int | None = None) -> bytes:
-    r"""A row as the one line of UTF-8 JSON that stands in files and messages alike, without an end of line.
+    r"""A row as one line of UTF-8 JSON without an end of line, for files and messages; several lines with `indent`.
 
-    (Several lines with `indent`.) Whatever stands in the row, this is JSON, and nothing is lost but what JSON cannot say: a
-    number that is infinite or none is `null` (as `JSON.stringify` has it), and what is no Unicode in a name (half a surrogate
-    pair, which is also how Python holds the bytes of a file name that are no UTF-8) is escaped, so readers get the same name.
+    Every row gives valid JSON. NaN and infinity become `null`, as in `JSON.stringify`. Half a surrogate pair in a name, which is
+    how Python holds bytes of a file name that are no UTF-8, is escaped, so readers get the same name.
 
     >>> row_bytes({"uri": "\udc80.jpg", "score": float("nan")})
     b'{"uri": "\\udc80.jpg", "score": null}'
@@ -226,7 +225,7 @@ def row_bytes(row: Any, indent: int | None = None) -> bytes:
 
 
 def name_bytes(name: str) -> bytes:
-    r"""The bytes of a name, for hashes and shuffles: different for different names, also where they are no Unicode.
+    r"""The bytes of a name, for hashes and shuffles: different for different names, even if they are no Unicode.
 
     >>> name_bytes("\udc80.jpg")
     b'\xed\xb2\x80.jpg'
@@ -240,10 +239,10 @@ def name_of(name: bytes) -> str:
 
 
 def identity_hash(identity: str) -> int:
-    """A fixed pseudo-random number of 64 bits for an image; it decides the image's shard, and whether the report shows it."""
+    """A fixed pseudo-random number of 64 bits for an image; it selects the image's shard and the samples of the report."""
     return int.from_bytes(hashlib.blake2b(name_bytes(identity), digest_size=8).digest(), "big")
 
 
 def identity_bytes(ref: ImageRef) -> bytes:
-    """The bytes of an image's identity: the key under which it is shuffled, hashed and recognised."""
+    """The bytes of an image's identity, the key of shuffles, hashes and deduplication."""
     return name_bytes(ref.identity)

@@ -1,9 +1,9 @@
-"""`python -m pipeline.row_schema`: writes the JSON Schema of what this program gives: rows of detections and dead letters.
+"""`python -m pipeline.row_schema`: writes the JSON Schema of the output rows: detections or dead letters.
 
     python -m pipeline.row_schema detections > detections.schema.json
     python -m pipeline.row_schema dead_letters > dead_letters.schema.json
 
-Each line of the files under `detections/` and `dead_letters/` fits its schema, and so does the body of each message of a stream.
+Each line under `detections/` and `dead_letters/`, and the body of each message of a stream, fits its schema.
 """
 
 from __future__ import annotations
@@ -20,28 +20,32 @@ from pipeline.failures import REASONS
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def _text(said: str) -> dict[str, Any]:
-    return {"type": "string", "description": said}
+def _text(description: str) -> dict[str, Any]:
+    return {"type": "string", "description": description}
 
 
-def _object(said: str, properties: Mapping[str, Any], optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """An object with these properties and no others."""
+def _object(description: str, properties: Mapping[str, Any], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The schema of an object with these properties and no others."""
     required = [name for name in properties if name not in optional]
-    return {
-        **{"type": "object", "description": said, "properties": dict(properties)},
-        **{"required": required, "additionalProperties": False},
-    }
+    of_object = {"type": "object", "description": description, "additionalProperties": False}
+    return {**of_object, "properties": dict(properties), "required": required}
 
 
-_URI = _text("path or URI of the image, as it was given; inline:<name> where it came with its message")
+_URI = _text("path or URI of the image, as given; inline:<name> if its message held it")
 _GENERATION = _text("the object's generation on Cloud Storage; size and time of a local file; a hash of an inline image")
 _EXTRA = {
     "type": "object",
-    "description": "what the manifest or message said of the image beyond its name; absent where it said nothing",
-    "properties": {LEFT_OUT: {"type": "integer", "minimum": 1, "description": "how many fields were too large or too many"}},
+    "description": "extra fields of the image in its manifest or message; absent if there are none",
+    "properties": {
+        LEFT_OUT: {
+            "type": "integer",
+            "minimum": 1,
+            "description": "the number of fields left out, which were too large or too many",
+        }
+    },
     "maxProperties": MOST_FIELDS + 1,
 }
-_MODEL = {"name": _text("its name"), "version": _text("its version; empty where it has none")}
+_MODEL = {"name": _text("its name"), "version": _text("its version; empty if it has none")}
 
 
 def detection_schema() -> dict[str, Any]:
@@ -67,26 +71,26 @@ def detection_schema() -> dict[str, Any]:
         "detections": {"type": "array", "items": _object("one object", found), "description": "confidence descending"},
         "extra": _EXTRA,
     }
-    return {"$schema": _DIALECT, "title": "Detections", **_object("What was found in one image.", row, ("extra",))}
+    return {"$schema": _DIALECT, "title": "Detections", **_object("The detections of one image.", row, ("extra",))}
 
 
 def dead_letter_schema() -> dict[str, Any]:
     """The schema of a dead letter, in JSON Schema's dialect 2020-12."""
     row = {
-        "image": _object("what is known of it", {"uri": _URI, "generation": _GENERATION}, ("uri", "generation")),
-        "model": _object("which model failed; absent where the image came to none", _MODEL),
-        "stage": {"enum": list(REASONS), "description": "where it failed"},
+        "image": _object("the image, as far as known", {"uri": _URI, "generation": _GENERATION}, ("uri", "generation")),
+        "model": _object("the model that failed; absent if none was called", _MODEL),
+        "stage": {"enum": list(REASONS), "description": "the stage that failed"},
         "reason": {"enum": sorted({reason for reasons in REASONS.values() for reason in reasons}), "description": "why"},
-        "message": _text("the same for a person: what was expected, what came"),
-        "record": _text("where the image lies in a TFRecord file: <file>@<start>-<end>, in bytes; can be given as input"),
+        "message": _text("the reason for a person: what was expected, what came"),
+        "record": _text("the image's place in a TFRecord file: <file>@<start>-<end>, in bytes; is an input, too"),
         "extra": _EXTRA,
         "payload_base64": {
-            **_text("the message as it came, where it names no image that could be read again"),
+            **_text("the message as received, if it names no image that can be read again"),
             "contentEncoding": "base64",
         },
     }
     of_stage = [{"properties": {"stage": {"const": stage}, "reason": {"enum": list(REASONS[stage])}}} for stage in REASONS]
-    of_row = _object("An image, or a message, that has no result.", row, ("model", "record", "extra", "payload_base64"))
+    of_row = _object("An image, or a message, without a result.", row, ("model", "record", "extra", "payload_base64"))
     return {"$schema": _DIALECT, "title": "Dead letter", **of_row, "oneOf": of_stage}
 
 

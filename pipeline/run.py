@@ -1,6 +1,6 @@
-"""`python -m pipeline.run`: parses, checks, launches, reports.
+"""`python -m pipeline.run`: parses the command line, checks the config, launches the job.
 
-Exit code 0: done; 1: the job failed, or too many images did; 2: a wrong command; 3: another run is at work at the same images;
+Exit code 0: done; 1: the job failed, or too many of its images did; 2: a wrong command; 3: another run works at the same images;
 130: stopped by Ctrl-C or SIGTERM.
 """
 
@@ -29,7 +29,7 @@ DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
 
 _DEFAULT_MODEL = """\
 warning: without --model the bundled detector of handwritten digits runs; give --model PATH, or --model digits if it is meant"""
-_PURPOSES = {  # what --help shows; --help-all shows every setting, by its section of the config
+_PURPOSES = {  # of --help; --help-all shows every flag, by its section of the config
     "what to do": ("input", "output", "model.path", "mode", "runner"),
     "which images": ("dates", "only_new", "retry_dead", "when_busy"),
     "what counts as a detection": ("detect.score_threshold", "detect.iou_threshold", "detect.classes"),
@@ -44,8 +44,9 @@ examples:
       --model gs://bucket/models/yolov4 --score-threshold 0.4 --classes person,dog
   python -m pipeline.run --input photos/ --output out/ --dry-run
 
---help-all lists all settings. Each is a key of the config file and a flag; flags win. Lists are given with commas or by repeating
-values, --classes a,b or --classes a b; file names may hold commas, so for --input only as --input a b.
+--help-all lists all flags. Each is a key of the config file, too; flags win. The keys that describe foreign models are no flags;
+docs/settings.md has them. Lists are given with commas or by repeating values, --classes a,b or --classes a b; file names may
+hold commas, so for --input only as --input a b.
 Flags that are none of these go to Beam, e.g. --runner DataflowRunner --region europe-west1; unknown ones are errors.
 exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command,
 config, model or place; 3 another run is at work at the same images, or took them over; 130 stopped by Ctrl-C or SIGTERM before
@@ -54,14 +55,17 @@ a batch job was done. After 2, 3 and 130 nothing was published.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code."""
+    """Runs a command line; returns the exit code."""
     started_at = time.time() - _process_age()
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         flags, beam_flags = make_parser().parse_known_args(argv)
+        if flags.version or flags.help_all:
+            print(_versions() if flags.version else make_parser(every=True).format_help())
+            return DONE
         level = logging.INFO if flags.verbose else logging.CRITICAL
         logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("pipeline").setLevel(min(level, logging.WARNING))  # what is waited for must be seen
+        logging.getLogger("pipeline").setLevel(min(level, logging.WARNING))  # a user must see what the job waits for
         overrides = _overrides(flags)
         config = load_config(flags.config, overrides)
         if not config.output.strip():
@@ -82,40 +86,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _are_samples(patterns: Sequence[str]) -> bool:
-    """Whether all inputs are images that come with the bundled detector."""
+    """Whether all inputs are sample images of the bundled detector."""
     samples = os.path.join(os.path.dirname(digits.__file__), "samples")
     return all(is_below(pattern, samples) for pattern in patterns)
 
 
 def _elsewhere(beam_flags: Sequence[str], config: Config) -> str:
-    """What two flags mean here, where other tools name the folder of results by them."""
+    """The meaning of two flags by which other tools name the folder of results."""
     project = "; --project is that of Google Cloud" if any(flag.startswith("--project") for flag in beam_flags) else ""
     return project + ("; --name is the model's name in the rows" if config.model.name else "")
 
 
 class _Parser(argparse.ArgumentParser):
-    """One whose errors are one line, like all others."""
+    """A parser whose errors are one line, like all others."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see --help")
 
 
-class _HelpAll(argparse.Action):
-    """Shows the help with every setting."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        make_parser(every=True).print_help()
-        parser.exit()
-
-
-class _Version(argparse.Action):
-    """Shows versions, which are looked up only then."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        programs = {"detect-objects": "hybrid-detection-pipeline", "Beam": "apache-beam", "TensorFlow": "tensorflow"}
-        versions = [f"{program} {_version_of(package)}" for program, package in programs.items()]
-        print(f"{', '.join(versions)}, Python {sys.version.split()[0]}")
-        parser.exit()
+def _versions() -> str:
+    programs = {"detect-objects": "hybrid-detection-pipeline", "Beam": "apache-beam", "TensorFlow": "tensorflow"}
+    versions = [f"{program} {_version_of(package)}" for program, package in programs.items()]
+    return f"{', '.join(versions)}, Python {sys.version.split()[0]}"
 
 
 def _version_of(package: str) -> str:
@@ -126,10 +118,10 @@ def _version_of(package: str) -> str:
 
 
 def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
-    """The parser: one flag for each setting, taken from the config's own declaration.
+    """The parser, with a flag for each setting that has one.
 
     Args:
-      every: Whether the help shows every setting, or those alone that most people use.
+      every: Whether the help shows every flag, or only those that most people use.
     """
     parser = _Parser(
         prog="python -m pipeline.run",
@@ -140,26 +132,24 @@ def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    # argparse takes what begins with a dash for a flag unless this matches it; its own pattern knows neither -1,1 nor -1e-3
-    parser._negative_number_matcher = re.compile(r"-\.?(\d[\w.+-]*|inf|nan)(,.*)?$")
     parser.add_argument("--config", metavar="FILE", help="YAML file with the job's settings; see configs/")
     parser.add_argument(
         "--dry-run",
-        "--dry_run",  # which Beam takes, and means nothing by
+        "--dry_run",  # Beam accepts it and ignores it
         action="store_true",
-        help="load the model, look at the input, print the plan and what is wrong, write nothing",
+        help="load the model, list the input, print the plan and what looks wrong, write nothing",
     )
-    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every setting, by its section of the config")
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions of this program and what it runs on")
+    parser.add_argument("--help-all", action="store_true", help="show every flag, by its section of the config")
+    parser.add_argument("--version", action="store_true", help="show the versions of this program, Beam, TensorFlow and Python")
     parser.add_argument("--verbose", action="store_true", help="show Beam's and TensorFlow's logs, and tracebacks")
     purpose_of = {key: purpose for purpose, keys in _PURPOSES.items() for key in keys}
     titles = list(_PURPOSES) if not every else [_section(setting.key) for setting in settings()]
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles)}
     for setting in settings():
-        if setting.key == "beam_options":
+        if not setting.flag:
             continue
         title = _section(setting.key) if every else purpose_of.get(setting.key, "")
-        shown = "" if setting.default in (None, "", [], False) else f" (default: {_show(setting.default)})"
+        shown = "" if setting.default in (None, "", [], False) else f" (default: {setting.default})"
         help_text = (setting.help + shown).replace("%", "%%") if title else argparse.SUPPRESS
         group = groups.get(title, parser)
         group.add_argument(setting.flag, **_argument(setting.schema), dest=setting.key, default=argparse.SUPPRESS, help=help_text)
@@ -171,7 +161,7 @@ def _section(key: str) -> str:
 
 
 def _argument(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """How argparse takes a setting; values are checked by the config, not here."""
+    """The arguments of `add_argument` for a setting; the config checks its value."""
     kind = schema.get("type")
     if kind == "boolean":
         return {"action": argparse.BooleanOptionalAction}
@@ -184,7 +174,7 @@ _METAVARS = {"integer": "N", "number": "X"}
 
 
 def _overrides(flags: argparse.Namespace) -> dict[str, Any]:
-    """Dotted keys to what was given; lists are split at commas but for file names."""
+    """The given flags by dotted key; splits lists at commas, except file names."""
     given = vars(flags)
     return {
         setting.key: _parts(value) if isinstance(value, list) and setting.key != "input" else value
@@ -197,12 +187,8 @@ def _parts(texts: Sequence[str]) -> list[str]:
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
-def _show(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def _process_age() -> float:
-    """Seconds since this process started, so that start-up counts imports too."""
+    """Seconds since this process started, so that the start-up time includes imports."""
     try:
         with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
             ticks = float(re.split(r"\) ", stat.read())[-1].split()[19])

@@ -12,7 +12,7 @@ from tests.fixtures import REPO
 
 _HEAD = """# Settings
 
-Every setting is a key of the YAML config and a flag. A flag wins over a key. Lists take commas or several values.
+Every setting is a key of the YAML config; most are flags, too. A flag wins over a key. Lists take commas or several values.
 This page is written by `python -m tests.write_docs` from `pipeline/config/sections.py`.
 """
 _REASONS = re.compile(r"(?<=`python -m tests.write_docs` -->\n).*?(?=<!-- end of reasons -->)", re.DOTALL)
@@ -44,7 +44,7 @@ def _section(name: str, of_section: list[Setting]) -> str:
 
 
 def _flag(each: Setting) -> str:
-    return "any flag of Beam" if each.key == "beam_options" else f"`{each.flag}`"
+    return f"`{each.flag}`" if each.flag else "any flag of Beam" if each.key == "beam_options" else ""
 
 
 def _default(each: Setting) -> str:

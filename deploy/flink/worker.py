@@ -26,7 +26,7 @@ def main() -> None:
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
     from google.protobuf import json_format, text_format
 
-    from pipeline.launch.options import end_bundles_promptly
+    from pipeline.beam_internals import end_bundles_promptly
     from pipeline.stats import told
 
     def end(*_signal: object) -> None:

@@ -1,8 +1,8 @@
-"""The settings of one job: typed, frozen, checked before anything starts.
+"""The settings of one job: typed, frozen, and checked before the job starts.
 
-A config is one YAML file; flags override its keys. Each key is declared once, in `sections.py`, with its type, bounds, default
-and one-line help, and becomes a flag of the same name (`score_threshold` -> `--score-threshold`), so `--help`, the file and the
-code can't disagree. `checked.py` is what a declaration means; `load.py` puts file and flags together.
+A config is one YAML file; flags override its keys. `sections.py` declares each key once, with its type, bounds, default and
+one-line help. Its flag has the same name (`score_threshold` -> `--score-threshold`). `checked.py` defines the types;
+`load.py` merges file and flags.
 """
 
 from pipeline.config.load import load_config as load_config

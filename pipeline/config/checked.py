@@ -1,4 +1,4 @@
-"""What the declaration of a setting means: types of values, and classes that check them."""
+"""The types of settings, and the dataclasses that check them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema
 from typing_extensions import dataclass_transform
 
 from pipeline.config.mistakes import what_is_wrong
-from pipeline.config.setting import MOST
+from pipeline.config.setting import MOST, X_KEY_ONLY
 from pipeline.errors import ConfigError
 
 Checked = TypeVar("Checked")
@@ -21,7 +21,7 @@ Element = TypeVar("Element")
 
 
 def _number_in(value: Any) -> Any:
-    """The number that a flag's text holds; in a file, YAML takes `1e-3` for text."""
+    """The number in a flag's text; YAML reads `1e-3` as text, too."""
     if isinstance(value, str):
         for kind in (int, float):
             try:
@@ -32,11 +32,11 @@ def _number_in(value: Any) -> Any:
 
 
 class Between(GroupedMetadata):
-    """A number within bounds, both included; booleans, NaN and infinity are none.
+    """A number within bounds, both included; no boolean, NaN or infinity.
 
     Args:
       low: Least value.
-      high: Largest value; `MOST` where nothing but its size speaks against a larger one.
+      high: Largest value; `MOST` if only the size of integers limits it.
     """
 
     def __init__(self, low: float, high: float = MOST):
@@ -54,17 +54,18 @@ def _listed(value: Any) -> Any:
 
 
 class _OrOne:
-    """In a file, one element may stand without its list."""
+    """Lets the JSON Schema accept one element without its list."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         array = handler(schema)
         return {"anyOf": [array["items"], array]} if handler.mode == "validation" else array
 
 
+KEY_ONLY: Any = {"json_schema_extra": {X_KEY_ONLY: True}}  # for `setting` and `section`: no flag of the command line
 Share = Annotated[float, Between(0.0, 1.0)]
 Count = Annotated[int, Between(1)]
 CountFrom0 = Annotated[int, Between(0)]
-Threads = Annotated[int, Between(1, 1024)]  # all of a pool's are started at once
+Threads = Annotated[int, Between(1, 1024)]  # a pool starts all of them at once
 Switch = Annotated[bool, Strict()]  # not 1, 'on'
 Text = Annotated[str, Strict()]  # not bytes
 ListOf = Annotated[tuple[Element, ...], BeforeValidator(_listed), _OrOne()]
@@ -76,14 +77,19 @@ def setting(default: Any, help_text: str, **more: Any) -> Any:
     return Field(default=default, description=help_text, **more)
 
 
-def section(declared: Any, help_text: str | None = None) -> Any:
-    """Settings that stand together under one key; by default, each has its own default."""
-    return Field(default_factory=declared, description=help_text)
+def foreign(help_text: str) -> Any:
+    """A setting that describes a model which does not describe itself: a key of the config file only."""
+    return setting(None, f"foreign models: {help_text}", **KEY_ONLY)
+
+
+def section(declared: Any, help_text: str | None = None, **more: Any) -> Any:
+    """A key with settings below it; each of them has its own default."""
+    return Field(default_factory=declared, description=help_text, **more)
 
 
 @dataclass_transform(frozen_default=True)
 def checked(cls: type[Checked]) -> type[Checked]:
-    """Makes a frozen dataclass of a class with settings, whose constructor raises `ConfigError` in one line."""
+    """Makes a frozen dataclass whose constructor raises a `ConfigError` of one line."""
     made: Any = pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(cls)
     check = made.__init__
 

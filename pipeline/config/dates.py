@@ -1,4 +1,4 @@
-"""Days: which ones a job is about, and the patterns that name their images. Pure: who asks says what day it is."""
+"""Parses the days of a job, and fills them into the patterns of its inputs. Pure: callers pass today's date."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _DAYS = re.compile(rf"({_DAY})(?:\.\.({_DAY}))?|last[ _-](\d{{1,4}})[ _-]days?",
 _PLACE = re.compile(r"\{date(?::([^{}]*))?\}")
 _ISO = "%Y-%m-%d"
 _FIRST, _LAST = datetime.date(1970, 1, 1), datetime.date(2999, 12, 31)
-_MOST_DAYS = 3660  # ten years, each of which is listed by itself
+_MOST_DAYS = 3660  # ten years; each day is listed separately
 _HOUR = datetime.timedelta(hours=1)
 
 
 class DatesError(ValueError):
-    """What was given names no days, no zone, or no place for a day; the message says what was expected."""
+    """A text names no days, no time zone, or no place for a day; the message is what was expected."""
 
 
 def resolve_dates(text: str, today: datetime.date) -> str:
-    """The days that are meant, as `first..last`, or as one day where it is just one.
+    """The days of a text as `first..last`, or as one day.
 
-    The last days are whole ones: yesterday is the newest of them.
+    "last 7 days" ends yesterday, since today is not over.
 
     Raises:
-      DatesError: None are.
+      DatesError: The text names no days.
 
     >>> today = datetime.date(2026, 11, 21)
     >>> resolve_dates("last 7 days", today)
@@ -53,7 +53,7 @@ def resolve_dates(text: str, today: datetime.date) -> str:
 
 
 def days_of(resolved: str) -> tuple[datetime.date, ...]:
-    """Each day of what `resolve_dates` gives.
+    """Each day of a result of `resolve_dates`.
 
     >>> [str(day) for day in days_of("2026-02-27..2026-03-01")]
     ['2026-02-27', '2026-02-28', '2026-03-01']
@@ -67,10 +67,10 @@ def zone_named(name: str) -> datetime.tzinfo:
     """The time zone of a name such as `Europe/Zurich`.
 
     Raises:
-      DatesError: None has it.
+      DatesError: No time zone has this name.
     """
     if name == "UTC":
-        return datetime.timezone.utc  # there also where the machine has no time zones
+        return datetime.timezone.utc  # exists even if the machine has no time zones
     try:
         return zoneinfo.ZoneInfo(name)
     except (OSError, ValueError, KeyError) as err:
@@ -89,10 +89,10 @@ def has_dates(pattern: str) -> bool:
 
 
 def check_places(pattern: str) -> str:
-    """The pattern, whose places for a day are in order.
+    """Returns a pattern whose places for a day are valid.
 
     Raises:
-      DatesError: One has no format, or one that is finer than hours.
+      DatesError: A place has a wrong format, or one finer than hours.
     """
     hour = datetime.datetime(2026, 11, 20, 13, tzinfo=datetime.timezone.utc)
     for text in filter(None, _PLACE.findall(pattern)):
@@ -102,7 +102,7 @@ def check_places(pattern: str) -> str:
             )
         except ValueError as err:
             raise DatesError(_EXPECTED_PLACE) from err
-        if "%" in first:  # what strftime does not know, it leaves as it is
+        if "%" in first:  # strftime keeps unknown directives
             raise DatesError(_EXPECTED_PLACE)
         if first != last:
             raise DatesError("no directive finer than hours in {date:…} (%m is the month, %M the minute; * matches any)")
@@ -110,10 +110,10 @@ def check_places(pattern: str) -> str:
 
 
 def check_use(patterns: Sequence[str], days: str) -> None:
-    """Makes sure that where there are days, each pattern has a place for them, and none where there are not.
+    """Checks that each pattern has a place for days if there are days, and none has one otherwise.
 
     Raises:
-      DatesError: So it is not.
+      DatesError: A pattern lacks a place, or has one without days.
     """
     for pattern in patterns:
         if days and not has_dates(pattern):
@@ -123,17 +123,17 @@ def check_use(patterns: Sequence[str], days: str) -> None:
 
 
 def dated(pattern: str, days: tuple[datetime.date, ...], zone: datetime.tzinfo) -> tuple[str, ...]:
-    """The patterns for each of the days, in their order, each once.
+    """The patterns of all days, in order, each once.
 
-    Where a format has hours, there is one for each hour that the day has in its time zone: 23 or 25 where clocks change.
+    A format with hours gives one pattern for each hour of the day in its time zone: 23 or 25 when clocks change.
 
     Args:
       pattern: With `{date}` or `{date:<strftime format>}`, any number of times.
-      days: Which days.
-      zone: Where a day begins and ends.
+      days: The days.
+      zone: The time zone in which days begin and end.
 
     Raises:
-      DatesError: There was no such day in this zone.
+      DatesError: The time zone skipped these days.
 
     >>> dated("raw/{date:%Y/%m}/{date:%d}-*.jpg", days_of("2026-11-30..2026-12-01"), zone_named("UTC"))
     ('raw/2026/11/30-*.jpg', 'raw/2026/12/01-*.jpg')
@@ -157,7 +157,7 @@ def _day(text: str, today: datetime.date) -> datetime.date:
 
 
 def _hours(day: datetime.date, zone: datetime.tzinfo) -> Iterator[datetime.datetime]:
-    """A moment of each hour of a day; none for a day that a zone left out when it crossed the date line."""
+    """A moment of each hour of a day; none for a day that a zone skipped when it crossed the date line."""
     start, end = (
         datetime.datetime.combine(midnight, datetime.time(), zone).astimezone(datetime.timezone.utc)
         for midnight in (day, day + datetime.timedelta(days=1))

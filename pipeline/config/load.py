@@ -1,4 +1,4 @@
-"""File and flags become one checked config."""
+"""Merges config file and flags into one checked config."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def load_config(path: str | None, overrides: Mapping[str, Any]) -> Config:
     """Reads a config file and lays flags over it.
 
     Args:
-      path: YAML file; None for the defaults. `configs/<name>.yaml` or `<name>` that is not here is the project's own.
+      path: YAML file; None for the defaults. If `configs/<name>.yaml` or `<name>` does not exist, the project's own file is read.
       overrides: Dotted key (`detect.score_threshold`) to value; a number may be text, as on the command line.
 
     Raises:
-      ConfigError: The file is unreadable, no YAML mapping, or has an unknown key or a wrong value.
+      ConfigError: The file is unreadable or no YAML mapping, or has an unknown key or a wrong value.
     """
     tree = _laid_over(_read_yaml(_as_path(path)) if path else {}, overrides)
     try:
@@ -37,14 +37,14 @@ def load_config(path: str | None, overrides: Mapping[str, Any]) -> Config:
 
 
 def _laid_over(tree: Mapping[Any, Any], overrides: Mapping[str, Any]) -> dict[Any, Any]:
-    """The file's tree with the overrides in their places; a section of nothing but comments is an empty one."""
+    """The file's tree with the overrides; a section without keys is empty, not null."""
     sections = {setting.key.rpartition(".")[0] for setting in settings()} | {"beam_options"}
     merged = {key: {} if part is None and key in sections else part for key, part in tree.items()}
     for key, value in overrides.items():
         section, _, name = key.rpartition(".")
         if not section:
             merged[name] = value
-        elif isinstance(under := merged.get(section, {}), Mapping):  # what else stands there is refused as a whole
+        elif isinstance(under := merged.get(section, {}), Mapping):  # pydantic refuses anything else
             merged[section] = {**under, name: value}
     return merged
 
@@ -57,7 +57,7 @@ def _as_path(path: str) -> str:
 
 
 def _found(path: str) -> str:
-    """The file that a path means: one that comes with the project, where there is no other of that name."""
+    """The file of a path; if there is none, the project's own config of that name."""
     folder, name = os.path.split(path)
     if os.path.exists(path) or folder not in ("", "configs"):
         return path
@@ -73,7 +73,7 @@ def _read_yaml(path: str) -> Mapping[Any, Any]:
         raise ConfigError(
             f"config {path}: cannot be read ({err.strerror}); give the path of a YAML file, e.g. configs/batch_local_direct.yaml"
         ) from err
-    except Exception as err:  # PyYAML lets out whatever its constructors meet: of !!bool x a KeyError, of 2001-99-99 a ValueError
+    except Exception as err:  # PyYAML's constructors raise anything: a KeyError for !!bool x, a ValueError for 2001-99-99
         raise ConfigError(f"config {path}: is no YAML: {' '.join(str(err).split())}") from err
     if not isinstance(tree, dict):
         raise ConfigError(f"config {path}: expected 'key: value' lines, got {type(tree).__name__}")

@@ -1,4 +1,4 @@
-"""What is wrong with settings, in one line: what was expected, what came, and for an unknown key the nearest known one."""
+"""pydantic's errors in one line: the expected value, the given one, and for an unknown key the nearest known one."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def what_is_wrong(err: ValidationError, cls: type, source: str, flags: Mapping[s
     """The first error in one line.
 
     Args:
-      err: What pydantic found.
-      cls: The class that was checked.
+      err: pydantic's error.
+      cls: The checked class.
       source: Where its values came from.
-      flags: Key to flag, for values that did not come from there.
+      flags: Key to flag, for values that came from the command line instead.
     """
     first = err.errors(include_url=False, include_context=False)[0]
     line = _unknown_key(first, cls, source) or _wrong_value(first, cls, source, flags or {})
@@ -56,7 +56,7 @@ def _unknown_key(error: ErrorDetails, cls: type, source: str) -> str | None:
 
 
 def _hint(name: str, known: Mapping[str, str], keys_of_flags: Mapping[str, str]) -> str:
-    """What somebody may have meant by a name; `known`: key by its last part."""
+    """The key that a user may have meant; `known`: key by its last part."""
     if synonym := synonym_of(name):
         flag = synonym.split()[0].rstrip(",")
         return f"here it is {keys_of_flags.get(flag) or synonym}"
@@ -74,7 +74,7 @@ def _wrong_value(error: ErrorDetails, cls: type, source: str, flags: Mapping[str
 
 
 def _key(error: ErrorDetails) -> str:
-    """The setting's place, without what pydantic adds for an element of a list or a key of a mapping."""
+    """The setting's key, without pydantic's marks for elements of lists and keys of mappings."""
     return ".".join(part for part in error["loc"] if isinstance(part, str) and part != "[key]")
 
 
@@ -97,7 +97,7 @@ def _within(low: float, high: float, number: float) -> str:
 
 
 def _shown(value: Any) -> str:
-    """The value, short; a whole number of more digits than Python likes to write has none."""
+    """The value, shortened; Python refuses to write very long integers."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = 500
     try:

@@ -1,4 +1,4 @@
-"""Paths as users write them: plain, with `~` for a home folder, or as a `file:///…` URI."""
+"""Paths in settings: plain, with `~`, or as a `file:///…` URI."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILE = "file://"
 
 
 def local_path(text: str) -> str:
-    """The plain path that a text means; what is no local file, such as `gs://…`, stays as it is.
+    """The plain path of a text; other URIs, such as `gs://…`, stay as they are.
 
     >>> local_path("file:///data/a%20b.jpg"), local_path("gs://bucket/~"), local_path("out/")
     ('/data/a b.jpg', 'gs://bucket/~', 'out/')

@@ -1,7 +1,7 @@
-"""Secrets stay out of whatever is written or shown: reports, state files, command lines, messages.
+"""Masks secrets in all output: reports, state files, command lines and messages.
 
-Their names tell them: an option is secret if its name has one of the words below. So do pairs within a text, such as
-`AccountKey=…` in a connection string or `"AWS_SECRET_ACCESS_KEY": "…"` in the settings of an environment.
+An option is secret if its name contains one of the words below. So is a pair in a text, such as `AccountKey=…` in a connection
+string or `"AWS_SECRET_ACCESS_KEY": "…"` in the settings of an environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PAIR = re.compile(rf"""({_NAMED}=|["']{_NAMED}["']\s*[:=]\s*){_VALUE}""", re.IG
 
 
 def is_secret(name: str) -> bool:
-    """Whether an option's value must not be shown, by its name.
+    """Whether an option's name says that its value must not be shown.
 
     >>> is_secret("azure_connection_string"), is_secret("--s3-secret-access-key"), is_secret("region")
     (True, True, False)
@@ -28,7 +28,7 @@ def is_secret(name: str) -> bool:
 
 
 def masked_text(text: str) -> str:
-    """A text without the values of pairs whose names are secret.
+    """A text whose secret pairs have their values masked.
 
     >>> masked_text('cannot connect: AccountName=a;AccountKey=bQ==;{"TOKEN": "x y"}')
     'cannot connect: AccountName=a;AccountKey=***;{"TOKEN": ***}'
@@ -37,12 +37,12 @@ def masked_text(text: str) -> str:
 
 
 def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by their names, as they may be shown."""
+    """Options by name, with secrets masked."""
     return {name: MASK if is_secret(name) else _masked_value(value) for name, value in options.items()}
 
 
 def masked_arguments(arguments: Iterable[str]) -> Iterator[str]:
-    """The arguments of a command line, as they may be shown.
+    """The arguments of a command line, with secrets masked.
 
     >>> list(masked_arguments(["--s3_session_token", "abc", "--azure_connection_string=a=b", "--output", "o"]))
     ['--s3_session_token', '***', '--azure_connection_string=***', '--output', 'o']

@@ -1,17 +1,17 @@
-"""Every setting of a job, declared once: its type and bounds, its default, and the line that `--help` shows."""
+"""Declares every setting of a job: its type, bounds, default, and help."""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationInfo, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
 from pipeline.config import dates as days
 from pipeline.config.checked import (
+    KEY_ONLY,
     Between,
     Count,
     CountFrom0,
@@ -22,6 +22,7 @@ from pipeline.config.checked import (
     Text,
     Threads,
     checked,
+    foreign,
     section,
     setting,
 )
@@ -33,7 +34,7 @@ from pipeline.errors import ConfigError
 
 def _beam_option(value: Any) -> Any:
     for element in value if isinstance(value, list) else [value]:
-        if not (isinstance(element, str) or (isinstance(element, (int, float)) and abs(element) < 2**63)):  # NaN is not, either
+        if not (isinstance(element, str) or (isinstance(element, (int, float)) and abs(element) < 2**63)):  # false for NaN, too
             raise PydanticCustomError("beam_option", "text, a number, true or false, or a list of these")
     return value
 
@@ -59,15 +60,15 @@ _Days = Annotated[Text, BeforeValidator(lambda value: str(value) if isinstance(v
 
 BUNDLED = "digits"  # the detector that comes with this program
 
-# settings of a model that say when which version is used; rows say which made them
+# these settings select a model's version; rows name the version that made them
 OF_RELEASES = ("model_version", "model_poll_s", "model_memory_mb")
 
 
 @checked
 class ModelConfig:
-    """Which detector, and for a model that does not describe itself, how to feed and read it.
+    """The detector, and for a model that does not describe itself, its inputs and outputs.
 
-    Everything below `name` overrides what the model says of itself.
+    Everything below `name` overrides the model's own description.
     """
 
     path: SomePath = setting(
@@ -77,45 +78,35 @@ class ModelConfig:
         None, "a version's number, or its label in <path>/labels.json such as stable; default: the newest"
     )
     model_poll_s: Annotated[float, Between(0.0)] = setting(
-        30.0, "seconds between looks for another version, which takes the place of the one in use while the job runs; 0: none"
+        30.0, "seconds between checks for another version, which replaces the one in use while the job runs; 0: never"
     )
     model_memory_mb: Count | None = setting(
         None,
-        "most memory of two versions; where they need more, images wait while one replaces the other; default: a GPU's",
+        "most memory of two versions; if they need more, images wait while one replaces the other; default: a GPU's",
     )
-    name: Text | None = setting(None, "name written into every row; default: what the model says, else its folder's name")
-    signature: Text | None = setting(None, "signature to call; default: what the model says, else serving_default")
-    input_name: Text | None = setting(None, "foreign models: name of the image input")
-    input_hw: PairOf[Count] | None = setting(None, "foreign models: height and width of the input, as [H, W]")
-    input_dtype: Literal["uint8", "float32"] | None = setting(None, "foreign models: what the input takes")
-    value_range: PairOf[Annotated[float, Between(-MOST)]] | None = setting(
-        None, "foreign models: what pixel values 0 and 255 become: [0, 1] or [-1, 1]; as a flag, 0 1 or -1 1"
+    name: Text | None = setting(None, "name of the model in every row; default: the model's own, else its folder's")
+    signature: Text | None = foreign("signature to call; default: the model's own, else serving_default")
+    input_name: Text | None = foreign("name of the image input")
+    input_hw: PairOf[Count] | None = foreign("height and width of the input, as [H, W]")
+    input_dtype: Literal["uint8", "float32"] | None = foreign("type of the input")
+    value_range: PairOf[Annotated[float, Between(-MOST)]] | None = foreign(
+        "the model's values for pixels 0 and 255: [0, 1] or [-1, 1]"
     )
-    resize: Literal["stretch", "letterbox"] | None = setting(None, "foreign models: how images are fitted to the input")
-    letterbox_value: Annotated[int, Between(0, 255)] | None = setting(
-        None, "foreign models: grey of the letterbox padding, 0..255"
+    resize: Literal["stretch", "letterbox"] | None = foreign("how images are resized to the input")
+    letterbox_value: Annotated[int, Between(0, 255)] | None = foreign("grey of the letterbox padding, 0..255")
+    boxes_output: Text | None = foreign("name of the output with boxes (N, M, 4)")
+    scores_output: Text | None = foreign("name of the output with scores (N, M) or (N, M, classes)")
+    classes_output: Text | None = foreign("name of the output with class numbers (N, M); '' if scores have a class axis")
+    count_output: Text | None = foreign("name of the output with the number of boxes (N,); '' if there is none")
+    box_format: Literal["xyxy", "yxyx", "xywh", "cxcywh"] | None = foreign("order of a box's four numbers")
+    box_units: Literal["norm", "pixels"] | None = foreign("boxes as shares of the model's input, or in its pixels")
+    class_id_offset: Annotated[int, Between(-MOST)] | None = foreign(
+        "number of the first class (1 for the TF Object Detection API)"
     )
-    boxes_output: Text | None = setting(None, "foreign models: name of the output with boxes (N, M, 4)")
-    scores_output: Text | None = setting(None, "foreign models: name of the output with scores (N, M) or (N, M, classes)")
-    classes_output: Text | None = setting(
-        None, "foreign models: name of the output with class numbers (N, M); '' where scores have a class axis"
-    )
-    count_output: Text | None = setting(
-        None, "foreign models: name of the output with the number of boxes (N,); '' where there is none"
-    )
-    box_format: Literal["xyxy", "yxyx", "xywh", "cxcywh"] | None = setting(None, "foreign models: order of a box's four numbers")
-    box_units: Literal["norm", "pixels"] | None = setting(
-        None, "foreign models: boxes as shares of the model's input, or in its pixels"
-    )
-    class_id_offset: Annotated[int, Between(-MOST)] | None = setting(
-        None, "foreign models: number of the first class (1 for the TF Object Detection API)"
-    )
-    class_names: ListOf[Path] | None = setting(
-        None, "foreign models: class names in order, as a list or a text file with one a line"
-    )
-    nms: Literal["model", "pipeline"] | None = setting(None, "foreign models: who suppresses overlapping boxes")
-    packed_layout: Literal["4+C,M", "M,4+C", "M,5+C", "M,6"] | None = setting(
-        None, "foreign models with one output for M boxes and C classes: its axes; 5 with an objectness, 6 are box, score, class"
+    class_names: ListOf[Path] | None = foreign("class names in order: a list, or a text file with one name a line")
+    nms: Literal["model", "pipeline"] | None = foreign("where overlapping boxes are suppressed")
+    packed_layout: Literal["4+C,M", "M,4+C", "M,5+C", "M,6"] | None = foreign(
+        "axes of one output with M boxes and C classes; 5 with an objectness, 6 are box, score, class"
     )
 
 
@@ -128,7 +119,7 @@ class DetectConfig:
     classes: ListOf[Text] = setting((), "keep only these class names; default: all")
     max_detections: Count = setting(100, "most detections of one image")
     min_agreement: Share = setting(
-        0.9, "refuse a version that agrees less with its golden images, where it has some (assets.extra/golden); 0: do not look"
+        0.9, "refuse a version that agrees less with its golden images (assets.extra/golden); 0: no check"
     )
     canary_share: Share = setting(
         0.05, "share of the images that meet the version which labels.json calls canary, always the same ones; 0: none do"
@@ -144,26 +135,28 @@ class DetectConfig:
     precision: Literal["float32", "bfloat16"] = setting(
         "float32", "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs"
     )
-    xla: Switch = setting(False, "compile the model with XLA; slower on CPU where that was measured, often faster on GPU")
-    device: Text = setting("auto", "auto, cpu, gpu or gpu:<number>; without a number each process takes the GPU that fewest have")
+    xla: Switch = setting(False, "compile the model with XLA; slower on the measured CPUs, often faster on GPUs")
+    device: Text = setting(
+        "auto", "auto, cpu, gpu or gpu:<number>; without a number each process takes the GPU with the fewest processes"
+    )
     gpu_memory_mb: Annotated[int, Between(64)] | None = setting(None, "limit of the GPU memory; default: grow as needed")
-    batch_sizes: ListOf[Count] = setting((), "batch ladder, ascending; default: 1,2,4 on CPU and up to 32 on GPU")
-    batch_timeout_ms: Annotated[float, Between(0.0)] = setting(1.0, "longest wait of an image for others to share its batch")
+    batch_sizes: ListOf[Count] = setting((), "allowed batch sizes, ascending; default: 1,2,4 on CPU and up to 32 on GPU")
+    batch_timeout_ms: Annotated[float, Between(0.0)] = setting(1.0, "longest wait of an image for its batch to fill")
     concurrent_batches: Threads | None = setting(
         None, "batches in flight; default: one more than cores, up to 4, on CPU; 2 on GPU"
     )
     intra_op_threads: Threads | None = setting(None, "threads inside one operation; default: cores / streams on CPU")
-    inter_op_threads: Threads | None = setting(None, "operations side by side; default: streams on CPU")
+    inter_op_threads: Threads | None = setting(None, "operations in parallel; default: streams on CPU")
     cpu_affinity: ListOf[CountFrom0] = setting((), "run on these cores only; default: all")
-    decode_threads: Threads | None = setting(None, "images decoded side by side; default: one for each core")
+    decode_threads: Threads | None = setting(None, "images decoded in parallel; default: one for each core")
     max_megapixels: Annotated[float, Between(0.01)] = setting(
-        100.0, "larger images are refused on their header; for JPEG this counts after decoding at reduced scale"
+        100.0, "refuse larger images by their header; for JPEG, by the size after scaled decoding"
     )
     scaled_decode: Switch = setting(
-        True, "decode large JPEGs at 1/2, 1/4 or 1/8 where at least 1.5 times the model's input remains"
+        True, "decode large JPEGs at 1/2, 1/4 or 1/8 if at least 1.5 times the model's input size remains"
     )
-    request_images: Count = setting(256, "most images under way in the detector")
-    request_mb: Annotated[float, Between(0.1)] = setting(64.0, "most encoded megabytes under way in the detector")
+    request_images: Count = setting(256, "most images in the detector at once")
+    request_mb: Annotated[float, Between(0.1)] = setting(64.0, "most encoded megabytes in the detector at once")
 
     @field_validator("batch_sizes")
     @classmethod
@@ -177,27 +170,25 @@ class DetectConfig:
 class ReadConfig:
     """How images are read."""
 
-    read_threads: Threads = setting(16, "images read side by side, ahead of the detector")
-    max_file_mb: Annotated[float, Between(0.001)] = setting(256.0, "larger files are refused before they are read")
+    read_threads: Threads = setting(16, "images read in parallel, ahead of the detector")
+    max_file_mb: Annotated[float, Between(0.001)] = setting(256.0, "refuse larger files before reading them")
 
 
 @checked
 class WriteConfig:
-    """What is written beside the JSON Lines, the summary and the report."""
+    """The outputs besides JSON Lines, summary and report."""
 
     shards: Count | None = setting(None, "number of detections-*.jsonl files; default: one for each 100,000 rows")
-    replace: Switch = setting(False, "remove what an earlier run with other settings left in the output folder")
-    parquet: Switch = setting(False, "write detections/*.parquet too, one row an image")
-    tfrecord: Switch = setting(False, "write detections/*.tfrecord too, tf.Examples with the TF Object Detection API's keys")
-    coco: Switch = setting(False, "write coco/results.json (and coco/images.json) too, of up to 10,000,000 images")
-    coco_ground_truth: SomePath | None = setting(
-        None, "COCO annotations whose image and category ids coco/results.json shall use"
-    )
+    replace: Switch = setting(False, "remove the results of earlier runs with other settings from the output folder")
+    parquet: Switch = setting(False, "also write detections/*.parquet, one row an image")
+    tfrecord: Switch = setting(False, "also write detections/*.tfrecord, tf.Examples with the TF Object Detection API's keys")
+    coco: Switch = setting(False, "also write coco/results.json (and coco/images.json), of up to 10,000,000 images")
+    coco_ground_truth: SomePath | None = setting(None, "COCO annotations whose image and category ids coco/results.json uses")
     samples: CountFrom0 = setting(0, "write this many annotated images under samples/")
     report_samples: Annotated[int, Between(0, 200)] = setting(12, "annotated images shown in report.html")
 
     resume_point_s: Annotated[float, Between(0.0)] = setting(
-        30.0, "most seconds of work that a kill costs a job in one process; its command goes on from there"
+        30.0, "most seconds of work that a killed job in one process repeats when its command runs again"
     )
 
     @field_validator("coco_ground_truth")
@@ -210,24 +201,24 @@ class WriteConfig:
 
 @checked
 class StreamConfig:
-    """What streaming jobs need beside: input is a Pub/Sub subscription, output the topic of the detections."""
+    """The settings of streaming jobs, whose input is a Pub/Sub subscription and whose output is the topic of the detections."""
 
-    archive: Path = setting("", "folder for the same rows in files, in the layout of batch; also for summary and report")
+    archive: Path = setting("", "folder for the rows as files, as batch jobs write them, and for summary and report")
     archive_window_s: Annotated[float, Between(1.0)] = setting(60.0, "seconds of rows in one archive file")
-    dead_letter_topic: Text = setting("", "topic for dead letters; they go to files as well")
-    answer_topic: Text = setting("", "topic for one answer per request; default: none")
+    dead_letter_topic: Text = setting("", "topic for dead letters, which are also written to files")
+    answer_topic: Text = setting("", "topic for one answer per request; default: no answers")
     answer_deadline_s: Annotated[float, Between(0.1)] = setting(
-        60.0, "longest time to a request's answer; it then names what is missing"
+        60.0, "longest time to a request's answer, which then names the missing images"
     )
     allow_uri_prefix: ListOf[Path] = setting(
         (),
-        "folders whose images a message may name, default in streams gs://; in batch jobs also lists and dead letters that were "
-        "found in a folder, beside what lies in the inputs' folders; each ends at a slash",
+        "folders, each ending with a slash, whose images a message may name (streams; default gs://), or a list or dead letter "
+        "that was found in a folder (batch; besides the inputs' folders)",
     )
     max_message_images: Count = setting(1000, "most images of one message")
     max_message_mb: Annotated[float, Between(0.001)] = setting(20.0, "most megabytes of one message's inline images")
     deduplicate_s: Annotated[float, Between(1.0)] = setting(
-        600.0, "seconds within which one generation of an image gets one result"
+        600.0, "seconds within which each generation of an image gets one result"
     )
     pull_images: Count = setting(128, "most images pulled ahead, and in one bundle")
     pull_mb: Annotated[float, Between(0.1)] = setting(64.0, "most megabytes of messages pulled ahead, and in one bundle")
@@ -235,13 +226,13 @@ class StreamConfig:
 
 @checked
 class WorkerConfig:
-    """The machines of a job, where a runner starts them: Dataflow. Accelerator and memory are for `DetectObjects` alone."""
+    """The machines that Dataflow starts for a job. Accelerator and memory are for `DetectObjects` only."""
 
-    accelerator: Text = setting("", "devices of a worker that detects, as Dataflow writes them: type:NAME;count:1;…")
-    min_ram_gb: Annotated[float, Between(0.1)] | None = setting(None, "least memory of a worker that detects")
+    accelerator: Text = setting("", "devices of a detecting worker, as Dataflow writes them: type:NAME;count:1;…")
+    min_ram_gb: Annotated[float, Between(0.1)] | None = setting(None, "least memory of a detecting worker")
     network: Text = setting("", "VPC network of all workers; default: the subnetwork's, or 'default'")
     subnetwork: Text = setting("", "their subnetwork, regions/REGION/subnetworks/NAME; of a shared VPC, its whole URL")
-    use_public_ips: Switch = setting(True, "workers have public addresses; without, their subnetwork needs Private Google Access")
+    use_public_ips: Switch = setting(True, "workers have public addresses; if not, their subnetwork needs Private Google Access")
 
 
 @checked
@@ -251,12 +242,12 @@ class Config:
     input: ListOf[_Input] = setting(
         (),
         "images: files, folders, globs (with **), gs://; manifests .txt .csv .jsonl; TFRecord shards *.tfrecord*; {date} or "
-        "{date:%Y/%m/%d}, with any directives of strftime, stands for each of --dates",
+        "{date:%Y/%m/%d}, with any strftime directives, stands for each of --dates",
     )
     time_zone: _Zone = setting("UTC", "where days begin and end, e.g. Europe/Zurich", examples=["Europe/Zurich", "UTC"])
     dates: _Days = setting(
         "",
-        "days for which {date} stands: 2026-11-20, 2026-11-01..2026-11-20, today, yesterday, or 'last 7 days', up to yesterday",
+        "the days of {date}: 2026-11-20, 2026-11-01..2026-11-20, today, yesterday, or 'last 7 days', up to yesterday",
         examples=["2026-11-20", "2026-11-01..2026-11-20"],
         validate_default=True,
     )
@@ -266,19 +257,20 @@ class Config:
         "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner, SparkRunner or DataflowRunner"
     )
     max_dead_share: Share = setting(0.5, "exit with 1 when a larger share of the images became dead letters")
-    allow_empty: Switch = setting(False, "an input that names no image is no error")
+    allow_empty: Switch = setting(False, "accept an input that names no image")
     when_busy: Literal["wait", "skip", "stop"] = setting(
-        "wait", "when another run works at the same images for this output: wait for it, skip (exit code 0), or stop (3)"
+        "wait", "when another run works at the same images for this output: wait, skip (exit code 0), or stop (3)"
     )
     busy_wait_s: Annotated[float, Between(0.0)] = setting(3600.0, "longest wait for another run, in seconds; then stop")
     only_new: Switch = setting(
         False,
-        "leave out each generation of an image that has a row in the output, of a batch job or stream with this model and settings",
+        "skip images that have a row in the output, of a batch job or stream with this model and settings",
     )
     retry_dead: Switch = setting(
-        False, "try again what failed: the input is the output's dead letters; leaves out what has a row by now, as only_new does"
+        False,
+        "retry failed images: the input is the output's dead letters; skips images that have a row by now, as only_new does",
     )
-    beam_options: Mapping[Text, _BeamOption] = section(dict, "options of Beam and its runners, by their flag's name")
+    beam_options: Mapping[Text, _BeamOption] = section(dict, "options of Beam and its runners, by their flag's name", **KEY_ONLY)
     model: ModelConfig = section(ModelConfig)
     detect: DetectConfig = section(DetectConfig)
     read: ReadConfig = section(ReadConfig)
@@ -289,8 +281,8 @@ class Config:
     @field_validator("dates")
     @classmethod
     def _settled(cls, text: str, before: ValidationInfo) -> str:
-        """What `yesterday` means is resolved when it is said, so that all parts of the job mean the same, also after midnight."""
-        if not {"input", "time_zone"} <= before.data.keys():  # there is something else to say first
+        """Resolves `yesterday` once, so that all parts of the job agree, even after midnight."""
+        if not {"input", "time_zone"} <= before.data.keys():  # these have errors of their own
             return text
         today = datetime.datetime.now(days.zone_named(before.data["time_zone"])).date()
         resolved = _checked_by(lambda given: days.resolve_dates(given, today), text) if text else ""
@@ -298,10 +290,10 @@ class Config:
         return resolved
 
     def patterns(self) -> dict[str, tuple[str, ...]]:
-        """Each input, with the patterns that it stands for: itself, or one or more for each of the days.
+        """Each input, with its patterns: itself, or one or more for each of the days.
 
         Raises:
-          ConfigError: The time zone left these days out.
+          ConfigError: The time zone skipped these days.
         """
         if not self.dates:
             return {pattern: (pattern,) for pattern in self.input}
@@ -312,19 +304,11 @@ class Config:
             raise ConfigError(f"dates: expected {err}, got {self.dates}") from err
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as plain nested dicts and lists, as they are written and shown: without secrets."""
-        plain: dict[str, Any] = _plain(self)
+        """The settings as nested dicts and lists, with secrets masked."""
+        plain: dict[str, Any] = TypeAdapter(Config).dump_python(self, mode="json")
         return {**plain, "beam_options": masked_options(plain["beam_options"])}
 
 
 def settings() -> tuple[Setting, ...]:
-    """All settings of a job, in the order of their declaration."""
+    """All settings, in the order of their declaration."""
     return settings_of(Config)
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, (tuple, list)) else value

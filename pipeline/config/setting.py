@@ -1,4 +1,4 @@
-"""What a setting is, for those who show or offer it: the command line, messages, tests. Taken from the classes' JSON Schema."""
+"""`Setting`: a setting's key, flag, default and help, read from the JSON Schema of the config, for command line and messages."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-MOST = 2**31 - 1  # whole numbers reach TensorFlow, Pub/Sub and the system with 32 bits; waits of more seconds overflow, too
+MOST = 2**31 - 1  # TensorFlow, Pub/Sub and the system take integers of 32 bits; longer waits in seconds overflow, too
+
+
+X_KEY_ONLY = "x-key-only"  # marks, in the JSON Schema, a key of the config file that is no flag
 
 
 class Setting(NamedTuple):
     """One setting.
 
     Attributes:
-      key: Its place: `detect.score_threshold`. The last part is unique among all settings of a job.
-      default: As JSON has it.
-      schema: The JSON Schema of its value (None aside), with its help as `description`.
+      key: Its dotted key, `detect.score_threshold`. The last part is unique among all settings.
+      default: Its default, as JSON.
+      schema: The JSON Schema of its value without null, with its help as `description`.
     """
 
     key: str
@@ -31,17 +34,19 @@ class Setting(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """Its flag on the command line."""
+        """Its flag on the command line; empty where it is a key of the config file only."""
+        if X_KEY_ONLY in self.schema:
+            return ""
         return "--model" if self.key == "model.path" else "--" + self.name.replace("_", "-")
 
     @property
     def help(self) -> str:
-        """What it is, in one line."""
+        """Its help, in one line."""
         return str(self.schema["description"])
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Least and largest number, of each element in a list; None where it is no number."""
+        """Least and largest number, of each element in a list; None if it is no number."""
         parts = (self.schema, self.schema.get("items", {}), *self.schema.get("prefixItems", ()))
         return next(((part["minimum"], part["maximum"]) for part in parts if "minimum" in part), None)
 

@@ -1,23 +1,23 @@
-"""What settings are called elsewhere: flags of YOLO's tools, of Ultralytics, and what people guess. And near names, for typos."""
+"""Names of settings in other tools (YOLO, Ultralytics, common guesses), and near names for typos."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-_NEAR = 0.75  # of difflib's ratio: a typo or two; what is less alike is another word
+_NEAR = 0.75  # difflib's ratio of one or two typos
 
 _FLAGS = {
     "conf confidence conf-thres conf-threshold confidence-threshold thresh threshold min-score score": "--score-threshold",
     "iou iou-thres iou-thresh nms-threshold nms-iou overlap": "--iou-threshold",
     "max-det max-dets max-boxes topk top-k": "--max-detections",
-    "imgsz img img-size image-size input-size size resolution": "--input-hw H W, which only models of any input size need",
+    "imgsz img img-size image-size input-size size resolution": "model.input_hw in the config file, for models of any input size",
     "source src images image-dir input-dir in data folder path": "--input",
     "weights checkpoint saved-model model-path model-dir": "--model",
     "out output-dir out-dir outdir save-dir results dest exp": "--output",
     "batch batch-size bs": "--batch-sizes, such as 1,2,4,8",
     "filter-classes class labels-to-keep": "--classes",
-    "names class-file labels-file": "--class-names",
+    "names class-file labels-file": "model.class_names in the config file",
     "gpu gpus cuda": "--device gpu:0",
     "half fp16 amp bf16 bfloat16": "--precision bfloat16",
     "workers threads num-workers j jobs": "--decode-threads and --read-threads",
@@ -36,7 +36,7 @@ _KNOWN = {name: flag for names, flag in _FLAGS.items() for name in names.split()
 
 
 def synonym_of(flag: str) -> str:
-    """What a flag, or a key, of other tools is here; empty where nobody calls anything so.
+    """The name here for a flag or key of another tool; empty if no tool has it.
 
     >>> synonym_of("--conf"), synonym_of("conf_thres"), synonym_of("--xyzzy")
     ('--score-threshold', '--score-threshold', '')
@@ -45,7 +45,7 @@ def synonym_of(flag: str) -> str:
 
 
 def near_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """The known names that somebody who wrote this one may have meant, the nearest first; none that is far.
+    """The known names that are close to this one, the nearest first.
 
     >>> near_names("score_treshold", ["score_threshold", "iou_threshold", "shards"]), near_names("--csv", ["--xla"])
     (['score_threshold'], [])

@@ -22,7 +22,6 @@ from pipeline.launch.dry_run import first_images, input_lines, model_lines, say,
 from pipeline.launch.finalize import DONE, FAILED, JobReport, clean_up, failed, stopped_by_signals
 from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
-from pipeline.launch.templates import write_template
 from pipeline.read.allowed import refusal
 from pipeline.read.letters import letters_in
 from pipeline.read.list_images import NOT_ALLOWED, folders_in_manifests, folders_of, list_pieces, pieces_of, resolved
@@ -116,7 +115,8 @@ def run(job: Job) -> int:
             if job.template:
                 steps = _steps(job, staging, model, job.started_at)
                 steps.check()
-                return write_template(job, steps.build)
+                job.write_template(steps.build)
+                return DONE
             check_output(config.output)
             with _lease(job, staging):
                 # two of one command may start in the same second; that they get the lease then is not possible

@@ -1,4 +1,4 @@
-"""What a launcher does for a job that runs on Dataflow: looks for the one to update, waits for its end, and drains it."""
+"""Dataflow: the machines that a job asks for, the job that `--update` names, and the end of a job."""
 
 from __future__ import annotations
 
@@ -6,43 +6,79 @@ import posixpath
 import time
 from typing import Any
 
-from pipeline.errors import RunnerError
+from pipeline import beam_internals
+from pipeline.config import WorkerConfig
+from pipeline.errors import ConfigError, RunnerError
 
 _LOOK_SECONDS = 5.0
+# https://cloud.google.com/compute/docs/gpus: each accelerator goes with machines of one family only
+_FAMILIES = {
+    "nvidia-tesla-t4": "n1",
+    "nvidia-tesla-p4": "n1",
+    "nvidia-tesla-p100": "n1",
+    "nvidia-tesla-v100": "n1",
+    "nvidia-l4": "g2",
+    "nvidia-tesla-a100": "a2",
+    "nvidia-a100-80gb": "a2",
+    "nvidia-h100-80gb": "a3",
+    "nvidia-h100-mega-80gb": "a3",
+}
+_EXAMPLES = {"n1": "n1-standard-8", "g2": "g2-standard-8", "a2": "a2-highgpu-1g", "a3": "a3-highgpu-1g"}
+
+
+def network_flags(worker: WorkerConfig) -> list[str]:
+    """Beam's flags for the network of the workers."""
+    named = {"network": worker.network, "subnetwork": worker.subnetwork}
+    flags = [f"--{name}={value}" for name, value in named.items() if value]
+    return flags if worker.use_public_ips else [*flags, "--no_use_public_ips"]
+
+
+def check_machine(accelerator: str, machine_type: str | None) -> None:
+    """Checks that machines of a type can have an accelerator; the service judges accelerators that are not in the table.
+
+    Args:
+      accelerator: As Dataflow writes it: `type:nvidia-l4;count:1;install-nvidia-driver`.
+      machine_type: Of the workers; None: the service's default, which has no accelerator.
+
+    Raises:
+      ConfigError: They cannot.
+    """
+    parts = dict(part.strip().partition(":")[::2] for part in accelerator.split(";"))
+    name = parts.get("type", "")
+    family = _FAMILIES.get(name)
+    if family and not (machine_type or "").startswith(f"{family}-"):
+        expected = f"--machine_type {family}-*, such as {_EXAMPLES[family]}"
+        raise ConfigError(f"worker.accelerator {name}: expected {expected}; got {machine_type or 'no --machine_type'}")
 
 
 def check(options: Any) -> None:
-    """Makes sure that `--update` names a job that runs; Beam would look for it without end.
+    """Checks that `--update` names a running job; Beam would look for it without end.
 
     Args:
       options: Beam's options.
 
     Raises:
-      RunnerError: None does, or the service cannot be asked.
+      RunnerError: No running job has this name, or the service does not answer.
     """
     from apache_beam.options.pipeline_options import GoogleCloudOptions
 
     cloud = options.view_as(GoogleCloudOptions)
-    if cloud.update and cloud.region:
-        from apache_beam.runners.dataflow.internal import apiclient
-
-        request = apiclient.dataflow.ListJobsRequest(project_id=cloud.project, location=cloud.region, filter="ACTIVE")
-        try:
-            running = sorted(job.name for job in apiclient.DataflowApplicationClient(cloud)._jobs_client.list_jobs(request))
-        except Exception as err:
-            raise RunnerError(f"--update: Dataflow does not say what runs: {' '.join(str(err).split())[:300]}") from err
-        if cloud.job_name not in running:
-            there = ", ".join(running) or "nothing"
-            raise RunnerError(
-                f"--update: expected --job_name of a job that runs in {cloud.region}: {there}; got {cloud.job_name}"
-            )
+    if not (cloud.update and cloud.region):
+        return
+    try:
+        running = beam_internals.active_dataflow_jobs(cloud)
+    except Exception as err:
+        raise RunnerError(f"--update: Dataflow does not list its jobs: {' '.join(str(err).split())[:300]}") from err
+    if cloud.job_name not in running:
+        there = ", ".join(running) or "nothing"
+        raise RunnerError(f"--update: expected --job_name of a job that runs in {cloud.region}: {there}; got {cloud.job_name}")
 
 
 def check_stream(options: Any) -> None:
-    """Stages a stream's files beside its temporary files, where nobody says where.
+    """Stages a stream's files beside its temporary files, unless the user names a place.
 
-    Beam would stage them among the temporary files, which buckets' lifecycle rules delete, and a worker that starts later fetches
-    what is staged.
+    Beam would stage them among the temporary files. Lifecycle rules of buckets delete those, and a worker that starts later
+    needs the staged files.
 
     Args:
       options: Beam's options.
@@ -56,7 +92,7 @@ def check_stream(options: Any) -> None:
 
 
 def wait(running: Any) -> None:
-    """Waits until a job is done, drained, or replaced by an update of it.
+    """Waits until a job is done, drained, or replaced by an update.
 
     Beam's own wait takes the last two for failures, and gives up on a job that drains for longer than 50 s.
 
@@ -75,8 +111,3 @@ def wait(running: Any) -> None:
             time.sleep(_LOOK_SECONDS)
         if running.state not in (PipelineState.DRAINED, PipelineState.UPDATED):
             raise
-
-
-def drain(running: Any) -> None:
-    """Asks Dataflow to take no more messages, and to finish what it has: https://cloud.google.com/dataflow/docs/guides/stopping-a-pipeline."""
-    running._runner.dataflow_client.modify_job_state(running.job_id(), "JOB_STATE_DRAINING")

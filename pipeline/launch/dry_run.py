@@ -1,13 +1,13 @@
-"""What `--dry-run` says beside a job's places: what the model is, what it finds in an image, and what looks wrong in that.
+"""The lines of `--dry-run`: the input, the model, what it detects in one image, and what looks wrong.
 
-A wrong description of a foreign model cannot be told from its files alone; it shows in the boxes and classes that come out.
+A model's files do not show whether its description is wrong; its boxes and classes do.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -24,25 +24,13 @@ from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
 from pipeline.stats.summary import left_out_line
 
 _SHOWN = 5  # names, or objects
-_TRIED = 5  # images, until one can be detected in
+_TRIED = 5  # images
 
 
 def say(lines: Iterable[str]) -> None:
-    """Prints lines; names of files need not be Unicode, standard output does."""
+    """Prints lines; escapes names that are no Unicode."""
     for line in lines:
         print(line.encode("utf-8", "backslashreplace").decode())
-
-
-def tried(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> bool:
-    """Prints what `trial_lines` gives; returns what it returns."""
-    succeeded = True
-
-    def lines() -> Iterator[str]:
-        nonlocal succeeded
-        succeeded = yield from trial_lines(detector, images)
-
-    say(lines())
-    return succeeded
 
 
 def shown(names: Iterable[str]) -> Iterator[str]:
@@ -54,17 +42,17 @@ def shown(names: Iterable[str]) -> Iterator[str]:
 
 
 def to_try(uris: Iterable[str]) -> list[str]:
-    """Those that may be read at once, images before files of them."""
+    """The URIs that can be read at once, images before TFRecord files."""
     return sorted((uri for uri in uris if not (is_letter(uri) or is_bad_line(uri))), key=is_tfrecord)
 
 
 def input_lines(new: Sequence[ImageRef], done: int, left_out: Counter[str]) -> Iterator[str]:
-    """How many images a job would read, which ones, and what of its inputs is none.
+    """How many images a job would read, the first few, and the inputs that are no images.
 
     Args:
-      new: What is to be read, sorted.
-      done: How many images are done.
-      left_out: Files that are no images, by kind.
+      new: The images to read, sorted.
+      done: The number of images that are done.
+      left_out: The number of files that are no images, by kind.
     """
     images = [ref.uri for ref in new if not (is_tfrecord(ref.uri) or is_bad_line(ref.uri))]
     bad = [letter_of_line(ref).message for ref in new if is_bad_line(ref.uri)]
@@ -77,7 +65,7 @@ def input_lines(new: Sequence[ImageRef], done: int, left_out: Counter[str]) -> I
 
 
 def model_lines(detector: Detector, config: Config) -> Iterator[str]:
-    """What the model is, how it will run, and whether it knows as many classes as have names."""
+    """The model, its batch sizes, and a warning where its classes and their names differ in number."""
     model = detector.model
     height, width = model.metadata.input_hw
     names = len(model.metadata.class_names)
@@ -89,14 +77,14 @@ def model_lines(detector: Detector, config: Config) -> Iterator[str]:
 
 
 def _classes_scored(model: LoadedModel) -> int | None:
-    """How many classes the model gives a box scores for; None where that does not show, or it fails on a black image."""
+    """The number of classes that the model scores; None if its outputs do not show it, or it fails on a black image."""
     (output,) = model.engine([np.zeros((*model.metadata.input_hw, 3), np.uint8)])
     scores = output.arrays["scores"] if isinstance(output, Output) else np.empty(0)
     return int(scores.shape[-1]) if scores.ndim == 2 else None
 
 
 def first_images(uris: Sequence[str], read: ReadConfig) -> Iterator[EncodedImage | DeadLetter]:
-    """A few images to try, each read when it is asked for."""
+    """A few images to try, each read when the caller takes it."""
     max_bytes = int(read.max_file_mb * 1e6)
     for ref in map(ImageRef, uris[:_TRIED]):
         if is_tfrecord(ref.uri):
@@ -108,20 +96,20 @@ def first_images(uris: Sequence[str], read: ReadConfig) -> Iterator[EncodedImage
             yield err.dead_letter(ref)
 
 
-def trial_lines(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> Generator[str, None, bool]:
-    """What the detector finds in the first image that it can detect in; of those before it, why it cannot.
+def tried(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> bool:
+    """Detects until one image succeeds; prints its detections, and why each image before it failed.
 
     Returns:
-      Whether there is one, or none was to be tried.
+      Whether one succeeded, or there was none to try.
     """
     image = None
     for image in images:
         result = image if isinstance(image, DeadLetter) else detector.detect([image])[0]
         if isinstance(result, DetectedImage):
-            yield from _found_lines(result)
-            yield from (f"wrong?   {doubt}" for doubt in doubts(result, detector.model.metadata))
+            say(_found_lines(result))
+            say(f"wrong?   {doubt}" for doubt in doubts(result, detector.model.metadata))
             return True
-        yield f"tried    {result.ref.uri}: dead letter, {result.reason}: {result.message}"
+        say([f"tried    {result.ref.uri}: dead letter, {result.reason}: {result.message}"])
     return image is None
 
 
@@ -134,10 +122,10 @@ def _found_lines(image: DetectedImage) -> Iterator[str]:
 
 
 def doubts(image: DetectedImage, metadata: DetectorMetadata) -> Iterator[str]:
-    """What looks wrong in one image's detections, and which settings would make it so.
+    """What looks wrong in one image's detections, with the settings that may cause it.
 
-    Boxes of the true format and units have an area of at least a pixel of the model's input, and lie in the image for the most
-    part. Of `xyxy` and `yxyx` in shares either may be true; that shows to the eye alone.
+    Boxes with the right format and units cover at least one pixel of the model's input, and lie mostly inside the image.
+    Only a person can tell `xyxy` from `yxyx` where boxes are shares.
     """
     found, names = image.detections, metadata.class_names
     boxes = found.boxes_xyxy.astype(np.float64)

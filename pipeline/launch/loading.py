@@ -1,4 +1,4 @@
-"""Loads the detector of this process, beside whatever else a job needs to start."""
+"""Loads the detector of this process while the job starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.stats import progress
 
 
 def load_detector(config: Config) -> Detector:
-    """The detector of this process, loaded and warm."""
+    """Loads and warms the detector of this process."""
     progress.note("loading the model")
     try:
         detector = shared_detector(config.model, config.detect, graph.samples_kept(config))
@@ -28,17 +28,17 @@ def load_detector(config: Config) -> Detector:
 
 
 def model_known(job: Job) -> tuple[str, str]:
-    """Name and version of a job's model, as rows will say them; empty where nobody asks and the machine here may not reach it.
+    """Name and version of a job's model, as its rows have them; empty where the launcher may not reach it and needs neither.
 
     Raises:
-      ModelError: It is not there, or cannot be understood.
+      ModelError: The model is missing, or is no detector.
     """
     return name_and_version(job.config.model) if job.in_process or job.config.only_new else ("", "")
 
 
 @contextlib.contextmanager
 def detector_loading(config: Config) -> Iterator[Future[Detector]]:
-    """Loads the detector of this process while the block within sets a runner up; its own error comes before what that broke."""
+    """Loads the detector while the block starts a runner; if both fail, the detector's error is raised."""
     with ThreadPoolExecutor(1, "load") as loader:
         loading = loader.submit(load_detector, config)
         try:

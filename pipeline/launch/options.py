@@ -1,13 +1,14 @@
-"""Beam's side of a job: its options, each known and checked, and the pipeline that they make."""
+"""A job's options for Beam: known, checked, and made into a pipeline."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import apache_beam as beam
@@ -20,23 +21,22 @@ from apache_beam.options.pipeline_options import (
     SetupOptions,
     WorkerOptions,
 )
-from apache_beam.runners.worker.statesampler import StateSampler
 
+from pipeline.beam_internals import end_bundles_promptly
 from pipeline.config import Config, WorkerConfig, settings
 from pipeline.config.synonyms import near_names, synonym_of
 from pipeline.errors import ConfigError, RunnerError
+from pipeline.launch.dataflow import check_machine, network_flags
 from pipeline.launch.flink_options import FlinkStreamOptions, server_options
-from pipeline.launch.machines import check_machine, network_flags
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 from pipeline.stats.summary import RunFacts
 from pipeline.stats.worker_reports import ModelStats
 from pipeline.storage.write_policy import RESOLVED_INPUT
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
-_FLAGS = ("--config", "--dry-run", "--verbose", "--version", "--help", "--help-all")  # beside those of settings
-_SAMPLING_MS = 20
-_CANARY_SECONDS = 5.0  # that the end of a job waits for what a canary has in hand
-_YEARS_SECONDS = 10 * 365 * 86_400  # Beam ends a portable job after this time (by default 300 s), though it says it doesn't
+_FLAGS = ("--config", "--dry-run", "--verbose", "--version", "--help", "--help-all")  # besides those of settings
+_CANARY_SECONDS = 5.0  # a job's end waits this long for the canary's images in hand
+_YEARS_SECONDS = 10 * 365 * 86_400  # Beam ends a portable job after this time, 300 s by default, against its documentation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Job:
 
     Attributes:
       config: Its settings.
-      runner: What its runner can do.
+      runner: Its runner.
       options: Beam's options.
-      command: The command line that made it.
+      command: The command line.
       started_at: When the command started, seconds since the epoch.
-      resolved_input: The inputs of a batch job as they are the same from wherever it is started.
+      resolved_input: The inputs of a batch job as absolute paths and URIs.
     """
 
     config: Config
@@ -61,27 +61,27 @@ class Job:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings, nested, as the results say them."""
+        """All settings, nested, as the results name them."""
         return self.config.as_dict() | ({RESOLVED_INPUT: list(self.resolved_input)} if self.resolved_input else {})
 
     @property
     def in_process(self) -> bool:
-        """Whether the launcher's own process detects, and so needs the model."""
+        """Whether the launcher's process detects, and so needs the model."""
         return self.runner.in_process and self.options.view_as(DirectOptions).direct_running_mode != "multi_processing"
 
     @property
     def is_detached(self) -> bool:
-        """Whether the launcher leaves the job to itself once it runs."""
+        """Whether the job is detached: it runs on without its launcher."""
         return bool(self.options.view_as(FlinkStreamOptions).detach)
 
     @property
     def attached(self) -> str:
-        """The runner's name of a job that runs already, and which this launcher comes back to; "" where it is a new one."""
+        """The runner's name of a detached job that this launcher attaches to; "" for a new job."""
         return self.options.view_as(FlinkStreamOptions).attach or ""
 
     @property
     def template(self) -> str:
-        """Where the job is to be written as a template, instead of being run; "" where it is to run."""
+        """Where the job is written as a template instead of being run; "" if it runs."""
         return self.options.view_as(GoogleCloudOptions).template_location or ""
 
     def pipeline(self) -> beam.Pipeline:
@@ -92,31 +92,33 @@ class Job:
         """
         try:
             return beam.Pipeline(runner=self.runner.make(), options=self.options)
-        except ValueError as err:  # what Beam's PipelineOptionsValidator finds, a line each
+        except ValueError as err:  # Beam's PipelineOptionsValidator: one line for each mistake
             found = str(err).removeprefix("Pipeline has validations errors:")
             raise RunnerError(f"runner {self.runner.name}: {' '.join(found.split())}") from err
 
+    def write_template(self, build: Callable[[beam.Pipeline], None]) -> None:
+        """Writes the job's graph to `--template_location`, for a later start by Dataflow; runs nothing.
+
+        Args:
+          build: Adds the job's steps to a pipeline.
+        """
+        pipeline = self.pipeline()
+        build(pipeline)
+        pipeline.run()  # with a template's place Beam submits nothing
+        print(f"template written to {self.template}; nothing runs yet; its results will go to {self.config.output}")
+
     def done(self, ready_at: float, model: ModelStats) -> RunFacts:
-        """What is to be told of this job, which ends now, but for what its canary has in hand."""
-        config, canary = self.config, model.canary_stats(_CANARY_SECONDS)
-        return RunFacts(
-            self.started_at,
-            ready_at,
-            time.time(),
-            self.command,
-            self.settings,
-            config.mode,
-            config.model.path,
-            model.batch_sizes,
-            canary,
-        )
+        """The facts of this job, which ends now; waits shortly for its canary."""
+        canary, config = model.canary_stats(_CANARY_SECONDS), self.config
+        times = (self.started_at, ready_at, time.time())
+        return RunFacts(*times, self.command, self.settings, config.mode, config.model.path, model.batch_sizes, canary)
 
 
 def checked_job(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:
-    """A job whose runner and options are checked; places are for the mode to check.
+    """A job with a checked runner and options; batch and streaming check its input and output themselves.
 
     Raises:
-      UserError: Something is wrong; the message says what.
+      UserError: A setting or option is wrong.
     """
     runner = runner_named(config.runner)
     options = beam_options(config, beam_flags)
@@ -133,8 +135,8 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
     """Beam's options: the config's, then the flags'.
 
     Raises:
-      ConfigError: One is unknown; Beam itself would only warn.
-      RunnerError: Nobody listens at the job server's endpoint.
+      ConfigError: An option is unknown; Beam itself would only warn.
+      RunnerError: The job server's endpoint does not answer.
     """
     of_config = [flag for name, value in config.beam_options.items() for flag in _as_flags(name, value)]
     flags = [*network_flags(config.worker), *of_config, *beam_flags]
@@ -149,20 +151,11 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
     return options
 
 
-def end_bundles_promptly() -> None:
-    """Makes local workers end their bundles up to 0.2 s sooner.
-
-    Beam ends a bundle by joining the thread that samples which step is busy. That thread sleeps for 200 ms at a time, and no
-    option sets it.
-    """
-    StateSampler.__init__.__defaults__ = (_SAMPLING_MS,)
-
-
 def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> None:
-    """Makes sure that a runner's workers can be what is asked for, and can write where they shall.
+    """Checks that a runner can start the workers that the config describes, and that they can write the results.
 
     Raises:
-      ConfigError: They cannot.
+      ConfigError: One of these does not hold.
     """
     if config.worker != WorkerConfig() and not runner.fits_machines:
         able = " or ".join(other.name for other in RUNNERS if other.fits_machines)
@@ -182,52 +175,56 @@ def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> 
 
 
 def _set_unless_asked(options: PipelineOptions, runner: Runner, mode: str) -> None:
-    """Sets what each job on a runner wants, where the user does not say otherwise."""
+    """Sets the options that all jobs on a runner have, unless the user sets others."""
     setup, debug = options.view_as(SetupOptions), options.view_as(DebugOptions)
     if setup.save_main_session is None:
-        setup.save_main_session = False  # what steps need of this project is imported; a pickle of `__main__` helps nobody
+        setup.save_main_session = False  # steps import what they need; none needs a pickle of `__main__`
     for experiment in (*runner.experiments, *(runner.stream_experiments if mode == "streaming" else ())):
         if not debug.lookup_experiment(experiment.removeprefix("no_")):
             debug.add_experiment(experiment)
 
 
-class _OneLine(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see --help")
-
-
 def _check_known(flags: Sequence[str], endpoint: str | None = None) -> None:
-    """Makes sure that Beam or the job server knows each flag; the server is asked only for what Beam does not know."""
-    known = _OneLine(add_help=False, allow_abbrev=False, conflict_handler="resolve")
-    for options in _all_subclasses(PipelineOptions):
-        if "_add_argparse_args" in vars(options):
-            options._add_argparse_args(known)
+    """Checks that Beam or the job server knows each flag; asks the server only for flags that Beam does not know."""
+    known = _parser_of_beam()
     unknown = known.parse_known_args(flags)[1]
     if unknown and endpoint:
         _check_reachable(endpoint)
         for name, action in server_options(endpoint).items():
-            if name not in known._option_string_actions:
+            with contextlib.suppress(argparse.ArgumentError):  # Beam knows this one, too
                 known.add_argument(name, action=action)
         unknown = known.parse_known_args(flags)[1]
     if unknown and unknown[0].startswith("-"):
         flag = unknown[0].split("=")[0]
-        raise ConfigError(f"unknown flag {flag}; {_hint(flag, [name for name in known._option_string_actions if name])}")
+        raise ConfigError(f"unknown flag {flag}; {_hint(flag, [f'--{name}' for name in vars(known.parse_args([]))])}")
     if unknown:
         name, given, value = unknown[0].partition("=")
         hint = _hint(name, [], f" {value}") if given else "see --help"
         raise ConfigError(f"unexpected argument {unknown[0]!r}; {hint}")
 
 
+def _parser_of_beam() -> argparse.ArgumentParser:
+    """Beam's own parser of all its options, whose errors are a `ConfigError`."""
+    parsers: list[argparse.ArgumentParser] = []
+    PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
+    parsers[0].error = _refuse  # type: ignore[method-assign]
+    return parsers[0]
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(f"{message}; see --help")
+
+
 def _hint(flag: str, of_beam: Sequence[str], value: str = "") -> str:
-    """What somebody may have meant by a flag, or by a word before `=` and a value."""
+    """The flag or key that a user may have meant by an unknown flag, or by a word before `=` and a value."""
     if synonym := synonym_of(flag):
         return f"here it is {synonym}"
-    near = near_names(flag, [*_FLAGS, *(setting.flag for setting in settings()), *of_beam], most=1)
-    return f"did you mean {near[0]}{value}?" if near else "see --help"
-
-
-def _all_subclasses(cls: Any) -> list[Any]:
-    return [found for child in cls.__subclasses__() for found in (child, *_all_subclasses(child))]
+    flags = [setting.flag for setting in settings() if setting.flag]
+    keys = {f"--{setting.name}": setting.key for setting in settings() if not setting.flag}
+    near = "".join(near_names(flag, [*_FLAGS, *flags, *keys, *of_beam], most=1))
+    if near in keys:
+        return f"here it is {keys[near]} in the config file, and no flag"
+    return f"did you mean {near}{value}?" if near else "see --help"
 
 
 def _as_flags(name: str, value: Any) -> list[str]:
@@ -238,7 +235,7 @@ def _as_flags(name: str, value: Any) -> list[str]:
 
 
 def _check_reachable(endpoint: str) -> None:
-    """Makes sure that a job server listens.
+    """Checks that a server listens at an endpoint.
 
     Raises:
       RunnerError: None does.

@@ -1,7 +1,6 @@
-"""Prism, Beam's portable local runner: found or fetched, started in a process group of its own, and ended with the job.
+"""Prism, Beam's portable local runner: finds or fetches it, starts it in its own process group, and ends it with the job.
 
-A process group of its own, because Ctrl-C reaches every process of the terminal's group, and a Prism that ends at once leaves
-nobody to finish what the job has in hand.
+Ctrl-C reaches every process of the terminal's group. A Prism that ended at once could not finish the job's work in hand.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from pipeline.beam_internals import fetch_prism, prism_cache
 from pipeline.errors import RunnerError
 
 _START_SECONDS = 30.0
-# runs a command that ends with this process, however that ends: the pipe to the shell's standard input closes then
+# runs a command that ends whenever this process does: the shell's standard input, a pipe, closes then
 WITH_PARENT = 'exec 3<&0; "$@" 3<&- & child=$!; { read -r _ <&3; kill $child; } & wait $child'
 _HOW = (
     "Prism is not here and could not be fetched; get it with `go install github.com/apache/beam/sdks/v2/go/cmd/prism@v2.77.0` "
@@ -30,7 +30,7 @@ _HOW = (
 
 @contextlib.contextmanager
 def prism_serving(options: Any) -> Iterator[None]:
-    """Starts Prism for the length of a block, and leads Beam's options to it, with workers in this process."""
+    """Runs Prism during a block; sets Beam's options to use it, with workers in this process."""
     from apache_beam.options.pipeline_options import PortableOptions
 
     with running_prism(options) as endpoint:
@@ -41,14 +41,14 @@ def prism_serving(options: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def running_prism(options: Any) -> Iterator[str]:
-    """Starts Prism for the length of a block; yields its job endpoint, `host:port`.
+    """Runs Prism during a block; yields its job endpoint, `host:port`.
 
     Args:
-      options: Beam's options; `--prism_location` names the binary, else it is looked for where `go install` and Beam put it,
-        else fetched by Beam from its release.
+      options: Beam's options; `--prism_location` names the binary. Without it the binary of `go install` or of Beam's cache is
+        used, else Beam fetches its release.
 
     Raises:
-      RunnerError: There is none, or it does not start.
+      RunnerError: There is no Prism, or it does not start.
     """
     port = _free_port()
     command = [prism_binary(options), f"--job_port={port}", "--serve_http=false", "--log_level=error"]
@@ -67,22 +67,20 @@ def prism_binary(options: Any) -> str:
     """The path of Prism's binary.
 
     Raises:
-      RunnerError: There is none, and Beam cannot fetch it.
+      RunnerError: There is no Prism, and Beam cannot fetch it.
     """
     from apache_beam.options.pipeline_options import PrismRunnerOptions
-    from apache_beam.runners.portability.prism_runner import PrismJobServer
 
     location: str | None = options.view_as(PrismRunnerOptions).prism_location
     if location and not os.path.exists(location) and "://" not in location:
         raise RunnerError(f"--prism_location {location}: there is no such file; {_HOW}")
     found = [location, shutil.which("prism"), ".tools/prism", os.path.expanduser("~/go/bin/prism")]
-    found += sorted(glob.glob(os.path.join(PrismJobServer.BIN_CACHE, "apache_beam-v*-prism-*[!p]")))
+    found += sorted(glob.glob(os.path.join(prism_cache(), "apache_beam-v*-prism-*[!p]")))
     for path in found:
         if path and os.path.isfile(path) and os.access(path, os.X_OK) and not path.endswith(".zip"):
             return path
     try:
-        fetched: str = PrismJobServer(options).subprocess_cmd_and_endpoint()[0][0]
-        return fetched
+        return fetch_prism(options)
     except Exception as err:
         raise RunnerError(f"{_HOW} ({' '.join(str(err).split())[:200]})") from err
 
@@ -97,7 +95,7 @@ def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends Prism by closing the shell's input, as a death of this process would; by force where that is not heard."""
+    """Ends Prism by closing the shell's input, as the death of this process would; kills it if that fails."""
     assert process.stdin is not None  # noqa: S101  it is a pipe
     process.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,55 +1,41 @@
-"""What each runner can do, in one table; nothing else in the code knows a runner by its name.
+"""The table of runners; no other module knows a runner by its name.
 
-A runner is added by one row here and one line in the README's table; a test holds the two against each other.
+A new runner is one row here and one line in the README's table; a test compares the two.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from pipeline.beam_internals import drain_dataflow_job
 from pipeline.errors import ConfigError, RunnerError
 from pipeline.launch import dataflow, flink, flink_options, prism
 
 
-def _nowhere() -> bool:
-    return False
-
-
-def _is_there(_options: Any) -> None:
-    """Nothing that a runner would have to find or start."""
-
-
-def _wait(running: Any) -> None:
-    running.wait_until_finish()
-
-
-def _stays(_running: Any, _options: Any) -> str:
-    """Nothing to say where the launcher waits for the job."""
+def _nothing(*_: Any) -> str:
+    """The default of each function of the table: there is nothing to do or to name."""
     return ""
-
-
-def _hears(_running: Any) -> None:
-    """Nothing to do where steps hear in this process that the stream ends."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """What a runner needs to be told.
+    """An option that a runner needs.
 
     Attributes:
-      options: Beam options, of which one must be given.
-      example: How to give it, and what it is.
-      instead: Whether the machine itself has it, where no option says it.
+      options: Beam options, one of which must be set.
+      example: How to set it, and what it is.
+      instead: Whether the machine itself has what no option sets.
     """
 
     options: tuple[str, ...]
     example: str
-    instead: Callable[[], object] = _nowhere
+    instead: Callable[[], object] = _nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,27 +43,26 @@ class Runner:
     """What a runner can do.
 
     Attributes:
-      name: As the user gives it.
-      acknowledges: When it acknowledges a stream's message: "a message is acknowledged …"; "" where it has none.
-      in_process: Whether each step runs in the process that launches the job: the model is loaded, images are counted and
-        duplicates are known there. Answers by request need that too, since the images of a request meet in memory.
-      native_source: Whether a stream is read by Beam's own Pub/Sub source; else by the project's splittable puller.
-      no_stream: Why it cannot run a stream; "" where it can.
-      needs: What must be known before it can start.
-      local_files: Whether its workers may see the files of the machine that launches.
-      fits_machines: Whether it gives steps the machines that they ask for; elsewhere such a wish would only part steps that
-        belong together.
-      experiments: Beam's experiments that its jobs are run with, where the user does not ask for the opposite.
+      name: Its name in the config.
+      acknowledges: When it acknowledges a stream's message: "a message is acknowledged …"; "" if it runs no streams.
+      in_process: Whether each step runs in the launcher's process. Then the model is loaded, images are counted and duplicates
+        are known there. Answers by request need that too, since the images of a request meet in memory.
+      native_source: Whether a stream is read by Beam's own Pub/Sub source; else by the project's splittable DoFn.
+      no_stream: Why it cannot run a stream; "" if it can.
+      needs: The options that a job on it needs.
+      local_files: Whether its workers may see the launcher's files.
+      fits_machines: Whether it gives steps machines by their resource hints; elsewhere hints would only split fused steps.
+      experiments: Beam's experiments for its jobs, unless the user sets the opposite.
       stream_experiments: More of them, for streams.
       beam_name: The runner's name in Beam, or the full name of its class.
-      wait: Waits for the end of a job, given what Beam calls its result; raises where that is a failure.
-      end_stream: Asks a stream to finish what it has, given the same, where its steps do not hear of it in this process.
-      leave: Its name for a stream, given that and Beam's options, where the launcher shall not wait for it; "" where it shall.
-      finalizes_early: Whether it finalizes at a checkpoint also bundles that ended after the checkpoint began, so that only the
-        next one is sure to hold them.
-      check: Makes sure that what it runs on is there, given Beam's options; raises a `RunnerError` where it is not.
-      check_stream: Makes sure that a stream has what it needs there, given the same, and sets what every stream wants.
-      served: Keeps what it runs on alive for the length of a block, given Beam's options.
+      wait: Waits for the end of a job, given Beam's result; raises if the job failed.
+      end_stream: Makes a stream finish its work in hand, given Beam's result; for steps in other processes.
+      leave: Returns the runner's name of a detached stream, given Beam's result and options; "" if the launcher waits for it.
+      finalizes_early: Whether a checkpoint also finalizes bundles that ended after it began, so that only the next checkpoint
+        is sure to hold them.
+      check: Checks that the runner can be reached or started, given Beam's options; raises a `RunnerError` if not.
+      check_stream: Checks the options of a stream, and sets the defaults of all streams.
+      served: Keeps a server that the runner needs alive during a block, given Beam's options.
     """
 
     name: str
@@ -91,22 +76,22 @@ class Runner:
     experiments: tuple[str, ...] = ()
     stream_experiments: tuple[str, ...] = ()
     beam_name: str = ""
-    wait: Callable[[Any], object] = _wait
-    end_stream: Callable[[Any], object] = _hears
+    wait: Callable[[Any], object] = operator.methodcaller("wait_until_finish")
+    end_stream: Callable[[Any], object] = _nothing
     finalizes_early: bool = False
-    leave: Callable[[Any, Any], str] = _stays
-    check: Callable[[Any], object] = _is_there
-    check_stream: Callable[[Any], object] = _is_there
+    leave: Callable[[Any, Any], str] = _nothing
+    check: Callable[[Any], object] = _nothing
+    check_stream: Callable[[Any], object] = _nothing
     served: Callable[[Any], AbstractContextManager[object]] = contextlib.nullcontext
 
     @property
     def answers(self) -> bool:
-        """Whether a stream's requests can be answered as a whole."""
+        """Whether one message can answer all images of a request."""
         return self.in_process and not self.no_stream
 
     @property
     def guarantee(self) -> str:
-        """What a stream's sender can count on, in a sentence."""
+        """When a stream's messages are acknowledged, as a sentence."""
         return f"a message is acknowledged {self.acknowledges}"
 
     def make(self) -> Any:
@@ -125,8 +110,8 @@ _JOB_SERVER = Need(("job_endpoint",), "--job_endpoint <host>:<port> of a job ser
 _BY_CHECKPOINT = "at the checkpoint after the one that ends its bundle"
 
 RUNNERS = (
-    # Beam itself would prefer Prism where it finds it, and for streams a runner that acknowledges before anything is processed;
-    # its in-memory runner is chosen by measurement (BENCHMARKS.md)
+    # Beam itself would choose Prism if it finds it, and for streams a runner that acknowledges messages before it processes
+    # them. Its in-memory runner is faster (BENCHMARKS.md).
     Runner(
         "DirectRunner",
         "when its answers are published",
@@ -137,7 +122,7 @@ RUNNERS = (
         "PrismRunner",
         "when its answers are published",
         in_process=True,
-        stream_experiments=("prism_disable_sdf_split",),  # a puller is one turn: nothing to split
+        stream_experiments=("prism_disable_sdf_split",),  # a puller cannot be split
         check=prism.prism_binary,
         served=prism.prism_serving,
     ),
@@ -178,7 +163,7 @@ RUNNERS = (
         check=dataflow.check,
         check_stream=dataflow.check_stream,
         wait=dataflow.wait,
-        end_stream=dataflow.drain,
+        end_stream=drain_dataflow_job,
         local_files=False,
         fits_machines=True,
         experiments=("no_use_multiple_sdk_containers",),  # one process a worker; by default each core loads a model of its own
@@ -187,10 +172,10 @@ RUNNERS = (
 
 
 def runner_named(name: str) -> Runner:
-    """The table's row for a runner.
+    """The runner with a name.
 
     Raises:
-      RunnerError: There is none; the message names those that there are.
+      RunnerError: No runner has this name; the message lists all.
     """
     for runner in RUNNERS:
         if runner.name == name:
@@ -200,11 +185,11 @@ def runner_named(name: str) -> Runner:
 
 
 def check_runner(runner: Runner, options: Any) -> None:
-    """Makes sure that a runner can start a job with these options.
+    """Checks that a runner can start a job with these options.
 
     Raises:
       ConfigError: An option is missing.
-      RunnerError: What it runs on is not there.
+      RunnerError: The runner cannot be reached or started.
     """
     given = options.get_all_options()
     missing = [need for need in runner.needs if not any(given[option] for option in need.options) and not need.instead()]

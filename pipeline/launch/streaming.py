@@ -1,7 +1,7 @@
-"""Launches a streaming job: checks subscription, topics and places, loads the model, runs until told to stop, then sums up.
+"""Launches a streaming job: checks subscription, topics and folders, loads the model, runs until a signal, writes the report.
 
-SIGTERM and SIGINT end intake; what is in hand is finished, published, acknowledged and archived, and the exit code is 0. A
-second one ends the job at once: what was in hand will be delivered again.
+The first SIGTERM or SIGINT ends the intake. The job finishes, publishes, acknowledges and archives its images in hand, and exits
+with 0. A second signal ends the job at once, and Pub/Sub delivers the messages in hand again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pipeline.launch.finalize import DONE, JobReport, clean_up, failed, finished
 from pipeline.launch.loading import load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
-from pipeline.launch.templates import write_template
 from pipeline.stats.progress import ProgressDisplay
 from pipeline.stats.worker_reports import ModelStats, WorkerReports
 from pipeline.storage.beside import check_beside
@@ -42,10 +41,10 @@ _WITHOUT_ARCHIVE = "out/streaming"
 
 
 def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:
-    """Checks settings, flags, subscription and topics before anything takes time.
+    """Checks settings, flags, subscription and topics.
 
     Raises:
-      UserError: Something is wrong; the message says what.
+      UserError: One of them is wrong.
     """
     _check_settings(config)
     job = checked_job(config, beam_flags, command, started_at)
@@ -65,10 +64,10 @@ def _check_settings(config: Config) -> None:
     if len(config.input) != 1:
         raise InputError(f"expected one subscription as --input, got {len(config.input)} inputs")
     if config.only_new:
-        raise ConfigError("only_new: expected --mode batch, since a stream does what it is asked for")
+        raise ConfigError("only_new: expected --mode batch, since a stream detects whatever its messages name")
     if config.retry_dead:
         raise ConfigError(
-            "retry_dead: expected --mode batch; a stream tries again what comes from a dead-letter topic as its --input"
+            "retry_dead: expected --mode batch; a stream retries the messages of a dead-letter topic given as --input"
         )
     runner = runner_named(config.runner)
     if runner.no_stream:
@@ -81,7 +80,7 @@ def _check_settings(config: Config) -> None:
 
 
 def show_plan(job: Job) -> int:
-    """Prints what a run would do; reads no message and writes nothing."""
+    """Prints the plan of a run; reads no message and writes nothing."""
     config, detector = job.config, load_detector(job.config)
     check_output(results_folder(config), write=False)
     say([f"input    {config.input[0]}, images under {', '.join(graph.allowed_prefixes(config))}"])
@@ -102,7 +101,11 @@ def run(job: Job) -> int:
     settings = _settings(job, run_of(staging), staging)
     build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
     if job.template:
-        return write_template(job, build)
+        try:
+            job.write_template(build)
+        except Exception as err:  # noqa: BLE001  users get one line for any failure
+            return failed(err)
+        return DONE
     about = {"settings": config.as_dict(), **({DETACHED: left} if left else {})}
     with stopped_by_signals(), held(staging, about):
         try:
@@ -125,21 +128,21 @@ def run(job: Job) -> int:
                     runner.end_stream(running)
 
                 with finished_by_signals(end):
-                    begin_publishing()  # the results that are there when a signal ends the intake
+                    begin_publishing()  # of the results that exist when a signal ends the intake
                     print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
                     runner.wait(running)
-        except Exception as err:  # noqa: BLE001  whatever ended the job, its user gets one line
+        except Exception as err:  # noqa: BLE001  users get one line for any failure
             return failed(err)
         began = dataclasses.replace(job, started_at=left.started_at) if left else job
         return _ended(began, staging, model, figures, ready_at)
 
 
 def _ended(job: Job, staging: str, model: ModelStats, figures: LiveStats | WorkerFigures, ready_at: float) -> int:
-    """Sums a stream up that has ended well; returns the exit code."""
+    """Writes summary and report of a stream that ended without an error; returns the exit code."""
     facts = job.done(ready_at, model)
     stats = figures.stats()
     if stats is None:
-        print("no worker has told this launcher what it did; the runner has the figures, as Beam metrics", file=sys.stderr)
+        print("no worker has reported its figures to this launcher; the runner has them, as Beam metrics", file=sys.stderr)
         clean_up(staging)
         return DONE
     if not job.in_process:
@@ -164,7 +167,7 @@ def _settings(job: Job, name: str, staging: str) -> RunSettings:
 
 
 def line_of(figures: LiveStats | WorkerFigures, model: ModelStats) -> Callable[[float], str]:
-    """What a line of the display says: the stream's figures, and a canary's where there is one."""
+    """The text of the progress display: the stream's figures, and those of a canary."""
 
     def line(seconds: float) -> str:
         canary = model.canary_stats()
@@ -174,5 +177,5 @@ def line_of(figures: LiveStats | WorkerFigures, model: ModelStats) -> Callable[[
 
 
 def results_folder(config: Config) -> str:
-    """Where archive, dead letters, summary and report go."""
+    """The folder of archive, dead letters, summary and report."""
     return config.stream.archive.rstrip("/") or _WITHOUT_ARCHIVE

@@ -21,8 +21,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from apache_beam.io.tfrecordio import _TFRecordUtil
 
+from pipeline import beam_internals
 from pipeline.storage.files import create
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
@@ -38,7 +38,7 @@ def write_tfrecord(lines: Iterable[bytes], path: str) -> None:
             for name, values in _features(row).items():
                 _fill(example.features.feature[name], values)
             # a map has no order of its own, which is also why tfx-bsl's encoder gives other bytes each time
-            _TFRecordUtil.write_record(file, example.SerializeToString(deterministic=True))
+            beam_internals.write_tfrecord(file, example.SerializeToString(deterministic=True))
 
 
 def _features(row: Any) -> dict[str, list[Any]]:

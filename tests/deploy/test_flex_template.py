@@ -15,7 +15,7 @@ from google.cloud.dataflow_v1beta3.types import (
 )
 
 from pipeline.config import load_config, settings
-from pipeline.launch.machines import check_machine
+from pipeline.launch.dataflow import check_machine
 from tests.conftest import REPO
 
 FOLDER = REPO / "deploy" / "flex_template"

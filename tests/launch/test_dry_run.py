@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import yaml
 
 from models.metadata import DetectorMetadata
 from pipeline import run
@@ -13,8 +14,7 @@ from tests.tfrecord_files import write as write_tfrecord
 from tests.tiny_models import bright_box, save_model
 
 BOX = (256, 96, 576, 384)  # of an image of 640x480: shares 0.4, 0.2, 0.9, 0.8
-SHARES = ("--resize", "stretch", "--box-format", "xyxy", "--box-units", "norm")
-NAMES = ("--class-names", "cat,dog,cow")
+DESCRIBED = {"resize": "stretch", "box_format": "xyxy", "box_units": "norm", "class_names": ["cat", "dog", "cow"]}
 
 
 @pytest.fixture(scope="module")
@@ -45,29 +45,29 @@ def plan_of(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "found", "wrong"),
+    ("described", "found", "wrong"),
     [
-        pytest.param((*SHARES, *NAMES), "cow 0.80 at [255, 95, 575, 385]", [], id="as it is"),
+        pytest.param({}, "cow 0.80 at [255, 95, 575, 385]", [], id="as it is"),
         pytest.param(
-            (*SHARES[:3], "cxcywh", *SHARES[4:], *NAMES),
+            {"box_format": "cxcywh"},
             "cow 0.80 at [-32, -98, 542, 288]",
             [],
             id="a format that may be, and is not",
         ),
         pytest.param(
-            (*SHARES[:3], "xywh", *SHARES[4:], *NAMES),
+            {"box_format": "xywh"},
             "cow 0.80 at [255, 95, 830, 480]",
             [],
             id="another one",
         ),
         pytest.param(
-            (*SHARES[:5], "pixels", *NAMES),
+            {"box_units": "pixels"},
             "cow 0.80 at [2, 1, 4, 4]",
             ["1 of 1 boxes are smaller than a pixel of the model's input; model.box_format is xyxy, model.box_units pixels"],
             id="units",
         ),
         pytest.param(
-            (*SHARES, "--class-names", "cat,dog"),
+            {"class_names": ["cat", "dog"]},
             "class 2 0.80 at [255, 95, 575, 385]",
             [
                 "the model scores 3 classes, class_names has 2",
@@ -76,17 +76,18 @@ def plan_of(tmp_path, capsys):
             id="too few names",
         ),
         pytest.param(
-            (*SHARES, *NAMES[:1], "cat,dog,cow,ox"),
+            {"class_names": ["cat", "dog", "cow", "ox"]},
             "cow 0.80 at [255, 95, 575, 385]",
             ["the model scores 3 classes, class_names has 4"],
             id="too many names",
         ),
     ],
 )
-def test_what_is_found_in_an_image_is_shown_with_what_looks_wrong(flags, found, wrong, plan_of, tmp_path, model):
+def test_what_is_found_in_an_image_is_shown_with_what_looks_wrong(described, found, wrong, plan_of, tmp_path, model):
     """Each wrong description of the model shows in the boxes, in a doubt, or in both."""
     write_bright_image(tmp_path / "in" / "a.png", (640, 480), BOX)
-    lines = plan_of("--model", model, *flags)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({"model": DESCRIBED | described}))
+    lines = plan_of("--config", tmp_path / "job.yaml", "--model", model)
     at = lines.index(f"tried    {tmp_path}/in/a.png: 640x480, 1 objects")
     assert lines[at + 1] == f"         {found}"
     assert [line.removeprefix("wrong?   ") for line in lines if line.startswith("wrong?")] == wrong

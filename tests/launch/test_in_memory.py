@@ -32,7 +32,7 @@ def test_a_turn_leaves_nothing_behind(growth_a_turn):
 
 
 def test_beam_itself_keeps_the_metrics_of_each_turn(growth_a_turn):
-    """Where this fails Beam has mended it, and `in_memory.py` need not replace `consolidate_monitoring_infos` any more."""
+    """Where this fails Beam has mended it, and `add_up_metrics_at_once` may go."""
     assert growth_a_turn("beam") > 1000
 
 

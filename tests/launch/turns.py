@@ -21,7 +21,7 @@ from pipeline.stream.pubsub import _Endless
 KEPT: list[int] = []
 
 
-class DelayedAcks(beam.DoFn):
+class Turns(beam.DoFn):
     """Comes again as often as its element says, each time in a bundle of its own; notes halfway and at the end what is in use."""
 
     @beam.DoFn.unbounded_per_element()
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     tracemalloc.start()
     with beam.Pipeline(runner=InMemoryRunner() if runner == "own" else FnApiRunner()) as pipeline:
         begin = pipeline | "Begin" >> beam.Create([turns], reshuffle=False)
-        _ = begin | "DelayedAcks" >> beam.ParDo(DelayedAcks()).with_output_types(int)
+        _ = begin | "Turns" >> beam.ParDo(Turns()).with_output_types(int)
     halfway, end = KEPT
     print((end - halfway) / (turns - turns // 2))
     return 0

@@ -1,0 +1,100 @@
+"""Every private function of Apache Beam that this project calls or replaces, each with the public way that is missing.
+
+Checked with Beam 2.77, the one release that is supported. `tests/test_beam_internals.py` has a test for each function, which
+fails by its name after an upgrade that changes what it needs. docs/design.md has a table of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, BinaryIO
+
+_SAMPLING_MS = 20
+
+
+def end_bundles_promptly() -> None:
+    """Makes this process's workers end their bundles up to 0.2 s sooner.
+
+    Missing in public, up to Beam 2.77: an option for the sampling period. Beam ends a bundle by joining the thread that samples
+    which step is busy, and that thread sleeps for up to 200 ms at a time.
+    """
+    from apache_beam.runners.worker.statesampler import StateSampler
+
+    StateSampler.__init__.__defaults__ = (_SAMPLING_MS,)
+
+
+def add_up_metrics_at_once() -> None:
+    """Makes the in-memory runner add up each bundle's metrics when the bundle ends.
+
+    Missing in public, up to Beam 2.77: a stream whose memory is bounded. `run_stages` chains a generator over the bundle's
+    metrics to the one before, and nothing consumes the chain before the job ends.
+    """
+    from apache_beam.metrics import monitoring_infos
+    from apache_beam.runners.portability.fn_api_runner import fn_runner
+
+    def consolidated(infos: Iterable[Any]) -> list[Any]:
+        return list(monitoring_infos.consolidate(infos))
+
+    fn_runner.consolidate_monitoring_infos = consolidated
+
+
+def write_tfrecord(file: BinaryIO, content: bytes) -> None:
+    """Writes one record of a TFRecord file.
+
+    Missing in public, up to Beam 2.77: writing to an open file. `WriteToTFRecord` is a whole transform, and TensorFlow's own
+    `TFRecordWriter` opens its files itself.
+    """
+    from apache_beam.io.tfrecordio import _TFRecordUtil
+
+    _TFRecordUtil.write_record(file, content)
+
+
+def active_dataflow_jobs(cloud: Any) -> list[str]:
+    """The names of the jobs that Dataflow runs in a project and region, sorted.
+
+    Missing in public, up to Beam 2.77: a client with the credentials and the endpoint of Beam's options.
+
+    Args:
+      cloud: Beam's `GoogleCloudOptions`.
+    """
+    from apache_beam.runners.dataflow.internal import apiclient
+
+    request = apiclient.dataflow.ListJobsRequest(project_id=cloud.project, location=cloud.region, filter="ACTIVE")
+    return sorted(job.name for job in apiclient.DataflowApplicationClient(cloud)._jobs_client.list_jobs(request))
+
+
+def drain_dataflow_job(running: Any) -> None:
+    """Makes Dataflow drain a job: it pulls no more messages, and finishes those that it has.
+
+    Missing in public, up to Beam 2.77: the result of a pipeline can only cancel.
+
+    Args:
+      running: Beam's `DataflowPipelineResult`.
+    """
+    running._runner.dataflow_client.modify_job_state(running.job_id(), "JOB_STATE_DRAINING")
+
+
+def prism_cache() -> str:
+    """The folder in which Beam keeps the Prism binaries that it has fetched.
+
+    Missing in public, up to Beam 2.77: any way to look for a binary without fetching one.
+    """
+    from apache_beam.runners.portability.prism_runner import PrismJobServer
+
+    folder: str = PrismJobServer.BIN_CACHE
+    return folder
+
+
+def fetch_prism(options: Any) -> str:
+    """Has Beam fetch Prism from its release; returns the path of the binary.
+
+    Missing in public, up to Beam 2.77: Prism in a process group of its own. `PrismRunner` starts it in the terminal's group,
+    where Ctrl-C ends it before the job's work in hand is finished.
+
+    Args:
+      options: Beam's options.
+    """
+    from apache_beam.runners.portability.prism_runner import PrismJobServer
+
+    command, _endpoint = PrismJobServer(options).subprocess_cmd_and_endpoint()
+    return str(command[0])

@@ -1,0 +1,88 @@
+"""Each private function of Beam does what this project needs of it; after an upgrade the test of one fails by its name."""
+
+import inspect
+import io
+import re
+
+import pytest
+from apache_beam.metrics import monitoring_infos
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import fn_runner
+from apache_beam.runners.worker.statesampler import StateSampler
+from apache_beam.utils.counters import CounterFactory
+
+from pipeline import beam_internals
+from tests.fixtures import REPO
+
+
+def test_end_bundles_promptly():
+    """A worker samples each 20 ms, and no other default of the sampler is replaced."""
+    beam_internals.end_bundles_promptly()
+    assert StateSampler("a bundle", CounterFactory()).sampling_period_ms == 20
+    parameters = inspect.signature(StateSampler.__init__).parameters.values()
+    assert {p.name for p in parameters if p.default is not p.empty} == {"sampling_period_ms"}
+
+
+def test_add_up_metrics_at_once(monkeypatch):
+    """The runner takes its function from where it is replaced, and gets a list; `test_in_memory.py` has the effect."""
+    monkeypatch.setattr(fn_runner, "consolidate_monitoring_infos", fn_runner.consolidate_monitoring_infos)
+    beam_internals.add_up_metrics_at_once()
+    infos = [monitoring_infos.int64_user_counter("images", "read", 2), monitoring_infos.int64_user_counter("images", "read", 3)]
+    (added,) = fn_runner.consolidate_monitoring_infos(iter(infos))
+    assert monitoring_infos.extract_counter_value(added) == 5
+    assert "consolidate_monitoring_infos(" in inspect.getsource(fn_runner.FnApiRunner.run_stages)
+
+
+def test_write_tfrecord(tmp_path):
+    """TensorFlow reads the records that were written."""
+    import tensorflow as tf
+
+    records = [b"", b"a", bytes(range(256)) * 100]
+    file = io.BytesIO()
+    for record in records:
+        beam_internals.write_tfrecord(file, record)
+    (tmp_path / "a.tfrecord").write_bytes(file.getvalue())
+    assert [each.numpy() for each in tf.data.TFRecordDataset(str(tmp_path / "a.tfrecord"))] == records
+
+
+def test_active_dataflow_jobs_and_drain_dataflow_job(tmp_path):
+    """A job that runs is named, and one that is drained gets that state."""
+    from apache_beam.runners.dataflow.dataflow_runner import DataflowPipelineResult, DataflowRunner
+    from apache_beam.runners.dataflow.internal import apiclient
+
+    from tests.dataflow_service import running_dataflow_service
+
+    with running_dataflow_service() as service:
+        flags = ["--project=p-of-test", "--region=europe-west1", "--no_auth", f"--dataflow_endpoint={service.endpoint}"]
+        options = PipelineOptions([*flags, f"--temp_location={tmp_path}", f"--staging_location={tmp_path}"])
+        assert beam_internals.active_dataflow_jobs(options.view_as(GoogleCloudOptions)) == []
+        service.jobs["job-0"] = {"id": "job-0", "name": "detect", "currentState": "JOB_STATE_RUNNING"}
+        assert beam_internals.active_dataflow_jobs(options.view_as(GoogleCloudOptions)) == ["detect"]
+        runner = DataflowRunner()
+        runner.dataflow_client = apiclient.DataflowApplicationClient(options)
+        result = DataflowPipelineResult(runner.dataflow_client.get_job("job-0"), runner)
+        beam_internals.drain_dataflow_job(result)
+        assert service.jobs["job-0"]["currentState"] == "JOB_STATE_DRAINING"
+
+
+def test_prism_cache_and_fetch_prism(tmp_path):
+    """A binary that a user names is returned as it is; a fetched one would lie in the cache."""
+    binary = tmp_path / "prism"
+    binary.write_text("#!/bin/sh\n")
+    assert beam_internals.fetch_prism(PipelineOptions([f"--prism_location={binary}"])) == str(binary)
+    assert beam_internals.prism_cache().endswith("prism/bin")
+
+
+@pytest.mark.parametrize(
+    "private",
+    [
+        r"apache_beam[\w.]* import [\w, ]*\b_[a-z]\w*",
+        r"apache_beam[\w.]*\._|apache_beam[\w.]*\.internal\b(?!\.gcp\.auth)",
+        r"\bstatesampler\b|\bconsolidate_monitoring_infos\b|\b_TFRecordUtil\b|\b_jobs_client\b|\bPrismJobServer\b",
+        r"\._runner\b|\._add_argparse_args\(|\._option_string_actions\b|\._negative_number_matcher\b",
+    ],
+)
+def test_no_other_module_of_the_pipeline_uses_private_parts_of_beam_or_argparse(private):
+    """An upgrade breaks one module."""
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (REPO / "pipeline").rglob("*.py")}
+    assert {name for name, text in texts.items() if re.search(private, text)} <= {"beam_internals.py"}
