@@ -1,9 +1,9 @@
-"""What a job takes and costs: machine-hours, storage operations, bytes through Pub/Sub and shuffles, bytes of results.
+"""Estimates what a job of N images takes and costs: machine hours, storage operations, bytes of Pub/Sub, shuffles and results.
 
     python -m pipeline.cost --images 1e9 --images-per-second 400 --machines 20 --machine-hour 0.73
 
-Arithmetic over what was measured for one image; docs/COST.md says how, and how far it can be trusted. Prices are yours: they
-change, and no two customers pay the same. What has no price costs nothing here.
+Arithmetic over measurements of one image. docs/COST.md has the measurements, the reasoning, and how far to trust it. Prices come
+from you: they change, and customers pay different ones. A part without a price counts as free.
 """
 
 from __future__ import annotations
@@ -13,117 +13,72 @@ import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, get_args, get_type_hints
 
 ORDERS = tuple(10.0**n for n in range(3, 10))
+# what the steps do at once: listings of a worker, all listings, ranges, rows of a range; a test compares them with the steps'
+LISTINGS, ALL_LISTINGS, RANGES, RANGE_ROWS = 16, 1024, 256, 1_000_000
+_LEAST_MESSAGE = 1000.0  # bytes that Pub/Sub bills at least: https://cloud.google.com/pubsub/pricing
+_INLINE_SHUFFLED = 1  # how often an image that came within its message passes the runner's shuffles
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What one image takes, and what each job takes once.
+    """What an image and a job take; docs/COST.md describes each, and `python -m tests.benchmarks.cost` measures most."""
 
-    `python -m tests.benchmarks.cost` measures all but `cpu_ms` and `page_s`.
-
-    Attributes:
-      cpu_ms: CPU time of an image with the model, milliseconds: YOLOv4-tiny's size at 416x416, float32 (`make bench`).
-      row_bytes: A row of results without objects.
-      object_bytes: Each object in it.
-      attribute_bytes: What the message of a row has beside the row.
-      notice_bytes: A notification of Cloud Storage with its attributes and JSON, as its documentation shows one.
-      shuffled_bytes: What an image brings into the shuffles of a batch job: its name, never itself.
-      class_b_an_image: Reading operations: its content, with which its generation comes.
-      class_b_unlisted: More of them for an image that a message names, whose size no listing has told.
-      class_a_a_job: Writing and listing operations of a job's own files.
-      class_b_a_job: Reading operations of the same.
-      class_a_a_spill: Writing operations of each spill of rows.
-      class_b_a_spill: Reading operations of the same, when it is merged.
-      class_a_an_hour: Writing operations in an hour of a machine beside others, which tells its launcher how far it is.
-      class_b_an_hour: Reading operations of the same, the launcher's share in it.
-      listed_at_once: Images in one listing operation (Cloud Storage's page).
-      page_s: Seconds of one listing operation: what a page of Cloud Storage is said to take; never measured.
-      merge_us: Time of a worker for each row that it merges and indexes, microseconds.
-    """
-
-    cpu_ms: float = 40.3
-    row_bytes: float = 191.0
-    object_bytes: float = 104.0
-    attribute_bytes: float = 166.0
-    notice_bytes: float = 1500.0
-    shuffled_bytes: float = 90.0
-    class_b_an_image: float = 1.0
-    class_b_unlisted: float = 1.0
-    class_a_a_job: float = 40.0
-    class_b_a_job: float = 67.0
-    class_a_a_spill: float = 1.0
-    class_b_a_spill: float = 3.0
-    class_a_an_hour: float = 1200.0
-    class_b_an_hour: float = 4700.0
-    listed_at_once: float = 1000.0
-    page_s: float = 0.13
-    merge_us: float = 13.0
+    cpu_ms: float = 40.3  # CPU time of an image with YOLOv4-tiny at 416x416, float32 (`make bench`)
+    row_bytes: float = 191.0  # a row of results without objects
+    object_bytes: float = 104.0  # each object in it
+    attribute_bytes: float = 166.0  # what the message of a row has besides the row
+    notice_bytes: float = 1500.0  # a notification of Cloud Storage, by its documentation
+    shuffled_bytes: float = 90.0  # what an image brings into the shuffles of a batch job: its name, never its content
+    class_b_an_image: float = 1.0  # reads of an image: its content, with which its generation comes
+    class_b_unlisted: float = 1.0  # one more for an image that a message names, whose size no listing has given
+    class_a_a_job: float = 40.0  # writes and listings of a job's own files
+    class_b_a_job: float = 67.0  # reads of them
+    class_a_a_spill: float = 1.0  # writes of a spill file of rows
+    class_b_a_spill: float = 3.0  # reads of it, when it is merged
+    class_a_an_hour: float = 1200.0  # writes of a worker's reports in an hour, in a job of several machines
+    class_b_an_hour: float = 4700.0  # the launcher's reads of them
+    listed_at_once: float = 1000.0  # images in one listing operation (Cloud Storage's page)
+    page_s: float = 0.13  # seconds of one listing operation, as published for Cloud Storage; never measured here
+    merge_us: float = 13.0  # microseconds of a worker for each row that it merges and indexes
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A job to be.
-
-    Attributes:
-      images: How many.
-      mode: `batch` or `streaming`.
-      objects: Found in an image, on average.
-      image_kb: An image's size, on average.
-      machines: Side by side.
-      cores: Of one machine, all of them busy; counts where `images_per_second` is not given.
-      images_per_second: Of one machine, as measured with your model (summary.json); 0: from `cores` and the CPU time of an image.
-      startup_minutes: Until a machine detects its first image.
-      ramp_minutes: Batch: from then until all machines are there, one after the other.
-      bundle_images: Images in a bundle of the runner: each leaves a spill.
-      hours: Streaming: how long the images take to come; 0: as long as the machines take for them.
-      window_s: Streaming: seconds of rows in one archive file.
-      inline: Streaming: share of the images that come within their messages; the others are named.
-    """
+    """A planned job; each field is a flag of the command."""
 
     images: float
-    mode: str = "batch"
-    objects: float = 5.0
-    image_kb: float = 200.0
-    machines: float = 1.0
-    cores: float = 8.0
-    images_per_second: float = 0.0
-    startup_minutes: float = 5.0
-    ramp_minutes: float = 10.0
-    bundle_images: float = 1000.0
-    hours: float = 0.0
-    window_s: float = 60.0
-    inline: float = 0.0
+    mode: Annotated[str, "batch or streaming"] = "batch"
+    objects: Annotated[float, "objects in an image, on average"] = 5.0
+    image_kb: Annotated[float, "size of an image, on average"] = 200.0
+    machines: Annotated[float, "machines side by side"] = 1.0
+    cores: Annotated[float, "busy cores of a machine; used without --images-per-second"] = 8.0
+    images_per_second: Annotated[float, "rate of a machine with your model, from summary.json; 0: from cores and cpu_ms"] = 0.0
+    startup_minutes: Annotated[float, "until a machine detects its first image"] = 5.0
+    ramp_minutes: Annotated[float, "batch: from then until all machines have started, one after the other"] = 10.0
+    bundle_images: Annotated[float, "images in a bundle of the runner: each bundle leaves a spill file"] = 1000.0
+    hours: Annotated[float, "streaming: how long the images take to come; 0: as long as the machines need"] = 0.0
+    window_s: Annotated[float, "streaming: seconds of rows in one archive file"] = 60.0
+    inline: Annotated[float, "streaming: share of images that come within their messages; messages name the others"] = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What a job takes.
+    """What a job takes; GB are 10^9 bytes."""
 
-    Attributes:
-      hours: From the first machine's start to the end.
-      machine_hours: Over all machines, their start included.
-      class_a: Storage operations that list or write.
-      class_b: Storage operations that read.
-      read_gb: Bytes of images that leave storage, 10^9.
-      results_gb: Bytes of rows that stay in storage.
-      pubsub_gb: Bytes that Pub/Sub bills: published and delivered, each message as 1,000 bytes at least.
-      shuffle_gb: Bytes that go into the runner's shuffles and state.
-    """
-
-    hours: float
-    machine_hours: float
-    class_a: float
-    class_b: float
-    read_gb: float
-    results_gb: float
-    pubsub_gb: float
-    shuffle_gb: float
+    hours: float  # from the first machine's start to the end
+    machine_hours: float  # of all machines, with their start
+    class_a: float  # storage operations that list or write
+    class_b: float  # storage operations that read
+    read_gb: float  # images read from storage
+    results_gb: float  # rows that stay in storage
+    pubsub_gb: float  # what Pub/Sub bills: published and delivered, each message as 1,000 bytes at least
+    shuffle_gb: float  # what goes into the runner's shuffles and state
 
 
-# flag: what it is the price of, and of how many
+# the flag of a price, the units that it is for, and their description
 _PRICES = {
     "machine_hours": ("--machine-hour", 1.0, "an hour of one machine with its device and the runner's share"),
     "class_a": ("--class-a", 10_000.0, "10,000 operations of class A"),
@@ -133,9 +88,6 @@ _PRICES = {
     "pubsub_gb": ("--pubsub-gb", 1.0, "a GB through Pub/Sub"),
     "shuffle_gb": ("--shuffle-gb", 1.0, "a GB through the runner's shuffle or streaming service"),
 }
-# what steps do at once: a worker's listings, all listings, ranges, rows of one; here too, so that Beam need not be imported
-LISTINGS, ALL_LISTINGS, RANGES, RANGE_ROWS = 16, 1024, 256, 1_000_000
-_LEAST_MESSAGE = 1000.0  # https://cloud.google.com/pubsub/pricing
 
 
 def estimate(work: Work, measured: Measured | None = None) -> Usage:
@@ -144,83 +96,55 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
     Raises:
       ValueError: Its mode is neither `batch` nor `streaming`, or a number is no amount.
     """
+    _check(work)
     each = measured or Measured()
+    streaming = work.mode == "streaming"
+    busy = work.images / (work.images_per_second or work.cores * 1000.0 / each.cpu_ms) / 3600.0
+    more_hours, more_machine_hours = (0.0, 0.0) if streaming else _hours_besides_detecting(work, each, busy)
+    startup = work.startup_minutes / 60.0
+    hours = max(work.hours, busy / work.machines + more_hours) + startup
+    row, image = each.row_bytes + work.objects * each.object_bytes, work.image_kb * 1e3
+    named, inline, spills = work.images * (1 - work.inline), work.images * work.inline, work.images / work.bundle_images
+    # a message is published and delivered, for each request and each result
+    requested = named * max(_LEAST_MESSAGE, each.notice_bytes) + inline * max(_LEAST_MESSAGE, image)
+    published = work.images * max(_LEAST_MESSAGE, row + each.attribute_bytes)
+    reported = work.machines * hours if work.machines > 1 else 0.0  # a single machine is the launcher's, and writes no reports
+    listed = work.images / each.listed_at_once
+    class_a = hours * 3600.0 / work.window_s if streaming else listed + spills * each.class_a_a_spill
+    class_b = named * each.class_b_unlisted if streaming else spills * each.class_b_a_spill
+    shuffled = work.images * row + inline * image * _INLINE_SHUFFLED if streaming else 0.0
+    return Usage(
+        hours=hours,
+        machine_hours=work.machines * hours if work.hours else busy + more_machine_hours + work.machines * startup,
+        class_a=each.class_a_a_job + class_a + reported * each.class_a_an_hour,
+        class_b=each.class_b_a_job + named * each.class_b_an_image + class_b + reported * each.class_b_an_hour,
+        read_gb=named * image / 1e9,
+        results_gb=work.images * row / 1e9,
+        pubsub_gb=2 * (requested + published) / 1e9 if streaming else 0.0,
+        shuffle_gb=(work.images * each.shuffled_bytes + shuffled) / 1e9,
+    )
+
+
+def _check(work: Work) -> None:
     if work.mode not in ("batch", "streaming"):
         raise ValueError(f"mode: expected batch or streaming, got {work.mode!r}")
     if not 0 <= work.images < math.inf or min(work.machines, work.cores, work.bundle_images, work.window_s) <= 0:
         raise ValueError("images: expected 0 or more; machines, cores, bundle_images and window_s: expected more than 0")
     if not 0 <= work.inline <= (1 if work.mode == "streaming" else 0):
         raise ValueError("inline: expected a share of a stream's images, 0 to 1")
-    rate = work.images_per_second or work.cores * 1000.0 / each.cpu_ms
-    startup = work.startup_minutes / 60.0
-    busy = work.images / rate / 3600.0
-    beside = _beside(work, each, busy) if work.mode == "batch" else _Beside()
-    hours = max(work.hours, busy / work.machines + beside.hours) + startup
-    row = each.row_bytes + work.objects * each.object_bytes
-    by_mode = _batch(work, each) if work.mode == "batch" else _streaming(work, each, hours, row)
-    told_hours = work.machines * hours if work.machines > 1 else 0.0  # alone it is the launcher's, which asks itself
-    return Usage(
-        hours=hours,
-        machine_hours=work.machines * hours if work.hours else busy + beside.machine_hours + work.machines * startup,
-        read_gb=work.images * (1 - work.inline) * work.image_kb * 1e3 / 1e9,
-        results_gb=work.images * row / 1e9,
-        class_a=by_mode["class_a"] + told_hours * each.class_a_an_hour,
-        class_b=by_mode["class_b"] + told_hours * each.class_b_an_hour,
-        pubsub_gb=by_mode["pubsub_gb"],
-        shuffle_gb=by_mode["shuffle_gb"],
-    )
 
 
-class _Beside(NamedTuple):
-    """What a batch job takes beside detecting."""
+def _hours_besides_detecting(work: Work, each: Measured, busy: float) -> tuple[float, float]:
+    """Hours, and machine hours, that a batch job lists, merges, and waits for machines that start one after the other.
 
-    hours: float = 0.0
-    machine_hours: float = 0.0
-
-
-def _beside(work: Work, each: Measured, busy: float) -> _Beside:
-    """Listing, merging, and the wait for machines that come one after the other.
-
-    Listing is done by many requests side by side. More rows than one worker shall merge are merged by several, and pass them
-    three times. Machines that are not there yet cost nothing but time: on average half of them are missing, though never for
-    longer than the work takes one machine.
+    The machines that start later are missing for half the ramp on average, but never for longer than one machine needs for all.
     """
     listing = work.images / each.listed_at_once * each.page_s / 3600.0
     ranges = max(1.0, min(RANGES, work.images // RANGE_ROWS)) if work.machines > 1 else 1.0
-    merging = work.images * each.merge_us / 1e6 / 3600.0 * (3.0 if ranges > 1 else 1.0)
-    missing = 1.0 - 1.0 / work.machines
-    ramp = min(work.ramp_minutes / 60.0 / 2.0, busy) * max(0.0, missing)
-    return _Beside(
-        listing / min(work.machines * LISTINGS, ALL_LISTINGS) + merging / min(work.machines, ranges) + ramp,
-        listing / LISTINGS + merging,
-    )
-
-
-def _batch(work: Work, each: Measured) -> dict[str, float]:
-    spills = work.images / work.bundle_images
-    return {
-        "class_a": each.class_a_a_job + work.images / each.listed_at_once + spills * each.class_a_a_spill,
-        "class_b": each.class_b_a_job + work.images * each.class_b_an_image + spills * each.class_b_a_spill,
-        "pubsub_gb": 0.0,
-        "shuffle_gb": work.images * each.shuffled_bytes / 1e9,
-    }
-
-
-def _streaming(work: Work, each: Measured, hours: float, row: float) -> dict[str, float]:
-    """Each image is asked for and answered, each message published and delivered; its row waits in a window for its file."""
-    image, notice = work.image_kb * 1e3, max(_LEAST_MESSAGE, each.notice_bytes)
-    asked = work.inline * max(_LEAST_MESSAGE, image) + (1 - work.inline) * notice
-    answered = max(_LEAST_MESSAGE, row + each.attribute_bytes)
-    return {
-        "class_a": each.class_a_a_job + hours * 3600.0 / work.window_s,
-        "class_b": each.class_b_a_job + work.images * (1 - work.inline) * (each.class_b_an_image + each.class_b_unlisted),
-        "pubsub_gb": work.images * 2 * (asked + answered) / 1e9,
-        "shuffle_gb": work.images * (row + each.shuffled_bytes + work.inline * _INLINE_SHUFFLED * image) / 1e9,
-    }
-
-
-# how often the bytes of an image that came within its message pass the runner's shuffles, by identity; others never do
-_INLINE_SHUFFLED = 1
+    merging = work.images * each.merge_us / 1e6 / 3600.0 * (3.0 if ranges > 1 else 1.0)  # several workers pass rows three times
+    ramp = min(work.ramp_minutes / 60.0 / 2.0, busy) * max(0.0, 1.0 - 1.0 / work.machines)
+    side_by_side = listing / min(work.machines * LISTINGS, ALL_LISTINGS) + merging / min(work.machines, ranges)
+    return side_by_side + ramp, listing / LISTINGS + merging
 
 
 def costs(usage: Usage, prices: Mapping[str, float]) -> dict[str, float]:
@@ -235,12 +159,11 @@ def costs(usage: Usage, prices: Mapping[str, float]) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints what the job takes and costs; returns the exit code."""
-    flags = _parser().parse_args(argv)
-    given = vars(flags)
+    given = vars(_parser().parse_args(argv))
     prices = {name: given[name] for name in _PRICES if given[name] is not None}
-    wished = {field.name: given[field.name] for field in dataclasses.fields(Work) if field.name != "images"}
+    wanted = {field.name: given[field.name] for field in dataclasses.fields(Work) if field.name != "images"}
     try:
-        usages = {images: estimate(Work(images, **wished)) for images in (flags.images or ORDERS)}
+        usages = {images: estimate(Work(images, **wanted)) for images in (given["images"] or ORDERS)}
     except ValueError as err:
         print(f"error: {err}", file=sys.stderr)
         return 2
@@ -255,13 +178,10 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--images", type=float, nargs="+", metavar="N", help="default: 10^3 to 10^9, each power of ten")
-    what = {field.name: field for field in dataclasses.fields(Work) if field.name != "images"}
-    helps = dict(line.strip().split(": ", 1) for line in (Work.__doc__ or "").splitlines() if line.startswith("      "))
-    for name, field in what.items():
-        kind = str if name == "mode" else float
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=kind, default=field.default, help=f"{helps.get(name, name)} (%(default)s)"
-        )
+    hints = get_type_hints(Work, include_extras=True)
+    for field in dataclasses.fields(Work)[1:]:
+        kind, what = get_args(hints[field.name])
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default, help=f"{what} (%(default)s)")
     for name, (flag, _, of_what) in _PRICES.items():
         parser.add_argument(flag, dest=name, type=float, metavar="PRICE", help=f"price of {of_what}")
     return parser

@@ -31,7 +31,7 @@ from pipeline.read.source import Source
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import ImageRef
 from pipeline.stats import progress
-from pipeline.stats.summary import JobStats, RunFacts
+from pipeline.stats.summary import JobStats, RunFacts, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.cancellation import begin_publishing, stop_from_thread
 from pipeline.storage.claims import EVERYTHING
@@ -270,13 +270,13 @@ def _displayed(job: Job, staging: str) -> Iterator[WorkerReports]:
             yield told
         return
 
-    def counts() -> Counter[str]:
+    def stats() -> JobStats:
         workers = told.now()
         progress.note(f"{len(workers)} workers are loading the model" if workers else "waiting for workers")
-        return sum(workers, Counter())
+        return merge_stats(workers, samples=0)
 
     try:
-        with progress.ProgressDisplay(counts=counts):
+        with progress.ProgressDisplay(stats=stats):
             yield told
     finally:
         progress.note("")

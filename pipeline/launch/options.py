@@ -29,8 +29,8 @@ from pipeline.errors import ConfigError, RunnerError
 from pipeline.launch.dataflow import check_machine, network_flags
 from pipeline.launch.flink_options import FlinkStreamOptions, server_options
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
+from pipeline.stats.process import ModelStats
 from pipeline.stats.summary import RunFacts
-from pipeline.stats.worker_reports import ModelStats
 from pipeline.storage.write_policy import RESOLVED_INPUT
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")

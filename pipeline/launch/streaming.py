@@ -24,8 +24,9 @@ from pipeline.launch.finalize import DONE, JobReport, clean_up, failed, finished
 from pipeline.launch.loading import load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
+from pipeline.stats.process import ModelStats
 from pipeline.stats.progress import ProgressDisplay
-from pipeline.stats.worker_reports import ModelStats, WorkerReports
+from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.beside import check_beside
 from pipeline.storage.cancellation import begin_publishing
 from pipeline.storage.other_runs import attached_run, leave
@@ -34,7 +35,7 @@ from pipeline.storage.run_state import DETACHED, DetachedJob
 from pipeline.storage.staging import held, output_of, run_of, staging_of
 from pipeline.storage.write_policy import check_write_policy
 from pipeline.stream.check_pubsub import check_subscription, check_topic
-from pipeline.stream.live import LiveStats, OfProcess, WorkerFigures
+from pipeline.stream.live import LiveStats, WorkerFigures
 from pipeline.stream.run import RunSettings, opened
 
 _WITHOUT_ARCHIVE = "out/streaming"
@@ -112,7 +113,7 @@ def run(job: Job) -> int:
             detector = load_detector(config) if job.in_process else None
             ready_at = left.submitted_at if left else time.time()
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-                model = detector or WorkerReports(staging, OfProcess)
+                model = detector or WorkerReports(staging)
                 figures = WorkerFigures(model, settings.samples) if isinstance(model, WorkerReports) else stream.figures
                 shown.enter_context(ProgressDisplay(line_of(figures, model)))
                 pipeline = job.pipeline()

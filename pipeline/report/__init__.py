@@ -1,1 +1,1 @@
-"""The page that tells a person how a run went."""
+"""The report pages of runs and reconciliations."""

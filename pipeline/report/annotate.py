@@ -1,8 +1,7 @@
-"""Pictures for people: the thumbnail kept of a few images, and the same with its detections drawn on it.
+"""Draws detections on the thumbnail of an image.
 
-Labels are drawn with the font that Pillow carries, so that a report looks alike on every machine. That font has ASCII glyphs
-only: other Latin names are drawn without their accents, and a name in another script as `#` and its class id. The exact name
-stands in the report beside the picture.
+Pillow's own font draws the labels, so a report looks alike on every machine. That font has ASCII glyphs only: Latin names lose
+their accents, and a name in another script becomes `#` and its class id. The report has the exact name next to the picture.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pipeline.records import DetectedImage
 from pipeline.storage.results import MADE_BY
 
 _JPEG_QUALITY = 85
-_SMALLEST_DRAWN_SIDE = 480  # pixels; a label on a 32-pixel icon would hide the icon
+_SMALLEST_DRAWN_SIDE = 480  # pixels; on a 32-pixel icon a label would hide the icon
 _LONGEST_LABEL = 28  # characters
 _GOLDEN_ANGLE = 0.61803398875  # of a turn; puts neighbouring class ids far apart on the colour wheel
 # Latin letters that Unicode does not decompose into a base letter and an accent
@@ -41,30 +40,30 @@ class _Mark(NamedTuple):
 
 
 def can_be_drawn(image: DetectedImage) -> bool:
-    """Whether an image has a thumbnail that is a picture; one that was read from storage may be anything."""
+    """Whether the thumbnail is a picture; the bytes of one that was read from storage may be anything."""
     return _decoded(image) is not None
 
 
 def annotate(image: DetectedImage) -> bytes:
     """Draws an image's detections on its thumbnail: a box and a label with class name and confidence, one colour for each class.
 
-    Boxes are scaled from the original's pixels to the thumbnail's; what lies outside the image is cut off.
+    Boxes are scaled from the original's pixels to the thumbnail's and clipped to the image.
 
     Args:
       image: A result with a thumbnail.
 
     Returns:
-      A JPEG as large as the thumbnail, or enlarged where that is too small for labels.
+      A JPEG of the thumbnail's size, enlarged if that is too small for labels.
 
     Raises:
-      ValueError: The image has no thumbnail, or one that is no picture.
+      ValueError: The image has no thumbnail, or the thumbnail is no picture.
     """
     canvas = _canvas(image)
     pen = ImageDraw.Draw(canvas)
     line = max(2, round(max(canvas.size) / 320))
     font = ImageFont.load_default(size=max(13, round(max(canvas.size) / 36)))
     marks: list[_Mark] = []
-    for mark in _marks(image, canvas.size):  # most confident first: they get the best places for their labels
+    for mark in _marks(image, canvas.size):  # most confident first: these get the best places for their labels
         left, top, right, bottom = font.getbbox(mark.label)
         label_wh = (math.ceil(right - left) + 2 * line, math.ceil(bottom - top) + 2 * line)
         marks.append(mark._replace(label_at=_place_label(mark.box, label_wh, canvas.size, [m.label_at for m in marks])))
@@ -82,7 +81,7 @@ def annotate(image: DetectedImage) -> bytes:
 
 
 def class_colour(class_id: int) -> Colour:
-    """The RGB colour, 0..255, in which a class is drawn: the same in every picture of every run."""
+    """The RGB colour of a class, 0..255: the same in every picture of every run."""
     hue = (0.56 + class_id * _GOLDEN_ANGLE) % 1.0
     red, green, blue = colorsys.hsv_to_rgb(hue, 0.85, 0.95 if class_id % 2 == 0 else 0.72)
     return round(red * 255), round(green * 255), round(blue * 255)
@@ -96,7 +95,7 @@ def text_colour(background: Colour) -> Colour:
 
 
 def label_text(class_name: str, class_id: int) -> str:
-    """The class name in printable ASCII, cut to a length that fits; `#<class id>` where that would not be readable.
+    """The class name in printable ASCII, shortened if it is too long; `#<class id>` if that is not readable.
 
     >>> label_text("café au lait", 3), label_text("Straße", 3), label_text("猫", 3)
     ('cafe au lait', 'Strasse', '#3')
@@ -124,7 +123,7 @@ def _canvas(image: DetectedImage) -> Image.Image:
 
 
 def _marks(image: DetectedImage, size_wh: tuple[int, int]) -> list[_Mark]:
-    """The detections in pixels of the picture that is drawn on; a box that is not finite has no place and is left out."""
+    """The detections in pixels of the drawn picture, without boxes that are not finite."""
     width, height = size_wh
     scale_xyxy = np.array([width / image.width, height / image.height] * 2)
     found = image.detections
@@ -143,7 +142,7 @@ def _marks(image: DetectedImage, size_wh: tuple[int, int]) -> list[_Mark]:
 
 
 def _place_label(box: Rectangle, label_wh: tuple[int, int], size_wh: tuple[int, int], taken: list[Rectangle]) -> Rectangle:
-    """The first place at the box that is inside the picture and on no other label; else the first inside the picture."""
+    """The first place at the box that is inside the picture and covers no other label; else the first inside the picture."""
     (label_w, label_h), (width, height) = label_wh, size_wh
     x0, y0, x1, y1 = box
     corners = [
@@ -154,13 +153,8 @@ def _place_label(box: Rectangle, label_wh: tuple[int, int], size_wh: tuple[int, 
         (x1 - label_w + 1, y0),
         (x1 - label_w + 1, y1 - label_h + 1),
     ]
-    places = []
-    for x, y in corners:
-        inside_x = max(0, min(x, width - label_w))
-        if 0 <= y <= height - label_h:
-            places.append((inside_x, y, inside_x + label_w - 1, y + label_h - 1))
-    if not places:
-        return (0, 0, label_w - 1, label_h - 1)
+    inside = [(max(0, min(x, width - label_w)), y) for x, y in corners if 0 <= y <= height - label_h] or [(0, 0)]
+    places = [(x, y, x + label_w - 1, y + label_h - 1) for x, y in inside]
     return next((place for place in places if not any(_overlap(place, other) for other in taken)), places[0])
 
 

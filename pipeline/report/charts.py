@@ -1,7 +1,7 @@
-"""Where the lines and labels of the report's curve stand; `charts.html` draws it.
+"""Positions of the lines and labels of the report's curve, which `charts.html` draws.
 
-Positions are in percent of the plot, from its left and from its top. The SVG has no `viewBox`, so lengths in percent follow the
-page and font sizes do not; only the curve itself sits in a stretched inner `viewBox`.
+Positions are percentages of the plot, from its left and from its top. The SVG has no `viewBox`, so lengths in percent follow the
+page and font sizes do not; only the curve has a stretched inner `viewBox`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pipeline.report.formats import duration, number
 
-_MAX_STEPS = 120  # steps of a curve that can still be told apart on a phone
+_MAX_STEPS = 120  # a phone can still show so many steps of a curve
 _HOUR, _DAY = 3600, 86_400
 _TIME_STEPS_SECONDS = (
     *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
@@ -23,12 +23,12 @@ _TIME_STEPS_SECONDS = (
 
 
 class Label(NamedTuple):
-    """A text at a place of an axis.
+    """A text on an axis.
 
     Attributes:
       at: Percent.
-      text: What stands there.
-      anchor: SVG's `text-anchor`: which part of the text stands there.
+      text: The text.
+      anchor: SVG's `text-anchor`: which part of the text is at that place.
     """
 
     at: float
@@ -42,10 +42,10 @@ class Curve:
 
     Attributes:
       line: Points of an SVG polyline in a `viewBox` of 100 x 100.
-      mean: The mean of the steps; so its dotted line lies between the lowest and the highest of them.
+      mean: The mean of the steps; its dotted line lies between the lowest and the highest of them.
       heights: Ticks of the vertical axis.
       times: Ticks of the horizontal axis.
-      summary: The same for who cannot see it.
+      summary: The curve in words, for a screen reader.
     """
 
     line: str
@@ -59,12 +59,12 @@ def throughput_curve(points: Sequence[Sequence[float]], interval_s: float | None
     """Images per second over time.
 
     Args:
-      points: `[second since start, images finished in the interval that begins there]`; intervals that are not listed had none.
-      interval_s: Length of an interval; by default the smallest distance between two points.
+      points: `[second since start, images finished in the interval that begins there]`; a missing interval had no images.
+      interval_s: Length of an interval in seconds; default: the smallest distance between two points.
       unit: `images/s` or `messages/s`.
 
     Returns:
-      Nothing where there are too few intervals for a curve: the first and the last are only partly filled.
+      None if there are too few intervals for a curve: the first and the last are only partly filled.
     """
     rates, step_s = _rates(points, interval_s)
     if len(rates) < 3:
@@ -74,8 +74,8 @@ def throughput_curve(points: Sequence[Sequence[float]], interval_s: float | None
     line = " ".join(
         f"{100 * (i + side) / len(rates):.3f},{100 - 100 * rate / top:.3f}" for i, rate in enumerate(rates) for side in (0, 1)
     )
-    told = f"{unit} over time: from {number(min(rates), 1)} to {number(max(rates), 1)} in {duration(end_s)}"
-    return Curve(line, Label(_height(mean, top), number(mean, 1)), _height_labels(top, ticks, unit), _time_labels(end_s), told)
+    summary = f"{unit} over time: from {number(min(rates), 1)} to {number(max(rates), 1)} in {duration(end_s)}"
+    return Curve(line, Label(_height(mean, top), number(mean, 1)), _height_labels(top, ticks, unit), _time_labels(end_s), summary)
 
 
 def _height(value: float, top: float) -> float:
@@ -100,19 +100,19 @@ def _time_labels(end_s: float) -> list[Label]:
 
 
 def _time(seconds: float) -> str:
-    """A round time, without the zeros that `duration` would add.
+    """A round time, without the zeros that `duration` adds.
 
     >>> [_time(seconds) for seconds in (0, 0.5, 10, 90, 120, 5400, 7200, 518400)]
     ['0', '0.5 s', '10 s', '1.5 min', '2 min', '1.5 h', '2 h', '6 d']
     """
-    for length, unit in ((2 * _DAY, "d"), (_HOUR, "h"), (60, "min")):
-        if seconds >= length:
-            return f"{seconds / {'d': _DAY, 'h': _HOUR, 'min': 60}[unit]:g} {unit}"
+    for least, length, unit in ((2 * _DAY, _DAY, "d"), (_HOUR, _HOUR, "h"), (60, 60, "min")):
+        if seconds >= least:
+            return f"{seconds / length:g} {unit}"
     return f"{seconds:g} s" if seconds else "0"
 
 
 def _scale(largest: float) -> tuple[float, list[float]]:
-    """The end of an axis that holds `largest`, and its round ticks above zero."""
+    """The end of an axis up to `largest`, and its round ticks above zero."""
     if largest <= 0:
         return 1.0, [1.0]
     power = 10 ** math.floor(math.log10(largest / 4))
@@ -122,7 +122,7 @@ def _scale(largest: float) -> tuple[float, list[float]]:
 
 
 def _rates(points: Sequence[Sequence[float]], interval_s: float | None = None) -> tuple[list[float], float]:
-    """Images per second in equal steps that cover all points without a gap, and a step's length in seconds."""
+    """Images per second in equal steps without gaps, and the length of a step in seconds."""
     ordered = sorted((float(second), float(images)) for second, images in points)
     gaps = [later[0] - earlier[0] for earlier, later in itertools.pairwise(ordered) if later[0] > earlier[0]]
     interval = interval_s or min(gaps, default=1.0)

@@ -1,4 +1,4 @@
-"""Numbers, times and texts as a person reads them on the page; what is missing is a dash."""
+"""Formats numbers, times and texts of the report page; a missing value is a dash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _JOINERS = "\u200c\u200d"  # zero-width, but part of correctly written Persian, 
 
 
 def readable(value: object) -> str:
-    r"""Any value as text in which nothing hides: control and bidirectional characters and lone surrogates are shown as escapes.
+    r"""Any value as text, with control characters, bidirectional characters and lone surrogates as escapes.
 
     >>> readable("<b>\u202egpj.exe")
     '<b>\\u202egpj.exe'
@@ -19,7 +19,7 @@ def readable(value: object) -> str:
 
 
 def number(value: object, digits: int = 0) -> str:
-    """A number with thousands separators, or a dash where there is none.
+    """A number with thousands separators, or a dash if there is none.
 
     >>> number(12345), number(39.46, 1), number(None), number(float("nan"))
     ('12,345', '39.5', '—', '—')
@@ -30,7 +30,7 @@ def number(value: object, digits: int = 0) -> str:
 
 
 def counted(amount: int, singular: str, plural: str = "") -> str:
-    """An amount of something.
+    """An amount with its noun.
 
     >>> counted(1, "detection"), counted(1200, "detection"), counted(0, "batch", "batches")
     ('1 detection', '1,200 detections', '0 batches')
@@ -39,7 +39,7 @@ def counted(amount: int, singular: str, plural: str = "") -> str:
 
 
 def duration(seconds: object) -> str:
-    """Seconds in the unit that reads best, or a dash.
+    """Seconds in a readable unit, or a dash.
 
     >>> [duration(s) for s in (0, 0.0042, 0.155, 12.34, 185, 7384, 2_592_000, None)]
     ['0 s', '4.2 ms', '155 ms', '12.3 s', '3 min 05 s', '2 h 03 min', '30 d 0 h', '—']
@@ -61,7 +61,7 @@ def duration(seconds: object) -> str:
 
 
 def moment(value: object) -> str:
-    """An ISO 8601 time to the second, as it came where it is none.
+    """An ISO 8601 time to the second; any other text unchanged.
 
     >>> moment("2026-03-01T12:30:05.123+00:00"), moment("soon"), moment(None)
     ('2026-03-01 12:30:05 UTC', 'soon', '—')
@@ -75,7 +75,7 @@ def moment(value: object) -> str:
 
 
 def setting(value: object) -> str:
-    """A value as it would stand in the YAML file.
+    """A value as in the YAML file.
 
     >>> setting(False), setting([1, 2]), setting(0.5), setting(None), setting([])
     ('false', '1, 2', '0.5', '—', '—')

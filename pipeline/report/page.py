@@ -1,17 +1,14 @@
-"""`report.html`: what a run did, on one page that needs nothing else and runs nothing.
+"""`report.html`: what a run did, on one page without scripts and without references to other files.
 
-    render_report(summary, samples, dead_letters) -> HTML
-
-The page is `page.html`, a Jinja2 template; here stands what fills it. It has no script and loads nothing: style, charts and
-pictures stand in it, and its Content-Security-Policy forbids the rest. File names, class names, messages and settings are shown
-as text, whatever stands in them: the environment escapes every value, and only the style sheet is taken as it is.
+The page is `page.html`, a Jinja2 template, which this module fills. Style, charts and pictures are part of the page, and its
+Content-Security-Policy forbids everything else. File names, class names, messages and settings may hold any text: the environment
+escapes every value except the style sheet.
 """
 
 from __future__ import annotations
 
 import base64
 import collections
-import dataclasses
 import functools
 import hashlib
 import importlib.resources
@@ -35,6 +32,8 @@ _SHOWN_DETECTIONS = 30  # per sample
 _STAGES = ("read", "decode", "model", "predict", "postprocess")  # in the order of the data; others come after them
 _LATENCIES = {"event_to_publish_ms": "event-to-publish", "latency_ms": "in-hand-to-result"}
 _LATENCY_NAMES = {"p50": "median", "p90": "90 %", "p99": "99 %", "max": "slowest"}
+_MAPPINGS = ("images", "model", "batch_sizes", "dead_by_reason", "classes", "stage_seconds", "config", *_LATENCIES)
+_SHOWN_AS_THEY_ARE = ("started_at", "finished_at", "wall_seconds", "command")
 
 Bar = tuple[str, float | None, str, str]  # name, share of the longest, figure, note beside it
 
@@ -43,16 +42,19 @@ def render_report(summary: Mapping[str, Any], samples: Sequence[DetectedImage], 
     """Renders the report page.
 
     Args:
-      summary: The content of `summary.json`; a key that is missing leaves out what it would show.
-      samples: Results to show as pictures; those without a thumbnail get a placeholder.
+      summary: The content of `summary.json`; the page leaves out what a missing key would show.
+      samples: Results to show as pictures; one without a thumbnail gets a placeholder.
       dead_letters: Rows as in `dead_letters/*.jsonl`, all or examples of each reason.
 
     Returns:
       A complete HTML document, to be written as UTF-8.
     """
+    summary = {**summary, **{key: summary.get(key) or {} for key in _MAPPINGS}}
     unit = "messages" if summary.get("mode") == "streaming" else "images"
-    model, sizes = summary.get("model") or {}, _batch_sizes(summary)
-    changed, unchanged = _settings(summary.get("config"))
+    model = summary["model"]
+    sizes = {int(size): int(n) for size, n in summary["batch_sizes"].items() if int(n) > 0}
+    points = summary.get("throughput")
+    changed, unchanged = _settings(summary["config"])
     return (
         environment()
         .get_template("page.html")
@@ -60,19 +62,19 @@ def render_report(summary: Mapping[str, Any], samples: Sequence[DetectedImage], 
             **page_style(),
             unit=unit,
             model=" ".join(str(model[key]) for key in ("name", "version") if model.get(key)),
-            **{key: summary.get(key) for key in ("started_at", "finished_at", "wall_seconds", "command")},
-            **_account(summary, unit),
+            **{key: summary.get(key) for key in _SHOWN_AS_THEY_ARE},
+            **_account(summary["images"], unit),
             mode=summary.get("mode", "batch"),
-            facts=_facts(summary, unit),
-            reasons=_reasons(summary, dead_letters),
-            samples=[_Sample.of(image) for image in samples],
-            **_classes(summary),
-            throughput=_throughput(summary, f"{unit}/s"),
+            facts=_facts(summary, unit, sum(sizes.values())),
+            reasons=_reasons(summary["dead_by_reason"], dead_letters),
+            samples=[_sample(image) for image in samples],
+            **_classes(summary["classes"]),
+            throughput=throughput_curve(points, summary.get("throughput_interval_s"), f"{unit}/s") if points else None,
             batches=_bars([(number(size), n, number(n), "") for size, n in sorted(sizes.items())]),
             calls=counted(sum(sizes.values()), "batch", "batches"),
-            stages=_stages(summary),
+            stages=_stages(summary["stage_seconds"], summary["images"].get("detected")),
             latencies=_latencies(summary),
-            canary=_canary(summary),
+            canary=_canary(summary.get("canary")),
             model_settings=list(_flatten(model)),
             changed=changed,
             unchanged=unchanged,
@@ -81,7 +83,7 @@ def render_report(summary: Mapping[str, Any], samples: Sequence[DetectedImage], 
 
 
 def page_style() -> dict[str, str]:
-    """The style sheet, and the policy that allows no other and no script: what each page has in its head."""
+    """The style sheet, and a Content-Security-Policy that allows only this style and no script: for the head of each page."""
     css = importlib.resources.files("pipeline.report").joinpath("report.css").read_text(encoding="utf-8")
     style_hash = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode("ascii")
     policy = f"default-src 'none'; style-src 'sha256-{style_hash}'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -90,7 +92,7 @@ def page_style() -> dict[str, str]:
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """The templates' environment: every value is made readable and escaped, and a name that is not filled is an error."""
+    """The templates' environment: it makes every value readable and escapes it; an undefined name is an error."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("pipeline.report", "."),
         autoescape=True,
@@ -103,26 +105,21 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def _account(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """The sum that has to hold: read = detected + dead + skipped."""
-    images = {name: int(_images(summary).get(name) or 0) for name in ("read", "detected", "dead", "skipped")}
+def _account(images: Mapping[str, Any], unit: str) -> dict[str, Any]:
+    """The equation that has to hold: read = detected + dead + skipped."""
+    amounts = {name: int(images.get(name) or 0) for name in ("read", "detected", "dead", "skipped")}
     words = (f"{unit} read", "detected", "dead letters", "skipped")
-    parts = list(images.items())[1:]
+    parts = list(amounts.items())[1:]
     return {
-        "read": _images(summary).get("read"),
-        "account": list(zip(images, ("", "=", "+", "+"), images.values(), words, strict=True)),
+        "read": images.get("read"),
+        "account": list(zip(amounts, ("", "=", "+", "+"), amounts.values(), words, strict=True)),
         "parts": parts,
-        "adds_up": images["read"] == sum(amount for _, amount in parts),
+        "adds_up": amounts["read"] == sum(amount for _, amount in parts),
     }
 
 
-def _images(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    images: Mapping[str, Any] = summary.get("images") or {}
-    return images
-
-
-def _facts(summary: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
-    found, detected, calls = summary.get("detections"), _images(summary).get("detected"), sum(_batch_sizes(summary).values())
+def _facts(summary: Mapping[str, Any], unit: str, calls: int) -> list[tuple[str, str]]:
+    found, detected = summary.get("detections"), summary["images"].get("detected")
     return [
         (f"{unit.capitalize()} per second", number(summary.get("images_per_second"), 1)),
         ("Wall time", duration(summary.get("wall_seconds"))),
@@ -134,50 +131,37 @@ def _facts(summary: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sample:
+def _sample(image: DetectedImage) -> dict[str, Any]:
     """What the page shows of one image."""
-
-    name: str
-    uri: str
-    size: str
-    told: str
-    jpeg_base64: str
-    detections: list[tuple[str, str, str, str]]
-    more: int
-
-    @staticmethod
-    def of(image: DetectedImage) -> _Sample:
-        found = image.detections
-        classes = collections.Counter(found.class_names).most_common()
-        told = ", ".join(f"{n} {name}" for name, n in classes[:6]) + (", …" if len(classes) > 6 else "")
-        columns = (found.class_names, found.class_ids.tolist(), found.confidences.tolist(), found.boxes_xyxy.tolist())
-        detections = [
-            (name, "#{:02x}{:02x}{:02x}".format(*class_colour(class_id)), f"{confidence:.3f}", ", ".join(map(number, box)))
-            for name, class_id, confidence, box in itertools.islice(zip(*columns, strict=True), _SHOWN_DETECTIONS)
-        ]
-        try:
-            jpeg = annotate(image)
-        except ValueError:
-            jpeg = b""
-        return _Sample(
-            name=image.ref.uri.rstrip("/").rpartition("/")[2] or image.ref.uri,
-            uri=image.ref.uri,
-            size=f"{image.width} × {image.height}, {counted(len(found), 'detection')}",  # noqa: RUF001  a times sign
-            told=told or "no objects",
-            jpeg_base64=base64.b64encode(jpeg).decode("ascii"),
-            detections=detections,
-            more=len(found) - len(detections),
-        )
+    found, uri = image.detections, image.ref.uri
+    classes = collections.Counter(found.class_names).most_common()
+    names = ", ".join(f"{n} {name}" for name, n in classes[:6]) + (", …" if len(classes) > 6 else "")
+    columns = (found.class_names, found.class_ids.tolist(), found.confidences.tolist(), found.boxes_xyxy.tolist())
+    detections = [
+        (name, "#{:02x}{:02x}{:02x}".format(*class_colour(class_id)), f"{confidence:.3f}", ", ".join(map(number, box)))
+        for name, class_id, confidence, box in itertools.islice(zip(*columns, strict=True), _SHOWN_DETECTIONS)
+    ]
+    try:
+        jpeg = annotate(image)
+    except ValueError:
+        jpeg = b""
+    return {
+        "name": uri.rstrip("/").rpartition("/")[2] or uri,
+        "uri": uri,
+        "size": f"{image.width} × {image.height}, {counted(len(found), 'detection')}",  # noqa: RUF001  a times sign
+        "content": names or "no objects",
+        "jpeg_base64": base64.b64encode(jpeg).decode("ascii"),
+        "detections": detections,
+        "more": len(found) - len(detections),
+    }
 
 
-def _classes(summary: Mapping[str, Any]) -> dict[str, Any]:
-    classes = sorted(((str(name), int(n)) for name, n in (summary.get("classes") or {}).items()), key=lambda named: -named[1])
-    rows = _bars([(name, n, number(n), "") for name, n in classes[:_SHOWN_CLASSES]])
-    rest = classes[_SHOWN_CLASSES:]
-    if rest:
+def _classes(classes: Mapping[str, int]) -> dict[str, Any]:
+    ordered = sorted(classes.items(), key=lambda named: -named[1])
+    rows = _bars([(name, n, number(n), "") for name, n in ordered[:_SHOWN_CLASSES]])
+    if rest := ordered[_SHOWN_CLASSES:]:
         rows.append((counted(len(rest), "more class", "more classes"), None, number(sum(n for _, n in rest)), ""))
-    return {"classes": rows, "classes_caption": f"{counted(len(classes), 'class', 'classes')} with detections"}
+    return {"classes": rows, "classes_caption": f"{counted(len(ordered), 'class', 'classes')} with detections"}
 
 
 def _bars(rows: Sequence[tuple[str, float, str, str]]) -> list[Bar]:
@@ -186,12 +170,11 @@ def _bars(rows: Sequence[tuple[str, float, str, str]]) -> list[Bar]:
     return [(name, max(length / longest, 0.0) if longest > 0 else 0.0, figure, note) for name, length, figure, note in rows]
 
 
-def _reasons(summary: Mapping[str, Any], dead_letters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _reasons(dead_by_reason: Mapping[str, int], dead_letters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     letters: dict[str, list[Mapping[str, Any]]] = collections.defaultdict(list)
     for letter in dead_letters:
         letters[str(letter.get("reason", MISSING))].append(letter)
-    numbers = {str(reason): int(n) for reason, n in (summary.get("dead_by_reason") or {}).items()}
-    numbers |= {reason: len(examples) for reason, examples in letters.items() if reason not in numbers}
+    numbers = {reason: len(examples) for reason, examples in letters.items()} | dict(dead_by_reason)
     most = max(numbers.values(), default=0) or 1
     return [
         {
@@ -209,36 +192,26 @@ def _reasons(summary: Mapping[str, Any], dead_letters: Sequence[Mapping[str, Any
     ]
 
 
-def _throughput(summary: Mapping[str, Any], unit: str) -> Any:
-    points = summary.get("throughput")
-    return throughput_curve(points, summary.get("throughput_interval_s"), unit) if points else None
-
-
-def _batch_sizes(summary: Mapping[str, Any]) -> dict[int, int]:
-    return {int(size): int(n) for size, n in (summary.get("batch_sizes") or {}).items() if int(n) > 0}
-
-
-def _stages(summary: Mapping[str, Any]) -> list[Bar]:
-    seconds = {str(name): float(value) for name, value in (summary.get("stage_seconds") or {}).items()}
+def _stages(seconds: Mapping[str, float], detected: int | None) -> list[Bar]:
+    """Time by stage, in all and for each detected image: skipped and failed images have no times."""
     names = [name for name in _STAGES if name in seconds] + sorted(seconds.keys() - set(_STAGES))
-    timed = _images(summary).get("detected") or 0  # only results carry their times: not what was skipped, or is dead
-    each = {name: f", {duration(seconds[name] / timed)} each" if timed else "" for name in names}
-    return _bars([(name, seconds[name], duration(seconds[name]), each[name]) for name in names])
+    each = {name: f", {duration(seconds[name] / detected)} each" for name in names} if detected else {}
+    return _bars([(name, seconds[name], duration(seconds[name]), each.get(name, "")) for name in names])
 
 
 def _latencies(summary: Mapping[str, Any]) -> list[Bar]:
-    shares = [
-        (f"{what}, {_LATENCY_NAMES.get(name, name)}", ms / 1000)
-        for key, what in _LATENCIES.items()
-        for name, ms in (summary.get(key) or {}).items()
-        if number(ms) != MISSING
-    ]
-    return _bars([(name, seconds, duration(seconds), "") for name, seconds in shares])
+    return _bars(
+        [
+            (f"{what}, {_LATENCY_NAMES.get(name, name)}", ms / 1000, duration(ms / 1000), "")
+            for key, what in _LATENCIES.items()
+            for name, ms in summary[key].items()
+            if number(ms) != MISSING
+        ]
+    )
 
 
-def _canary(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A canary beside the version in use, as rows of (what, its figure, the other's)."""
-    canary = summary.get("canary")
+def _canary(canary: Any) -> dict[str, Any] | None:
+    """A canary and the version in use, as rows of (name, the canary's figure, the other's)."""
     if not canary:
         return None
     times = [ms / 1000 if number(ms) != MISSING else None for ms in (canary.get("mean_ms"), canary.get("stable_mean_ms"))]
@@ -255,12 +228,12 @@ def _canary(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _settings(config: Any) -> tuple[list[tuple[str, list[tuple[str, Any]]]], list[tuple[str, Any]]]:
+def _settings(config: Mapping[str, Any]) -> tuple[list[tuple[str, list[tuple[str, Any]]]], list[tuple[str, Any]]]:
     """The settings that differ from their defaults, by section, and the others by dotted name."""
     defaults = dict(_flatten(Config().as_dict()))
     changed: dict[str, list[tuple[str, Any]]] = {"": []}
     unchanged = []
-    for key, value in (config or {}).items():
+    for key, value in config.items():
         for name, leaf in _flatten({key: value}):
             if name in defaults and defaults[name] == leaf:
                 unchanged.append((name, leaf))

@@ -1,4 +1,4 @@
-"""`reconcile.html`: what of a listing has a result and what has none, by day, on one page that needs nothing else."""
+"""`reconcile.html`: which images of a listing have a result, by day, on one page without references to other files."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def render_reconciliation(
 
     Args:
       output: The results folder.
-      inputs: What was listed.
-      counts: Images by status: the first four of `_MEANING` are those of listed images.
+      inputs: The listed patterns.
+      counts: Images by status; listed images have one of the first four of `_MEANING`.
       days: Images by (day, status), the day as `2026-11-20` or empty.
-      examples: By status a few images: (URI, reason or version).
-      when: The moment, in ISO 8601.
+      examples: A few images of each status: (URI, reason or version).
+      when: The time of the reconciliation, in ISO 8601.
 
     Returns:
       A complete HTML document, to be written as UTF-8.
@@ -62,7 +62,7 @@ def render_reconciliation(
 
 
 def _bars(days: Mapping[tuple[str, str], int], statuses: Sequence[str]) -> tuple[list[tuple[str, Any, int, int]], str]:
-    """A bar a day, or a month where there are many: its name, its parts, its length, and how many are not done."""
+    """A bar for each day, or each month or year if there are many: its name, its parts, its length, and how many are not done."""
     known = {day for day, _ in days}
     characters, unit = (10, "day") if len(known) <= _MOST_BARS else (7, "month")
     if len({day[:characters] for day in known}) > _MOST_BARS:

@@ -1,1 +1,1 @@
-"""What is counted while a job runs, and what is made of it."""
+"""Statistics of a job: counting, merging, worker reports, progress display, summary."""

@@ -1,10 +1,16 @@
-"""What a canary has shown: how it agrees with the version in use, how often each of them fails, how long each takes."""
+"""`CanaryStats` compares a canary with the version in use: agreement, failures and time of both."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
 from typing import Annotated, Any
+
+_LONGEST_VERSION = 100  # digits; `int` refuses thousands of them
+
+
+def _is_version(text: str) -> bool:
+    return text.isdecimal() and len(text) < _LONGEST_VERSION
 
 
 @dataclasses.dataclass
@@ -13,24 +19,24 @@ class CanaryStats:
 
     Attributes:
       version: The canary.
-      stable: The version in use beside it.
+      stable: The version in use.
       mode: `shadow` or `live`.
-      images: Images that the canary was given.
+      images: Images that the canary received.
       failed: Of these, the ones that it failed on, or took too long for.
-      left_out: Images of its share that it was not given, since it was behind.
-      seconds: Its time, summed over images that it did not fail on.
-      stable_images: Images of the version in use, of whatever share.
+      left_out: Images of its share that it did not receive, since it was late.
+      seconds: The canary's time, summed over images without a failure.
+      stable_images: Images that the version in use received.
       stable_failed: Of these, the ones that it failed on.
       stable_seconds: Its time, summed over the others.
-      matched: Objects that both have found in the same image.
-      objects: Objects that either has found in the same images, each one's counted.
-      score_shift_sum: Of the matched objects, the canary's confidence minus the other's.
+      matched: Objects that both versions have found in the same image.
+      objects: Objects of both versions in the images that both received.
+      score_shift_sum: Over the matched objects, the canary's confidence minus that of the version in use.
       outcome: `promoted` or `dropped`, once that is decided.
-      not_up: Why it never came up; empty where it did.
+      not_up: Why the canary was never loaded; empty if it was.
     """
 
-    version: Annotated[str, str.isdecimal]
-    stable: Annotated[str, str.isdecimal]
+    version: Annotated[str, _is_version]
+    stable: Annotated[str, _is_version]
     mode: str
     images: int = 0
     failed: int = 0
@@ -47,7 +53,7 @@ class CanaryStats:
 
     @property
     def why_no_images(self) -> str:
-        """Why it has met no image; empty where it has met some."""
+        """Why the canary has received no image; empty if it has received some."""
         if self.images:
             return ""
         of_share = f"none of the {self.stable_images} images that came was of its share"
@@ -55,23 +61,23 @@ class CanaryStats:
 
     @property
     def agreement(self) -> float | None:
-        """2 matched / all objects of both; None where no image was given to both."""
+        """2 matched / all objects of both; None if no image went to both."""
         if self.mode != "shadow" or self.images == self.failed:
             return None
         return 2 * self.matched / self.objects if self.objects else 1.0
 
     @property
     def failure_rate(self) -> float:
-        """Of the canary."""
+        """Share of its images that the canary failed on."""
         return self.failed / max(self.images, 1)
 
     @property
     def stable_failure_rate(self) -> float:
-        """Of the version in use."""
+        """The same share of the version in use."""
         return self.stable_failed / max(self.stable_images, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """What stands in summary.json."""
+        """The part `canary` of summary.json."""
         return {
             "version": self.version,
             "stable": self.stable,
@@ -90,7 +96,7 @@ class CanaryStats:
         }
 
     def line(self) -> str:
-        """What a line of the display says."""
+        """The text of a progress line."""
         if self.why_no_images:
             return f"canary {self.version}: 0 images: {self.why_no_images}"
         shown = self.as_dict()
@@ -102,7 +108,7 @@ class CanaryStats:
 
 
 def merge_canaries(figures: Iterable[CanaryStats]) -> CanaryStats | None:
-    """What all processes have shown of the newest canary that any of them has met; None where none has met one."""
+    """The sum over all processes for their newest canary; None if there is none."""
     merged: CanaryStats | None = None
     for each in sorted(figures, key=lambda each: (int(each.version), int(each.stable), each.mode), reverse=True):
         if merged is None:

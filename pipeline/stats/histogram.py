@@ -1,4 +1,4 @@
-"""Figures of any number of images in a bounded number of buckets: latencies by their logarithm, results by their time."""
+"""Histograms with a bounded number of buckets: latencies by their logarithm, results by their time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Annotated
 
 _LATENCY_STEP = 1.1  # a bucket of latencies is 10 % wide
-_SHORTEST_MS, _LONGEST_MS = 1e-3, 1e11  # 1 us to 3 years: 339 buckets, whatever an image's clock said
+_SHORTEST_MS, _LONGEST_MS = 1e-3, 1e11  # 1 us to 3 years: 339 buckets, even if an image's clock was wrong
 _MOST_INTERVALS = 1024  # the report draws at most 120 of them
 
 
 def latency_bucket(milliseconds: float) -> int:
-    """The bucket of a latency: bucket n holds what is above 1.1**(n-1) and up to 1.1**n milliseconds.
+    """The bucket of a latency: bucket n holds latencies above 1.1**(n-1) and up to 1.1**n milliseconds.
 
     >>> latency_bucket(1.0), latency_bucket(1.05), latency_bucket(100.0), latency_bucket(-5.0), latency_bucket(float("inf"))
     (0, 1, 49, -72, 266)
@@ -41,23 +41,24 @@ def _is_power_of_two(number: int) -> bool:
     return 0 < number < 1 << 40 and not number & (number - 1)
 
 
-def _is_latency_bucket(number: int) -> bool:
+def is_latency_bucket(number: int) -> bool:
+    """Whether `latency_bucket` may give this number."""
     return latency_bucket(0.0) <= number <= latency_bucket(math.inf)
 
 
-Latencies = Counter[Annotated[int, _is_latency_bucket]]  # images by `latency_bucket`
+Latencies = Counter[Annotated[int, is_latency_bucket]]  # images by `latency_bucket`
 
 
 @dataclasses.dataclass
 class Intervals:
-    """Images by the time of their result, in intervals of equal length; when there are too many, each two become one.
+    """Images by the time of their result, in intervals of equal length, which double when there are too many of them.
 
-    Intervals begin at multiples of their length since the epoch. So the same images give the same intervals, in whatever order
-    and grouping they are counted. A stream of 30 days ends with intervals of 4,096 seconds.
+    Intervals begin at multiples of their length since the epoch. So the same images give the same intervals, in any order and
+    grouping. A stream of 30 days ends with intervals of 4,096 seconds.
 
     Attributes:
       seconds: Length of an interval, a power of two.
-      counts: Images by number of the interval; intervals without images are left out.
+      counts: Images by number of the interval; intervals without images have no entry.
     """
 
     seconds: Annotated[int, _is_power_of_two] = 1
@@ -73,7 +74,7 @@ class Intervals:
         self._bound()
 
     def merge(self, other: Intervals) -> None:
-        """Adds the images of another one."""
+        """Adds the images of other intervals."""
         self._lengthen(max(self.seconds, other.seconds))
         for number, images in other.counts.items():
             self.counts[number * other.seconds // self.seconds] += images

@@ -1,40 +1,39 @@
-"""What the steps of a job count: once, as Beam metrics of every mode and runner, and for the display of this process.
+"""The Beam metrics of a job; the same calls count to the `JobStats` of this process, if a display or a launcher reads these.
 
 Namespace `Detection`; distributions hold whole numbers, hence microseconds:
 
 | metric | kind | what |
 |---|---|---|
-| `read` | counter | images that were listed, or that messages asked for |
-| `skipped` | counter | of these, the ones listed before or asked for before |
+| `read` | counter | images that were listed, or that messages requested |
+| `skipped` | counter | of these, the ones listed or requested before |
 | `detected` | counter | images with a result |
 | `dead` | counter | dead letters of all stages; read = detected + dead + skipped |
-| `swaps`, `refusals` | counter | versions of the model that a process has put into use while it worked, or refused |
-| `canary_images`, `canary_failed` | counter | images that a canary was given, and of these the ones that it failed on |
-| `canary_objects`, `canary_matched` | counter | objects of it and of the version in use, in the shadow; pairs that agree |
-| `canary_ms` | counter | its time, summed over images |
-| `image_bytes` | distribution | encoded bytes of an image that the detector took |
-| `batch_size` | distribution | rung of a device batch |
+| `swaps`, `refusals` | counter | versions of the model that a process put into use while it worked, or refused |
+| `canary_images`, `canary_failed` | counter | images that a canary received, and of these the ones that it failed on |
+| `canary_objects`, `canary_matched` | counter | in shadow mode: objects of both versions; pairs that agree |
+| `canary_ms` | counter | the canary's time, summed over images |
+| `image_bytes` | distribution | encoded bytes of an image that reached the detector |
+| `batch_size` | distribution | size of a device batch |
 | `model_us` | distribution | the model's time for a device batch |
 | `read_us`, `decode_us`, `postprocess_us` | distribution | an image's time in this stage |
 | `latency_ms` | distribution | streams: from an image's event time to its publishing (`event-to-publish`) |
 | `backlog_age_ms` | distribution | streams: from a message's publishing to its reading |
 
-Beam keeps metrics by bundle and thread, so these functions are called where a DoFn processes an element, never in a thread of a
-pool: there they would only reach the display. An image costs 8 microseconds.
+Beam keeps metrics by bundle and thread. So a DoFn calls these functions where it processes an element, never from the thread of a
+pool: there the counts would reach `JobStats` only.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Mapping
 
 from apache_beam.metrics import Metrics
 
 from pipeline.records import DeadLetter, DetectedImage
+from pipeline.stats.process import PROCESS
+from pipeline.stats.summary import STAGES
 
 NAMESPACE = "Detection"
-STAGES = ("read", "decode", "postprocess")  # of which each image notes its time; the model's is noted by batch
 
 _OF_VERSIONS = ("swaps", "refusals", "canary_images", "canary_failed", "canary_objects", "canary_matched", "canary_ms")
 _counters = {name: Metrics.counter(NAMESPACE, name) for name in ("read", "skipped", "detected", "dead", *_OF_VERSIONS)}
@@ -45,49 +44,51 @@ _stages_us = {stage: Metrics.distribution(NAMESPACE, f"{stage}_us") for stage in
 _latency_ms = Metrics.distribution(NAMESPACE, "latency_ms")
 _backlog_age_ms = Metrics.distribution(NAMESPACE, "backlog_age_ms")
 
-_of_process: Counter[str] = Counter()
-_lock = threading.Lock()
-
 
 def count_read(images: int = 1) -> None:
-    """Counts images that were listed or asked for, whatever becomes of them."""
-    _count("read", images)
+    """Counts images that were listed or requested, whatever their outcome."""
+    _counters["read"].inc(images)
+    with PROCESS.lock:
+        for stats in PROCESS.counting:
+            stats.read += images
 
 
 def count_skipped(images: int = 1) -> None:
     """Counts images that were read before."""
-    _count("skipped", images)
+    _counters["skipped"].inc(images)
+    with PROCESS.lock:
+        for stats in PROCESS.counting:
+            stats.skipped += images
 
 
 def count_result(result: DetectedImage | DeadLetter, image_bytes: int = 0) -> None:
-    """Counts what became of an image, where it becomes an element of the pipeline.
+    """Counts the outcome of an image, where it becomes an element of the pipeline.
 
     Args:
       result: A result, or a dead letter of any stage.
-      image_bytes: Encoded bytes of the image, where it came as far as the detector.
+      image_bytes: Encoded bytes of the image, if it reached the detector.
     """
     if image_bytes:
         _image_bytes.update(image_bytes)
     if isinstance(result, DeadLetter):
-        _count("dead")
-        return
-    _count("detected")
-    timing = result.timing
-    for stage, distribution in _stages_us.items():
-        distribution.update(int(getattr(timing, stage) * 1e6))
-    if timing.led_batch:
-        _batch_size.update(timing.led_batch)
-        _model_us.update(int(timing.model * 1e6))
+        _counters["dead"].inc()
+    else:
+        _update_detected(result)
+    with PROCESS.lock:
+        for stats in PROCESS.counting:
+            stats.add_dead(result) if isinstance(result, DeadLetter) else stats.add_detected(result, samples=0)
 
 
 def count_swaps(counts: Mapping[str, int]) -> None:
-    """Counts what became of model versions: `swaps`, `refusals`, and a canary's figures."""
+    """Counts what happened to model versions: `swaps`, `refusals`, and the counts of a canary."""
     for name, times in counts.items():
-        _count(name, times)
+        _counters[name].inc(times)
+    with PROCESS.lock:
+        PROCESS.model_events.update(counts)
 
 
 def note_latency(milliseconds: float) -> None:
-    """Notes how long after its event time an image of a stream was published."""
+    """Notes the time from the event time of a stream's image to the publishing of its result."""
     _latency_ms.update(int(milliseconds))
 
 
@@ -96,13 +97,11 @@ def note_backlog_age(milliseconds: float) -> None:
     _backlog_age_ms.update(int(milliseconds))
 
 
-def process_counts() -> Counter[str]:
-    """`read`, `skipped`, `detected` and `dead` of this process so far, over all jobs; a bundle that was retried counts twice."""
-    with _lock:
-        return _of_process.copy()
-
-
-def _count(name: str, images: int = 1) -> None:
-    _counters[name].inc(images)
-    with _lock:
-        _of_process[name] += images
+def _update_detected(image: DetectedImage) -> None:
+    timing = image.timing
+    _counters["detected"].inc()
+    for stage, distribution in _stages_us.items():
+        distribution.update(int(getattr(timing, stage) * 1e6))
+    if timing.led_batch:
+        _batch_size.update(timing.led_batch)
+        _model_us.update(int(timing.model * 1e6))

@@ -1,4 +1,4 @@
-"""Samples, the few images that the report shows: those whose identity has the smallest hash, so that two runs show the same."""
+"""Samples, the few images that the report shows: those with the smallest hashes of their identity, so two runs show the same."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 
 from pipeline.records import identity_hash
 
-_SPARE = 16  # so many times the samples are kept: also where one image in ten is detected, there are enough
+_SPARE = 16  # times the samples that are wanted: enough also if only one image in ten is detected
 
 
 def rank_bound(size: int, images: int) -> float:
-    """Below which hash the `size` smallest of so many images are, even if most of the images come to nothing.
+    """A hash above the `size` smallest of so many images, even if most of the images fail.
 
     >>> rank_bound(12, 100), rank_bound(12, 10**9) / 2**64 * 10**9
     (inf, 192.0)
@@ -21,7 +21,7 @@ def rank_bound(size: int, images: int) -> float:
 
 
 class Sampler:
-    """Tells, while images pass by in any order, which may still belong to the `size` smallest hashes; thread-safe.
+    """Picks, from images in any order, those that may belong to the `size` smallest hashes; thread-safe.
 
     Of n images it picks about `size * ln(n / size)` too many, and never one too few.
     """
@@ -32,10 +32,10 @@ class Sampler:
         self._lock = threading.Lock()
 
     def wants(self, identity: str) -> bool:
-        """Whether this image is among the smallest hashes seen so far."""
+        """Whether this image has one of the smallest hashes so far."""
         number = identity_hash(identity)
         with self._lock:
-            if -number in self._smallest:  # asked again: one that a canary has failed on, or of a bundle that is retried
+            if -number in self._smallest:  # a second call: a canary failed on the image, or its bundle is retried
                 return True
             if len(self._smallest) < self._size:
                 heapq.heappush(self._smallest, -number)

@@ -1,49 +1,63 @@
-"""The figures of a job: counted from the records themselves, so that they add up whatever was retried."""
+"""`JobStats`, the mergeable statistics of a job, and `summarise`, which makes the content of summary.json of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, identity_hash, row_bytes
-from pipeline.stats.canary import CanaryStats
-from pipeline.stats.histogram import Intervals, Latencies, latency_bucket, percentiles_ms
-from pipeline.stats.metrics import STAGES
+from pipeline.stats.canary import CanaryStats, merge_canaries
+from pipeline.stats.histogram import Intervals, Latencies, is_latency_bucket, latency_bucket, percentiles_ms
 
-_EXAMPLES = 20  # dead letters kept for the report, for each reason
-_EXAMPLE_CHARACTERS = 1000  # of each text in one: a message may name a URI of megabytes
-_MOST_KINDS = 100  # endings of files that are no images
-_KINDS_SAID = 8
-_MOST_CLASSES = 5000  # COCO has 80 classes, Open Images 601, LVIS 1,203
+STAGES = ("read", "decode", "postprocess")  # each image notes its time in these; the model's time is noted by batch
 OTHER_CLASSES = "(other classes)"
+_EXAMPLES = 20  # dead letters kept for the report, for each reason
+_EXAMPLE_CHARACTERS = 1000  # of each text in an example: a message may name a URI of megabytes
+_MOST_KINDS = 100  # endings of files that are no images
+_KINDS_SHOWN = 8
+_MOST_CLASSES = 5000  # COCO has 80 classes, Open Images 601, LVIS 1,203
+_SUMS = (
+    *("read", "skipped", "done", "resumed", "dead", "classes", "batches", "stage_latencies", "latencies", "publish_latencies"),
+    *("versions", "model_events"),
+)
 
 
 @dataclasses.dataclass
 class JobStats:
-    """Counts of images seen so far; two of them add up to one of both, and none grows with the number of images.
+    """Statistics of a part of a job; parts merge in any order, and none grows with the number of images.
+
+    Each bundle of a batch job makes one of its rows, and Beam merges them for the summary. Each process keeps one for its display
+    or its stream; a worker writes its own to a report file (see `pipeline.stats.worker_reports`). `pipeline.data_format` serialises it.
+    It has no lock: threads that share one hold a lock of their own.
 
     Attributes:
-      read: Images listed.
-      skipped: Images listed more than once, or not wanted, or done before; and files listed that are no images.
-      left_out: Of these, the files that are no images, by kind.
-      done: Of these, the ones that an earlier run or a stream has done.
-      resumed: Of the `detected` and the `dead` those that a killed run of the same command has left.
+      read: Images listed, or requested by messages.
+      skipped: Images listed more than once, not wanted or done before; and listed files that are no images.
+      left_out: Of the skipped ones, the files that are no images, by kind.
+      done: Of the skipped ones, the images that an earlier run or a stream has done.
+      resumed: Of `detected` and `dead`, the images that a killed run of the same command has done.
       dead: Dead letters by (stage, reason).
-      classes: Detections by class name; of a model with thousands of names, the rare ones together as `OTHER_CLASSES`.
-      batches: Device batches by rung.
+      classes: Detections by class name; if a model has thousands of names, the rare ones are counted as `OTHER_CLASSES`.
+      batches: Device batches by batch size.
       stage_seconds: Seconds by stage, summed over images; stages of different images overlap.
-      latencies: Images by `latency_bucket`, from being in hand to the result.
-      publish_latencies: Of streams the same, from an image's event time to its publishing.
+      stage_latencies: The same times as a histogram: how often a stage took so long, by (stage, `latency_bucket`).
+      latencies: Images by `latency_bucket`, from the bytes in memory to the result.
+      publish_latencies: Images of a stream by `latency_bucket`, from the event time to the publishing of the result.
+      backlog_age_ms: Age of the oldest message that a stream has read since its last progress line or worker report.
       finished: Detected images by the time of their result.
       samples: The detected images with a thumbnail that have the smallest ranks.
-      ranks_below: Only samples of smaller ranks are kept, since others have enough of these.
+      ranks_below: Samples of this rank or a larger one are not kept, since other parts have enough smaller ones.
       dead_examples: A few dead letters of each reason, as rows.
       versions: Images by the model's version.
       last: (when, name, version) of the model last seen.
       began: When a detector took the first of the detected images, seconds since the epoch.
+      model_events: What happened to model versions, by the name of the Beam counter: `swaps`, `refusals`, `canary_*`.
+      batch_sizes: The allowed batch sizes of the model in use; empty if unknown.
+      canary: Comparison of the newest canary with the version in use.
     """
 
     read: int = 0
@@ -55,8 +69,10 @@ class JobStats:
     classes: Counter[str] = dataclasses.field(default_factory=Counter)
     batches: Counter[int] = dataclasses.field(default_factory=Counter)
     stage_seconds: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
+    stage_latencies: Counter[tuple[str, Annotated[int, is_latency_bucket]]] = dataclasses.field(default_factory=Counter)
     latencies: Latencies = dataclasses.field(default_factory=Counter)
     publish_latencies: Latencies = dataclasses.field(default_factory=Counter)
+    backlog_age_ms: float = 0.0
     finished: Intervals = dataclasses.field(default_factory=Intervals)
     samples: list[tuple[int, DetectedImage]] = dataclasses.field(default_factory=list)
     ranks_below: float = math.inf
@@ -64,6 +80,9 @@ class JobStats:
     versions: Counter[str] = dataclasses.field(default_factory=Counter)
     last: tuple[float, str, str] = (0.0, "", "")
     began: float = math.inf
+    model_events: Counter[str] = dataclasses.field(default_factory=Counter)
+    batch_sizes: tuple[int, ...] = ()
+    canary: CanaryStats | None = None
 
     @property
     def model(self) -> tuple[str, str]:
@@ -73,34 +92,38 @@ class JobStats:
     @property
     def named(self) -> int:
         """Images listed, without the files that are none."""
-        return self.read - sum(self.left_out.values())
+        return self.read - self.left_out.total()
 
     @property
     def detected(self) -> int:
         """Images with a result."""
-        return sum(self.latencies.values())
+        return self.latencies.total()
+
+    @property
+    def failed(self) -> int:
+        """Dead letters of all stages."""
+        return self.dead.total()
 
     def leave_out(self, kind: str, files: int = 1) -> None:
         """Counts files that are no images; kinds beyond a bound as `other`."""
         self.left_out[kind if kind in self.left_out or len(self.left_out) < _MOST_KINDS else "other"] += files
 
     def add_detected(self, image: DetectedImage, samples: int) -> None:
-        """Counts one detected image."""
+        """Counts one detected image; keeps it if it is among the `samples` images of the smallest ranks."""
         self.classes.update(image.detections.class_names)
         self._bound_classes()
         timing = image.timing
         if timing.led_batch:
             self.batches[timing.led_batch] += 1
-            self.stage_seconds["model"] += timing.model
+            self._add_stage("model", timing.model)
         for stage in STAGES:
-            self.stage_seconds[stage] += getattr(timing, stage)
+            self._add_stage(stage, getattr(timing, stage))
         self.latencies[latency_bucket(timing.latency * 1e3)] += 1
         self.finished.add(timing.finished_at)
         self.began = min(self.began, timing.finished_at - timing.latency)
         self.versions[image.model_version] += 1
         self.last = max(self.last, (timing.finished_at, image.model_name, image.model_version))
-        rank = identity_hash(image.ref.identity)
-        if image.thumbnail and rank < self.ranks_below:
+        if samples and image.thumbnail and (rank := identity_hash(image.ref.identity)) < self.ranks_below:
             self.samples = _smallest([*self.samples, (rank, image)], samples)
 
     def add_dead(self, letter: DeadLetter) -> None:
@@ -111,16 +134,17 @@ class JobStats:
             examples.append(_shortened(dead_letter_row(dataclasses.replace(letter, payload=b""))))
 
     def as_resumed(self) -> JobStats:
-        """The same, of a killed run whose rows this one has."""
-        return dataclasses.replace(self, resumed=Counter(detected=self.detected, dead=sum(self.dead.values())))
+        """The same statistics, with all results counted as those of a killed run."""
+        return dataclasses.replace(self, resumed=Counter(detected=self.detected, dead=self.failed))
+
+    def copy(self) -> JobStats:
+        """An independent copy; it shares the images of the samples, which do not change."""
+        return merge_stats([self], len(self.samples))
 
     def merge(self, other: JobStats, samples: int) -> None:
-        """Adds another stats to this one."""
-        self.read += other.read
-        self.skipped += other.skipped
-        self.done += other.done
-        for name in ("resumed", "dead", "classes", "batches", "latencies", "publish_latencies", "versions"):
-            getattr(self, name).update(getattr(other, name))
+        """Adds other statistics to these, and keeps the `samples` images of the smallest ranks."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         for kind, files in other.left_out.items():
             self.leave_out(kind, files)
         self._bound_classes()
@@ -132,39 +156,46 @@ class JobStats:
             self.dead_examples[reason] = [*self.dead_examples.get(reason, []), *examples][:_EXAMPLES]
         self.last = max(self.last, other.last)
         self.began = min(self.began, other.began)
+        self.backlog_age_ms = max(self.backlog_age_ms, other.backlog_age_ms)
+        self.batch_sizes = max(self.batch_sizes, other.batch_sizes)
+        self.canary = merge_canaries(each for each in (self.canary, other.canary) if each)
+
+    def _add_stage(self, stage: str, seconds: float) -> None:
+        self.stage_seconds[stage] += seconds
+        self.stage_latencies[stage, latency_bucket(seconds * 1e3)] += 1
 
     def _bound_classes(self) -> None:
         if len(self.classes) > 2 * _MOST_CLASSES:
-            detections = sum(self.classes.values())
+            detections = self.classes.total()
             self.classes.pop(OTHER_CLASSES, None)
             self.classes = Counter(dict(self.classes.most_common(_MOST_CLASSES)))
-            self.classes[OTHER_CLASSES] = detections - sum(self.classes.values())
+            self.classes[OTHER_CLASSES] = detections - self.classes.total()
 
 
-def merge_stats(job_stats: Iterable[JobStats], samples: int) -> JobStats:
-    """One stats of all, with the `samples` images of the smallest ranks."""
+def merge_stats(parts: Iterable[JobStats], samples: int) -> JobStats:
+    """The statistics of all parts, with the `samples` images of the smallest ranks."""
     merged = JobStats()
-    for stats in job_stats:
-        merged.merge(stats, samples)
+    for part in parts:
+        merged.merge(part, samples)
     return merged
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """What the launcher knows of a run and the records do not.
+    """What the launcher knows of a run, and the statistics do not.
 
     Attributes:
-      started_at: Seconds since the epoch at which the command started.
+      started_at: When the command started, seconds since the epoch.
       ready_at: When the model was loaded and warm, and the work began.
-      finished_at: When the results stood under their final names.
+      finished_at: When the results had their final names.
       command: The command line.
       config: All settings, nested.
       mode: `batch` or `streaming`.
       model_path: Where the model was found.
-      allowed_batch_sizes: The rungs in use at the end.
-      canary: What a canary has shown; None where there was none.
-      submitted_at: When a job that works in other processes was handed to its runner; what is between that and `ready_at` is
-        the runner's: its queue, its workers' start, their loading the model. 0: all was in the launcher's process.
+      allowed_batch_sizes: The allowed batch sizes at the end.
+      canary: Comparison of the canary with the version in use; None without a canary.
+      submitted_at: When the launcher handed the job to a runner with processes of its own. From then to `ready_at` the runner
+        queues the job and starts workers, which load the model. 0: all steps ran in the launcher's process.
     """
 
     started_at: float
@@ -179,10 +210,10 @@ class RunFacts:
     submitted_at: float = 0.0
 
     def elsewhere(self, began: float) -> RunFacts:
-        """The same of a job that was submitted at `ready_at`.
+        """The facts of a job that was submitted at `ready_at`.
 
         Args:
-          began: When the first of its workers' detectors took an image; infinite where none did.
+          began: When the first detector of a worker took an image; infinite if none did.
         """
         ready_at = min(max(began, self.ready_at), self.finished_at) if math.isfinite(began) else self.ready_at  # clocks differ
         return dataclasses.replace(self, submitted_at=self.ready_at, ready_at=ready_at)
@@ -191,17 +222,11 @@ class RunFacts:
 def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
     """The content of summary.json."""
     wall = max(facts.finished_at - facts.ready_at, 1e-9)
-    dead = sum(stats.dead.values())
-    by_reason: Counter[str] = Counter()
-    by_stage: Counter[str] = Counter()
-    for (stage, reason), n in stats.dead.items():
-        by_stage[stage] += n
-        by_reason[reason] += n
     return {
-        "images": {"read": stats.read, "detected": stats.detected, "dead": dead, "skipped": stats.skipped},
+        "images": {"read": stats.read, "detected": stats.detected, "dead": stats.failed, "skipped": stats.skipped},
         "skipped_by_kind": dict(stats.left_out.most_common()),
         "done_before": stats.done,
-        "resumed": sum(stats.resumed.values()),
+        "resumed": stats.resumed.total(),
         **({"mended": stats.detected} if facts.config.get("retry_dead") else {}),
         "images_per_second": round((stats.detected - stats.resumed["detected"]) / wall, 3),
         "wall_seconds": round(wall, 3),
@@ -209,10 +234,10 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         **({"submission_seconds": round(facts.ready_at - facts.submitted_at, 3)} if facts.submitted_at else {}),
         "batch_sizes": {str(size): stats.batches[size] for size in sorted(stats.batches)},
         "stage_seconds": {stage: round(seconds, 3) for stage, seconds in stats.stage_seconds.items()},
-        "dead_by_reason": dict(by_reason.most_common()),
-        "dead_by_stage": dict(by_stage.most_common()),
+        "dead_by_reason": _summed((reason, n) for (_, reason), n in stats.dead.items()),
+        "dead_by_stage": _summed((stage, n) for (stage, _), n in stats.dead.items()),
         "classes": dict(stats.classes.most_common()),
-        "detections": sum(stats.classes.values()),
+        "detections": stats.classes.total(),
         "latency_ms": percentiles_ms(stats.latencies),
         **({"event_to_publish_ms": percentiles_ms(stats.publish_latencies)} if stats.publish_latencies else {}),
         "throughput": [list(interval) for interval in stats.finished.since_first()],
@@ -239,9 +264,9 @@ def left_out_line(kinds: Mapping[str, int]) -> str:
     >>> left_out_line({".txt": 3, ".json": 1})
     '4 files that are no images (3 .txt, 1 .json)'
     """
-    said = [f"{files} {kind}" for kind, files in Counter(kinds).most_common(_KINDS_SAID)]
-    more = [f"{len(kinds) - _KINDS_SAID} more kinds"] if len(kinds) > _KINDS_SAID else []
-    return f"{sum(kinds.values())} files that are no images ({', '.join(said + more)})"
+    shown = [f"{files} {kind}" for kind, files in Counter(kinds).most_common(_KINDS_SHOWN)]
+    more = [f"{len(kinds) - _KINDS_SHOWN} more kinds"] if len(kinds) > _KINDS_SHOWN else []
+    return f"{sum(kinds.values())} files that are no images ({', '.join(shown + more)})"
 
 
 def to_json(summary: Mapping[str, Any]) -> bytes:
@@ -249,8 +274,16 @@ def to_json(summary: Mapping[str, Any]) -> bytes:
     return row_bytes(summary, indent=2) + b"\n"
 
 
+def _summed(counts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """The sums by name, the largest first."""
+    sums: Counter[str] = Counter()
+    for name, count in counts:
+        sums[name] += count
+    return dict(sums.most_common())
+
+
 def _shortened(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with its long texts cut, however deep they stand."""
+    """A row with its long texts cut, at any depth."""
     return {
         key: _shortened(value) if isinstance(value, dict) else _cut(value) if isinstance(value, str) else value
         for key, value in row.items()
@@ -266,6 +299,4 @@ def _smallest(samples: list[tuple[int, DetectedImage]], size: int) -> list[tuple
 
 
 def _iso(seconds: float) -> str:
-    import datetime
-
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="seconds")

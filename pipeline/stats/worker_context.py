@@ -1,57 +1,58 @@
-"""Where a job works whose steps are in other processes than its launcher: what each of these must reach, and whom they tell."""
+"""`WorkerContext`: checks in each worker process that it reaches the results folder and the model, and starts its reports."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import socket
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from pipeline.errors import ModelError, OutputError
-from pipeline.stats.metrics import process_counts
+from pipeline.stats.process import PROCESS, ProcessState
+from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_reports import StatsReporter
 from pipeline.storage.results import check_output
 from pipeline.storage.staging import is_introduced, output_of
 
-_BEGIN_SECONDS = 900.0  # a worker that takes a lost one's place later may find that the launcher of a stream has left
-_entered: set[str] = set()
-_lock = threading.Lock()
+_BEGIN_SECONDS = 900.0  # a worker that replaces a lost one much later may find that the launcher of a stream has left
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerContext:
-    """Where a job works.
+    """What the workers of a job must reach.
 
     Attributes:
       staging: The run's folder, in the results folder.
-      check_model: Raises a `ModelError` where the model cannot be reached.
-      launched_at: When the launcher made that folder, seconds since the epoch; 0: none did, since the job is a template's.
+      check_model: Raises a `ModelError` if the model cannot be reached.
+      launched_at: When the launcher made that folder, seconds since the epoch; 0: the job is a template's and has no launcher.
     """
 
     staging: str
     check_model: Callable[[], object]
     launched_at: float = 0.0
 
-    def check_worker(self, figures: Callable[[], Any] | None = None) -> None:
-        """Makes sure, once in each process and before it works, that it can; from then on it tells the launcher its figures.
+    def check_worker(self, figures: Callable[[], JobStats] | None = None, process: ProcessState = PROCESS) -> None:
+        """Checks, once in each process and before it works, what it can reach; then starts its reports to the launcher.
 
         Args:
-          figures: Gives what is told; default: `metrics.process_counts`, from now on.
+          figures: Returns the statistics to report; default: all that this process counts from now on.
+          process: The state of this process.
 
         Raises:
-          OutputError: The results folder cannot be written from here, or is not the launcher's.
-          ModelError: The model cannot be reached from here.
+          OutputError: This worker cannot write to the results folder, or finds another folder than the launcher's.
+          ModelError: This worker cannot reach the model.
         """
-        with _lock:
-            if self.staging in _entered:
+        with process.entering:
+            if self.staging in process.entered:
                 return
             self._check()
             if is_introduced(self.staging):
-                StatsReporter(self.staging, figures or _counts_from_now()).start()
-            _entered.add(self.staging)
+                own = JobStats()
+                if not figures:
+                    process.begin_counting(own)
+                StatsReporter(self.staging, figures or functools.partial(process.copy_of, own), process=process).start()
+            process.entered.add(self.staging)
 
     def _check(self) -> None:
         output, here = output_of(self.staging), f"the worker on {socket.gethostname()}"
@@ -68,8 +69,3 @@ class WorkerContext:
             self.check_model()
         except Exception as err:
             raise ModelError(f"{' '.join(str(err).split())[:400]} ({here})") from err
-
-
-def _counts_from_now() -> Callable[[], Counter[str]]:
-    before = process_counts()
-    return lambda: process_counts() - before

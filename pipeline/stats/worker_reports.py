@@ -1,25 +1,24 @@
-"""What workers in other processes tell the launcher of their figures: a small file each in the run's folder, every few seconds.
+"""Worker reports: a heartbeat file of each worker process in the run's folder, with its `JobStats`, which the launcher reads.
 
-Beam's own metrics come too late for that: a job server has those of a bundle when the bundle ends, and in batch a bundle may
-have all images; Flink's has none before the job ends. What a process that is killed had told stays told, so what others do
-again in its place counts twice; a batch job's summary is made of its rows' own job_stats instead.
+Beam's own metrics come too late: a job server has those of a bundle when the bundle ends, and a bundle of a batch job may hold
+all images; Flink has none before the job ends. The report of a killed worker stays, so images that another worker repeats count
+twice. The summary of a batch job is made from the statistics of its rows instead.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.data_format import pack, unpack
 from pipeline.stats.canary import CanaryStats, merge_canaries
+from pipeline.stats.process import PROCESS, ModelStats, ProcessState
+from pipeline.stats.summary import JobStats
 from pipeline.storage.files import list_files, make_folder, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.renewal import keep_renewing
@@ -27,83 +26,65 @@ from pipeline.storage.staging import is_introduced
 from pipeline.storage.state import read_checked
 
 TELL_SECONDS = 3.0
-_FIGURES = "figures"
-_Figures = TypeVar("_Figures")
-_tellers: list[StatsReporter] = []
-_models: list[ModelStats] = []
-
-
-class ModelStats(Protocol):
-    """What is known of the model in use: by a detector of its own, by a launcher of its workers'."""
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """The batch ladder in use; empty where nobody has said."""
-
-    def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
-        """What the canary has shown; waits up to so many seconds for what it has in hand."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Process(Generic[_Figures]):
-    """What a process tells: its figures, and what its model has to say."""
-
-    figures: _Figures
-    batch_sizes: tuple[int, ...] = ()
-    canary: CanaryStats | None = None
+_REPORTS = "figures"
 
 
 def reporter_of(model: ModelStats) -> None:
-    """From now on what this process tells has this model's figures besides."""
-    _models[:] = [model]
+    """Adds the facts of this model to the reports of this process."""
+    PROCESS.model = model
 
 
 class StatsReporter:
-    """Tells a run's launcher the figures of this process, as long as the run's folder is there.
+    """Writes the report of this process, as long as the run's folder exists.
 
     Args:
       staging: The run's folder.
-      figures: Gives what is to be told; of a type that the launcher expects.
+      stats: Returns the statistics of this process.
+      every_s: Seconds between reports.
+      process: Where the model is, and where this reporter is listed.
     """
 
-    def __init__(self, staging: str, figures: Callable[[], Any]):
+    def __init__(
+        self, staging: str, stats: Callable[[], JobStats], every_s: float = TELL_SECONDS, process: ProcessState = PROCESS
+    ):
         self._staging = staging
-        self._path = f"{staging}/{_FIGURES}/{uuid.uuid4().hex}"
-        self._figures = figures
-        self._told = b""
+        self._path = f"{staging}/{_REPORTS}/{uuid.uuid4().hex}"
+        self._stats = stats
+        self._every_s = every_s
+        self._process = process
+        self._written = b""
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Tells now, and from now on every few seconds."""
+        """Writes a report now, and then every few seconds."""
         self.tell()
-        _tellers.append(self)
-        keep_renewing("telling figures", TELL_SECONDS, self._tell_again, threading.Event())
+        self._process.reporters.append(self.tell)
+        keep_renewing("worker report", self._every_s, self._tell_again, threading.Event())
 
     def tell(self) -> None:
-        """Tells what has changed; nothing where the run's folder is gone."""
+        """Writes the report if it has changed and the run's folder exists."""
         with self._lock:
-            models = [(model.batch_sizes, model.canary_stats()) for model in _models]
-            content = pack(_Process(self._figures(), *(models[0] if models else ())))
-            if content != self._told and _write(self._path, content):
-                self._told = content
+            content = pack(self._process.add_model(self._stats()))
+            if content != self._written and _write(self._path, content):
+                self._written = content
 
     def _tell_again(self) -> bool:
         if not is_introduced(self._staging):
-            _tellers.remove(self)
+            self._process.reporters.remove(self.tell)
             return False
         self.tell()
         return True
 
 
 def report_all() -> None:
-    """Tells what this process has not told yet, since it ends."""
-    for teller in _tellers:
+    """Writes the last reports of this process, which ends."""
+    for tell in PROCESS.reporters:
         with contextlib.suppress(Exception):
-            teller.tell()
+            tell()
 
 
 def _write(path: str, content: bytes) -> bool:
-    """Writes a file into a folder that is there; where it is gone, it shall not come back."""
+    """Replaces a file; returns False if its folder is gone, which this does not make again."""
     if "://" in path:
         write_file(path, content)
         return True
@@ -118,53 +99,49 @@ def _write(path: str, content: bytes) -> bool:
 
 
 class WorkerReports:
-    """What the workers of a run have told so far, as its launcher sees it.
+    """Reads the reports of a run's workers, for its launcher.
 
     Args:
-      staging: The run's folder, which is there.
-      figures: The type of what each process tells; what is of another type does not count.
+      staging: The run's folder, which exists.
+      every_s: Seconds between reports; as often this looks for new ones.
     """
 
-    def __init__(self, staging: str, figures: Any = Counter[str]):
-        process: Any = _Process
-        self._kind = process[figures]
-        self._folder = f"{staging}/{_FIGURES}"
+    def __init__(self, staging: str, every_s: float = TELL_SECONDS):
+        self._folder = f"{staging}/{_REPORTS}"
+        self._every_s = every_s
         self._looked = float("-inf")
-        self._told: list[_Process[Any]] = []
+        self._reports: list[JobStats] = []
         self._over = False
         make_folder(self._folder)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The batch ladder of a worker's model; empty where none has told."""
-        return max((each.batch_sizes for each in self._processes()), default=())
+        """The allowed batch sizes of a worker's model; empty if no worker has reported them."""
+        return max((report.batch_sizes for report in self.now()), default=())
 
     def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
-        """What the canary has shown to all workers; with `wait_s` once the work is over, as `at_the_end`."""
-        if wait_s and any(each.canary for each in self._processes()):
+        """Comparison of the canary with the version in use, over all workers; with `wait_s` from the last reports."""
+        if wait_s and any(report.canary for report in self.now()):
             self.at_the_end()
-        return merge_canaries(each.canary for each in self._processes() if each.canary)
+        return merge_canaries(report.canary for report in self.now() if report.canary)
 
-    def now(self) -> list[Any]:
-        """The figures that each process has told; looked up every few seconds, however often this is asked."""
-        return [each.figures for each in self._processes()]
+    def now(self) -> list[JobStats]:
+        """The latest report of each worker; this looks for new ones every few seconds, however often it is called."""
+        if not self._over and time.monotonic() - self._looked >= self._every_s:
+            with contextlib.suppress(Exception):  # storage may fail for a while
+                self._reports = self._look()
+            self._looked = time.monotonic()
+        return self._reports
 
-    def at_the_end(self) -> list[Any]:
-        """The same once the work is over: waits, the first time, until each process had time to tell the last of it."""
+    def at_the_end(self) -> list[JobStats]:
+        """The last reports, after the work has ended: the first call waits until each worker has had time to write one."""
         if not self._over:
             if self._look():
-                time.sleep(TELL_SECONDS + 1.0)
-            self._told, self._over = self._look(), True
-        return self.now()
+                time.sleep(self._every_s + 1.0)
+            self._reports, self._over = self._look(), True
+        return self._reports
 
-    def _processes(self) -> list[_Process[Any]]:
-        if not self._over and time.monotonic() - self._looked >= TELL_SECONDS:
-            with contextlib.suppress(Exception):  # storage may fail for a while
-                self._told = self._look()
-            self._looked = time.monotonic()
-        return self._told
-
-    def _look(self) -> list[_Process[Any]]:
+    def _look(self) -> list[JobStats]:
         paths = [path for path in list_files(f"{escape_glob(self._folder)}/*") if not path.endswith(".new")]
-        told = (read_checked(path, functools.partial(unpack, self._kind)) for path in paths)
-        return [each for each in told if each]
+        reports = (read_checked(path, functools.partial(unpack, JobStats)) for path in paths)
+        return [report for report in reports if report]

@@ -9,6 +9,7 @@ import apache_beam as beam
 import cv2
 import numpy as np
 import pytest
+from apache_beam.metrics import MetricsFilter
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
@@ -20,7 +21,7 @@ from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory, 
 from pipeline.errors import ModelError
 from pipeline.launch.streaming import line_of
 from pipeline.records import EncodedImage, ImageRef, identity_hash
-from pipeline.stats.metrics import process_counts
+from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import Sampler
 from pipeline.stream.live import LiveStats
 from tests.detect.versioned_models import HW, NEVER, elsewhere, look, opened_detectors, save_version, version_of
@@ -316,16 +317,17 @@ def test_a_batch_job_has_it_too(saved, detect):
     model = ModelConfig(path=str(saved), model_version="stable", model_poll_s=NEVER)
     detector = shared_detector(model, detect)
     look(detector)
-    before = process_counts()
+    before = PROCESS.model_events.copy()
     with beam.Pipeline(runner="FnApiRunner") as pipeline:
         found = pipeline | "Create" >> beam.Create(IMAGES) | "Detect" >> DetectObjects(model, detect)
         rows = found.detected | "Row" >> beam.Map(lambda image: (image.ref.uri, image.model_version))
         made = {image.ref.uri: "8" if chosen and detect is LIVE else "7" for image, chosen in zip(IMAGES, CHOSEN, strict=True)}
         rows | "Check" >> beam.combiners.ToDict() | "Compare" >> beam.Map(_equal, made)
     detector.canary_stats(30.0)
-    counted = process_counts() - before + detector.counted_swaps()
+    counted = PROCESS.model_events - before + detector.counted_swaps()
     assert counted["canary_images"] == sum(CHOSEN)
-    assert counted["detected"] == 12
+    (detections,) = pipeline.result.metrics().query(MetricsFilter().with_name("detected"))["counters"]
+    assert detections.committed == 12
 
 
 def _equal(found, expected):

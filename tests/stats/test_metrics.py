@@ -1,5 +1,6 @@
 """Metrics: what Beam counts is what the rows say, in batch and in streams."""
 
+import contextlib
 import itertools
 import re
 import threading
@@ -12,6 +13,8 @@ from pipeline import graph
 from pipeline.config import load_config
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.stats import metrics
+from pipeline.stats.process import PROCESS
+from pipeline.stats.summary import STAGES, JobStats
 from pipeline.storage.staging import held
 from pipeline.stream.messages import Message, MessageLimits
 from pipeline.stream.run import RunSettings, opened
@@ -37,6 +40,17 @@ def counted(result):
     return totals, sums
 
 
+@contextlib.contextmanager
+def counting():
+    """What this process counts in the block."""
+    stats = JobStats()
+    PROCESS.begin_counting(stats)
+    try:
+        yield stats
+    finally:
+        PROCESS.end_counting(stats)
+
+
 @pytest.fixture
 def images(tmp_path):
     """Seven images, one of them named twice, one that is none and one that is not there."""
@@ -57,9 +71,9 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
             "detect.batch_sizes": [2],
         },
     )
-    before, staging = metrics.process_counts(), f"{images}/out/.staging-test"
+    staging = f"{images}/out/.staging-test"
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    with held(staging, {}):
+    with held(staging, {}), counting() as seen:
         graph.build(pipeline, config, graph.sinks(config, staging))
         result = pipeline.run()
         result.wait_until_finish()
@@ -73,7 +87,12 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
         "detected": stats.detected,
         "dead": sum(stats.dead.values()),
     }
-    assert dict(metrics.process_counts() - before) == totals
+    assert {name: getattr(seen, name) for name in ("read", "skipped", "detected", "failed")} == {
+        **{name: totals[name] for name in ("read", "skipped", "detected")},
+        "failed": totals["dead"],
+    }
+    assert (seen.dead, seen.batches) == (stats.dead, stats.batches)
+    assert (seen.latencies, seen.stage_latencies) == (stats.latencies, stats.stage_latencies)
     assert sums["batch_size"] == (sum(size * n for size, n in stats.batches.items()), sum(stats.batches.values()))
     assert sums["image_bytes"][1] == 8
     assert sums["image_bytes"][0] == sum((images / "in" / name).stat().st_size for name in [f"{n}.png" for n in range(7)]) + 4
@@ -122,18 +141,19 @@ def test_each_stage_of_an_image_and_each_batch_is_noted_once():
 
 
 def test_counts_of_many_threads_add_up():
-    before = metrics.process_counts()
     threads = [threading.Thread(target=lambda: [metrics.count_result(DETECTED) for _ in range(500)]) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert dict(metrics.process_counts() - before) == {"detected": 4000}
+    with counting() as seen:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    metrics.count_result(DETECTED)  # for no one
+    assert (seen.detected, seen.batches, seen.failed) == (4000, {4: 4000}, 0)
 
 
 def test_the_table_names_every_metric():
     rows = [line.split("|")[1:3] for line in metrics.__doc__.splitlines() if line.startswith("| `")]
     documented = sorted(itertools.chain.from_iterable(re.findall(r"`(\w+)`", names) for names, _ in rows))
-    made = [*metrics._counters, *(f"{stage}_us" for stage in metrics.STAGES)]
+    made = [*metrics._counters, *(f"{stage}_us" for stage in STAGES)]
     made += [each.metric_name.name for each in vars(metrics).values() if hasattr(each, "metric_name")]
     assert documented == sorted(made)

@@ -16,6 +16,7 @@ import pytest
 from pipeline.config import load_config
 from pipeline.launch.loading import load_detector
 from pipeline.stats import metrics, progress
+from pipeline.stats.process import PROCESS
 from tests.conftest import REPO
 from tests.stats.test_metrics import DEAD, DETECTED
 
@@ -97,7 +98,7 @@ def test_a_job_says_that_its_model_is_loading(monkeypatch, bright_model):
     with progress.ProgressDisplay():
         load_detector(config)
         assert terminal.shown.is_set()  # tens of lines in the time that a model takes
-    assert progress._state == "the model is loaded"
+    assert PROCESS.waiting_for == "the model is loaded"
 
 
 BAR = """

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.data_format import pack, unpack
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing, identity_hash
-from pipeline.stats.histogram import percentiles_ms
+from pipeline.stats.canary import CanaryStats
+from pipeline.stats.histogram import latency_bucket, percentiles_ms
 from pipeline.stats.summary import OTHER_CLASSES, JobStats, RunFacts, left_out_line, merge_stats, summarise, to_json
 
 SAMPLES = 3
@@ -63,6 +65,7 @@ def figures(stats):
     return (
         (stats.read, stats.skipped, stats.detected, stats.model),
         (stats.dead, stats.classes, stats.batches, dict(stats.stage_seconds), stats.latencies, stats.finished, stats.versions),
+        (stats.stage_latencies, stats.model_events, stats.batch_sizes, stats.canary, stats.backlog_age_ms),
         [rank for rank, _ in stats.samples],
         {reason: len(rows) for reason, rows in stats.dead_examples.items()},
     )
@@ -75,6 +78,33 @@ def test_a_tally_does_not_depend_on_bundles_or_their_order(elements, cuts, rando
     parts = [tally_of(elements[a:b]) for a, b in itertools.pairwise(cuts)]
     random.shuffle(parts)
     assert figures(merge_stats(parts, SAMPLES)) == figures(whole)
+
+
+@given(ELEMENTS)
+def test_a_report_file_keeps_the_statistics(elements):
+    """Workers write them as data that cannot run, and the launcher merges what it reads."""
+    stats = tally_of(elements)
+    stats.model_events.update(swaps=1)
+    stats.batch_sizes, stats.canary, stats.backlog_age_ms = (1, 8), CanaryStats("8", "7", "shadow", 5), 9.5
+    assert figures(unpack(JobStats, pack(stats))) == figures(stats)
+
+
+@given(ELEMENTS, ELEMENTS)
+def test_a_copy_does_not_change_with_its_original(elements, later):
+    stats = tally_of(elements)
+    copy, before = stats.copy(), repr(figures(stats))
+    for image in (each for each in later if isinstance(each, DetectedImage)):
+        stats.add_detected(image, SAMPLES)
+    for letter in (each for each in later if isinstance(each, DeadLetter)):
+        stats.add_dead(letter)
+    assert repr(figures(copy)) == before
+
+
+def test_each_stage_has_a_histogram_of_its_times():
+    """Of two images, one of which led a batch; stage times are those of `detected`."""
+    stats = tally_of([detected(0, led=8), detected(1)])
+    expected = {("model", 2000): 1, ("read", 250): 2, ("decode", 500): 2, ("postprocess", 125): 2}
+    assert stats.stage_latencies == {(stage, latency_bucket(ms)): images for (stage, ms), images in expected.items()}
 
 
 @given(ELEMENTS)

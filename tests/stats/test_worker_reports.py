@@ -3,15 +3,16 @@
 import shutil
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 
 from pipeline.errors import ModelError, OutputError
-from pipeline.stats import worker_context, worker_reports
+from pipeline.stats import worker_context
 from pipeline.stats.canary import CanaryStats
+from pipeline.stats.process import ProcessState
+from pipeline.stats.summary import JobStats, merge_stats
 from pipeline.stats.worker_context import WorkerContext
-from pipeline.stats.worker_reports import StatsReporter, WorkerReports, reporter_of
+from pipeline.stats.worker_reports import StatsReporter, WorkerReports
 from pipeline.storage.staging import introduce
 from tests.conftest import REPO
 
@@ -38,40 +39,33 @@ def staging(tmp_path):
     return folder
 
 
-@pytest.fixture
-def entering(monkeypatch):
-    """Workers of this process have entered nowhere yet."""
-    monkeypatch.setattr(worker_context, "_entered", set())
-
-
 @pytest.mark.slow
 def test_the_launcher_sums_up_what_each_process_has_counted_in_this_job(staging):
     seen = WorkerReports(staging)
     assert seen.now() == []
     for images in (3, 4):
         subprocess.run([sys.executable, "-c", WORKER, staging, str(images)], cwd=REPO, check=True)
-    assert sorted(each["read"] for each in WorkerReports(staging).now()) == [3, 4]
-    assert sum(WorkerReports(staging).now(), Counter()) == {"read": 7}
+    assert sorted(each.read for each in WorkerReports(staging).now()) == [3, 4]
+    assert merge_stats(WorkerReports(staging).now(), samples=0) == JobStats(read=7)
 
 
 def test_what_was_seen_a_moment_ago_is_not_looked_up_again(staging):
     """A bar is drawn five times a second, and on object storage each look costs."""
-    seen, counts = WorkerReports(staging), Counter(read=1)
-    teller = StatsReporter(staging, lambda: counts)
+    seen, stats = WorkerReports(staging), JobStats(read=1)
+    teller = StatsReporter(staging, stats.copy, process=ProcessState())
     teller.tell()
-    assert seen.now() == [{"read": 1}]
-    counts["read"] = 2
+    assert seen.now() == [JobStats(read=1)]
+    stats.read = 2
     teller.tell()
-    assert seen.now() == [{"read": 1}]
-    assert WorkerReports(staging).now() == [{"read": 2}]
+    assert seen.now() == [JobStats(read=1)]
+    assert WorkerReports(staging).now() == [JobStats(read=2)]
 
 
-def test_at_the_end_it_hears_what_is_told_meanwhile(staging, monkeypatch):
-    monkeypatch.setattr(worker_reports, "TELL_SECONDS", 0.05)
-    seen, counts = WorkerReports(staging), Counter(read=1)
-    StatsReporter(staging, lambda: counts).start()
-    counts["read"] = 2
-    assert seen.at_the_end() == [{"read": 2}]
+def test_at_the_end_it_hears_what_is_told_meanwhile(staging):
+    seen, stats = WorkerReports(staging, every_s=0.05), JobStats(read=1)
+    StatsReporter(staging, stats.copy, 0.05, ProcessState()).start()
+    stats.read = 2
+    assert seen.at_the_end() == [JobStats(read=2)]
 
 
 class Model:
@@ -85,71 +79,78 @@ class Model:
         return self.canary
 
 
-@pytest.fixture
-def model(monkeypatch):
-    """Gives this process a model, for as long as a test."""
-    monkeypatch.setattr(worker_reports, "_models", [])
-    return lambda *figures: reporter_of(Model(*figures))
+def report(staging, *figures):
+    """Writes the report of a worker that has this model, or none."""
+    process = ProcessState()
+    process.model = Model(*figures) if figures else None
+    process.model_events.update(swaps=1)
+    StatsReporter(staging, JobStats, process=process).tell()
 
 
-def test_the_launcher_knows_the_ladder_that_workers_use(staging, model):
-    StatsReporter(staging, Counter).tell()
+def test_the_launcher_knows_the_ladder_that_workers_use(staging):
+    report(staging)
     assert WorkerReports(staging).batch_sizes == ()
-    model((1, 2, 4))
-    StatsReporter(staging, Counter).tell()
+    report(staging, (1, 2, 4))
     assert WorkerReports(staging).batch_sizes == (1, 2, 4)
 
 
-def test_the_launcher_adds_up_what_a_canary_has_shown_to_each_worker(staging, model, monkeypatch):
-    monkeypatch.setattr(worker_reports, "TELL_SECONDS", 0.05)
+def test_the_launcher_adds_up_what_a_canary_has_shown_to_each_worker(staging):
     assert WorkerReports(staging).canary_stats() is None
     for images in (3, 4):
-        model((1,), CanaryStats("8", "7", "shadow", images=images))
-        StatsReporter(staging, Counter).tell()
-    seen = WorkerReports(staging)
+        report(staging, (1,), CanaryStats("8", "7", "shadow", images=images))
+    seen = WorkerReports(staging, every_s=0.05)
     assert seen.canary_stats() == CanaryStats("8", "7", "shadow", images=7)
-    model((1,), CanaryStats("8", "7", "shadow", images=5))
-    StatsReporter(staging, Counter).tell()
+    report(staging, (1,), CanaryStats("8", "7", "shadow", images=5))
     assert seen.canary_stats(wait_s=1.0) == CanaryStats("8", "7", "shadow", images=12)
+
+
+def test_a_report_has_what_happened_to_the_versions_of_the_model(staging):
+    seen = WorkerReports(staging)
+    report(staging, (1,))
+    report(staging, (1, 2), CanaryStats("8", "7", "shadow", images=5))
+    merged = merge_stats(seen.now(), samples=0)
+    expected = JobStats(model_events={"swaps": 2}, batch_sizes=(1, 2), canary=CanaryStats("8", "7", "shadow", images=5))
+    assert merged == expected
 
 
 def test_nothing_comes_back_of_a_run_that_is_over(staging):
     """A worker may outlive its job, and tell the last of it when the folder is gone."""
     WorkerReports(staging)
-    counts = Counter(read=1)
-    teller = StatsReporter(staging, lambda: counts)
+    stats = JobStats(read=1)
+    teller = StatsReporter(staging, stats.copy, process=ProcessState())
     teller.tell()
     shutil.rmtree(staging)
-    counts["read"] = 2
+    stats.read = 2
     teller.tell()
     assert not (REPO / staging).exists()
 
 
-def test_a_worker_that_does_not_see_what_the_launcher_has_begun_says_so(staging, entering):
+def test_a_worker_that_does_not_see_what_the_launcher_has_begun_says_so(staging):
     """Its own disk has a folder of that name, or none."""
-    elsewhere = staging.replace("0a1b", "ffff")
+    elsewhere, process = staging.replace("0a1b", "ffff"), ProcessState()
     expected = r"output .*/out: expected a folder that launcher and workers share, .* but the worker on \S+ does not find in it"
     with pytest.raises(OutputError, match=expected):
-        WorkerContext(elsewhere, lambda: None, launched_at=worker_context.time.time()).check_worker()
+        WorkerContext(elsewhere, lambda: None, launched_at=worker_context.time.time()).check_worker(process=process)
 
 
 @pytest.mark.parametrize("launched_at", [0.0, 1.0], ids=["of a template", "in place of one that was lost long after"])
-def test_where_no_launcher_is_to_be_expected_none_is_asked_for(launched_at, staging, entering):
-    WorkerContext(staging.replace("0a1b", "ffff"), lambda: None, launched_at).check_worker()
+def test_where_no_launcher_is_to_be_expected_none_is_asked_for(launched_at, staging):
+    WorkerContext(staging.replace("0a1b", "ffff"), lambda: None, launched_at).check_worker(process=ProcessState())
 
 
-def test_a_worker_that_cannot_write_says_so(tmp_path, entering):
+def test_a_worker_that_cannot_write_says_so(tmp_path):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(OutputError, match=r"output .*/out: expected a folder that can be written, .* \(the worker on \S+\)"):
-        WorkerContext(f"{tmp_path}/out/.staging-0a1b", lambda: None).check_worker()
+        WorkerContext(f"{tmp_path}/out/.staging-0a1b", lambda: None).check_worker(process=ProcessState())
 
 
-def test_a_worker_that_does_not_reach_the_model_says_so_each_time(staging, entering):
+def test_a_worker_that_does_not_reach_the_model_says_so_each_time(staging):
     """Whatever storage says, it is one line."""
 
     def check():
         raise OSError("the bucket\nis closed")
 
+    process = ProcessState()
     for _ in range(2):
         with pytest.raises(ModelError, match=r"the bucket is closed \(the worker on \S+\)"):
-            WorkerContext(staging, check, launched_at=worker_context.time.time()).check_worker()
+            WorkerContext(staging, check, launched_at=worker_context.time.time()).check_worker(process=process)

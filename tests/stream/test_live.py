@@ -12,7 +12,7 @@ from pipeline.report.page import render_report
 from pipeline.stats.summary import JobStats, RunFacts, summarise
 from pipeline.stats.worker_reports import StatsReporter, WorkerReports
 from pipeline.storage.staging import introduce
-from pipeline.stream.live import LiveStats, OfProcess, WorkerFigures
+from pipeline.stream.live import LiveStats, WorkerFigures
 from pipeline.stream.messages import Request
 
 
@@ -76,7 +76,7 @@ def test_a_day_of_a_stream_is_kept_in_as_much_memory_as_an_hour():
         now = 1e9 + second
         figures.add_result(detected(second % 10, 0.001 * (second % 3600), led_batch=4, now=now), now)
         if second in (3599, 86_399):
-            sizes.append(len(pickle.dumps((figures.stats(), figures._period))))
+            sizes.append(len(pickle.dumps((figures.stats(), figures._before))))
     assert figures.stats().detected == 86_400
     assert max(sizes) < 12_000
 
@@ -85,13 +85,12 @@ class TestOfWorkersElsewhere:
     """Each tells what it has counted since it began; the launcher makes of it what it would say of its own."""
 
     @pytest.fixture
-    def workers(self, tmp_path, monkeypatch):
+    def workers(self, tmp_path):
         """Two that have done the same, of a launcher that looks each time."""
-        monkeypatch.setattr("pipeline.stats.worker_reports.TELL_SECONDS", 0.0)
         staging = f"{tmp_path}/.staging-0a1b"
         introduce(staging, {"settings": {}})
         figures = [figures_of_a_minute(), figures_of_a_minute()]
-        seen = WorkerFigures(WorkerReports(staging, OfProcess))
+        seen = WorkerFigures(WorkerReports(staging, every_s=0.0))
         for each in figures:
             StatsReporter(staging, each.told).tell()
         return seen, staging, figures
@@ -106,7 +105,7 @@ class TestOfWorkersElsewhere:
     def test_a_launcher_that_comes_back_says_in_its_first_line_what_was_done_since(self, workers):
         _, staging, _ = workers
         assert (
-            WorkerFigures(WorkerReports(staging, OfProcess))
+            WorkerFigures(WorkerReports(staging, every_s=0.0))
             .line(seconds=10.0)
             .startswith("196 images, 0.0 images/s, backlog age ")
         )
@@ -121,10 +120,10 @@ class TestOfWorkersElsewhere:
 
     def test_the_age_of_the_backlog_is_that_of_late(self):
         figures = figures_of_a_minute()
-        assert figures.told().since_it_began.backlog_age_ms > 0
-        assert figures.told().since_it_began.backlog_age_ms == 0
+        assert figures.told().backlog_age_ms > 0
+        assert figures.told().backlog_age_ms == 0
 
     def test_before_any_has_begun_it_waits(self, tmp_path):
-        figures = WorkerFigures(WorkerReports(f"{tmp_path}/.staging-0a1b", OfProcess))
+        figures = WorkerFigures(WorkerReports(f"{tmp_path}/.staging-0a1b"))
         assert figures.line(10.0) == "waiting for workers"
         assert figures.stats() is None
