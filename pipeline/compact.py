@@ -1,15 +1,15 @@
-"""`python -m pipeline.compact`: many small files of rows become few large ones, one row an image generation and model version.
+"""`python -m pipeline.compact`: merges many small files of rows into few large ones, one row per image and model version.
 
     python -m pipeline.compact --output gs://bucket/detections [--until 2026-11-20]
 
-What jobs and streams have left in a results folder is merged into files of 100,000 rows, in order (`storage.single_rows` says
-which of several rows stays). The large files get their names, all of them, before the first small one goes: a compaction that is
-killed leaves rows twice, never none, and the next one finishes. It holds the lease of the whole folder: batch jobs, which look
-there at what is done, and other compactions wait for it, as it does for them. It runs beside streams, and leaves alone the last
-hour of one at work, unfinished files, what a job without a lease has written, and whatever somebody else put there.
+It merges what jobs and streams have left in a results folder into sorted files of 100,000 rows (`storage.single_rows` decides
+which of several rows stays). All large files get their names before the first small one is deleted: after a kill rows may be
+doubled until the next compaction, but none is lost. It holds the lease of the whole folder, so it waits for batch jobs and other
+compactions, and they wait for it. It may run beside streams. It leaves alone the last hour of a running stream, unfinished files,
+the files of a running job without a lease, and files of other programs.
 
-Exit code 0: done, or nothing to do; 1: failed; 2: a wrong command or place; 3: another run is at work in the folder, or took it
-over; 130: stopped.
+Exit code 0: done, or nothing to do; 1: failed; 2: a wrong command or place; 3: another run works in the folder, or took it over;
+130: stopped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import itertools
 import os
 import posixpath
 import re
@@ -48,15 +49,14 @@ from pipeline.storage.results import (
     seconds_in_name,
     time_in_name,
 )
-from pipeline.storage.run_state import LEASED
 from pipeline.storage.single_rows import SingleRow, single_rows
-from pipeline.storage.staging import held, new_staging, run_of
+from pipeline.storage.staging import fence, held, new_staging, run_of
 from pipeline.storage.write_policy import run_name
 from pipeline.write.write_files import ROWS_PER_SHARD
 from pipeline.write.write_parquet import write_parquet
 from pipeline.write.write_tfrecord import write_tfrecord
 
-MODE = "compact"  # what stands where a job has `batch` or `streaming`
+MODE = "compact"  # beside the modes `batch` and `streaming` of jobs
 _BESIDE = {"parquet": write_parquet, "tfrecord": write_tfrecord}
 _COMPACTED = re.compile(rf"-({MODE}[0-9a-f]{{12}})-")
 _STREAM_KEEPS_SECONDS = 3600.0
@@ -67,10 +67,10 @@ class Compacted(NamedTuple):
     """What a compaction did.
 
     Attributes:
-      before: How many files of rows were merged.
-      files: How many there are of them now.
-      rows: How many rows stand in these.
-      dropped: How many rows went, since others say the same or better.
+      before: Number of files that were merged.
+      files: Number of files that replace them.
+      rows: Number of rows in these.
+      dropped: Number of rows that were doubled, or replaced by better ones.
     """
 
     before: int
@@ -83,10 +83,10 @@ class _Source(NamedTuple):
     """A file to be merged.
 
     Attributes:
-      written_at: Seconds since the epoch: the start in its name, else the file's own time. Its index may have that of each row.
+      written_at: Seconds since the epoch: the start in its name, else the file's own time. Its index may have one for each row.
       rows: The file.
-      beside: The paths of what was made of it: its index, Parquet, TFRecord.
-      version: What shows that it has been overwritten.
+      beside: The paths of files made from it: its index, Parquet, TFRecord.
+      version: Changes when the file is overwritten.
     """
 
     written_at: float
@@ -100,24 +100,22 @@ def compact(output: str, before: float | None = None, now: float | None = None, 
 
     Args:
       output: The folder, local or `gs://`.
-      before: Only what was written before, in seconds since the epoch.
-      now: The same for what time it is.
-      wait_s: The longest wait for another run that is at work there.
+      before: Merge only files written before this time, in seconds since the epoch.
+      now: The current time, the same way.
+      wait_s: The longest wait for another run that works there.
 
     Raises:
-      OutputError: It cannot be written, or another compaction is at work there.
-      BusyError: Another run is at work there.
+      OutputError: The folder cannot be written.
+      BusyError: Another run works there.
       TakenOverError: Another run has taken over.
     """
     check_output(output)
     staging = new_staging(output)
     with (
-        leased(staging, [EVERYTHING], wait_s=wait_s, lost=stop_from_thread),
-        held(staging, {"settings": {"mode": MODE}, LEASED: True}),
+        leased(staging, [EVERYTHING], wait_s=wait_s, lost=stop_from_thread, fence=fence),
+        held(staging, {"settings": {"mode": MODE}}),
     ):
         at_work = runs_at_work(output, but=staging)
-        if any(mode_of(about) == MODE for about in at_work.values()):
-            raise OutputError(f"output {output}: another compaction is at work there; wait for it")
         finish_dead(output)
         remove_dead(output, staging, MODE)
         now = time.time() if now is None else now
@@ -133,13 +131,18 @@ def compact(output: str, before: float | None = None, now: float | None = None, 
 
 
 def _merge(output: str, sources: Sequence[_Source], staging: str) -> Compacted:
-    """Writes the large files, gives them their names, and only then removes the small ones."""
+    """Writes the large files, gives them their names, and only then deletes the small ones."""
     kinds = {kind: _Shards(f"{staging}/{kind}", kind) for kind in (DETECTIONS, DEAD_LETTERS)}
-    counted = _Counted()
+    lines = itertools.count()
+
+    def count() -> None:
+        next(lines)
+
+    dated = [(source.written_at, source.rows) for source in sources]
     with contextlib.ExitStack() as stack:
         for shards in kinds.values():
-            stack.enter_context(shards)
-        for row in single_rows([(source.written_at, source.rows) for source in sources], f"{staging}/{MODE}", counted.count):
+            stack.callback(shards.close)
+        for row in single_rows(dated, f"{staging}/{MODE}", count):
             kinds[row.kind].add(row)
     endings = {path.rpartition(".")[2] for source in sources for path in source.beside if f"{output}/{DETECTIONS}/" in path}
     when = time_in_name(max(shards.newest for shards in kinds.values()))
@@ -154,52 +157,36 @@ def _merge(output: str, sources: Sequence[_Source], staging: str) -> Compacted:
                 made[f"{staged}.{ending}"] = f"{output}/{name.removesuffix('.jsonl')}.{ending}"
     confirm_publishing()
     move_files({staged: final for staged, final in made.items() if final.endswith(".jsonl")})
-    move_files(made)  # what is made of rows comes after them
+    move_files(made)  # files made from rows come after the rows
     _remove(output, sources)
     rows = sum(shards.rows for shards in kinds.values())
-    return Compacted(len(sources), sum(len(shards.files) for shards in kinds.values()), rows, counted.lines - rows)
+    return Compacted(len(sources), sum(len(shards.files) for shards in kinds.values()), rows, next(lines) - rows)
 
 
 def _remove(output: str, sources: Sequence[_Source]) -> None:
-    """Removes what was merged, rows last; a file that somebody has overwritten meanwhile stays."""
+    """Deletes the merged files, rows last; a file that was overwritten meanwhile stays."""
     versions = _versions(output)
     gone = [source for source in sources if versions.get(source.rows.path) == source.version]
     delete_files(path for source in gone for path in source.beside)
     delete_files(source.rows.path for source in gone)
 
 
-class _Counted:
-    """How many lines were read."""
-
-    def __init__(self) -> None:
-        self.lines = 0
-
-    def count(self) -> None:
-        self.lines += 1
-
-
 class _Shards:
-    """Files of a kind, one after the other, each with its index (`<path>.index`); a context, at whose end they are complete."""
+    """Writes files of a kind, each with its index (`<path>.index`); complete once closed."""
 
     def __init__(self, folder: str, kind: str):
         self._folder = folder
         self._open = contextlib.ExitStack()
+        self.close = self._open.close
         self._left = 0
         self.kind = kind
         self.files: list[str] = []
         self.rows = 0
         self.newest = 0.0  # age of a row
 
-    def __enter__(self) -> _Shards:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._open.close()
-
     def add(self, row: SingleRow) -> None:
-        """Writes a row."""
         if not self._left:
-            self._open.close()
+            self.close()
             self._left = ROWS_PER_SHARD
             self.files.append(f"{self._folder}/{uuid.uuid4().hex}")
             self._file = self._open.enter_context(create(self.files[-1]))
@@ -212,11 +199,11 @@ class _Shards:
 
 
 def _sources(output: str) -> Iterator[_Source]:
-    """The files of rows, with what was made of them."""
+    """The files of rows, with the files made from them."""
     versions = _versions(output)
     for file in list_files_of_rows(output):
         if file.path not in versions:
-            continue  # it went meanwhile
+            continue  # it was deleted meanwhile
         stem = file.path.removesuffix(".jsonl")
         beside = [f"{stem}.{ending}" for ending in _BESIDE] if file.kind == DETECTIONS else []
         written_at = seconds_in_name(file.path) or versions[file.path][1]
@@ -225,14 +212,14 @@ def _sources(output: str) -> Iterator[_Source]:
 
 
 def _versions(output: str) -> dict[str, tuple[int, float]]:
-    """Size and time of the files that have rows, by their paths."""
+    """Path -> size and time of each file of rows."""
     matches = FileSystems.match([f"{escape_glob(output)}/{kind}/*" for kind in (DETECTIONS, DEAD_LETTERS)])
     files = (entry for match in matches for entry in match.metadata_list)
     return {entry.path: (entry.size_in_bytes, entry.last_updated_in_seconds) for entry in files}
 
 
 def _is_at_work(source: _Source, at_work: Mapping[str, Mapping[str, Any]], now: float) -> bool:
-    """Whether a file is of a job at work, which may still have something to do with it."""
+    """Whether a file belongs to a running job that may still need it."""
     name = posixpath.basename(source.rows.path)
     of_job = [
         mode_of(about) for run, about in at_work.items() if any(f"-{each}" in name for each in (run, *_name_of_files(about)))
@@ -241,13 +228,34 @@ def _is_at_work(source: _Source, at_work: Mapping[str, Mapping[str, Any]], now: 
 
 
 def _name_of_files(about: Mapping[str, Any]) -> Iterator[str]:
-    """What the files of a batch job carry in their names."""
+    """The part of file names that identifies a batch job."""
     if {"started_at", "settings"} <= about.keys():
         yield run_name(about["settings"], about["started_at"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
+    flags = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        before = _end_of(flags.until) if flags.until else None
+        done = compact(output := _folder(flags.output), before, wait_s=flags.busy_wait_s)
+    except KeyboardInterrupt:
+        print("stopped; every row is still there, some may be twice until the next compaction", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except Exception as err:  # noqa: BLE001  whatever storage says, the user gets one line
+        code, said = _failure(err)
+        print(f"error: {said}", file=sys.stderr)
+        return code
+    if not done.before:
+        print(f"nothing to compact in {output}")
+        return 0
+    counts = f"{done.rows} rows; {done.dropped} dropped, doubled or mended by others"
+    print(f"{done.before} files of rows became {done.files}: {counts}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.compact",
         description="Merges the many small files of rows in a results folder into few large ones, one row an image generation and "
@@ -268,34 +276,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="SECONDS",
         help="longest wait for another run that is at work in the folder (default: %(default)g)",
     )
-    flags = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        before = _end_of(flags.until) if flags.until else None
-        done = compact(output := _folder(flags.output), before, wait_s=flags.busy_wait_s)
-    except (BusyError, TakenOverError) as err:
-        print(f"error: {str(err).partition('; --when-busy')[0]}", file=sys.stderr)
-        return 3
-    except UserError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; every row is still there, some may be twice until the next compaction", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except Exception as err:  # noqa: BLE001  whatever storage says, the user gets one line
-        print(f"error: the compaction failed: {' '.join(str(err).split())[:500]}", file=sys.stderr)
-        return 1
-    if not done.before:
-        print(f"nothing to compact in {output}")
-        return 0
-    print(
-        f"{done.before} files of rows became {done.files}: {done.rows} rows; {done.dropped} dropped, doubled or mended by others"
-    )
-    return 0
+    return parser
+
+
+def _failure(err: Exception) -> tuple[int, str]:
+    """The exit code of an error, and its line."""
+    if isinstance(err, BusyError | TakenOverError):
+        return 3, str(err).partition("; --when-busy")[0]
+    if isinstance(err, UserError):
+        return 2, str(err)
+    return 1, f"the compaction failed: {' '.join(str(err).split())[:500]}"
 
 
 def _folder(given: str) -> str:
-    """The results folder that a flag names; what is mistyped must not be made."""
+    """The results folder that a flag names; a mistyped one must not be created."""
     try:
         output = local_path(given.strip())
     except ValueError as err:
@@ -306,7 +300,7 @@ def _folder(given: str) -> str:
 
 
 def _end_of(day: str) -> float:
-    """The moment at which a day ends, of those that the user names the last."""
+    """The end of a day; of several that the user names, the last one's."""
     try:
         last = days_of(resolve_dates(day, datetime.datetime.now(datetime.timezone.utc).date()))[-1]
     except DatesError as err:

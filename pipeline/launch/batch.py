@@ -41,9 +41,8 @@ from pipeline.storage.ledger import list_files_of_rows
 from pipeline.storage.other_runs import take_over_killed
 from pipeline.storage.results import check_output, is_of_stream
 from pipeline.storage.resume_points import resume_points_of
-from pipeline.storage.run_state import LEASED
 from pipeline.storage.spill_files import SpillFile
-from pipeline.storage.staging import held, new_staging, rows_kept, run_of
+from pipeline.storage.staging import fence, held, new_staging, rows_kept, run_of
 from pipeline.storage.write_policy import run_name, same_work
 from pipeline.write.sink import Sink
 from pipeline.write.spill_rows import RowsResumePoint, Shard
@@ -186,14 +185,14 @@ def _lease(job: Job, staging: str) -> AbstractContextManager[None]:
     wait_s = config.busy_wait_s if config.when_busy == "wait" else 0.0
     names_any = config.retry_dead or any(map(is_manifest, patterns))  # dead letters and manifests may name anybody's images
     claimed = [EVERYTHING] if config.write.replace or names_any else patterns
-    return leased(staging, claimed, wait_s=wait_s, lost=stop_from_thread, works_here=job.in_process)
+    return leased(staging, claimed, wait_s=wait_s, lost=stop_from_thread, fence=fence, works_here=job.in_process)
 
 
 def _run_to_end(job: Job, staging: str, model: tuple[str, str], began_at: float) -> int:
     config, same = job.config, same_work(job.settings, model)
     steps = _steps(job, staging, model, began_at)
     steps.check()
-    about = {"settings": job.settings, "command": job.command, "started_at": began_at, "same": same, LEASED: True}
+    about = {"settings": job.settings, "command": job.command, "started_at": began_at, "same": same}
     with _said_what_is_kept(staging), held(staging, about):
         begun: Sequence[RowsResumePoint] = ()
         if job.in_process:

@@ -1,7 +1,7 @@
-"""Where names can be cut apart that only their order is known of: by how they begin, with a few requests for each beginning.
+"""Splits a listing into ranges of names, by prefixes that it finds with a few requests each.
 
-Cloud Storage lists names in the order of their characters, a page after the other, so one listing cannot be sped up; but it can
-begin and end anywhere (`startOffset` and `endOffset` of https://cloud.google.com/storage/docs/json_api/v1/objects/list).
+Cloud Storage lists names in order, page after page, so one listing cannot be sped up. But a listing can begin and end at any
+name (`startOffset` and `endOffset` of https://cloud.google.com/storage/docs/json_api/v1/objects/list).
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 
-_MOST_REQUESTS = 2_000  # names with nothing but long beginnings in common would take one for each character
+_MOST_REQUESTS = 2_000  # names with long common prefixes would take one for each character
 
 FirstName = Callable[[str, str], str | None]
 
 
 def beginnings(first: FirstName, prefix: str, wanted: int, can_cut: Callable[[str], bool] = lambda _beginning: True) -> list[str]:
-    """Beginnings of names, in order, about as many as wanted; each of the names from one to the next begins with it.
+    """Finds about as many prefixes of names as wanted, in order; all names from one prefix to the next begin with it.
 
     Args:
       first: (prefix, start) -> the first name with this prefix that is not before `start`; None where there is none.
       prefix: What all names begin with.
-      wanted: How many.
-      can_cut: Whether the names that begin so may be told apart by what follows.
+      wanted: The number of prefixes.
+      can_cut: Whether the names with a prefix may be split further.
     """
     asked = 0
 
@@ -41,11 +41,11 @@ def beginnings(first: FirstName, prefix: str, wanted: int, can_cut: Callable[[st
 
 
 def _longer(first: FirstName, beginning: str) -> Iterator[str]:
-    """The beginnings that are a character longer, in order; none where only one name begins so."""
+    """The prefixes that are one character longer, in order; none where only one name has this prefix."""
     start: str | None = beginning
     while start is not None and (name := first(beginning, start)) is not None:
         if name < start:
-            return  # a store that does not know where to start: what it lists cannot be cut
+            return  # a store that ignores the start: its listing cannot be split
         if name == beginning:
             start = f"{beginning}\0"
             continue
@@ -54,7 +54,7 @@ def _longer(first: FirstName, beginning: str) -> Iterator[str]:
 
 
 def _after(beginning: str) -> str | None:
-    r"""The least text after all that begin so; None where that would take a shorter one.
+    r"""The first text after all texts with this prefix; None where only a shorter text comes after.
 
     >>> _after("img_8"), _after("a\ud7ff"), _after("\U0010ffff")
     ('img_9', 'a\ue000', None)

@@ -1,8 +1,8 @@
-"""Who works at what in a results folder: a run's claim on the images that some patterns name.
+"""The record of a lease: a run, the images that it works at, and its process.
 
-Two claims share images where a pattern of one and a pattern of the other may match the same file. That is told from their fixed
-beginnings and endings, so it is never missed, and now and then said of two that have none in common. What a manifest names is
-not looked at: a job that has one claims everything.
+Two claims conflict where a pattern of each may match the same file. Only the fixed beginnings and endings of patterns are
+compared, so no conflict is missed, and sometimes two claims conflict that share no file. Manifests are not read here: a job that
+has one claims everything.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pipeline.records import row_bytes
 from pipeline.storage.globs import fixed_beginning, has_wildcard, is_folder, real_pattern
 
 EVERYTHING = "**"
-_MOST_PATTERNS = 400  # more than a year of days; what is more is claimed as one, by what all begin with
-_EXACT = "\0"  # ends a name that is not the beginning of another one
+_MOST_PATTERNS = 400  # more than a year of days; more patterns become one, their common beginning
+_EXACT = "\0"  # marks the end of a whole name
 
 
 class _Span(NamedTuple):
-    """What all files begin and end with that a pattern can name."""
+    """The beginning and the ending that all matches of a pattern share."""
 
     beginning: str
     ending: str
@@ -47,12 +47,12 @@ class Claim:
 
     Attributes:
       run: Its name.
-      patterns: What it works at; local ones are absolute.
+      patterns: The images that it works at; local patterns are absolute.
       host: Its machine.
       pid: Its process there.
-      life: Which process that is, among all that the machine had since it started; empty where the system does not say.
+      life: The start id of the process, unique on the machine; empty where the system has none.
       since: When it began, seconds since the epoch.
-      renewed: When it was last heard of.
+      renewed: When it was last renewed, by the server's clock on Cloud Storage.
     """
 
     run: Annotated[str, re.compile(r"[\w-]+").fullmatch]  # it becomes part of a path
@@ -65,7 +65,7 @@ class Claim:
 
     @classmethod
     def of_this_process(cls, run: str, patterns: Sequence[str], *, works_here: bool = True) -> Claim:
-        """A claim that is made now; `works_here`: whether the run's work ends with this process."""
+        """A claim of this process, made now; `works_here`: whether the run's work ends with this process."""
         named = sorted({_settled(pattern) for pattern in patterns})
         if len(named) > _MOST_PATTERNS:
             named = [f"{fixed_beginning(os.path.commonprefix(named))}**"]  # noqa: RUF071  of characters
@@ -74,25 +74,25 @@ class Claim:
 
     @classmethod
     def from_json(cls, text: bytes) -> Claim:
-        """What `to_json` gave.
+        """Parses what `to_json` returned.
 
         Raises:
-          ValueError: It is no claim.
+          ValueError: The text is no claim.
         """
         claim: Claim = from_plain(cls, json.loads(text))
         return claim
 
     def to_json(self) -> bytes:
-        """The claim as a line."""
+        """The claim as one line of JSON."""
         return row_bytes(dataclasses.asdict(self))
 
     def shares(self, other: Claim) -> bool:
-        """Whether some image may belong to both."""
+        """Whether some image may belong to both claims."""
         theirs = [span for pattern in other.patterns for span in _spans(pattern)]
         return any(span.meets(each) for pattern in self.patterns for span in _spans(pattern) for each in theirs)
 
     def is_known_dead(self) -> bool:
-        """Whether its process ran on this machine and has ended; False wherever that cannot be told."""
+        """Whether its process ran on this machine and has ended; False where that is unknown."""
         space = _life_of(os.getpid()).rpartition(" ")[0]
         return bool(space) and self.life.startswith(f"{space} ") and _life_of(self.pid) != self.life
 
@@ -104,7 +104,7 @@ class Claim:
 
 
 def _settled(pattern: str) -> str:
-    """The pattern, the same however it was written; a folder is all that lies in it."""
+    """The pattern in one spelling; a folder stands for all files in it."""
     if pattern == EVERYTHING:
         return pattern
     folder = is_folder(pattern)
@@ -115,13 +115,13 @@ def _settled(pattern: str) -> str:
 def _spans(pattern: str) -> tuple[_Span, ...]:
     last = pattern.rpartition("/")[2]
     if has_wildcard(pattern):
-        # a last part without a wildcard may name a folder, and files in it end in any way
+        # a last part without a wildcard may be a folder, and its files may have any ending
         return (_Span(fixed_beginning(pattern), re.split(r"[*?\]]", last)[-1] if has_wildcard(last) else ""),)
     return (_Span(pattern + _EXACT, pattern), _Span(f"{pattern}/", ""))
 
 
 def _life_of(pid: int) -> str:
-    """The machine's start, its space of processes, and when this one started; empty where it does not run, or nothing says."""
+    """Boot id, process namespace and start time of a process; empty where it does not run or the system has no such files."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot, open(f"/proc/{pid}/stat") as stat:
             state, *fields = stat.read().rpartition(") ")[2].split()

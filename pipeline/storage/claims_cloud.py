@@ -1,11 +1,12 @@
-"""Claims on Cloud Storage: one object in the results folder lists them all, and changes only where nobody changed it meanwhile.
+"""Leases on Cloud Storage: one object in the results folder has a record of each holder and changes by compare-and-swap.
 
-Each change reads the object with its generation, and writes it on the condition that it still has that one
-(https://cloud.google.com/storage/docs/request-preconditions); the first one, that there is no object yet. So of several that
-change it at the same moment one does, and the others look again. A claim is renewed each half minute. One that was not renewed
-for five minutes may be taken over, and whoever held it finds that out at the next renewal, at the latest before it publishes.
+A change reads the object with its generation, and writes it on the condition that the generation is still the same
+(https://cloud.google.com/storage/docs/request-preconditions). Of several writers at the same moment one succeeds, and the others
+read again. A holder renews its record each half minute. After five minutes without a renewal another run may take over; the old
+holder finds that out at its next renewal, at the latest before it commits.
 
-No clock decides what is right: where one is wrong by minutes a run may lose its claim, but never do two publish for it.
+All times in the records are the server's, from the `Date` of its answers, so the clocks of the machines do not matter. Times
+decide only when a record expires; preconditions and the fence keep two runs from committing the same images.
 """
 
 from __future__ import annotations
@@ -13,25 +14,31 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.records import row_bytes
 from pipeline.storage.claims import Claim
-from pipeline.storage.cloud import storage_client
+from pipeline.storage.cloud import server_times, storage_client
 from pipeline.storage.listing_backends import GS
 from pipeline.storage.renewal import renewed
 from pipeline.storage.state import warn_unreadable
 
-POLL_SECONDS = 10.0
+EXPIRES_SECONDS = 300.0
 _OBJECT = ".lease"
 _RENEW_SECONDS = 30.0
-_DEAD_SECONDS = 300.0
 _RETRY_SECONDS = 20.0
-_ANSWER_SECONDS = 8.0  # Google's default of 60 would leave no time to ask again
+_ANSWER_SECONDS = 8.0  # Google's default of 60 would leave no time for another try
 
 Claims = Mapping[str, Claim]
+
+
+class _Read(NamedTuple):
+    """The claims, the generation of their object (0: there is none), and the server's time."""
+
+    claims: Claims
+    generation: int
+    now: float
 
 
 class CloudClaims:
@@ -41,7 +48,7 @@ class CloudClaims:
       output: The folder, `gs://…`.
     """
 
-    poll_seconds = POLL_SECONDS
+    poll_seconds = 10.0
 
     def __init__(self, output: str) -> None:
         self._bucket, _, folder = output[len(GS) :].partition("/")
@@ -49,46 +56,51 @@ class CloudClaims:
         self.expired: list[Claim] = []
 
     def take(self, claim: Claim) -> Claim | None:
-        """Makes a claim; returns the one that is in its way, if there is one.
+        """Makes a claim; returns the claim that conflicts with it, if there is one.
 
-        Those that it takes over, of runs that were not heard of for too long, are in `expired` then.
+        Afterwards `expired` has the claims of jobs that may still run, but were not renewed for too long.
         """
         found: list[Claim] = []
 
-        def add(claims: Claims) -> Claims:
-            dead = {run for run, other in claims.items() if _is_dead(other)}
-            self.expired = [claims[run] for run in sorted(dead) if not claims[run].is_known_dead()]
+        def add(claims: Claims, now: float) -> Claims:
+            dead = {run for run, other in claims.items() if _is_dead(other, now)}
+            self.expired = [claims[run] for run in sorted(dead) if claims[run].patterns and not claims[run].is_known_dead()]
             alive = {run: other for run, other in claims.items() if run not in dead}
             found[:] = [other for run, other in alive.items() if run != claim.run and other.shares(claim)]
-            return claims if found else {**alive, claim.run: claim}
+            return claims if found else {**alive, claim.run: dataclasses.replace(claim, renewed=now)}
 
         self._change(add)
         return found[0] if found else None
 
     def renew(self, claim: Claim) -> bool:
-        """Says that a run is alive; False where its claim was taken over."""
+        """Renews a claim; False where another run took it over. A claim on no images, which cannot conflict, is made again."""
         held: list[bool] = []
-        renewed = dataclasses.replace(claim, renewed=time.time())
 
-        def set_time(claims: Claims) -> Claims:
-            held[:] = [claim.run in claims]
-            return {**claims, claim.run: renewed} if held[0] else claims
+        def set_time(claims: Claims, now: float) -> Claims:
+            held[:] = [claim.run in claims or not claim.patterns]
+            return {**claims, claim.run: dataclasses.replace(claim, renewed=now)} if held[0] else claims
 
         self._change(set_time)
         return held[0]
 
     def release(self, claim: Claim) -> None:
-        """Gives a claim up; where storage fails, it ends by itself."""
+        """Gives a claim up; where storage fails, it expires."""
         with contextlib.suppress(Exception):
-            self._change(lambda claims: {run: other for run, other in claims.items() if run != claim.run})
+            self._change(lambda claims, _: {run: other for run, other in claims.items() if run != claim.run})
 
-    def alive(self) -> set[str]:
-        """The runs that have a claim and were heard of."""
-        return {run for run, claim in self._read()[0].items() if not _is_dead(claim)}
+    def has(self, claim: Claim) -> bool:
+        """Whether this run has a claim already, and this process made it."""
+        other = self._read().claims.get(claim.run)
+        return other is not None and (other.host, other.pid) == (claim.host, claim.pid) and other.life in ("", claim.life)
+
+    def alive(self) -> tuple[set[str], float]:
+        """The runs whose claims have not expired, and the server's time."""
+        claims, _, now = self._read()
+        return {run for run, claim in claims.items() if not _is_dead(claim, now)}, now
 
     @contextlib.contextmanager
     def kept(self, claim: Claim, lost: Callable[[], None]) -> Iterator[None]:
-        """Renews a claim while this lasts; calls `lost`, in a thread, once it was taken over."""
+        """Renews a claim while this lasts; calls `lost`, in a thread, once another run took it over."""
 
         def renew() -> bool:
             if self.renew(claim):
@@ -99,34 +111,33 @@ class CloudClaims:
         with renewed("lease", _RENEW_SECONDS, renew):
             yield
 
-    def _change(self, change: Callable[[Claims], Claims]) -> None:
-        """Changes the claims: what `change` makes of them as they are, as often as it takes.
+    def _change(self, change: Callable[[Claims, float], Claims]) -> None:
+        """Replaces the claims by what `change` makes of them and the server's time; tries until no other writer interferes.
 
-        An answer that is lost on its way does no harm: what is already so is not written again.
+        A lost answer does no harm: `change` finds its own record the next time.
         """
         while True:
-            claims, generation = self._read()
-            changed = change(claims)
+            claims, generation, now = self._read()
+            changed = change(claims, now)
             if changed == claims or self._write(changed, generation):
                 return
 
-    def _read(self) -> tuple[Claims, int]:
-        """The claims, and the generation of the object that has them; 0 where there is none."""
+    def _read(self) -> _Read:
         from google.api_core.exceptions import NotFound
 
         patience = _patience()
         while True:
-            with storage_client() as client:
+            with storage_client() as client, server_times(client) as times:
                 bucket = client.bucket(self._bucket)
                 blob = bucket.get_blob(self._name, **patience)
                 if blob is None:
-                    return {}, 0
-                with contextlib.suppress(NotFound):  # it was changed meanwhile
+                    return _Read({}, 0, times[-1])
+                with contextlib.suppress(NotFound):  # another writer has changed it meanwhile
                     content = bucket.blob(self._name, generation=blob.generation).download_as_bytes(**patience)
-                    return self._parse(content), blob.generation
+                    return _Read(self._parse(content), blob.generation, times[-1])
 
     def _parse(self, content: bytes) -> Claims:
-        """The claims in the object; a part of it that cannot be read counts as absent."""
+        """The claims in the object; a record that cannot be read counts as absent."""
         claims = {}
         try:
             for run, text in dict(json.loads(content)).items():
@@ -137,7 +148,7 @@ class CloudClaims:
         return claims
 
     def _write(self, claims: Claims, generation: int) -> bool:
-        """Writes the claims if the object still is as it was read; whether it was."""
+        """Writes the claims if the object still has this generation; whether it had."""
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
         with storage_client() as client:
@@ -153,12 +164,12 @@ class CloudClaims:
         return True
 
 
-def _is_dead(claim: Claim) -> bool:
-    return abs(time.time() - claim.renewed) > _DEAD_SECONDS or claim.is_known_dead()
+def _is_dead(claim: Claim, now: float) -> bool:
+    return abs(now - claim.renewed) > EXPIRES_SECONDS or claim.is_known_dead()
 
 
 def _patience() -> dict[str, Any]:
-    """For a short time only: who renews comes again, and who ends does not wait for storage that is gone."""
+    """Short limits: a renewal is tried again soon, and a job that ends does not wait for storage that fails."""
     from google.cloud.storage.retry import DEFAULT_RETRY
 
     return {"retry": DEFAULT_RETRY.with_timeout(_RETRY_SECONDS), "timeout": _ANSWER_SECONDS}

@@ -1,18 +1,21 @@
-"""Cloud Storage's own client, where Beam's file systems would take more requests."""
+"""Cloud Storage's own client, for calls that take more requests through Beam's file systems, or that these do not have."""
 
 from __future__ import annotations
 
 import contextlib
 import mimetypes
+import os
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from typing import Any
 
-_idle: list[Any] = []
+_idle: list[Any] = []  # clients, each with an open connection
+os.register_at_fork(after_in_child=_idle.clear)  # a connection belongs to one process
 
 
 @contextlib.contextmanager
 def storage_client() -> Iterator[Any]:
-    """Beam's own Cloud Storage client, which nobody else uses meanwhile; each keeps its connection for who comes next."""
+    """Lends a client of Beam's to one user at a time; its connection stays open for the next user."""
     from apache_beam.io.gcp.gcsio import GcsIO
 
     client = _idle.pop() if _idle else GcsIO().client
@@ -22,18 +25,34 @@ def storage_client() -> Iterator[Any]:
         _idle.append(client)
 
 
-def write_object(path: str, content: bytes, *, once: bool = False) -> bool:
-    """Writes a small object, `gs://…`, in one request: there is all of it or nothing.
+@contextlib.contextmanager
+def server_times(client: Any) -> Iterator[list[float]]:
+    """The server's own time of each answer that a client gets while this lasts, in seconds since the epoch."""
+    times: list[float] = []
 
-    Its type is that of its ending, so that a browser shows a page from its address.
+    def note(answer: Any, **_: object) -> None:
+        times.append(parsedate_to_datetime(answer.headers["Date"]).timestamp())
+
+    hooks = client._http.hooks["response"]  # the client gives no public access to the headers of an answer
+    hooks.append(note)
+    try:
+        yield times
+    finally:
+        hooks.remove(note)
+
+
+def write_object(path: str, content: bytes, *, once: bool = False) -> bool:
+    """Writes a small object, `gs://…`, in one request: all of it or nothing.
+
+    Its content type follows its ending, so that a browser shows a page from its address.
 
     Args:
       path: The object.
       content: All of it.
-      once: Only where there is none; of several who do so at once, one does.
+      once: Write only where there is no object; of several writers at once, one succeeds.
 
     Returns:
-      Whether it is known to be written; with `once` and an answer that is lost on its way, it is and nobody knows.
+      False where `once` was given and the object existed, also where it exists because a lost answer made the client try again.
     """
     from google.api_core.exceptions import PreconditionFailed
     from google.cloud.storage.retry import DEFAULT_RETRY
@@ -42,7 +61,7 @@ def write_object(path: str, content: bytes, *, once: bool = False) -> bool:
     only_if: dict[str, Any] = {"if_generation_match": 0} if once else {}
     with storage_client() as client:
         try:
-            # made again after a failure whether or not it was made: the content is the same
+            # a retry is safe without a precondition: the content is the same
             _blob(client, path).upload_from_string(content, content_type=kind, retry=DEFAULT_RETRY, **only_if)
         except PreconditionFailed:
             return False
@@ -50,7 +69,7 @@ def write_object(path: str, content: bytes, *, once: bool = False) -> bool:
 
 
 def delete_object(path: str, generation: str = "") -> None:
-    """Deletes an object, `gs://…`, where one is given of just this generation; none is no error."""
+    """Deletes an object, `gs://…`, only of the given generation if there is one; a missing object is no error."""
     from google.api_core.exceptions import NotFound, PreconditionFailed
     from google.cloud.storage.retry import DEFAULT_RETRY
 
@@ -60,10 +79,10 @@ def delete_object(path: str, generation: str = "") -> None:
 
 
 def move_object(path: str, new: str, generation: str) -> bool:
-    """Gives an object, `gs://…`, of just this generation another name; what has that name is replaced.
+    """Renames an object, `gs://…`, of the given generation; an object that has the new name is replaced.
 
     Returns:
-      Whether it was there; somebody else may have moved or overwritten it.
+      Whether the object still had this generation.
     """
     from google.api_core.exceptions import NotFound, PreconditionFailed
     from google.cloud.storage.retry import DEFAULT_RETRY
@@ -72,7 +91,7 @@ def move_object(path: str, new: str, generation: str) -> bool:
         blob, target = _blob(client, path), _blob(client, new)
         only_if = {"if_source_generation_match": int(generation)}
         try:
-            # content and type stay; within a bucket no bytes are copied
+            # keeps content and type; within a bucket no bytes are copied
             blob.bucket.copy_blob(blob, target.bucket, target.name, retry=DEFAULT_RETRY, **only_if)
         except (NotFound, PreconditionFailed):
             return False
@@ -81,9 +100,9 @@ def move_object(path: str, new: str, generation: str) -> bool:
 
 
 def read_range(path: str, start: int, end: int) -> bytes:
-    """The bytes of an object, `gs://…`, from `start` to before `end`: one request for just these."""
+    """Reads the bytes `[start, end)` of an object, `gs://…`, in one request."""
     with storage_client() as client:
-        # no checksum: it is one of the whole object
+        # the checksum is of the whole object
         content: bytes = _blob(client, path).download_as_bytes(start=start, end=end - 1, raw_download=True, checksum=None)
     return content
 

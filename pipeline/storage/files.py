@@ -1,7 +1,7 @@
-"""Files, local or on object storage, through Beam's file systems: written whole or not at all, read line by line.
+"""Files, local or on object storage, through Beam's file systems: atomic writes, reads line by line.
 
-A file survives a power cut once `sync` was called for it, and its name once `sync` was called for its folder. What is relied upon
-is synced before anything is acknowledged, renamed over or deleted for it. Objects are durable once they are written.
+A file survives a power cut once `sync` was called for it, and its name once `sync` was called for its folder. Callers sync a file
+before they acknowledge, replace or delete anything that depends on it. Objects are durable once they are written.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.listing_backends import GS, generation_of
 
-UNFINISHED = ".staging-"  # begins the name of every file and folder that no reader should look at; so it is hidden as well
-_AS_IT_IS = "uncompressed"  # Beam would gzip by a file's ending otherwise
-_PART_BYTES = 1 << 20  # of an object at once; Beam's reader takes 16 MB
-# what is gone is synced under its new name; file systems that sync no folders, and folders that may not be read
+UNFINISHED = ".staging-"  # prefix of all files and folders that readers must ignore; the dot hides them
+_AS_IT_IS = "uncompressed"  # else Beam would gzip files by their ending
+_PART_BYTES = 1 << 20  # of an object a request; Beam's reader takes 16 MB
+# a missing file is synced under its new name; some file systems cannot sync folders, and some folders may not be read
 _NOT_SYNCED = (errno.ENOENT, errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
 _Answer = TypeVar("_Answer")
 
 
 def create(path: str) -> Any:
-    """A new file to write bytes to; a local folder that is missing is made. The file is durable once `sync` was called."""
+    """Opens a new file for bytes; makes a missing local folder. The file is durable once `sync` was called."""
     make_folder(posixpath.dirname(path))
     return FileSystems.create(path, compression_type=_AS_IT_IS)
 
 
 def write_file(path: str, content: bytes, staging: str = "") -> None:
-    """Writes a whole file: under its final name there is all of it or nothing, also while two do so at once, and it is durable.
+    """Writes a whole file atomically and durably, also beside other writers of the same file.
 
     Args:
-      path: Its name; a folder that is missing is made.
+      path: Its name; a missing folder is made.
       content: All of it.
-      staging: Folder for what a kill leaves, on the same disk; without it that is a hidden file beside. An object leaves nothing.
+      staging: Folder on the same disk for the temporary file that a kill leaves; default: beside the file. Objects need none.
     """
     write_files({path: content}, staging)
 
 
 def write_files(contents: Mapping[str, bytes], staging: str = "") -> None:
-    """Writes some whole files, each as `write_file` does; together they take as long as one to be durable."""
+    """Writes several files, each as `write_file` does, with one sync for all."""
     objects, others = _divided(contents)
     _in_parallel(lambda path: write_object(path, contents[path]), objects)
     staged: dict[str, str] = {}
     for path in others:
-        # not made of the file's name, which may be as long as names can be
+        # not derived from the file's name, which may have the greatest possible length
         staged[posixpath.join(staging or posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12])] = path
     for each, path in staged.items():
         with create(each) as file:
@@ -73,10 +73,10 @@ def sync(paths: Iterable[str]) -> None:
     """Makes the content of local files, and the names in local folders, survive a power cut.
 
     Args:
-      paths: Files and folders; what is gone is left out, and so are objects.
+      paths: Files and folders; missing ones and objects are skipped.
 
     Raises:
-      OSError: The disk could not take what was written.
+      OSError: The disk failed to store the content.
     """
     _in_parallel(_sync, [path for path in {*paths} if "://" not in path])
 
@@ -85,7 +85,7 @@ def _sync(path: str) -> None:
     try:
         opened = os.open(path or ".", os.O_RDONLY)
         try:
-            os.fsync(opened)  # also what others have written to it
+            os.fsync(opened)  # includes writes of other processes
         finally:
             os.close(opened)
     except OSError as err:
@@ -94,19 +94,19 @@ def _sync(path: str) -> None:
 
 
 def begin_sync(path: str) -> None:
-    """Starts to write a local file's content to the disk, and does not wait, so that a later `sync` of it takes less time."""
+    """Starts to write a local file's content to the disk without waiting, so that a later `sync` takes less time."""
     if "://" not in path:
         with open(path, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def folders_of(paths: Iterable[str]) -> set[str]:
-    """The folders that have the names of files."""
+    """The folders of files."""
     return {posixpath.dirname(path) for path in paths}
 
 
 def write_once(path: str, content: bytes) -> bool:
-    """Writes a whole file where none has its name; whether it did. On Cloud Storage, of several at once just one does."""
+    """Writes a whole file unless it exists; whether it did. On Cloud Storage, of several writers at once exactly one succeeds."""
     if path.startswith(GS):
         return write_object(path, content, once=True)
     if exists(path):
@@ -123,15 +123,15 @@ def read_file(path: str) -> bytes:
 
 
 def read_lines(path: str) -> Iterator[bytes]:
-    """The lines of a file, as they are."""
-    # an object's reader has no `peek`, so that its own `readline` would fetch byte by byte
+    """The lines of a file, with their line ends."""
+    # an object's reader has no `peek`, so its own `readline` would fetch byte by byte
     with FileSystems.open(path, compression_type=_AS_IT_IS) as file, io.BufferedReader(file, 1 << 18) as lines:
         yield from lines
 
 
 @contextlib.contextmanager
 def open_part(path: str, start: int, size_bytes: int) -> Iterator[io.BufferedReader]:
-    """A part of a file as a file: `size_bytes` from the byte `start` on; of an object no more is fetched than that."""
+    """Opens a part of a file as a file: `size_bytes` from the byte `start` on; of an object only these are fetched."""
     with contextlib.ExitStack() as stack:
         if path.startswith(GS):
             fetch = functools.partial(read_range, path)
@@ -167,7 +167,7 @@ def list_files(pattern: str) -> list[str]:
 
 
 def delete_files(paths: Iterable[str]) -> None:
-    """Deletes files by their very names, objects in any order; one that is gone already is no error."""
+    """Deletes files by their exact names, objects in any order; a missing file is no error."""
     objects, others = _divided(paths)
     _in_parallel(delete_object, objects)
     for path in others:
@@ -179,7 +179,7 @@ def delete_files(paths: Iterable[str]) -> None:
 
 
 def delete_if_generation_match(generations: Mapping[str, str]) -> None:
-    """Deletes files unless somebody has overwritten them meanwhile; they are gone for good when this returns.
+    """Deletes files unless they were overwritten meanwhile; the deletion is durable when this returns.
 
     Args:
       generations: Path -> its generation (see `generations_of`).
@@ -193,15 +193,15 @@ def delete_if_generation_match(generations: Mapping[str, str]) -> None:
 
 
 def exists(path: str) -> bool:
-    """Whether a file is there."""
+    """Whether a file exists."""
     if path.startswith(GS):
-        return bool(generation_of(path))  # Beam would make a client for it, and connect anew
+        return bool(generation_of(path))  # Beam would make a new client, and a new connection
     found: bool = FileSystems.exists(path)
     return found
 
 
 def generations_of(paths: Iterable[str]) -> dict[str, str]:
-    """Those of some files that are there, each with its generation (see `places.generation_of`)."""
+    """The files that exist, each with its generation (see `places.generation_of`)."""
 
     def look(path: str) -> str:
         return generation_of(path) or ("" if path.startswith(GS) or not exists(path) else "unknown")
@@ -211,15 +211,15 @@ def generations_of(paths: Iterable[str]) -> dict[str, str]:
 
 
 def move_files(names: Mapping[str, str]) -> None:
-    """Gives files other names, replacing what has them; may be called again, and by several at once.
+    """Renames files and replaces files that have the new names; may be repeated, and run by several processes at once.
 
-    They are durable before they replace anything, and their names are when this returns.
+    The files are durable before they replace anything, and their new names are durable when this returns.
 
     Args:
       names: Path -> new path.
 
     Raises:
-      FileNotFoundError: A file is neither there nor has it its new name already; none was moved.
+      FileNotFoundError: A file exists under neither name; none was moved.
       BeamIOError: Storage fails.
     """
     for folder in folders_of(names.values()):
@@ -227,7 +227,7 @@ def move_files(names: Mapping[str, str]) -> None:
     before: dict[str, str] = {}
     while True:
         left = generations_of(names)
-        # in this order: what another one moves meanwhile has its new name before it loses the old one
+        # in this order: a file that another process moves has its new name before it loses the old one
         gone = [final for path, final in names.items() if path not in left]
         missing = gone and sorted({*gone} - {*generations_of(gone)})
         if missing:
@@ -237,19 +237,19 @@ def move_files(names: Mapping[str, str]) -> None:
         try:
             sync(left)
             if _rename({path: names[path] for path in left}, left):
-                sync(folders_of(names.values()))  # also of those that were moved before a kill
+                sync(folders_of(names.values()))  # also for files that were moved before a kill
                 return
-        except BeamIOError:  # for what another one has moved meanwhile, and which is not there the next time
+        except BeamIOError:  # another process may have moved a file meanwhile; then the next attempt does not find it
             if left == before:
                 raise
             before = left
 
 
 def move_if_generation_match(names: Mapping[str, str], generations: Mapping[str, str]) -> None:
-    """Gives files other names unless somebody has moved or overwritten them meanwhile.
+    """Renames files unless they were moved or overwritten meanwhile.
 
     Args:
-      names: Path -> new path, which is replaced.
+      names: Path -> new path; a file there is replaced.
       generations: Path -> its generation (see `generations_of`).
     """
     objects, others = _divided(names)
@@ -258,7 +258,7 @@ def move_if_generation_match(names: Mapping[str, str], generations: Mapping[str,
 
 
 def _rename(names: Mapping[str, str], generations: Mapping[str, str]) -> bool:
-    """Moves files; False where an object was not there any more as it was."""
+    """Renames files; False if an object no longer had its generation."""
     objects, others = _divided(names)
     if others:
         FileSystems.rename(others, [names[path] for path in others])
@@ -266,7 +266,7 @@ def _rename(names: Mapping[str, str], generations: Mapping[str, str]) -> bool:
 
 
 def _divided(paths: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Those on Cloud Storage, and all others."""
+    """The paths on Cloud Storage, and all others."""
     objects: list[str] = []
     others: list[str] = []
     for path in paths:
@@ -275,7 +275,7 @@ def _divided(paths: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _in_parallel(ask: Callable[[str], _Answer], paths: Sequence[str]) -> list[_Answer]:
-    """Asks storage about each file, of a few at once, since each answer takes its time; the first that fails ends it."""
+    """Calls `ask` for each path, a few in parallel, since each call waits for storage; the first error ends it."""
     if len(paths) == 1:
         return [ask(paths[0])]
     with ThreadPoolExecutor(MAX_PARALLEL, "ask-storage") as pool:
@@ -283,7 +283,7 @@ def _in_parallel(ask: Callable[[str], _Answer], paths: Sequence[str]) -> list[_A
 
 
 def make_folder(folder: str) -> None:
-    """Makes a local folder, which is durable then, with those above it that are missing; object storage has none."""
+    """Makes a local folder and the missing ones above it, durably; object storage has no folders."""
     if "://" not in folder and not os.path.isdir(folder or "."):
         parent = posixpath.dirname(folder.rstrip("/"))
         make_folder(parent)

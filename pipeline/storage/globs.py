@@ -1,4 +1,4 @@
-"""What a user means by a path or a pattern, and the patterns of Beam's file systems."""
+"""Patterns of paths as users write them, and their translation for Beam's file systems."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _TOKEN = re.compile(r"(?:(?<=/)|\A)\*\*/|\*\*|\*|\?|\[!?\]?[^]/]*\]|.", re.DOTAL
 
 
 def has_wildcard(part: str) -> bool:
-    """Whether a pattern can match another name than its own."""
+    """Whether a pattern can match other names than itself."""
     return _WILDCARD.search(part) is not None
 
 
 def fixed_beginning(pattern: str) -> str:
-    """What every match begins with."""
+    """The beginning that all matches share."""
     return _WILDCARD.split(pattern, maxsplit=1)[0]
 
 
@@ -24,8 +24,8 @@ def fixed_beginning(pattern: str) -> str:
 def to_regex(pattern: str) -> re.Pattern[str]:
     r"""The regular expression of a pattern of paths.
 
-    `*` and `?` stand for characters but slashes, `[a-z]` for one of them and `[!a-z]` for one that is none of them, `**` for any
-    characters; `**/` for any folders, also none.
+    `*` and `?` match characters except slashes, `[a-z]` one of these and `[!a-z]` one other, `**` any characters, and `**/` any
+    number of folders, also none.
 
     >>> [path for path in ("a.jpg", "x/a.jpg", "x/y/b.jpg", "x/a.png") if to_regex("**/[!b]*.jpg").fullmatch(path)]
     ['a.jpg', 'x/a.jpg']
@@ -52,25 +52,25 @@ def _set_regex(token: str) -> str:
 
 
 def escape_glob(path: str) -> str:
-    """A pattern that matches this very path, whatever characters it has."""
-    # a NUL, which no path has, stands before "[": Python's regular expressions warn of sets that begin with "["
+    """A pattern that matches only this path, whatever characters it has."""
+    # a NUL, which no path has, precedes "[": Python's regular expressions warn of sets that begin with "["
     return re.sub(r"[*?[]", lambda found: "[\0[]" if found[0] == "[" else f"[{found[0]}]", path)
 
 
 def is_folder(pattern: str) -> bool:
-    """Whether a pattern stands for all files below it: a local folder, `gs://bucket`, or anything that ends at a slash."""
+    """Whether a pattern means all files below it: a local folder, `gs://bucket`, or anything that ends with a slash."""
     return pattern.endswith("/") or (pattern.startswith("gs://") and pattern.count("/") == 2) or os.path.isdir(pattern)
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether a file lies somewhere below a folder, however the two are written."""
+    """Whether a file lies below a folder, whatever spelling the two paths have."""
     if "://" not in path and "://" not in folder:
         path, folder = os.path.abspath(path), os.path.abspath(folder)
     return path.startswith(folder.rstrip("/") + "/")
 
 
 def real_pattern(pattern: str) -> str:
-    """A pattern, the same however it was written: of a local one the folder is absolute and free of links; a URI stays.
+    """A pattern in one spelling: the folder of a local pattern becomes absolute and free of links; a URI stays.
 
     >>> real_pattern("gs://b/x/**"), real_pattern("/proc/../**/*.jpg"), real_pattern("//tmp/")
     ('gs://b/x/**', '/**/*.jpg', '/tmp')
@@ -82,23 +82,3 @@ def real_pattern(pattern: str) -> str:
     folder, slash, _ = fixed_beginning(pattern).rpartition("/")
     real = f"/{os.path.realpath(folder or slash or '.').strip('/')}".rstrip("/")
     return f"{real}/{pattern[len(folder + slash) :]}"
-
-
-def expand_pattern(pattern: str) -> list[str]:
-    """The patterns of Beam's file systems that together mean what a user means.
-
-    Beam's `**` matches across folders but wants both slashes around it, so `a/**/b` would miss `a/b`; a folder is no pattern
-    there; and one without any slash finds nothing, so `./` comes before it.
-    """
-    if os.path.isdir(pattern):
-        return [escape_glob(_with_slash(os.path.normpath(pattern))).rstrip("/") + "/**"]
-    if is_folder(pattern):
-        return [_with_slash(pattern).rstrip("/") + "/**"]
-    pattern = _with_slash(pattern)
-    if "/**/" in pattern:
-        return [pattern, *expand_pattern(pattern.replace("/**/", "/", 1))]
-    return [pattern]
-
-
-def _with_slash(pattern: str) -> str:
-    return pattern if "://" in pattern or pattern.startswith(("/", "./")) or pattern == "." else "./" + pattern

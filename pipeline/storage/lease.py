@@ -1,10 +1,15 @@
-"""A run's lease on the images it works at: while it lasts, no other run works at any of them for the same results folder.
+"""Leases, as Kubernetes has them: who works at what in a results folder, and whether that process still lives.
 
-On a local disk it is a file, `.lease-<run>`, that the system holds locked for the run's process: free at once when that ends,
-however it ends, and never while it only pauses. On Cloud Storage it is a claim that must be renewed (see `claims_cloud`); a run
-that lost it publishes nothing: it makes sure before it publishes, and who takes over stops it first.
+Jobs, streams, archives and compactions use one protocol:
 
-Streams take none: a backfill beside a stream is wanted.
+- On a local disk the holder keeps a file locked. The system releases the lock when the process ends, however it ends, and never
+  while it is only paused.
+- On Cloud Storage the holder renews its record in one object (see `claims_cloud`). A process that was killed on this machine is
+  known to be dead at once, any other one five minutes after its last renewal.
+
+`leased` keeps other jobs away from a run's images. A job that lost its lease commits nothing: it renews the lease right before it
+commits, and a new holder fences it first. Streams take no lease on images, since a backfill may run beside a stream; `alive` only
+shows that they run.
 """
 
 from __future__ import annotations
@@ -12,22 +17,29 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import posixpath
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+
+from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import BusyError, TakenOverError
 from pipeline.storage.cancellation import asked_before_publishing
 from pipeline.storage.claims import Claim
 from pipeline.storage.claims_cloud import CloudClaims
 from pipeline.storage.files import make_folder
+from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing_backends import GS
 from pipeline.storage.locks import if_unlocked, locked_file, one_at_a_time
-from pipeline.storage.staging import fence, output_of, run_of, staging_of
 from pipeline.storage.state import is_own_file, read_checked
 
 _FILE = ".lease-"
+_LOCK = "lock"
+_REPORTS = "figures"  # only workers that outlive their launcher write there
+_SILENT_SECONDS = 900.0  # they report only what has changed
+_UNLOCKED_SECONDS = 3600.0  # a folder without a lock file has no living holder once it is that old
 
 
 class LocalClaims:
@@ -38,14 +50,14 @@ class LocalClaims:
     """
 
     poll_seconds = 1.0
-    expired: Sequence[Claim] = ()  # whose process has ended is known to be dead
+    expired: Sequence[Claim] = ()  # a lock ends with its process, so there is nobody to fence
 
     def __init__(self, output: str) -> None:
         self._output = output
         self._held = contextlib.ExitStack()
 
     def take(self, claim: Claim) -> Claim | None:
-        """Makes a claim; returns the one that is in its way, if there is one."""
+        """Makes a claim; returns the claim that conflicts with it, if there is one."""
         make_folder(self._output)
         path = f"{self._output}/{_FILE}{claim.run}"
         with one_at_a_time(self._output):
@@ -75,73 +87,145 @@ class LocalClaims:
 
     @contextlib.contextmanager
     def kept(self, _claim: Claim, _lost: Callable[[], None]) -> Iterator[None]:
-        """Nothing to do: the system keeps it."""
+        """Does nothing: the system keeps the lock."""
         yield
 
 
 @contextlib.contextmanager
 def leased(
-    staging: str, patterns: Sequence[str], *, wait_s: float, lost: Callable[[], object], works_here: bool = True
+    staging: str,
+    patterns: Sequence[str],
+    *,
+    wait_s: float,
+    lost: Callable[[], object],
+    fence: Callable[[str], object],
+    works_here: bool = True,
 ) -> Iterator[None]:
-    """Holds the lease of a run, before anything else of it is there.
+    """Holds the lease of a run, before any other file of the run exists.
 
     Args:
-      staging: Where the run's unfinished files will be.
-      patterns: What it works at.
-      wait_s: The longest wait for another run that works at some of it; who that is, is said on standard error.
-      lost: Called, in a thread, when another run has taken over; nothing of this one is published any more.
-      works_here: Whether the run's work ends with this process; else who finds the process gone waits for a while.
+      staging: The run's staging folder.
+      patterns: The images that it works at.
+      wait_s: The longest wait for another run that works at some of them; standard error names that run.
+      lost: Called, in a thread, when another run has taken over; nothing of this one is committed any more.
+      fence: Keeps the run of a staging folder from committing.
+      works_here: Whether the run's work ends with this process; else a lease whose process is gone lasts until it expires.
 
     Raises:
-      BusyError: Another run works at some of it.
+      BusyError: Another run works at some of them.
       TakenOverError: Another run has taken over.
     """
-    output, claim = output_of(staging), Claim.of_this_process(run_of(staging), patterns, works_here=works_here)
+    output, run = _output_and_run(staging)
+    claim = Claim.of_this_process(run, patterns, works_here=works_here)
     claims = CloudClaims(output) if output.startswith(GS) else LocalClaims(output)
     _take(claims, claim, output, wait_s)
     gone = TakenOverError(f"output {output}: another run took over while nothing was heard of this one; nothing was published")
-    told = threading.Event()
+    is_lost = threading.Event()
 
     def confirm() -> None:
         if not claims.renew(claim):
-            told.set()
+            is_lost.set()
             raise gone
 
     def stop() -> None:
         fence(staging)
-        told.set()
+        is_lost.set()
         lost()
 
     try:
         for dead in claims.expired:
-            fence(staging_of(output, dead.run))
+            fence(staging.removesuffix(run) + dead.run)
         with asked_before_publishing(confirm), claims.kept(claim, stop):
             yield
     except (KeyboardInterrupt, Exception) as err:
-        if told.is_set() or (isinstance(err, Exception) and _is_lost(claims, claim)):
+        if is_lost.is_set() or (isinstance(err, Exception) and not _holds(claims, claim)):
             raise gone from err
         raise
     finally:
         claims.release(claim)
 
 
+@contextlib.contextmanager
+def alive(folder: str) -> Iterator[None]:
+    """Shows other processes that a run is alive while this lasts; a local folder is made.
+
+    On Cloud Storage a run has one record, so this does nothing more where this process holds the run's lease already.
+
+    Args:
+      folder: A folder of the run, `<output>/.<kind>-<run>`.
+    """
+    output, run = _output_and_run(folder)
+    if not output.startswith(GS):
+        make_folder(folder)
+        with locked_file(f"{folder}/{_LOCK}"):
+            yield
+        return
+    claims, claim = CloudClaims(output), Claim.of_this_process(run, ())
+    if claims.has(claim):
+        yield
+        return
+    claims.take(claim)
+    try:
+        with claims.kept(claim, lambda: None):
+            yield
+    finally:
+        claims.release(claim)
+
+
+@contextlib.contextmanager
+def if_dead(folder: str) -> Iterator[bool]:
+    """Whether the run of a folder has ended; if so, on a local disk no other process gets that answer while this lasts.
+
+    On Cloud Storage a run without its launcher is alive while its workers write reports.
+
+    Args:
+      folder: A folder of the run, `<output>/.<kind>-<run>`.
+    """
+    output, run = _output_and_run(folder)
+    if output.startswith(GS):
+        holders, now = CloudClaims(output).alive()
+        yield run not in holders and now - _written_at(f"{folder}/{_REPORTS}") > _SILENT_SECONDS
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            dead = stack.enter_context(if_unlocked(f"{folder}/{_LOCK}"))
+        except OSError:
+            dead = os.path.isdir(folder) and time.time() - os.path.getmtime(folder) > _UNLOCKED_SECONDS
+        yield dead
+
+
+def age_s(folder: str) -> float:
+    """The time since something was written to a folder, in seconds."""
+    return time.time() - _written_at(folder)
+
+
+def _written_at(folder: str) -> float:
+    match = FileSystems.match([f"{escape_glob(folder)}/**"])[0]
+    return max((entry.last_updated_in_seconds for entry in match.metadata_list), default=0.0)
+
+
+def _output_and_run(folder: str) -> tuple[str, str]:
+    return posixpath.dirname(folder), posixpath.basename(folder).partition("-")[2]
+
+
 def _take(claims: CloudClaims | LocalClaims, claim: Claim, output: str, wait_s: float) -> None:
     end, said = time.monotonic() + wait_s, False
     while other := claims.take(claim):
-        left = end - time.monotonic()
-        if left <= 0:
-            waited = f", and this one waited for {wait_s:g} s" if said else "; --when-busy wait waits for it"
-            raise BusyError(f"output {output}: {other}{waited}")
+        if not wait_s:
+            raise BusyError(f"output {output}: {other}; --when-busy wait waits for it")
         if not said:
             print(f"waiting: output {output}: {other}", file=sys.stderr, flush=True)
             said = True
+        left = end - time.monotonic()
+        if left <= 0:
+            raise BusyError(f"output {output}: {other}, and this one waited for {wait_s:g} s")
         time.sleep(min(claims.poll_seconds, left))
 
 
-def _is_lost(claims: CloudClaims | LocalClaims, claim: Claim) -> bool:
-    with contextlib.suppress(Exception):  # what ended the run is what matters
-        return not claims.renew(claim)
-    return False
+def _holds(claims: CloudClaims | LocalClaims, claim: Claim) -> bool:
+    with contextlib.suppress(Exception):  # the error that ended the run matters more
+        return claims.renew(claim)
+    return True
 
 
 def _remove(path: str) -> None:

@@ -1,4 +1,4 @@
-"""All files that patterns match: as they come, many folders side by side, in little memory."""
+"""Streams all files that patterns match; lists many folders in parallel and in little memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from itertools import islice
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import InputError
-from pipeline.storage.globs import expand_pattern, fixed_beginning, has_wildcard
+from pipeline.storage.globs import fixed_beginning, has_wildcard
 from pipeline.storage.listing_backends import GS, FoundFile, ListingBackend, LocalListing, ObjectListing
 
-MAX_PARALLEL = 16  # folders looked at side by side; each waits for storage
-_CHUNK = 250  # files of one place before it is the others' turn
+MAX_PARALLEL = 16  # folders listed in parallel; each waits for storage
+_CHUNK = 250  # files of one place, before other places have their turn
 LONG = 10_000  # names: ten requests
 CUT = 1024  # a billion names in so many parts are 1,000 requests each
 
 
 def listing_backend_of(pattern: str) -> ListingBackend:
-    """Where the files lie that a user means by a pattern.
+    """The place of the files that a user's pattern means.
 
-    A folder stands for all files below it but hidden ones: a local folder, a bucket, and whatever ends at a slash.
+    A folder stands for all files below it except hidden ones: a local folder, a bucket, and anything that ends with a slash.
 
     Raises:
       InputError: The pattern names no bucket.
@@ -39,7 +39,7 @@ def listing_backend_of(pattern: str) -> ListingBackend:
     if "://" in pattern:
         return _OtherListing(*_split(pattern), hidden=not pattern.endswith("/"))
     pattern = pattern.removeprefix("./")
-    if os.path.isfile(pattern):  # also when its name has characters that would mean something in a pattern
+    if os.path.isfile(pattern):  # also when its name looks like a pattern
         folder, name = pattern[: pattern.rfind("/") + 1], pattern[pattern.rfind("/") + 1 :]
         return LocalListing(folder, (glob.escape(name),))
     if os.path.isdir(pattern or "."):
@@ -50,14 +50,14 @@ def listing_backend_of(pattern: str) -> ListingBackend:
 
 
 def divided(places: Iterable[ListingBackend], wanted: int, long: int = LONG) -> list[ListingBackend]:
-    """Places that together are these, about as many as wanted where looking at a few folders gives so many.
+    """Divides places into about as many as wanted, if looking at a few folders gives so many.
 
-    Where one has more names than are listed in seconds, it is cut into a share of `CUT`.
+    A place with too many names for one quick listing is cut further, into a share of `CUT`.
 
     Args:
-      places: Where to look.
-      wanted: How many, but for those that are cut.
-      long: More names than this in one place are cut apart, where its storage can list them in parts.
+      places: The places to divide.
+      wanted: The number of places, before any is cut.
+      long: A place with more names than this is cut, if its storage can list ranges of names.
 
     Raises:
       InputError: A folder cannot be listed.
@@ -89,21 +89,19 @@ def files_in(place: ListingBackend) -> Iterator[FoundFile]:
       InputError: It cannot be listed.
     """
     looks = [place.look()]
-    while looks:
-        try:
+    with _listed(place):
+        while looks:
             found = next(looks[-1], None)
-        except Exception as err:
-            raise _cannot_list(place, err) from err
-        if found is None:
-            looks.pop()
-        elif isinstance(found, ListingBackend):
-            looks.append(found.look())
-        else:
-            yield found
+            if found is None:
+                looks.pop()
+            elif isinstance(found, ListingBackend):
+                looks.append(found.look())
+            else:
+                yield found
 
 
 def files_in_all(places: Iterable[ListingBackend]) -> Iterator[FoundFile]:
-    """All files in several places, a few places side by side; who takes them slowly has them listed slowly.
+    """All files in several places, a few places in parallel; a slow consumer slows the listing down.
 
     Raises:
       InputError: A place cannot be listed.
@@ -133,22 +131,18 @@ def _listed(place: ListingBackend) -> Iterator[None]:
     try:
         yield
     except Exception as err:
-        raise _cannot_list(place, err) from err
-
-
-def _cannot_list(place: ListingBackend, err: Exception) -> InputError:
-    said = " ".join(str(err).split())[:300]
-    scheme = place.pattern.partition("://")[0]
-    if isinstance(place, _OtherListing):
-        said = (
-            f"expected files on this machine or on Cloud Storage (gs://bucket/folder/); {scheme}:// is read only where Beam "
-            f"is set up for it, so copy the images first ({said})"
-        )
-    return InputError(f"input {place.pattern}: cannot be listed: {said}")
+        said = " ".join(str(err).split())[:300]
+        if isinstance(place, _OtherListing):
+            scheme = place.pattern.partition("://")[0]
+            said = (
+                f"expected files on this machine or on Cloud Storage (gs://bucket/folder/); {scheme}:// is read only where Beam "
+                f"is set up for it, so copy the images first ({said})"
+            )
+        raise InputError(f"input {place.pattern}: cannot be listed: {said}") from err
 
 
 def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
-    """The folder that is known, and the parts of what follows; of a folder, everything below."""
+    """The fixed folder of a pattern, and the parts after it; for a folder, everything below it."""
     folder = fixed_beginning(pattern)
     folder = folder[: folder.rfind("/") + 1]
     parts = pattern[len(folder) :].split("/")
@@ -156,18 +150,16 @@ def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
 
 
 class _OtherListing(ListingBackend):
-    """One in another file system of Beam's, which tells all that matches at once."""
+    """A place in another file system of Beam's, which returns all matches at once."""
 
     def look(self) -> Iterator[FoundFile | ListingBackend]:
-        """Looks for all files; a plain name that no file has is a folder's."""
-        matches = FileSystems.match(expand_pattern(self.pattern))
-        sizes = {entry.path: entry.size_in_bytes for match in matches for entry in match.metadata_list}
-        if not sizes and not has_wildcard(self.pattern):
+        is_name = not has_wildcard(self.pattern)
+        (match,) = FileSystems.match([self.pattern if is_name else f"{fixed_beginning(self.pattern)}**"])
+        files = [FoundFile(entry.path, entry.size_in_bytes or 0) for entry in match.metadata_list]
+        found = [file for file in files if self.matches(file.path[len(self.folder) :])]
+        if not found and is_name:
             yield _OtherListing(f"{self.pattern}/", ("**",), hidden=False)
-        for path, size_bytes in sizes.items():
-            if self.matches(path[len(self.folder) :]):
-                yield FoundFile(path, size_bytes or 0)
+        yield from found
 
     def parts(self) -> list[ListingBackend]:
-        """Just this one."""
         return [self]

@@ -1,6 +1,6 @@
-"""Where files that match a pattern may lie, on a local disk or on Cloud Storage: a folder, and what must follow its name.
+"""Listing backends: a place is a folder, on a local disk or on Cloud Storage, and the pattern that names below it must match.
 
-A place is looked through entry by entry, so that memory stays flat, and can be divided, so that parts are listed side by side.
+A place yields entry by entry, so that memory stays flat, and can be divided, so that its parts are listed in parallel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.storage.cloud import storage_client
 from pipeline.storage.globs import fixed_beginning, has_wildcard, to_regex
 
 GS = "gs://"
-_LOOKED_AT = 10_000  # names in one folder, to find out whether it can be divided
+_LOOKED_AT = 10_000  # names read from one folder, to find out whether it can be divided
 _FIELDS = "items(bucket,name,size,generation),prefixes,nextPageToken"
 
 
@@ -27,8 +27,8 @@ class FoundFile(NamedTuple):
 
     Attributes:
       path: Its path or URI.
-      size_bytes: Its size; 0 where it could not be found out.
-      generation: The object's, or size and modification time of a local file; empty where it could not be found out.
+      size_bytes: Its size; 0 if unknown.
+      generation: The object's, or size and modification time of a local file; empty if unknown.
     """
 
     path: str
@@ -38,15 +38,15 @@ class FoundFile(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ListingBackend:
-    """A folder, and what must follow its name for a file to match.
+    """A folder, and the pattern that a path below it must match.
 
     Attributes:
-      folder: Empty for the current folder, else ending at a slash.
-      rest: What follows, split at its slashes. Only the last part may be without a wildcard.
-      below: Where the first part has `**`: where below `folder` to look; empty, or ending at a slash.
-      deeper: Whether to look in the folders there as well; of a plain name, whether it may be a folder's.
-      hidden: Whether names count that begin with a dot.
-      above: Where wildcards have been replaced by names of folders: the folder that was known before; None: none were.
+      folder: Empty for the current folder, else ends with a slash.
+      rest: The pattern, split at its slashes. Only the last part may be without a wildcard.
+      below: If the first part has `**`, the folder below `folder` to look in; empty, or ends with a slash.
+      deeper: Whether to look in subfolders as well; for a plain name, whether it may be a folder.
+      hidden: Whether names that begin with a dot match.
+      above: The fixed folder of the pattern, if wildcards were replaced by names of folders since; else None.
     """
 
     folder: str
@@ -58,12 +58,12 @@ class ListingBackend:
 
     @property
     def named(self) -> str:
-        """The folder that whoever wrote the pattern has named."""
+        """The folder that the user's pattern names."""
         return self.folder if self.above is None else self.above
 
     @property
     def here(self) -> str:
-        """The folder where to look; empty for the current one, else ending at a slash."""
+        """The folder to look in; empty for the current one, else ends with a slash."""
         return self.folder + self.below
 
     @property
@@ -73,17 +73,17 @@ class ListingBackend:
 
     @property
     def is_recursive(self) -> bool:
-        """Whether files below folders here can match, however deep."""
+        """Whether files in subfolders at any depth can match."""
         return self.deeper and "**" in self.rest[0]
 
     def matches(self, path: str) -> bool:
-        """Whether a path below `folder` is that of a file that is meant."""
+        """Whether a path below `folder` matches."""
         if not self.hidden and (path.startswith(".") or "/." in path):
             return False
         return to_regex("/".join(self.rest)).fullmatch(path) is not None
 
     def inside(self, name: str) -> ListingBackend | None:
-        """The place of a folder here, by its name; None where nothing in it can match."""
+        """The place of a subfolder, by its name; None if nothing in it can match."""
         first, *after = self.rest
         if "**" in first:
             wanted = self.deeper and (self.hidden or not name.startswith("."))
@@ -94,14 +94,14 @@ class ListingBackend:
         return None
 
     def normalised(self) -> ListingBackend:
-        """The same place, with the folder as far as it is known."""
+        """The same place with the longest fixed folder."""
         known = next((n for n, part in enumerate(self.rest[:-1]) if has_wildcard(part)), len(self.rest) - 1)
         return dataclasses.replace(
             self, folder=self.folder + "".join(f"{part}/" for part in self.rest[:known]), rest=self.rest[known:]
         )
 
     def parts(self) -> list[ListingBackend]:
-        """Places that together are this one, where looking at one folder tells; else just this one."""
+        """Divides this place, if looking at one folder is enough for that; else returns it alone."""
         if not (self.is_recursive or (self.rest[1:] and "**" not in self.rest[0])):
             return [self]
         names = list(islice(self._folders(), _LOOKED_AT + 1))
@@ -111,28 +111,28 @@ class ListingBackend:
         return [dataclasses.replace(self, deeper=False), *parts] if self.is_recursive else parts
 
     def cut(self, wanted: int, long: int) -> list[ListingBackend]:
-        """Places that together are this one, about as many as wanted, where one listing would take long; else just this one.
+        """Divides this place into about as many as wanted, if one listing would take long; else returns it alone.
 
         Args:
-          wanted: How many.
-          long: More names than this are too many.
+          wanted: The number of places.
+          long: A listing of more names than this takes long.
         """
         return [self]
 
     def look(self) -> Iterator[FoundFile | ListingBackend]:
-        """The files here that match, and the places below where others may."""
+        """Yields the files here that match, and the places below in which others may."""
         raise NotImplementedError
 
     def _folders(self) -> Iterator[str]:
-        """The names of the folders here, and an empty one for each file."""
+        """The names of the subfolders, and an empty name for each file."""
         raise NotImplementedError
 
 
 class LocalListing(ListingBackend):
-    """One on a disk of this machine. Links to folders that a wildcard matches are not followed, so there are no circles."""
+    """A place on a local disk. Links to folders that a wildcard matches are not followed, so there are no circles."""
 
     def look(self) -> Iterator[FoundFile | ListingBackend]:
-        """Looks at each entry of one folder; one that cannot be looked into is given as a file, for its reader to say why."""
+        """Lists one folder. A folder that cannot be read is yielded as a file, so that its reader reports the error."""
         if not has_wildcard(self.rest[0]):
             yield from _found(self.here + self.rest[0])
             return
@@ -152,7 +152,7 @@ class LocalListing(ListingBackend):
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str] | None]:
-    """The entries of a folder, none where it is gone; None where the system refuses to tell (all)."""
+    """The entries of a folder, none if it is gone; None if the system refuses to list (all of) them."""
     try:
         with os.scandir(folder or ".") as entries:
             yield from entries
@@ -163,7 +163,7 @@ def _entries(folder: str) -> Iterator[os.DirEntry[str] | None]:
 
 
 def _found(path: str, entry: os.DirEntry[str] | None = None) -> Iterator[FoundFile]:
-    """The file of this path, unless it is a folder, or gone, or a link to either."""
+    """The file at a path, unless that is a folder, or missing, or a link to either."""
     try:
         status = entry.stat() if entry else os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -177,24 +177,23 @@ def _found(path: str, entry: os.DirEntry[str] | None = None) -> Iterator[FoundFi
 
 @dataclasses.dataclass(frozen=True)
 class ObjectListing(ListingBackend):
-    """One on Cloud Storage, where folders are but names.
+    """A place on Cloud Storage, where folders are prefixes of names.
 
     Attributes:
-      start: The first name in the bucket that may be one of it.
-      end: The first one after it that is none any more; empty where there is no such one.
+      start: The first name in the bucket that may belong to this place.
+      end: The first name after it that does not; empty: all later names may.
     """
 
     start: str = ""
     end: str = ""
 
     def cut(self, wanted: int, long: int) -> list[ListingBackend]:
-        """Cuts the listing by how names begin."""
         if not has_wildcard(self.rest[0]) or len(list(islice(self._list(self._one_folder), long + 1))) <= long:
             return [self]
         bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
         folder = len(self._bucket_and_name("")[1])
 
-        def is_here(beginning: str) -> bool:  # what is listed as one folder must not be in two places
+        def is_here(beginning: str) -> bool:  # a folder must not be split between two places
             return not (self._one_folder and "/" in beginning[folder:])
 
         with storage_client() as client:
@@ -210,7 +209,7 @@ class ObjectListing(ListingBackend):
         return self._by_folder or not (self.is_recursive or self.rest[1:])
 
     def look(self) -> Iterator[FoundFile | ListingBackend]:
-        """Lists one folder, or all below it where nothing that is known of the pattern's end would save a request."""
+        """Lists one folder, or all below it if the rest of the pattern cannot save a request."""
         if not has_wildcard(self.rest[0]):
             yield from self._named()
             return
@@ -223,7 +222,7 @@ class ObjectListing(ListingBackend):
                 yield found
 
     def _named(self) -> Iterator[FoundFile | ListingBackend]:
-        """The object of this very name; without one, what lies in the folder of that name, if that is meant."""
+        """The object of this name; without one, the folder of this name, if the pattern may mean a folder."""
         bucket, name = self._bucket_and_name(self.rest[0])
         with storage_client() as client:
             blob = client.bucket(bucket).get_blob(name)
@@ -237,11 +236,11 @@ class ObjectListing(ListingBackend):
             yield found if isinstance(found, str) else ""
 
     def _list(self, one_folder: bool) -> Iterator[FoundFile | str]:
-        """Objects, and the names of folders where just one folder is listed, page by page."""
+        """Objects page by page, and the names of subfolders if only one folder is listed."""
         bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
         bounds = {"start_offset": self.start or None, "end_offset": self.end or None}
 
-        def is_here(name: str) -> bool:  # an emulator may list them all
+        def is_here(name: str) -> bool:  # an emulator may ignore the bounds
             return self.start <= name and not (self.end and name >= self.end)
 
         with storage_client() as client:
@@ -256,13 +255,13 @@ class ObjectListing(ListingBackend):
 
 
 def _first_name(client: Any, bucket: str, prefix: str, start: str) -> str | None:
-    """The first name with a prefix that is not before `start`."""
+    """The first name with a prefix at or after `start`."""
     found = client.list_blobs(bucket, prefix=prefix or None, start_offset=start or None, max_results=1, fields="items(name)")
     return next((blob.name for blob in found), None)
 
 
 def generation_of(path: str) -> str:
-    """The generation of a file or object by its name, as a listing has it; empty where it is not there, or has none."""
+    """The generation of a file or object, as in a listing; empty if it is missing, or has none."""
     if "://" not in path:
         return next((found.generation for found in _found(path)), "")
     if not path.startswith(GS):

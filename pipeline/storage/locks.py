@@ -1,4 +1,4 @@
-"""Locks on local files, which the system takes back when a process ends, however it ends."""
+"""Locks on local files (flock). The system releases them when their process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def locked_file(path: str, content: bytes = b"") -> Iterator[None]:
-    """Makes a file and holds it; nobody finds it without its lock."""
+    """Makes a file and keeps it locked; no other process ever sees it without the lock."""
     with open(f"{path}.new", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write(content)
@@ -21,7 +21,7 @@ def locked_file(path: str, content: bytes = b"") -> Iterator[None]:
 
 @contextlib.contextmanager
 def if_unlocked(path: str) -> Iterator[bool]:
-    """Whether nobody holds a file; if so, nobody else finds that out while this lasts.
+    """Whether no process holds a file; if so, this one holds it while this lasts.
 
     Raises:
       FileNotFoundError: There is no such file.
@@ -30,7 +30,7 @@ def if_unlocked(path: str) -> Iterator[bool]:
         try:
             lock = stack.enter_context(open(path, "r+b"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, IsADirectoryError, PermissionError):  # who may not look takes nothing away
+        except (BlockingIOError, IsADirectoryError, PermissionError):  # without access to the lock it counts as held
             yield False
         else:
             yield True
@@ -38,11 +38,11 @@ def if_unlocked(path: str) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: str) -> Iterator[None]:
-    """Of several processes that come here for a local folder, one goes on after the other; elsewhere all do."""
+    """Lets one process at a time work in a local folder; has no effect on object storage."""
     with contextlib.ExitStack() as stack:
         if "://" not in folder:
             held = os.open(folder, os.O_RDONLY)
             stack.callback(os.close, held)
-            with contextlib.suppress(OSError):  # a network disk that has no locks for folders
+            with contextlib.suppress(OSError):  # network disks may have no locks for folders
                 fcntl.flock(held, fcntl.LOCK_EX)
         yield

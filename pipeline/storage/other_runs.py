@@ -12,12 +12,12 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.storage.alive import age_s, if_dead
 from pipeline.storage.files import list_files
 from pipeline.storage.globs import escape_glob
+from pipeline.storage.lease import age_s, if_dead
 from pipeline.storage.results import STAGING
 from pipeline.storage.resume_points import take_over
-from pipeline.storage.run_state import DETACHED, LEASED, DetachedJob, about, is_own_staging
+from pipeline.storage.run_state import DETACHED, DetachedJob, about, is_own_staging
 from pipeline.storage.staging import (
     finish_publishing,
     goes_on,
@@ -37,7 +37,7 @@ _KEPT_SECONDS = 7 * 86_400.0
 def finish_dead(output: str) -> None:
     """Finishes what killed runs had begun to publish; what they say of themselves stays, for `settings_published`."""
     for staging in others(output):
-        with _if_dead(staging) as dead:
+        with if_dead(staging) as dead:
             if dead and is_introduced(staging) and is_own_staging(staging):
                 try:
                     finish_publishing(staging)
@@ -51,7 +51,7 @@ def remove_dead(output: str, but: str, mode: str = "") -> None:
     Only once this run's own summary stands there does nobody need those of jobs.
     """
     for staging in others(output, but):
-        with _if_dead(staging) as dead:
+        with if_dead(staging) as dead:
             wanted = dead and (not mode or any(mode_of(said) == mode for said in about(staging)))
             if (
                 wanted
@@ -69,7 +69,7 @@ def take_over_killed(staging: str, same: str) -> None:
       same: What runs of one command say of themselves as `same`.
     """
     with contextlib.ExitStack() as stack:
-        dead = [other for other in others(output_of(staging), but=staging) if stack.enter_context(_if_dead(other))]
+        dead = [other for other in others(output_of(staging), but=staging) if stack.enter_context(if_dead(other))]
         killed = [other for other in dead if goes_on(other) and any(said.get("same") == same for said in about(other))]
         take_over(killed, staging)
         for other in killed:
@@ -118,7 +118,7 @@ def runs_at_work(output: str, but: str = "") -> dict[str, dict[str, Any]]:
     """The names of the runs that are at work in an output now, and what they say of themselves."""
     runs = {}
     for staging in others(output, but):
-        with _if_dead(staging) as dead:
+        with if_dead(staging) as dead:
             if not dead:
                 runs.update({run_of(staging): said for said in about(staging)})
     return runs
@@ -129,11 +129,3 @@ def settings_published(output: str) -> Iterator[dict[str, Any]]:
     for staging in others(output):
         if is_published(staging):
             yield from about(staging)
-
-
-@contextlib.contextmanager
-def _if_dead(staging: str) -> Iterator[bool]:
-    """Whether the run of a staging folder has ended; if so, nobody else finds that out while this lasts."""
-    is_leased = "://" in staging and any(said.get(LEASED) for said in about(staging))
-    with if_dead(staging, output_of(staging), run_of(staging) if is_leased else "") as dead:
-        yield dead

@@ -1,4 +1,4 @@
-"""What must be renewed again and again while something lasts."""
+"""Threads that renew something periodically."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 
 def keep_renewing(name: str, every_s: float, renew: Callable[[], bool], end: threading.Event) -> threading.Thread:
-    """A thread of this name calls `renew`, until that returns False or `end` is set; storage may fail for a while."""
+    """Starts a thread that calls `renew` until it returns False or `end` is set. An error is ignored until the next call."""
 
     def keep() -> None:
         while not end.wait(every_s):
@@ -23,7 +23,7 @@ def keep_renewing(name: str, every_s: float, renew: Callable[[], bool], end: thr
 
 @contextlib.contextmanager
 def renewed(name: str, every_s: float, renew: Callable[[], bool]) -> Iterator[None]:
-    """While this lasts, a thread calls `renew`; see `keep_renewing`."""
+    """Calls `renew` in a thread while this lasts; see `keep_renewing`."""
     end = threading.Event()
     thread = keep_renewing(name, every_s, renew, end)
     try:

@@ -16,8 +16,7 @@ from pipeline.storage.results import STAGING, Settings, is_replaceable
 from pipeline.storage.state import lies_in, read_checked, read_state, warn_unreadable
 
 RUN = "run.json"
-LEASED = "leased"  # what a run says of itself that has a lease for as long as it has a staging folder
-DETACHED = "left"  # the same of one that goes on without a launcher
+DETACHED = "left"  # what a run says of itself that goes on without a launcher
 _RUN_ID = re.compile(r"[0-9a-f]{8,12}")  # `new_staging` and the launcher of a stream give such names
 _ENTRY = re.compile(
     r"(run|ready|commit|published)\.json|stopped|written|lock(\.new)?|alive|spill|merge|figures|compact|detections|dead_letters"
@@ -46,7 +45,6 @@ class _About(TypedDict, total=False):
     command: str
     started_at: _Time
     same: str
-    leased: bool
     left: DetachedJob
 
 

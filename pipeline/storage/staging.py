@@ -30,7 +30,6 @@ from typing import Any
 
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
-from pipeline.storage.alive import alive
 from pipeline.storage.beside import in_the_way, make_way
 from pipeline.storage.cancellation import begin_publishing, confirm_publishing
 from pipeline.storage.files import (
@@ -45,6 +44,7 @@ from pipeline.storage.files import (
     write_once,
 )
 from pipeline.storage.globs import escape_glob
+from pipeline.storage.lease import alive
 from pipeline.storage.locks import one_at_a_time
 from pipeline.storage.results import INDEX, STAGING, SUMMARY, StagedFile, read_summary
 from pipeline.storage.resume_points import rows_in

@@ -1,4 +1,4 @@
-"""Says what a command waits for where storage does not answer: its clients try again for two minutes before they give up."""
+"""A notice for users whose storage does not answer: clients try again for two minutes before they fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS = 3.0
 
 @contextlib.contextmanager
 def waiting_for(what: str) -> Iterator[None]:
-    """While this lasts, and it lasts for seconds, one line says what for."""
+    """Prints one line on standard error if this takes longer than a few seconds; `what` names the service."""
 
     def say() -> None:
         print(f"waiting for {what}, which has not answered for {_SECONDS:g} s", file=sys.stderr, flush=True)

@@ -8,8 +8,8 @@ again or has its row here. Nothing is kept in memory but what one bundle holds, 
 is over is merged into its file, by its own run or, when that was killed, by the next one that works in this folder. A run that
 was killed between two steps may leave rows twice, never none.
 
-Whose run is alive holds the lock of its folder, which the system takes back when the process ends. Object storage has no locks:
-there a window that was over a quarter of an hour ago belongs to nobody who lives.
+An archive holds its run's lease (see `storage.lease`) as long as it works. Only the spills of a run whose lease has ended are
+merged by another run.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from pipeline.data_format import from_plain
 from pipeline.read.fetch import is_transient_error
 from pipeline.records import ImageRef, row_bytes
 from pipeline.storage.completion import UNKNOWN, Provenance
-from pipeline.storage.files import create, delete_files, list_files, make_folder, move_files, read_lines, write_files
+from pipeline.storage.files import create, delete_files, list_files, move_files, read_lines, write_files
 from pipeline.storage.globs import escape_glob
+from pipeline.storage.lease import alive, if_dead
 from pipeline.storage.ledger import write_index
-from pipeline.storage.locks import if_unlocked, locked_file
 from pipeline.storage.results import archive_name, is_run_name, shard_of, time_in_name
 from pipeline.storage.spill_files import merge_lines
 from pipeline.storage.state import is_own_file
@@ -47,7 +47,6 @@ from pipeline.storage.state import is_own_file
 _SPOOLS = ".spills-"
 _ENDING = ".rows"
 _LOCK = "lock"
-_DEAD_SECONDS = 900.0
 _NAME = re.compile(
     r"(detections|dead_letters)-(\d{8}T\d{6}Z)-(\d{5})-of-(\d{5})-(?:([0-9a-f]*)-)?(?:m([0-9a-f]*)-)?[0-9a-f]+\.rows"
 )
@@ -112,7 +111,6 @@ class Archive:
         self._shards = shards
         self._clock = clock
         self._monotonic = monotonic
-        self._began = clock() - monotonic()
         self._stop = stop or threading.Event()
         self._provenance = provenance
         self._write = retry.Retry(is_transient_error, initial=0.5, maximum=10.0, timeout=None, on_error=self._say)(write_files)
@@ -122,9 +120,7 @@ class Archive:
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._alive = contextlib.ExitStack()
-        if "://" not in folder:
-            make_folder(self._spills(run))
-            self._alive.enter_context(locked_file(f"{self._spills(run)}/{_LOCK}"))
+        self._alive.enter_context(alive(self._spills(run)))
 
     def spill(self, rows: Iterable[ArchivedRow]) -> None:
         """Makes the rows of a bundle durable; waits for storage that fails transiently, and says so."""
@@ -152,19 +148,13 @@ class Archive:
         """Makes files of all that is left of this run; to be called when its last bundle has ended."""
         self._finish(self._run, lambda _start: True)
         self._alive.close()
-        if "://" not in self._folder:
-            _remove(self._spills(self._run))
+        _remove(self._spills(self._run))
 
     def recover(self) -> None:
         """Makes files of what killed runs have left here."""
         runs = {_run_of(path) for path in list_files(f"{escape_glob(self._folder)}/{_SPOOLS}*/*")} - {self._run}
         for run in sorted(filter(is_run_name, runs)):
-            if "://" in self._folder:
-                now = min(self._clock(), self._began + self._monotonic())  # a clock that jumps makes nobody dead
-                limit = time_in_name(now - self._window_s - _DEAD_SECONDS)
-                self._finish(run, lambda start, limit=limit: start < limit)  # type: ignore[misc]
-                continue
-            with _if_dead(self._spills(run)) as dead:
+            with if_dead(self._spills(run)) as dead:
                 if dead:
                     self._finish(run, lambda _start: True)
                     _remove(self._spills(run))
@@ -256,19 +246,10 @@ def _run_of(path: str) -> str:
     return posixpath.basename(posixpath.dirname(path)).removeprefix(_SPOOLS)
 
 
-@contextlib.contextmanager
-def _if_dead(spills: str) -> Iterator[bool]:
-    """Whether the run of a local folder has ended; if so, nobody else finds that out while this lasts."""
-    with contextlib.ExitStack() as stack:
-        try:
-            dead = stack.enter_context(if_unlocked(f"{spills}/{_LOCK}"))
-        except OSError:  # it has gone, or is not ours to touch
-            dead = False
-        yield dead
-
-
 def _remove(spills: str) -> None:
     """Removes a local folder whose rows have all become files; whatever else lies there keeps it."""
+    if "://" in spills:
+        return
     if os.listdir(spills) == [_LOCK]:
         delete_files([f"{spills}/{_LOCK}"])
     with contextlib.suppress(OSError):

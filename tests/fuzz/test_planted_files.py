@@ -21,7 +21,7 @@ from pipeline.storage.other_runs import attached_run, finish_dead, remove_dead, 
 from pipeline.storage.results import StagedFile
 from pipeline.storage.resume_points import ResumePoint, footer_of, resume_points_of
 from pipeline.storage.spill_files import SpillFile
-from pipeline.storage.staging import held, new_staging, publish, rows_kept
+from pipeline.storage.staging import fence, held, new_staging, publish, rows_kept
 from pipeline.storage.write_policy import check_write_policy
 from pipeline.stream.archive import Archive
 from pipeline.write.spill_rows import RowsResumePoint, Shard
@@ -134,7 +134,10 @@ def a_job(output, own):
     check_beside(output, 3, coco=True)
     attached_run(output, "job")
     staging = new_staging(output)
-    with leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None), held(staging, {"settings": SETTINGS, "same": "command"}):
+    with (
+        leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence),
+        held(staging, {"settings": SETTINGS, "same": "command"}),
+    ):
         for name, content in own.items():
             write_file(f"{staging}/{name}", content)
         take_over_killed(staging, "command")

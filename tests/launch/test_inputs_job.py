@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import run
 from pipeline.storage.lease import leased
-from pipeline.storage.staging import new_staging
+from pipeline.storage.staging import fence, new_staging
 from tests.conftest import write_bright_image
 from tests.launch.jobs import files_of, rows_of
 
@@ -218,7 +218,7 @@ def test_a_job_with_a_manifest_waits_for_whoever_works_for_the_same_folder(name,
     photos(folder, "a.png")
     manifest = tmp_path / name.replace("*", "")
     manifest.write_text(f'"{folder}/a.png"\n' if name.endswith("jsonl") else f"{folder}/a.png\n")
-    with leased(new_staging(str(out)), [str(folder)], wait_s=0.0, lost=lambda: None):
+    with leased(new_staging(str(out)), [str(folder)], wait_s=0.0, lost=lambda: None, fence=fence):
         assert job("--input", tmp_path / name, "--output", out, "--when-busy", "stop")[0] == run.BUSY
         assert rows_of(out) == []
     assert job("--input", tmp_path / name, "--output", out, "--when-busy", "stop")[0] == 0
@@ -229,5 +229,5 @@ def test_two_names_of_one_folder_are_one_claim(tmp_path, job):
     photos(tmp_path / "in", "a.png")
     os.symlink(tmp_path / "in", tmp_path / "link")
     out = tmp_path / "out"
-    with leased(new_staging(str(out)), [str(tmp_path / "in")], wait_s=0.0, lost=lambda: None):
+    with leased(new_staging(str(out)), [str(tmp_path / "in")], wait_s=0.0, lost=lambda: None, fence=fence):
         assert job("--input", tmp_path / "link", "--output", out, "--when-busy", "stop")[0] == run.BUSY

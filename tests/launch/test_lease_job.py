@@ -12,7 +12,7 @@ from pipeline.launch import batch
 from pipeline.storage import cancellation, claims_cloud
 from pipeline.storage.claims import EVERYTHING
 from pipeline.storage.lease import leased
-from pipeline.storage.staging import new_staging
+from pipeline.storage.staging import fence, new_staging
 from tests.conftest import write_bright_image
 from tests.launch.jobs import files_of, rows_of
 from tests.storage.test_lease import left, take_over
@@ -26,7 +26,7 @@ def places(tmp_path):
 
 
 def another_run(out, *patterns):
-    return leased(new_staging(str(out)), patterns, wait_s=0.0, lost=lambda: None)
+    return leased(new_staging(str(out)), patterns, wait_s=0.0, lost=lambda: None, fence=fence)
 
 
 @pytest.mark.parametrize("at_work", ["the same", "a part", "everything"])

@@ -15,7 +15,6 @@ import sys
 import pytest
 import requests
 
-from pipeline.storage import cloud
 from pipeline.storage.files import delete_files, list_files, read_file, write_file
 from pipeline.storage.results import StagedFile
 from pipeline.storage.staging import finish_publishing, held, new_staging, output_of, publish, remove, run_of
@@ -84,7 +83,6 @@ def disturbed(number, do, how, meanwhile=lambda: None, changes=CHANGES):
     """
     child = os.fork()
     if child == 0:
-        cloud._idle.clear()  # their connections are another process's
         before_change(number, lambda: os.kill(os.getpid(), how), changes)
         try:
             do()

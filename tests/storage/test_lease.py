@@ -6,6 +6,8 @@ Neither honours them on a deletion; that a claim is given up only as it was read
 
 import contextlib
 import dataclasses
+import functools
+import multiprocessing
 import os
 import signal
 import threading
@@ -14,13 +16,14 @@ import time
 import pytest
 
 from pipeline.errors import BusyError, OutputError, TakenOverError
-from pipeline.storage import cancellation, claims_cloud, cloud
+from pipeline.storage import cancellation, claims_cloud
+from pipeline.storage import lease as lease_module
 from pipeline.storage.claims import Claim
 from pipeline.storage.claims_cloud import CloudClaims
 from pipeline.storage.files import list_files, write_file
-from pipeline.storage.lease import LocalClaims, leased
+from pipeline.storage.lease import LocalClaims, alive, if_dead, leased
 from pipeline.storage.results import StagedFile
-from pipeline.storage.staging import held, new_staging, publish, run_of
+from pipeline.storage.staging import fence, held, new_staging, publish, run_of
 from tests.storage.test_staging import dies_at
 
 ALL = "x/**"
@@ -47,7 +50,7 @@ def strict_output(strict_gcs_bucket):
 
 
 def lease(output: str, *patterns: str, wait_s: float = 0.0, staging: str = "", lost=lambda: None):
-    return leased(staging or new_staging(output), patterns or (ALL,), wait_s=wait_s, lost=lost)
+    return leased(staging or new_staging(output), patterns or (ALL,), wait_s=wait_s, lost=lost, fence=fence)
 
 
 def left(output: str) -> list[str]:
@@ -59,24 +62,24 @@ def left(output: str) -> list[str]:
 @contextlib.contextmanager
 def process(do):
     """Runs `do(say, hear)` in a process of its own; yields (pid, say, hear), by which the two speak."""
-    (its_in, to_it), (from_it, its_out) = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        cloud._idle.clear()  # a connection belongs to one process
+    fork = multiprocessing.get_context("fork")
+    ours, its = fork.Pipe()
+
+    def work():
         try:
-            do(lambda text: os.write(its_out, text.encode()), lambda: os.read(its_in, 100).decode())
+            do(its.send, its.recv)
         except BaseException as err:  # noqa: BLE001
-            os.write(its_out, type(err).__name__.encode())
+            its.send(type(err).__name__)
         finally:
             os._exit(0)
+
+    child = fork.Process(target=work)
+    child.start()
     try:
-        yield child, lambda text: os.write(to_it, text.encode()), lambda: os.read(from_it, 100).decode()
+        yield child.pid, ours.send, ours.recv
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        for pipe in (its_in, to_it, from_it, its_out):
-            os.close(pipe)
+        child.kill()
+        child.join()
 
 
 def holding(output: str, *patterns: str):
@@ -204,8 +207,8 @@ def test_a_process_killed_on_this_machine_is_known_to_be_dead_at_once(moment, ou
 
 def elsewhere(output: str, silent_s: float = 0.0, run: str = "elsewhere") -> Claim:
     """Makes the claim of a process on another machine, that was last heard of a while ago."""
-    claim = dataclasses.replace(Claim.of_this_process(run, [ALL]), life="another machine", renewed=time.time() - silent_s)
-    assert CloudClaims(output).take(claim) is None
+    claim = dataclasses.replace(Claim.of_this_process(run, [ALL]), life="another machine")
+    CloudClaims(output)._change(lambda claims, now: {**claims, run: dataclasses.replace(claim, renewed=now - silent_s)})
     return claim
 
 
@@ -230,9 +233,30 @@ class TestOnCloudStorage:
             pass
         assert left(cloud_output) == []
 
+    @pytest.mark.parametrize("wrong_s", [86_400.0, -86_400.0], ids=["ahead", "behind"])
+    def test_a_wrong_clock_of_this_machine_changes_nothing(self, wrong_s, cloud_output, monkeypatch):
+        """Renewals and expiry go by the server's clock: neither is a living holder taken over, nor a dead one kept."""
+        right = time.time
+        with holding(cloud_output) as (_, say, hear):
+            assert hear() == "has it"
+            monkeypatch.setattr(time, "time", lambda: right() + wrong_s)
+            with pytest.raises(BusyError), lease(cloud_output):
+                pass
+            say("end")
+            assert hear() == "gave it up"
+        with holding(cloud_output) as (_, _, hear):  # the holder's clock is wrong
+            assert hear() == "has it"
+            monkeypatch.setattr(time, "time", right)
+            with pytest.raises(BusyError), lease(cloud_output):
+                pass
+        monkeypatch.setattr(time, "time", lambda: right() + wrong_s)
+        elsewhere(cloud_output, silent_s=310)
+        with lease(cloud_output):
+            pass
+
     def test_a_claim_that_is_renewed_stays(self, cloud_output, monkeypatch):
         monkeypatch.setattr(claims_cloud, "_RENEW_SECONDS", 0.01)
-        monkeypatch.setattr(claims_cloud, "_DEAD_SECONDS", 1.0)
+        monkeypatch.setattr(claims_cloud, "EXPIRES_SECONDS", 1.0)
         renewals, enough = [], threading.Event()
 
         def renew(claims, claim, renew=CloudClaims.renew):
@@ -272,7 +296,7 @@ class TestOnCloudStorage:
         assert [name for name in left(usual_output) if ".lease" not in name] == []
 
     def test_who_is_taken_over_between_making_sure_and_publishing_is_stopped_by_who_takes_over(self, usual_output, monkeypatch):
-        monkeypatch.setattr(claims_cloud, "_DEAD_SECONDS", -1.0)
+        monkeypatch.setattr(claims_cloud, "EXPIRES_SECONDS", -1.0)
         monkeypatch.setattr(Claim, "is_known_dead", lambda _: False)
         staging = new_staging(usual_output)
         with (
@@ -288,7 +312,7 @@ class TestOnCloudStorage:
 
     def test_who_was_paused_for_too_long_ends_without_publishing_and_the_other_one_has_published(self, usual_output, monkeypatch):
         """SIGSTOP right before it publishes, longer than its claim lasts, then SIGCONT."""
-        monkeypatch.setattr(claims_cloud, "_DEAD_SECONDS", 1.0)
+        monkeypatch.setattr(claims_cloud, "EXPIRES_SECONDS", 1.0)
         monkeypatch.setattr(CloudClaims, "poll_seconds", 0.05)
 
         def work(say, hear):
@@ -377,6 +401,81 @@ class TestPreconditions:
         assert left(strict_output) == []
 
 
+class TestAlive:
+    """Streams, archives and jobs show by the same protocol that they run."""
+
+    def test_a_run_is_alive_until_it_ends_and_nothing_is_left(self, output):
+        with alive(f"{output}/.spills-0a"), if_dead(f"{output}/.spills-0a") as dead:
+            assert not dead
+        with if_dead(f"{output}/.spills-0b") as dead:
+            assert dead == ("://" in output)  # a local folder that is not there has nobody who could have left it
+        assert [name for name in left(output) if ".lease" in name] == []
+
+    def test_one_that_was_killed_on_this_machine_is_dead_at_once(self, output):
+        def do(say, hear):
+            with alive(f"{output}/.spills-0a"):
+                say("alive")
+                hear()
+
+        with process(do) as (pid, _, hear):
+            assert hear() == "alive"
+            with if_dead(f"{output}/.spills-0a") as dead:
+                assert not dead
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            with if_dead(f"{output}/.spills-0a") as dead:
+                assert dead
+
+    def test_beside_the_lease_of_the_same_run_it_needs_no_record_of_its_own(self, strict_output):
+        staging = new_staging(strict_output)
+        with lease(strict_output, staging=staging):
+            with alive(staging):
+                pass
+            with pytest.raises(BusyError), lease(strict_output):
+                pass
+
+    def test_many_at_the_same_moment_are_all_alive(self, exclusive_output):
+        def do(say, hear, number):
+            with alive(f"{exclusive_output}/.spills-{number}"):
+                say("alive")
+                hear()
+
+        with contextlib.ExitStack() as stack:
+            runs = [stack.enter_context(process(functools.partial(do, number=n))) for n in range(MAX_PARALLEL)]
+            assert [hear() for _, _, hear in runs] == ["alive"] * MAX_PARALLEL
+            for n in range(MAX_PARALLEL):
+                with if_dead(f"{exclusive_output}/.spills-{n}") as dead:
+                    assert not dead
+            with lease(exclusive_output):  # it keeps nobody away
+                pass
+
+    def test_one_elsewhere_is_dead_five_minutes_after_its_last_renewal(self, cloud_output):
+        for silent_s, ended in ((290, False), (310, True)):
+            elsewhere(cloud_output, silent_s=silent_s, run="0a")
+            with if_dead(f"{cloud_output}/.spills-0a") as dead:
+                assert dead is ended
+
+    def test_one_whose_record_expired_while_it_was_paused_is_alive_again_at_its_next_renewal(self, strict_output, monkeypatch):
+        monkeypatch.setattr(claims_cloud, "_RENEW_SECONDS", 0.01)
+        renewed = threading.Event()
+        monkeypatch.setattr(CloudClaims, "renew", lambda *args, renew=CloudClaims.renew: (renew(*args), renewed.set())[0])
+        with alive(f"{strict_output}/.spills-0a"):
+            CloudClaims(strict_output)._change(lambda _claims, _now: {})
+            renewed.clear()
+            assert renewed.wait(60)
+            assert renewed.clear() is None and renewed.wait(60)  # one that began after the record went
+            with if_dead(f"{strict_output}/.spills-0a") as dead:
+                assert not dead
+
+    def test_without_its_launcher_a_run_is_alive_while_its_workers_report(self, cloud_output, monkeypatch):
+        write_file(f"{cloud_output}/.staging-0a/figures/0b", b"{}")
+        with if_dead(f"{cloud_output}/.staging-0a") as dead:
+            assert not dead
+        monkeypatch.setattr(lease_module, "_SILENT_SECONDS", -10.0)
+        with if_dead(f"{cloud_output}/.staging-0a") as dead:
+            assert dead
+
+
 def test_on_a_local_disk_a_paused_process_keeps_it(tmp_path):
     output = str(tmp_path / "out")
     with holding(output) as (pid, say, hear):
@@ -392,7 +491,8 @@ def test_on_a_local_disk_a_paused_process_keeps_it(tmp_path):
 def take_over(output: str) -> None:
     """What another machine does that has not heard of the others for too long."""
     claims = CloudClaims(output)
-    claims._change(lambda _: {"other": dataclasses.replace(Claim.of_this_process("other", [ALL]), life="another machine")})
+    other = dataclasses.replace(Claim.of_this_process("other", [ALL]), life="another machine")
+    claims._change(lambda _, now: {"other": dataclasses.replace(other, renewed=now)})
 
 
 def staged(staging: str, content: bytes = b"rows") -> list[StagedFile]:

@@ -25,7 +25,7 @@ from pipeline.storage.ledger import list_files_of_rows, read_entries
 from pipeline.storage.other_runs import finish_dead, others, remove_dead, runs_at_work, settings_published, take_over_killed
 from pipeline.storage.results import StagedFile, read_summary
 from pipeline.storage.resume_points import resume_points_of
-from pipeline.storage.staging import held, new_staging, publish, run_of
+from pipeline.storage.staging import fence, held, new_staging, publish, run_of
 from pipeline.stream.archive import Archive
 from pipeline.write.write_files import read_written
 from tests.storage.test_staging import dies_at
@@ -93,7 +93,7 @@ def work_there(output):
     list(settings_published(output))
     runs_at_work(output)
     staging = new_staging(output)
-    with leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None), held(staging, {"settings": {"mode": "batch"}}):
+    with leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence), held(staging, {"settings": {"mode": "batch"}}):
         take_over_killed(staging, "command")
         list(resume_points_of(staging))
         check_beside(output)
@@ -157,7 +157,7 @@ def test_so_does_what_lies_in_the_results_folder(name, content, output):
     write_file(f"{output}/{name}", content)
     assert read_summary(output) == {}
     staging = new_staging(output)
-    with leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None):
+    with leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence):
         pass
     for file in list_files_of_rows(output):
         assert len(list(read_entries(file))) == 1
@@ -169,7 +169,7 @@ def test_so_does_what_lies_in_the_results_folder(name, content, output):
 def test_a_lease_object_on_storage_that_cannot_be_read_counts_as_absent(content, gcs_bucket):
     output = f"gs://{gcs_bucket.name}/out"
     gcs_bucket.blob("out/.lease").upload_from_string(content)
-    with leased(new_staging(output), ["x/**"], wait_s=0.0, lost=lambda: None):
+    with leased(new_staging(output), ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence):
         pass
 
 
@@ -178,7 +178,7 @@ def test_a_lease_object_on_storage_stops_no_run_by_a_path(gcs_bucket):
     run = "x/../../other/.staging-x"
     claim = {"run": run, "patterns": ["**"], "host": "h", "pid": 1, "life": "", "since": 1.0, "renewed": 1.0}
     gcs_bucket.blob("out/.lease").upload_from_string(json.dumps({run: json.dumps(claim)}))
-    with leased(new_staging(f"gs://{gcs_bucket.name}/out"), ["x/**"], wait_s=0.0, lost=lambda: None):
+    with leased(new_staging(f"gs://{gcs_bucket.name}/out"), ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence):
         pass
     assert [blob.name for blob in gcs_bucket.list_blobs()] == ["other/.staging-x/run.json"]
 
@@ -316,5 +316,5 @@ def test_a_folder_of_results_that_is_a_link_is_refused(output, tmp_path):
 def test_a_planted_claim_from_the_future_keeps_nobody_out_for_ever(gcs_bucket):
     claim = {"run": "0a", "patterns": ["**"], "host": "h", "pid": 1, "life": "", "since": 1.0, "renewed": time.time() + 10_000}
     gcs_bucket.blob("out/.lease").upload_from_string(json.dumps({"0a": json.dumps(claim)}))
-    with leased(new_staging(f"gs://{gcs_bucket.name}/out"), ["x/**"], wait_s=0.0, lost=lambda: None):
+    with leased(new_staging(f"gs://{gcs_bucket.name}/out"), ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence):
         pass

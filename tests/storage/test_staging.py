@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import OutputError
-from pipeline.storage import alive, cloud
+from pipeline.storage import claims_cloud
 from pipeline.storage.files import write_file
 from pipeline.storage.lease import leased
 from pipeline.storage.other_runs import (
@@ -24,8 +24,8 @@ from pipeline.storage.other_runs import (
     settings_published,
 )
 from pipeline.storage.results import StagedFile
-from pipeline.storage.run_state import LEASED
 from pipeline.storage.staging import (
+    fence,
     finish_publishing,
     held,
     introduce,
@@ -279,29 +279,28 @@ class TestWhoIsAlive:
         remove_dead(str(tmp_path), but="")
         assert not folder.exists()
 
-    def test_on_object_storage_a_run_is_alive_while_it_writes(self, gcs_bucket, monkeypatch):
+    def test_on_object_storage_a_run_is_alive_while_it_renews_its_record(self, gcs_bucket, monkeypatch):
         output = f"gs://{gcs_bucket.name}/out[1]"
         one, two = new_staging(output), new_staging(output)
         with held(one, {"settings": {"mode": "1"}}), held(two, {"settings": {"mode": "2"}}):
             assert sorted(about["settings"]["mode"] for about in settings_at_work(output)) == ["1", "2"]
             remove_dead(output, but=one)
             assert others(output) == sorted([one, two])
-            monkeypatch.setattr(alive, "_DEAD_SECONDS", -1.0)
+            monkeypatch.setattr(claims_cloud, "EXPIRES_SECONDS", -1.0)
             remove_dead(output, but=one)
             assert others(output) == [one]
         assert list(gcs_bucket.list_blobs()) == []
 
     @pytest.mark.parametrize("ended", ["killed", "taken over"])
     def test_on_object_storage_a_run_with_a_lease_is_alive_while_it_has_that(self, ended, gcs_bucket, monkeypatch):
-        """So one that was killed here is known to be dead at once, and not a quarter of an hour later."""
+        """So one that was killed here is known to be dead at once, and not five minutes later."""
         output = f"gs://{gcs_bucket.name}/out"
-        staging, about = new_staging(output), {"settings": {"mode": "batch"}, LEASED: True}
+        staging, about = new_staging(output), {"settings": {"mode": "batch"}}
 
         def lease():
-            return leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None)
+            return leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence)
 
         def work():
-            cloud._idle.clear()  # their connections are another process's
             with lease(), held(staging, about):
                 os._exit(0)
 

@@ -15,11 +15,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pipeline.records import ImageRef
+from pipeline.storage import claims_cloud
 from pipeline.storage.completion import Provenance
 from pipeline.storage.ledger import list_files_of_rows, read_entries
 from pipeline.stream.archive import Archive, ArchivedRow
 from tests.clock import Clock
 from tests.conftest import REPO
+from tests.storage.test_lease import process
 
 START = 1795226400.0  # 2026-11-21T02:00:00Z
 
@@ -138,6 +140,8 @@ def test_on_object_storage_a_clock_that_jumps_forward_makes_no_run_dead(gcs_buck
     clock.now += 7200.0
     jumping.recover()
     assert [blob.name for blob in gcs_bucket.list_blobs(prefix="archive/detections")] == []
+    for archive in (alive, jumping):
+        archive.finish()
 
 
 KILLED = """
@@ -198,20 +202,41 @@ def test_a_run_that_lives_is_left_alone(tmp_path, clock):
     assert list(files(tmp_path).values()) == [["a"]]
 
 
-def test_on_object_storage_a_window_that_was_over_long_ago_is_nobodys(gcs_bucket, clock):
-    """There are no locks; a run that lives has closed it."""
+def test_on_object_storage_the_spills_of_a_run_whose_lease_has_expired_are_nobodys(gcs_bucket, clock, monkeypatch):
     folder = f"gs://{gcs_bucket.name}/archive"
     first = Archive(folder, "first", window_s=60.0, clock=clock)
     first.spill([row("a")])
-    second = Archive(folder, "second", window_s=60.0, clock=clock, monotonic=clock)
+    second = Archive(folder, "second", window_s=60.0, clock=clock)
+    clock.now += 3600.0
     second.recover()
     assert [blob.name for blob in gcs_bucket.list_blobs(prefix="archive/detections")] == []
-    clock.now += 60.0 + 900.0 + 60.0
+    monkeypatch.setattr(claims_cloud, "EXPIRES_SECONDS", -1.0)
     second.recover()
     second.finish()
-    (blob,) = gcs_bucket.list_blobs()
+    (blob,) = gcs_bucket.list_blobs(prefix="archive/detections")
     assert blob.name == "archive/detections/detections-20261121T020000Z-first-00000-of-00001.jsonl"
     assert blob.download_as_bytes() == row("a").row + b"\n"
+    first.finish()
+    assert [each.name for each in gcs_bucket.list_blobs()] == [blob.name]
+
+
+def test_on_object_storage_what_a_killed_run_left_is_finished_at_once(gcs_bucket, clock):
+    folder = f"gs://{gcs_bucket.name}/archive"
+
+    def work(say, hear):
+        Archive(folder, "killed", window_s=60.0, clock=clock).spill([row("a")])
+        say("spilled")
+        hear()
+
+    with process(work) as (pid, _, hear):
+        assert hear() == "spilled"
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        archive = Archive(folder, "next", window_s=60.0, clock=clock)
+        archive.recover()
+        archive.finish()
+    names = [blob.name for blob in gcs_bucket.list_blobs()]
+    assert names == ["archive/detections/detections-20261121T020000Z-killed-00000-of-00001.jsonl"]
 
 
 def test_a_run_that_was_killed_before_its_spills_went_leaves_no_row_twice(tmp_path, clock):
