@@ -122,16 +122,16 @@ class DetectConfig:
         0.9, "refuse a version that agrees less with its golden images (assets.extra/golden); 0: no check"
     )
     canary_share: Share = setting(
-        0.05, "share of the images that meet the version which labels.json calls canary, always the same ones; 0: none do"
+        0.05, "fraction of images that also go to the version labelled canary in labels.json, always the same ones; 0: none"
     )
     canary_mode: Literal["shadow", "live"] = setting(
         "shadow",
-        "shadow: the canary's results are only compared; live: they are the rows, and what fails meets the stable version",
+        "shadow: only compare the canary's results; live: write them as rows, and give images it fails on to the stable version",
     )
     canary_auto: Switch = setting(
-        False, "after canary_images, give the canary the label of model_version if it agrees (min_agreement) and fails no more"
+        False, "after canary_images, move the label of model_version to the canary if it agrees (min_agreement), else drop it"
     )
-    canary_images: Count = setting(1000, "images that a canary must have met before canary_auto promotes or drops it")
+    canary_images: Count = setting(1000, "images that a canary needs before canary_auto promotes or drops it")
     precision: Literal["float32", "bfloat16"] = setting(
         "float32", "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs"
     )

@@ -1,4 +1,4 @@
-"""An engine over any scheduler of model calls: what makes them smaller, and what keeps an image that fails to itself."""
+"""An engine over TensorFlow's batch scheduler: smaller batches after out-of-memory errors, and retries image by image."""
 
 from __future__ import annotations
 
@@ -6,69 +6,54 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 
 from pipeline.detect.loaded_model import ModelFailed, OutOfMemory, Output
+from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler
 
-_PAUSE_SECONDS = 0.3  # at least, between first calls: who waited meanwhile has had its turn then
-
-
-class Scheduler(Protocol):
-    """Merges the images of all threads that call it at the same time into model calls."""
-
-    def run(self, images: Sequence[np.ndarray], largest: int) -> list[Output]:
-        """Blocks until the outputs of a few images are there.
-
-        Args:
-          images: Each `(H, W, 3) uint8`; several calls' worth of them are divided.
-          largest: Rung of the largest model call.
-
-        Raises:
-          OutOfMemory: A model call that held one of them does not fit into memory.
-          ModelFailed: The model fails on a call that held one of them.
-        """
-
-    def run_alone(self, pixels: np.ndarray) -> Output:
-        """As `run`, for one image that shares its model call with no other; it may take longer."""
-
-    def close(self) -> None:
-        """Gives back memory and threads; nothing may be under way."""
+_PAUSE_SECONDS = 0.3  # at least, between first calls: images of the model in use go first
 
 
 class BatchedModel:
     """A model behind a scheduler; an `Engine`.
 
-    Out of memory: the largest batch size is dropped for good, and the images of the failed call are tried again in smaller ones.
-    Any other failure of a call is tried again image by image, so that an image that breaks the model breaks no other.
+    After an out-of-memory error the engine drops the largest batch size for good and retries the images in smaller batches. After
+    any other error it retries image by image, so that one image fails no other.
 
     Args:
-      scheduler: Runs the model; closed with this.
-      input_hw: Height and width of the input.
-      batch_sizes: The batch sizes, ascending.
-      concurrent_batches: Model calls in flight.
+      predict: The model.
+      input_hw: Height and width of its input.
+      batch_sizes: Allowed batch sizes, ascending.
+      concurrent_batches: Concurrent batches.
+      timeout_ms: Longest time that an image waits for others.
+
+    Attributes:
+      gpu_bytes: GPU memory that TensorFlow may use; None on a CPU.
     """
 
-    def __init__(self, scheduler: Scheduler, input_hw: tuple[int, int], batch_sizes: Sequence[int], concurrent_batches: int):
-        self._scheduler = scheduler
+    def __init__(
+        self, predict: Predict, input_hw: tuple[int, int], batch_sizes: Sequence[int], concurrent_batches: int, timeout_ms: float
+    ):
+        self._scheduler = TensorFlowScheduler(predict, input_hw, batch_sizes, concurrent_batches, timeout_ms)
+        self.gpu_bytes = self._scheduler.gpu_bytes
         self._input_hw = input_hw
         self._concurrent_batches = concurrent_batches
-        self._lock = threading.Lock()  # of the batch sizes, while it is made shorter
+        self._lock = threading.Lock()  # guards the list of batch sizes
         self._batch_sizes = tuple(batch_sizes)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The allowed batch sizes as they are now; shorter than at first after an out-of-memory."""
+        """Allowed batch sizes; fewer after an out-of-memory error."""
         return self._batch_sizes
 
     @property
     def images_in_flight(self) -> int:
-        """How many images keep every stream busy with the next batch already waiting."""
+        """Images that fill all concurrent batches twice, so that the next batch always waits."""
         return 2 * self._concurrent_batches * self._batch_sizes[-1]
 
     def __call__(self, images: Sequence[np.ndarray]) -> list[Output | ModelFailed]:
-        """Runs images in whatever model calls they end up; see `Engine`."""
+        """Runs images, batched with those of other threads; see `Engine`."""
         while len(images):
             largest = self._batch_sizes[-1]
             try:
@@ -81,11 +66,11 @@ class BatchedModel:
         return []
 
     def warm_up(self, *, at_once: bool = True) -> None:
-        """Runs every batch size, and the largest on all concurrent batches at once, so that no image pays for a first call.
+        """Runs every batch size once, so that no image pays for a first call.
 
         Args:
-          at_once: Whether the latter; that takes all cores, and is for the memory that so many calls need. Else another model is
-            at work meanwhile, whose images come first: there is a pause before each call.
+          at_once: Also runs concurrent batches of the largest size, which takes all cores, to allocate the memory that they need.
+            Else another model is in use: pauses before each call, so that its images go first.
 
         Raises:
           OutOfMemory: Memory does not suffice for a single image.
@@ -94,7 +79,7 @@ class BatchedModel:
         blank = np.zeros((*self._input_hw, 3), np.uint8)
         took = 0.0
         for size in self._batch_sizes:
-            if size <= self._batch_sizes[-1]:  # else dropped meanwhile
+            if size <= self._batch_sizes[-1]:  # an out-of-memory error may have dropped it
                 time.sleep(0.0 if at_once else max(took, _PAUSE_SECONDS))
                 began = time.monotonic()
                 self._run_blank([blank] * size)
@@ -105,7 +90,7 @@ class BatchedModel:
             list(concurrent_batches.map(self._run_blank, [[blank] * self._batch_sizes[-1]] * self._concurrent_batches))
 
     def close(self) -> None:
-        """Gives back memory and threads; nothing may be under way."""
+        """Frees memory and threads; no call may be under way."""
         self._scheduler.close()
 
     def _run_blank(self, images: list[np.ndarray]) -> None:
@@ -120,7 +105,7 @@ class BatchedModel:
             return err
 
     def _drop_rung(self, largest: int) -> bool:
-        """Shortens the batch sizes unless another caller has done so already; False when one batch size is left."""
+        """Drops the largest batch size, unless another thread already has; False if it is the only one."""
         with self._lock:
             if self._batch_sizes[-1] == largest:
                 if len(self._batch_sizes) == 1:

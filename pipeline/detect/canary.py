@@ -1,7 +1,8 @@
-"""A canary: another version of the model, which a share of the images meets as well (`shadow`), or instead (`live`).
+"""Shadow and live canary: another model version also gets a fraction of the images (`shadow`), or gets them instead (`live`).
 
-It has threads of its own and a short queue. Whatever happens to it, the images do not suffer. In the shadow nobody waits for it,
-and what it has no room for it is not given. Live, an image that it fails on or does not answer in time meets the one in use.
+The canary has its own threads and a short queue, so that it cannot harm the images. In shadow mode the job never waits for it,
+and images that do not fit into the queue are left out. In live mode an image that the canary fails on, or does not answer in
+time, goes to the version in use.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from pipeline.stats.canary import CanaryStats
 
 _THREADS = 2
 _MOST_WAITING = 16  # groups of images
-_LONGEST_SECONDS = 10.0  # that an image waits for it, live
+_LONGEST_SECONDS = 10.0  # that a live image waits for the canary
 _CLOSE_SECONDS = 10.0
 _MORE_FAILURES = 0.01  # a canary may fail on this share of images more than the version in use
 
 
 @dataclasses.dataclass(eq=False)
 class _Group:
-    """Images on their way through the canary; `beside`: what the version in use has made of them; `abandoned`: nobody waits."""
+    """Images for the canary; `beside`: results of the version in use; `abandoned`: the live images no longer wait."""
 
     images: Sequence[EncodedImage]
     beside: Sequence[DetectedImage | DeadLetter] = ()
@@ -40,23 +41,18 @@ class _Group:
 
 
 class Canary:
-    """A version on trial; thread-safe.
+    """A model version on trial; thread-safe.
 
     Args:
-      model: The version; closed with this.
+      model: The version; the canary closes it.
       stable: The version in use.
-      detect: Which share of the images it is given, and how.
-      detect_in: Detects with it.
+      detect: Share, mode and bounds.
+      detect_in: Detects with the canary.
       longest_s: How long a live image waits for it.
     """
 
     def __init__(
-        self,
-        model: LoadedModel,
-        stable: str,
-        detect: DetectConfig,
-        detect_in: DetectIn,
-        longest_s: float = _LONGEST_SECONDS,
+        self, model: LoadedModel, stable: str, detect: DetectConfig, detect_in: DetectIn, longest_s: float = _LONGEST_SECONDS
     ):
         self.model = model
         self.is_live = detect.canary_mode == "live"
@@ -68,18 +64,18 @@ class Canary:
         self._figures = CanaryStats(model.version, stable, detect.canary_mode)
         self._reported: Counter[str] = Counter()
         self._hangs = self._closed = False
-        self._lock = threading.Lock()  # of the figures, and of who counts a group that came late
-        # daemons, so that one that hangs keeps no job from ending
+        self._lock = threading.Lock()  # guards the figures and `abandoned`
+        # daemons, so that a canary that hangs does not keep the job from ending
         self._threads = [threading.Thread(target=self._work, name="canary", daemon=True) for _ in range(_THREADS)]
         for thread in self._threads:
             thread.start()
 
     def wants(self, image: EncodedImage) -> bool:
-        """Whether an image is of its share: always the same ones, whatever their order."""
-        return identity_hash(f"canary {image.ref.identity}") < self._below  # not the hash that picks samples and shards
+        """Whether an image belongs to the canary's share; deterministic for each image."""
+        return identity_hash(f"canary {image.ref.identity}") < self._below  # another hash picks samples and shards
 
     def answers(self, images: Mapping[int, EncodedImage]) -> dict[int, DetectedImage]:
-        """Detects in images; leaves out those that it fails on, or takes too long for."""
+        """Detects in live images; leaves out those that the canary fails on or does not answer in time."""
         group = _Group([*images.values()])
         if not images or not self._submit(group):
             return {}
@@ -90,11 +86,11 @@ class Canary:
                 self._hangs = True
                 self._count(images=len(images), failed=len(images))
                 return {}
-        pairs = zip(images, group.found, strict=False)  # nothing was found where it fails
+        pairs = zip(images, group.found, strict=False)  # `found` is empty if the canary failed
         return {number: result for number, result in pairs if isinstance(result, DetectedImage)}
 
     def saw_stable(self, image: EncodedImage, result: DetectedImage | DeadLetter) -> None:
-        """Takes note of what the version in use has made of an image; in the shadow, tries to do the same."""
+        """Counts a result of the version in use; in shadow mode compares the canary's result with it."""
         if not _is_answer(result):
             return
         failed = isinstance(result, DeadLetter)
@@ -103,7 +99,7 @@ class Canary:
             self._submit(_Group([image], [result]))
 
     def figures(self, wait_s: float = 0.0) -> CanaryStats:
-        """What it has shown so far; waits up to so many seconds for what it has in hand."""
+        """Figures so far; waits up to `wait_s` seconds for images under way."""
         until = time.monotonic() + wait_s
         while self._waiting.unfinished_tasks and time.monotonic() < until:
             time.sleep(0.01)
@@ -111,7 +107,7 @@ class Canary:
             return dataclasses.replace(self._figures)
 
     def verdict(self) -> str:
-        """`promoted` or `dropped`, by what it has shown; empty until it has met enough images."""
+        """`promoted` or `dropped`, by the figures; empty until the canary has had enough images."""
         shown = self.figures()
         if shown.images < self._settings.canary_images:
             return ""
@@ -120,13 +116,13 @@ class Canary:
         return "promoted" if agrees and works else "dropped"
 
     def decide(self, outcome: str) -> CanaryStats:
-        """Notes what became of it; returns all that it has shown."""
+        """Stores the outcome; returns all figures."""
         with self._lock:
             self._figures.outcome = outcome
             return dataclasses.replace(self._figures)
 
     def take_counts(self) -> Counter[str]:
-        """What it has done since this was last asked, in whole numbers."""
+        """Counts since the last call, as integers."""
         shown = self.figures()
         counts = Counter({f"canary_{name}": getattr(shown, name) for name in ("images", "failed", "matched", "objects")})
         counts["canary_ms"] = int(shown.seconds * 1e3)
@@ -134,8 +130,8 @@ class Canary:
         return new
 
     def close(self) -> bool:
-        """Ends it, and gives back memory and threads; False where it hangs, and keeps them."""
-        self._closed = True  # so the queue only gets shorter
+        """Stops the threads and frees memory; returns False if the canary hangs and keeps both."""
+        self._closed = True  # the queue only gets shorter now
         until = time.monotonic() + _CLOSE_SECONDS
         for _ in self._threads:
             with contextlib.suppress(queue.Full):
@@ -148,7 +144,7 @@ class Canary:
         with contextlib.suppress(queue.Empty):
             while True:
                 if group := self._waiting.get_nowait():
-                    group.done.set()  # whoever came while it was closed
+                    group.done.set()  # submitted while the canary was closing
         return ended
 
     def _submit(self, group: _Group) -> bool:
@@ -164,7 +160,7 @@ class Canary:
     def _work(self) -> None:
         while (group := self._waiting.get()) is not None:
             counts: dict[str, float] = {"images": len(group.images), "failed": len(group.images)}
-            with contextlib.suppress(BaseException):  # whatever it is, it is the canary's failure
+            with contextlib.suppress(BaseException):  # any error is a failure of the canary
                 found = self._detect_in(group.images)
                 counts = self._counts(found, group.beside)
                 group.found = found
@@ -191,7 +187,7 @@ class Canary:
         }
 
     def _compared(self, ours: DetectedImage | DeadLetter, theirs: DetectedImage | DeadLetter) -> tuple[int, int, float]:
-        """Objects that both have found, all objects of both, and the sum of differences of their confidences."""
+        """(objects that both detected, objects of both in all, sum of the differences of confidence)."""
         if isinstance(ours, DeadLetter) or isinstance(theirs, DeadLetter):
             return 0, 0, 0.0
         result = compare([detection_row(ours)], [detection_row(theirs)])
@@ -205,7 +201,7 @@ class Canary:
 
 
 def _is_answer(result: DetectedImage | DeadLetter) -> bool:
-    """Whether a version had a part in a result: no version detects in what is no image."""
+    """Whether a model made this result; no model sees an image that cannot be decoded."""
     return isinstance(result, DetectedImage) or result.stage == "detect"
 
 

@@ -1,9 +1,8 @@
-"""Watches which version is the canary, brings it up beside the version in use, and where asked promotes or drops it.
+"""Polls which version is labelled canary, loads it beside the version in use, and with `canary_auto` promotes or drops it.
 
-`labels.json` beside the versions says which one it is: `{"stable": 7, "canary": 8}`. To promote or to drop it is to write that
-file, at once and whole: each process judges by the images that it has met itself, the first one to have met enough decides, and
-all processes of a job, and all jobs, do what the file says. One that is killed before it has written has decided nothing: its
-successor begins to count anew.
+The label stands in `labels.json` beside the versions: `{"stable": 7, "canary": 8}`. A process promotes or drops the canary by
+rewriting this file atomically. Each process judges by its own images; the first one with enough images decides, and all
+processes of all jobs follow the file. A process that is killed before it writes has decided nothing, and starts counting anew.
 """
 
 from __future__ import annotations
@@ -11,26 +10,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from pipeline.config import BUNDLED, DetectConfig, ModelConfig
+from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.versions import LABELS, Version, folder_of, labels_in, versions_in
 from pipeline.errors import ModelError
 from pipeline.stats.canary import CanaryStats
 from pipeline.storage.files import write_file
 
-if TYPE_CHECKING:
-    from pipeline.detect.detector import Detector
-
 _CANARY = "canary"
 
 
 def check_canary(model: ModelConfig, detect: DetectConfig) -> None:
-    """Refuses to promote a canary by itself where that can't be.
+    """Refuses `canary_auto` with settings under which it cannot work.
 
     Raises:
-      ModelError: It can't.
+      ModelError: The mode is `live`, no label would move, or no process polls.
     """
     if not detect.canary_auto:
         return
@@ -43,7 +39,7 @@ def check_canary(model: ModelConfig, detect: DetectConfig) -> None:
 
 
 def say_unwatched(model: ModelConfig, detect: DetectConfig, detector: Detector) -> None:
-    """Says, of a model whose versions nobody looks for, that the one which is called canary meets no image."""
+    """Prints why the labelled canary gets no images, for a model that is not polled."""
     labels = {} if model.path == BUNDLED or not detect.canary_share else labels_in(folder_of(model.path))
     if _CANARY not in labels:
         return
@@ -57,15 +53,16 @@ def say_unwatched(model: ModelConfig, detect: DetectConfig, detector: Detector) 
 
 
 class CanaryWatcher:
-    """Looks again and again which version is the canary.
+    """Keeps the labelled canary running.
 
     Args:
       model: The model, whose path is a folder of versions.
-      detect: How it runs.
-      detector: Has the version in use, and takes the canary.
-      load: Loads a version and checks it; raises `ModelError`. None: the job has ended meanwhile.
-      check_name: Raises `ModelError` for a version that has another name than the one in use.
-      say: Says a line.
+      detect: How to run it.
+      detector: Uses the canary.
+      load: Loads and checks a version; raises `ModelError`. Returns None once the job has ended.
+      check_name: Raises `ModelError` for a version whose name is not that of the one in use.
+      count_refusal: Counts a refused version.
+      say: Prints a line.
     """
 
     def __init__(
@@ -76,6 +73,7 @@ class CanaryWatcher:
         *,
         load: Callable[[Version], LoadedModel | None],
         check_name: Callable[[Version], None],
+        count_refusal: Callable[[], None],
         say: Callable[[str], None],
     ):
         self._path = folder_of(model.path)
@@ -84,17 +82,18 @@ class CanaryWatcher:
         self._detector = detector
         self._load = load
         self._check_name = check_name
+        self._count_refusal = count_refusal
         self._poll_s = model.model_poll_s
         self._say = say
-        self._before: Version | None = None  # what the last look has found
-        self._not_tried = ""  # the same, where that version cannot be one
+        self._before: Version | None = None  # of the last poll
+        self._not_tried = ""  # why the version of the last poll cannot be the canary
         self._refused: set[Version] = set()
 
     def announce(self) -> None:
-        """Says at the start which version is the canary and when it will be tried, or why it will not be."""
+        """Prints which version will be the canary and when, or why it will not run."""
         try:
             wanted = self._wanted(labels_in(self._path)) if self._detect.canary_share else None
-        except Exception:  # noqa: BLE001  whatever storage says, the first look says it again
+        except Exception:  # noqa: BLE001  the first poll reports it
             return
         if not wanted:
             return
@@ -110,14 +109,14 @@ class CanaryWatcher:
         )
 
     def look(self) -> None:
-        """Looks once; a version that is not as it was at the last look is left alone."""
+        """Polls once; skips a version whose files changed since the last poll."""
         if not self._detect.canary_share:
             return
         canary = self._detector.canary
         verdict = canary.verdict() if canary and self._detect.canary_auto else ""
         if canary and verdict:
             self._record(canary.model.version, verdict)
-        labels = labels_in(self._path)  # whoever has written them
+        labels = labels_in(self._path)  # another process may have written them
         wanted = self._wanted(labels)
         before, self._before = self._before, wanted
         if canary and (not wanted or canary.model.version != wanted.name):
@@ -126,7 +125,7 @@ class CanaryWatcher:
             self._bring_up(wanted)
 
     def _wanted(self, labels: Mapping[str, int]) -> Version | None:
-        """The canary; none where that is not there, or is the version in use, of which one line is said."""
+        """The version labelled canary; None if it is missing or is the one in use, which is printed once."""
         if _CANARY not in labels:
             self._detector.no_canary, self._not_tried = None, ""
             return None
@@ -145,19 +144,19 @@ class CanaryWatcher:
         return None
 
     def _note(self, version: str, why: str) -> None:
-        """Notes for the end of the job why no image meets the canary."""
         self._detector.no_canary = CanaryStats(version, self._detector.model.version, self._detect.canary_mode, not_up=why)
 
     def _refuse(self, version: Version, err: ModelError) -> None:
         self._refused.add(version)
+        self._count_refusal()
         self._note(version.name, f"it is refused: {err}")
         self._say(f"model {self._detector.model.metadata.name}: canary {version.name} is refused: {err}")
 
     def end(self, outcome: str) -> None:
-        """Ends the canary where there is one, so that there are never three versions in memory.
+        """Stops the canary, if any, so that memory never holds three versions.
 
         Args:
-          outcome: `promoted` or `dropped`; empty: undecided.
+          outcome: `promoted` or `dropped`; empty if undecided.
         """
         canary = self._detector.canary
         if canary:
@@ -180,7 +179,7 @@ class CanaryWatcher:
         self._say(f"model {current.metadata.name}: {share:.1%} of the images meet canary {version.name}, {mode}")
 
     def _record(self, version: str, verdict: str) -> None:
-        """Writes down what is to become of the canary, unless somebody else has done so."""
+        """Writes the verdict to `labels.json`, unless another process already has."""
         labels = labels_in(self._path)
         if str(labels.get(_CANARY)) != version:
             return

@@ -1,4 +1,4 @@
-"""What speaks against using a version of a model, before any image meets it."""
+"""Checks a model version before it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
 
 def check(model: LoadedModel, detect_in: DetectIn, detect: DetectConfig) -> str | None:
-    """Why a version must not be used, in one line; None where nothing speaks against it.
+    """Why a version must not be used, in one line; None if it passes.
 
     Args:
       model: The version, warm.
@@ -23,7 +23,7 @@ def check(model: LoadedModel, detect_in: DetectIn, detect: DetectConfig) -> str 
 
 
 def _failing_request(model: LoadedModel, detect_in: DetectIn) -> str | None:
-    """Runs the requests that come with the model: an encoded image goes all the way, an array to the model alone."""
+    """Runs the model's warm-up requests: an encoded image through the whole detector, an array through the model alone."""
     for request in model.warmup_requests:
         if isinstance(request, bytes):
             found = detect_in([EncodedImage(ImageRef("warm-up request"), request)])
@@ -36,15 +36,14 @@ def _failing_request(model: LoadedModel, detect_in: DetectIn) -> str | None:
 
 
 def other_name(new: str, old: str) -> str | None:
-    """Why a version of a name must not be used beside one of another, or after it; None where it may."""
+    """Why a version must not replace one of another name; None if the names are equal."""
     return None if new == old else f"its name is {new}, that of the version in use is {old}; set model.name if they are one"
 
 
 def incompatible(new: DetectorMetadata, old: DetectorMetadata) -> str | None:
-    """Why rows of one version would not go with those of another, in one line; None where they do.
+    """Why rows of two versions would not fit together, in one line; None if they do.
 
-    The name and each class number keep their meaning; classes may come behind those that there are. How the input is fed is
-    each version's own.
+    The name and the meaning of each class number must stay; new classes may follow. The input may change.
     """
     if problem := other_name(new.name, old.name):
         return problem

@@ -1,4 +1,7 @@
-"""Messages between this process and the decoding child process: a few fields as JSON, and bytes behind them."""
+"""Messages between this process and a decoding child process: a few fields as JSON, then bytes.
+
+Shared memory in place of the socket was tried: as many CPU-seconds an image, since the kernel clears and maps each page.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-TIMED_OUT = {signal.SIGPROF, signal.SIGALRM}  # one of these ends the child process when an image takes too long
+TIMED_OUT = {signal.SIGPROF, signal.SIGALRM}  # the kernel sends the child one of these when an image takes too long
 
 _LENGTHS = struct.Struct("!IQ")  # of the fields, of the bytes
 _MOST_FIELDS = 65_536
 
 
 def send(channel: socket.socket, fields: dict[str, Any], body: bytes | memoryview = b"") -> None:
-    """Sends one message; returns when the system has taken all of it.
+    """Sends one message; returns when the kernel has all of it.
 
     Raises:
       OSError: The other end has closed.
@@ -32,7 +35,7 @@ def receive(channel: socket.socket, most_bytes: float = float("inf")) -> tuple[d
 
     Raises:
       EOFError, OSError: The other end has closed.
-      ValueError: It is longer than it may be, or no message.
+      ValueError: The message is too long or malformed.
     """
     head, body = _LENGTHS.unpack(_read(channel, _LENGTHS.size).data)
     if head > _MOST_FIELDS or body > most_bytes:
@@ -41,7 +44,7 @@ def receive(channel: socket.socket, most_bytes: float = float("inf")) -> tuple[d
 
 
 def _read(channel: socket.socket, size: int) -> np.ndarray:
-    buffer = np.empty(size, np.uint8)  # which is not filled twice, as a bytearray would be
+    buffer = np.empty(size, np.uint8)  # a bytearray would first be filled with zeros
     rest = buffer.data
     while rest:
         count = channel.recv_into(rest)

@@ -1,8 +1,8 @@
-"""From an image file's bytes to upright 8-bit RGB pixels, or to the reason why not.
+"""Decodes an image file to upright 8-bit RGB pixels, or says why it cannot.
 
-The header of a JPEG, PNG or WebP file is looked at first, by code that takes no memory (`headers/`): it says the file's one size
-and what decoding it costs, so that an image is refused before its pixels take memory or time. Images of all other formats are
-decoded in a child process (`decode_in_subprocess.py`). Only the first frame of an animation is used. Alpha is dropped.
+For JPEG, PNG and WebP, `headers/` first reads the size and the cost of decoding from the header, without memory for pixels. So
+an image that is too large is refused before its pixels take memory or time. A child process decodes all other formats
+(`decode_in_subprocess.py`). Only the first frame of an animation is used. Alpha is dropped.
 """
 
 from __future__ import annotations
@@ -15,30 +15,28 @@ from collections.abc import Callable
 
 import cv2
 import numpy as np
-from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
-from pipeline.detect.decode_in_subprocess import Request, decode_in_subprocess
+from pipeline.detect.decode_in_subprocess import decode_in_subprocess
 from pipeline.detect.decoders import one_large_at_a_time, one_line, opencv_pixels, pillow_pixels, turn_upright
 from pipeline.detect.headers.formats import format_of, is_decoded_in_subprocess, read_header
 from pipeline.detect.headers.header import Header, Size, too_large
 from pipeline.failures import ImageError
 
-Image.MAX_IMAGE_PIXELS = 100_000_000  # a second net under the limits below; widened to the largest limit that is asked for
-
-# the colour flags of OpenCV mean BGR and refuse to be combined with RGB; these stand for the scale alone
+# OpenCV's colour flags mean BGR and cannot be combined with RGB; these give the scale alone
 _SCALED_DECODES = ((8, cv2.IMREAD_REDUCED_GRAYSCALE_8), (4, cv2.IMREAD_REDUCED_GRAYSCALE_4), (2, cv2.IMREAD_REDUCED_GRAYSCALE_2))
-_SCALED_MARGIN = 1.5  # a scaled decode keeps at least this many pixels for each one that the model sees
+_SCALED_MARGIN = 1.5  # a scaled decode keeps at least this many pixels for each pixel of the model's input
 _BYTES_PER_PIXEL = 16  # of decoding; formats that take more may have fewer pixels
-_SECONDS = 5.0  # what one image may take of a core, where at most so many pixels are allowed:
+_SECONDS = 5.0  # most CPU time of one image, where at most so many pixels are allowed:
 _SECONDS_PIXELS = 100_000_000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """Pixels, and the size of what they show.
+    """Pixels, and the size of the image.
 
     Attributes:
-      pixels: `(h, w, 3) uint8` RGB, upright; smaller than the image where a JPEG was decoded at reduced scale.
+      pixels: `(h, w, 3) uint8` RGB, upright; smaller than the image if a JPEG was decoded at reduced scale.
       image_wh: Width and height of the upright image at full size.
     """
 
@@ -51,19 +49,18 @@ def decode_image(content: bytes, max_pixels: float, needed_wh: Callable[[Size], 
 
     Args:
       content: The file's bytes.
-      max_pixels: Most pixels that decoding may produce (for JPEG in several scans: that the image may have). Where the image's
-        format takes more than 16 bytes a pixel while it is decoded, fewer. It also bounds the work: 5 seconds of a core for each
-        100 million, and never less than 5.
-      needed_wh: Size of the upright image -> size at which the model sees it; allows decoding at reduced scale. None: full scale.
+      max_pixels: Most pixels that decoding may produce (for JPEG in several scans: that the image may have). Fewer for formats
+        that take more than 16 bytes a pixel to decode. It also bounds the CPU time: 5 s for each 100 million, and at least 5 s.
+      needed_wh: Size of the upright image -> its size in the model's input; allows decoding at reduced scale. None: full scale.
 
     Raises:
-      ImageError: The bytes are empty, no image that is read here, damaged, or too large or too much work.
+      ImageError: The bytes are empty, of no supported format, damaged, or too large or too much work.
     """
     if not content:
         raise ImageError("decode", "empty", "expected an image, got zero bytes")
     name = format_of(content)
     if is_decoded_in_subprocess(name):
-        pixels = decode_in_subprocess(Request(name, content, max_pixels, _most_seconds(max_pixels)))
+        pixels = decode_in_subprocess(name, content, max_pixels, _most_seconds(max_pixels))
         return DecodedImage(pixels, pixels.shape[1::-1])
     header = read_header(content)
     upright_wh = header.wh[::-1] if header.orientation >= 5 else header.wh
@@ -71,7 +68,7 @@ def decode_image(content: bytes, max_pixels: float, needed_wh: Callable[[Size], 
     held_pixels = header.pixels / (factor**2 if header.scales else 1) * max(1.0, header.bytes_per_pixel / _BYTES_PER_PIXEL)
     _check_limits(header, held_pixels, max_pixels)
     with one_large_at_a_time(held_pixels):
-        pixels = _decode_pixels(header, flag, max_pixels)
+        pixels = _decode_pixels(header, flag)
     if pixels.shape[1::-1] != tuple(math.ceil(size / factor) for size in header.wh):
         raise ImageError("decode", "corrupt", f"the header says {header.wh[0]} x {header.wh[1]} pixels, the image has other ones")
     return DecodedImage(turn_upright(pixels, header.orientation), upright_wh)
@@ -92,7 +89,6 @@ def _check_limits(header: Header, held_pixels: float, max_pixels: float) -> None
 
 
 def _most_seconds(max_pixels: float) -> float:
-    """What one image may take of a core."""
     return _SECONDS * max(1.0, max_pixels / _SECONDS_PIXELS)
 
 
@@ -105,9 +101,9 @@ def _choose_scale(header: Header, upright_wh: Size, needed_wh: Size | None) -> t
     return 1, cv2.IMREAD_COLOR_RGB
 
 
-def _decode_pixels(header: Header, flag: int, max_pixels: float) -> np.ndarray:
+def _decode_pixels(header: Header, flag: int) -> np.ndarray:
     if header.decoder == "pillow":
-        return _pillow(header, max_pixels)
+        return _pillow(header)
     pixels = opencv_pixels(header.content, flag)
     if pixels is None:
         reason = "truncated" if header.cut else "corrupt"
@@ -115,12 +111,12 @@ def _decode_pixels(header: Header, flag: int, max_pixels: float) -> np.ndarray:
     return pixels
 
 
-def _pillow(header: Header, max_pixels: float) -> np.ndarray:
-    Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or 0, int(max_pixels))
+def _pillow(header: Header) -> np.ndarray:
+    """Decodes a PNG, whose size `_check_limits` has checked; so Pillow's own limit, a process-wide variable, is not needed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(header.content), formats=(header.format,)) as image:
+            with PngImageFile(io.BytesIO(header.content)) as image:
                 return pillow_pixels(image)
     except Exception as err:
         reason = "truncated" if header.cut or "truncated" in str(err).lower() else "corrupt"

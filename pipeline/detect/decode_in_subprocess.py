@@ -1,14 +1,12 @@
-"""Decodes rarer image formats in a child process, so that an image that breaks its decoder does not break this process.
+"""Pool of child processes that decode rarer image formats, so that an image that crashes its decoder does not crash the job.
 
-Children are started when they are first needed, and stay for the next images: one for each thread that decodes such an image at
-the same time, so that a folder of TIFF files is decoded on as many cores as a folder of JPEG files. A child ends when this
-process ends, however that happens. A child that dies costs at most the one image that it has in hand.
+The pool starts a child for each thread that decodes such an image at the same time, and keeps it for the next images. A child
+ends when this process ends, in whatever way. A child that dies costs at most the image that it decodes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -22,44 +20,52 @@ from pipeline.detect.child_messages import TIMED_OUT, receive, send
 from pipeline.detect.decoders import one_large_at_a_time
 from pipeline.failures import ImageError
 
-# with this process's own path, and not what lies in the folder in which it runs
+# with this process's own path, not with the current folder
 _CODE = "import sys; sys.path[:] = {path!r}; from pipeline.detect.decoding_child import serve; serve()"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Request:
-    """An image to be decoded.
+def decode_in_subprocess(name: str, content: bytes, max_pixels: float, seconds: float) -> np.ndarray:
+    """Decodes an image in a child process.
 
-    Attributes:
+    Args:
       name: Its format, as `formats.format_of` names it.
       content: The file's bytes.
-      max_pixels: Most pixels that it may have; also bounds the memory.
-      seconds: CPU time that it may take.
-    """
-
-    name: str
-    content: bytes
-    max_pixels: float
-    seconds: float
-
-
-def decode_in_subprocess(request: Request) -> np.ndarray:
-    """Decodes an image in a child process.
+      max_pixels: Most pixels that the image may have; also bounds the memory.
+      seconds: Most CPU time.
 
     Returns:
       `(h, w, 3) uint8` RGB, upright.
 
     Raises:
-      ImageError: It is damaged, too large or too much work, its decoder is not installed, or its decoder died.
+      ImageError: The image is damaged, too large or too much work, its decoder is not installed, or its decoder died.
       OSError: No process can be started.
     """
-    with contextlib.suppress(IndexError, _DiedError):  # died: killed while it waited, or broken by an image before this one
-        return _idle.pop().decode(request)
-    return _Child().decode(request)
+    limits = {"format": name, "max_pixels": max_pixels, "seconds": seconds}
+    with contextlib.suppress(IndexError, _DiedError):  # died: killed while idle, or by the image before this one
+        return _children.idle.pop().decode(limits, content)
+    return _Child().decode(limits, content)
+
+
+class _Children:
+    """The children of this process.
+
+    A forked process forgets them: they belong to the other process, and end only when no process holds the other end of their
+    channels.
+    """
+
+    def __init__(self) -> None:
+        self.idle: list[_Child] = []  # the last one used comes last, and is used first
+        self.started: set[_Child] = set()
+        os.register_at_fork(after_in_child=self._forget_all)
+
+    def _forget_all(self) -> None:
+        for child in tuple(self.started):
+            child.forget()
+        self.idle.clear()
 
 
 class _DiedError(ImageError):
-    """A child has ended without an answer."""
+    """A child ended without an answer."""
 
 
 class _Child:
@@ -74,69 +80,58 @@ class _Child:
                 [sys.executable, "-c", _CODE.format(path=sys.path)],
                 stdin=its_end.fileno(),
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what decoders print
+                stderr=subprocess.DEVNULL,  # decoders print
                 env=os.environ | {"MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"},  # more would reserve memory
                 start_new_session=True,  # Ctrl-C is for the job
             )
-        _started.add(self)
+        _children.started.add(self)
 
-    def decode(self, request: Request) -> np.ndarray:
-        """Decodes one image; the child is for the next one then, or has ended."""
+    def decode(self, limits: dict[str, Any], content: bytes) -> np.ndarray:
+        """Decodes one image; then the child is idle, or has ended."""
         try:
-            fields, pixels = self._ask(request)
+            fields, pixels = self._ask(limits, content)
         except (OSError, EOFError, ValueError) as err:
-            self.close()
-            raise self._death(request) from err
-        except BaseException:  # what it is to answer next is not known
-            self.close()
+            self._close()
+            raise self._death(limits, len(content)) from err
+        except BaseException:  # the channel may hold half a message
+            self._close()
             raise
-        _idle.append(self)
+        _children.idle.append(self)
         if "reason" in fields:
             raise ImageError("decode", fields["reason"], fields["message"])
         return pixels
 
-    def close(self) -> None:
-        """Ends it."""
+    def forget(self) -> None:
+        """Closes this process's end of the channel."""
+        _children.started.discard(self)
+        self._channel.close()
+
+    def _close(self) -> None:
         self.forget()
         self._process.kill()
         self._process.wait()
 
-    def forget(self) -> None:
-        """Closes this process's end."""
-        _started.discard(self)
-        self._channel.close()
-
-    def _ask(self, request: Request) -> tuple[dict[str, Any], np.ndarray]:
-        limits = {"format": request.name, "max_pixels": request.max_pixels, "seconds": request.seconds}
-        send(self._channel, limits, request.content)
-        fields, pixels = receive(self._channel, most_bytes=0)
+    def _ask(self, limits: dict[str, Any], content: bytes) -> tuple[dict[str, Any], np.ndarray]:
+        send(self._channel, limits, content)
+        fields, nothing = receive(self._channel, most_bytes=0)
         if "reason" in fields:
-            return fields, pixels
+            return fields, nothing
         with one_large_at_a_time(fields["held_pixels"]):
             send(self._channel, {})
-            fields, pixels = receive(self._channel, most_bytes=3 * request.max_pixels)
+            fields, pixels = receive(self._channel, most_bytes=3 * limits["max_pixels"])
         return fields, pixels if "reason" in fields else pixels.reshape(*fields["wh"][::-1], 3)
 
-    def _death(self, request: Request) -> ImageError:
-        """Why it ended; to be asked once it has."""
-        code = self._process.returncode
+    def _death(self, limits: dict[str, Any], size: int) -> ImageError:
+        """The reason of a child's end, once it has ended."""
+        code, name = self._process.returncode, limits["format"]
         if -code in TIMED_OUT:
             message = (
-                f"expected at most {request.seconds:g} s of decoding, got {request.name} of {len(request.content)} bytes that "
+                f"expected at most {limits['seconds']:g} s of decoding, got {name} of {size} bytes that "
                 "takes longer; max_megapixels sets the limit"
             )
             return ImageError("decode", "too_much_work", message)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return _DiedError("decode", "decoder_died", f"the process that decodes {request.name} ended with {how}")
+        return _DiedError("decode", "decoder_died", f"the process that decodes {name} ended with {how}")
 
 
-def _forget_all() -> None:
-    """After a fork: the children are the other process's, and end only when nobody else holds its end of their channels."""
-    for child in tuple(_started):
-        child.forget()
-    _idle.clear()
-
-
-_idle: list[_Child] = []  # the one that was in use last comes last, and is used first
-_started: set[_Child] = set()
-os.register_at_fork(after_in_child=_forget_all)
+_children = _Children()  # a child serves one process

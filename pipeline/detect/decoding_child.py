@@ -1,8 +1,13 @@
-"""The child process that decodes rarer image formats: `decode_in_subprocess.py` starts it, and sends it one image at a time.
+"""The child process that decodes rarer image formats, one image at a time; `decode_in_subprocess.py` starts it.
 
-For each image it receives a message with the format, the limits and the bytes, answers with the size, waits for a message that
-lets it go on, and answers with the pixels; or it answers with a reason why not. While it works at an image, the kernel ends it
-when the time is over, or when its parent has ended. It imports neither TensorFlow nor Beam.
+    parent                                   child
+    format, limits, the file's bytes   ->    opens the image
+                                       <-    its size in pixels
+    go on (one large image at a time)  ->    decodes it
+                                       <-    its pixels
+
+In place of an answer the child may send a reason why not. While it works, the kernel ends it when its time is over or its
+parent has ended. It imports neither TensorFlow nor Beam.
 """
 
 from __future__ import annotations
@@ -37,15 +42,15 @@ from pipeline.detect.headers.exif import orientation
 from pipeline.detect.headers.header import Size, corrupt, not_read, too_large
 from pipeline.failures import ImageError
 
-# Pillow imports all of its formats where one of these is not there
+# Pillow imports all of its formats if one of these is missing
 PLUGINS = (BmpImagePlugin, GifImagePlugin, Jpeg2KImagePlugin, PpmImagePlugin, TgaImagePlugin, TiffImagePlugin)
 
-_WAITS = 20  # times its CPU time: how long an image may take in all, for a decoder that hangs, on a machine with other work
+_WAITS = 20  # an image may take this many times its CPU time in all: ends a decoder that hangs, spares one on a busy machine
 _BYTES_PER_PIXEL = 16  # of decoding; images that take more may have fewer pixels
 _BYTES_PER_BYTE = 4  # of the file: the copies that decoders make
 _MORE_BYTES = 96 << 20
 _BITS_PER_SAMPLE = 258  # a tag of TIFF
-_OPENCV_FIRST = {"BMP", "TIFF", "PPM", "HDR"}  # it scales 16 bits; what it does not read goes to Pillow
+_OPENCV_FIRST = {"BMP", "TIFF", "PPM", "HDR"}  # OpenCV scales 16 bits; Pillow gets what OpenCV cannot read
 _OPENCV_JPEG2000_MODES = {"L", "RGB", "RGBA", "I;16"}
 _RADIANCE_SIZE = re.compile(rb"-Y +(\d{1,9}) +\+X +(\d{1,9})\n")  # the one orientation that OpenCV reads
 _RADIANCE_START = b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n"
@@ -53,7 +58,7 @@ _RADIANCE_START = b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Opened:
-    """An image whose header has been read by Pillow; without `image` where Pillow does not read it."""
+    """An image whose header is read; `image` is None if Pillow cannot read it."""
 
     name: str
     content: np.ndarray
@@ -62,10 +67,10 @@ class _Opened:
 
 
 def serve() -> None:
-    """Answers on standard input, a socket, until its other end closes."""
+    """Answers messages on standard input, a socket, until its other end closes."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (*TIMED_OUT, signal.SIGIO):
-        signal.signal(number, signal.SIG_DFL)  # ends the process, also within native code; a parent may have left it ignored
+        signal.signal(number, signal.SIG_DFL)  # ends the process, also within native code; the parent may have ignored it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     Image.MAX_IMAGE_PIXELS = None  # `_check_size` has the limit
     with socket.socket(fileno=0) as channel, contextlib.suppress(OSError, EOFError):
@@ -92,11 +97,11 @@ def _answer(channel: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _bounded(channel: socket.socket, seconds: float, size: int, held_pixels: float = 0.0) -> Iterator[None]:
-    """Within it the process ends with its parent, has so much time and memory, and raises nothing but `ImageError`."""
+    """Bounds time and memory, ends the process with its parent, and turns errors into `ImageError`."""
     flags = fcntl.fcntl(channel, fcntl.F_GETFL)
     _limit_memory(int(_BYTES_PER_PIXEL * held_pixels + _BYTES_PER_BYTE * size + _MORE_BYTES))
     _limit_time(seconds)
-    fcntl.fcntl(channel, fcntl.F_SETFL, flags | os.O_ASYNC)  # the parent sends nothing now: SIGIO means that it has ended
+    fcntl.fcntl(channel, fcntl.F_SETFL, flags | os.O_ASYNC)  # the parent sends nothing now: SIGIO means it has ended
     try:
         yield
     except ImageError:
@@ -116,19 +121,15 @@ def _limit_time(seconds: float) -> None:
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Limits the address space to what it is now and so much more; only Linux tells what it is now."""
-    try:
-        with open("/proc/self/statm") as statm:
-            held_bytes = int(statm.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return
+    """Limits the address space to its current size and this many bytes more."""
+    with open("/proc/self/statm") as statm:
+        held_bytes = int(statm.read().split()[0]) * resource.getpagesize()
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     wanted = held_bytes + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 
 def _refusal(err: Exception) -> ImageError:
-    """What a library raises, as a reason."""
     text = one_line(err)
     if isinstance(err, MemoryError) or "out of memory" in text or "error -9" in text:
         return ImageError("decode", "too_large", "decoding takes more memory than an image of its size needs")
@@ -141,7 +142,6 @@ def _refusal(err: Exception) -> ImageError:
 
 
 def _open(name: str, content: np.ndarray) -> _Opened:
-    """Reads an image's header."""
     if name == "HDR":
         return _open_radiance(content.tobytes())
     if name == "PPM":
@@ -156,18 +156,14 @@ def _open_with_pillow(name: str, content: np.ndarray) -> _Opened:
         image = Image.open(io.BytesIO(content.tobytes()), formats=(name,))
         return _Opened(name, content, image.size, image)
     except Exception:
-        pixels = opencv_pixels(content) if name in _OPENCV_FIRST else None  # which reads some BMP files that Pillow does not
+        pixels = opencv_pixels(content) if name in _OPENCV_FIRST else None  # it reads some BMP files that Pillow does not
         if pixels is None:
             raise
         return _Opened(name, content, pixels.shape[1::-1])
 
 
 def _check_size(opened: _Opened, max_pixels: float) -> float:
-    """Refuses an image that is too large.
-
-    Returns:
-      How many pixels it counts for: more than it has, where one takes more memory than `_BYTES_PER_PIXEL`.
-    """
+    """Refuses an image that is too large; returns its pixels, weighted by the memory that each takes to decode."""
     pixels, most = math.prod(opened.wh), f"{max_pixels / 1e6:g} megapixels"
     if pixels > max_pixels:
         raise too_large(most, opened.wh)

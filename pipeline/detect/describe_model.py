@@ -1,4 +1,4 @@
-"""What a detector expects and returns: its own word, what its signature shows, and the config's word above both."""
+"""Describes a detector's inputs and outputs: by its own metadata or its signature, overridden by the config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.detect.packed_output import ExportNotes
 from pipeline.errors import ModelError
 
 _THRESHOLDS = ("score_threshold", "iou_threshold", "max_detections")
-_DEFAULT_HW = (640, 640)  # for foreign models that take images of any size
+_DEFAULT_HW = (640, 640)  # of foreign models that take images of any size
 _OBJECT_DETECTION_API = {  # https://github.com/tensorflow/models/blob/master/research/object_detection/exporter_lib_v2.py
     "boxes_output": "detection_boxes",
     "scores_output": "detection_scores",
@@ -27,10 +27,10 @@ _OBJECT_DETECTION_API = {  # https://github.com/tensorflow/models/blob/master/re
 
 
 def pick_signature(signatures: Mapping[str, Any], described: DetectorMetadata | None, model: ModelConfig, folder: str) -> Any:
-    """The signature to call: the config's, else what the model says of itself, else TensorFlow's default name.
+    """The signature to call: the config's, else the model's own choice, else TensorFlow's default name.
 
     Raises:
-      ModelError: The model has none of that name.
+      ModelError: The model has no signature of that name.
     """
     name = model.signature or (described.signature if described else "serving_default")
     if name not in signatures:
@@ -41,17 +41,17 @@ def pick_signature(signatures: Mapping[str, Any], described: DetectorMetadata | 
 def describe(
     signature: Any, described: DetectorMetadata | None, model: ModelConfig, folder: str, notes: ExportNotes | None = None
 ) -> DetectorMetadata:
-    """What to know of a detector, checked against its signature.
+    """A detector's metadata, checked against its signature.
 
     Args:
-      signature: The SavedModel's signature that will be called.
-      described: What the model says of itself.
-      model: What the config says; wins.
-      folder: Where the model was found, for messages and as its name.
-      notes: What a YOLO export says of itself.
+      signature: The SavedModel's signature to call.
+      described: The model's own metadata.
+      model: The config, which overrides the rest.
+      folder: The SavedModel, for messages and as the model's name.
+      notes: Metadata of a YOLO export.
 
     Raises:
-      ModelError: The signature is not that of a detector, or not of the one described.
+      ModelError: The signature is not a detector's, or does not match the metadata.
     """
     inputs, outputs = signature.structured_input_signature[1], signature.structured_outputs
     fields = [field.name for field in dataclasses.fields(DetectorMetadata)]
@@ -59,7 +59,10 @@ def describe(
     if given.get("class_names"):
         given["class_names"] = _class_names(given["class_names"], folder)
     known = dataclasses.asdict(described) if described else _guess(inputs, outputs, given, notes or ExportNotes(), folder)
-    metadata = _checked({**known, **given, "name": name_of_model(model, described, folder)}, folder)
+    try:
+        metadata = DetectorMetadata(**{**known, **given, "name": name_of_model(model, described, folder)})
+    except ValueError as err:
+        raise ModelError(f"model {folder}: model.{err}") from err
     _check_inputs(signature, metadata, folder)
     _check_outputs(outputs, metadata, folder)
     if metadata.packed_layout and "box_units" not in {**given, **(known if described else {})}:
@@ -73,13 +76,6 @@ def describe(
     return metadata
 
 
-def _checked(values: dict[str, Any], folder: str) -> DetectorMetadata:
-    try:
-        return DetectorMetadata(**values)
-    except ValueError as err:
-        raise ModelError(f"model {folder}: model.{err}") from err
-
-
 def name_of_model(model: ModelConfig, described: DetectorMetadata | None, folder: str) -> str:
     """The config's name for it, else its own, else that of its folder."""
     parts = [part for part in folder.split("/") if part and not part.isdigit()]
@@ -87,7 +83,7 @@ def name_of_model(model: ModelConfig, described: DetectorMetadata | None, folder
 
 
 def _class_names(names: tuple[str, ...], folder: str) -> tuple[str, ...]:
-    """The names themselves, or those in the text file that stands for them."""
+    """The names, or those in the text file that the config names instead."""
     if len(names) != 1 or not (os.path.isfile(names[0]) or names[0].endswith((".txt", ".names"))):
         return names
     try:
@@ -100,7 +96,7 @@ def _class_names(names: tuple[str, ...], folder: str) -> tuple[str, ...]:
 def _guess(
     inputs: Mapping[str, Any], outputs: Mapping[str, Any], given: Mapping[str, Any], notes: ExportNotes, folder: str
 ) -> dict[str, Any]:
-    """What a foreign model shows: the TF Object Detection API's outputs are recognised, and YOLO's joined one."""
+    """Guesses a foreign model's metadata: recognises the TF Object Detection API's outputs, and YOLO's joined output."""
     name, spec = next(((name, spec) for name, spec in inputs.items() if spec.shape.rank == 4), ("images", None))
     hw = tuple(spec.shape[1:3]) if spec is not None else (None, None)
     dtype = "float32" if spec is not None and spec.dtype.name == "float32" else "uint8"
@@ -130,7 +126,7 @@ def _guess(
 def _guess_joined(outputs: Mapping[str, Any], known: Mapping[str, Any], folder: str) -> dict[str, Any]:
     name = known.get("boxes_output") or next(iter(outputs))
     if name not in outputs:
-        return {}  # what is checked later says so
+        return {}  # a later check reports it
     shape = tuple(outputs[name].shape) if outputs[name].shape.rank is not None else (None, None, None)
     layout = known.get("packed_layout") or packed_output.layout_of(shape[1:], known["input_hw"], len(known["class_names"]))
     if not layout:

@@ -1,4 +1,14 @@
-"""`DetectObjects`: Beam's RunInference over the project's own model handler. Knows no mode, window, runner or flag."""
+"""`DetectObjects`: finds objects in images, with one model for each process, through Beam's RunInference.
+
+    EncodedImage --> StartDetecting --> StartedImage --> RunInference --> PartDeadLetters --> detected
+                          | start          (a future)         | result                   `--> dead
+                          v                                   v
+              Detector: waiting images --> decode --> model --> result of each image
+
+The work begins in StartDetecting, which hands each image to the process's detector and passes it on only once enough newer ones
+are under way. RunInference only waits for the results. So the model works while RunInference collects its first batch, and never
+idles while the results of a batch go downstream. `detect_images` does the same without Beam.
+"""
 
 from __future__ import annotations
 
@@ -19,32 +29,31 @@ from pipeline.prefetch import Prefetcher, Slot
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage
 from pipeline.stats import metrics
 
-_REQUEST_IMAGES = 64  # what RunInference waits for at once; as many as request_images more are under way
+_REQUEST_IMAGES = 64  # that RunInference waits for at once; up to request_images more are under way
 
 
 class DetectedAndDead(NamedTuple):
-    """The two outputs of `DetectObjects`: each image is in exactly one of them."""
+    """The outputs of `DetectObjects`; each image is in exactly one of them."""
 
     detected: beam.PCollection[DetectedImage]
     dead: beam.PCollection[DeadLetter]
 
 
 class DetectObjects(beam.PTransform):
-    """Finds objects in images, with one model per process shared by all bundles.
+    """Finds objects in images, with one model for each process, shared by all bundles.
 
-    Element in: `EncodedImage`. Elements out: `DetectedImage` or `DeadLetter`, one for each image, in the window and at the
-    time of the image.
-    Bounded or unbounded; deterministic but for the last bits of floats, so a retried bundle gives the same rows.
+    Element in: `EncodedImage`. Elements out: `DetectedImage` or `DeadLetter`, one for each image, with the image's window and
+    timestamp. Bounded or unbounded. A retried bundle gives the same rows, up to the last bits of floats.
 
     Args:
-      model: A SavedModel's path (local or `gs://`), a `ModelConfig` for one that does not describe itself, or a function that
+      model: A SavedModel's path (local or `gs://`), a `ModelConfig` for a model that does not describe itself, or a function that
         loads a model of another engine (`loaded_model`).
-      detect: How to run it; keyword arguments below override single settings.
+      detect: How to run the model; the keyword arguments override its fields.
       samples: How many images get a thumbnail in their record (for a report).
       **settings: Any field of `DetectConfig`, e.g. `score_threshold=0.4`, `classes=["dog"]`.
 
     Raises:
-      ConfigError: A setting is unknown, or its value is none that it may have.
+      ConfigError: A setting is unknown, or its value is not allowed.
 
     Example:
       `images | DetectObjects("/models/yolov4", score_threshold=0.4)`
@@ -63,7 +72,7 @@ class DetectObjects(beam.PTransform):
         self._samples = samples
 
     def expand(self, images: beam.PCollection[EncodedImage]) -> DetectedAndDead:
-        """Wires a head start, RunInference, and the parting of its results."""
+        """Wires the steps of the module's drawing."""
         handler = DetectorHandler(self._model, self._detect, self._samples)
         results = (
             images
@@ -74,8 +83,32 @@ class DetectObjects(beam.PTransform):
         return DetectedAndDead(results.detected, results.dead)
 
 
+def detect_images(
+    images: Iterable[EncodedImage], detector: Detector, detect: DetectConfig
+) -> Iterator[DetectedImage | DeadLetter]:
+    """Finds objects in images without Beam: starts images ahead, and yields one result for each, in their order.
+
+    Args:
+      images: Read lazily: at most `request_images` of them, and `request_mb` of encoded bytes, are under way.
+      detector: Does the work, on its own threads.
+      detect: The bounds.
+    """
+    ahead = _started_ahead(detector, detect)
+    for image in images:
+        yield from (started.value.finish(detector) for started in ahead.add(image))
+    yield from (started.value.finish(detector) for started in ahead.rest())
+
+
+def _started_ahead(detector: Detector, detect: DetectConfig) -> Prefetcher[EncodedImage, StartedImage]:
+    def start(place: Slot[EncodedImage, StartedImage]) -> None:
+        place.hold(len(place.element.content))
+        place.result.set_result(StartedImage(place.element, detector.start(place.element)))
+
+    return Prefetcher(start, detect.request_images, detect.request_mb * 1e6)
+
+
 class StartedImage:
-    """An image that the detector of this process has begun to work on; elsewhere, just the image.
+    """An image, and in the process that started it the future of its result; another process starts it again.
 
     Attributes:
       image: The image.
@@ -86,7 +119,7 @@ class StartedImage:
         self._work = work
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StartedImage, (self.image,)  # a runner that moves it to another process starts it again there
+        return StartedImage, (self.image,)
 
     def finish(self, detector: Detector) -> DetectedImage | DeadLetter:
         """Waits for the result."""
@@ -94,22 +127,20 @@ class StartedImage:
 
 
 class StartDetecting(beam.DoFn):
-    """Hands each image to the detector as soon as it is read, and passes it on only when enough newer ones are under way.
+    """Starts each image in the detector, and passes it on once enough newer images are under way.
 
-    So the model works while the first request fills, and never drains while the results of one request are passed on. Bounded by
-    count and by encoded bytes. Each image keeps its window and timestamp.
+    Bounded by count and by encoded bytes. Each image keeps its window and timestamp.
     """
 
     def __init__(self, handler: DetectorHandler, detect: DetectConfig):
         self._handler = handler
-        self._most = detect.request_images
-        self._most_bytes = detect.request_mb * 1e6
+        self._detect = detect
 
     def setup(self) -> None:
         self._detector = self._handler.load_model()
 
     def start_bundle(self) -> None:
-        self._ahead: Prefetcher[EncodedImage, StartedImage] = Prefetcher(self._start, self._most, self._most_bytes)
+        self._ahead = _started_ahead(self._detector, self._detect)
 
     def process(
         self, image: EncodedImage, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
@@ -119,16 +150,11 @@ class StartDetecting(beam.DoFn):
     def finish_bundle(self) -> Iterator[WindowedValue]:
         return self._ahead.rest()
 
-    def _start(self, place: Slot[EncodedImage, StartedImage]) -> None:
-        place.hold(len(place.element.content))
-        place.result.set_result(StartedImage(place.element, self._detector.start(place.element)))
-
 
 class DetectorHandler(ModelHandler[StartedImage, DetectedImage | DeadLetter, Detector]):
-    """Tells RunInference how to load the detector, and how many images to hand it at once.
+    """Loads the detector for RunInference, and sets how many images RunInference waits for at once.
 
-    A request is larger than a device batch, and its images are under way when it comes: the detector keeps several batches in
-    flight, filled with the images of whatever requests there are.
+    Such a request is larger than a device batch: the detector runs several batches at once, filled from all requests.
     """
 
     def __init__(self, model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0):
@@ -146,7 +172,7 @@ class DetectorHandler(ModelHandler[StartedImage, DetectedImage | DeadLetter, Det
         results = []
         for started in batch:
             result = started.finish(model)
-            metrics.count_result(result, len(started.image.content))  # one by one: the display moves while the next is waited for
+            metrics.count_result(result, len(started.image.content))  # one by one, so that the display moves
             results.append(result)
         metrics.count_swaps(model.counted_swaps())
         return results

@@ -1,4 +1,4 @@
-"""From a model's output for one image to boxes on the original upright image."""
+"""DelayedAcks a model's output for one image into boxes on the original, upright image."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _NO_CLASS = -(2**31)
 def to_detections(
     outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata, transform: InputTransform, detect: DetectConfig
 ) -> Detections:
-    """Thresholds, suppresses (where the model does not), and maps boxes back to the image.
+    """Applies thresholds and suppression (unless the model does), and maps boxes back to the image.
 
     Args:
       outputs: `boxes (M, 4)`, `scores (M,)` or `(M, C)`, and where the model has them `classes (M,)` and `count ()`. Without
-        classes, those are the places in the scores' second axis; without that as well, all are 0.
+        `classes`, the best of the scores' second axis is the class; without that axis, the class is 0.
       metadata: What these numbers mean.
       transform: How the image was fitted to the model's input.
       detect: Thresholds, class filter and limit.
 
     Returns:
-      Detections with confidences descending. Boxes are not clipped to the image: an object may reach beyond it. What has an
-      edge, a score or a class that is no finite number is left out; confidences above 1 are 1.
+      Detections by descending confidence. Boxes are not clipped to the image: an object may reach beyond it. Objects with an
+      edge, a score or a class that is not finite are left out; confidences above 1 become 1.
 
     Raises:
-      ImageError: The output is none of a detector: shapes that do not fit, a count that is no number, texts.
+      ImageError: The output is not a detector's: wrong shapes, a count that is no number, texts.
     """
     boxes, scores, class_ids = _candidates(outputs, metadata)
-    with np.errstate(over="ignore", invalid="ignore"):  # models say anything; what is too large is left out below
+    with np.errstate(over="ignore", invalid="ignore"):  # overflows become infinite, and are left out below
         boxes = boxes_to_xyxy(boxes, metadata.box_format)
         if metadata.box_units == "norm":
             boxes = boxes * np.array(metadata.input_hw * 2, np.float64)[[1, 0, 3, 2]]
@@ -57,7 +57,7 @@ def to_detections(
 
 
 def _candidates(outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The model's boxes `(M, 4) float64`, their scores `(M,) float32`, and their class ids `(M,) int32`."""
+    """Returns (boxes `(M, 4) float64`, scores `(M,) float32`, class ids `(M,) int32`)."""
     boxes, scores = _numbers(outputs, "boxes"), _numbers(outputs, "scores")
     classes = _numbers(outputs, "classes") if "classes" in outputs else None
     _check_shapes(boxes, scores, classes)
@@ -102,22 +102,22 @@ def _count(outputs: Mapping[str, np.ndarray], most: int) -> int:
 
 
 def _class_ids(classes: np.ndarray, offset: int) -> np.ndarray:
-    """Class numbers from 0; `_NO_CLASS` for those that are no number, or that no 32 bits hold."""
+    """Class ids from 0; `_NO_CLASS` for NaN and for numbers beyond 32 bits."""
     numbers = classes - offset
     valid = np.abs(numbers) < -_NO_CLASS  # not so for NaN
     return np.where(valid, numbers, _NO_CLASS).astype(np.int32)
 
 
 def class_name(metadata: DetectorMetadata, class_id: int) -> str:
-    """The name of a class; `class <id>` where the model has no name for it."""
+    """The name of a class; `class <id>` if the model has no name for it."""
     return metadata.class_names[class_id] if 0 <= class_id < len(metadata.class_names) else f"class {class_id}"
 
 
 def check_classes(classes: tuple[str, ...], metadata: DetectorMetadata) -> None:
-    """Refuses a class filter that names a class which the model does not have.
+    """Checks the class filter.
 
     Raises:
-      ModelError: It does; the message has the nearest name.
+      ModelError: The model lacks one of the classes; the message has the nearest name.
     """
     for name in classes:
         if name not in metadata.class_names:

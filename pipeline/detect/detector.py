@@ -1,8 +1,10 @@
-"""The detector of one process: encoded images in, one `DetectedImage` or `DeadLetter` for each out.
+"""Thread pool over a shared model: encoded images in, one `DetectedImage` or `DeadLetter` out for each.
 
-Threads of a pool each take a few of the images that wait: decode, fit to the model's input, hand to the model's engine, map the
-boxes back. There are enough threads that the model always finds the next images waiting, while decoding stays on as many cores
-as it may use.
+    start(image) -> waiting images -> a thread of the pool takes a few:
+        decode -> fit to the model's input -> engine(pixels), which batches over threads -> map boxes back -> result
+
+The pool has enough threads that the next images always wait at the model. A semaphore keeps decoding to as many cores as the
+settings allow.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
 import numpy as np
 
 from models.geometry import InputTransform, fit_image, resize_plan
 from models.metadata import DetectorMetadata
-from pipeline.config import DetectConfig, ModelConfig
+from pipeline.config import DetectConfig
 from pipeline.detect.canary import Canary
 from pipeline.detect.check_model import check
 from pipeline.detect.decode import decode_image
@@ -29,23 +32,20 @@ from pipeline.detect.detections import to_detections
 from pipeline.detect.headers.header import Size
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, Output
 from pipeline.detect.model_in_use import ModelInUse
-from pipeline.detect.model_watcher import ModelWatcher
 from pipeline.detect.tensorflow_setup import usable_cores
 from pipeline.detect.thumbnails import make_thumbnail
-from pipeline.detect.versions import Version
-from pipeline.errors import ModelError
 from pipeline.failures import ImageError
 from pipeline.prefetch import started_pool
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Timing
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.samples import Sampler
 
-_TOGETHER = 4  # images that one thread takes at most: each call of the model costs it half a millisecond
+_TOGETHER = 4  # most images that one thread takes: each call of the model costs it half a millisecond
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Prepared:
-    """An image on its way into the model; its full-sized pixels are gone."""
+    """A decoded image, fitted to the model's input; its full-sized pixels are freed."""
 
     image: EncodedImage
     received_at: float
@@ -57,24 +57,35 @@ class _Prepared:
     fitted_at: float
 
 
+class VersionWatch(Protocol):
+    """Replaces the detector's model version while a job runs."""
+
+    def take_counts(self) -> Counter[str]:
+        """`swaps` and `refusals` since the last call."""
+
+    def close(self) -> None:
+        """Stops the watch."""
+
+
 class Detector:
     """Detects in images with a loaded model; thread-safe.
 
     Args:
-      model: The model; closed with this.
-      detect: How to run it.
+      model: The model; the detector closes it.
+      detect: How to run the model.
       samples: How many images get a thumbnail.
 
     Attributes:
-      watched: The watch of its versions; None where nobody looks for others.
-      canary: The version that a share of the images meets besides; None where there is none.
-      no_canary: Which version is called canary and why no image meets it; None where none is, or one is up.
-      ready_at: When it could be used, seconds since the epoch.
+      in_use: The model version in use; swaps it.
+      watched: Looks for other versions; None where the version is fixed.
+      canary: The version that also gets a fraction of the images; None where there is none.
+      no_canary: The version labelled canary and why it gets no images; None where no version has the label, or the canary runs.
+      ready_at: When the detector became usable, seconds since the epoch.
     """
 
     def __init__(self, model: LoadedModel, detect: DetectConfig, samples: int = 0):
-        self._in_use = ModelInUse(model)
-        self.watched: ModelWatcher | None = None
+        self.in_use = ModelInUse(model)
+        self.watched: VersionWatch | None = None
         self.canary: Canary | None = None
         self.no_canary: CanaryStats | None = None
         self._former_canary: Canary | None = None
@@ -90,86 +101,64 @@ class Detector:
 
     @property
     def model(self) -> LoadedModel:
-        """The model in use."""
-        return self._in_use.current
+        """The model version in use."""
+        return self.in_use.current
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The allowed batch sizes in use."""
+        """Allowed batch sizes, ascending."""
         return self.model.engine.batch_sizes
 
     def check(self, model: LoadedModel) -> str | None:
-        """Why a version must not be used, in one line; None where nothing speaks against it."""
+        """Why a version must not be used, in one line; None if it passes its checks."""
         return check(model, lambda images: self._detect_with(model, images, Sampler(0)), self._settings)
 
-    def watch(
-        self, model: ModelConfig, in_use: Version, others: Iterable[Version], refused: Mapping[Version, ModelError]
-    ) -> None:
-        """From now on another version takes the place of the one in use when that is wanted.
-
-        Args:
-          model: The model, whose path is a folder of versions.
-          in_use: The version that this detector has.
-          others: Those that were there when it was chosen.
-          refused: Of these, the ones that were tried in vain.
-        """
-        self.watched = ModelWatcher(model, self._settings, self, in_use=in_use, others=others, refused=refused)
-        self.watched.start()
-
     def swap(self, model: LoadedModel) -> None:
-        """Images that are not under way yet meet this version. Returns when those that are, are done; the old one is closed."""
+        """Detects in further images with this version. Returns when the old version has finished its images and is closed."""
         former = None
         if self._threads_for(model) > self._threads:
             self._threads = self._threads_for(model)
             wider = started_pool(self._threads, "detect")
             with self._submitting:
                 former, self._pool = self._pool, wider
-        self._in_use.swap(model)
+        self.in_use.swap(model)
         if former:
             former.shutdown()
 
     def try_canary(self, model: LoadedModel) -> None:
-        """From now on a share of the images meets this version as well, or instead."""
+        """Gives this version a fraction of the images too, or instead (`canary_mode`)."""
         sampler = self._sampler if self._settings.canary_mode == "live" else Sampler(0)
         detect_in = functools.partial(self._detect_with, model, sampler=sampler)
         self.use_canary(Canary(model, self.model.version, self._settings, detect_in))
 
     def use_canary(self, canary: Canary | None) -> None:
-        """From now on a share of the images meets this version, or none does; the canary before is closed."""
+        """Replaces the canary and closes the former one."""
         former, self.canary = self.canary, canary
         if former:
             self._former_canary = former
             former.close()
 
     def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
-        """What the canary has shown, or the last one; waits up to so many seconds for what it has in hand."""
+        """Figures of the current or the last canary; waits up to `wait_s` seconds for its images under way."""
         canary = self.canary or self._former_canary
         return canary.figures(wait_s) if canary else self.no_canary
 
-    def unload(self) -> None:
-        """Images that are not under way yet wait for the next `swap`. Returns when the others are done; the model is closed."""
-        self._in_use.unload()
-
-    def fail_pending(self, failure: str) -> None:
-        """There will be no model: images that wait, or come, fail their bundles."""
-        self._in_use.fail_pending(failure)
-
     def counted_swaps(self) -> Counter[str]:
-        """`swaps` of versions, their `refusals`, and what a canary did, since this was last asked."""
+        """`swaps` and `refusals` of versions and the canary's counts, since the last call."""
         counts = self.watched.take_counts() if self.watched else Counter()
         canary = self.canary or self._former_canary
         return counts + canary.take_counts() if canary else counts
 
     def close(self) -> None:
-        """Gives back memory and threads, once the images under way are done."""
+        """Finishes the images under way, then frees memory and threads."""
         if self.watched:
             self.watched.close()
         self._pool.shutdown()
         self.use_canary(None)
-        self._in_use.close()
+        self.in_use.close()
 
     def start(self, image: EncodedImage) -> Future[DetectedImage | DeadLetter]:
-        """Begins to detect in one image; its result is there when the images that were started with it are done."""
+        """Starts detection in one image; its result comes together with those of images started at the same time."""
         result: Future[DetectedImage | DeadLetter] = Future()
         self._waiting.append((image, result))
         with self._submitting:
@@ -181,7 +170,7 @@ class Detector:
         return [started.result() for started in [self.start(image) for image in images]]
 
     def _detect_waiting(self) -> None:
-        """One decoder's share of the images that wait now; nothing where other threads have taken them all."""
+        """Detects in one thread's share of the waiting images; other threads may have taken them all."""
         share = max(1, min(_TOGETHER, len(self._waiting) // self._decoders))
         images: list[EncodedImage] = []
         results: list[Future[DetectedImage | DeadLetter]] = []
@@ -192,7 +181,7 @@ class Detector:
                 results.append(result)
         try:
             found = self._detect_together(images)
-        except BaseException as err:  # noqa: BLE001  whoever waits for the results must learn of it
+        except BaseException as err:  # noqa: BLE001  the futures pass it on
             for result in results:
                 result.set_exception(err)
         else:
@@ -213,7 +202,7 @@ class Detector:
         return [found[n] for n in range(len(images))]
 
     def _detect_in_use(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
-        with self._in_use.taken() as model:  # once: what these images meet from here on is one version
+        with self.in_use.taken() as model:  # one version for all of these images
             return self._detect_with(model, images, self._sampler)
 
     def _detect_with(
@@ -225,8 +214,6 @@ class Detector:
         return [self._finish(ready, next(outputs), model) if isinstance(ready, _Prepared) else ready for ready in prepared]
 
     def _prepare(self, image: EncodedImage, metadata: DetectorMetadata, sampler: Sampler) -> _Prepared | DeadLetter:
-        """Decodes an image and fits it to the model's input."""
-
         def needed_wh(image_wh: Size) -> Size:
             return resize_plan(image_wh, metadata.input_hw, metadata.resize).resized_wh
 
@@ -250,7 +237,6 @@ class Detector:
         return math.ceil(model.engine.images_in_flight / _TOGETHER) + self._decoders
 
     def _finish(self, ready: _Prepared, output: Output | ModelFailed, model: LoadedModel) -> DetectedImage | DeadLetter:
-        """Maps the model's output back to the image."""
         image, returned_at = ready.image, time.monotonic()
         try:
             if isinstance(output, ModelFailed):
@@ -273,5 +259,5 @@ class Detector:
 
 
 def _payload(image: EncodedImage) -> bytes:
-    """What a dead letter keeps of an image: its bytes, where they cannot be read again."""
+    """The image's bytes for its dead letter, if they came in a message and cannot be read again."""
     return image.content if image.ref.is_inline else b""

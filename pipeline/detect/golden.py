@@ -1,7 +1,7 @@
-"""Golden images: a few images with what a trusted version found in them, inside a SavedModel, which a version must find again.
+"""Golden images: a few images inside a SavedModel, with the detections of a trusted version that a new version must repeat.
 
-`assets.extra/golden/` has the images and `detections.jsonl`, a row for each of them as a job writes it, with the thresholds
-that it was made at. `python -m models.golden` writes all of it.
+`assets.extra/golden/` has the images and `detections.jsonl`: a row for each, as a job writes it, with its thresholds.
+`python -m models.golden` writes the folder.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _ROWS = "detections.jsonl"
 _TOGETHER = 4  # images in hand at once
 
 DetectIn = Callable[[Sequence[EncodedImage]], Sequence[DetectedImage | DeadLetter]]
-"""Detects with the version in question, all the way from encoded images."""
+"""Detects with a version, from encoded images."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GoldenImage:
-    """An image, and what is expected in it.
+    """An image and its expected detections.
 
     Attributes:
       name: Its file.
       content: Its bytes.
-      row: What is expected, as a job writes it.
-      score_threshold: That the row was made at; nothing is known of what lies below.
-      iou_threshold: That the row was made at.
+      row: The expected detections, as a job writes them.
+      score_threshold: Of the row; objects below it are unknown.
+      iou_threshold: Of the row.
     """
 
     name: str
@@ -45,17 +45,17 @@ class GoldenImage:
 
 
 def read_golden(local: str) -> tuple[GoldenImage, ...]:
-    """The golden images of a SavedModel on this machine; none where it has none.
+    """Reads the golden images of a SavedModel on this machine.
 
     Raises:
-      ValueError: They cannot be understood; the message says why in one line.
-      OSError: An image is not there.
+      ValueError: They are malformed; the message is one line.
+      OSError: An image is missing.
     """
     folder = os.path.join(local, GOLDEN)
     rows = os.path.join(folder, _ROWS)
     if not os.path.isfile(rows):
         return ()
-    read_rows(rows)  # complains with the line's number
+    read_rows(rows)  # its errors name the line
     with open(rows, encoding="utf-8") as file:
         return tuple(_golden_image(folder, json.loads(line)) for line in file if line.strip())
 
@@ -73,14 +73,14 @@ def _golden_image(folder: str, row: Mapping[str, Any]) -> GoldenImage:
 
 
 def disagreement(golden: Sequence[GoldenImage], detect_in: DetectIn, detect: DetectConfig) -> str | None:
-    """Why a version does not find what it must, in one line; None where it does, or where nothing is expected of it.
+    """Why a version fails its golden images, in one line; None if it passes, or has none.
 
-    Of what was expected, and of what is found, counts what the settings of both let through.
+    Compares only objects above the thresholds both of the row and of the job.
 
     Args:
-      golden: What is expected.
+      golden: The images.
       detect_in: Detects with the version.
-      detect: How it runs, and what agreement is enough.
+      detect: How it runs, and the least agreement.
     """
     if not golden or not detect.min_agreement:
         return None

@@ -1,8 +1,9 @@
-"""Loads the detector of a process: one for all who ask with the same settings, with the best version that passes its checks."""
+"""Loads and checks the detector of a process: one for all callers with the same settings."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 import time
 
@@ -12,32 +13,39 @@ from pipeline.detect.canary_watcher import check_canary, say_unwatched
 from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel, LoadModel
+from pipeline.detect.model_watcher import ModelWatcher
 from pipeline.detect.versions import Version, is_watchable, wanted
 from pipeline.errors import ModelError
 from pipeline.stats.worker_reports import reporter_of
 
-_TRIED = 2  # versions at the start: the newest, and what was in use before it
+_TRIED = 2  # versions at the start: the newest and the one before it
 
-_shared: dict[tuple[ModelConfig | LoadModel, DetectConfig, int], Detector] = {}
-_shared_lock = threading.Lock()
+_loading = threading.Lock()
 
 
 def shared_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0) -> Detector:
-    """The detector of this process for these settings; loaded and warmed at the first call, and kept while the process lives."""
-    key = (model, detect, samples)
-    with _shared_lock:
-        if key not in _shared:
-            _shared[key] = load_detector(model, detect, samples)
-            reporter_of(_shared[key])
-        return _shared[key]
+    """The process's detector for these settings: the first call loads and warms it, and the process keeps it.
+
+    Raises:
+      ModelError: The model cannot be used.
+    """
+    with _loading:  # a cache alone would let two threads load the same model
+        return _cached(model, detect, samples)
+
+
+@functools.cache
+def _cached(model: ModelConfig | LoadModel, detect: DetectConfig, samples: int) -> Detector:
+    detector = load_detector(model, detect, samples)
+    reporter_of(detector)
+    return detector
 
 
 def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0) -> Detector:
-    """Loads and checks a model; where its path is a folder of versions, watches these.
+    """Loads and checks a model; watches the folder if it has versions.
 
     Args:
-      model: Which SavedModel, and what it does not say of itself; or what loads a model of another engine.
-      detect: How to run it.
+      model: Path and description of a SavedModel, or a function that loads a model of another engine.
+      detect: How to run the model.
       samples: How many images get a thumbnail for the report: those with the smallest hashes of their identity.
 
     Raises:
@@ -55,7 +63,7 @@ def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples:
 
 
 def _watching(model: ModelConfig, detect: DetectConfig, samples: int) -> Detector:
-    """A detector of the best version, or of the one before: a bad release keeps no worker from starting."""
+    """Falls back to the version before, so that a bad release does not keep a worker from starting."""
     refused: dict[Version, ModelError] = {}
     found = wanted(model.path, model.model_version)
     for version in found[:_TRIED]:
@@ -65,13 +73,14 @@ def _watching(model: ModelConfig, detect: DetectConfig, samples: int) -> Detecto
         except ModelError as err:
             refused[version] = err
         else:
-            detector.watch(model, version, found, refused)
+            detector.watched = watch = ModelWatcher(model, detect, detector, in_use=version, others=found, refused=refused)
+            watch.start()
             return detector
     raise next(iter(refused.values()))
 
 
 def _checked(loaded: LoadedModel, called: str, detect: DetectConfig, samples: int) -> Detector:
-    """A detector of a model that passes its checks; of another one, it is closed."""
+    """A detector with this model; closes a model that fails its checks."""
     try:
         check_classes(detect.classes, loaded.metadata)
         detector = Detector(loaded, detect, samples)

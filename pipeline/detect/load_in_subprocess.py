@@ -1,8 +1,8 @@
-"""Prepares a version in a process of its own, at a low priority, while this one goes on working with another.
+"""Prepares a model version in a child process at low priority, while this process keeps working with another version.
 
-Loading and optimising a model is seconds of Python and of one core. In this process it would take turns with the threads that
-decode; at a low priority it would keep the interpreter from them while it waits for a core. What TensorFlow's loader breaks, or
-keeps of memory, goes with the process. It ends at once when this one does.
+Loading and optimising a model takes seconds of Python. In this process it would compete with the threads that decode, and at a
+low priority it would hold the interpreter lock while it waits for a core. A crash of the loader, or memory that it keeps, ends
+with the child. The child ends at once when this process does.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.prepared_model import PreparedModel
 from pipeline.errors import ModelError
 
-# packages come from where this process has them, and never from the current folder alone: it may have a `models` of its own
+# packages come from this process's path, not from the current folder, which may have a `models` of its own
 _START = "import sys; sys.path = [part for part in sys.path if part]; from pipeline.detect.load_in_subprocess import main; main()"
 _NICENESS = 5  # at 10, beside a model that keeps each core busy, loading another takes minutes; at 19, half an hour
 
 
 class Preparation:
-    """A version on its way; `stop` may be called from another thread.
+    """A version that is being prepared; another thread may call `stop`.
 
     Args:
       folder: Its SavedModel.
-      version: Which version that is.
-      model: What it does not say of itself.
-      detect: How it will run.
+      version: Its number.
+      model: Its description in the config.
+      detect: How to run it.
       gpu: Whether on a GPU.
     """
 
@@ -45,19 +45,19 @@ class Preparation:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            bufsize=0,  # of a process that has ended, closing would try again to write what is left in a buffer
+            bufsize=0,  # else closing the pipe to an ended process would try to write the rest of the buffer
             env={**os.environ, "PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path)},
-            start_new_session=True,  # Ctrl-C is for the job, which ends this then
+            start_new_session=True,  # Ctrl-C is for the job, which then ends this process
         )
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        os.setpriority(os.PRIO_PROCESS, self._process.pid, own + _NICENESS)  # at once: its imports are seconds of a core as well
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, own + _NICENESS)  # at once: its imports take seconds too
 
     def result(self) -> PreparedModel:
-        """Waits for it.
+        """Waits for the prepared model.
 
         Raises:
           ModelError: The model cannot be used.
-          RuntimeError: The attempt failed; another one may not.
+          RuntimeError: This attempt failed; another one may succeed.
         """
         assert self._process.stdin and self._process.stdout  # noqa: S101  they are pipes
         with self._process:
@@ -73,14 +73,14 @@ class Preparation:
         return prepared
 
     def stop(self) -> None:
-        """Ends it; whoever waits for its result gets an error."""
+        """Ends the process; a thread that waits for its result gets an error."""
         self._process.kill()
 
 
 def _serve(asking: BinaryIO, answers: BinaryIO) -> None:
     folder, version, model, detect, gpu = pickle.load(asking)  # noqa: S301  written by this module
     threading.Thread(target=_end_with, args=(asking.fileno(),), daemon=True).start()
-    # one thread, and no memory of a device; the optimiser asks the driver which devices there are
+    # one thread, and no memory of a device; the optimiser asks the driver for the devices
     narrow = dataclasses.replace(detect, device="cpu", intra_op_threads=1, inter_op_threads=1)
     pickle.dump(_prepared(folder, version, model, narrow, gpu), answers, pickle.HIGHEST_PROTOCOL)
     answers.flush()
@@ -98,13 +98,13 @@ def _prepared(folder: str, version: str, model: ModelConfig, detect: DetectConfi
 
 
 def _end_with(pipe: int) -> None:
-    """Ends this process when the one that started it has ended; what was copied is removed."""
-    os.read(pipe, 1)  # not of the buffered reader, which would hold a lock when the interpreter ends
+    """Ends this process, with its cleanup, once its parent has ended."""
+    os.read(pipe, 1)  # unbuffered: a buffered reader would hold a lock when the interpreter ends
     _thread.interrupt_main()
 
 
 def main() -> None:
-    """What the other process does."""
+    """Runs in the child process."""
     private = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # TensorFlow may print
     _serve(sys.stdin.buffer, private)

@@ -1,7 +1,7 @@
-"""The seam between the detector and whatever runs a model: TensorFlow in this process, another library, a server elsewhere.
+"""Interface between the detector and an engine that runs a model: TensorFlow, another library, or a remote server.
 
-Nothing here names an engine, neither in types nor in failures. An engine is one class with the methods of `Engine`; a function
-that makes a `LoadedModel` of it is all that `DetectObjects(model=...)` needs.
+Neither types nor errors name an engine. An engine is a class with the members of `Engine`. `DetectObjects(model=...)` takes a
+function that returns a `LoadedModel` with it.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from pipeline.config import DetectConfig
 from pipeline.detect.golden import GoldenImage
 
 
-class OutOfMemory(Exception):  # noqa: N818  says what happened, like `StopIteration`
-    """A model call does not fit into the memory of its device; one of fewer images may."""
+class OutOfMemory(Exception):  # noqa: N818  named like `StopIteration`
+    """A batch does not fit into the memory of its device; a smaller one may."""
 
 
 class ModelFailed(Exception):  # noqa: N818
-    """The model fails on the images of a call, and would again; its text is the reason, in one line."""
+    """The model fails on these images, and would fail again; the text is the reason, in one line."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Output:
-    """What the model returns for one image, and what is known of the model call in which the image travelled.
+    """The model's output for one image.
 
     Attributes:
       arrays: `boxes (M, 4)`, `scores (M,)` or `(M, C)`, and where the model has them `classes (M,)` and `count ()`.
-      led_batch: Images of the model call, with padding, if this image was its first, else 0; summed over images this counts
-        every call once.
-      model_seconds: How long the call ran if this image was its first, else 0.
+      led_batch: Size of the batch, with padding, for its first image, else 0; so a sum over images counts every batch once.
+      model_seconds: Time of the batch for its first image, else 0.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -42,40 +41,40 @@ class Output:
 
 
 class Engine(Protocol):
-    """Runs a model; thread-safe, and warm: no image pays for a first call."""
+    """Runs a model; thread-safe and warmed up."""
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The allowed batch sizes in use, ascending."""
+        """Allowed batch sizes, ascending."""
 
     @property
     def images_in_flight(self) -> int:
-        """How many images keep the model busy, with its next ones already waiting."""
+        """How many images keep the model busy, including those that wait for the next batch."""
 
     def __call__(self, images: Sequence[np.ndarray]) -> Sequence[Output | ModelFailed]:
-        """Runs the model on a few images, perhaps together with those that other threads bring.
+        """Runs the model on a few images, perhaps batched with those of other threads.
 
         Args:
-          images: Each `(H, W, 3) uint8`, of the input size that the metadata states.
+          images: Each `(H, W, 3) uint8`, of the input size in the metadata.
 
         Returns:
           For each image its output, or why the model fails on this image alone.
 
         Raises:
-          OutOfMemory: Memory does not suffice for a single image.
+          OutOfMemory: Even a single image does not fit into memory.
         """
 
     def close(self) -> None:
-        """Gives back memory and threads. No call may be under way, and none may follow."""
+        """Frees memory and threads. No call may be under way, and none may follow."""
 
 
 class Memory(NamedTuple):
-    """What a version takes of the memory that all versions share.
+    """A version's use of the memory that all versions share.
 
     Attributes:
-      weights_bytes: For what it has learnt.
-      working_bytes: Beside that, while it runs.
-      limit_bytes: What there is of it; None: nobody knows.
+      weights_bytes: For its weights.
+      working_bytes: For all else.
+      limit_bytes: The memory of the device; None if unknown.
     """
 
     weights_bytes: int = 0
@@ -84,24 +83,21 @@ class Memory(NamedTuple):
 
     @property
     def used_bytes(self) -> int:
-        """All of it."""
+        """Weights and working memory."""
         return self.weights_bytes + self.working_bytes
-
-
-_NOT_KNOWN = Memory()
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """One version of a detector, loaded and warm. Whoever works on an image takes it once, so that no image meets two.
+    """One version of a detector, loaded and warm.
 
     Attributes:
       metadata: What the model expects and returns.
-      version: Its version, as a string; "" where it has none.
+      version: Its version; "" if it has none.
       engine: Runs it.
-      warmup_requests: What it must be able to do before it is used: encoded images, or arrays `(n, H, W, 3) uint8`.
-      golden: What it must find before it is used.
-      memory: What it takes.
+      warmup_requests: Encoded images, or arrays `(n, H, W, 3) uint8`, on which it must not fail before it is used.
+      golden: Images in which it must find the expected objects before it is used.
+      memory: Its memory.
     """
 
     metadata: DetectorMetadata
@@ -109,8 +105,8 @@ class LoadedModel:
     engine: Engine
     warmup_requests: tuple[bytes | np.ndarray, ...] = ()
     golden: tuple[GoldenImage, ...] = ()
-    memory: Memory = _NOT_KNOWN
+    memory: Memory = Memory()  # noqa: RUF009  immutable
 
 
 LoadModel = Callable[[DetectConfig], LoadedModel]
-"""Loads a model with the settings of a job; raises `ModelError` where it can't. Remote workers import it by its name."""
+"""Loads a model with the settings of a job, or raises `ModelError`. Remote workers import it by its name."""

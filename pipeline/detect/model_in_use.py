@@ -1,4 +1,4 @@
-"""The version of a model that images meet now. Another one takes its place between two groups of images, never within one."""
+"""Reader-writer handover of the model version in use: another one replaces it between two groups of images, never within one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.errors import ModelError
 
 
 class ModelInUse:
-    """Holds the version in use, and knows who uses which; thread-safe.
+    """Holds the version in use and counts its users; thread-safe.
 
     Args:
       model: The first version.
@@ -27,15 +27,15 @@ class ModelInUse:
 
     @property
     def current(self) -> LoadedModel:
-        """The version in use; while there is none, the last one."""
+        """The version in use; after `unload` the last one."""
         return self._last
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[LoadedModel]:
-        """The version in use, for one group of images: it is not closed before the block ends. Waits while there is none.
+        """Lends the version in use to one group of images and keeps it open meanwhile. Blocks while there is none.
 
         Raises:
-          ModelError: There will be none any more.
+          ModelError: `fail_pending` was called.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._current or self._failure)
@@ -50,20 +50,24 @@ class ModelInUse:
                 self._users[id(model)] -= 1
                 self._changed.notify_all()
 
-    def swap(self, model: LoadedModel) -> None:
-        """From now on images meet this version. Returns when nobody uses the one before any more, which is then closed."""
-        old = self._replace(model)
-        if old:
-            self._close(old)
+    def swap(self, model: LoadedModel | None) -> None:
+        """Lends this version from now on. Returns once the old one has no users and is closed."""
+        with self._changed:
+            old, self._current = self._current, model
+            self._last = model or self._last
+            self._changed.notify_all()
+            if not old:
+                return
+            self._changed.wait_for(lambda: not self._users[id(old)])
+            del self._users[id(old)]
+        old.engine.close()
 
     def unload(self) -> None:
-        """From now on images wait. Returns when nobody uses the version that was in use any more, which is then closed."""
-        old = self._replace(None)
-        if old:
-            self._close(old)
+        """Closes the version in use once it has no users; images then wait for the next `swap`."""
+        self.swap(None)
 
     def fail_pending(self, failure: str) -> None:
-        """Whoever waits for a version, or will, gets a `ModelError`."""
+        """Fails all images that wait for a version, now or later, with a `ModelError`."""
         with self._changed:
             self._failure = failure
             self._changed.notify_all()
@@ -72,16 +76,3 @@ class ModelInUse:
         """Closes the version in use; no image may be under way."""
         if self._current:
             self._current.engine.close()
-
-    def _replace(self, model: LoadedModel | None) -> LoadedModel | None:
-        with self._changed:
-            old, self._current = self._current, model
-            self._last = model or self._last
-            self._changed.notify_all()
-        return old
-
-    def _close(self, old: LoadedModel) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._users[id(old)])
-            del self._users[id(old)]
-        old.engine.close()

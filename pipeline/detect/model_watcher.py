@@ -1,24 +1,25 @@
-"""Watches a model's versions while a job runs: what is wanted is prepared, warmed, checked, and put into use.
+"""Polls a folder of model versions while a job runs: prepares, warms and checks the wanted version, then swaps it in.
 
-Each process watches for itself, so two versions may be in use side by side for the time between two looks; rows say which.
+Each process polls for itself, so between two polls processes may use different versions; rows name the version.
 """
 
 from __future__ import annotations
 
 import atexit
 import dataclasses
+import functools
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import saved_model
 from pipeline.detect.canary_watcher import CanaryWatcher
 from pipeline.detect.check_model import incompatible, other_name
 from pipeline.detect.detections import check_classes
+from pipeline.detect.detector import Detector
 from pipeline.detect.load_in_subprocess import Preparation
 from pipeline.detect.loaded_model import LoadedModel, Memory
 from pipeline.detect.prepared_model import PreparedModel, start
@@ -26,22 +27,19 @@ from pipeline.detect.tensorflow_setup import uses_gpu
 from pipeline.detect.versions import Version, wanted
 from pipeline.errors import ModelError
 
-if TYPE_CHECKING:
-    from pipeline.detect.detector import Detector
-
 _END_SECONDS = 10.0
 
 
 class ModelWatcher:
-    """Looks again and again which version is wanted.
+    """Keeps the wanted version in use.
 
     Args:
       model: The model, whose path is a folder of versions.
-      detect: How it runs.
-      detector: Has the version in use, and takes another one.
-      in_use: That version.
-      others: Those that lie there beside it.
-      refused: Of these, the ones that were tried in vain.
+      detect: How to run it.
+      detector: Uses the versions.
+      in_use: The version that the detector has now.
+      others: All versions that were in the folder when this one was chosen.
+      refused: Versions that were tried and failed, with their errors.
     """
 
     def __init__(
@@ -59,25 +57,28 @@ class ModelWatcher:
         self._detector = detector
         self._refused: set[Version] = set()
         self._in_use = in_use
-        self._before = {in_use, *others}  # what the last look has found
+        self._before = {in_use, *others}  # of the last poll
         self._said = ""
         self._preparation: Preparation | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch the model", daemon=True)
         self._counts: Counter[str] = Counter()
         self._counting = threading.Lock()
-        self._canary = CanaryWatcher(model, detect, detector, load=self._loaded, check_name=self._check_canary, say=_say)
+        count_refusal = functools.partial(self._count, "refusals")
+        self._canary = CanaryWatcher(
+            model, detect, detector, load=self._loaded, check_name=self._check_name, count_refusal=count_refusal, say=_say
+        )
         for version, err in (refused or {}).items():
             self._refuse(version, str(err))
 
     def start(self) -> None:
-        """Starts the thread that looks."""
+        """Starts the polling thread."""
         self._canary.announce()
-        atexit.register(self.close)  # a thread that still loads when the interpreter ends may crash it
+        atexit.register(self.close)  # a thread that loads a model while the interpreter ends may crash it
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; a version that is on its way is dropped."""
+        """Stops polling and drops a version that is being prepared."""
         atexit.unregister(self.close)
         self._end.set()
         if self._preparation:
@@ -86,20 +87,18 @@ class ModelWatcher:
             self._thread.join(_END_SECONDS)
 
     def take_counts(self) -> Counter[str]:
-        """`swaps` and `refusals` since this was last asked."""
-        if not self._counts:
-            return self._counts
+        """`swaps` and `refusals` since the last call."""
         with self._counting:
             counts, self._counts = self._counts, Counter()
         return counts
 
     def look(self) -> None:
-        """Looks once: which version is wanted, and which is the canary."""
+        """Polls once, for the wanted version and for the canary."""
         self._look_for_wanted()
         self._canary.look()
 
     def _look_for_wanted(self) -> None:
-        """A version whose files are not those of the last look is left alone: somebody may be writing them."""
+        """Skips a version whose files changed since the last poll: another process may still be writing them."""
         before = self._before
         candidates = wanted(self._model.path, self._model.model_version)
         self._before = set(candidates)
@@ -113,13 +112,16 @@ class ModelWatcher:
         while not self._end.wait(self._model.model_poll_s):
             try:
                 self.look()
-            except Exception as err:  # noqa: BLE001  storage may fail, and the job goes on meanwhile
-                self._say_once(f"{err}; version {self._detector.model.version} stays")
+            except Exception as err:  # noqa: BLE001  the job continues while storage fails
+                text = f"{err}; version {self._detector.model.version} stays"
+                if text != self._said:
+                    _say(text)
+                self._said = text
             else:
                 self._said = ""
 
     def _take(self, version: Version) -> bool:
-        """Puts a version into use; False where it is refused, or is not there any more as it was."""
+        """Swaps a version in; False if it is refused, or its files changed meanwhile."""
         started, old = time.monotonic(), self._detector.model
         canary = self._detector.canary
         self._canary.end("promoted" if canary and canary.model.version == version.name else "")
@@ -132,7 +134,7 @@ class ModelWatcher:
             if not waited:
                 self._detector.swap(self._started(prepared, memory))
         except ModelError as err:
-            if not self._end.is_set() and self._is_still_there(version):  # else nobody is to blame
+            if not self._end.is_set() and self._is_still_there(version):  # else the version is not to blame
                 self._refuse(version, str(err))
             return False
         self._count("swaps")
@@ -142,11 +144,7 @@ class ModelWatcher:
         return True
 
     def _loaded(self, version: Version) -> LoadedModel | None:
-        """A version that is to run beside the one in use; None where this has ended meanwhile.
-
-        Raises:
-          ModelError: It must not be used, or memory has no room for both.
-        """
+        """Loads a version to run beside the one in use; None if the watch was closed meanwhile."""
         try:
             prepared = self._prepared(version)
             memory = self._memory_of(prepared)
@@ -157,11 +155,10 @@ class ModelWatcher:
         except ModelError:
             if self._end.is_set():
                 return None
-            self._count("refusals")
             raise
 
     def _memory_of(self, prepared: PreparedModel) -> Memory:
-        """What a version will take: its own weights, and beside them as much as the one in use when it was loaded."""
+        """Estimates a version's memory: its own weights, and the working memory that the version in use took."""
         return self._detector.model.memory._replace(weights_bytes=prepared.optimised.weights_bytes)
 
     def _has_room(self, memory: Memory) -> bool:
@@ -170,13 +167,16 @@ class ModelWatcher:
         return limit is None or both <= limit
 
     def _exchange(self, prepared: PreparedModel, memory: Memory) -> str:
-        """Closes the version in use before the next one is started; images wait meanwhile. Returns what to say of that.
+        """Closes the version in use before it starts the next one; images wait meanwhile.
+
+        Returns:
+          A note for the user.
 
         Raises:
-          ModelError: The next one is refused; the one before is in use again.
+          ModelError: The next version is refused; the old one is in use again.
         """
         began, old = time.monotonic(), self._detector.model
-        self._detector.unload()
+        self._detector.in_use.unload()
         try:
             self._detector.swap(self._started(prepared, memory))
         except Exception as err:
@@ -190,7 +190,7 @@ class ModelWatcher:
         try:
             return dataclasses.replace(saved_model.load(alone, self._detect), memory=old.memory)
         except ModelError as err:
-            self._detector.fail_pending(f"{err}; it was in use, and made way for another version that cannot be used")
+            self._detector.in_use.fail_pending(f"{err}; it was in use, and made way for another version that cannot be used")
             raise
 
     def _started(self, prepared: PreparedModel, memory: Memory) -> LoadedModel:
@@ -201,19 +201,8 @@ class ModelWatcher:
             raise ModelError(f"model {prepared.folder}: {problem}")
         return loaded
 
-    def _check_canary(self, version: Version) -> None:
-        try:
-            self._check_name(version)
-        except ModelError:
-            self._count("refusals")
-            raise
-
     def _check_name(self, version: Version) -> None:
-        """Refuses a version of another name before minutes are spent on loading it.
-
-        Raises:
-          ModelError: It has another name, or it cannot be understood.
-        """
+        """Refuses a version of another name before minutes go into loading it."""
         name, _ = saved_model.name_and_version(dataclasses.replace(self._model, path=version.folder, model_version=None))
         if problem := other_name(name, self._detector.model.metadata.name):
             raise ModelError(f"model {version.folder}: {problem}")
@@ -244,11 +233,6 @@ class ModelWatcher:
     def _count(self, name: str) -> None:
         with self._counting:
             self._counts[name] += 1
-
-    def _say_once(self, text: str) -> None:
-        if text != self._said:
-            _say(text)
-        self._said = text
 
 
 def _say(text: str) -> None:

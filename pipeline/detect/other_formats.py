@@ -1,6 +1,6 @@
-"""What a model of another format is, told by its name and its first bytes, and the command that makes a SavedModel of it.
+"""Recognises models of other formats by name and first bytes, and names the command that converts them to a SavedModel.
 
-Nothing is loaded to find out: several of these formats run code of theirs when they are.
+Nothing loads such a file: loading it would run code from it, for several of these formats.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class _Format(NamedTuple):
     """A format of models.
 
     Attributes:
-      name: What it is.
-      endings: Those of its files.
-      convert: How to make a SavedModel of it; `{path}` is the file, `{stem}` its name without folder and ending.
-      begins: Whether a file of it begins with these bytes.
+      name: For messages.
+      endings: Of its files.
+      convert: The command; `{path}` is the file, `{base}` the same without its ending, `{stem}` that without the folder.
+      begins: Whether these are the first bytes of such a file.
     """
 
     name: str
@@ -54,7 +54,9 @@ _FORMATS = (
     _Format(
         "an ONNX model",
         (".onnx",),
-        "onnx2tf -i {path} -o {stem}/1 -osd, in an environment of its own" + _THEN,
+        # onnx2tf calls onnxsim by PATH; without it some models convert to garbage with exit code 0
+        "python -m venv onnx && onnx/bin/pip install onnx2tf onnxsim && "
+        "PATH=$PWD/onnx/bin:$PATH onnx2tf -i {path} -o {stem}/1 -osd" + _THEN,
         lambda begin: re.match(rb"\x08[\x01-\x1f][\x12\x1a\x22\x3a]", begin) is not None,
     ),
     _Format("a Keras model", (".keras",), _KERAS, lambda begin: False),
@@ -89,7 +91,7 @@ _FORMATS = (
 
 
 def what_it_is(path: str) -> str:
-    """What lies at a path where no SavedModel does, and what makes one of it; empty where that is not known.
+    """The format of the file at a path and the command that converts it; empty if the format is unknown.
 
     >>> what_it_is("yolov8n")
     'yolov8n is a name, no file; yolo export model=yolov8n.pt format=saved_model makes one; then give --model yolov8n_saved_model'
@@ -121,7 +123,7 @@ def _by_first_bytes(path: str) -> _Format | None:
 
 
 def _in_folder(folder: str) -> Iterator[str]:
-    """Of a folder, a SavedModel in it under another name, or a model of another format."""
+    """SavedModels and models of other formats in a folder."""
     names = sorted(os.listdir(folder))
     for name in names:
         if os.path.isfile(f"{folder}/{name}/saved_model.pb"):

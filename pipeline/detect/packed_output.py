@@ -1,6 +1,6 @@
-"""YOLO exports with one joined output: which layout it has, and its parts as the outputs that other detectors have apart.
+"""YOLO exports with one joined output: finds its layout, and splits it into boxes, scores and classes.
 
-What exporters write, by what their sources say:
+What exporters write, by their sources:
 
 | exporter | layout | boxes | suppressed |
 |---|---|---|---|
@@ -9,8 +9,8 @@ What exporters write, by what their sources say:
 | YOLOv5's `export.py`, YOLOv7 | `(N, M, 5 + C)`: an objectness before the classes | cxcywh, shares | no |
 
 All take float32 RGB `(N, H, W, 3)` in 0..1, letterboxed with grey 114; `metadata.yaml` beside the graph has `task`, `names` and
-`imgsz`. An export without suppression has a candidate for each cell of its grids (strides 8, 16, 32), YOLOv5 three; so the shape
-alone mostly says which axis is which. Units can't be seen in a shape: they are measured.
+`imgsz`. An export without suppression has one candidate for each cell of its grids (strides 8, 16, 32), YOLOv5 three; so the
+shape mostly shows which axis is which. A shape does not show units: they are measured.
 
 Sources: https://github.com/ultralytics/ultralytics, `ultralytics/engine/exporter.py` (`Exporter`, `NMSModel`),
 `nn/modules/head.py` (`Detect`), `nn/backends/tensorflow.py`, `data/augment.py` (`LetterBox`);
@@ -35,16 +35,16 @@ LAYOUTS = tuple(layout for layout in get_args(JoinedLayout) if layout)
 _METADATA_PATH = "metadata.yaml"
 _LETTERBOX_GREY = 114
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))  # also with P6, with P2, and the tiny ones of YOLOv3 and v4
-_LARGEST_SHARE = 2.0  # half of a model's boxes beyond twice its input: then they are pixels
+_LARGEST_SHARE = 2.0  # if the median box reaches beyond this, its unit is pixels
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExportNotes:
-    """What an export's `metadata.yaml` says.
+    """An export's `metadata.yaml`.
 
     Attributes:
       class_names: In the order of the class ids.
-      input_hw: Height and width of the input, pixels; None where it does not say.
+      input_hw: Height and width of the input, pixels; None if missing.
     """
 
     class_names: tuple[str, ...] = ()
@@ -52,14 +52,14 @@ class ExportNotes:
 
 
 def read_notes(local: str, folder: str) -> ExportNotes:
-    """Reads the `metadata.yaml` of a SavedModel; where there is none, it says nothing.
+    """Reads the `metadata.yaml` of a SavedModel; empty notes if it has none.
 
     Args:
       local: The SavedModel on this machine.
-      folder: What to call it in messages.
+      folder: Its name in messages.
 
     Raises:
-      ModelError: The file cannot be understood, or the model is for another task than detection.
+      ModelError: The file is malformed, or the model's task is not detection.
     """
     try:
         with open(os.path.join(local, _METADATA_PATH), encoding="utf-8") as file:
@@ -93,11 +93,11 @@ def _input_hw(said: Any) -> tuple[int, int] | None:
 
 
 def is_packed(outputs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether an output joins boxes and classes: the config says so, or it is alone, has three axes, and is wide enough.
+    """Whether an output joins boxes and classes: by the config, or if it is the only output, has three axes and is wide enough.
 
     Args:
       outputs: Of the signature.
-      given: What the config says of the model.
+      given: The config's description of the model.
     """
     if "packed_layout" in given:
         return True
@@ -106,17 +106,17 @@ def is_packed(outputs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
 
 
 def has_masks(outputs: Mapping[str, Any]) -> bool:
-    """Whether a signature's outputs are those of a YOLO that segments: a joined one, and prototypes of masks `(N, H, W, 32)`."""
+    """Whether the outputs are those of a YOLO that segments: a joined one, and prototypes of masks `(N, H, W, 32)`."""
     return sorted(spec.shape.rank or 0 for spec in outputs.values()) == [3, 4]
 
 
 def layout_of(sizes: tuple[int | None, int | None], input_hw: tuple[int, int], classes: int) -> JoinedLayout:
-    """The layout of a joined output, by its shape; empty where several fit it.
+    """The layout of a joined output, by its shape; empty if several match.
 
     Args:
-      sizes: Of its second and third axis; None where unknown.
+      sizes: Of its second and third axis; None if unknown.
       input_hw: Height and width of the model's input, pixels.
-      classes: How many classes the model has; 0 where unknown.
+      classes: How many classes the model has; 0 if unknown.
     """
     fitting = _fitting(sizes, classes, _grid_sizes(input_hw, 1), _grid_sizes(input_hw, 3))
     if not fitting and classes:  # other strides, or only the best few candidates: the width must tell
@@ -127,7 +127,7 @@ def layout_of(sizes: tuple[int | None, int | None], input_hw: tuple[int, int], c
 def _fitting(
     sizes: tuple[int | None, int | None], classes: int, single: set[int | None], triple: set[int | None]
 ) -> list[JoinedLayout]:
-    """The layouts that a shape may have, if models without suppression give so many boxes: one a cell, or three."""
+    """The layouts that match a shape; `single`, `triple`: possible numbers of boxes with one or three for each cell."""
     first, last = sizes
     found: list[JoinedLayout] = []
     if last in single and _is_wide_as(first, 4, classes):
@@ -146,13 +146,13 @@ def _is_wide_as(width: int | None, without_classes: int, classes: int) -> bool:
 
 
 def _grid_sizes(input_hw: tuple[int, int], anchors: int) -> set[int | None]:
-    """How many boxes an export without suppression may give for an input of this size; None stands for any number."""
+    """Possible numbers of boxes of an export without suppression; None stands for any number."""
     height, width = input_hw
     return {None, *(anchors * sum((height // stride) * (width // stride) for stride in strides) for strides in _STRIDES)}
 
 
 def expected_shape(metadata: DetectorMetadata) -> tuple[int | None, ...]:
-    """The shape of a joined output by its layout and the class names; None where it may be any."""
+    """The shape of a joined output by its layout and class names; None for an axis of any size."""
     classes = len(metadata.class_names)
     first, _, last = metadata.packed_layout.partition(",")
     axes = {"M": None, "4+C": 4 + classes if classes else None, "5+C": 5 + classes if classes else None, "6": 6}
@@ -160,7 +160,7 @@ def expected_shape(metadata: DetectorMetadata) -> tuple[int | None, ...]:
 
 
 def guess(name: str, layout: JoinedLayout) -> dict[str, Any]:
-    """What a model of this layout expects and returns, by its exporters' sources; all but the units of its boxes."""
+    """Metadata of a model of this layout, by its exporters' sources; without the units of its boxes."""
     suppressed = layout == "M,6"
     return {
         "resize": "letterbox",
@@ -176,10 +176,10 @@ def guess(name: str, layout: JoinedLayout) -> dict[str, Any]:
 
 
 def measured_units(signature: Any, metadata: DetectorMetadata) -> BoxUnits | None:
-    """The units of a model's boxes, seen in what it answers to an image of noise; None where there is none to see.
+    """Measures the units of a model's boxes on an image of noise; None if it returns no boxes.
 
-    Candidates without suppression lie all over the input, and the best few of a suppressed output are there even where all
-    confidences are low. So their median is far above 2 in pixels, and below in shares.
+    Candidates without suppression lie all over the input, and a suppressed output has its best few even at low confidences. So
+    their median is far above 2 in pixels, and below 2 in shares.
     """
     import tensorflow as tf
 
@@ -196,13 +196,16 @@ def measured_units(signature: Any, metadata: DetectorMetadata) -> BoxUnits | Non
 
 
 def part(joined: Any, metadata: DetectorMetadata, detect: DetectConfig, most: int) -> dict[str, Any]:
-    """The outputs by their roles, in the graph; suppressed there, so that no image pays for its thousands of candidates.
+    """Splits the output and suppresses boxes in the graph, so that no image pays for thousands of candidates.
 
     Args:
-      joined: `(N, …, …)`, of the layout that the metadata states.
+      joined: `(N, …, …)`, of the layout in the metadata.
       metadata: What the model returns.
       detect: Thresholds.
-      most: Boxes of an image at most.
+      most: Most boxes of an image.
+
+    Returns:
+      Outputs by role.
     """
     import tensorflow as tf
 
@@ -239,7 +242,7 @@ def _to_xyxy(boxes: Any, box_format: str) -> Any:
 
 
 def parted(metadata: DetectorMetadata) -> DetectorMetadata:
-    """The metadata of a model whose outputs `part` has taken apart."""
+    """The metadata of a model whose output `part` has split."""
     apart = dataclasses.replace(
         metadata, packed_layout="", boxes_output="boxes", scores_output="scores", classes_output="classes"
     )

@@ -1,4 +1,4 @@
-"""From an optimised graph to a `LoadedModel`: the graph as a function, behind the batch scheduler, every batch size warm."""
+"""DelayedAcks an optimised graph into a `LoadedModel`: a function behind the batch scheduler, warmed at every batch size."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from pipeline.detect.golden import GoldenImage
 from pipeline.detect.loaded_model import LoadedModel, Memory, ModelFailed, OutOfMemory
 from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.tensorflow_internals import trace
-from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler, call
+from pipeline.detect.tensorflow_scheduler import Predict, call
 from pipeline.detect.tensorflow_setup import memory_in_use
 from pipeline.errors import ModelError
 
-_CPU_BATCH_SIZES = (1, 2, 4)  # on CPU larger batches gain nothing, and each of their images waits for all
+_CPU_BATCH_SIZES = (1, 2, 4)  # on a CPU larger batches gain nothing, and each image waits for the whole batch
 _GPU_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimisedGraph:
-    """A graph of uint8 images, and all that it needs.
+    """A graph over uint8 images.
 
     Attributes:
       graph: A `GraphDef`.
-      weights: Its larger constants, by the names of their tensors; apart from it, for each copy of a message lets no other Python
-        thread run meanwhile, and these are copied one by one.
-      fed: Name of the tensor of images.
-      fetched: Names of the tensors of its outputs, by the output's name.
-      batch: How many images each call takes; None: any number.
-      fused: Whether nothing is left to be optimised; else TensorFlow does the rest on a graph's device, when it is called first.
+      weights: Its larger constants, by tensor name. Apart from the graph: copying a message blocks all other Python threads.
+      fed: Name of the input tensor.
+      fetched: Names of the output tensors, by output.
+      batch: Images in each call; None: any number.
+      fused: Whether the graph is fully optimised; else TensorFlow optimises it for its device at the first call.
     """
 
     graph: Any
@@ -49,21 +48,21 @@ class OptimisedGraph:
 
     @property
     def weights_bytes(self) -> int:
-        """What it has learnt, as bytes in memory."""
+        """Size in memory."""
         return int(self.graph.ByteSize()) + sum(weight.nbytes for weight in self.weights.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class PreparedModel:
-    """What is left of a SavedModel once all that takes long is done. Another process may have made it.
+    """A SavedModel after the slow part of loading, which another process may do.
 
     Attributes:
-      folder: Where the model was found, for messages.
-      version: Its version; "" where it has none.
-      metadata: What it expects and returns.
+      folder: The SavedModel, for messages.
+      version: As in `LoadedModel`, like all that follow but `optimised`.
+      metadata: What the model expects and returns.
       optimised: What it computes.
-      warmup_requests: See `LoadedModel`.
-      golden: See `LoadedModel`.
+      warmup_requests: Images on which it must not fail.
+      golden: Images with expected objects.
     """
 
     folder: str
@@ -75,20 +74,20 @@ class PreparedModel:
 
 
 def start(prepared: PreparedModel, detect: DetectConfig, *, beside: bool = False) -> LoadedModel:
-    """Makes a session of a prepared model, and runs every batch size of its batch sizes on blank images.
+    """Makes a session of a prepared model, and warms every batch size with blank images.
 
     Args:
       prepared: The model.
-      detect: How it will run.
-      beside: Whether another version is at work meanwhile. On a CPU it is left a core then: calls follow each other, for 1.6
-        instead of 2.3 CPU-seconds with a model of 24 MB.
+      detect: How to run it.
+      beside: Whether another version is in use meanwhile. On a CPU the calls then leave it a core: they run one after another,
+        and take 1.6 instead of 2.3 CPU-seconds with a model of 24 MB.
 
     Raises:
-      ModelError: It fails on a blank image.
+      ModelError: The model fails on a blank image.
     """
     before = memory_in_use()
     with _short_turns() if beside else contextlib.nullcontext():
-        scheduler, engine = _batched(prepared, detect)
+        engine = _engine(prepared, detect)
     return_free_memory(circles=True)  # tracing took several times the model
     try:
         engine.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
@@ -96,17 +95,14 @@ def start(prepared: PreparedModel, detect: DetectConfig, *, beside: bool = False
         engine.close()
         raise ModelError(f"model {prepared.folder}: fails on a blank image: {err}") from err
     weights = prepared.optimised.weights_bytes
-    memory = Memory(weights, max(0, memory_in_use() - before - weights), scheduler.gpu_bytes)
+    memory = Memory(weights, max(0, memory_in_use() - before - weights), engine.gpu_bytes)
     return_free_memory()
     return LoadedModel(prepared.metadata, prepared.version, engine, prepared.warmup_requests, prepared.golden, memory)
 
 
 @contextlib.contextmanager
 def _short_turns() -> Iterator[None]:
-    """While this lasts, Python's threads take turns each half a millisecond.
-
-    Tracing is Python alone. Who decodes an image meanwhile waits for its turn many times, and each time for five milliseconds.
-    """
+    """Lets Python's threads take turns each 0.5 ms instead of 5 ms, so that tracing does not hold up threads that decode."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-4)
     try:
@@ -115,19 +111,19 @@ def _short_turns() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def _batched(prepared: PreparedModel, detect: DetectConfig) -> tuple[TensorFlowScheduler, BatchedModel]:
+def _engine(prepared: PreparedModel, detect: DetectConfig) -> BatchedModel:
     gpu, batch, input_hw = tensorflow_setup.uses_gpu(), prepared.optimised.batch, prepared.metadata.input_hw
     batch_sizes = (batch,) if batch else detect.batch_sizes or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
     concurrent_batches = tensorflow_setup.concurrent_batches_of(detect, gpu)
-    predict = _function_of(prepared.optimised, input_hw)
-    scheduler = TensorFlowScheduler(predict, input_hw, batch_sizes, concurrent_batches, detect.batch_timeout_ms)
-    return scheduler, BatchedModel(scheduler, input_hw, batch_sizes, concurrent_batches)
+    return BatchedModel(
+        _function_of(prepared.optimised, input_hw), input_hw, batch_sizes, concurrent_batches, detect.batch_timeout_ms
+    )
 
 
 def _function_of(optimised: OptimisedGraph, input_hw: tuple[int, int]) -> Predict:
     import tensorflow as tf
 
-    replaced = optimised.fed, f"^{optimised.fed.partition(':')[0]}"  # the optimiser lets folded constants wait for the input
+    replaced = optimised.fed, f"^{optimised.fed.partition(':')[0]}"  # folded constants may depend on the input's node
 
     def run(images: Any) -> list[Any]:
         given = {name: tf.constant(weight) for name, weight in optimised.weights.items()}
@@ -135,7 +131,7 @@ def _function_of(optimised: OptimisedGraph, input_hw: tuple[int, int]) -> Predic
         found: list[Any] = tf.import_graph_def(optimised.graph, given, list(optimised.fetched.values()), name="")
         return found
 
-    # A function of its own: TensorFlow fuses convolutions with what follows them when it calls one, once it knows the device.
-    # Within the scheduler's function nobody does: 22 instead of 14 CPU-ms an image at bfloat16; 50 for 49 where all is fused.
+    # A function of its own: TensorFlow fuses convolutions with the next operation when it calls a function, for the function's
+    # device. Within the scheduler's function it does not: 22 instead of 14 CPU-ms an image at bfloat16.
     function = trace(run, [tf.TensorSpec((optimised.batch, *input_hw, 3), tf.uint8)])
     return lambda images: dict(zip(optimised.fetched, call(function, [images], optimised=optimised.fused), strict=True))

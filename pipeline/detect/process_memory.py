@@ -1,4 +1,4 @@
-"""What this process keeps of memory that is free: on Linux, glibc keeps much, and for each thread apart."""
+"""Returns freed memory to the system: glibc keeps much of it, for each thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ _M_ARENA_MAX = -8  # of <malloc.h>
 
 
 def share_heaps(heaps: int) -> None:
-    """Lets all threads allocate from so many heaps; to be called before there are many threads.
+    """Bounds glibc's heaps; call it before the process has many threads.
 
-    glibc gives each thread a heap of its own, up to eight a core. Each keeps the free pieces between its pieces in use, so that
-    the process holds the sum of all peaks. Two on two cores took 2.23 GB instead of 2.6 GB, at the same speed. Nothing happens
-    on systems without glibc, or where `MALLOC_ARENA_MAX` says otherwise.
+    By default each thread gets a heap, up to eight a core, and the process holds the sum of their peaks. Two heaps on two cores
+    took 2.23 instead of 2.6 GB, at the same speed. Does nothing without glibc, or if `MALLOC_ARENA_MAX` is set.
     """
     glibc = _glibc()
     if glibc is not None and "MALLOC_ARENA_MAX" not in os.environ:
@@ -24,10 +23,10 @@ def share_heaps(heaps: int) -> None:
 
 
 def return_free_memory(*, circles: bool = False) -> None:
-    """Gives back to the system what is free after much was dropped.
+    """Returns freed memory to the system.
 
     Args:
-      circles: Whether also what only refers to itself, like TensorFlow's graphs; see `spare_modules`.
+      circles: Whether to collect reference cycles first, such as TensorFlow's graphs.
     """
     if circles:
         gc.collect()
@@ -37,17 +36,17 @@ def return_free_memory(*, circles: bool = False) -> None:
 
 
 def spare_modules() -> None:
-    """Leaves what there is now out of all later looks for circles; to be called once TensorFlow is there, and no model yet.
+    """Excludes all current objects from garbage collection; call it after TensorFlow's import, before any model.
 
-    What there is are modules, which stay. Such a look lets no other Python thread run: 0.2 s of a core where it takes in all of
-    TensorFlow, so images waited for half a second at each swap; a few milliseconds without.
+    These objects are modules, which stay. A collection blocks all Python threads: 0.2 CPU-s with TensorFlow's modules, so images
+    waited for half a second at each swap; a few milliseconds without.
     """
     if not gc.get_freeze_count():
         gc.freeze()
 
 
 def resident_bytes() -> int:
-    """What this process has in memory; 0 where the system does not say."""
+    """This process's resident memory; 0 if the system does not tell."""
     try:
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

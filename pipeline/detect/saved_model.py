@@ -1,7 +1,7 @@
-"""From a SavedModel on disk to one optimised TensorFlow graph over uint8 images.
+"""Loads a SavedModel and makes one optimised TensorFlow graph over uint8 images of it.
 
-The model is asked what it is (`models.metadata`); what it does not say comes from the config. It is then frozen, rewritten by
-TensorFlow's graph optimiser once (fusions; bfloat16 on request), and everything that was loaded to get there is released.
+The model describes itself (`models.metadata`); the config supplies the rest. TensorFlow then freezes the model and optimises the
+graph once (fusions; bfloat16 on request), and everything loaded on the way is released.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.prepared_model import OptimisedGraph, PreparedModel, start
 from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.tensorflow_internals import freeze, meta_graph, optimise
-from pipeline.detect.versions import files_of, lacking, locate, partial_versions
+from pipeline.detect.versions import files_of, first_line, lacking, locate, partial_versions
 from pipeline.errors import ModelError
 from pipeline.storage.globs import escape_glob
 
 _WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
 _FILTERED_DETECTIONS = 300
-_WEIGHT_BYTES = 1 << 14  # from which a constant is handled apart
+_WEIGHT_BYTES = 1 << 14  # larger constants are kept apart from the graph
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def name_and_version(model: ModelConfig) -> tuple[str, str]:
-    """What rows will say of a model, found out without loading it.
+    """Name and version that rows will have, without loading the model.
 
     Raises:
-      ModelError: It is missing, or cannot be understood.
+      ModelError: The model is missing or malformed.
     """
     folder, version = locate(model.path, model.model_version)
     for newer in () if model.model_version else partial_versions(model.path, than=version):
@@ -50,14 +50,14 @@ def _described(local: str, folder: str) -> DetectorMetadata | None:
     try:
         return read_metadata(local)
     except ValueError as err:
-        raise ModelError(f"model {folder}: {METADATA_PATH} cannot be understood: {_first_line(err)}") from err
+        raise ModelError(f"model {folder}: {METADATA_PATH} cannot be understood: {first_line(err)}") from err
 
 
 def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
-    """Loads, freezes and optimises a detector, and runs every batch size of its batch sizes on blank images.
+    """Loads, freezes and optimises a detector, and warms every batch size.
 
     Raises:
-      ModelError: It is missing, damaged, being written, has no signature that fits, or fails on a blank image.
+      ModelError: The model is missing, damaged or being written, has no matching signature, or fails on a blank image.
     """
     folder, version = locate(model.path, model.model_version)
     files = files_of(folder)
@@ -72,17 +72,17 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
 
 
 def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig, *, gpu: bool) -> PreparedModel:
-    """Loads, freezes and optimises a detector; keeps nothing of what it came from.
+    """Loads, freezes and optimises a detector.
 
     Args:
       folder: Its SavedModel.
-      version: Which version that is.
-      model: What it does not say of itself.
-      detect: How it will run.
+      version: Its version.
+      model: Its description in the config.
+      detect: How to run it.
       gpu: Whether on a GPU.
 
     Raises:
-      ModelError: It is missing, damaged, or has no signature that fits.
+      ModelError: The model is missing or damaged, or has no matching signature.
     """
     tf = tensorflow_setup.configure_tensorflow(detect)
     with _local_copy(folder) as local:
@@ -90,19 +90,19 @@ def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig,
         try:
             loaded = tf.saved_model.load(local)
         except Exception as err:
-            raise ModelError(f"model {folder}: TensorFlow cannot load it: {_first_line(err)}") from err
+            raise ModelError(f"model {folder}: TensorFlow cannot load it: {first_line(err)}") from err
         signature = pick_signature(loaded.signatures, described, model, folder)
         notes = None if described else packed_output.read_notes(local, folder)
         metadata = describe(signature, described, model, folder, notes)
         try:
             requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
         except Exception as err:
-            raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {_first_line(err)}; repair or remove it") from err
+            raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {first_line(err)}; repair or remove it") from err
         try:
             golden = read_golden(local)
         except (OSError, ValueError) as err:
-            raise ModelError(f"model {folder}: {GOLDEN} cannot be read: {_first_line(err)}; repair or remove it") from err
-    # of what is fused in bfloat16, TensorFlow makes no function; compiled by XLA, it has fusions of its own
+            raise ModelError(f"model {folder}: {GOLDEN} cannot be read: {first_line(err)}; repair or remove it") from err
+    # TensorFlow makes no function of operations fused in bfloat16; XLA has its own fusions
     fused = detect.precision == "float32" and not (gpu or detect.xla)
     optimised = _optimised(_as_function(signature, metadata, detect), detect.precision, fused=fused)
     if metadata.packed_layout:
@@ -112,7 +112,7 @@ def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig,
 
 @contextmanager
 def _local_copy(folder: str, files: str = "**") -> Iterator[str]:
-    """The SavedModel, or just some of its files, as a local folder; what is on object storage is copied for that long."""
+    """The SavedModel, or some of its files, as a local folder: a temporary copy if it is on object storage."""
     if "://" not in folder:
         yield folder
         return
@@ -133,11 +133,11 @@ def _local_copy(folder: str, files: str = "**") -> Iterator[str]:
 
 
 def _as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfig) -> Any:
-    """The signature as a function of uint8 images alone: scaled to the model's range inside the graph, thresholds bound."""
+    """The signature as a function of uint8 images: scales them to the model's range, and binds the thresholds."""
     import tensorflow as tf
 
     low, high = metadata.value_range
-    # with a class filter, more than asked for: other classes must not crowd the wanted ones out
+    # more with a class filter: other classes must not crowd out the wanted ones
     most = max(detect.max_detections, _FILTERED_DETECTIONS) if detect.classes else detect.max_detections
     batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
     outputs = {
@@ -165,7 +165,6 @@ def _as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfi
 
 
 def _optimised(function: Any, precision: str, *, fused: bool) -> OptimisedGraph:
-    """The function, optimised here, so that no call and no batch size pays for it again."""
     frozen = freeze(function)
     names = sorted(function.structured_outputs)  # the order in which TensorFlow flattens a mapping
     fetched = dict(zip(names, (tensor.name for tensor in frozen.outputs), strict=True))
@@ -175,12 +174,12 @@ def _optimised(function: Any, precision: str, *, fused: bool) -> OptimisedGraph:
 
 
 def optimised_graph(frozen: Any, precision: str, *, fused: bool) -> Any:
-    """A frozen function's `GraphDef` after TensorFlow's own rewrites.
+    """A frozen function's `GraphDef` after TensorFlow's rewrites.
 
     Args:
       frozen: A `ConcreteFunction` without variables.
       precision: `float32` or `bfloat16`.
-      fused: Whether convolutions of float32 are fused with what follows them, for a CPU.
+      fused: Whether to fuse float32 convolutions with the operations behind them, for a CPU.
     """
     from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
@@ -188,14 +187,14 @@ def optimised_graph(frozen: Any, precision: str, *, fused: bool) -> Any:
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1
     optimised = optimise(config, graph)
-    # in one pass, both of these would come before batch normalisations are folded into their convolutions, and keep them apart
+    # in the first pass, both rewrites would come before batch normalisations are folded into convolutions, and prevent that
     if precision == "bfloat16":
         graph.graph_def.CopyFrom(optimised)
         config.graph_options.rewrite_options.auto_mixed_precision_onednn_bfloat16 = rewriter_config_pb2.RewriterConfig.ON
         return optimise(config, graph)
     if not fused:
         return optimised
-    if not any(node.op == "_FusedBatchNormEx" for node in optimised.node):  # tied to a Relu instead: fused whole, 28 for 34 ms
+    if not any(node.op == "_FusedBatchNormEx" for node in optimised.node):  # tied to a Relu instead: 28 for 34 ms if fused whole
         graph.graph_def.CopyFrom(optimised)
     config.graph_options.rewrite_options.meta_optimizer_iterations = (
         rewriter_config_pb2.RewriterConfig.ONE
@@ -207,7 +206,7 @@ def optimised_graph(frozen: Any, precision: str, *, fused: bool) -> Any:
 
 
 def _take_weights(graph_def: Any, keep: Collection[str]) -> dict[str, Any]:
-    """Takes the larger constants out of a graph, to which they are to be given again, by the names of their tensors."""
+    """Removes the larger constants from a graph; returns them by tensor name."""
     import tensorflow as tf
 
     floats = [dtype.as_datatype_enum for dtype in (tf.float32, tf.bfloat16, tf.float16)]
@@ -231,10 +230,7 @@ def _place(graph_def: Any, device: str) -> None:
 
 
 def _warmup_requests(path: str, metadata: DetectorMetadata) -> Iterator[Any]:
-    """Images of TF Serving's warm-up file: encoded ones, or arrays.
-
-    Source of the format: https://www.tensorflow.org/tfx/serving/saved_model_warmup
-    """
+    """Encoded images or arrays of a warm-up file: https://www.tensorflow.org/tfx/serving/saved_model_warmup."""
     if not os.path.isfile(path):
         return
     import tensorflow as tf
@@ -247,7 +243,3 @@ def _warmup_requests(path: str, metadata: DetectorMetadata) -> Iterator[Any]:
                 yield from (bytes(encoded) for encoded in value.ravel())
             elif value.shape[1:] == (*metadata.input_hw, 3) and value.dtype.name == "uint8":
                 yield value
-
-
-def _first_line(err: Exception) -> str:
-    return (str(err).strip().splitlines() or [type(err).__name__])[0][:300]

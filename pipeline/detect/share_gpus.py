@@ -1,7 +1,7 @@
-"""Spreads the processes of a machine over its GPUs: each takes the one that fewest others have taken.
+"""Spreads the processes of a machine over its GPUs: each one takes the GPU that the fewest others use.
 
-A runner that has several processes on a machine does not tell them which is whose. So each holds a lock on a file in the
-machine's temporary folder, which the system takes back when the process ends.
+Runners do not assign GPUs to their processes. So each process locks a file in the machine's temporary folder; the system frees
+the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _held = contextlib.ExitStack()  # for as long as this process lives
 
 
 def take_gpu(gpus: int) -> int:
-    """The number of the GPU that is for this process, from 0.
+    """Picks this process's GPU, from 0.
 
     Args:
-      gpus: How many there are.
+      gpus: How many the machine has.
     """
     if gpus <= 1:
         return 0
@@ -34,6 +34,6 @@ def take_gpu(gpus: int) -> int:
             path.touch()
             if _held.enter_context(if_unlocked(str(path))):
                 return number
-    except OSError:  # no temporary folder that knows locks
+    except OSError:  # the temporary folder does not support locks
         pass
     return 0

@@ -1,7 +1,7 @@
-"""Every private function of TensorFlow that this project calls, each with the public way that is missing.
+"""All private functions of TensorFlow that this project calls, each with the reason why no public one does.
 
-Checked with TensorFlow 2.20 and 2.21. `tests/detect/test_tensorflow_internals.py` has a test for each function, which fails by
-its name after an upgrade that changes what it needs. docs/design.md has a table of them.
+Checked with TensorFlow 2.20 and 2.21. `tests/detect/test_tensorflow_internals.py` has a test for each; after an upgrade the test
+of the broken one fails by name. docs/design.md has their gains, measured by `python -m tests.benchmarks.internals`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 
 def process_config() -> Any:
-    """The `ConfigProto` that `tf.config` has set for this process; a copy.
+    """A copy of the `ConfigProto` with the settings of `tf.config`.
 
-    Missing in public: `tf.config` sets threads, devices and memory, but a session of `tf.compat.v1` does not read them.
+    No public way: `tf.config` sets threads, devices and memory, but a session of `tf.compat.v1` ignores them.
     """
     from tensorflow.python.eager import context
 
@@ -22,14 +22,14 @@ def process_config() -> Any:
 
 
 def trace(run: Callable[..., Any], signature: Sequence[Any]) -> Any:
-    """Traces a function without its gradients.
+    """Traces a function without gradients.
 
-    Missing in public: `tf.function` also prepares gradients and serialises the definition twice for that. Each time copies all
-    weights and blocks every other Python thread, for 2.4 s in all where the weights have 258 MB.
+    No public way: `tf.function` also prepares gradients, and serialises the definition twice for them. Both times copy all
+    weights and block all other Python threads, in all for 2.4 s at 258 MB of weights.
 
     Args:
-      run: Takes tensors and returns some.
-      signature: Their `TensorSpec`s.
+      run: Takes and returns tensors.
+      signature: `TensorSpec`s of its arguments.
     """
     from tensorflow.python.eager.polymorphic_function import atomic_function
     from tensorflow.python.framework import func_graph
@@ -39,27 +39,26 @@ def trace(run: Callable[..., Any], signature: Sequence[Any]) -> Any:
 
 
 def add_function(graph: Any, function: Any) -> None:
-    """Adds a traced function, with those that it calls, to a graph, so that an operation there may name it.
+    """Adds a traced function and the functions that it calls to a graph, so that its operations may call it.
 
-    Missing in public: only calling a `tf.function` adds it, and `trace` makes none.
+    No public way: `ConcreteFunction` has one, but `trace` makes none.
     """
     graph._add_function_recursive(function)
 
 
 def forget_functions(graph: Any) -> None:
-    """Drops a graph's own copies of its functions. Call it once the graph's session has run something.
+    """Drops a graph's copies of its functions. Call it after the session's first run, when the session has its own copies.
 
-    Missing in public: a graph keeps each function, with all weights, for as long as it lives, beside the session's own copy.
-    Without this a model of 258 MB took 4.7 instead of 2.9 GB, and its first call took twice as long.
+    No public way: a graph keeps each function, with all weights, as long as it lives.
     """
     for function in [*graph._functions.values()]:
         graph._remove_function(function.name)
 
 
 def freeze(function: Any) -> Any:
-    """A `ConcreteFunction` whose variables are constants; only constants can be folded.
+    """Makes constants of a `ConcreteFunction`'s variables; TensorFlow folds only constants.
 
-    Missing in public: `tf.lite` and `tf.compat.v1.graph_util` convert other things, or need a session with variables.
+    No public way: `tf.lite` converts to another format, and `tf.compat.v1.graph_util` needs a session with variables.
     """
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
@@ -67,9 +66,9 @@ def freeze(function: Any) -> Any:
 
 
 def meta_graph(frozen: Any) -> Any:
-    """The `MetaGraphDef` of a frozen function, which fetches its outputs.
+    """The `MetaGraphDef` of a frozen function, with its outputs as fetches.
 
-    Missing in public: `tf.compat.v1.train.export_meta_graph` refuses to run eagerly.
+    No public way: `tf.compat.v1.train.export_meta_graph` refuses to run in eager mode.
     """
     from tensorflow.python.training.saver import export_meta_graph
 
@@ -82,8 +81,7 @@ def meta_graph(frozen: Any) -> Any:
 def optimise(config: Any, graph: Any) -> Any:
     """The `GraphDef` of a `MetaGraphDef` after Grappler's rewrites.
 
-    Missing in public: TensorFlow optimises at the first call of a graph, copying all constants thirty times; nothing returns the
-    result, which is to be made once and called at every batch size.
+    No public way: TensorFlow optimises a graph at its first call, and returns no result that another process could make.
 
     Args:
       config: A `ConfigProto` with the rewrites.

@@ -1,9 +1,9 @@
-"""TensorFlow's own batch scheduler (the one of TF Serving) over one graph, in a session that can be closed.
+"""TensorFlow's batch scheduler (TF Serving's) over one graph, in a session that can be closed.
 
-Callers hand in one or a few images each, from many threads, and block until the outputs are there. The scheduler forms a model
-call when enough images wait or the oldest has waited long enough, pads it to a batch size of the batch sizes, and keeps `concurrent_batches` calls in
-flight. In the eager context it would live as long as the process: 145 MB and 3 threads for a model of 24 MB, at each load. A
-session's goes when the session is closed, at the same speed.
+Many threads pass one or a few images each, and block until their outputs come. The scheduler makes a batch when enough images
+wait or the oldest has waited long enough, pads it to an allowed batch size, and runs up to `concurrent_batches` batches at once. In the
+eager context a scheduler lives as long as the process: each load keeps 145 MB and 3 threads for a model of 24 MB. A session frees
+them when it closes, and is as fast.
 """
 
 from __future__ import annotations
@@ -27,22 +27,11 @@ if TYPE_CHECKING:
 Predict = Callable[[Any], Mapping[str, Any]]
 """Traced: `uint8 (n, H, W, 3)` -> outputs by name, each with the batch axis first."""
 
-_MOST = 1 << 16  # images of one caller, and model calls that wait; never reached, since callers are threads that wait
+_MOST = 1 << 16  # images of one caller, and batches that wait; never reached, since each caller is a thread that blocks
 
 
 class TensorFlowScheduler:
-    """A model in a session of its own; a `Scheduler`.
-
-    Args:
-      predict: The model.
-      input_hw: Height and width of its input.
-      batch_sizes: The batch sizes, ascending.
-      concurrent_batches: Model calls in flight.
-      timeout_ms: Longest wait of an image for others.
-
-    Attributes:
-      gpu_bytes: What TensorFlow may take of the GPU that the model runs on; None: it runs on none.
-    """
+    """A model in a session of its own; merges the images of all calling threads into batches. See `BatchedModel`."""
 
     def __init__(
         self, predict: Predict, input_hw: tuple[int, int], batch_sizes: Sequence[int], concurrent_batches: int, timeout_ms: float
@@ -54,9 +43,9 @@ class TensorFlowScheduler:
         self._one_alone = threading.Lock()
         traced = _TracedModel(predict, input_hw)
         graph = tf.Graph()
-        with graph.as_default(), tf.device("CPU:0"):  # where the scheduler wants its inputs; whole batches go to the device
+        with graph.as_default(), tf.device("CPU:0"):  # the scheduler reads its inputs there; whole batches go to the device
             inputs = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in traced.inputs]
-            # a queue for each length that the batch sizes may have: they share the model, and a queue that nobody calls costs nothing
+            # a queue for each list of batch sizes left after errors: they share the model, and an unused queue costs nothing
             queues = {
                 batch_sizes[-1]: traced.queue(inputs, batch_sizes, concurrent_batches, timeout_ms)
                 for batch_sizes in batch_size_lists
@@ -68,11 +57,20 @@ class TensorFlowScheduler:
         gpus = [device.memory_limit_bytes for device in self._session.list_devices() if device.device_type == "GPU"]
         self.gpu_bytes: int | None = gpus[0] if gpus else None
         self._run = {largest: self._session.make_callable(results, inputs) for largest, results in {**queues, 0: alone}.items()}
-        self._session.run(begun)  # now the session has a graph of its own
+        self._session.run(begun)  # now the session has its own copy of the graph
         forget_functions(graph)
 
     def run(self, images: Sequence[np.ndarray], largest: int) -> list[Output]:
-        """Blocks until the outputs of a few images are there; see `Scheduler`."""
+        """Blocks until the outputs of a few images come.
+
+        Args:
+          images: Each `(H, W, 3) uint8`; more than a batch of them are divided.
+          largest: Largest batch size.
+
+        Raises:
+          OutOfMemory: A batch with one of these images does not fit into memory.
+          ModelFailed: The model fails on a batch with one of these images.
+        """
         tickets = np.array([next(self._tickets) for _ in images], np.int64)
         with _in_our_words():
             results = self._run[largest](np.stack(images), tickets)
@@ -87,12 +85,12 @@ class TensorFlowScheduler:
         ]
 
     def run_alone(self, pixels: np.ndarray) -> Output:
-        """As `run`, in a queue that holds no other image."""
+        """As `run`, for one image in a batch of its own."""
         with self._one_alone:
             return self.run([pixels], 0)[0]
 
     def close(self) -> None:
-        """Gives back memory and threads; nothing may be under way."""
+        """Frees memory and threads; no call may be under way."""
         self._run.clear()
         self._session.close()
         del self._session  # with its graph
@@ -100,7 +98,7 @@ class TensorFlowScheduler:
 
 
 def call(function: Any, tensors: Sequence[Any], *, optimised: bool) -> list[Any]:
-    """Calls a function in the graph that is being built; `optimised`: whether TensorFlow has nothing left to do about it."""
+    """Calls a traced function in the default graph; if not `optimised`, TensorFlow optimises it at its first call."""
     import tensorflow as tf
 
     add_function(tf.compat.v1.get_default_graph(), function)
@@ -119,8 +117,7 @@ def call(function: Any, tensors: Sequence[Any], *, optimised: bool) -> list[Any]
 class _TracedModel:
     """The model as a TensorFlow function.
 
-    Traced outside of the session's graph, where Python's operators keep their usual meaning, and outside of any `tf.device`: so
-    TensorFlow places the model's operations, on a GPU where there is one.
+    Traced outside of the session's graph and of any `tf.device`, so that TensorFlow places the operations on a GPU if it has one.
     """
 
     def __init__(self, predict: Predict, input_hw: tuple[int, int]):
@@ -132,7 +129,7 @@ class _TracedModel:
         self._function = trace(self._run, self.inputs)
 
     def queue(self, inputs: list[Any], batch_sizes: tuple[int, ...], concurrent_batches: int, timeout_ms: float) -> list[Any]:
-        """A queue of the scheduler, in the graph that is being built; returns its results."""
+        """Adds a queue of the scheduler to the default graph; returns its results."""
         import tensorflow as tf
 
         add_function(tf.compat.v1.get_default_graph(), self._function)
@@ -141,7 +138,7 @@ class _TracedModel:
             captured_tensors=[],
             f=self._function.name,
             num_batch_threads=concurrent_batches,
-            max_batch_size=_MOST,  # of one caller, since larger ones are divided; a model call has at most the largest batch size
+            max_batch_size=_MOST,  # of one caller, whose images are divided; a batch has at most the largest allowed size
             allowed_batch_sizes=list(batch_sizes),
             batch_timeout_micros=int(timeout_ms * 1000),
             max_enqueued_batches=_MOST,
@@ -151,9 +148,9 @@ class _TracedModel:
         return results
 
     def _run(self, images: Any, tickets: Any) -> list[Any]:
-        """The model, plus three rows about the call: its batch size, whether this image is its first, and how long it ran.
+        """The model, plus three rows about the batch: its size, whether this image is its first, and the model's seconds.
 
-        The scheduler pads with copies of the last image, ticket included, so tickets tell the first image apart from all others.
+        The scheduler pads with copies of the last image and its ticket, so only the first image has the first ticket.
         """
         import tensorflow as tf
 
@@ -166,8 +163,8 @@ class _TracedModel:
             seconds = tf.timestamp() - started
         batch_size = tf.size(tickets)
         rows = [tf.fill([batch_size], batch_size), tf.equal(tickets, tickets[0]), tf.fill([batch_size], seconds)]
-        # One axis more: where the images of one caller are divided and the first part fails, the scheduler puts the second part
-        # behind an empty vector of floats, and ends the process if that is a vector of another type.
+        # One axis more: if the images of one caller are divided and the first part fails, the scheduler appends the second part
+        # to an empty vector of floats, and crashes the process if the types differ.
         return [tf.expand_dims(result, 1) for result in (*outputs.values(), *rows)]
 
 
@@ -184,6 +181,6 @@ def _in_our_words() -> Iterator[None]:
 
 
 def _reason(err: OpError) -> str:
-    """The telling line of TensorFlow's many: the last one that is more than a node's name in brackets."""
+    """The last line of TensorFlow's message that is more than a node's name in brackets."""
     lines = [line.strip() for line in (err.message or "").splitlines()]
     return ([line for line in lines if line and not line.startswith("[[")] or [type(err).__name__])[-1][:300]

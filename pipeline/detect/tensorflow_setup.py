@@ -1,4 +1,4 @@
-"""TensorFlow in this process: its threads, its device, its memory. The first model decides; a process keeps these for life."""
+"""Sets TensorFlow's threads, device and memory in this process. The settings of the first model hold for the process's life."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from pipeline.errors import ModelError
 
 
 def configure_tensorflow(detect: DetectConfig) -> Any:
-    """Imports TensorFlow with the threads, device and memory that the settings ask for.
-
-    Later calls in a process change nothing but the cores that it runs on.
+    """Imports TensorFlow with the threads, device and memory of the settings; later calls only change the process's cores.
 
     Raises:
-      ModelError: The device or a core is not there.
+      ModelError: The machine lacks the device or a core.
     """
     if detect.xla:
         os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
@@ -33,34 +31,33 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     try:
         _use_gpu(gpu, detect.gpu_memory_mb)
         _use_threads(detect, gpu is not None)
-    except RuntimeError:  # TensorFlow has started already: this process keeps the settings of its first model
+    except RuntimeError:  # TensorFlow has started already
         pass
     return tf
 
 
 def graph_config(*, optimised: bool = True) -> Any:
-    """For a session, or a call of a function, with what `configure_tensorflow` set.
-
-    A session's graph comes optimised. Optimised again there, bfloat16 took 25 instead of 15 CPU-ms an image.
+    """A `ConfigProto` for a session or a function call, with the settings of `configure_tensorflow`.
 
     Args:
-      optimised: Whether nothing is left to be optimised: doing so copies all constants thirty times.
+      optimised: Whether the graph is optimised already. Doing so again copies all constants thirty times, and bfloat16 took 25
+        instead of 15 CPU-ms an image.
     """
     config = process_config()
-    config.allow_soft_placement = True  # as in the eager context: what has no GPU kernel runs on the CPU
+    config.allow_soft_placement = True  # as in the eager context: operations without a GPU kernel run on the CPU
     config.graph_options.rewrite_options.disable_meta_optimizer = optimised
     return config
 
 
 def uses_gpu() -> bool:
-    """Whether TensorFlow runs models on a GPU in this process."""
+    """Whether TensorFlow uses a GPU in this process."""
     import tensorflow as tf
 
     return bool(tf.config.get_visible_devices("GPU"))
 
 
 def memory_in_use() -> int:
-    """Bytes of what models share: on a GPU the most that TensorFlow has had in use there, else what this process has now."""
+    """Bytes in use: TensorFlow's peak on a GPU, else this process's resident memory."""
     if not uses_gpu():
         return resident_bytes()
     import tensorflow as tf
@@ -69,12 +66,12 @@ def memory_in_use() -> int:
 
 
 def concurrent_batches_of(detect: DetectConfig, gpu: bool) -> int:
-    """Batches in flight: as set; else two on a GPU (one computes while one is fed), one more than cores, up to four, on CPU."""
+    """Concurrent batches: as set, else two on a GPU (one computes, one is fed), and one more than cores on a CPU, up to four."""
     return detect.concurrent_batches or (2 if gpu else min(4, usable_cores() + 1))
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -88,7 +85,7 @@ def _keep_to_cores(cores: tuple[int, ...]) -> None:
 
 
 def _chosen_gpu(device: str, gpus: list[Any]) -> Any | None:
-    """The GPU that `auto`, `cpu`, `gpu` or `gpu:<number>` means, without a number the least taken one; None for the CPU."""
+    """The GPU for `auto`, `cpu`, `gpu` or `gpu:<number>` (without a number one that few processes use); None for the CPU."""
     kind, _, number = device.partition(":")
     if kind not in ("auto", "cpu", "gpu") or (number and not number.isdigit()):
         raise ModelError(f"device: expected auto, cpu, gpu or gpu:<number>, got {device!r}")

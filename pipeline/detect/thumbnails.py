@@ -1,4 +1,4 @@
-"""The small pictures that are kept of a few images, for the report."""
+"""Thumbnails of a few images for the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _JPEG_QUALITY = 85
 
 
 def make_thumbnail(pixels_rgb_upright: np.ndarray, max_side: int = 800) -> bytes:
-    """Shrinks an upright image to at most `max_side` pixels on its longer side; never enlarges it.
+    """Shrinks an image so that its longer side has at most `max_side` pixels; never enlarges it.
 
     Args:
       pixels_rgb_upright: `(H, W, 3) uint8`, RGB, EXIF orientation applied.
@@ -19,7 +19,7 @@ def make_thumbnail(pixels_rgb_upright: np.ndarray, max_side: int = 800) -> bytes
       A JPEG.
 
     Raises:
-      ValueError: The array is no RGB image.
+      ValueError: The array is not an RGB image.
     """
     shape, dtype = pixels_rgb_upright.shape, pixels_rgb_upright.dtype
     if len(shape) != 3 or shape[2] != 3 or 0 in shape or dtype != np.uint8:

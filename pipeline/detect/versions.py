@@ -1,7 +1,7 @@
-"""Which versions of a model there are, and which of them is wanted.
+"""Lists the versions of a model and picks the wanted one.
 
-They lie as TensorFlow Serving has them: `<path>/<integer>/saved_model.pb`, local or on object storage. `<path>/labels.json` may
-give some of them names: `{"stable": 7, "canary": 8}`.
+The layout is TensorFlow Serving's: `<path>/<integer>/saved_model.pb`, local or on object storage. `<path>/labels.json` may name
+versions: `{"stable": 7, "canary": 8}`.
 https://www.tensorflow.org/tfx/serving/serving_config#model_server_configuration
 """
 
@@ -13,7 +13,7 @@ import posixpath
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pipeline.config import BUNDLED, ModelConfig
 from pipeline.detect.other_formats import what_it_is
@@ -32,12 +32,12 @@ _VARIABLES = re.compile(r"/variables/variables\.data-\d{5}-of-(\d{5})$")
 
 
 class Version(NamedTuple):
-    """A version as it lies there.
+    """A version in storage.
 
     Attributes:
-      name: As rows have it: its number; empty for a SavedModel that is no version.
-      folder: Of its SavedModel.
-      files: What is in it. Two looks that find the same: nobody writes to it.
+      name: Its number, as in rows; empty for a SavedModel without versions.
+      folder: Its SavedModel.
+      files: Its files. If two polls find the same, no process is writing them.
     """
 
     name: str
@@ -46,17 +46,17 @@ class Version(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of all its files."""
+        """Sum over its files."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def lacks(self) -> str:
-        """What its files show to be missing, as of a version that is just copied; empty: nothing."""
+        """Files that are missing, as in a version that is being copied; empty if none are."""
         return lacking(self.files)
 
 
 def locate(path: str, named: str | None = None) -> tuple[str, str]:
-    """Finds the SavedModel that a path means: itself, or in a folder of versions the newest, or the one that is named.
+    """Finds the SavedModel for a path: the path itself, or a version in it.
 
     Args:
       path: A SavedModel, or a folder of versions.
@@ -66,16 +66,16 @@ def locate(path: str, named: str | None = None) -> tuple[str, str]:
       (folder of the SavedModel, version or "").
 
     Raises:
-      ModelError: There is none.
+      ModelError: There is no such model.
     """
     return wanted(path, named)[0][1::-1]
 
 
 def wanted(path: str, named: str | None = None) -> list[Version]:
-    """The versions that will do, the best first; see `locate`.
+    """The versions that match, the best first; see `locate`.
 
     Raises:
-      ModelError: There is none.
+      ModelError: There is no such model.
     """
     path = folder_of(path)
     try:
@@ -86,7 +86,7 @@ def wanted(path: str, named: str | None = None) -> list[Version]:
     except ModelError:
         raise
     except Exception as err:
-        raise ModelError(f"model {path}: cannot be reached: {_first_line(err)}") from err
+        raise ModelError(f"model {path}: cannot be reached: {first_line(err)}") from err
     if not found:
         raise ModelError(
             f"model {path}: expected a SavedModel ({_MODEL}) or version folders <integer>/{_MODEL} there, "
@@ -96,7 +96,7 @@ def wanted(path: str, named: str | None = None) -> list[Version]:
 
 
 def partial_versions(path: str, than: str) -> list[Version]:
-    """The versions in a folder that are newer `than` one, but not all there (yet), and are left alone so long."""
+    """Incomplete versions in a folder that are newer `than` one."""
     path = folder_of(path)
     if not than or exists(f"{path}/{_MODEL}"):
         return []
@@ -104,18 +104,18 @@ def partial_versions(path: str, than: str) -> list[Version]:
 
 
 def files_of(folder: str) -> frozenset[FoundFile]:
-    """The files of a SavedModel; of a local one without hidden ones."""
+    """The files of a SavedModel, without hidden local ones."""
     return frozenset(files_in(listing_backend_of(f"{escape_glob(folder)}/**" if "://" in folder else folder)))
 
 
 def lacking(files: Iterable[FoundFile]) -> str:
-    """What the files of a SavedModel show to be missing: golden images their rows, parts of its variables the other parts."""
+    """Missing files of a SavedModel: rows of its golden images, or parts of its variables."""
     paths = [file.path for file in files]
     golden = {found[1] for path in paths if (found := _GOLDEN_FILE.search(path))}
     if golden and _GOLDEN_ROWS not in golden:
         return f"assets.extra/golden/{_GOLDEN_ROWS}"
     parts = Counter(int(found[1]) for path in paths if (found := _VARIABLES.search(path)))
-    missing = {total - number: total for total, number in parts.items()}  # a model that was saved anew may have left others
+    missing = {total - number: total for total, number in parts.items()}  # an earlier save may have left other numbers of parts
     return f"{min(missing)} of {missing[min(missing)]} files variables/variables.data-*" if missing and min(missing) > 0 else ""
 
 
@@ -124,10 +124,10 @@ def _partial(versions: Mapping[int, Version]) -> str:
 
 
 def is_watchable(model: ModelConfig) -> bool:
-    """Whether another version may take the place of the one that a model's settings mean now.
+    """Whether the settings allow another version to replace the current one.
 
     Raises:
-      ModelError: Storage does not say.
+      ModelError: Storage cannot be reached.
     """
     if not model.model_poll_s or model.path == BUNDLED or (model.model_version or "").isdigit():
         return False
@@ -135,11 +135,11 @@ def is_watchable(model: ModelConfig) -> bool:
         with waiting_for(f"model {model.path}"):
             return not exists(f"{folder_of(model.path)}/{_MODEL}")
     except Exception as err:
-        raise ModelError(f"model {model.path}: cannot be reached: {_first_line(err)}") from err
+        raise ModelError(f"model {model.path}: cannot be reached: {first_line(err)}") from err
 
 
 def versions_in(path: str) -> dict[int, Version]:
-    """The versions in a folder by their number; one that has no model in it, or just a part of it (yet), is none."""
+    """Complete versions in a folder, by number."""
     return {number: version for number, version in _all_in(path).items() if not version.lacks}
 
 
@@ -149,10 +149,10 @@ def _all_in(path: str) -> dict[int, Version]:
 
 
 def labels_in(path: str) -> dict[str, int]:
-    """The labels that the file beside the versions gives them; none where there is no such file.
+    """Reads the labels of versions; none if there is no such file.
 
     Raises:
-      ModelError: It cannot be understood.
+      ModelError: The file is malformed.
     """
     file = f"{path}/{LABELS}"
     if not exists(file):
@@ -160,17 +160,17 @@ def labels_in(path: str) -> dict[str, int]:
     try:
         labels = json.loads(read_file(file))
     except ValueError as err:
-        raise ModelError(f"model {path}: {LABELS} is no JSON: {_first_line(err)}") from err
+        raise ModelError(f"model {path}: {LABELS} is no JSON: {first_line(err)}") from err
     if not isinstance(labels, dict) or not all(type(number) is int for number in labels.values()):
         raise ModelError(f'model {path}: expected {LABELS} to be such as {{"stable": 7, "canary": 8}}, got {str(labels)[:200]}')
     return labels
 
 
 def folder_of(path: str) -> str:
-    """The folder that a model's path means.
+    """The folder for a model's path.
 
     Raises:
-      ModelError: The bundled detector is not in the user's cache, and cannot be written there.
+      ModelError: The bundled detector cannot be written to the user's cache.
     """
     path = _bundled_model() if path == BUNDLED else path.rstrip("/")
     return posixpath.dirname(path) or os.getcwd() if posixpath.basename(path) == _MODEL else path
@@ -196,28 +196,24 @@ def _itself(path: str) -> dict[int, Version]:
 
 
 def _local_versions(path: str) -> Iterator[Version]:
-    """Follows links to versions: moving one is how a version is released at once."""
+    """Follows links to versions: renaming a link releases a version atomically."""
     for name in os.listdir(path) if os.path.isdir(path) else ():
         if _is_number(name) and os.path.isfile(f"{path}/{name}/{_MODEL}"):
-            yield _version(path, name, files_in(listing_backend_of(f"{path}/{name}")))
+            yield Version(str(int(name)), f"{path}/{name}", frozenset(files_in(listing_backend_of(f"{path}/{name}"))))
 
 
 def _remote_versions(path: str) -> Iterator[Version]:
-    """All in one listing, since each costs."""
+    """Takes one listing for all versions, since each costs money."""
     files: defaultdict[str, list[FoundFile]] = defaultdict(list)
     for file in files_in(listing_backend_of(f"{escape_glob(path)}/**")):
         files[file.path[len(path) + 1 :].partition("/")[0]].append(file)
     for name in filter(_is_number, files):
         if f"{path}/{name}/{_MODEL}" in {file.path for file in files[name]}:
-            yield _version(path, name, files[name])
+            yield Version(str(int(name)), f"{path}/{name}", frozenset(files[name]))
 
 
 def _is_number(name: str) -> bool:
     return name.isascii() and name.isdigit()
-
-
-def _version(path: str, name: str, files: Iterable[FoundFile]) -> Version:
-    return Version(str(int(name)), f"{path}/{name}", frozenset(files))
 
 
 def _bundled_model() -> str:
@@ -227,9 +223,10 @@ def _bundled_model() -> str:
         return cached_digits()
     except OSError as err:
         raise ModelError(
-            f"model {BUNDLED}: expected a cache that can be written, but: {_first_line(err)}; set XDG_CACHE_HOME to a folder"
+            f"model {BUNDLED}: expected a cache that can be written, but: {first_line(err)}; set XDG_CACHE_HOME to a folder"
         ) from err
 
 
-def _first_line(err: Any) -> str:
+def first_line(err: Exception) -> str:
+    """The first line of an error's message, or its type."""
     return (str(err).strip().splitlines() or [type(err).__name__])[0][:300]

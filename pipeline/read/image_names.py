@@ -6,6 +6,7 @@ import posixpath
 import re
 from collections.abc import Callable
 
+from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.read.fetch import open_file
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.storage.cloud import read_range
@@ -16,15 +17,6 @@ _IMAGE_NAME = re.compile(  # the second line: none of these is read, and a dead 
     r"|jxl|ico|icns|pcx|psd|exr|dng|cr[23]|nef|arw|orf|rw2|raf)$",
     re.IGNORECASE,
 )
-_HEAD_BYTES = 32
-_STARTS = (
-    *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM"),
-    *(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),  # TIFF, BigTIFF
-    *(b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"),  # JPEG 2000: in boxes, bare
-    *(b"#?RADIANCE\n", b"#?RGBE\n"),
-    *(b"P%d%c" % (kind, space) for kind in range(1, 7) for space in b" \t\r\n"),  # PNM
-)
-_BRANDS = frozenset({b"avif", b"avis", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
 _ENDING = re.compile(r"\.[a-z0-9_]{1,10}")
 
 
@@ -48,7 +40,7 @@ def begins_like_image(file: FoundFile, read_head: Callable[[str], bytes] | None 
     if file.generation and not file.size_bytes:
         return False
     try:
-        return _is_head(read_head(file.path) if read_head else _read_head(file.path))
+        return bool(format_by_start(read_head(file.path) if read_head else _read_head(file.path)))
     except Exception:  # noqa: BLE001  whatever is wrong with it becomes its dead letter
         return True
 
@@ -65,14 +57,7 @@ def kind_of(path: str) -> str:
 
 def _read_head(path: str) -> bytes:
     if path.startswith(GS):
-        return read_range(path, 0, _HEAD_BYTES)
+        return read_range(path, 0, HEAD_BYTES)
     with open_file(path) as file:
-        head: bytes = file.read(_HEAD_BYTES)
+        head: bytes = file.read(HEAD_BYTES)
     return head
-
-
-def _is_head(head: bytes) -> bool:
-    if head.startswith(_STARTS) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP"):
-        return True
-    box_bytes = min(int.from_bytes(head[:4], "big"), len(head))
-    return head[4:8] == b"ftyp" and any(head[at : at + 4] in _BRANDS for at in (8, *range(16, box_bytes - 3, 4)))

@@ -7,7 +7,6 @@ import pytest
 
 from pipeline.detect.batching import BatchedModel
 from pipeline.detect.loaded_model import ModelFailed, OutOfMemory
-from pipeline.detect.tensorflow_scheduler import TensorFlowScheduler
 
 HW = (4, 6)
 LONG_MS = 5000.0  # a batch leaves because it is full, never because time is up
@@ -18,9 +17,7 @@ def image(value):
 
 
 def model(predict, batch_sizes, concurrent_batches=2, timeout_ms=1.0):
-    return BatchedModel(
-        TensorFlowScheduler(predict, HW, batch_sizes, concurrent_batches, timeout_ms), HW, batch_sizes, concurrent_batches
-    )
+    return BatchedModel(predict, HW, batch_sizes, concurrent_batches, timeout_ms)
 
 
 def means(images):

@@ -9,11 +9,11 @@ from apache_beam.testing.util import assert_that
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
-from pipeline.detect.detect_objects import DetectObjects
+from pipeline.detect.detect_objects import DetectObjects, detect_images
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory, Output
 from pipeline.errors import ModelError
-from pipeline.records import DeadLetter, EncodedImage, ImageRef, detection_row
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row
 
 HW = (48, 64)
 UNLUCKY = 13  # the grey of images on which the toy fails
@@ -127,3 +127,17 @@ def test_an_engine_without_memory_for_one_image_fails_whoever_waits():
     with pytest.raises(OutOfMemory):
         detector.detect([image("a")])
     assert isinstance(detector.detect([EncodedImage(ImageRef("b"), b"")])[0], DeadLetter)
+
+
+@pytest.mark.parametrize("request_images", [1, 3, 64])
+def test_the_twin_function_gives_the_results_of_the_transform_in_order_and_starts_a_bounded_number(request_images):
+    """Without Beam: it reads images only as far ahead as the settings say."""
+    detect = DetectConfig(request_images=request_images)
+    images = [image(str(n), box=BOX) if n % 3 else EncodedImage(ImageRef(str(n)), b"text") for n in range(12)]
+    read = []
+    detector = load_detector(load_toy, detect)
+    for number, result in enumerate(detect_images((read.append(one) or one for one in images), detector, detect)):
+        assert len(read) <= number + request_images + 1
+        assert (result.ref.uri, isinstance(result, DetectedImage)) == (str(number), bool(number % 3))
+    assert len(read) == 12
+    detector.close()

@@ -19,6 +19,7 @@ from pipeline.detect.check_model import incompatible
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.loaded_model import LoadedModel, Output
+from pipeline.detect.model_watcher import ModelWatcher
 from pipeline.detect.versions import is_watchable, locate, wanted
 from pipeline.errors import ModelError
 from pipeline.records import DetectedImage, EncodedImage, ImageRef
@@ -248,7 +249,8 @@ def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(t
         save_failing_request(model / "8")
     watched = ModelConfig(path=str(model), model_poll_s=NEVER, model_memory_mb=1)
     detector = load_detector(dataclasses.replace(watched, model_version="7"), CPU)
-    detector.watch(watched, wanted(str(model))[1], wanted(str(model)), {})
+    versions = wanted(str(model))
+    detector.watched = ModelWatcher(watched, CPU, detector, in_use=versions[1], others=versions)
     old, results = detector.model.engine, []
     sender = threading.Thread(target=lambda: results.extend(detector.detect([image(str(n)) for n in range(200)])))
     sender.start()
@@ -271,10 +273,10 @@ def test_images_do_not_wait_for_a_version_that_cannot_be_loaded_again():
     """The old version made way, its files are gone, and the new one is of no use: the job fails, with the reason."""
     old = slow(7)
     detector = Detector(old, CPU)
-    detector.unload()
+    detector.in_use.unload()
     assert old.engine.closed.is_set()
     waiting = detector.start(image())
-    detector.fail_pending("model m: gone")
+    detector.in_use.fail_pending("model m: gone")
     with pytest.raises(ModelError, match="model m: gone"):
         waiting.result()
 

@@ -14,6 +14,7 @@ from pipeline.detect.other_formats import what_it_is
 from pipeline.detect.saved_model import name_and_version
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
+from tests.fixtures import REPO
 from tests.models.darknet_cases import HEAD, STEM, random_values, write_weights
 
 FIRST_BYTES = {
@@ -28,7 +29,7 @@ FIRST_BYTES = {
 }
 COMMANDS = {
     "m.pt": "yolo export model={}/m.pt format=saved_model",
-    "m.onnx": "onnx2tf -i {}/m.onnx -o m/1 -osd",
+    "m.onnx": "pip install onnx2tf onnxsim && PATH=$PWD/onnx/bin:$PATH onnx2tf -i {}/m.onnx -o m/1 -osd",
     "m.h5": "keras.saving.load_model",
     "m.keras": "keras.saving.load_model",
     "m.tflite": "export a SavedModel from what it was made of",
@@ -71,6 +72,12 @@ def test_a_name_of_ultralytics_is_no_file(name, tmp_path, monkeypatch):
     assert refused(name).endswith(
         f"yolo export model={name}.pt format=saved_model makes one; then give --model {name}_saved_model"
     )
+
+
+def test_the_page_and_the_refusal_have_the_same_command_for_onnx():
+    """With the `PATH` that it needs."""
+    command = what_it_is("model.onnx").partition("this makes one of it: ")[2].partition("-o ")[0]
+    assert "PATH=" in command and command in (REPO / "docs" / "models.md").read_text(encoding="utf-8")
 
 
 def test_a_file_name_that_is_a_command_is_quoted(tmp_path):

@@ -1,6 +1,5 @@
-"""Which format an image file has; and what a JPEG, PNG or WebP file says of itself, read in a few microseconds.
+"""Reads the headers of JPEG, PNG and WebP files in a few microseconds, without memory for pixels.
 
-`formats.py` decides which format a file has by its first bytes. One module a format reads the header of what is decoded in this
-process, by code that takes no memory for pixels. A file ends as a `Header` (its one size, what decoding it costs, and the bytes
-that a decoder may see) or as an `ImageError`.
+`formats.py` picks the format by the first bytes, and a module for each format reads the header. The result is a `Header` (size,
+cost of decoding, and the bytes that a decoder may see) or an `ImageError`.
 """

@@ -1,4 +1,4 @@
-"""A bound on deflate streams (RFC 1951) that cost their reader far more than they hold."""
+"""Bounds the cost of deflate streams (RFC 1951) that decompress slowly to few bytes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Stream = Sequence[memoryview]
 
 
 def check_deflate(streams: Sequence[Stream], raw: int) -> None:
-    """Refuses very large zlib streams in which compressed bytes give no pixels.
+    """Refuses very large zlib streams whose compressed bytes hold no pixels.
 
-    An empty dynamic block of 11 bytes costs as much as thousands of pixels; what holds something never grows by more than a
-    thousandth. Only above 32 MB are streams looked through: below, even the worst takes no more than seconds.
+    An empty dynamic block of 11 bytes costs as much as thousands of pixels; compression of real bytes adds at most a thousandth.
+    Streams below 32 MB are not checked: even the worst takes only seconds.
 
     Args:
-      streams: Zlib streams, each of which may come in pieces.
-      raw: Bytes that they hold where they are whole; no decoder unpacks more.
+      streams: Zlib streams, each in one or more pieces.
+      raw: Their size unpacked; no decoder unpacks more.
 
     Raises:
-      ImageError: They are not worth their work.
+      ImageError: The streams cost too much.
     """
     if sum(len(piece) for stream in streams for piece in stream) <= _TRUSTED:
         return
@@ -39,7 +39,7 @@ def check_deflate(streams: Sequence[Stream], raw: int) -> None:
 
 
 def _unpack(stream: Stream) -> Iterator[tuple[int, int]]:
-    """(bytes taken, bytes given), a few megabytes at a time, up to the stream's end or to what a decoder fails at too."""
+    """(bytes read, bytes unpacked), a few megabytes at a time, up to the stream's end or its first error."""
     unpacker = zlib.decompressobj()
     for piece in stream:
         for at in range(0, len(piece), _SLICE):

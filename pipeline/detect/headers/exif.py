@@ -1,4 +1,4 @@
-"""Which way is up: the orientation in a block of Exif or XMP."""
+"""Reads the orientation from Exif or XMP."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 
 def orientation(exif: bytes, xmp: bytes = b"") -> int:
-    r"""The orientation, 1 to 8, as in Exif 2.3, section 4.6.4; 1 where there is none, or none that exists.
+    r"""The orientation, 1 to 8, as in Exif 2.3, section 4.6.4; 1 if missing or invalid.
 
-    Only the first directory's one tag is read: a directory may name the whole block as the value of each of its 65,535 tags.
+    Reads one tag of the first directory only: a hostile directory names the whole block as the value of each of 65,535 tags.
 
     Args:
       exif: A TIFF structure, with or without `Exif\0\0` before it; may be damaged.
-      xmp: Asked where Exif has no such tag.
+      xmp: Used if Exif has no such tag.
     """
     try:
         value = _exif_value(exif.removeprefix(b"Exif\0\0"))

@@ -1,6 +1,6 @@
-"""Which formats are read, and by whom: the file's first bytes decide, once, and no decoder is asked for any other format.
+"""Formats that are read, and their decoders. A file's first bytes choose the one decoder that gets the file.
 
-| format | read because | decoded by |
+| format | comes from | decoded by |
 |---|---|---|
 | JPEG, MPO | cameras, the web | OpenCV, here |
 | PNG | screens, data sets | OpenCV, above 4 MB Pillow; here |
@@ -15,11 +15,11 @@
 | Radiance HDR | panoramas | OpenCV, apart |
 | Targa (version 2) | renderers | Pillow, apart |
 
-Here: in this process, after a module of this folder has read the header and bounded what decoding costs. Apart: in a child
+Here: in this process, after a module of this folder has read the header and bounded the cost of decoding. Apart: in a child
 process that the kernel bounds (`decode_in_subprocess.py`).
 
-Not read, although Pillow could: what it gives to other programs (EPS, WMF, and IPTC, in which any of its formats may be nested),
-what it decodes while it opens it (ICO, ICNS), and formats in which photographs do not come (PSD, PCX, DDS, FITS, XBM and others).
+Not read, although Pillow could: formats that it passes to other programs (EPS, WMF, and IPTC, which may nest any format), formats
+that it decodes while it opens them (ICO, ICNS), and formats without photographs (PSD, PCX, DDS, FITS, XBM and others).
 """
 
 from __future__ import annotations
@@ -28,50 +28,25 @@ import struct
 
 from pipeline.detect.headers import jpeg, png, webp
 from pipeline.detect.headers.header import Header, corrupt, not_read
+from pipeline.image_formats import format_by_start
 
 NAMES = "JPEG, PNG, GIF, BMP, TIFF, WebP, JPEG 2000, AVIF, HEIC, PNM, Radiance HDR and Targa"
 
 _READERS = {"JPEG": jpeg.read_jpeg, "PNG": png.read_png, "WEBP": webp.read_webp}
-_STARTS = (
-    (b"\xff\xd8\xff", "JPEG"),
-    (png.SIGNATURE, "PNG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "TIFF"),
-    (b"MM\0+", "TIFF"),
-    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
-    (b"\xff\x4f\xff\x51", "JPEG2000"),
-    (b"#?RADIANCE\n", "HDR"),
-    (b"#?RGBE\n", "HDR"),
-    *((b"P%d%c" % (kind, space), "PPM") for kind in range(1, 7) for space in b" \t\r\n"),
-)
 _TARGA_END = b"TRUEVISION-XFILE.\0"
-# of ISO/IEC 14496-12, 4.3; a file may name several, and AVIF files name those of HEIF as well
-_BRANDS = (
-    ("AVIF", {b"avif", b"avis"}),
-    ("HEIF", {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"}),
-)
 
 
 def format_of(content: bytes) -> str:
-    """The format that a file's first bytes (of Targa: its last) claim, by the name that Pillow has for it; `HDR` for Radiance.
+    """The format that a file's first bytes (of Targa: its last bytes) claim, by Pillow's name for it; `HDR` for Radiance.
 
     Raises:
-      ImageError: It is none that is read.
+      ImageError: No format that is read.
     """
-    for start, name in _STARTS:
-        if content.startswith(start) and len(content) > len(start):
-            return name
-    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
-        return "WEBP"
-    if content[4:8] == b"ftyp" and (name := _format_by_brand(content)):
+    if name := format_by_start(content):
         return name
     if content.endswith(_TARGA_END) and len(content) > 44:
         return "TGA"
-    # four bytes tell what it is; more of a file that is no image may be what nobody should read in a row
+    # four bytes show the type; more of a file that is no image might put secrets into a row
     raise not_read(f"{len(content)} bytes that start with {content[:4]!r}; {NAMES} are read")
 
 
@@ -81,18 +56,12 @@ def is_decoded_in_subprocess(name: str) -> bool:
 
 
 def read_header(content: bytes) -> Header:
-    """What a JPEG, PNG or WebP file says of itself.
+    """Reads the header of a JPEG, PNG or WebP file.
 
     Raises:
-      ImageError: It is of no format that is read, its header is damaged, or it has more parts than an image can need.
+      ImageError: The format is not read, the header is damaged, or the file has more parts than an image can need.
     """
     try:
         return _READERS[format_of(content)](content)
     except (struct.error, IndexError, OverflowError) as err:  # a length or offset points beyond the file
         raise corrupt("it ends too early, or points beyond the end of the file") from err
-
-
-def _format_by_brand(content: bytes) -> str:
-    end = min(int.from_bytes(content[:4], "big"), 4096)
-    brands = {content[at : at + 4] for at in (8, *range(16, end - 3, 4))}
-    return next((name for name, of_format in _BRANDS if brands & of_format), "")

@@ -1,4 +1,4 @@
-"""The facts about an image on which everything is decided before its pixels are decoded."""
+"""An image's header: what the limits are checked against before its pixels are decoded."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Header:
     """An image file as its header describes it.
 
     Attributes:
-      format: The name that Pillow knows the format by.
+      format: Pillow's name for it.
       wh: Width and height of the pixels as they are stored, before `orientation`.
-      content: What a decoder is given: the file, without what no pixel depends on (texts, profiles, later frames).
-      seconds: About what decoding costs one core of the machine in BENCHMARKS.md, at worst.
-      decoder: Who is asked.
+      content: The bytes for the decoder: the file without parts on which no pixel depends (texts, profiles, later frames).
+      seconds: Worst case of decoding, in CPU-seconds of the machine in BENCHMARKS.md.
+      decoder: The library that decodes it.
       orientation: As in Exif 2.3, section 4.6.4: 1 to 8.
       bytes_per_pixel: Peak memory of decoding for each pixel of `wh`, as measured.
       scales: Whether decoding at reduced scale takes less memory: JPEG whose pixels come in one pass.
-      cut: Whether the file ends earlier than its own lengths say.
+      cut: Whether the file is shorter than its own lengths say.
     """
 
     format: str
@@ -48,16 +48,16 @@ def corrupt(message: str) -> ImageError:
 
 
 def not_read(message: str) -> ImageError:
-    """The error for a kind of image that is not read here."""
+    """The error for a kind of image that is not supported."""
     return ImageError("decode", "not_an_image", f"expected an image, got {message}")
 
 
 def too_large(most: str, wh: Size) -> ImageError:
-    """The error for an image of more pixels than `max_megapixels` allows."""
+    """The error for an image above `max_megapixels`."""
     message = f"expected at most {most}, got {wh[0]} x {wh[1]} pixels; max_megapixels sets the limit"
     return ImageError("decode", "too_large", message)
 
 
 def too_much(message: str) -> ImageError:
-    """The error for a file of more parts than an image can need."""
+    """The error for a file with more parts than an image can need."""
     return ImageError("decode", "too_much_work", f"not worth its work: {message}")

@@ -1,8 +1,7 @@
-"""JPEG (ITU-T T.81), as libjpeg walks it: one frame, its scans, and which way is up."""
+"""Reads JPEG headers (ITU-T T.81) as libjpeg does: one frame, its scans, and the orientation."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import struct
 from collections.abc import Iterator
@@ -11,72 +10,25 @@ from pipeline.detect.headers.exif import orientation
 from pipeline.detect.headers.header import Header, Size, corrupt, not_read, too_much
 from pipeline.failures import ImageError
 
-_MARKER = re.compile(rb"\xff([\x01-\xfe])")  # whatever stands between two segments is skipped, as libjpeg does
+_MARKER = re.compile(rb"\xff([\x01-\xfe])")  # skips bytes between segments, as libjpeg does
 _MARKER_AFTER_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restarts belong to the scan
 _PROGRESSIVE, _SOI, _EOI, _SOS, _APP1 = 0xC2, 0xD8, 0xD9, 0xDA, 0xE1
 _SOF = {0xC0, 0xC1, _PROGRESSIVE}
 _OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _BARE = {0x01, *range(0xD0, 0xD8)}  # markers without a segment
 _TABLES = {*_SOF, 0xC4, 0xDB, 0xDC, 0xDD, 0xE0, 0xEE}  # with JFIF and Adobe, which tell the colours
-_LARGE_HEADER = 256 << 10  # of which nothing but tables is decoded: OpenCV took 14 s for the Exif of 59 MB of header
+_LARGE_HEADER = 256 << 10  # from here a decoder gets the tables only: OpenCV took 14 s for 59 MB of Exif
 _MOST_GARBAGE = 65536
 _MOST_SEGMENTS = 10_000  # an ICC profile of 16 MB takes 256
 _FEW_SCANS = 64  # encoders write 10, optimisers up to 20
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Frame:
-    """What decoding a JPEG stream takes: its frame, and how often its blocks are gone through.
-
-    Attributes:
-      wh: Width and height.
-      scans: Passes over the pixels; at most so many where it is more than one.
-      scans_at: Where the first scan begins.
-      tables: The segments before it on which pixels depend.
-      exif: The first Exif segment, or nothing.
-      xmp: The first XMP segment, or nothing.
-    """
-
-    wh: Size
-    scans: int
-    scans_at: int
-    tables: tuple[bytes, ...]
-    exif: bytes = b""
-    xmp: bytes = b""
-
-    def seconds(self, size: int) -> float:
-        """Worst case for a stream of `size` bytes: 3 ns a pixel, 1 ns a pixel and scan, 20 (several scans: 40) ns a byte."""
-        pixels = self.wh[0] * self.wh[1]
-        return 1e-9 * (pixels * (3 + self.scans) + size * (40 if self.scans > 1 else 20))
+_Segment = tuple[int, int, int]  # marker, start of its body, its end
 
 
 def read_jpeg(content: bytes) -> Header:
-    """Reads a JPEG file; the first image of several (MPO).
+    """Reads a JPEG file; the first image of several (MPO). Walks the segments up to the first scan, and counts the scans.
 
     Raises:
-      ImageError: It is damaged, cut, or of a kind that is not read.
-    """
-    frame = read_frame(content)
-    if not content.endswith(b"\xff\xd9") and content.find(b"\xff\xd9", frame.scans_at) < 0:
-        raise ImageError("decode", "truncated", "the JPEG ends within its pixels (no end-of-image marker)")
-    return Header(
-        "JPEG",
-        frame.wh,
-        content
-        if frame.scans_at < _LARGE_HEADER
-        else b"".join((b"\xff\xd8", *frame.tables, memoryview(content)[frame.scans_at :])),
-        frame.seconds(len(content)),
-        orientation=orientation(frame.exif, frame.xmp),
-        bytes_per_pixel=12,
-        scales=frame.scans == 1,
-    )
-
-
-def read_frame(content: bytes) -> Frame:
-    """Walks the segments of a JPEG stream up to its first scan, and counts the scans.
-
-    Raises:
-      ImageError: There is no frame or more than one, or it is of a kind that is not read.
+      ImageError: The file is damaged, cut, or of a kind that is not read.
     """
     segments = list(_segments(content))
     frames = [(marker, content[at:end]) for marker, at, end in segments if marker in _SOF]
@@ -85,20 +37,34 @@ def read_frame(content: bytes) -> Frame:
     marker, body = frames[0]
     wh, components = _read_sof(body)
     _, at, _ = segments[-1]
+    scans_at = at - 4
     several = marker == _PROGRESSIVE or content[at : at + 1] != bytes([components])
+    scans = _count_scans(content, scans_at) if several else 1
+    if not content.endswith(b"\xff\xd9") and content.find(b"\xff\xd9", scans_at) < 0:
+        raise ImageError("decode", "truncated", "the JPEG ends within its pixels (no end-of-image marker)")
     notes = [content[at:end] for marker, at, end in segments if marker == _APP1]
-    return Frame(
+    exif = next((note for note in notes if note.startswith(b"Exif\0\0")), b"")
+    xmp = next((note for note in notes if note.startswith(b"http://ns.adobe.com/xap/1.0/\0")), b"")
+    return Header(
+        "JPEG",
         wh,
-        scans=_count_scans(content, at - 4) if several else 1,
-        scans_at=at - 4,
-        tables=tuple(content[at - 4 : end] for marker, at, end in segments if marker in _TABLES),
-        exif=next((note for note in notes if note.startswith(b"Exif\0\0")), b""),
-        xmp=next((note for note in notes if note.startswith(b"http://ns.adobe.com/xap/1.0/\0")), b""),
+        content if scans_at < _LARGE_HEADER else _only_tables(content, segments),
+        # worst case: 3 ns a pixel, 1 ns a pixel and scan, 20 (several scans: 40) ns a byte
+        1e-9 * (wh[0] * wh[1] * (3 + scans) + len(content) * (40 if scans > 1 else 20)),
+        orientation=orientation(exif, xmp),
+        bytes_per_pixel=12,
+        scales=scans == 1,
     )
 
 
-def _segments(content: bytes) -> Iterator[tuple[int, int, int]]:
-    """(marker, start of its body, its end) of all segments up to and with the start of the first scan."""
+def _only_tables(content: bytes, segments: list[_Segment]) -> bytes:
+    """The file without segments on which no pixel depends."""
+    tables = (content[at - 4 : end] for marker, at, end in segments if marker in _TABLES)
+    return b"".join((b"\xff\xd8", *tables, memoryview(content)[segments[-1][1] - 4 :]))
+
+
+def _segments(content: bytes) -> Iterator[_Segment]:
+    """All segments up to and with the start of the first scan."""
     marker, end = 0, 2
     for _ in range(_MOST_SEGMENTS):
         marker, at, end = _next_segment(content, end, _MARKER, _MOST_GARBAGE)
@@ -110,8 +76,8 @@ def _segments(content: bytes) -> Iterator[tuple[int, int, int]]:
     raise too_much(f"more than {_MOST_SEGMENTS} segments before the JPEG's pixels")
 
 
-def _next_segment(content: bytes, at: int, pattern: re.Pattern[bytes], within: int) -> tuple[int, int, int]:
-    """The next marker that has a segment (or ends the image): (marker, start of its body, its end)."""
+def _next_segment(content: bytes, at: int, pattern: re.Pattern[bytes], within: int) -> _Segment:
+    """The next marker that has a segment, or ends the image."""
     while found := pattern.search(content, at, at + within):
         marker, at = content[found.end() - 1], found.end()
         if marker == _EOI:
@@ -129,7 +95,7 @@ def _next_segment(content: bytes, at: int, pattern: re.Pattern[bytes], within: i
 
 
 def _read_sof(body: bytes) -> tuple[Size, int]:
-    """(size, number of components) of a start of frame."""
+    """Returns (size, number of components)."""
     if len(body) < 6:
         raise corrupt("a JPEG frame is cut")
     bits, height, width, components = struct.unpack_from(">BHHB", body)
@@ -141,7 +107,7 @@ def _read_sof(body: bytes) -> tuple[Size, int]:
 
 
 def _count_scans(content: bytes, at: int) -> int:
-    """At most how many scans there are; counted exactly where they look like many."""
+    """An upper bound on the number of scans; exact if there may be many."""
     most = content.count(b"\xff\xda", at)  # in the pixels' own bytes it cannot stand
     if most <= _FEW_SCANS:
         return max(most, 2)

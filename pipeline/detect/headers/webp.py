@@ -1,4 +1,4 @@
-"""WebP (RFC 9649): the canvas, and the chunks of its first frame."""
+"""Reads WebP headers (RFC 9649): the canvas, and the chunks of the first frame."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _FRAME = (b"ALPH", b"VP8 ", b"VP8L")
 _METADATA = 0x2C  # flags of VP8X: profile, Exif, XMP
 _ANIMATED = 0x02
 _MOST_CHUNKS = 100_000
-_LEAST_BYTES = 32  # OpenCV does not look at less
+_LEAST_BYTES = 32  # OpenCV refuses shorter files
 
 
 def read_webp(content: bytes) -> Header:
-    """Reads a WebP file; only the first frame of an animation.
+    """Reads a WebP file; of an animation the first frame.
 
     Raises:
-      ImageError: It is damaged.
+      ImageError: The file is damaged.
     """
     chunks = _first_chunks(content)
     canvas = chunks.get(b"VP8X")
