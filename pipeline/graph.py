@@ -18,6 +18,7 @@ import apache_beam as beam
 from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
 from pipeline.detect.saved_model import name_and_version
+from pipeline.read.dead_letter_replay import DeadLetterReplay
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.records import dead_letter_row, detection_row
@@ -25,9 +26,8 @@ from pipeline.stats.worker_context import WorkerContext
 from pipeline.storage.completion import CompletionRule
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.archive_rows import ArchiveRows
-from pipeline.stream.ask_again import AskAgain
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
-from pipeline.stream.messages import MessageLimits
+from pipeline.stream.messages import MessageLimits, replay_message
 from pipeline.stream.pubsub import ReadMessages, ReadNative
 from pipeline.stream.read_requested import ReadRequested
 from pipeline.stream.run import RunSettings
@@ -80,7 +80,7 @@ def source_of(
       at: The workers' place, if they run outside the launcher's process.
     """
     spills = tuple(spill for resume_point in begun or () for _, spill in resume_point.spills)
-    again = asked_again(config) if config.retry_dead else None
+    again = dead_letter_replay(config) if config.retry_dead else None
     inputs = {} if again else config.patterns()
     return ReadImages(
         inputs,
@@ -96,9 +96,11 @@ def source_of(
     )
 
 
-def asked_again(config: Config) -> AskAgain:
-    """Parses the dead letters in the output into images to retry."""
-    return AskAgain(dataclasses.replace(_limits(config), allowed_prefixes=config.stream.allow_uri_prefix))
+def dead_letter_replay(config: Config) -> DeadLetterReplay:
+    """How the dead letters in the output are tried again."""
+    folders = config.stream.allow_uri_prefix
+    limits = dataclasses.replace(_limits(config), allowed_prefixes=folders)
+    return DeadLetterReplay(folders, functools.partial(replay_message, limits=limits))
 
 
 def sinks(

@@ -23,8 +23,7 @@ from pipeline.launch.finalize import DONE, FAILED, JobReport, clean_up, failed, 
 from pipeline.launch.loading import detector_loading, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.read.allowed import refusal
-from pipeline.read.letters import letters_in
-from pipeline.read.list_images import NOT_ALLOWED, folders_in_manifests, folders_of, list_pieces, pieces_of, resolved
+from pipeline.read.list_images import NOT_ALLOWED, folders_in_manifests, folders_of, list_images, resolved
 from pipeline.read.manifests import is_manifest
 from pipeline.read.only_new import CompletedKeys, done_since, has_any
 from pipeline.read.source import Source
@@ -82,10 +81,10 @@ def show_plan(job: Job) -> int:
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
     left_out: Counter[str] = Counter()
     allowed = (*config.stream.allow_uri_prefix, *folders_of(patterns))
-    found = list_pieces(list(pieces_of(patterns)), config.output, lambda kind: left_out.update([kind]), allowed)
+    found = list_images(patterns, config.output, lambda kind: left_out.update([kind]), allowed)
     refs = {ref.uri: ref for ref in found}
     if config.retry_dead:
-        refs = {ref.uri: ref for ref in letters_in(config.output, graph.asked_again(config))}
+        refs = {ref.uri: ref for ref in graph.dead_letter_replay(config).refs_in_results(config.output)}
     if not (refs or config.allow_empty):
         raise _nothing(config)
     done = _done(config, (detector.model.metadata.name, detector.model.version))

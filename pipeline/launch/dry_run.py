@@ -16,8 +16,8 @@ from pipeline.config import Config, ReadConfig
 from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel, Output
 from pipeline.failures import ImageError
+from pipeline.read.dead_letter_replay import is_letter
 from pipeline.read.fetch import fetch
-from pipeline.read.letters import is_letter
 from pipeline.read.manifests import is_bad_line, letter_of_line
 from pipeline.read.tfrecords import images_of_file, is_tfrecord
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef

@@ -1,4 +1,4 @@
-"""What somebody may name who is not this program's user: whoever publishes messages, or puts files where images are found."""
+"""Access rules: which images a message or a found list may name, since others than the job's user write these."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def _is_under(uri: str, prefix: str) -> bool:
 
 
 def _lies_under(path: str, prefixes: Iterable[str]) -> bool:
-    """Whether a local path leads to somewhere under one of the prefixes, wherever links lead."""
+    """Whether a local path lies under one of the prefixes after links are followed."""
     try:
         real = os.path.realpath(path)
-    except ValueError:  # no name that a file could have
+    except ValueError:  # not a valid file name
         return False
     return any(_is_under(real, _real_folder(os.path.abspath(prefix))) for prefix in prefixes if prefix and "://" not in prefix)
 
@@ -52,9 +52,9 @@ def _real_folder(prefix: str) -> str:
 
 
 def may_name(uri: str, folders: Iterable[str]) -> bool:
-    """Whether a list that was found may name this image or range of a TFRecord file: it lies below one of the folders.
+    """Whether a found list may name this image or range of a TFRecord file: only below one of the folders.
 
-    Of local files their real paths count, however they are written, and wherever links lead.
+    Local files count by their real paths, after links are followed.
 
     >>> [may_name(name, ["/photos/"]) for name in ("/photos/a.jpg", "/photos/x/../a.jpg", "/photos/../a.jpg", "gs://b/a.jpg")]
     [True, True, False, False]
@@ -68,7 +68,7 @@ def may_name(uri: str, folders: Iterable[str]) -> bool:
 
 
 def refusal(uri: str, folders: Sequence[str]) -> ImageError:
-    """Why a list that was found may not name an image."""
+    """The error for a found list that names a forbidden image."""
     shown = ", ".join(folders[:_SHOWN]) + ", …" * (len(folders) > _SHOWN)
     said = f"{uri[:200]!r} is named in a file that was found; expected an image under {shown or 'a folder of --input'}"
     return ImageError("read", "not_allowed", f"{said} (--input and --allow-uri-prefix say what else may be named)")

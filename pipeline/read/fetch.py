@@ -1,4 +1,4 @@
-"""One image's bytes and generation, from a local file, Cloud Storage or whatever else Beam can open; and how storage fails."""
+"""Fetches one image's bytes and generation from storage, and maps storage's failures to transient and permanent ones."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Reserve = Callable[[int], None]
 
 
 class StorageUnavailableError(ImageError):
-    """Storage does not answer, or not now, or takes no credentials: nothing is wrong with the image, a later read may succeed."""
+    """A transient failure of storage or credentials: nothing is wrong with the image, and a later read may succeed."""
 
     def __init__(self, message: str):
         super().__init__("read", "storage_unavailable", message)
 
 
 def take_freely(_size_bytes: int) -> None:
-    """Room for any number of bytes."""
+    """Reserves without a limit."""
 
 
 def fetch(
@@ -56,13 +56,13 @@ def fetch(
     Args:
       ref: Which image.
       max_bytes: A larger one is refused.
-      reserve: Is told how many bytes will be taken before they are; what it raises ends the reading.
-      retry_seconds: How long to go on trying while storage fails transiently.
-      on_failure: Is told of each such failure; what it raises ends the reading.
+      reserve: Called with the number of bytes before memory is taken; its exceptions end the read.
+      retry_seconds: How long transient failures are retried.
+      on_failure: Called with each transient failure; its exceptions end the read.
 
     Raises:
-      StorageUnavailableError: Storage failed all that time.
-      ImageError: The image is gone, closed to us, too large or unreadable.
+      StorageUnavailableError: Storage failed for `retry_seconds`.
+      ImageError: The image is missing, forbidden, too large or unreadable.
     """
     with storage_failures(ref.uri):
         try:
@@ -82,10 +82,10 @@ def fetch(
 
 
 def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
-    """The generation of the version that there is now, as `fetch` would give it; one request on Cloud Storage, and no bytes.
+    """The current generation, as `fetch` returns it; one request on Cloud Storage, and no bytes.
 
     Raises:
-      ImageError: It cannot be looked at.
+      ImageError: It cannot be looked up.
     """
     with storage_failures(ref.uri):
         if ref.uri.startswith("gs://"):
@@ -98,7 +98,7 @@ def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
 
 
 def open_file(uri: str, retry_seconds: float = RETRY_SECONDS) -> Any:
-    """Opens a file or object to be read piece by piece, as it is; what it and its reader raise is for `storage_failures`."""
+    """Opens a file or object for reading, without decompression; use it within `storage_failures`."""
     if uri.startswith("gs://"):
         from google.cloud.storage.retry import DEFAULT_RETRY
 
@@ -118,11 +118,11 @@ def open_file(uri: str, retry_seconds: float = RETRY_SECONDS) -> Any:
 
 @contextlib.contextmanager
 def storage_failures(uri: str) -> Iterator[None]:
-    """Within, whatever a storage raises when something is read becomes an `ImageError` that says what is wrong with the file.
+    """Maps all exceptions of storage in its block to an `ImageError` that says what is wrong with the file.
 
     Raises:
-      StorageUnavailableError: Nothing is wrong with it; the same read may succeed later.
-      ImageError: It is gone, closed to us or unreadable.
+      StorageUnavailableError: A transient failure; the same read may succeed later.
+      ImageError: The file is missing, forbidden or unreadable.
     """
     try:
         yield
@@ -133,7 +133,7 @@ def storage_failures(uri: str) -> Iterator[None]:
 
 
 def is_transient_error(err: BaseException) -> bool:
-    """Whether a failure of storage may pass by itself, so that it is worth trying again: local, Cloud Storage or other."""
+    """Whether a failure of storage is transient, and worth a retry."""
     if isinstance(err, OSError) and err.errno in _PASSING_ERRNOS:
         return True
     if isinstance(err, (ConnectionError, TimeoutError, http.client.HTTPException)):
@@ -236,11 +236,11 @@ def _storage_client(thread: int) -> Any:
 
 
 class _LargerError(Exception):
-    """An object has more bytes than it had when it was looked at."""
+    """An object has grown since its size was read."""
 
 
 class _AtMost(io.BytesIO):
-    """Takes so many bytes and no more."""
+    """A buffer for a limited number of bytes."""
 
     def __init__(self, most: int):
         super().__init__()

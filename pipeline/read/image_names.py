@@ -1,4 +1,4 @@
-"""What is an image by its name, or by its first bytes; and of what kind a file is that is neither."""
+"""Recognises images by their names or first bytes, and names the kind of other files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.read.tfrecords import is_tfrecord
 from pipeline.storage.cloud import read_range
 from pipeline.storage.listing_backends import GS, FoundFile
 
-_IMAGE_NAME = re.compile(  # the second line: none of these is read, and a dead letter says so
+_IMAGE_NAME = re.compile(  # the formats of the second line are not decoded, and become dead letters
     r"\.(jpe?g|jpe|jfif|png|bmp|dib|gif|webp|tiff?|avif|hei[cf]|hif|jp2|j2k|jp[cfx]|p[bgpn]m|hdr|tga|(tf)?records?"
     r"|jxl|ico|icns|pcx|psd|exr|dng|cr[23]|nef|arw|orf|rw2|raf)$",
     re.IGNORECASE,
@@ -31,11 +31,11 @@ def is_image_by_name(path: str) -> bool:
 
 
 def begins_like_image(file: FoundFile, read_head: Callable[[str], bytes] | None = None) -> bool:
-    """Whether a file's first bytes are those of an image; also where they cannot be read, which its reader can explain.
+    """Whether a file begins like an image. True also for a file that cannot be read: its reader explains why.
 
     Args:
-      file: The file; one request reads just a few bytes of it.
-      read_head: Reads them; by default from the file.
+      file: The file; one request reads its first bytes.
+      read_head: Reads them; by default from storage.
     """
     if file.generation and not file.size_bytes:
         return False
@@ -46,7 +46,7 @@ def begins_like_image(file: FoundFile, read_head: Callable[[str], bytes] | None 
 
 
 def kind_of(path: str) -> str:
-    """The kind of a file that is no image, for a person: its ending.
+    """The kind of a file that is no image, as reports show it: its ending.
 
     >>> [kind_of(path) for path in ("in/a.jpg.JSON", "in/README", "in/.DS_Store", "a.so long an ending")]
     ['.json', 'no ending', 'no ending', 'other']

@@ -1,4 +1,4 @@
-"""What an input names: files, folders, globs and manifests become `ImageRef`s, without an image being opened."""
+"""Lists inputs: files, folders, globs and manifests become `ImageRef`s, without opening an image."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pipeline.storage.own_files import OwnFiles
 from pipeline.storage.results import DEAD_LETTERS, kind_of_rows
 from pipeline.storage.waiting import waiting_for
 
-OWN = "this program's own"  # the kind of a file that this program wrote
-NOT_ALLOWED = -1  # as the size of an image that a list names which was found, and which may not name it
+OWN = "this program's own"  # the kind of files that this program wrote
+NOT_ALLOWED = -1  # the size of an image that a found list may not name
 _LOOKS_AHEAD = 4 * MAX_PARALLEL
 _PIECES = 64  # of all inputs together, so that they can be listed side by side
 _HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
@@ -32,7 +32,7 @@ _HINT = "check the path (quote globs so that the shell leaves them alone); --all
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A list of images, as a place where images can be found; `found` by a wildcard, not named by the user."""
+    """A list of images; `found` by a wildcard, not named by the user."""
 
     path: str
     found: bool = False
@@ -42,7 +42,7 @@ Piece = ListingBackend | Manifest
 
 
 def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
-    """Where the images of inputs lie, in pieces that can be listed side by side.
+    """The places and manifests of inputs, in pieces that can be listed side by side.
 
     Raises:
       InputError: An input cannot be listed.
@@ -60,7 +60,7 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
 
 
 def folders_of(patterns: Iterable[str]) -> tuple[str, ...]:
-    """The folders that inputs name. A list that is found there may name what lies below one of them."""
+    """The folders of inputs; lists that are found there may name images below them."""
     folders = (
         listing_backend_of(pattern).folder or "./"
         for pattern in patterns
@@ -70,7 +70,7 @@ def folders_of(patterns: Iterable[str]) -> tuple[str, ...]:
 
 
 def folders_in_manifests(patterns: Iterable[str]) -> set[str]:
-    """The folders of what the manifests name that the user has named.
+    """The folders of all images in the manifests that the user named.
 
     Raises:
       InputError: A manifest cannot be read.
@@ -86,19 +86,18 @@ def list_pieces(
     leave_out: Callable[[str], None] = lambda _kind: None,
     allowed: Sequence[str] = (),
 ) -> Iterator[ImageRef]:
-    """All images, and files of images, in these pieces, as they come.
+    """All images and TFRecord files in these pieces.
 
-    A manifest's lines are taken as they are; whether they can be read shows when they are. Everything else is listed now, with
-    the generation that it has. A `.jsonl` in a folder is a manifest if its first line is one of a manifest, as dead letters are.
-    Left out is what this program wrote (see `OwnFiles`), and what a pattern matches that is no image by its name, nor by its
-    first bytes: a file that an input names by itself is an image, whatever it holds.
+    The images of a manifest are not checked; all others are listed with their generation. A `.jsonl` file in a folder is a
+    manifest if its first line is one of a manifest; files of dead letters are. Skipped are this program's own files (see
+    `OwnFiles`), and matches of a pattern that are no images by name or first bytes. A file that an input names exactly is an
+    image, whatever it holds.
 
     Args:
       pieces: Where to look.
       exclude: The job's output folder.
-      leave_out: Called with the kind of each file that is left out.
-      allowed: Folders below which a manifest may name images that nobody named, but that was found; any other image that it
-        names has the size `NOT_ALLOWED`.
+      leave_out: Called with the kind of each skipped file.
+      allowed: Folders below which a found manifest may name images; its other images get the size `NOT_ALLOWED`.
 
     Raises:
       InputError: A place cannot be listed, or a manifest that an input names cannot be read.
@@ -125,17 +124,20 @@ def list_pieces(
 
 
 def list_images(
-    pattern: str, exclude: str = "", leave_out: Callable[[str], None] = lambda _kind: None, allowed: Sequence[str] = ()
+    patterns: Sequence[str], exclude: str = "", leave_out: Callable[[str], None] = lambda _kind: None, allowed: Sequence[str] = ()
 ) -> Iterator[ImageRef]:
-    """All images that one input names; see `list_pieces`. What lists may name that are found there: `allowed`, and its folder."""
-    return list_pieces(list(pieces_of([pattern])), exclude, leave_out, (*allowed, *folders_of([pattern])))
+    """All images that inputs name, in one process; `ReadImages` divides the same listing among workers. See `list_pieces`.
+
+    Lists that are found may name images below `allowed` and below the folders of the inputs.
+    """
+    return list_pieces(list(pieces_of(patterns)), exclude, leave_out, (*allowed, *folders_of(patterns)))
 
 
 _Sorted = FoundFile | Manifest | str  # an image, a manifest, or the kind of a file that is neither
 
 
 def _with_first_bytes(files: Iterable[FoundFile], own: OwnFiles, named: Collection[str]) -> Iterator[_Sorted]:
-    """What each file is; those whose names do not say it are looked into, a few side by side."""
+    """Sorts files by name, and reads the first bytes of the others, a few side by side."""
     looks: deque[Future[_Sorted]] = deque()
     with ThreadPoolExecutor(MAX_PARALLEL, "look-at-file") as pool:
         for file in files:
@@ -150,7 +152,7 @@ def _with_first_bytes(files: Iterable[FoundFile], own: OwnFiles, named: Collecti
 
 
 def _kind_by_name(file: FoundFile, own: OwnFiles, named: Collection[str]) -> _Sorted | None:
-    """What a file is by its name alone; None: that depends on what it holds."""
+    """Sorts a file by its name; None: its content decides."""
     if own.has(file.path):
         return OWN
     if rows := kind_of_rows(file.path):
@@ -159,7 +161,7 @@ def _kind_by_name(file: FoundFile, own: OwnFiles, named: Collection[str]) -> _So
 
 
 def _is_named(path: str, named: Collection[str]) -> bool:
-    """Whether an input names this very file; a local one with characters of a pattern is escaped (see `listing_backend_of`)."""
+    """Whether an input names exactly this file; local names with wildcard characters are escaped (see `listing_backend_of`)."""
     folder, slash, name = path.rpartition("/")
     return path in named or f"{folder}{slash}{glob.escape(name)}" in named
 
@@ -171,7 +173,7 @@ def _kind_by_content(file: FoundFile) -> _Sorted:
 
 
 def _read_found(path: str) -> Iterator[ImageRef]:
-    """The images of a manifest that was found; where it cannot be read, itself, so that a dead letter says so."""
+    """The images of a found manifest; if it cannot be read, itself, which becomes a dead letter."""
     try:
         yield from read_manifest(path)
     except InputError:
@@ -187,10 +189,10 @@ def _but_own(refs: Iterable[ImageRef], own: OwnFiles, leave_out: Callable[[str],
 
 
 def resolved(inputs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Inputs as they are the same from wherever a job is started: absolute, and a manifest with a digest of what it names.
+    """Inputs in a form that is the same from any folder: absolute, and manifests with a digest of their images.
 
     Args:
-      inputs: Each input, with the patterns that it stands for.
+      inputs: Each input with its patterns.
 
     Raises:
       InputError: A manifest cannot be read.
@@ -204,14 +206,14 @@ def _digest(patterns: Iterable[str]) -> str:
 
 
 def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False) -> None:
-    """Makes sure that each input names something, looking no further than its first file.
+    """Checks that each input names something; stops at its first file.
 
     Args:
-      inputs: Each input, with the patterns that it stands for, of which one must name something.
+      inputs: Each input with its patterns, one of which must name something.
       allow_empty: An input may name nothing.
 
     Raises:
-      InputError: One does not, or cannot be listed.
+      InputError: An input names nothing, or cannot be listed.
     """
     if not inputs:
         raise InputError("no input: expected --input with a file, folder, glob, gs:// pattern or manifest")

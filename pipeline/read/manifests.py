@@ -1,8 +1,8 @@
 """Manifests: lists of images, as text, CSV or JSON Lines.
 
-A line that names no image costs itself alone: it travels as an image whose name is its place, `<manifest>:<line>`, with what is
-wrong in `extra`, and becomes a dead letter where images are read. So it is counted, skipped when it is done, and tried again like
-any other. Of a manifest never more than a line is held, and a line is bounded.
+A line that names no image becomes one dead letter; the other lines are read. It travels as an image ref named after its place,
+`<manifest>:<line>`, with the error in `extra`, and is counted, skipped and retried like an image. Memory holds one line at a
+time, of a bounded length.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BadLine(NamedTuple):
 
     Attributes:
       number: Which one, from 1.
-      why: What was expected, and what came; in characters that can be printed.
+      why: What was expected and what came, in printable characters.
     """
 
     number: int
@@ -56,7 +56,7 @@ def is_manifest(pattern: str) -> bool:
 
 
 def read_manifest(path: str) -> Iterator[ImageRef]:
-    """The images that a manifest names, and its bad lines; whether the images are there shows when they are read.
+    """The images and bad lines of a manifest; does not check that the images exist.
 
     Raises:
       InputError: It cannot be read.
@@ -84,7 +84,7 @@ def is_bad_line(name: str) -> bool:
 
 
 def letter_of_line(line: ImageRef) -> DeadLetter:
-    """The dead letter of a bad line, by its name; it is the same each time that the manifest is read."""
+    """The dead letter of a bad line; the same each time that the manifest is read."""
     why = line.extra or "names no image; mend it, and give the manifest as --input again"
     return ImageError("read", "bad_line", f"{line.uri}: {why}").dead_letter(_as_ref(line.uri, why, extra=""))
 
@@ -95,7 +95,7 @@ def _as_ref(place: str, why: str, extra: str | None = None) -> ImageRef:
 
 
 def digest_of(path: str) -> str:
-    """A hash of what a manifest names and says: the same wherever the job is started, unless other images are meant there.
+    """A hash of a manifest's images and their `extra`, with absolute paths.
 
     Raises:
       InputError: It cannot be read.
@@ -108,7 +108,7 @@ def digest_of(path: str) -> str:
 
 
 def is_manifest_of_rows(path: str) -> bool:
-    """Whether a `.jsonl` file that nobody called a manifest is one: by its first line, as a person would tell."""
+    """Whether a found `.jsonl` file is a manifest, by its first line."""
     if not path.lower().endswith(".jsonl"):
         return False
     try:
@@ -120,7 +120,7 @@ def is_manifest_of_rows(path: str) -> bool:
 
 
 def named_images(lines: Iterable[str], path: str, is_file: Callable[[str], bool]) -> Iterator[Named | BadLine]:
-    """The images of a manifest, by the URIs that stand there, and what else is said of each; and its bad lines.
+    """The URIs of a manifest with the other fields of their lines, and its bad lines.
 
     .txt: one a line; what begins with # is a comment. .csv: the column `uri`, `path`, `file`, `filename` or `image`, else the
     first in which something looks like an image; the other cells by the header's names. .jsonl: a text, {"uri"}, {"path"} or
@@ -140,7 +140,7 @@ def named_images(lines: Iterable[str], path: str, is_file: Callable[[str], bool]
 
 
 class _Texts:
-    """The lines of a manifest; one that cannot be taken raises `_BadLineError`, and the next one is there all the same."""
+    """The lines of a manifest; a bad line raises `_BadLineError`, and iteration can go on after it."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.number = 0
@@ -168,7 +168,7 @@ _Parsed = TypeVar("_Parsed")
 
 
 def _with_bad_lines(rows: Iterator[_Row], texts: _Texts, parse: Callable[[_Row], _Parsed | None]) -> Iterator[_Parsed | BadLine]:
-    """What `parse` makes of each row, where it is anything, and the bad lines in their places."""
+    """The parsed rows, without empty ones, and the bad lines in their places."""
     while True:
         try:
             if parsed := parse(next(rows)):
@@ -182,7 +182,7 @@ def _with_bad_lines(rows: Iterator[_Row], texts: _Texts, parse: Callable[[_Row],
 
 
 def _lines(file: Any) -> Iterator[str]:
-    """Lines of a file; of one that is too long, just so much that this can be told."""
+    """Lines of a file; one that is too long is cut just above the limit."""
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     while line := text.readline(_LONGEST_LINE + 1):
         yield line
@@ -196,7 +196,7 @@ def _in_text(line: str) -> Named | None:
 
 
 def _in_csv(rows: Iterator[list[str] | BadLine], looks_like_image: Callable[[str], bool]) -> Iterator[Named | BadLine]:
-    """The cells of a column, with the other cells of their rows by the header's names, but for empty ones."""
+    """The URIs of a column, each with the other non-empty cells of its row by the header's names."""
     begun: list[list[str]] = []
     for row in rows:
         if isinstance(row, BadLine):
@@ -217,7 +217,7 @@ def _in_csv(rows: Iterator[list[str] | BadLine], looks_like_image: Callable[[str
 
 
 def _uri_column(first: Sequence[str], second: Sequence[str], looks_like_image: Callable[[str], bool]) -> tuple[int, bool]:
-    """In which column the URIs are, and whether the first row is a header.
+    """The column of the URIs, and whether the first row is a header.
 
     A header has a column of a known name; else nothing in it looks like an image or a path, but something in the next row does.
     """
@@ -250,13 +250,13 @@ def _in_json(line: str) -> Named | None:
 
 
 def _record_of(row: Mapping[str, Any]) -> str:
-    """Where the image of a dead letter lies in a TFRecord file; empty for another row."""
+    """The place of a dead letter's image in a TFRecord file; empty for other rows."""
     record = row.get("record") if isinstance(row.get("image"), dict) and "stage" in row else None
     return record if isinstance(record, str) and is_tfrecord(record) else ""
 
 
 def _said_in(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a row says of its image: of one of ours its `extra`, of another all but the name."""
+    """The other fields of a row: `extra` of this program's rows, all but the name of others."""
     of_ours = isinstance(row.get("image"), dict)
     return extra_columns((), {"extra": row.get("extra")}) if of_ours else extra_columns(_OURS, row)
 

@@ -1,10 +1,14 @@
-"""Reads images on threads, ahead of the steps behind: as many as those will soon want, in the bytes that there is room for."""
+"""Prefetching of images on threads, bounded by count and bytes, with a circuit breaker for storage that fails."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
+import math
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import apache_beam as beam
@@ -13,26 +17,90 @@ from apache_beam.utils.windowed_value import WindowedValue
 from pipeline.config import ReadConfig
 from pipeline.failures import ImageError
 from pipeline.prefetch import NoRoomError, Prefetcher, Slot, started_pool
-from pipeline.read.circuit_breaker import GIVE_UP_SECONDS, CircuitBreaker
 from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError, fetch
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.stats import metrics
 
+GIVE_UP_SECONDS = 10 * RETRY_SECONDS
 _READ_AHEAD_IMAGES = 512  # enough for the detector's next request, so that it finds its images read
 _READ_AHEAD_BYTES = 64_000_000
 
+_log = logging.getLogger(__name__)
+
+
+class CircuitBreaker:
+    """Circuit breaker for storage, shared by concurrent reads; thread-safe.
+
+    While storage fails, each read is retried for `retry_seconds`. When no read has succeeded for `give_up_seconds`, the circuit
+    opens: one read at a time tries once, and all others fail at once, until one succeeds.
+
+    Args:
+      retry_seconds: How long one read is retried.
+      give_up_seconds: How long all reads may fail before the circuit opens.
+      clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        retry_seconds: float = RETRY_SECONDS,
+        give_up_seconds: float = GIVE_UP_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._retry_seconds = retry_seconds
+        self._give_up_seconds = give_up_seconds
+        self._clock = clock
+        self._failing_since: float | None = None
+        self._probing = False
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def trying(self, uri: str) -> Iterator[float]:
+        """Surrounds the read of a file; yields for how many seconds it may be retried.
+
+        Raises:
+          StorageUnavailableError: The circuit is open, and another read is trying.
+        """
+        with self._lock:
+            failing_s = 0.0 if self._failing_since is None else self._clock() - self._failing_since
+            given_up = self._failing_since is not None and failing_s >= self._give_up_seconds
+            if given_up and self._probing:
+                raise StorageUnavailableError(f"{uri} was not tried: nothing could be read from storage for {failing_s:.0f} s")
+            self._probing = given_up
+        try:
+            yield 0.0 if given_up else self._retry_seconds
+        finally:
+            if given_up:
+                with self._lock:
+                    self._probing = False
+
+    def failed(self, err: Exception) -> None:
+        """Notes a transient failure of one try."""
+        with self._lock:
+            if self._failing_since is not None:
+                return
+            self._failing_since = self._clock()
+        how_long = "until it is back" if math.isinf(self._retry_seconds) else f"for {self._retry_seconds:g} s"
+        _log.warning("storage fails (%s); each image is tried again %s", " ".join(str(err).split())[:300], how_long)
+
+    def succeeded(self) -> None:
+        """Notes a success, which closes the circuit."""
+        if self._failing_since is None:  # without the lock, as for each image but those of an outage
+            return
+        with self._lock:
+            self._failing_since = None
+        _log.warning("storage is back")
+
 
 class ReadAhead(beam.DoFn):
-    """Reads images on a pool of threads, ahead of the steps behind it.
+    """Prefetches images on a pool of threads, so that a fused detector does not wait for storage.
 
-    Those steps run while this one yields; the reads go on meanwhile, so that a detector which is fused with it never waits for
-    storage. Bounded by count and by bytes, also where no size was listed: a read waits until its bytes have room before it takes
-    them. Each image keeps its window and timestamp; one that has its bytes already passes.
+    Prefetching is bounded by count and by bytes, also for images of unknown size: a read waits for room before it takes memory.
+    Each image keeps its window and timestamp. An image that has its bytes passes.
 
     Args:
       read: How to read.
-      retry_seconds: How long an image is tried again while storage fails transiently.
-      give_up_seconds: How long storage may fail for all images before they are dead letters untried.
+      retry_seconds: How long an image is retried while storage fails.
+      give_up_seconds: How long storage may fail for all images before they become dead letters untried.
     """
 
     def __init__(self, read: ReadConfig, retry_seconds: float = RETRY_SECONDS, give_up_seconds: float = GIVE_UP_SECONDS):
@@ -71,13 +139,13 @@ class ReadAhead(beam.DoFn):
         if place.abandoned:
             return
         ref = place.element
-        if place.held_bytes:  # started again with room for what it has; no need to look again how much that is
+        if place.held_bytes:  # started again with room for its bytes, whose size is known by now
             ref = dataclasses.replace(ref, size_bytes=place.held_bytes)
         try:
             place.result.set_result(self._read_one(ref, place))
         except NoRoomError as no_room:
-            no_room.with_traceback(None)  # its frames, which know this place, would keep what is read into it until the next gc
-        except BaseException as err:  # noqa: BLE001  whoever waits for the result must learn of it
+            no_room.with_traceback(None)  # its frames refer to this place, and would keep its bytes until the next gc
+        except BaseException as err:  # noqa: BLE001  the waiting step must see it
             place.result.set_exception(err)
 
     def _read_one(self, ref: ImageRef, place: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
@@ -94,15 +162,15 @@ def _part(read: WindowedValue) -> Any:
 def read_image(
     ref: ImageRef, read: ReadConfig, patience: CircuitBreaker, place: Slot[ImageRef, EncodedImage | DeadLetter]
 ) -> EncodedImage | DeadLetter:
-    """Reads one image in its place; what cannot be read becomes a dead letter that says why.
+    """Reads one image, or makes the dead letter that says why it cannot be read.
 
     Raises:
-      NoRoomError: Not now; see `Slot.reserve`.
+      NoRoomError: Its bytes have no room now; see `Slot.reserve`.
     """
 
     def wait(err: Exception) -> None:
         patience.failed(err)
-        if place.abandoned:  # by whoever would have waited for it
+        if place.abandoned:  # nobody waits for it any more
             raise err
 
     received_at, started = time.time(), time.monotonic()

@@ -1,4 +1,8 @@
-"""`ReadImages`: from patterns, folders, manifests and TFRecord files to encoded images, by steps of the pipeline."""
+"""`ReadImages`: lists inputs, drops doubles and what is done, and reads the rest.
+
+The work is divided: groups of folders are listed side by side, names are grouped by hash, and each worker reads its names.
+What is done is left out by an anti-join of the listing with the ledger, hash-partitioned by URI (`only_new`).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from apache_beam.transforms.window import GlobalWindows
 
 from pipeline.config import ReadConfig
 from pipeline.read.allowed import refusal
+from pipeline.read.dead_letter_replay import DeadLetterReplay, is_letter
 from pipeline.read.fetch import RETRY_SECONDS
-from pipeline.read.letters import AskAgain, images_of_letter, is_letter, named_in
 from pipeline.read.list_images import NOT_ALLOWED, Piece, check_inputs, folders_of, list_pieces, pieces_of
 from pipeline.read.manifests import is_bad_line, letter_of_line
 from pipeline.read.only_new import (
@@ -40,14 +44,13 @@ from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.results import DEAD_LETTERS
 from pipeline.storage.spill_files import SpillFile
 
-# An image on its way through the shuffle: its name in bytes, since a text would have to be Unicode there, which not every name
-# is; `extra`; `size_bytes`; its key, where what is done is left out (see `only_new`). So it takes 210 bytes of a local runner's
-# memory, a record with a key of its own took 750. Without a name it is a block of keys, and its second part says of
-# what: `_DONE` or `_BEGUN`.
+# An image in the shuffle: its name in bytes, since not every name is Unicode; `extra`; `size_bytes`; its key, if what is done is
+# left out (see `only_new`). It takes 210 bytes of a local runner's memory; a record took 750. An entry without a name is a block
+# of keys, of the kind in its second part: `_DONE` or `_BEGUN`.
 _Listed = tuple[bytes, str, int, bytes]
 _DONE, _BEGUN = "done", "begun"
-_Named = tuple[bytes, str, int]  # an image that is to be read: the first three
-_GROUP_IMAGES = 64  # a second of a GPU's work; what a worker has more than others when all else is done
+_Named = tuple[bytes, str, int]  # an image to read: the first three
+_GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one worker may take at the end
 
 
 @dataclasses.dataclass
@@ -55,22 +58,22 @@ class ReadImages(Source):
     """Lists and reads images.
 
     Element out: `EncodedImage` for each distinct image, or a `DeadLetter`. Bounded. At least once, as the runner retries bundles.
-    Only names are shuffled; no image's bytes are, nor are they held anywhere but on their way to the next step.
+    Only names are shuffled, never images' bytes.
 
     Args:
       inputs: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord files; local or `gs://`.
-        Or by the names that messages use, each with the patterns that it stands for, of which one must name something.
+        Or a mapping from the name that messages show to its patterns, one of which must name something.
       read: How to read.
-      exclude: The job's output; what this program wrote there, and in other results folders below an input, is skipped.
-      allowed: Folders below which lists that are found in an input may name images, beside the folders of the inputs.
+      exclude: The job's output. This program's own files there, and in results folders below an input, are skipped.
+      allowed: Folders below which found lists may name images, beside the folders of the inputs.
       allow_empty: For `check`: an input may name nothing.
-      retry_seconds: How long an image is tried again while storage fails transiently.
-      done: What counts as done by the ledger in `exclude`, and is skipped; None: nothing does.
-      again: With `done`: the images of the dead letters there are read, too; says what one asks for.
-      begun: Spills of rows that a killed run of this command left; their images are counted as read, and not read again.
-      worker_context: What workers elsewhere must reach before they begin; None: the launcher's process does all.
-      rebalance: Whether to spread the names over the workers once more when doubles are dropped: one worker drops those of a
-        part of all names, and would read all of its images.
+      retry_seconds: How long an image is retried while storage fails.
+      done: Which images of the ledger in `exclude` are complete, and skipped; None: none are.
+      again: With `done`: replays the dead letters in `exclude`, too.
+      begun: Spill files of a killed run of this command. Their images count as read, and are not read again.
+      worker_context: What remote workers must reach before they begin; None: the launcher's process does all.
+      rebalance: Whether to spread the names over the workers again after doubles are dropped. Else the worker that drops the
+        doubles of a partition reads all of its images.
     """
 
     inputs: Sequence[str] | Mapping[str, Sequence[str]]
@@ -80,7 +83,7 @@ class ReadImages(Source):
     allow_empty: bool = False
     retry_seconds: float = RETRY_SECONDS
     done: CompletionRule | None = None
-    again: AskAgain | None = None
+    again: DeadLetterReplay | None = None
     begun: Sequence[SpillFile] = ()
     worker_context: WorkerContext | None = None
     rebalance: bool = True
@@ -99,9 +102,8 @@ class ReadImages(Source):
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
         """Wires listing, dropping of doubles, and reading, in one line: a Flatten would make the runner keep all images."""
         listed, distinct = self.list(begin)
-        opened = distinct.refs | "OpenTFRecords" >> beam.ParDo(self._open_tfrecords()).with_outputs(
-            "dead", "counted", main="images"
-        )
+        opening = _OpenTFRecords(self._listing(), self.read, self.retry_seconds)
+        opened = distinct.refs | "OpenTFRecords" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
         read = opened.images | "ReadAhead" >> beam.ParDo(ReadAhead(self.read, self.retry_seconds)).with_outputs(
             "dead", main="images"
         )
@@ -113,12 +115,12 @@ class ReadImages(Source):
         )
 
     def list(self, begin: beam.pvalue.PBegin) -> tuple[Any, _Distinct]:
-        """Wires what needs no bytes: what is listed, and once each what is to be read; of both `refs` and `counted`."""
+        """Wires the steps that need no bytes: the listing, and the distinct images to read; both have `refs` and `counted`."""
         find = beam.FlatMap(_find_folders, self._patterns, self.exclude if self.done else "", self.begun)
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
-        listing = _ListImages(self.exclude, self.done, self.again, self.worker_context, self._may_be_named())
-        listed = spread | "ListImages" >> beam.ParDo(listing).with_outputs("counted", main="refs")
+        listing = beam.ParDo(_ListImages(self._listing(), self.worker_context))
+        listed = spread | "ListImages" >> listing.with_outputs("counted", main="refs")
         gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
         distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="groups")
         groups, expected = distinct.groups, tuple[beam.PCollection[int], ...]()
@@ -129,23 +131,30 @@ class ReadImages(Source):
         refs = groups | "EachImage" >> beam.FlatMap(_refs_of)
         return listed, _Distinct(refs, distinct.counted, expected)
 
-    def _open_tfrecords(self) -> _OpenTFRecords:
-        ledger = (self.exclude, self.done) if self.done else None
-        return _OpenTFRecords(self.read, self.retry_seconds, ledger, self.again, self.begun, allowed=self._may_be_named())
+    def _listing(self) -> _Listing:
+        allowed = (*self.allowed, *folders_of(self._patterns))
+        return _Listing(self.exclude, self.done, self.again, self.begun, allowed)
 
-    def _may_be_named(self) -> Sequence[str]:
-        return (*self.allowed, *folders_of(self._patterns))
+
+class _Listing(NamedTuple):
+    """The arguments of `ReadImages` by the same names, for its DoFns."""
+
+    exclude: str
+    done: CompletionRule | None
+    again: DeadLetterReplay | None
+    begun: Sequence[SpillFile]
+    allowed: Sequence[str]
 
 
 def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str, begun: Sequence[SpillFile]) -> Iterator[list[Any]]:
-    """Where to look for images, and for what is done or begun, in groups of what one worker looks at side by side."""
+    """Places to list, files of the ledger and spill files, in groups that one worker reads side by side."""
     for pieces in (pieces_of(patterns), iter(list_files_of_rows(ledger) if ledger else ()), iter(begun)):
         while group := list(islice(pieces, MAX_PARALLEL)):
             yield group
 
 
 class _Distinct(NamedTuple):
-    """What is to be read, once each; what was counted on the way; and how many, where the names are spread."""
+    """The distinct images to read; what was counted; and their number, if the names are spread."""
 
     refs: beam.PCollection[ImageRef]
     counted: beam.PCollection[JobStats]
@@ -153,13 +162,13 @@ class _Distinct(NamedTuple):
 
 
 class _Counting(beam.DoFn):
-    """Gives its bundle's count when the bundle ends."""
+    """Outputs the count of each bundle when it ends."""
 
     def start_bundle(self) -> None:
         self._tally = JobStats()
 
     def _skip(self, images: int = 1, *, done: bool = False) -> None:
-        """Counts images that need nothing; `done`: since an earlier run or a stream has done them."""
+        """Counts skipped images; `done`: an earlier run or a stream has done them."""
         self._tally.skipped += images
         self._tally.done += images if done else 0
         metrics.count_skipped(images)
@@ -170,21 +179,11 @@ class _Counting(beam.DoFn):
 
 
 class _ListImages(_Counting):
-    """Lists groups of places, and skips own files and what is no image there; of files of rows reads what is done."""
+    """Lists groups of places, without own files and other non-images; reads the keys of what is done from files of rows."""
 
-    def __init__(
-        self,
-        exclude: str,
-        done: CompletionRule | None,
-        again: AskAgain | None,
-        worker_context: WorkerContext | None,
-        allowed: Sequence[str],
-    ):
-        self._exclude = exclude
-        self._done = done
-        self._again = again
+    def __init__(self, of: _Listing, worker_context: WorkerContext | None):
+        self._of = of
         self._worker_context = worker_context
-        self._allowed = allowed
 
     def setup(self) -> None:
         if self._worker_context:
@@ -196,21 +195,21 @@ class _ListImages(_Counting):
 
     def process(self, group: Sequence[Piece | RowsFile | SpillFile]) -> Iterator[tuple[int, _Listed]]:
         files = [each for each in group if isinstance(each, RowsFile)]
-        if files and self._done:
-            yield from _as_listed(_DONE, self._blocks[_DONE].add(keys_completed(files, self._done)))
+        if files and self._of.done:
+            yield from _as_listed(_DONE, self._blocks[_DONE].add(keys_completed(files, self._of.done)))
         spills = [each for each in group if isinstance(each, SpillFile)]
         yield from _as_listed(_BEGUN, self._blocks[_BEGUN].add(keys_resumed(spills)))
         for ref in self._refs(files, [each for each in group if not isinstance(each, (RowsFile, SpillFile))]):
             if not _holds_images(ref.uri):
                 metrics.count_read()
-            key = packed_key(ref) if self._done else b""
+            key = packed_key(ref) if self._of.done else b""
             yield partition_of(ref.uri), (name_bytes(ref.uri), ref.extra, ref.size_bytes, key)
 
     def _refs(self, files: Sequence[RowsFile], pieces: Sequence[Piece]) -> Iterator[ImageRef]:
         for file in files:
-            if self._again and file.kind == DEAD_LETTERS:
-                yield from named_in(file, self._again)
-        yield from list_pieces(pieces, self._exclude, self._leave_out, self._allowed)
+            if self._of.again and file.kind == DEAD_LETTERS:
+                yield from self._of.again.refs_in(file)
+        yield from list_pieces(pieces, self._of.exclude, self._leave_out, self._of.allowed)
 
     def finish_bundle(self) -> Iterator[Any]:
         for what, blocks in self._blocks.items():
@@ -229,10 +228,10 @@ def _as_listed(what: str, blocks: Iterable[tuple[int, bytes]]) -> Iterator[tuple
 
 
 class _DropDoubles(_Counting):
-    """Passes each image's name once, and each TFRecord file's, which is no image; and none that is done.
+    """Outputs the name of each image and TFRecord file once, unless it is done.
 
-    Names come in groups of a bounded size, which can be shuffled for less than each by itself. A TFRecord file is a group: it is
-    as much work as thousands of images.
+    Names leave in groups of a bounded size, which are cheaper to shuffle. A TFRecord file is a group: it is as much work as
+    thousands of images.
     """
 
     def setup(self) -> None:
@@ -251,7 +250,7 @@ class _DropDoubles(_Counting):
                 blocks[extra].append(key)
                 continue
             known = best.get(name)
-            # one that may be read, the one of which something is said, and always the same
+            # prefer one that may be read, then one with `extra`; deterministic
             best[name] = max(known or (False, "", NOT_ALLOWED), (size_bytes != NOT_ALLOWED, extra, size_bytes))
             if not _holds_images(name_of(name)):
                 images += 1
@@ -259,7 +258,7 @@ class _DropDoubles(_Counting):
                 keys[name] = max(keys.get(name, b""), key)
         all_begun = ResumedNames(blocks[_BEGUN])
         begun = all_begun.among(best)
-        gone = all_begun.but(begun[name] for name in keys if name in begun)  # listed when the run began, or in a TFRecord file
+        gone = all_begun.but(begun[name] for name in keys if name in begun)  # no longer listed, or in a TFRecord file
         done = CompletedNames(blocks[_DONE], self._pool).among({name: key for name, key in keys.items() if name not in begun})
         self._tally.read += images + gone
         metrics.count_read(gone)
@@ -273,34 +272,22 @@ class _DropDoubles(_Counting):
 
 
 def _refs_of(group: Iterable[_Named]) -> Iterator[ImageRef]:
-    """Without generations: what is read is the newest."""
+    """The refs have no generation: the newest one is read."""
     return (ImageRef(name_of(name), size_bytes=size_bytes, extra=extra) for name, extra, size_bytes in group)
 
 
 def _holds_images(name: str) -> bool:
-    """Whether a name is not that of an image, but of what has images within, or should have."""
+    """Whether a name is that of a container of images: a TFRecord file, a dead letter, or a bad line of a manifest."""
     return is_tfrecord(name) or is_letter(name) or is_bad_line(name)
 
 
 class _OpenTFRecords(_Counting):
-    """Puts the images of a TFRecord file, or a dead letter, in its place, but for those done or begun; other refs pass."""
+    """Replaces a TFRecord file or a dead letter by its images, without those that are done or begun; other refs pass."""
 
-    def __init__(
-        self,
-        read: ReadConfig,
-        retry_seconds: float,
-        ledger: tuple[str, CompletionRule] | None,
-        again: AskAgain | None,
-        begun: Sequence[SpillFile],
-        *,
-        allowed: Sequence[str],
-    ):
+    def __init__(self, of: _Listing, read: ReadConfig, retry_seconds: float):
+        self._of = of
         self._max_bytes = int(read.max_file_mb * 1e6)
         self._retry_seconds = retry_seconds
-        self._ledger = ledger
-        self._again = again
-        self._begun_spills = begun
-        self._allowed = allowed
 
     def setup(self) -> None:
         self._begun: Container[ImageRef] = ()
@@ -314,11 +301,11 @@ class _OpenTFRecords(_Counting):
             yield ref
             return
         if self._done is None:
-            self._begun = CompletedKeys(keys_resumed(self._begun_spills))
-            self._done = CompletedKeys.of(*self._ledger) if self._ledger else ()
+            self._begun = CompletedKeys(keys_resumed(self._of.begun))
+            self._done = CompletedKeys.of(self._of.exclude, self._of.done) if self._of.done else ()
         for image in self._images(ref):
             if image.ref in self._begun:
-                continue  # it is counted where its row is found to have no name in the listing
+                continue  # `_DropDoubles` counts it, as a row without a name in the listing
             self._tally.read += 1
             metrics.count_read()
             if image.ref in self._done:
@@ -330,16 +317,16 @@ class _OpenTFRecords(_Counting):
                 yield beam.pvalue.TaggedOutput("dead", image)
 
     def _refused(self, ref: ImageRef) -> Any:
-        if _holds_images(ref.uri):  # else it was counted as read where it was listed
+        if _holds_images(ref.uri):  # else it was counted when it was listed
             self._tally.read += 1
             metrics.count_read()
-        letter = refusal(ref.uri, self._allowed).dead_letter(dataclasses.replace(ref, size_bytes=0))
+        letter = refusal(ref.uri, self._of.allowed).dead_letter(dataclasses.replace(ref, size_bytes=0))
         metrics.count_result(letter)
         return beam.pvalue.TaggedOutput("dead", letter)
 
     def _images(self, ref: ImageRef) -> Iterator[EncodedImage | DeadLetter]:
         if is_bad_line(ref.uri):
             return iter((letter_of_line(ref),))
-        if self._again and is_letter(ref.uri):
-            return images_of_letter(ref, self._again, self._retry_seconds)
+        if self._of.again and is_letter(ref.uri):
+            return self._of.again.open(ref, self._retry_seconds)
         return images_of_file(ref, self._max_bytes, self._retry_seconds)

@@ -28,7 +28,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from pipeline.failures import FOR_GOOD
-from pipeline.read.list_images import list_pieces, pieces_of
+from pipeline.read.list_images import list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import row_bytes
@@ -165,7 +165,7 @@ class _Scope:
 
 def _all_lines(patterns: Sequence[str], output: str, model: tuple[str, str] | None, outcome: Reconciled) -> Iterator[list[Any]]:
     """What is known of each image, in no order: its name, what knows it, and that."""
-    for ref in list_pieces(list(pieces_of(patterns)), output):
+    for ref in list_images(patterns, output):
         if is_tfrecord(ref.uri):
             outcome.left_out += 1
         else:

@@ -1,4 +1,4 @@
-"""What a source is: a transform that gives encoded images, counts them, and checks its own place before the job starts.
+"""The interface of a source: a transform that outputs encoded images, counts them, and checks its input before the job starts.
 
 Adding one (a table, an archive, another queue) is one module with a `Source` in it, its section in the config, and its line in
 `graph.source_of`.
@@ -15,13 +15,13 @@ from pipeline.stats.summary import JobStats
 
 
 class ReadOutputs(NamedTuple):
-    """The outputs of a source: each image that it names is in one of the first two, or was named more than once.
+    """The outputs of a source. Each distinct image is in `images` or `dead`.
 
     Attributes:
-      images: Those that could be read.
-      dead: Those that could not.
+      images: Images that were read.
+      dead: Images that could not be read.
       counted: How many were read and skipped; `read` counts all three kinds.
-      expected: One number, known before an image is read: about how many of them there are; empty where nobody knows.
+      expected: About how many images there are, as one number before any is read; empty if unknown.
     """
 
     images: beam.PCollection[EncodedImage]
@@ -31,16 +31,16 @@ class ReadOutputs(NamedTuple):
 
 
 class Source(beam.PTransform):
-    """A place that images come from. Element out: as `ReadOutputs` has them; bounded."""
+    """A place that images come from. Outputs: `ReadOutputs`; bounded."""
 
     def check(self) -> None:
-        """Makes sure, before the job starts, that there is something to read, looking no further than that.
+        """Checks before the job starts that there is an input, and reads no further.
 
         Raises:
-          UserError: There is not; the message says what to change.
+          UserError: There is none; the message says what to change.
         """
         raise NotImplementedError
 
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
-        """Wires the reading. What it gives should pass no shuffle with its bytes."""
+        """Wires the reading. Image bytes should pass no shuffle."""
         raise NotImplementedError

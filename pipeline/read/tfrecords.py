@@ -1,8 +1,9 @@
-"""TFRecord files of `tf.Example`s become images, one record after the other; what is damaged costs itself, and says so.
+"""Reads images from TFRecord files of `tf.Example`s; a damaged record becomes a dead letter, and the others are read.
 
 A file is records of: length as uint64, masked CRC-32C of the length, content, masked CRC-32C of the content, little-endian
 (https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details). The readers of TensorFlow, tfx-bsl and Beam
-end at the first damage, so the framing is read here; tfx-bsl decodes the examples. Keys are those of the TF Object Detection API.
+end at the first damage, so this module reads the framing;
+tfx-bsl decodes the examples. Keys are those of the TF Object Detection API.
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ def images_of_file(shard: ImageRef, max_bytes: int, retry_seconds: float = RETRY
       shard: The file. `<file>@<start>-<end>` names the records that begin in this range of its bytes, `<file>@<start>-` the rest:
         so do dead letters, which can therefore be given as input again.
       max_bytes: A larger record is refused.
-      retry_seconds: How long to go on trying while storage fails transiently.
+      retry_seconds: How long transient failures of storage are retried.
 
     Yields:
-      For each record its image, or a dead letter that says what is wrong with it; one for all that can't be told apart any more.
+      For each record its image or a dead letter; one dead letter for all records that can no longer be told apart.
       An image's URI is its source id, else its file name, else a hash of its bytes; its generation is a hash of its bytes.
     """
     ranged = _RANGE.fullmatch(shard.uri)

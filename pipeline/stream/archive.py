@@ -1,12 +1,11 @@
-"""A local stream's archive: rows are durable before their messages are acknowledged, and become a file a window afterwards.
+"""A local stream's archive: rows are durable before their messages are acknowledged; each window becomes a file afterwards.
 
     <folder>/.spills-<run>/detections-20261121T020000Z-00000-of-00001-<provenance>-<id>.rows      the rows of one bundle, sorted
     <folder>/detections/detections-20261121T020000Z-<run>-00000-of-00001.jsonl    those of a window
 
-A bundle's rows are written before the bundle ends, so before its messages are acknowledged: after a crash each message comes
-again or has its row here. Nothing is kept in memory but what one bundle holds, however large rows and windows are. A window that
-is over is merged into its file, by its own run or, when that was killed, by the next one that works in this folder. A run that
-was killed between two steps may leave rows twice, never none.
+A bundle's rows are written before the bundle ends, so before its messages are acknowledged. After a crash each message is
+delivered again or has its row here. Memory holds the rows of one bundle only. A window that is over is merged into its file by
+its own run or, after a kill, by the next run in this folder. A kill between two steps may duplicate rows, but loses none.
 
 An archive holds its run's lease (see `storage.lease`) as long as it works. Only the spills of a run whose lease has ended are
 merged by another run.

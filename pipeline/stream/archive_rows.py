@@ -1,4 +1,4 @@
-"""`ArchiveRows`: the archive of a stream whose steps are not in one process, through the runner's durable windows."""
+"""`ArchiveRows`: the archive of a stream on remote workers, through the runner's durable windows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.storage.files import write_file
 from pipeline.storage.ledger import write_index
 from pipeline.storage.results import archive_name, shard_of, time_in_name
 from pipeline.storage.staging import staging_of
-from pipeline.stream.monotonic import steady_time
+from pipeline.stream.run import steady_time
 
 _LATE_SECONDS = 86_400
 
@@ -27,19 +27,18 @@ class ArchiveRows(beam.PTransform):
     """Writes rows as `<folder>/<kind>/<kind>-<window>-<job>-00000-of-0000N.jsonl`, one set of files a window, sorted by image.
 
     Element in: any record with a `ref`; element out: the names of the files. Unbounded. A file appears complete or not at all,
-    and a retried bundle writes the same file again. Windows are of the time at which a row is made, so none comes late (an
-    element's own is lost where images are batched; `ReadMessages` allows for clocks that differ); where a clock is wrong by more,
-    rows that come up to a day late make files of their own. For runners that keep open
-    windows durably; `pipeline.stream.archive` is for the others.
+    and a retried bundle writes the same file again. A row's window is that of its creation, so no row is late: batching loses
+    event times, and `ReadMessages` allows for clock skew. If a clock is off by more, rows up to a day late get files of their
+    own. For runners that keep open windows durably; `pipeline.stream.archive` is for the others.
 
     Args:
       folder: Local or `gs://`.
       kind: `detections` or `dead_letters`.
       to_row: Record -> JSON-able row.
       window_s: Length of a window.
-      job: Part of the names, so that a restarted job overwrites nothing.
+      job: Part of the names, so that a restarted job does not overwrite files.
       shards: Files a window.
-      provenance: By what the rows are made.
+      provenance: The model and settings that make the rows.
     """
 
     folder: str
@@ -83,7 +82,7 @@ class ArchiveRows(beam.PTransform):
         pane: PaneInfo = beam.DoFn.PaneInfoParam,
     ) -> str:
         shard, lines = shard_and_lines
-        job = f"{self.job}{pane.index:04x}" if pane.index > 0 else self.job  # what comes late overwrites nothing
+        job = f"{self.job}{pane.index:04x}" if pane.index > 0 else self.job  # late rows do not overwrite the file
         name = archive_name(self.kind, time_in_name(float(window.start)), job, shard, self.shards)
         write_file(f"{self.folder}/{name}", b"".join(sorted(lines)), staging_of(self.folder, self.job))
         if self.provenance.settings(self.kind):

@@ -1,4 +1,4 @@
-"""Makes sure, before anything takes time, that a stream's subscription and topics are there; says in one line what is wrong."""
+"""Checks before a stream starts that its subscription and topics exist; an error is one line."""
 
 from __future__ import annotations
 

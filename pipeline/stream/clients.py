@@ -1,4 +1,4 @@
-"""The Pub/Sub clients of this process, and messages on their way to Pub/Sub."""
+"""The Pub/Sub clients of this process, and the publishing of a bundle's messages."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _log = logging.getLogger(__name__)
 
 
 class Publishing:
-    """Messages on their way to Pub/Sub, for the length of a bundle."""
+    """Publishes the messages of one bundle."""
 
     def __init__(self) -> None:
         self._client = shared_publisher()
         self._open: list[tuple[str, OutgoingMessage, Any]] = []
 
     def send(self, topic: str, message: OutgoingMessage) -> None:
-        """Hands a message to Pub/Sub; waits only when very many are on their way."""
+        """Begins to publish a message; waits only while very many are unconfirmed."""
         self._open.append((topic, message, self._client.publish(topic, message.data, **message.attributes)))
         if len(self._open) >= _MAX_OPEN_PUBLISHES:
             self.wait()
 
     def wait(self) -> None:
-        """Waits until Pub/Sub has all of them."""
+        """Waits until Pub/Sub has all messages."""
         for topic, message, future in self._open:
             _wait_published(self._client, topic, message, future)
         self._open = []
@@ -67,7 +67,7 @@ def _wait_published(client: Any, topic: str, message: OutgoingMessage, future: A
 
 
 def connect_subscriber() -> Any:
-    """A subscriber client whose channel takes answers of any size (that for the emulator has gRPC's limit of 4 MB else)."""
+    """A subscriber client without a limit on message size; the default channel to an emulator has 4 MB."""
     from google.cloud import pubsub_v1
 
     emulator = os.environ.get("PUBSUB_EMULATOR_HOST")
@@ -93,7 +93,7 @@ def shared_publisher() -> Any:
 
 
 def is_lost_connection(err: BaseException) -> bool:
-    """Whether an error of Pub/Sub may pass by itself: anything but a wrong name, a missing permission or a wrong request.
+    """Whether an error of Pub/Sub is transient: anything but a wrong name, a missing permission or a wrong request.
 
     A connection that breaks is not always `ServiceUnavailable`; seen were `Unknown` ("Stream removed") and `Cancelled` as well.
     """

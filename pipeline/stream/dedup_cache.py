@@ -1,6 +1,6 @@
-"""Which images are under way, and what became of those of late: one store for what makes a repeat and for what answers it.
+"""Deduplication caches: which images are in progress, and the outcomes of recent ones.
 
-`DedupCache` is for steps in one process; `Attempts` is for runners that keep state, and knows what state cannot hold.
+`DedupCache` is for steps in one process. `Attempts` is for runners with state, and knows what state cannot hold.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Repeat:
 class DedupCache:
     """Tells new images from repeats; thread-safe.
 
-    An image is under way from the first asking to its outcome, then a result is remembered for a time, within so many bytes,
-    the least recently used forgotten first. A failure is not: who asks after it asks anew. So there is no moment at which an
-    image counts as a repeat and yet nobody has its outcome or will have it.
+    An image is in progress from the first request to its outcome. Then its result is cached for a time, within a limit of bytes,
+    least recently used out first. A failure is not cached: the next request tries again. So each repeat gets an outcome, either
+    from the cache or from the attempt in progress.
 
     Args:
-      seconds: How long a result is remembered.
-      max_bytes: How many bytes the results may take; images under way are bounded by what is in hand.
+      seconds: How long a result is cached.
+      max_bytes: Limit for the results; `Subscriber` bounds the images in progress.
       clock: Seconds, monotonic.
     """
 
@@ -58,7 +58,7 @@ class DedupCache:
             return len(self._results)
 
     def ask(self, ref: ImageRef) -> Repeat | None:
-        """Asks for an image: None where it is new, and the caller's to bring to an outcome; else the repeat that it is."""
+        """Returns None for a new image, which the caller must bring to an outcome; else the repeat."""
         with self._lock:
             known = self._results.get(ref.identity)
             if known:
@@ -70,7 +70,7 @@ class DedupCache:
             return None
 
     def done(self, ref: ImageRef, outcome: Outcome) -> list[ImageRef]:
-        """Notes what became of an image that was new; gives those who have asked for it meanwhile."""
+        """Notes the outcome of a new image; returns the repeats that came meanwhile."""
         with self._lock:
             asking = self._under_way.pop(ref.identity, None)
             if asking is not None and not outcome.failed:
@@ -82,12 +82,12 @@ class DedupCache:
 class Attempts:
     """Tells repeats by the last attempt at an image, which runner state holds, and by how it ended here; thread-safe.
 
-    State is written before an image is read, and a runner commits both together: an attempt that state holds has an outcome. A
-    later step cannot write it there, so this process remembers which attempts failed. It does not know how an attempt of another
-    process ended; then another request tries again, and a second result has the same `detection_id`.
+    State is written before an image is read, and a runner commits both together, so an attempt in state has an outcome. A later
+    step cannot write to that state, so this process remembers which attempts failed. It does not know how attempts of another
+    process ended. Then the next request tries again, and a second result has the same `detection_id`.
 
     Args:
-      max_failed: How many failures are remembered; beyond that it counts as another process.
+      max_failed: How many failures are remembered; beyond it, all are forgotten and the process counts as another one.
     """
 
     def __init__(self, max_failed: int = _MAX_FAILED):

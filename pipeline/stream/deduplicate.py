@@ -1,4 +1,4 @@
-"""`DropDuplicates`: one result for each generation of an image, however often it is asked for within a time."""
+"""`DropDuplicates`: deduplication of images by identity, within a time: in memory, or in runner state."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ class NewAndRepeats(NamedTuple):
 
 @dataclasses.dataclass
 class DropDuplicates(beam.PTransform):
-    """Lets an image pass unless it is under way or has a result of late; the others come out as `repeats`.
+    """Passes an image unless it is in progress or has a recent result; the others are the output `repeats`.
 
-    Element in: `EncodedImage`; out: the same, or the `Repeat` that it is. Bounded or unbounded. What is remembered lives in the
-    process: a restart forgets it, and a failed bundle must end the process (as it does on local runners), or its images would
-    be under way for ever.
+    Element in: `EncodedImage`; out: `EncodedImage` or `Repeat`. Bounded or unbounded. The cache is in the process: a restart
+    forgets it. A failed bundle must end the process (as on local runners), or its images would stay in progress.
 
     Args:
-      run: The run whose memory this is.
+      run: The stream's settings; its `StreamRun` has the cache.
     """
 
     run: RunSettings
@@ -48,24 +47,23 @@ class DropDuplicates(beam.PTransform):
         super().__init__()
 
     def expand(self, images: beam.PCollection[EncodedImage]) -> NewAndRepeats:
-        """Wires one DoFn; no shuffle, so that acknowledgement still waits for the answers."""
+        """Wires one DoFn, without a shuffle, so that acknowledgements still wait for answers."""
         parted = images | "Remember" >> beam.ParDo(_Remember(self.run)).with_outputs("repeats", main="images")
         return NewAndRepeats(parted.images, parted.repeats)
 
 
 @dataclasses.dataclass
 class DropDuplicatesInState(beam.PTransform):
-    """The same before anything is read, through runner state, for runners that keep it durably; repeats vanish, but are counted.
+    """Deduplicates before images are read, in durable runner state; repeats are counted and dropped.
 
-    Element in and out: `ImageRef`, or `EncodedImage` where the image came with its message. What is shuffled is that. State holds
-    the last attempt at an identity (`Attempts`): its process and its message. After an attempt that failed in the same process,
-    the next request passes. Where a worker has several processes, a request may pass although the image has a result; where
-    detection is in another process than this step, one may be dropped although the image failed there.
+    Element in and out: `ImageRef`, or `EncodedImage` if the image came with its message; they are shuffled. State holds the
+    process and message of the last attempt at each identity (`Attempts`). After a failed attempt in the same process the next
+    request passes. If a worker has several processes, a request may pass although the image has a result. If detection is in
+    another process than this step, a request may be dropped although the image failed there.
 
     Args:
-      run: The run whose attempts and figures these are. An attempt is forgotten by its `deduplicate_s`, in event time
-        (processing-time timers would hold the archive's windows back).
-      threads: How many versions are looked up side by side, of images that messages name without.
+      run: The stream's settings. Its `deduplicate_s` is in event time; processing-time timers would delay the archive's windows.
+      threads: How many generations are looked up side by side, for messages that name none.
     """
 
     run: RunSettings
@@ -96,7 +94,7 @@ class _Remember(beam.DoFn):
 
 
 class _Identify(beam.DoFn):
-    """Puts its identity before each image; what names no version is looked up, all of a bundle side by side."""
+    """Adds the identity to each image; looks up missing generations, those of a bundle side by side."""
 
     def __init__(self, threads: int):
         self._threads = threads
@@ -128,7 +126,7 @@ class _Identify(beam.DoFn):
 
 
 def _identity_now(ref: ImageRef) -> str:
-    """The identity of the version that there is now; of an image that cannot be looked at, one of its own: reading says why."""
+    """The identity of the current generation; a unique one if the lookup fails, so that reading reports the failure."""
     try:
         return dataclasses.replace(ref, generation=look_up(ref)).identity
     except ImageError:

@@ -1,12 +1,13 @@
-"""When what a puller took may be acknowledged, on a runner that finalizes early: one checkpoint later.
+"""Delayed acknowledgements, for a runner that finalizes bundles early: one checkpoint later.
 
 Flink finalizes all bundles that have ended when a checkpoint completes, also those that ended after it began and that only the
-next one holds (the bundle finalization of Beam's `ExecutableStageDoFnOperator`). A crash before the next would lose them, if
-their messages were acknowledged by then. So what comes to be finalized together is a wave, and it is acknowledged when the next
-wave begins; even a puller that finds nothing has a bundle, so there always is a next one. This needs one checkpoint at a time.
+next one holds (the bundle finalization of Beam's `ExecutableStageDoFnOperator`). If their messages were acknowledged then, a
+crash before the next checkpoint would lose them. So bundles that are finalized together are a wave, and are acknowledged when
+the next wave begins. A puller that finds no messages has a bundle too, so there is always a next wave. This needs one checkpoint
+at a time.
 
-Where the job falls back to a checkpoint, and this process outlives that, the puller comes back with a turn that it had before:
-what it took in earlier turns the checkpoint holds, what it took since nobody has any more.
+If the job falls back to a checkpoint and this process survives, the puller repeats a turn. The checkpoint holds the messages of
+earlier turns; those of this turn and later ones are lost, and must be delivered again.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-# of two finalizations within this time either may be of the same wave; checkpoints that come closer are taken for one
+# finalizations within this time may be of one wave; checkpoints that are closer count as one
 _SETTLE_SECONDS = 1.0
 
 
 class AckDecision(NamedTuple):
-    """Ids of messages: those that a checkpoint holds for good, and those that were lost with what followed it."""
+    """Ids of messages: those that a checkpoint holds, and those that were lost after it."""
 
     held: Sequence[str] = ()
     lost: Sequence[str] = ()
@@ -31,7 +32,7 @@ class AckDecision(NamedTuple):
 
 @dataclasses.dataclass
 class Turn:
-    """One turn of a puller: its number, what it took, when its bundle ended, and when that was finalized."""
+    """One turn of a puller: its number, its messages, when its bundle ended, and when that was finalized."""
 
     number: int
     ids: Sequence[str]
@@ -40,7 +41,7 @@ class Turn:
 
 
 class DelayedAcks:
-    """The turns of one puller in this process that are not acknowledged yet; thread-safe.
+    """The unacknowledged turns of one puller in this process; thread-safe.
 
     Args:
       clock: Seconds, monotonic.
@@ -53,7 +54,7 @@ class DelayedAcks:
         self._wave_began = -math.inf
 
     def begin(self, number: int, ids: Sequence[str]) -> tuple[Turn, AckDecision]:
-        """Begins a turn that took these; where it was begun before, the job has fallen back, which settles the earlier ones."""
+        """Begins a turn with these messages. If its number was begun before, the job fell back, which decides earlier turns."""
         turn = Turn(number, ids)
         with self._lock:
             before, decision = self._turns, AckDecision()
@@ -70,7 +71,7 @@ class DelayedAcks:
             turn.ended = self._clock()
 
     def finalize(self, turn: Turn) -> Sequence[str]:
-        """Takes part in a wave; gives what may be acknowledged: all of the wave before, where this is the first of a new one."""
+        """Notes a finalization; the first one of a new wave returns the messages of the wave before, to be acknowledged."""
         with self._lock:
             now = self._clock()
             turn.finalized = now

@@ -1,17 +1,17 @@
-"""What a Pub/Sub message asks for. Nothing here talks to Pub/Sub, or opens what a message names.
+"""Parses Pub/Sub messages into requests. Pure functions: they call neither Pub/Sub nor storage.
 
-A message is recognised by what it holds, without a setting:
+The format of a message is recognised by its content, without a setting:
 
     Cloud Storage notification     attributes eventType, bucketId, objectId, objectGeneration (only OBJECT_FINALIZE is work)
     JSON                           {"uri"} or {"bytes"} (base64), or {"request_id", "images": [{"uri"} | {"bytes"}, …]},
                                    each image optionally with "name" (inline images) or "generation"; a list of URIs; one URI;
-                                   other keys, of an image or of all, are what its row has as `extra`
+                                   other keys, of an image or of all, become `extra` in its row
     dead letter                    its image again, or the message that was refused: so a dead-letter topic is an input
     plain text                     one URI
     raw image bytes                by a content type of image/*, or by how the bytes start
 
-Whoever can publish decides what stands in a message, so a URI must lie under an allowed prefix, counts and sizes are bounded, and
-no message raises: what cannot be understood is a dead letter.
+Messages are untrusted input. A URI must lie under an allowed prefix, counts and sizes are bounded, and parsing never raises: a
+message that cannot be parsed becomes a dead letter.
 Attributes `request_id`, `name` and `event_time` (RFC 3339) are honoured on each kind.
 """
 
@@ -30,41 +30,30 @@ from typing import Any, NamedTuple
 
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
+from pipeline.image_formats import format_by_start
 from pipeline.read.allowed import MAX_URI, is_allowed
+from pipeline.read.dead_letter_replay import MOST_VALUES, Replayed, image_entry, is_dead_letter, load_json, original_message
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
-from pipeline.stream.asked_again import MOST_VALUES, asked_again, innermost, is_dead_letter, load_json
 from pipeline.stream.outgoing import utc
 
 _MAX_TEXT = 1024  # characters of an id, a name, a generation; Pub/Sub's own attributes have as many bytes
 _BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(rb"\s*(/|[A-Za-z][A-Za-z0-9+.-]*://)[^\r\n]*\s*")
-_IMAGE_STARTS = (
-    b"\xff\xd8\xff",  # JPEG
-    b"\x89PNG\r\n\x1a\n",
-    b"GIF8",
-    b"BM",
-    b"II*\0",  # TIFF
-    b"MM\0*",
-    b"\0\0\1\0",  # ICO
-    b"\0\0\0\x0cjP  ",  # JPEG 2000
-    b"\xff\x4f\xff\x51",
-    b"#?RADIANCE",
-)
+_ICO = b"\0\0\1\0"  # not decoded, and its dead letter says so
 _OURS = frozenset({"uri", "bytes", "content", "name", "generation", "request_id", "images"})
-_NO_WORK = object()  # what a message asks for that needs none
+_NO_WORK = object()  # the message needs no work
 _VALUES_PER_IMAGE = 100  # JSON values: three times what `extra` keeps of an image
-_FTYP_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"mif1")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Message:
-    """A message as it came.
+    """A received message.
 
     Attributes:
-      data: Its payload.
-      attributes: Its attributes.
-      message_id: Pub/Sub's id, equal for each delivery of the message.
+      data: The payload.
+      attributes: The attributes.
+      message_id: Pub/Sub's id; the same for each delivery.
       publish_time: Seconds since the epoch.
     """
 
@@ -100,9 +89,9 @@ class Request:
 
     Attributes:
       message_id: The message's id.
-      request_id: The id that the sender gave; empty where it gave none.
-      images: The images to look at, named or with their bytes.
-      dead_letters: What cannot be done, each with its reason.
+      request_id: The sender's id; empty if there is none.
+      images: The images to detect in, named or with their bytes.
+      dead_letters: Images that cannot be read, each with its reason.
       skipped: The message needs no work (a notification of a deleted object, for instance).
     """
 
@@ -114,16 +103,16 @@ class Request:
 
     @property
     def wants_answer(self) -> bool:
-        """Whether there is somebody who waits for an answer to the whole request."""
+        """Whether the sender waits for one answer to the whole request."""
         return bool(self.request_id) and not self.skipped
 
 
 def parse_message(message: Message, limits: MessageLimits) -> Request:
-    """Finds out what a message asks for; never raises, whatever stands in it."""
+    """Parses a message; never raises, whatever its content."""
     request_id = _text(message.attributes.get("request_id"))
     try:
         with _refusing():
-            message = dataclasses.replace(message, data=innermost(message.data, limits.max_values))
+            message = dataclasses.replace(message, data=original_message(message.data, limits.max_values))
             asked = _recognise(message, limits.max_values)
             request_id = asked.request_id or request_id
             if asked.images is _NO_WORK:
@@ -139,11 +128,17 @@ def parse_message(message: Message, limits: MessageLimits) -> Request:
         return Request(message.message_id, request_id, dead_letters=(err.dead_letter(ref, message.data),))
 
 
+def replay_message(line: bytes, limits: MessageLimits) -> Replayed:
+    """What a dead letter asks for if it comes as a message."""
+    request = parse_message(Message(line), limits)
+    return Replayed(request.images, request.dead_letters)
+
+
 def image_count(message: Message) -> int:
-    """How many images a message names, at least 1: what it weighs when subscriber is bounded."""
+    """How many images a message names, at least 1; bounds the subscriber."""
     try:
         with _refusing():
-            images = _recognise(dataclasses.replace(message, data=innermost(message.data))).images
+            images = _recognise(dataclasses.replace(message, data=original_message(message.data))).images
     except ImageError:
         return 1
     return max(1, len(images)) if isinstance(images, list) else 1
@@ -151,9 +146,9 @@ def image_count(message: Message) -> int:
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """The boundary to what strangers write: within, whatever fails is an `ImageError` that says what.
+    """Maps every exception in its block to an `ImageError`.
 
-    An exception that left it would end a stream, again at each start, since the message comes again.
+    Any other exception would end the stream, again at each restart, since the message is delivered again.
     """
     try:
         yield
@@ -165,12 +160,12 @@ def _refusing() -> Iterator[None]:
 
 
 class _Asked(NamedTuple):
-    """What a message asks for, unchecked.
+    """The content of a message, unchecked.
 
     Attributes:
-      images: A list of one entry an image; `_NO_WORK`; or what JSON has instead of a list.
-      request_id: That of the request, where its JSON has one.
-      of_all: What is said of all images, small.
+      images: A list with one entry for each image; `_NO_WORK`; or another JSON value.
+      request_id: The request id in the JSON.
+      of_all: Fields for all images.
     """
 
     images: Any
@@ -183,7 +178,7 @@ def _recognise(message: Message, max_values: int = MOST_VALUES) -> _Asked:
     if "eventType" in attributes and "objectId" in attributes:
         return _Asked(_notified(attributes))
     content_type = next((v for k, v in attributes.items() if k.lower().replace("_", "-") in ("content-type", "contenttype")), "")
-    if content_type.lower().startswith("image/") or _looks_like_image(data):
+    if content_type.lower().startswith("image/") or format_by_start(data) or data.startswith(_ICO):
         return _Asked([{"content": data, "name": attributes.get("name", "")}])
     if data.lstrip()[:1] in (b"{", b"[", b'"'):
         return _asked_in_json(load_json(data, max_values))
@@ -205,7 +200,7 @@ def _notified(attributes: Mapping[str, str]) -> Any:
 
 def _asked_in_json(asked: Any) -> _Asked:
     if is_dead_letter(asked):
-        return _Asked([asked_again(asked)])
+        return _Asked([image_entry(asked)])
     if isinstance(asked, str):
         return _Asked([asked])
     if not isinstance(asked, dict):
@@ -217,7 +212,7 @@ def _asked_in_json(asked: Any) -> _Asked:
 
 
 def _text(value: Any) -> str:
-    """A short text as a message gives it, also where it gives a number; anything else is none."""
+    """A text or number of a message as a short text; empty for other values."""
     return str(value)[:_MAX_TEXT] if isinstance(value, (str, int, float)) and value else ""
 
 
@@ -238,13 +233,13 @@ def _request(message: Message, request_id: str, asked: _Asked, limits: MessageLi
 
 
 def _entry(each: Any, of_all: Mapping[str, Any]) -> Any:
-    """What a message says of one image."""
+    """The fields of one image."""
     entry = {"uri": each} if isinstance(each, str) else each
     return {**of_all, **entry} if of_all and isinstance(entry, dict) else entry
 
 
 def _payload(entry: Any) -> bytes:
-    """The part of a message that asks for one image; of what is nested too deeply to be written again, what matters."""
+    """The JSON of one image's entry; of one that is nested too deeply, its texts."""
     try:
         return row_bytes(entry)
     except RecursionError:
@@ -294,17 +289,11 @@ def _check_size(size: int, limits: MessageLimits, bytes_left: int) -> None:
 def _decode_base64(text: Any, limits: MessageLimits, bytes_left: int) -> bytes:
     if not isinstance(text, str) or not text:
         raise ImageError("message", "bad_request", "expected an image as {'uri'} or {'bytes'} with text, got neither")
-    _check_size(len(text) // 4 * 3 - 2, limits, bytes_left)  # what it has at least, before memory is taken for it
+    _check_size(len(text) // 4 * 3 - 2, limits, bytes_left)  # its least size, before memory is taken
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as err:
         raise ImageError("message", "bad_base64", f"the image's bytes are no base64: {err}") from err
-
-
-def _looks_like_image(data: bytes) -> bool:
-    if data.startswith(_IMAGE_STARTS) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP"):
-        return True
-    return data[4:8] == b"ftyp" and data[8:12] in _FTYP_BRANDS
 
 
 def _event_time(message: Message) -> float:

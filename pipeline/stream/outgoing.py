@@ -1,6 +1,6 @@
-"""The messages that a stream publishes: results, dead letters, answers. Pure functions; nothing here talks to Pub/Sub.
+"""Builds the messages that a stream publishes: results, dead letters, answers. Pure functions; they do not call Pub/Sub.
 
-Each fits into Pub/Sub, whatever stands in it: what is too large is left out, and the message says so.
+Each message fits into Pub/Sub: parts that are too large are left out, and the message says so.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class OutgoingMessage:
     Attributes:
       data: Its payload.
       attributes: Its attributes.
-      answers: Id of the message that asked; it is acknowledged only when this one is published.
-      is_cut: Whether something was left out, to fit into Pub/Sub.
+      answers: Id of the request's message, which is acknowledged only when this one is published.
+      row: The whole row of a result; `data` is the same bytes unless Pub/Sub would refuse them.
     """
 
     data: bytes
     attributes: Mapping[str, str]
     answers: str = ""
-    is_cut: bool = False
+    row: bytes = b""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an image.
+    """The outcome of an image.
 
     Attributes:
-      row: Its row, or its dead letter's, as UTF-8 JSON; empty where no request could ask for it.
+      row: Its row, or its dead letter's, as UTF-8 JSON; empty if the stream has no answers.
       failed: Whether it is a dead letter.
     """
 
@@ -58,18 +58,18 @@ class Outcome:
 
 
 def detection_id(ref: ImageRef, model_name: str, model_version: str) -> str:
-    """Equal for each result of one generation of an image from one version of a model, so that repeats can be recognised."""
+    """A deterministic id of image generation and model version, by which readers recognise repeats."""
     return hashlib.sha256(b"\n".join((identity_bytes(ref), name_bytes(model_name), name_bytes(model_version)))).hexdigest()[:32]
 
 
 def detection_message(image: DetectedImage, now: float) -> OutgoingMessage:
-    """The message for one image: its row as JSON; what readers route on as attributes.
+    """The message for one image: its row as JSON, and attributes for routing.
 
-    Of a row that Pub/Sub would refuse the detections are left out; `detections_left_out` in the row says how many, and the
-    attribute `detections` that it is so. The archive has the whole row.
+    If the row is too large for Pub/Sub, the detections are left out. `detections_left_out` in the row counts them, and the
+    attribute `detections` is set. The archive has the whole row.
 
     Args:
-      image: What was detected.
+      image: The image with its detections.
       now: Seconds since the epoch, for `latency_ms` (from the image's event time).
     """
     attributes = {
@@ -79,33 +79,32 @@ def detection_message(image: DetectedImage, now: float) -> OutgoingMessage:
         "model_version": image.model_version,
         **_ref_attributes(image.ref, now),
     }
-    row = detection_row(image)
-    data = row_bytes(row)
-    is_cut = len(data) > MAX_MESSAGE_BYTES
-    if is_cut:
-        data = row_bytes({**row, "detections": [], "detections_left_out": len(image.detections)})
+    fields = detection_row(image)
+    data = row = row_bytes(fields)
+    if len(row) > MAX_MESSAGE_BYTES:
+        data = row_bytes({**fields, "detections": [], "detections_left_out": len(image.detections)})
         attributes["detections"] = _LEFT_OUT
-    return OutgoingMessage(data, _fit(attributes), is_cut=is_cut)
+    return OutgoingMessage(data, _fit(attributes), row=row)
 
 
 def dead_letter_message(letter: DeadLetter, now: float) -> OutgoingMessage:
-    """The message for one dead letter; a payload that Pub/Sub would refuse is left out, and the attribute `payload` says so."""
+    """The message for one dead letter; a payload too large for Pub/Sub is left out, and the attribute `payload` is set."""
     attributes = {"kind": "dead_letter", "stage": letter.stage, "reason": letter.reason, **_ref_attributes(letter.ref, now)}
     if letter.model_name:
         attributes |= {"model_name": letter.model_name, "model_version": letter.model_version}
-    data = row_bytes(dead_letter_row(letter))
-    if len(data) > MAX_MESSAGE_BYTES:
+    data = row = row_bytes(dead_letter_row(letter))
+    if len(row) > MAX_MESSAGE_BYTES:
         short = dataclasses.replace(letter, payload=b"", message=letter.message[:_MAX_EXPLANATION])
         data = row_bytes(dead_letter_row(short))
         attributes["payload"] = _LEFT_OUT
-    return OutgoingMessage(data, _fit(attributes))
+    return OutgoingMessage(data, _fit(attributes), row=row)
 
 
 def answer_message(request_id: str, outcomes: Sequence[Outcome], *, on_time: bool, answers: str = "") -> OutgoingMessage:
     """The answer to a request: `{"request_id", "complete", "results": [rows], "failed": [dead-letter rows]}`.
 
-    `complete` is false where the deadline came first. Rows that Pub/Sub would refuse for their size are left out, and
-    `rows_left_out` says so; they have been published one by one.
+    `complete` is false if the deadline came first. If the rows are too large for Pub/Sub, they are left out and counted in
+    `rows_left_out`; each has its own message.
     """
     results = [outcome.row for outcome in outcomes if not outcome.failed]
     failed = [outcome.row for outcome in outcomes if outcome.failed]
@@ -138,7 +137,7 @@ def _ref_attributes(ref: ImageRef, now: float) -> dict[str, str]:
 
 
 def _fit(attributes: Mapping[str, str]) -> dict[str, str]:
-    """Cuts what Pub/Sub would refuse: values of at most 1024 bytes (a URI can be longer; the row has all of it)."""
+    """Cuts values to the 1024 bytes that Pub/Sub accepts; the row has the whole URI."""
     return {
         name: value.encode("utf-8", "replace")[:_MAX_ATTRIBUTE_BYTES].decode("utf-8", "ignore")
         for name, value in attributes.items()

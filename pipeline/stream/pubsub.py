@@ -1,10 +1,9 @@
-"""Messages in and out of Pub/Sub, so that nothing is acknowledged before it is answered.
+"""`ReadMessages`: a splittable DoFn over a Pub/Sub subscription that acknowledges in the *bundle finalizer*.
 
-`ReadMessages` is a splittable DoFn: it takes what was pulled, yields it, and acknowledges in the *bundle finalizer*, when the
-runner has committed everything that was fused with it; for a runner that finalizes before it has, see `pipeline.stream.delayed_acks`.
-`PublishResults` waits in `finish_bundle` until Pub/Sub has its messages. Where a runner fuses the two (local ones do, as long as
-no shuffle, flatten or side input stands between), a message is acknowledged only after its answers are published, whenever the
-process dies.
+The runner calls the finalizer when it has committed everything that is fused with this step. Local runners fuse it with
+`PublishResults`, as long as no shuffle, flatten or side input stands between. Then a message is acknowledged only after its
+answers are published, whenever the process dies. `pipeline.stream.run` draws this; `pipeline.stream.delayed_acks` is for runners that
+finalize earlier.
 """
 
 from __future__ import annotations

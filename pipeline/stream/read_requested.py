@@ -1,4 +1,4 @@
-"""`ReadRequested`: the images that messages name, read with the patience of a stream."""
+"""`ReadRequested`: reads the images that messages name; while storage fails, the stream waits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import apache_beam as beam
 
 from pipeline.config import ReadConfig
 from pipeline.prefetch import Slot
-from pipeline.read.circuit_breaker import CircuitBreaker
 from pipeline.read.fetch import StorageUnavailableError
-from pipeline.read.read_ahead import ReadAhead
+from pipeline.read.read_ahead import CircuitBreaker, ReadAhead
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.stream.run import RunSettings, run_of
 
@@ -32,9 +31,9 @@ class ReadOrDead(NamedTuple):
 class ReadRequested(beam.PTransform):
     """Reads the images that messages name; those that came with their bytes pass.
 
-    Element in: `ImageRef` or `EncodedImage`. Elements out: `EncodedImage` or `DeadLetter`. Unbounded. While storage does not
-    answer, its images wait, and so does subscriber. Where the run is stopped meanwhile they have no outcome: their messages are not
-    acknowledged, and come again.
+    Element in: `ImageRef` or `EncodedImage`. Elements out: `EncodedImage` or `DeadLetter`. Unbounded. While storage fails, its
+    images wait, and so does subscriber. If the run is stopped meanwhile, these images have no outcome: their messages are not
+    acknowledged, and Pub/Sub delivers them again.
 
     Args:
       read: How to read.
@@ -48,7 +47,7 @@ class ReadRequested(beam.PTransform):
         super().__init__()
 
     def expand(self, requested: beam.PCollection[ImageRef | EncodedImage]) -> ReadOrDead:
-        """Wires the reading DoFn of batch, with more patience, and what becomes of images that it was stopped at."""
+        """Wires the reading DoFn of batch jobs with endless retries, and the return of images unread at a stop."""
         read = requested | "ReadAhead" >> beam.ParDo(_ReadGuarded(self.read, self.run)).with_outputs("dead", main="images")
         return ReadOrDead(read.images, read.dead | "GiveBack" >> beam.ParDo(_Nack(self.run)))
 
@@ -68,12 +67,12 @@ class _ReadGuarded(ReadAhead):
             read = super()._read_one(ref, place)
             if not _is_unavailable(read) or place.abandoned or self._stop.is_set():
                 return read
-            self._waiting.note(read)  # for want of credentials, which is no failure that a single read would wait for
+            self._waiting.note(read)  # also for missing credentials, which a single read does not retry
             self._stop.wait(_AGAIN_SECONDS)
 
 
 class _BreakerUntilStopped(CircuitBreaker):
-    """Waits for storage as long as the run goes on."""
+    """Retries until the run is stopped."""
 
     def __init__(self, stop: threading.Event):
         super().__init__(retry_seconds=math.inf, give_up_seconds=math.inf)
@@ -85,12 +84,12 @@ class _BreakerUntilStopped(CircuitBreaker):
             raise err
 
     def note(self, unread: DeadLetter) -> None:
-        """Notes an image that could not be read for now."""
+        """Notes an image that could not be read now."""
         super().failed(StorageUnavailableError(unread.message))
 
 
 class _Nack(beam.DoFn):
-    """Takes out what is no failure of an image, but was not read when the run was stopped."""
+    """Removes images that were unread when the run was stopped; their failure is the stop, not theirs."""
 
     def __init__(self, run: RunSettings):
         self._run = run

@@ -1,7 +1,8 @@
-"""One answer for each request of several images: sent when its last image is done, or at a deadline with what is missing named.
+"""Request aggregator: one answer for each request of several images, when its last image is done or at a deadline.
 
-Kept in the process, like the rest of a local stream. A request is one message, whatever other message has the same request id:
-it is acknowledged when its own answer is published, and asks again where that never came to be.
+At the deadline the answer names the missing images as failed.
+Requests are kept in the process, like all of a local stream's state. A request is one message, even if others have its request
+id. It is acknowledged when its own answer is published; until then Pub/Sub delivers it again after a crash.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class _Open:
 
 
 class RequestAggregator:
-    """Gathers outcomes by request; thread-safe. Methods return the answers that are due now.
+    """Aggregates outcomes by request; thread-safe. Methods return the answers that are due now.
 
     Args:
-      deadline_s: How long a request may take; then it is answered with what is there.
+      deadline_s: After this time a request is answered with the outcomes so far.
       clock: Seconds, monotonic.
     """
 
@@ -46,7 +47,7 @@ class RequestAggregator:
         self._open: dict[str, _Open] = {}
 
     def open(self, request: Request) -> None:
-        """Begins to wait for a request's images."""
+        """Begins to collect the outcomes of a request's images."""
         opened = _Open(request.message_id, request.request_id, self._clock())
         refs = [image if isinstance(image, ImageRef) else image.ref for image in request.images]
         for ref in (*refs, *(letter.ref for letter in request.dead_letters)):
@@ -56,7 +57,7 @@ class RequestAggregator:
             self._open[request.message_id] = opened
 
     def done(self, ref: ImageRef, outcome: Outcome) -> list[OutgoingMessage]:
-        """Notes what became of an image for the message that asked for it."""
+        """Notes the outcome of an image for the message in `ref`."""
         with self._lock:
             opened = self._open.get(ref.message_id)
             if opened is None or not opened.missing[ref.uri]:

@@ -1,4 +1,20 @@
-"""One run of a stream: everything that its steps share in a process, made once, looked up here, closed at the end."""
+"""The state that the steps of a stream share in one process, and the way of an acknowledgement.
+
+    Pub/Sub ──> Subscriber.take ──> ParseMessages ──> … ──> PublishResults ──> bundle finalizer ──> Subscriber.finalize ──> Pub/Sub
+                   holds             │                       │                    │                  │
+                   the message    RequestAggregator.open           Archive.spill          DelayedAcks           acknowledges what awaits
+                                  asks Subscriber to         makes the rows         adds a delay    no answer; the rest when
+                                  await the answer       durable                on Flink        the answer is published
+
+A message is acknowledged when all of these hold:
+
+1. `Archive.spill`: its rows are durable. The bundle ends only then, so nothing else asks for this.
+2. `Publishing.wait`: Pub/Sub has its messages. The bundle ends only then, too.
+3. `DelayedAcks`: on a runner that finalizes early, one more checkpoint has begun; elsewhere the finalizer does not wait.
+4. `Subscriber`: its bundle is final, and its request, if it is one, is answered, perhaps by another bundle or at its deadline.
+
+A message that is not acknowledged comes again, to the next run.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +34,7 @@ from pipeline.stream.dedup_cache import Attempts, DedupCache
 from pipeline.stream.delayed_acks import DelayedAcks
 from pipeline.stream.live import LiveStats
 from pipeline.stream.messages import Request
-from pipeline.stream.monotonic import steady_time
-from pipeline.stream.outgoing import OutgoingMessage
+from pipeline.stream.outgoing import Outcome, OutgoingMessage
 from pipeline.stream.request_aggregator import RequestAggregator
 from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
@@ -27,13 +42,12 @@ from pipeline.stream.threads import RunThreads
 _OVERDUE_SECONDS = 0.25
 _CLOSE_SECONDS = 1.0
 _RECOVER_SECONDS = 60.0
-_runs: dict[str, StreamRun] = {}
-_registry = threading.Lock()
+_BEGAN = time.time() - time.monotonic()
 
 
 @dataclasses.dataclass(frozen=True)
 class Topics:
-    """Where answers go.
+    """Where a stream publishes.
 
     Attributes:
       detections: One message an image.
@@ -48,26 +62,26 @@ class Topics:
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
-    """What a run is made of; steps carry it to wherever they work.
+    """The settings of a run; steps carry them to their workers.
 
     Attributes:
       name: Names the run: its archive files, and the one `StreamRun` of each process.
       subscription: Where messages come from.
       topics: Where answers go.
-      in_process: Whether all steps work in the launcher's process. Then the launcher opens the run and closes it; elsewhere the
-        first step that asks opens it, and it ends with its process.
-      max_images: Most images (by what messages name) in one bundle, and as many waiting.
+      in_process: Whether all steps are in the launcher's process, which opens and closes the run. Elsewhere the first step that
+        needs the run opens it, and it ends with its process.
+      max_images: Most images that the messages of one bundle name, and as many waiting.
       max_bytes: The same in bytes of messages.
       answer_deadline_s: Longest time to a request's answer.
       deduplicate_s: How long an image is remembered.
       samples: How many annotated images the report will show.
-      results: Folder of the archive and the dead letters; empty: nothing is written to files.
-      archive_detections: Whether the rows of detections go there, too.
+      results: Folder of the archive and the dead letters; empty: no files are written.
+      archive_detections: Whether detections are archived, too.
       window_s: Seconds of rows in one file there.
       shards: Files a window there.
-      provenance: By what the rows there are made.
-      finalizes_early: Whether the runner finalizes bundles before it is sure to hold them; see `pipeline.stream.delayed_acks`.
-      worker_context: What workers elsewhere must reach before they begin.
+      provenance: The model and settings that make these rows.
+      finalizes_early: Whether the runner finalizes bundles before a checkpoint holds them; see `pipeline.stream.delayed_acks`.
+      worker_context: What remote workers must reach before they begin.
     """
 
     name: str
@@ -121,18 +135,26 @@ class RunSettings:
         )
 
 
+def steady_time() -> float:
+    """Seconds since the epoch by the clock at this process's start, plus the monotonic seconds since.
+
+    A clock that jumps and comes back would put the watermark hours ahead, and all later elements would be late.
+    """
+    return _BEGAN + time.monotonic()
+
+
 class StreamRun:
     """The state of one run in this process; thread-safe.
 
     Attributes:
-      settings: What it was made of.
+      settings: Its settings.
       threads: Its threads, its stop event, and the failure that ends it.
-      clock: Seconds since the epoch, as this machine has them; in a worker elsewhere, steady.
-      figures: What it has counted.
-      recent: The images that are under way, and what became of those of late.
-      attempts: How attempts ended whose beginning runner state holds; None where all steps are in one process.
-      answers: Its open requests; None where nobody wants answers by request.
-      archive: Where its rows become files; None where that is not for this process to do.
+      clock: Seconds since the epoch by this machine's clock; in a remote worker `steady_time`.
+      figures: Its statistics.
+      recent: The deduplication cache.
+      attempts: The failed attempts that runner state does not know; None if all steps are in one process.
+      answers: Its open requests; None if there is no topic for answers.
+      archive: Writes its rows to files; None if another step does, or no files are wanted.
     """
 
     def __init__(self, settings: RunSettings, clock: Callable[[], float] = time.time):
@@ -164,7 +186,7 @@ class StreamRun:
 
     @property
     def subscriber(self) -> Subscriber:
-        """The messages in hand; pulling begins with the first step that asks for them."""
+        """The subscriber; pulling begins with the first step that needs it."""
         with self._lock:
             if self._subscriber is None:
                 bounds = self.settings.max_images, self.settings.max_bytes
@@ -172,45 +194,57 @@ class StreamRun:
             return self._subscriber
 
     def delayed_acks_of(self, puller: int) -> DelayedAcks:
-        """What a puller has taken, on a runner that finalizes early."""
+        """The turns of a puller, on a runner that finalizes early."""
         with self._lock:
             return self._turns.setdefault(puller, DelayedAcks())
 
     def open_request(self, request: Request) -> None:
-        """Begins to wait for the images of a request, where somebody wants its answer; until then its message is in hand."""
+        """Opens a request that wants an answer, and holds its message until that is published."""
         if self.answers and request.wants_answer:
             if self._subscriber:
                 self._subscriber.hold_ack(request.message_id)
             self.answers.open(request)
 
+    def end_attempt(self, ref: ImageRef, outcome: Outcome, *, was_begun: bool) -> list[ImageRef]:
+        """Ends the attempt at an image; returns the repeats that wait for its outcome.
+
+        Args:
+          ref: The image, and the message that asked for it.
+          outcome: What became of it.
+          was_begun: Whether deduplication has seen the image.
+        """
+        if self.attempts:
+            self.attempts.end(ref, outcome.failed)
+        return self.recent.done(ref, outcome) if was_begun else []
+
     def answered(self, published: Iterable[OutgoingMessage]) -> None:
-        """Notes which messages have been answered: Pub/Sub has the answers."""
+        """Notes that these answers are published, so their requests may be acknowledged."""
         if self._subscriber:
             self._subscriber.answered([message.answers for message in published if message.answers])
 
     def nack(self, ref: ImageRef) -> None:
-        """Leaves an image without an outcome: its message stays in hand, and comes again when the run is over."""
+        """Leaves an image without an outcome: its message is held, and delivered again after the run."""
         self.figures.add_given_back()
         if self._subscriber:
             self._subscriber.hold_ack(ref.message_id)
 
     def stop(self) -> None:
-        """Ends subscriber; what is in hand is still finished."""
+        """Stops pulling; messages in progress are still finished."""
         self.threads.stop.set()
 
     def close(self) -> None:
-        """Ends the run's threads, and gives back what is in hand still."""
+        """Ends the threads, and releases all messages that are not acknowledged."""
         self.stop()
         if self._subscriber:
             self._subscriber.end_pulling()
-        self.threads.close()  # so the last answers are published, or not, before their messages are given back
+        self.threads.close()  # answers are published, or not, before their messages are released
         if self._subscriber:
             self._subscriber.close()
         if self.archive:
             self.archive.finish()
 
     def _answer_overdue(self) -> None:
-        """Answers requests whose time is over. Where Pub/Sub refuses an answer for good, so it would in a step: the job ends."""
+        """Publishes the answers of overdue requests; a permanent failure of Pub/Sub ends the job, as in a step."""
         assert self.answers is not None  # noqa: S101  started only with them
         while not self.threads.closed.wait(_OVERDUE_SECONDS):
             late = self.answers.overdue()
@@ -222,17 +256,26 @@ class StreamRun:
                 self.answered(late)
 
 
+class _Process:
+    """Holds the one run of this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.run: StreamRun | None = None
+
+
+_PROCESS = _Process()
+
+
 @contextlib.contextmanager
 def opened(settings: RunSettings, clock: Callable[[], float] = time.time) -> Iterator[StreamRun]:
     """Opens a run for the length of a block."""
     run = StreamRun(settings, clock)
-    with _registry:
-        _runs[settings.name] = run
+    _PROCESS.run = run
     try:
         yield run
     finally:
-        with _registry:
-            del _runs[settings.name]
+        _PROCESS.run = None
         run.close()
 
 
@@ -241,14 +284,15 @@ def run_of(settings: RunSettings) -> StreamRun:
 
     Raises:
       LookupError: All steps work in the launcher's process, and the launcher has closed the run.
-      UserError: This process is elsewhere, and does not reach what it needs.
+      UserError: This process is remote, and cannot reach what it needs.
     """
-    with _registry:
-        if settings.name not in _runs:
+    with _PROCESS.lock:
+        run = _PROCESS.run
+        if run is None or run.settings.name != settings.name:
             if settings.in_process:
                 raise LookupError(f"the run {settings.name} is over")
             run = StreamRun(settings, steady_time)
             if settings.worker_context:
                 settings.worker_context.check_worker(run.figures.told)
-            _runs[settings.name] = run
-        return _runs[settings.name]
+            _PROCESS.run = run
+        return run

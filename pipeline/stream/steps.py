@@ -1,7 +1,7 @@
-"""What a stream begins and ends with: images out of messages, and the messages, answers and rows of their results.
+"""The first and last steps of a stream: `ParseMessages` makes images of messages, `PublishResults` publishes their results.
 
-What stands between is one DoFn after the other, without flatten or shuffle, so that a local runner fuses it and acknowledges a
-message only when its answers are published and its rows are durable.
+All steps between are DoFns in one line, without flatten or shuffle. A local runner therefore fuses them, and acknowledges a
+message only after its answers are published and its rows are durable; `pipeline.stream.run` draws the way of an acknowledgement.
 """
 
 from __future__ import annotations
@@ -13,14 +13,121 @@ from typing import Any, NamedTuple
 
 import apache_beam as beam
 
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, detection_row, row_bytes
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, row_bytes
 from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.archive import ArchivedRow
 from pipeline.stream.clients import Publishing
 from pipeline.stream.dedup_cache import Repeat
 from pipeline.stream.messages import Message, MessageLimits, parse_message
 from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
-from pipeline.stream.run import RunSettings, run_of
+from pipeline.stream.run import RunSettings, StreamRun, run_of
+
+_BEFORE_DETECTING = ("message", "read")  # stages before an image counts as under way, so no repeat waits for its outcome
+
+
+@dataclasses.dataclass
+class PublishResults(beam.PTransform):
+    """Publishes the message of each result, and the answer of each request that it completes; see `publish_result`.
+
+    Element in: `DetectedImage`, `DeadLetter`, or a `Repeat`. Nothing comes out. A bundle ends only when its rows are in the
+    archive and Pub/Sub has all of its messages.
+
+    Args:
+      run: The stream's settings: topics, archive.
+    """
+
+    run: RunSettings
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, results: beam.PCollection[Any]) -> beam.PCollection[None]:
+        """Wires the publishing DoFn."""
+        return results | "Publish" >> beam.ParDo(_PublishResults(self.run))
+
+
+def publish_result(result: DetectedImage | DeadLetter | Repeat, run: StreamRun, bundle: PublishedBundle) -> None:
+    """Publishes one result. Its row is serialised once, for the message, the archive and the answers.
+
+    Args:
+      result: What became of an image. A repeat is only counted, and completes answers if the first outcome is known.
+      run: The state of the stream: statistics, deduplication, open requests.
+      bundle: Takes the messages and the rows.
+    """
+    if isinstance(result, Repeat):
+        run.figures.add_duplicate()
+        if result.outcome:
+            bundle.answer([result.ref], result.outcome)
+        return
+    now, is_dead = time.time(), isinstance(result, DeadLetter)
+    message = dead_letter_message(result, now) if isinstance(result, DeadLetter) else detection_message(result, now)
+    bundle.send(run.settings.topics.dead_letters if is_dead else run.settings.topics.detections, message)
+    if is_dead or run.settings.archive_detections:
+        bundle.rows.append(ArchivedRow(DEAD_LETTERS if is_dead else DETECTIONS, result.ref, message.row))
+    run.figures.add_result(result, now)
+    outcome = Outcome(_answered_row(result, message) if run.answers else b"", is_dead)
+    bundle.answer([result.ref, *run.end_attempt(result.ref, outcome, was_begun=_was_begun(result))], outcome)
+
+
+class PublishedBundle:
+    """The messages and rows of one bundle, until they are durable.
+
+    Attributes:
+      rows: Rows for the archive.
+    """
+
+    def __init__(self, run: StreamRun):
+        self.rows: list[ArchivedRow] = []
+        self._run = run
+        self._publishing = Publishing()
+        self._answers: list[OutgoingMessage] = []
+
+    def send(self, topic: str, message: OutgoingMessage) -> None:
+        """Begins to publish a message, if there is a topic for it."""
+        if topic:
+            self._publishing.send(topic, message)
+
+    def answer(self, refs: Iterable[ImageRef], outcome: Outcome) -> None:
+        """Begins to publish the answers that an outcome completes, for each message that asked for the image."""
+        for ref in refs:
+            for answer in self._run.answers.done(ref, outcome) if self._run.answers else ():
+                self.send(self._run.settings.topics.answers, answer)
+                self._answers.append(answer)
+
+    def finish(self) -> None:
+        """Waits until the rows are in the archive and Pub/Sub has the messages; then requests may be acknowledged."""
+        if self._run.archive:
+            self._run.archive.spill(self.rows)
+        self._publishing.wait()
+        self._run.answered(self._answers)
+
+
+class _PublishResults(beam.DoFn):
+    def __init__(self, run: RunSettings):
+        self._run = run
+
+    def setup(self) -> None:
+        self._shared = run_of(self._run)
+
+    def start_bundle(self) -> None:
+        self._bundle = PublishedBundle(self._shared)
+
+    def process(self, result: DetectedImage | DeadLetter | Repeat) -> None:
+        publish_result(result, self._shared, self._bundle)
+
+    def finish_bundle(self) -> None:
+        self._bundle.finish()
+
+
+def _was_begun(result: DetectedImage | DeadLetter) -> bool:
+    return not (isinstance(result, DeadLetter) and result.stage in _BEFORE_DETECTING)
+
+
+def _answered_row(result: DetectedImage | DeadLetter, message: OutgoingMessage) -> bytes:
+    """The row as an answer has it: without the payload of a dead letter."""
+    if isinstance(result, DetectedImage):
+        return message.data
+    return row_bytes(dead_letter_row(dataclasses.replace(result, payload=b""))) if result.payload else message.row
 
 
 class Requested(NamedTuple):
@@ -30,18 +137,15 @@ class Requested(NamedTuple):
     dead: beam.PCollection[DeadLetter]
 
 
-_BEFORE_DETECTING = ("message", "read")  # stages whose failures were never under way for a repeat to join
-
-
 @dataclasses.dataclass
 class ParseMessages(beam.PTransform):
-    """Finds out what each message asks for.
+    """Parses messages into images; see `pipeline.stream.messages.parse_message`.
 
     Element in: `Message`. Elements out: one `ImageRef` or `EncodedImage` an image, or a `DeadLetter`. Unbounded.
 
     Args:
       limits: What a message may ask for.
-      run: The run whose figures and open requests are kept.
+      run: The stream whose statistics and open requests are kept.
     """
 
     limits: MessageLimits
@@ -54,27 +158,6 @@ class ParseMessages(beam.PTransform):
         """Wires the parsing DoFn."""
         parsed = messages | "Parse" >> beam.ParDo(_Parse(self.limits, self.run)).with_outputs("dead", main="images")
         return Requested(parsed.images, parsed.dead)
-
-
-@dataclasses.dataclass
-class PublishResults(beam.PTransform):
-    """Publishes the message of each result, and the answer of each request that it completes.
-
-    Element in: `DetectedImage`, `DeadLetter`, or a `Repeat`. Nothing comes out. A bundle ends only when Pub/Sub
-    has all of its messages.
-
-    Args:
-      run: The run whose topics they go to, and whose figures and open requests are kept.
-    """
-
-    run: RunSettings
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def expand(self, results: beam.PCollection[Any]) -> beam.PCollection[None]:
-        """Wires the publishing DoFn."""
-        return results | "Publish" >> beam.ParDo(_PublishResults(self.run))
 
 
 class _Parse(beam.DoFn):
@@ -91,58 +174,3 @@ class _Parse(beam.DoFn):
         self._shared.open_request(request)
         yield from request.images
         yield from (beam.pvalue.TaggedOutput("dead", letter) for letter in request.dead_letters)
-
-
-class _PublishResults(beam.DoFn):
-    def __init__(self, run: RunSettings):
-        self._run = run
-        self._topics = run.topics
-
-    def setup(self) -> None:
-        self._shared = run_of(self._run)
-
-    def start_bundle(self) -> None:
-        self._publishing = Publishing()
-        self._answers: list[OutgoingMessage] = []
-        self._rows: list[ArchivedRow] = []
-
-    def process(self, result: DetectedImage | DeadLetter | Repeat) -> None:
-        if isinstance(result, Repeat):
-            self._shared.figures.add_duplicate()
-            if result.outcome:
-                self._answer([result.ref], result.outcome)
-            return
-        now = time.time()
-        outcome = self._publish(result, now)
-        self._shared.figures.add_result(result, now)
-        if self._shared.attempts:
-            self._shared.attempts.end(result.ref, outcome.failed)
-        begun = not (isinstance(result, DeadLetter) and result.stage in _BEFORE_DETECTING)
-        others = self._shared.recent.done(result.ref, outcome) if begun else []
-        self._answer([result.ref, *others], outcome)
-
-    def finish_bundle(self) -> None:
-        if self._shared.archive:
-            self._shared.archive.spill(self._rows)
-        self._publishing.wait()
-        self._shared.answered(self._answers)
-
-    def _publish(self, result: DetectedImage | DeadLetter, now: float) -> Outcome:
-        if isinstance(result, DetectedImage):
-            message = detection_message(result, now)
-            self._publishing.send(self._topics.detections, message)
-            if self._run.archive_detections:
-                row = row_bytes(detection_row(result)) if message.is_cut else message.data
-                self._rows.append(ArchivedRow(DETECTIONS, result.ref, row))
-            return Outcome(message.data if self._topics.answers else b"", failed=False)
-        if self._topics.dead_letters:
-            self._publishing.send(self._topics.dead_letters, dead_letter_message(result, now))
-        self._rows.append(ArchivedRow(DEAD_LETTERS, result.ref, row_bytes(dead_letter_row(result))))
-        return Outcome(row_bytes(dead_letter_row(dataclasses.replace(result, payload=b""))), failed=True)
-
-    def _answer(self, asking: Iterable[ImageRef], outcome: Outcome) -> None:
-        """Publishes the answers that this outcome completes."""
-        for ref in asking:
-            for answer in self._shared.answers.done(ref, outcome) if self._shared.answers else ():
-                self._publishing.send(self._topics.answers, answer)
-                self._answers.append(answer)

@@ -1,8 +1,8 @@
-"""The messages of one subscription that this process has in hand: pulled ahead, kept from redelivery, acknowledged when told.
+"""A Pub/Sub subscriber that leases messages: it pulls ahead, extends deadlines, and acknowledges.
 
-Pulling goes on in the background up to a bound of images and bytes, so that the next messages wait here while the detector works,
-and a backlog of any size stays where it is durable. What is in hand is kept by extending its deadline until it is acknowledged or
-released; a process that dies extends nothing, and Pub/Sub delivers again after `EXTEND_SECONDS`.
+A thread pulls up to a bound of images and bytes, so the next messages wait here while the detector works, and a backlog stays in
+Pub/Sub. Another thread extends the deadlines of held messages until they are acknowledged or released. A process that dies
+extends nothing, and Pub/Sub delivers again after `EXTEND_SECONDS`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pipeline.stream.threads import RunThreads
 
 EXTEND_SECONDS = 20
 _EXTEND_EVERY_SECONDS = 4.0  # a subscription's own deadline can be as short as 10 s
-_HOLD_SECONDS = 3600.0  # what is not answered by then may be delivered again
-_PULL_SECONDS = 1.0  # and so much longer a job takes to end: a pull that waits is heard out (see `end_pulling`)
+_HOLD_SECONDS = 3600.0  # after this time Pub/Sub may deliver again
+_PULL_SECONDS = 1.0  # a job takes so much longer to end (see `end_pulling`)
 _PULL_MESSAGES = 200
 _FIRST_PULL_MESSAGES = 10
 _IDS_PER_CALL = 1000  # ack ids of ~200 bytes against a limit of 512 kB a call
@@ -45,20 +45,20 @@ class _Held:
 
 
 class Subscriber:
-    """Pulls messages ahead and holds them; thread-safe.
+    """Pulls messages ahead and holds their leases; thread-safe.
 
     Args:
       subscription: Full name.
       connect: Makes a `SubscriberClient`.
       max_images: Pulling pauses while this many images wait to be taken.
       max_bytes: Pulling pauses while this many bytes wait to be taken.
-      threads: Those of the run. `stop` ends pulling; what nobody has taken by then is released.
+      threads: The run's threads. `stop` ends pulling; messages that no step has taken are released.
     """
 
     def __init__(self, subscription: str, connect: Callable[[], Any], max_images: int, max_bytes: int, threads: RunThreads):
         self._subscription = subscription
         self._client = connect()
-        self._puller = connect()  # of its own, since a pull that waits ends at once only with its connection
+        self._puller = connect()  # its own client: closing it ends a waiting pull
         self._max_images = max_images
         self._max_bytes = max_bytes
         self._threads = threads
@@ -71,11 +71,11 @@ class Subscriber:
         threads.repeat("extending deadlines", self._extend, _EXTEND_EVERY_SECONDS)
 
     def pull(self, max_images: int, max_bytes: int, wait_s: float) -> list[Message]:
-        """Hands out what waits, or the first that comes within `wait_s`; a message that is larger than the bounds comes alone.
+        """Returns waiting messages, or the first that comes within `wait_s`; one that exceeds the bounds comes alone.
 
         Raises:
-          google.api_core.exceptions.GoogleAPICallError: Pulling failed in a way that does not pass.
-          Exception: Another thread of the run did.
+          google.api_core.exceptions.GoogleAPICallError: Pulling failed permanently.
+          Exception: Another thread of the run failed.
         """
         self._threads.raise_failure()
         taken: list[_Held] = []
@@ -92,7 +92,7 @@ class Subscriber:
         return [held.message for held in taken]
 
     def hold_ack(self, message_id: str) -> None:
-        """Keeps a message from being acknowledged before its request is answered."""
+        """Holds the acknowledgement of a message until its request is answered."""
         with self._changed:
             if message_id in self._held:
                 self._held[message_id].unanswered = True
@@ -106,10 +106,10 @@ class Subscriber:
         self.acknowledge([message_id for message_id, each in held.items() if each.final])
 
     def finalize(self, message_ids: Iterable[str]) -> None:
-        """Notes that all is done that the bundle of these messages could do; acknowledges those that await no answer.
+        """Notes that the bundle of these messages is committed; acknowledges those that await no answer.
 
-        An image of a request may be under way in another bundle, which asked for it first. If the process dies before that ends,
-        the request must come again: nobody else would ask for its answer.
+        An image of a request may be in progress in another bundle that asked for it first. If the process dies before that ends,
+        the request must be delivered again, or it would get no answer.
         """
         with self._changed:
             held = {message_id: self._held[message_id] for message_id in message_ids if message_id in self._held}
@@ -118,7 +118,7 @@ class Subscriber:
         self.acknowledge([message_id for message_id, each in held.items() if not each.unanswered])
 
     def acknowledge(self, message_ids: Iterable[str]) -> None:
-        """Tells Pub/Sub that these messages are done; where it does not listen they will come again."""
+        """Acknowledges messages; if the call fails, Pub/Sub delivers them again."""
         ack_ids = self._forget(message_ids)
         try:
             for start in range(0, len(ack_ids), _IDS_PER_CALL):
@@ -129,20 +129,20 @@ class Subscriber:
             _log.warning("%d messages could not be acknowledged and will be delivered again: %s", len(ack_ids), one_line(err))
 
     def release(self, message_ids: Iterable[str]) -> None:
-        """Gives messages back, to be delivered again at once."""
+        """Releases messages: Pub/Sub delivers them again at once."""
         self._set_deadline(self._forget(message_ids), 0)
 
     def end_pulling(self) -> None:
-        """Waits for the pull that is under way; else it would take what is given back.
+        """Waits for the current pull, which would else take the released messages.
 
-        To cut its connection is not enough: Pub/Sub may not notice, and hands the messages to nobody.
+        Closing its connection is not enough: Pub/Sub may not notice, and send the messages there.
         """
         self._stop.set()
         self._pulling.join(2 * _PULL_SECONDS)
         self._puller.close()
 
     def close(self) -> None:
-        """Gives back everything that is in hand still, and lets go of the connection."""
+        """Releases all held messages and closes the connection."""
         self.end_pulling()
         with self._changed:
             self._waiting.clear()
@@ -151,14 +151,14 @@ class Subscriber:
         self._client.close()
 
     def _pull_ahead(self) -> None:
-        """Pulls until stopped; what does not pass by itself is raised, and ends the job."""
+        """Pulls until stopped; raises permanent failures, which end the job."""
         failures = 0
         while not self._stop.is_set():
             try:
                 self._pull_once()
                 failures = 0
             except exceptions.DeadlineExceeded:
-                continue  # nothing was there for a while
+                continue  # no message came
             except Exception as err:
                 if self._stop.is_set():
                     break
@@ -189,7 +189,7 @@ class Subscriber:
         return self._stop.is_set() or (images < self._max_images and size < self._max_bytes)
 
     def _pull_size(self) -> int:
-        """As many messages as the bounds leave room for, going by the sizes seen so far."""
+        """How many messages the bounds have room for, by the mean size so far."""
         images = sum(held.images for held in self._waiting)
         size = sum(len(held.message.data) for held in self._waiting)
         if self._mean_bytes is None:
@@ -199,7 +199,7 @@ class Subscriber:
 
     def _hold(self, received: Any, now: float) -> None:
         message_id = received.message.message_id
-        if message_id in self._held:  # delivered again while it is in hand: one answer acknowledges both
+        if message_id in self._held:  # a redelivery: one acknowledgement is_complete both
             self._held[message_id].ack_ids.append(received.ack_id)
             return
         message = Message(

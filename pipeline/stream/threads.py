@@ -1,4 +1,4 @@
-"""The threads of one run: none dies unseen, and none outlives it."""
+"""The threads of one run. A failed thread ends the job; no thread outlives the run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _log = logging.getLogger(__name__)
 
 
 class RunThreads:
-    """Starts the threads of one run, keeps the first failure for those who can end the job, and ends them all.
+    """Starts the threads of one run, keeps their first failure, and ends them all.
 
     Attributes:
-      stop: Set when the run shall take no more work; what is in hand is still finished.
-      closed: Set when the run is over; each thread ends then.
+      stop: Set when the run takes no more messages; it still finishes those that it holds.
+      closed: Set when the run is over; then each thread ends.
     """
 
     def __init__(self) -> None:
@@ -25,14 +25,14 @@ class RunThreads:
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, work: Callable[[], None]) -> threading.Thread:
-        """Starts a thread; what `work` raises ends the job with that reason (`raise_failure`)."""
+        """Starts a thread; an exception of `work` ends the job (`raise_failure`)."""
         thread = threading.Thread(target=self._watch, args=(work,), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
         return thread
 
     def repeat(self, name: str, work: Callable[[], None], every_s: float) -> None:
-        """Starts a thread that works every so often; what `work` raises costs a warning and this one time."""
+        """Starts a thread that works periodically; an exception of `work` is logged, and the thread goes on."""
 
         def again_and_again() -> None:
             while True:
@@ -46,15 +46,12 @@ class RunThreads:
         self.start(name, again_and_again)
 
     def raise_failure(self) -> None:
-        """Raises what a thread of this run has died of.
-
-        To be called where an exception ends the job: in a step of the pipeline.
-        """
+        """Raises the first failure of a thread; a step calls this, where an exception ends the job."""
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """Ends the threads; says so where one does not end."""
+        """Ends the threads; logs those that do not end."""
         self.stop.set()
         self.closed.set()
         for thread in self._threads:

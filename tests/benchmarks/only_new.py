@@ -66,7 +66,7 @@ def measure(way: str, images: Path, output: Path) -> dict[str, Any]:
 
     began = time.perf_counter()
     if way == "list":
-        print(sum(1 for _ in list_images(str(images))))
+        print(sum(1 for _ in list_images([str(images)])))
     else:
         _through_beam(images, output if way == "new" else None)
     seconds = time.perf_counter() - began
@@ -129,7 +129,7 @@ def _rows(images: Path, rows: int) -> Iterator[bytes]:
     from pipeline.records import row_bytes
 
     model = {"name": _MODEL[0], "version": _MODEL[1]}
-    for ref in islice(list_images(str(images)), rows):
+    for ref in islice(list_images([str(images)]), rows):
         image = {"uri": ref.uri, "generation": ref.generation, "width": 640, "height": 480}
         yield row_bytes({"image": image, "model": model, "detections": []}) + b"\n"
 

@@ -72,7 +72,7 @@ def test_a_manifest_is_images_and_dead_letters(folder, ending, content):
     path.write_bytes(content)
     assert is_manifest_of_rows(str(path)) in (True, False)
     refs = list(read_manifest(str(path)))
-    assert refs == list(list_images(str(path)))
+    assert refs == list(list_images([str(path)]))
     for ref in refs:
         assert ref.uri
         assert pickle.loads(pickle.dumps(ref)) == ref

@@ -1,6 +1,7 @@
 """Whatever stands in a message: each image ends as a result or a dead letter, each request with one answer to publish."""
 
 import base64
+import functools
 import itertools
 import json
 import tracemalloc
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InputError
 from pipeline.failures import REASONS
+from pipeline.read.dead_letter_replay import DeadLetterReplay
 from pipeline.records import (
     DeadLetter,
     DetectedImage,
@@ -23,15 +25,15 @@ from pipeline.records import (
     detection_row,
     row_bytes,
 )
-from pipeline.stream.ask_again import AskAgain
 from pipeline.stream.dedup_cache import DedupCache
 from pipeline.stream.live import LiveStats
-from pipeline.stream.messages import Message, MessageLimits, Request, image_count, parse_message
+from pipeline.stream.messages import Message, MessageLimits, Request, image_count, parse_message, replay_message
 from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
 from pipeline.stream.request_aggregator import RequestAggregator
 
 LIMITS = MessageLimits(allowed_prefixes=("gs://", "/data/photos"), max_images=20, max_bytes=1000)
 JPEG = b"\xff\xd8\xff\xe0 not really"
+REPLAY = DeadLetterReplay(LIMITS.allowed_prefixes, functools.partial(replay_message, limits=LIMITS))
 
 characters = st.characters(exclude_categories=())  # also the halves of surrogate pairs, which JSON can name
 unicode_texts = st.text(max_size=30)  # what Pub/Sub takes in attributes
@@ -175,7 +177,7 @@ def count(request: Request, message: Message, now: float, number: float) -> None
 def test_each_line_of_a_file_of_dead_letters_asks_for_images_or_is_refused(row):
     """Whoever may write below a results folder may write such files."""
     try:
-        asked = AskAgain(LIMITS)(row_bytes(row))
+        asked = REPLAY.replay(row_bytes(row))
     except InputError:
         return
     assert asked.images or asked.dead

@@ -45,7 +45,7 @@ def tree(tmp_path, monkeypatch):
 
 
 def listed(pattern, **options):
-    return sorted(os.path.relpath(ref.uri) for ref in list_images(pattern, **options))
+    return sorted(os.path.relpath(ref.uri) for ref in list_images([pattern], **options))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_patterns_mean_what_a_user_means(tree, pattern, names):
 
 
 def test_the_size_is_known_from_listing(tree):
-    assert sorted(ref.size_bytes for ref in list_images("in")) == [8, 13]
+    assert sorted(ref.size_bytes for ref in list_images(["in"])) == [8, 13]
 
 
 @pytest.mark.parametrize("exclude", ["out", "./out", "out/", "absolute"])
@@ -133,7 +133,7 @@ def test_manifests_are_lists_of_images(tree, name, text, names):
     (tree / "m.txt").touch()
     (tree / name).write_text(text, encoding="utf-8")
     assert is_manifest(name)
-    assert [ref.uri for ref in list_images(name)] == names
+    assert [ref.uri for ref in list_images([name])] == names
     check_inputs({name: [name]})
 
 
@@ -166,15 +166,15 @@ def test_manifests_are_lists_of_images(tree, name, text, names):
 )
 def test_what_a_manifest_says_beyond_names_travels_with_the_image(tree, name, text, said):
     (tree / name).write_text(text, encoding="utf-8")
-    assert [json.loads(ref.extra or "{}") for ref in list_images(name)] == said
+    assert [json.loads(ref.extra or "{}") for ref in list_images([name])] == said
 
 
 def test_a_manifests_relative_paths_may_be_relative_to_itself(tree, monkeypatch):
     (tree / "in" / "m.txt").write_text("deep/a.jpg\nabsent.jpg\n")
-    assert [ref.uri for ref in list_images("in/m.txt")] == ["in/deep/a.jpg", "absent.jpg"]
+    assert [ref.uri for ref in list_images(["in/m.txt"])] == ["in/deep/a.jpg", "absent.jpg"]
     (tree / "deep").mkdir()
     (tree / "deep" / "a.jpg").touch()  # the current folder comes first
-    assert [ref.uri for ref in list_images("in/m.txt")] == ["deep/a.jpg", "absent.jpg"]
+    assert [ref.uri for ref in list_images(["in/m.txt"])] == ["deep/a.jpg", "absent.jpg"]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_manifests_relative_paths_may_be_relative_to_itself(tree, monkeypatch)
 def test_a_line_that_names_no_image_is_one_dead_letter_and_the_others_are_read(tree, name, content, images, bad):
     """It is the same each time, so that it is known when it is met again; tried again by its name it still says what to do."""
     (tree / name).write_bytes(content)
-    refs = list(list_images(name))
+    refs = list(list_images([name]))
     assert [ref.uri for ref in refs if not is_bad_line(ref.uri)] == images
     letters = [letter_of_line(ref) for ref in refs if is_bad_line(ref.uri)]
     assert [letter.ref.uri for letter in letters] == [f"{name}:{number}" for number in bad]
@@ -208,7 +208,7 @@ def test_a_line_that_names_no_image_is_one_dead_letter_and_the_others_are_read(t
         assert letter.message.startswith(f"{letter.ref.uri}: {said}")
         assert len(letter.message) < 500 and len(letter.message.splitlines()) == 1
         assert json.loads(row_bytes(dead_letter_row(letter)))["reason"] == "bad_line"
-    assert letters == [letter_of_line(ref) for ref in list_images(name) if is_bad_line(ref.uri)]
+    assert letters == [letter_of_line(ref) for ref in list_images([name]) if is_bad_line(ref.uri)]
     again = letter_of_line(ImageRef(f"{name}:1"))
     assert "as --input again" in again.message
 
@@ -230,7 +230,7 @@ def test_no_manifest_takes_more_memory_than_a_line_of_it(tree, name, content):
     for pattern in (f"set/{name}", "set"):
         tracemalloc.start()
         try:
-            assert sum(1 for _ in list_images(pattern)) <= 50_000
+            assert sum(1 for _ in list_images([pattern])) <= 50_000
             assert tracemalloc.get_traced_memory()[1] < 60_000_000
         finally:
             tracemalloc.stop()
@@ -279,7 +279,7 @@ def test_dead_letters_written_as_rows_are_a_manifest(tree):
         DeadLetter(ImageRef("ä b,c.jpg", extra='{"camera": "ä"}'), "decode", "empty", "y"),
     ]
     (tree / "dead.jsonl").write_text("".join(json.dumps(dead_letter_row(letter)) + "\n" for letter in letters))
-    assert list(list_images("dead.jsonl")) == [ImageRef("a.jpg"), ImageRef("ä b,c.jpg", extra='{"camera": "ä"}')]
+    assert list(list_images(["dead.jsonl"])) == [ImageRef("a.jpg"), ImageRef("ä b,c.jpg", extra='{"camera": "ä"}')]
 
 
 ROW = {"image": {"uri": "a.jpg", "generation": "1"}}
@@ -317,7 +317,7 @@ def test_json_lines_within_a_folder_are_a_manifest_if_they_read_like_one(tree, t
     (tree / "set").mkdir()
     (tree / "set" / "list.jsonl").write_text(text)
     left_out = []
-    assert sorted(ref.uri for ref in list_images("set", leave_out=left_out.append)) == sorted(names)
+    assert sorted(ref.uri for ref in list_images(["set"], leave_out=left_out.append)) == sorted(names)
     assert left_out == ([] if names else [".jsonl"])
 
 
@@ -328,7 +328,7 @@ def test_a_manifest_in_a_folder_that_cannot_be_read_ends_no_job(tree):
     names = ("dead_letters-00000-of-00001.jsonl", "list.jsonl", "without an ending")
     for name in names:
         (folder / name).symlink_to(name)  # a circle
-    assert sorted(ref.uri for ref in list_images("set/dead_letters")) == [f"set/dead_letters/{name}" for name in names]
+    assert sorted(ref.uri for ref in list_images(["set/dead_letters"])) == [f"set/dead_letters/{name}" for name in names]
 
 
 HEADS = {
@@ -359,7 +359,7 @@ def test_what_neither_ends_nor_begins_like_an_image_is_left_out_unless_it_is_nam
     (tree / "set").mkdir()
     (tree / "set" / "a[1].mov").write_bytes(content)
     left_out = []
-    assert list(list_images("set", leave_out=left_out.append)) == list(list_images("set/*.mov")) == []
+    assert list(list_images(["set"], leave_out=left_out.append)) == list(list_images(["set/*.mov"])) == []
     assert left_out == [".mov"]
     assert listed("set/a[1].mov") == listed(f"{tree}/set/a[1].mov") == ["set/a[1].mov"]
 
@@ -378,7 +378,7 @@ def test_of_a_large_object_that_is_no_image_just_a_few_bytes_are_read(gcs_bucket
         return send(self, request, **how)
 
     monkeypatch.setattr(Session, "send", note)
-    names = [ref.uri for ref in list_images(f"gs://{gcs_bucket.name}/in/")]
+    names = [ref.uri for ref in list_images([f"gs://{gcs_bucket.name}/in/"])]
     assert sorted(names) == [f"gs://{gcs_bucket.name}/in/a.jpg", f"gs://{gcs_bucket.name}/in/photo"]
     assert sorted(read) == [("in%2Fa.mov", "bytes=0-31"), ("in%2Fphoto", "bytes=0-31")]
 
@@ -411,7 +411,7 @@ def test_what_a_run_wrote_below_an_input_is_none_of_it(tmp_path, monkeypatch, pa
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b'{"uri": "again.jpg"}')
     (tmp_path / "link").symlink_to("set")
-    assert sorted(ref.uri.removeprefix("./") for ref in list_images(pattern)) == names
+    assert sorted(ref.uri.removeprefix("./") for ref in list_images([pattern])) == names
 
 
 def test_a_folder_of_samples_that_no_run_wrote_is_images(tree):
@@ -435,7 +435,7 @@ def test_a_folder_of_object_storage_needs_no_slash(gcs_bucket):
 
     def names(pattern):
         check_inputs({pattern: (pattern,)})
-        return sorted(ref.uri.removeprefix(bucket) for ref in list_images(pattern))
+        return sorted(ref.uri.removeprefix(bucket) for ref in list_images([pattern]))
 
     assert names(f"{bucket}/folder") == names(f"{bucket}/folder/") == ["/folder/a.jpg", "/folder/deep/b.jpg"]
     assert names(f"{bucket}/object") == ["/object"]
@@ -447,7 +447,7 @@ def test_a_folder_of_object_storage_needs_no_slash(gcs_bucket):
 def test_a_storage_that_cannot_be_listed_in_the_middle_of_a_job_is_one_clear_error(tree):
     """Not the end of the job without a word."""
     with pytest.raises(InputError) as caught:
-        list(list_images("nosuchscheme://x/y"))
+        list(list_images(["nosuchscheme://x/y"]))
     assert str(caught.value).startswith("input nosuchscheme://x/y: cannot be listed: ")
     (tree / "m.txt").symlink_to("m.txt")
     with pytest.raises(InputError, match=r"^manifest m.txt cannot be read: "):

@@ -24,9 +24,8 @@ from google.cloud.storage.exceptions import DataCorruption
 from pipeline.config import ReadConfig
 from pipeline.failures import ImageError
 from pipeline.read import fetch as fetching
-from pipeline.read.circuit_breaker import CircuitBreaker
 from pipeline.read.fetch import StorageUnavailableError, fetch, is_transient_error, storage_failures
-from pipeline.read.read_ahead import ReadAhead
+from pipeline.read.read_ahead import CircuitBreaker, ReadAhead
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
 from tests.clock import Clock

@@ -7,7 +7,6 @@ import pytest
 from google.api_core import exceptions
 
 from pipeline.records import ImageRef
-from pipeline.stream import run as run_module
 from pipeline.stream.messages import Request
 from pipeline.stream.run import RunSettings, StreamRun, Topics, opened, run_of
 from pipeline.stream.threads import RunThreads
@@ -23,7 +22,8 @@ def test_all_steps_find_the_same_run_and_nothing_is_left_of_it():
     with opened(settings) as run:
         assert run_of(pickle.loads(pickle.dumps(settings))) is run
         assert threads_left(before)
-    assert run_module._runs == {}
+    with pytest.raises(LookupError, match="is over"):
+        run_of(run.settings)
     assert threads_left(before) == []
 
 
@@ -37,15 +37,15 @@ def test_a_worker_elsewhere_opens_its_own():
     settings = RunSettings("elsewhere", in_process=False)
     run = run_of(settings)
     assert run_of(settings) is run
-    del run_module._runs["elsewhere"]
     run.close()
 
 
 def test_a_run_is_closed_also_when_its_job_fails():
     before = threading.enumerate()
-    with pytest.raises(ZeroDivisionError), opened(RunSettings("fails", topics=Topics("d", answers="a"))):
+    with pytest.raises(ZeroDivisionError), opened(RunSettings("fails", topics=Topics("d", answers="a"))) as run:
         raise ZeroDivisionError
-    assert run_module._runs == {}
+    with pytest.raises(LookupError, match="is over"):
+        run_of(run.settings)
     assert threads_left(before) == []
 
 

@@ -1,0 +1,205 @@
+"""Dead-letter replay: which images a dead letter asks for, in a batch job (`--retry-dead`) and in a stream.
+
+A dead letter that names its image is read again by that name. One that carries an image or a refused message is replayed from
+what it carries. In a batch job such a dead letter travels as an image ref without bytes. Its name is a hash of what it carries,
+so equal ones are tried once; its `extra` is its place, `<file>@<start>-<end>`, where the reading step opens it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pipeline.errors import InputError
+from pipeline.extra_fields import extra_columns, extra_text
+from pipeline.failures import REASONS, ImageError
+from pipeline.read.allowed import may_name, refusal
+from pipeline.read.fetch import RETRY_SECONDS, open_file
+from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
+from pipeline.storage.files import read_lines
+from pipeline.storage.ledger import RowsFile, list_files_of_rows
+from pipeline.storage.results import DEAD_LETTERS
+
+MOST_VALUES = 200_000  # in a message's JSON; each takes at most 240 bytes of memory
+_NAME = re.compile(r"dead-letter:[0-9a-f]{32}")
+_PLACE = re.compile(r"(.*)@(\d+)-(\d+)", re.DOTALL)
+
+
+class Replayed(NamedTuple):
+    """What a dead letter asks for.
+
+    Attributes:
+      images: The images to try again, named or with their bytes.
+      dead: Dead letters of what cannot be tried.
+      carried: What the dead letter carries of a message or an image; empty where it only names one.
+    """
+
+    images: tuple[ImageRef | EncodedImage, ...]
+    dead: tuple[DeadLetter, ...] = ()
+    carried: bytes = b""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeadLetterReplay:
+    """Replays the dead letters of a results folder.
+
+    Anyone who can write to the folder can write such a file, so a dead letter may only name images below `folders`; local files
+    count by their real paths. An image of a TFRecord file is read again where it lies in that file.
+
+    Args:
+      folders: Folders below which a dead letter may name images.
+      parse: Parses a dead letter as a stream's message; see `pipeline.stream.messages.replay_message`.
+    """
+
+    folders: Sequence[str]
+    parse: Callable[[bytes], Replayed]
+
+    def replay(self, line: bytes) -> Replayed:
+        """What a line of a file of dead letters asks for.
+
+        Raises:
+          InputError: The line is no dead letter.
+        """
+        try:
+            letter = load_json(line)
+        except ImageError:
+            letter = None
+        if not is_dead_letter(letter):
+            raise InputError(f"dead letters: expected the rows of an earlier run or of a stream, got {line[:80]!r}")
+        uri, record = (value if isinstance(value, str) else "" for value in (letter["image"].get("uri"), letter.get("record")))
+        if (uri or record) and letter["stage"] != "message" and "payload_base64" not in letter:
+            extra = extra_text(extra_columns((), {"extra": letter.get("extra")}))
+            return self._named(ImageRef(uri, extra=extra, record=record))
+        parsed, payload = self.parse(line), letter.get("payload_base64", "")
+        carried = row_bytes([payload, uri if uri.startswith(INLINE) or not payload else ""])
+        return Replayed(tuple(map(_without_time, parsed.images)), parsed.dead, carried)
+
+    def refs_in(self, file: RowsFile) -> Iterator[ImageRef]:
+        """The images that a file of dead letters names, and a ref for each dead letter that carries its image."""
+        start = 0
+        for line in read_lines(file.path):
+            end = start + len(line)
+            replayed = self.replay(line)
+            yield from (image for image in replayed.images if isinstance(image, ImageRef))
+            if replayed.dead or any(isinstance(image, EncodedImage) for image in replayed.images):
+                digest = hashlib.blake2b(replayed.carried, digest_size=16).hexdigest()
+                yield ImageRef(f"dead-letter:{digest}", extra=f"{file.path}@{start}-{end}")
+            start = end
+
+    def refs_in_results(self, output: str) -> Iterator[ImageRef]:
+        """The same for all dead letters in a results folder."""
+        for file in list_files_of_rows(output):
+            if file.kind == DEAD_LETTERS:
+                yield from self.refs_in(file)
+
+    def open(self, letter: ImageRef, retry_seconds: float = RETRY_SECONDS) -> Iterator[EncodedImage | DeadLetter]:
+        """The images that a dead letter carries, and dead letters of what cannot be tried.
+
+        Args:
+          letter: A ref from `refs_in`.
+          retry_seconds: How long to retry while storage fails.
+        """
+        found = _PLACE.fullmatch(letter.extra)
+        if not found:
+            raise ValueError(f"expected the place of a dead letter, got {letter.extra!r}")
+        path, start, end = found[1], int(found[2]), int(found[3])
+        with open_file(path, retry_seconds) as file:
+            file.seek(start)
+            replayed = self.replay(file.read(end - start))
+        yield from (image for image in replayed.images if isinstance(image, EncodedImage))
+        yield from replayed.dead
+
+    def _named(self, ref: ImageRef) -> Replayed:
+        name = ref.record or ref.uri
+        if may_name(name, self.folders) and not is_letter(name):
+            return Replayed((ImageRef(name, extra=ref.extra),))
+        return Replayed((), (refusal(name, self.folders).dead_letter(ref),), row_bytes([name]))
+
+
+def is_letter(name: str) -> bool:
+    """Whether a name is that of a dead letter that carries its image."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_dead_letter(row: Any) -> bool:
+    """Whether a JSON value is a dead letter of this program."""
+    if not (isinstance(row, dict) and isinstance(row.get("image"), dict)):
+        return False
+    stage, reason = row.get("stage"), row.get("reason")
+    return isinstance(stage, str) and isinstance(reason, str) and reason in REASONS.get(stage, ())
+
+
+def load_json(data: bytes, max_values: int = MOST_VALUES) -> Any:
+    """Parses JSON of a bounded number of values.
+
+    Raises:
+      ImageError: The data has more values, or is no JSON.
+    """
+    values = 1 + sum(map(data.count, (b",", b"[", b"{")))  # at least as many as it has: each begins behind one of these
+    if values > max_values:
+        raise ImageError("message", "too_many_images", f"expected JSON of at most {max_values} values, got up to {values}")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as err:
+        raise ImageError("message", "bad_json", f"the JSON cannot be parsed: {str(err)[:200]}") from err
+
+
+def original_message(data: bytes, max_values: int = MOST_VALUES) -> bytes:
+    """The refused message in a dead letter, also through several layers; any other message itself.
+
+    Raises:
+      ImageError: The payload of a dead letter is damaged.
+    """
+    while b'"payload_base64"' in data and data.lstrip()[:1] == b"{":
+        try:
+            row = load_json(data, max_values)
+        except ImageError:
+            return data
+        if not is_dead_letter(row) or _uri(row).startswith(INLINE):
+            return data
+        data = _decoded(row.get("payload_base64"))
+    return data
+
+
+def image_entry(letter: dict[str, Any]) -> dict[str, Any]:
+    """The image of a dead letter as an entry of a message: `{"uri"}`, or `{"content", "name"}` with its bytes.
+
+    The entry names no generation: the newest one may be readable.
+
+    Raises:
+      ImageError: The dead letter has no image that could be read again.
+    """
+    uri = _uri(letter)
+    extra = {"extra": letter["extra"]} if "extra" in letter else {}
+    if uri.startswith(INLINE) and "payload_base64" in letter:
+        return {"content": _decoded(letter["payload_base64"]), "name": uri.removeprefix(INLINE), **extra}
+    if not uri or uri.startswith(INLINE):
+        raise ImageError(
+            "message", "bad_request", "a dead letter that neither names an image that can be read nor has its payload"
+        )
+    return {"uri": uri, **extra}
+
+
+def _uri(letter: dict[str, Any]) -> str:
+    uri = letter["image"].get("uri")
+    return uri if isinstance(uri, str) else ""
+
+
+def _decoded(payload: Any) -> bytes:
+    try:
+        return base64.b64decode(payload, validate=True)
+    except (binascii.Error, ValueError, TypeError) as err:
+        raise ImageError("message", "bad_base64", f"the dead letter's payload is no base64: {err}") from err
+
+
+def _without_time(image: ImageRef | EncodedImage) -> ImageRef | EncodedImage:
+    """The image without an event time, which batch jobs do not have."""
+    if isinstance(image, EncodedImage):
+        return dataclasses.replace(image, ref=dataclasses.replace(image.ref, event_time=None))
+    return dataclasses.replace(image, event_time=None)
