@@ -258,8 +258,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.compact",
-        description="Merges the many small files of rows in a results folder into few large ones, one row an image generation and "
-        "model version.",
+        description="Merges the many small files of rows in a results folder into few large ones, one row an image generation "
+        "and model version.",
         allow_abbrev=False,
     )
     parser.add_argument("--output", required=True, metavar="FOLDER", help="the results folder or archive, local or gs://")

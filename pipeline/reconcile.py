@@ -5,8 +5,8 @@
 Prints a table, and writes `reconcile.html` into the results folder (`--no-page`: does not). `pipeline.read.reconciled` says what
 the words mean. Rows count whatever their settings were; with `--model` only those of this model version do.
 
-Exit code 0: complete, each image that is listed is done or permanently dead; 1: it is not; 2: a wrong command or place, or storage
-that does not say. 130: stopped.
+Exit code 0: complete, each listed image is done or permanently dead; 1: it is not; 2: a wrong command or place, or storage that
+does not answer; 130: stopped.
 """
 
 from __future__ import annotations

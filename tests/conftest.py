@@ -35,7 +35,7 @@ settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 # more than a second of a core, which is marked where it stands
 _SLOW_FOLDERS = {"launch", "deploy", "fuzz", "flink", "spark"}
 _SLOW_FILES = {
-    *("test_golden.py", "test_loaded_models.py", "test_prepare_apart.py", "test_other_formats.py", "test_cost.py"),
+    *("test_golden.py", "test_loaded_models.py", "test_load_in_subprocess.py", "test_other_formats.py", "test_cost.py"),
     *("test_demo_backfill.py", "test_packaging.py", "test_attempts.py", "test_power_cut.py", "test_secrets.py"),
 }
 _SLOW_FIXTURES = {"gcs_bucket", "pubsub_emulator", "strict_gcs_bucket", "run_job", "warm_preparations"}

@@ -25,7 +25,7 @@ from tests.processes import wait_until
 _HAND_OVER = """
 import sys
 
-if "prepare_apart" in sys.orig_argv[-1]:
+if "load_in_subprocess" in sys.orig_argv[-1]:
     import json, os, socket
 
     with socket.socket(socket.AF_UNIX) as warm:

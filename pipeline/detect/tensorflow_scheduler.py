@@ -1,7 +1,7 @@
 """TensorFlow's batch scheduler (TF Serving's) over one graph, in a session that can be closed.
 
 Many threads pass one or a few images each, and block until their outputs come. The scheduler makes a batch when enough images
-wait or the oldest has waited long enough, pads it to an allowed batch size, and runs up to `concurrent_batches` batches at once. In the
+wait or the oldest has waited long enough, pads it to an allowed batch size, and runs up to `concurrent_batches` at once. In the
 eager context a scheduler lives as long as the process: each load keeps 145 MB and 3 threads for a model of 24 MB. A session frees
 them when it closes, and is as fast.
 """

@@ -31,8 +31,8 @@ class JobStats:
     """Statistics of a part of a job; parts merge in any order, and none grows with the number of images.
 
     Each bundle of a batch job makes one of its rows, and Beam merges them for the summary. Each process keeps one for its display
-    or its stream; a worker writes its own to a report file (see `pipeline.stats.worker_reports`). `pipeline.data_format` serialises it.
-    It has no lock: threads that share one hold a lock of their own.
+    or its stream; a worker writes its own to a report file (see `pipeline.stats.worker_reports`). `pipeline.data_format`
+    serialises it. It has no lock: threads that share one hold a lock of their own.
 
     Attributes:
       read: Images listed, or requested by messages.

@@ -78,8 +78,8 @@ def held(staging: str, told: Mapping[str, Any]) -> Iterator[None]:
     """Makes a run's staging folder and holds it; afterwards it goes.
 
     It stays where the run's rows stand without a summary, for then nothing else says whose they are; the next run removes it.
-    And it stays with the resume points of a run that was cut short before it published, for its command; and of a run that goes on
-    without its launcher, for the next one.
+    It also stays with the resume points of a run that was cut short before it published, for its command, and of a run that goes
+    on without its launcher, for the next one.
 
     Args:
       staging: The folder.

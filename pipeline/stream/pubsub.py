@@ -2,8 +2,8 @@
 
 The runner calls the finalizer when it has committed everything that is fused with this step. Local runners fuse it with
 `PublishResults`, as long as no shuffle, flatten or side input stands between. Then a message is acknowledged only after its
-answers are published, whenever the process dies. `pipeline.stream.run` draws this; `pipeline.stream.delayed_acks` is for runners that
-finalize earlier.
+answers are published, whenever the process dies. `pipeline.stream.run` draws this; `pipeline.stream.delayed_acks` is for runners
+that finalize earlier.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class ReadRequested(beam.PTransform):
     """Reads the images that messages name; those that came with their bytes pass.
 
     Element in: `ImageRef` or `EncodedImage`. Elements out: `EncodedImage` or `DeadLetter`. Unbounded. While storage fails, its
-    images wait, and so does subscriber. If the run is stopped meanwhile, these images have no outcome: their messages are not
+    images wait, and so does the subscriber. If the run is stopped meanwhile, these images have no outcome: their messages are not
     acknowledged, and Pub/Sub delivers them again.
 
     Args:

@@ -1,10 +1,10 @@
 """The state that the steps of a stream share in one process, and the way of an acknowledgement.
 
-    Pub/Sub ──> Subscriber.take ──> ParseMessages ──> … ──> PublishResults ──> bundle finalizer ──> Subscriber.finalize ──> Pub/Sub
-                   holds             │                       │                    │                  │
-                   the message    RequestAggregator.open           Archive.spill          DelayedAcks           acknowledges what awaits
-                                  asks Subscriber to         makes the rows         adds a delay    no answer; the rest when
-                                  await the answer       durable                on Flink        the answer is published
+    Pub/Sub ─> Subscriber.pull ─> ParseMessages ─> … ─> PublishResults ─> bundle finalizer ─> Subscriber.finalize ─> Pub/Sub
+               holds              │                     │                 │                   │
+               the message        RequestAggregator     Archive.spill     DelayedAcks         acknowledges what awaits
+                                  .open asks the        makes the rows    adds a delay        no answer; the rest when
+                                  Subscriber to wait    durable           on Flink            the answer is published
 
 A message is acknowledged when all of these hold:
 

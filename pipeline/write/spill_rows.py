@@ -57,7 +57,7 @@ class SpillRows(beam.PTransform):
       kind: `detections` or `dead_letters`.
       to_row: Record -> JSON-able row; its first key must be the image, since rows are sorted as text.
       shards: Number of files of this kind, over which images are spread by their identity; 0: as many as the rows need.
-      samples: How many images with a thumbnail the stats keeps.
+      samples: How many images with a thumbnail the statistics keep.
       resume_point_s: Seconds between checkpoints; None: none are made.
       worker_context: What workers elsewhere must reach before they begin.
       expected: Of one number, about how many records there are in the whole job; with it, only so many of them travel with their

@@ -79,11 +79,11 @@ class WriteFiles(Sink):
       staging: Folder for this run's unfinished files, which it holds (see `storage.staging`); it lies in the results folder.
       settings: All settings of the job, nested: what an earlier run's are compared with.
       write: Which files, and how many.
-      samples: How many images with a thumbnail the stats keeps.
+      samples: How many images with a thumbnail the statistics keep.
       launched: Whether a launcher of this job holds the staging folder; a template's jobs have none.
       model: Name and version of the model, where they are known; not all dead letters say them.
       name: What the files of rows carry in their names.
-      begun: What killed runs of the same command had done, whose spills lie in staging; None where this run makes no resume points.
+      begun: What killed runs of the same command had done, whose spills lie in staging; None: this run makes no resume points.
       worker_context: What workers elsewhere must reach before they begin; None: the launcher's process does all.
       began_at: When the job began, seconds since the epoch: how new its rows are; a template's jobs find that out as they run.
     """

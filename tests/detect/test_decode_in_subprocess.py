@@ -129,8 +129,8 @@ class TestSharing:
     def test_a_folder_that_has_a_package_of_the_same_name_changes_nothing(self, tmp_path):
         (tmp_path / "pipeline").mkdir()
         (tmp_path / "pipeline" / "__init__.py").write_text("raise SystemExit('the wrong one')")
-        code = f"import sys; sys.path.remove(''); sys.path.insert(0, {str(REPO)!r}); from tests.detect.test_decode_in_subprocess import *\n"
-        code += "print(decode_image(BMP, LIMIT).image_wh)"
+        code = f"import sys; sys.path.remove(''); sys.path.insert(0, {str(REPO)!r})\n"
+        code += "from tests.detect.test_decode_in_subprocess import *\nprint(decode_image(BMP, LIMIT).image_wh)"
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stdout == "(60, 40)\n"
 

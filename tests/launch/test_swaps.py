@@ -165,6 +165,6 @@ def prepared_beside(pid: int) -> list[str]:
 
 def _prepares(process: str) -> bool:
     try:
-        return b"prepare_apart" in Path(f"/proc/{process}/cmdline").read_bytes()
+        return b"load_in_subprocess" in Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return False
