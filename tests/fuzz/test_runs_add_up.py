@@ -1,4 +1,4 @@
-"""Whatever runs in a folder, in whatever order, and is killed: in the end each image generation has one row or one dead letter."""
+"""Runs of any kind, in any order, killed at any moment: in the end each image generation has one row or one dead letter."""
 
 import collections
 import itertools
