@@ -32,7 +32,7 @@ class CountingIntake(Subscriber):
         """Takes what is there."""
         with self._counting:
             self.count()
-        return super().take(max_images, max_bytes, 0.0)
+        return super().pull(max_images, max_bytes, 0.0)
 
     def count(self) -> None:
         """Notes memory at each eighth; ends the job at the last turn."""

@@ -34,7 +34,7 @@ from tests.benchmarks.images import BENCH
 from tests.benchmarks.model import make_model
 
 _PREPARED_IN_ANOTHER_WAY = {"optimise", "fused"}
-_DETECT = DetectConfig(device="cpu", batch_sizes=(1, 2, 4), streams=2)
+_DETECT = DetectConfig(device="cpu", batch_sizes=(1, 2, 4), concurrent_batches=2)
 _IMAGES = {"light": 48, "heavy": 16}
 _THREADS = 4
 _SIDE, _LAYERS = 4096, 4

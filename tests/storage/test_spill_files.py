@@ -59,6 +59,6 @@ def test_of_an_object_just_the_spill_is_read(gcs_bucket, monkeypatch):
         2: [b"1\n", b"a row of two\n"],
         3: [b"x\n"],
     }
-    assert [(spill.path.rpartition("/")[2], spill.lines) for spill in spill_files.values()] == [
+    assert [(spill.path.rpartition("/")[2], spill.lines) for spill in spills.values()] == [
         (blob.name.rpartition("/")[2], lines) for lines in (1, 2, 1)
     ]
