@@ -27,10 +27,10 @@ def main() -> None:
     from google.protobuf import json_format, text_format
 
     from pipeline.beam_internals import end_bundles_promptly
-    from pipeline.stats import told
+    from pipeline.stats.worker_reports import report_all
 
     def end(*_signal: object) -> None:
-        told.tell_all()
+        report_all()
         os._exit(0)
 
     signal.signal(signal.SIGTERM, end)
@@ -48,7 +48,7 @@ def main() -> None:
         RUNNER_CAPABILITIES=" ".join(info.runner_capabilities),
     )
     sdk_worker_main.main(sys.argv)
-    told.tell_all()
+    report_all()
     os._exit(0)  # the TaskManager is gone, or needs no worker any more: what it would still hold is no longer its own
 
 

@@ -206,7 +206,7 @@ class ObjectListing(ListingBackend):
 
     @property
     def _one_folder(self) -> bool:
-        return self._by_folder or not (self.is_recursive or self.rest[1:])
+        return self._by_folder or not (self.is_recursive or (self.rest[1:] and "**" not in self.rest[0]))
 
     def look(self) -> Iterator[FoundFile | ListingBackend]:
         """Lists one folder, or all below it if the rest of the pattern cannot save a request."""

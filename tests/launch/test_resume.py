@@ -29,7 +29,7 @@ MOMENTS = [
     pytest.param([IN_FIRST], 0, id="in the first checkpoint"),
     pytest.param([Moment(f"{SPOOL}:TaggedOutput")], 1, id="after the first checkpoint"),
     pytest.param([IN_FOURTH], 3, id="in a checkpoint"),
-    pytest.param([Moment("pipeline.stats.summary:JobStats.add_detected", 5)], 5, id="between two checkpoints"),
+    pytest.param([Moment("pipeline.storage.spill_files:SpillWriter.add", 6)], 5, id="between two checkpoints"),
     pytest.param([Moment(f"{WRITE}:WriteFiles._finish", 2)], 7, id="while files are merged"),
     pytest.param([Moment(f"{STAGING}:write_file", having="ready.json")], 7, id="before it is ready"),
     pytest.param([Moment(f"{STAGING}:write_file", 1, "after", "ready.json")], 7, id="ready"),

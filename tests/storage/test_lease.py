@@ -394,8 +394,12 @@ class TestPreconditions:
                     lost.append(super()._write(claims, generation))
                 return super()._write(claims, generation)
 
+        def a_second_ago(claims, _now):  # the server's clock counts seconds, and the same second changes nothing
+            return {run: dataclasses.replace(claim, renewed=claim.renewed - 1) for run, claim in claims.items()}
+
         for act in (CloudClaims.take, CloudClaims.renew, CloudClaims.release):
             lost.clear()
+            CloudClaims(strict_output)._change(a_second_ago)
             assert act(Unsure(strict_output), mine) in (None, True)
             assert lost == [True]
         assert left(strict_output) == []

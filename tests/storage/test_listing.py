@@ -73,6 +73,7 @@ def test_all_files_that_match_are_found_once_however_the_folder_is_divided(tmp_p
 
 @hypothesis_settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(tree={"a/a/a"}, pattern="*/a", wanted=1)
+@example(tree={"b.jpg/a"}, pattern="**.jpg/*", wanted=2)
 @given(tree=trees, pattern=patterns, wanted=st.sampled_from([1, 2, 64]))
 def test_all_objects_that_match_are_found_once_however_the_bucket_is_divided(gcs_bucket, tree, pattern, wanted):
     root = uuid.uuid4().hex

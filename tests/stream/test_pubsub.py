@@ -97,25 +97,25 @@ def test_a_backlog_stays_in_pubsub(queue, subscriber_of):
 
 
 def test_nothing_is_taken_where_nothing_is(queue, subscriber_of):
-    assert subscriber_of(queue)[0].take(10, 1000, wait_s=0.1) == []
+    assert subscriber_of(queue)[0].pull(10, 1000, wait_s=0.1) == []
 
 
 def test_what_is_in_hand_is_not_delivered_again_beyond_its_deadline(queue, subscriber_of):
     """The subscription's own deadline is 10 s."""
     queue.put(b"slow")
     first, _ = subscriber_of(queue)
-    assert len(first.take(1, 1000, wait_s=10)) == 1
-    assert subscriber_of(queue)[0].take(1, 1000, wait_s=13) == []
+    assert len(first.pull(1, 1000, wait_s=10)) == 1
+    assert subscriber_of(queue)[0].pull(1, 1000, wait_s=13) == []
 
 
 def test_what_is_released_is_delivered_again_and_what_is_acknowledged_is_not(queue, subscriber_of):
     queue.put(b"done", b"not done")
     first, stop = subscriber_of(queue)
-    taken = [message for _ in range(2) for message in first.take(1, 1000, wait_s=10)]
+    taken = [message for _ in range(2) for message in first.pull(1, 1000, wait_s=10)]
     first.acknowledge([message.message_id for message in taken if message.data == b"done"])
     stop.set()
     first.release([message.message_id for message in taken if message.data == b"not done"])
-    again = [message.data for message in subscriber_of(queue)[0].take(10, 1000, wait_s=10)]
+    again = [message.data for message in subscriber_of(queue)[0].pull(10, 1000, wait_s=10)]
     assert again == [b"not done"]
 
 
@@ -135,18 +135,18 @@ def test_a_request_is_acknowledged_when_its_bundle_is_final_and_its_answer_publi
         step()
     subscriber.close()
     other = subscriber_of(queue)[0]
-    again = [message.data for _ in range(2) for message in other.take(1, 1000, wait_s=10)]
+    again = [message.data for _ in range(2) for message in other.pull(1, 1000, wait_s=10)]
     assert sorted(again) == [b"answered only", b"final only"]
-    assert other.take(1, 1000, wait_s=1) == []
+    assert other.pull(1, 1000, wait_s=1) == []
 
 
 def test_stopping_gives_back_what_nobody_has_taken(queue, subscriber_of):
     contents = {b"%d" % n for n in range(50)}
     queue.put(*contents)
     first, stop = subscriber_of(queue)
-    taken = {message.data for message in first.take(10, 10_000, wait_s=10)}
+    taken = {message.data for message in first.pull(10, 10_000, wait_s=10)}
     stop.set()
-    assert first.take(10, 10_000, wait_s=0) == []
+    assert first.pull(10, 10_000, wait_s=0) == []
     rest = {content for take in take_all(subscriber_of(queue)[0], 50 - len(taken)) for content in take}
     assert rest == contents - taken
 
