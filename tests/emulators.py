@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from pipeline.launch.prism import WITH_PARENT
+from pipeline.read import fetch
 from pipeline.storage import cloud
 
 START_SECONDS = 90.0
@@ -206,6 +207,7 @@ def _new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     # else Beam looks for credentials for 25 s before it connects without; it has no option for that outside Dataflow
     monkeypatch.setattr(auth._Credentials, "_credentials_init", True)
     cloud._idle.clear()  # clients of another emulator
+    fetch._storage_client.cache_clear()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
     monkeypatch.setenv("NO_GCE_CHECK", "true")  # else the clients look for a metadata server, for seconds
     client = storage.Client(project="test-project", credentials=AnonymousCredentials())
