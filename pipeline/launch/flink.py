@@ -46,8 +46,8 @@ class FlinkRunner(flink_runner.FlinkRunner):
             return FlinkJob(cluster, stream.attach)
         cloud.job_name = cloud.job_name or f"detect-{time.time_ns():x}"
         before = cluster.jobs_named(cloud.job_name)
-        if stream.checkpointing_interval and stream.number_of_execution_retries is None and cluster.limits_restarts():
-            stream.number_of_execution_retries, stream.execution_retry_delay = _UNLIMITED_RESTARTS, _RESTART_MS
+        if stream.checkpointing_interval:
+            set_restarts(stream, cluster)
         return FlinkJob(cluster, "", cloud.job_name, super().run_portable_pipeline(pipeline, options), before)
 
 
@@ -55,6 +55,19 @@ def master_of(options: Any) -> str:
     """`host:port` of Flink's REST API, "" where nobody says."""
     master = str(options.view_as(FlinkRunnerOptions).flink_master or "").split("://")[-1]
     return "" if master.startswith("[") else master
+
+
+def set_restarts(stream: Any, cluster: Cluster) -> None:
+    """Makes a stream restart without limit if the cluster's configuration limits restarts; options that the user gave stay.
+
+    Args:
+      stream: `FlinkStreamOptions`.
+      cluster: Where the stream will run.
+    """
+    if stream.number_of_execution_retries is None and (stream.execution_retry_delay is not None or cluster.limits_restarts()):
+        stream.number_of_execution_retries = _UNLIMITED_RESTARTS
+        if stream.execution_retry_delay is None:
+            stream.execution_retry_delay = _RESTART_MS
 
 
 class Cluster:

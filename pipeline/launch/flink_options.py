@@ -19,9 +19,8 @@ from apache_beam.utils.subprocess_server import JavaJarServer
 from pipeline.errors import ConfigError, RunnerError
 
 _ASK_SECONDS = 10.0
-_PAUSE_MS = (
-    1000  # so that each worker has heard of a checkpoint's end before the next one begins (`pipeline.stream.delayed_acks`)
-)
+# so that each worker has heard of a checkpoint's end before the next one begins (`pipeline.stream.delayed_acks`)
+_PAUSE_MS = 1000
 _BUNDLE_MS = 100  # an answer waits for the end of its bundle at each of the steps between which a runner keeps records
 _STREAM_DEFAULTS = {
     "min_pause_between_checkpoints": _PAUSE_MS,

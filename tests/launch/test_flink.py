@@ -13,7 +13,8 @@ from apache_beam.utils.subprocess_server import JavaJarServer
 from pipeline.errors import OutputError, RunnerError
 from pipeline.launch import flink_options
 from pipeline.launch.finalize import failed
-from pipeline.launch.flink import Cluster, FlinkJob, FlinkRunner, _reason, leave, master_of
+from pipeline.launch.flink import Cluster, FlinkJob, FlinkRunner, _reason, leave, master_of, set_restarts
+from pipeline.launch.flink_options import FlinkStreamOptions
 
 JAVA = """org.apache.flink.runtime.JobException: Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy
 \tat org.apache.flink.runtime.executiongraph.failover.ExecutionFailureHandler.handleFailure(ExecutionFailureHandler.java:180)
@@ -122,6 +123,24 @@ def test_a_stream_asks_for_restarts_without_limit_where_the_cluster_limits_them(
     flink = flink_of()
     flink.config = config
     assert flink.cluster.limits_restarts() is limited
+
+
+@pytest.mark.parametrize(
+    ("flags", "strategy", "retries", "delay_ms"),
+    [
+        ([], "fixed-delay", 2**31 - 1, 10_000),
+        ([], "exponential-delay", None, None),
+        (["--number_of_execution_retries=-1"], "fixed-delay", -1, None),
+        (["--number_of_execution_retries=3", "--execution_retry_delay=5"], "fixed-delay", 3, 5),
+        (["--execution_retry_delay=5"], "exponential-delay", 2**31 - 1, 5),
+    ],
+    ids=["without limit", "Flink's own", "as the cluster's", "as the user says", "the user's delay"],
+)
+def test_a_stream_restarts_without_limit_unless_the_user_says_otherwise(flags, strategy, retries, delay_ms, flink_of):
+    flink, stream = flink_of(), PipelineOptions(flags).view_as(FlinkStreamOptions)
+    flink.config = {"restart-strategy.type": strategy}
+    set_restarts(stream, flink.cluster)
+    assert (stream.number_of_execution_retries, stream.execution_retry_delay) == (retries, delay_ms)
 
 
 def test_a_job_that_flink_has_lost_is_one_line_that_says_how_to_go_on(flink_of):
