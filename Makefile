@@ -15,7 +15,7 @@ FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
 CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-backfill demo-flink test test-fast test-flink test-spark flink spark check docs format lint types fuzz bench bench-darknet bench-flink bench-peers prism lock clean
+.PHONY: help demo demo-streaming demo-backfill demo-flink test test-fast test-flink test-spark flink spark check docs format lint types fuzz soak bench bench-darknet bench-flink bench-peers prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -75,6 +75,10 @@ fuzz: $(READY) ## Random messages, manifests, records, configs, planted files an
 	FUZZ=1 FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --timeout 3600 -m hypothesis tests
 	$(BIN)/python -m tests.fuzz.images --minutes $(FUZZ_MINUTES)
 
+SOAK_MINUTES ?= 60
+soak: $(READY) $(FAKE_GCS) ## A stream of 24 simulated hours in one (SOAK_MINUTES), with outages, swaps, kills: nothing is lost, nothing grows
+	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES)
+
 bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet machine, two hours
 	$(BIN)/python -m tests.benchmarks.throughput
 	$(BIN)/python -m tests.benchmarks.memory
@@ -83,6 +87,7 @@ bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet mach
 	$(BIN)/python -m tests.benchmarks.only_new
 	$(BIN)/python -m tests.benchmarks.resume
 	$(BIN)/python -m tests.benchmarks.streaming
+	$(BIN)/python -m tests.benchmarks.monitoring
 	$(BIN)/python -m tests.benchmarks.swaps
 	$(BIN)/python -m tests.benchmarks.differences
 	$(MAKE) bench-darknet

@@ -15,11 +15,11 @@ setup(
     packages=[*find_packages(include=["pipeline", "pipeline.*", "models", "models.*"]), "pipeline.configs"],
     package_dir={"pipeline.configs": "configs"},  # beside the code in a checkout, inside it where it is installed
     package_data={
-        "models": ["digits/*.npz", "digits/*.md", "digits/samples/*"],
+        "models": ["digits/*.npz", "digits/*.md", "digits/samples/*", "onnx/requirements.txt"],
         "pipeline.configs": ["*.yaml"],
-        "pipeline.report": ["*.css", "*.html"],
+        "pipeline.report": ["*.css", "*.html", "*.js"],
     },
-    entry_points={"console_scripts": ["detect-objects = pipeline.run:main"]},
+    entry_points={"console_scripts": ["detect-objects = pipeline.__main__:main"]},
     install_requires=[
         "apache-beam[gcp]>=2.77,<2.80; python_version >= '3.11'",
         "apache-beam[gcp]>=2.70,<2.80; python_version < '3.11'",  # newer ones and tfx-bsl want different protobufs there
@@ -27,27 +27,53 @@ setup(
         "tfx-bsl>=1.21,<1.22",
         "numpy>=1.26,<3",
         "cachetools>=5,<7",
+        "google-cloud-bigquery>=3.27,<4",
         "google-cloud-storage>=2.18,<4",
         "google-cloud-pubsub>=2.30,<3",
         "jinja2>=3.1,<4",
         "opencv-python-headless>=4.10,<5",  # 5 no longer reads Darknet models, which the benchmarks compare with
         "pandas>=2,<2.4",  # Beam's notebook runner breaks with newer ones
         "pillow>=11.3,<13",
+        "prometheus_client>=0.22,<1",
         "pyarrow>=16,<26",
         "pydantic>=2.11,<3",
         "pyyaml>=6,<7",
+        "requests>=2.31,<3",
+        "shtab>=1.7,<2",  # completion in shells
         "tqdm>=4.66,<5",
+        "urllib3>=2.2,<3",
     ],
     extras_require={
+        "otlp": ["opentelemetry-exporter-otlp-proto-http>=1.40,<2", "opentelemetry-sdk>=1.40,<2"],
+        "openvino": ["openvino>=2026.4.1,<2027"],  # another engine for CPUs (--engine openvino)
+        "quantize": ["nncf>=3.4,<3.5", "openvino>=2026.4.1,<2027"],  # an int8 version of a model (detect-objects quantize)
+        "triton": ["tritonclient[grpc]>=2.73,<3"],  # model servers (--engine triton)
+        "fiftyone": [
+            "fiftyone>=1.22,<2"
+        ],  # opens runs (detect-objects view); MongoDB comes with it, or FIFTYONE_DATABASE_URI names one
         "heif": ["pillow-heif>=1.1,<2"],  # HEIC and HEIF; its licence is that of the codecs in it (LGPL and GPL)
+        "s3": ["boto3>=1.40,<2"],  # images on Amazon S3
+        "video": ["av>=17,<20"],  # frames of videos
+        "voc": ["defusedxml>=0.7,<1"],  # labels as Pascal VOC
         "dev": [
+            "av>=17,<20",
+            "defusedxml>=0.7,<1",
             "gcp-storage-emulator>=2026.7",
             "hypothesis>=6.100",
             "import-linter>=2.11",
             "jsonschema>=4.20",
+            "kubernetes-validate>=1.31",  # the schemas of Kubernetes
+            "moto[s3]>=5.1,<6",  # a server with the protocol of S3; brings boto3
+            "flask>=3,<4",
+            "flask-cors>=5,<7",
+            "labelformat>=0.1.17,<1",  # reads what the pipeline writes for CVAT
             "mkdocs>=1.6,<2",
             "mypy>=1.15",
+            "opentelemetry-exporter-otlp-proto-http>=1.40,<2",
+            "nncf>=3.4,<3.5",
+            "openvino>=2026.4.1,<2027",
             "pillow-heif>=1.1,<2",
+            "playwright>=1.50,<2",
             "psutil>=6",
             "pycocotools>=2.0.8",
             "pytest>=8",
@@ -57,9 +83,11 @@ setup(
             "python-hcl2>=8,<9",
             "ruff>=0.12",
             "scikit-learn>=1.5",
+            "supervision>=0.31,<1",  # reads labels that the pipeline writes
             "setuptools<81",  # tensorflow_hub imports pkg_resources, which newer ones no longer have
             "tensorflow_hub>=0.16",  # Beam's TFModelHandlerNumpy imports it; only the benchmarks run that
             "types-pyyaml",
+            "tritonclient[grpc]>=2.73,<3",
             "tzdata",  # time zones, where the system has none
         ],
     },

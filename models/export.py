@@ -1,6 +1,6 @@
 """Exports a detector's network as a batched SavedModel for the pipeline, TF Serving, Vertex AI and tfx_bsl.
 
-    <output>/saved_model.pb, variables/         three signatures over one set of weights
+    <output>/saved_model.pb, variables/         four signatures over one set of weights
     <output>/assets.extra/detector.json         the description of the model (`models.metadata`)
     <output>/assets.extra/tf_serving_warmup_requests
 
@@ -9,10 +9,12 @@
 | `detect`             | `images` uint8 `(N, H, W, 3)` RGB, the thresholds    | xyxy, 0..1 of the model's input             |
 | `serving_default`    | `image_bytes` string `(N,)`: JPEG, PNG, GIF, BMP     | xyxy, pixels of the image as it is stored   |
 | `serving_thresholds` | `image_bytes`, the thresholds                       | as `serving_default`                        |
+| `candidates`         | `images` as `detect`                                | as `detect`, all of them, not suppressed    |
 
 The thresholds are `score_threshold` 0.25, `iou_threshold` 0.45 and `max_detections` 100 by default. TF Serving, the TF1 loader
 and, in Python, `loaded.detect(images)` fill in defaults; `loaded.signatures["detect"]` needs every input by name.
-All signatures return `boxes` `(N, max_detections, 4)`, `scores` `(N, max_detections)`, `classes` `(N, max_detections)` int32 and
+`candidates` returns `boxes` `(N, M, 4)` and `scores` `(N, M, C)`.
+All others return `boxes` `(N, max_detections, 4)`, `scores` `(N, max_detections)`, `classes` `(N, max_detections)` int32 and
 `num_detections` `(N,)` int32, confidence descending, zeros after the last detection; boxes are not clipped.
 
 Serving signatures ignore EXIF orientation, and an image that TensorFlow cannot decode fails its whole request.
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 SCORE_THRESHOLD = 0.25
 IOU_THRESHOLD = 0.45
 MAX_DETECTIONS = 100
+CANDIDATES = "candidates"
 
 
 def export_detector(
@@ -66,9 +69,9 @@ def export_detector(
     check_output_dir(output_dir)
     _check_metadata(metadata)
     module = _detector_module(predict, metadata, variables)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=_existing_ancestor(output_dir)) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=existing_ancestor(output_dir)) as scratch:
         saved_model_dir = os.path.join(scratch, "model")
-        signatures = {name: getattr(module, name) for name in ("detect", "serving_default", "serving_thresholds")}
+        signatures = {name: getattr(module, name) for name in ("detect", "serving_default", "serving_thresholds", CANDIDATES)}
         try:
             tf.saved_model.save(module, saved_model_dir, signatures=signatures)
         except tf.errors.OpError as err:  # TensorFlow raises no OSError for a full disk
@@ -85,22 +88,23 @@ def check_output_dir(output_dir: str) -> None:
         raise OSError(f"{output_dir}: expected a local directory; copy the finished directory to where it is served from")
     if os.path.lexists(output_dir):
         raise FileExistsError(f"{output_dir} exists already; remove it, or choose the next version number")
-    ancestor = _existing_ancestor(output_dir)
+    ancestor = existing_ancestor(output_dir)
     if not os.path.isdir(ancestor):
         raise NotADirectoryError(f"{output_dir} cannot be created: {ancestor} is a file, not a directory")
     if not os.access(ancestor, os.W_OK | os.X_OK):
         raise PermissionError(f"{output_dir} cannot be created: {ancestor} is not writable")
 
 
-def _existing_ancestor(path: str) -> str:
+def existing_ancestor(path: str) -> str:
+    """The nearest folder above `path` that exists."""
     parent = os.path.dirname(os.path.abspath(path))
-    return parent if os.path.lexists(parent) else _existing_ancestor(parent)
+    return parent if os.path.lexists(parent) else existing_ancestor(parent)
 
 
 def _check_metadata(metadata: DetectorMetadata) -> None:
     fields = ("name", "input_hw", "resize", "class_names", "letterbox_value")
     exported = DetectorMetadata(**{field: getattr(metadata, field) for field in fields})
-    if metadata != exported:
+    if metadata != exported or metadata.resize == "none":
         raise ValueError(f"an exported detector is described by {exported}, got {metadata}")
 
 
@@ -124,10 +128,14 @@ def _detector_module(predict: Predict, metadata: DetectorMetadata, variables: Se
         iou_threshold: tf.Tensor = iou_default,
         max_detections: tf.Tensor = max_default,
     ) -> dict[str, tf.Tensor]:
+        found = candidates(images)
+        return suppress(found["boxes"], found["scores"], score_threshold, iou_threshold, max_detections)
+
+    def candidates(images: tf.Tensor) -> dict[str, tf.Tensor]:
         boxes, scores = predict(tf.cast(images, tf.float32) * (1 / 255))
         if scores.shape[-1] != len(metadata.class_names):
             raise ValueError(f"the network answers {scores.shape[-1]} classes, the metadata names {len(metadata.class_names)}")
-        return suppress(boxes, scores, score_threshold, iou_threshold, max_detections)
+        return {"boxes": boxes, "scores": scores}
 
     def serving_thresholds(
         image_bytes: tf.Tensor,
@@ -145,15 +153,22 @@ def _detector_module(predict: Predict, metadata: DetectorMetadata, variables: Se
     module = tf.Module(name="detector")
     module.weights = list(variables)
     module.detect = tf.function(detect, autograph=False, input_signature=[images_spec, *threshold_specs])
+    module.candidates = tf.function(candidates, autograph=False, input_signature=[images_spec])
     module.serving_thresholds = tf.function(serving_thresholds, autograph=False, input_signature=[bytes_spec, *threshold_specs])
     module.serving_default = tf.function(serving_default, autograph=False, input_signature=[bytes_spec])
     return module
 
 
 def suppress(
-    boxes: tf.Tensor, scores: tf.Tensor, score_threshold: tf.Tensor, iou_threshold: tf.Tensor, max_detections: tf.Tensor
+    boxes: tf.Tensor,
+    scores: tf.Tensor,
+    score_threshold: tf.Tensor,
+    iou_threshold: tf.Tensor,
+    max_detections: tf.Tensor,
+    *,
+    several_labels: bool = False,
 ) -> dict[str, tf.Tensor]:
-    """Score threshold and greedy per-class NMS for a whole batch; each box counts for its best class only.
+    """Score threshold and greedy per-class NMS for a whole batch; each box counts for its best class only, by default.
 
     Args:
       boxes: `(N, M, 4)` float32.
@@ -161,6 +176,7 @@ def suppress(
       score_threshold: Confidences must be above it.
       iou_threshold: A box is dropped if its IoU with a better one of its class is above it.
       max_detections: Length of the output for each image.
+      several_labels: Whether a box counts for each class above the threshold.
 
     Returns:
       The outputs that the docstring of this module describes.
@@ -170,12 +186,14 @@ def suppress(
     confidences = tf.reduce_max(scores, axis=-1)
     # No fixed limit: the number of candidates is that of the fullest image of the batch, mostly a few dozen of thousands.
     candidates = tf.math.count_nonzero(confidences > score_threshold, axis=1, dtype=tf.int32)
-    confidences, kept = tf.math.top_k(confidences, k=tf.maximum(tf.reduce_max(candidates), 1))
-    class_ids = tf.argmax(tf.gather(scores, kept, batch_dims=1), axis=-1)
-    best_only = tf.one_hot(class_ids, scores.shape[-1]) * confidences[..., None]
+    most = tf.minimum(tf.maximum(tf.reduce_max(candidates), 1), tf.shape(confidences)[1])  # there may be no boxes at all
+    confidences, kept = tf.math.top_k(confidences, k=most)
+    scores = tf.gather(scores, kept, batch_dims=1)
+    if not several_labels:
+        scores = tf.one_hot(tf.argmax(scores, axis=-1), scores.shape[-1]) * confidences[..., None]
     found = tf.image.combined_non_max_suppression(
         tf.gather(boxes, kept, batch_dims=1)[:, :, None],
-        best_only,
+        scores,
         max_output_size_per_class=max_detections,
         max_total_size=max_detections,
         iou_threshold=iou_threshold,

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from models.metadata import BoxFormat, Resize
+from models.metadata import BoxFormat, LetterboxRule, Resize
 
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.integer]
@@ -51,25 +51,44 @@ class InputTransform:
     resized_wh: tuple[int, int]
 
 
-def resize_plan(image_wh: tuple[int, int], input_hw: tuple[int, int], resize: Resize) -> InputTransform:
+def resize_plan(
+    image_wh: tuple[int, int], input_hw: tuple[int, int], resize: Resize, letterbox_rule: LetterboxRule = "darknet"
+) -> InputTransform:
     """Plans the resize of an image of `image_wh` pixels to a model's input of `input_hw` pixels.
 
-    `stretch` fills the input. `letterbox` is Darknet's `letterbox_image`: sizes and offsets are whole pixels, rounded down.
-    (Darknet maps boxes back with the offset before rounding, which is off by up to half an input pixel.)
+    `none` keeps its size. `stretch` fills the input. `letterbox` keeps the aspect ratio, in whole pixels, by `letterbox_rule`:
+
+    | rule            | size of the image in the input                                          | place    |
+    |-----------------|-------------------------------------------------------------------------|----------|
+    | darknet         | rounded down (`letterbox_image`)                                        | centre   |
+    | ultralytics     | to nearest, halves to even (`LetterBox`: `round(size * r)`)             | centre   |
+    | yolox           | down (`preproc`: `int(size * r)`)                                       | top left |
+    | super_gradients | to nearest, in an input smaller by 4 (`DetectionLongestMaxSizeRescale`) | centre   |
+
+    An odd pixel of padding goes to the right and the bottom, as with `round(padding / 2 - 0.1)` of Ultralytics.
+    Boxes go back by whole pixels. The tools take the scale and offset before rounding, which is off by up to half an input pixel.
     """
-    image_w, image_h = image_wh
-    input_h, input_w = input_hw
-    resized_w, resized_h = input_w, input_h
-    if resize == "letterbox":
-        resized_w = min(input_w, max(1, image_w * input_h // image_h))
-        resized_h = min(input_h, max(1, image_h * input_w // image_w))
+    input_h, input_w = image_wh[::-1] if resize == "none" else input_hw
+    resized_w, resized_h = (input_w, input_h) if resize != "letterbox" else _letterboxed_wh(image_wh, input_hw, letterbox_rule)
     return InputTransform(
-        scale_x=resized_w / image_w,
-        scale_y=resized_h / image_h,
-        offset_x=(input_w - resized_w) // 2,
-        offset_y=(input_h - resized_h) // 2,
+        scale_x=resized_w / image_wh[0],
+        scale_y=resized_h / image_wh[1],
+        offset_x=0 if letterbox_rule == "yolox" else (input_w - resized_w) // 2,
+        offset_y=0 if letterbox_rule == "yolox" else (input_h - resized_h) // 2,
         resized_wh=(resized_w, resized_h),
     )
+
+
+def _letterboxed_wh(image_wh: tuple[int, int], input_hw: tuple[int, int], rule: LetterboxRule) -> tuple[int, int]:
+    (image_w, image_h), (input_h, input_w) = image_wh, input_hw
+    if rule == "darknet":
+        w, h = image_w * input_h // image_h, image_h * input_w // image_w
+    else:
+        margin = 4 if rule == "super_gradients" else 0
+        scale = min((input_h - margin) / image_h, (input_w - margin) / image_w)
+        whole = int if rule == "yolox" else round
+        w, h = whole(image_w * scale), whole(image_h * scale)
+    return min(input_w, max(1, w)), min(input_h, max(1, h))
 
 
 def to_model(boxes_xyxy: Floats, transform: InputTransform) -> Floats:

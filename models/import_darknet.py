@@ -1,4 +1,4 @@
-"""`python -m models.import_darknet`: converts a YOLO model in Darknet's format to a batched SavedModel."""
+"""`detect-objects import`, `python -m models.import_darknet`: converts a YOLO model in Darknet's format to a SavedModel."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from models.darknet.network import Network, parse_network
 from models.darknet.weights import ConvolutionWeights, read_weights
 from models.export import check_output_dir, export_detector
 from models.metadata import DetectorMetadata, Resize
+from models.progress import step
 from models.quiet import quiet_stderr
 
 _DESCRIPTION = """\
@@ -22,7 +23,7 @@ contains box decoding and non-maximum suppression, and has the thresholds as inp
 
 _EPILOG = """\
 example:
-  python -m models.import_darknet --cfg yolov4.cfg --weights yolov4.weights --names coco.names --output models/yolov4/1
+  detect-objects import --cfg yolov4.cfg --weights yolov4.weights --names coco.names --output models/yolov4/1
 
 The output directory is <model>/<integer version>, as TF Serving expects it. It must not exist yet, and appears whole or not at
 all. Non-maximum suppression is greedy, by IoU and class, also if the cfg has another nms_kind=.
@@ -31,7 +32,7 @@ Exit code: 0 done; 2 the files or the arguments cannot be used (one line on stde
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    args = _parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
     try:
         import_darknet(
             cfg_path=args.cfg,
@@ -80,9 +81,10 @@ def import_darknet(
         name=name or os.path.splitext(os.path.basename(cfg_path))[0],
         input_hw=network.input_hw,
         resize=resize or ("letterbox" if network.letter_box else "stretch"),
-        class_names=_read_names(names_path, network.classes),
+        class_names=read_names(names_path, network.classes),
     )
-    weights = read_weights(weights_path, network)
+    with step("1 of 3, reading the weights"):
+        weights = read_weights(weights_path, network)
     _warn_of_odd_weights(weights_path, network, weights)
 
     _export(network, weights, metadata, output_dir)
@@ -95,15 +97,16 @@ def import_darknet(
 
 def _export(network: Network, weights: Sequence[ConvolutionWeights], metadata: DetectorMetadata, output_dir: str) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with quiet_stderr():  # takes seconds, so only after the files were checked
+    with step("2 of 3, loading TensorFlow"), quiet_stderr():  # takes seconds, so only after the files were checked
         import tensorflow as tf
 
         from models.darknet.detector import DarknetDetector
 
     with contextlib.suppress(RuntimeError):  # TensorFlow runs in this process already
         tf.config.set_visible_devices([], "GPU")  # the export needs no GPU, and must not take the memory of a serving process
-    detector = DarknetDetector(network, weights)
-    export_detector(detector, metadata, output_dir, variables=detector.variables)
+    with step("3 of 3, writing the SavedModel"):
+        detector = DarknetDetector(network, weights)
+        export_detector(detector, metadata, output_dir, variables=detector.variables)
 
 
 def _read_network(cfg_path: str, input_hw: tuple[int, int] | None) -> Network:
@@ -124,9 +127,14 @@ def _warn_of_odd_weights(weights_path: str, network: Network, weights: Sequence[
         )
 
 
-def _read_names(names_path: str, classes: int) -> tuple[str, ...]:
+def read_names(names_path: str, classes: int | None = None) -> tuple[str, ...]:
+    """The class names in a text file, one a line.
+
+    Raises:
+      DarknetError: A line is empty, or there are not as many names as `classes`.
+    """
     names = tuple(line.strip() for line in _read_text(names_path).strip().splitlines())
-    if len(names) != classes:
+    if classes is not None and len(names) != classes:
         raise DarknetError(
             f"{names_path}: expected {classes} names, one a line, for the cfg's classes={classes}, got {len(names)}"
         )
@@ -146,22 +154,25 @@ def _read_text(path: str) -> str:
     return text
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser(*, darknet_only: bool = True) -> argparse.ArgumentParser:
+    """The parser of the command line; the cfg, weights and names are required unless another module takes other formats."""
     parser = argparse.ArgumentParser(
-        prog="python -m models.import_darknet",
+        prog="detect-objects import",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--cfg", required=True, metavar="FILE", help="the network: layers, anchors, input size")
-    parser.add_argument("--weights", required=True, metavar="FILE", help="its weights; must fit the cfg to the byte")
-    parser.add_argument("--names", required=True, metavar="FILE", help="class names, one a line, as many as the cfg has classes")
+    parser.add_argument("--cfg", required=darknet_only, metavar="FILE", help="the network: layers, anchors, input size")
+    parser.add_argument("--weights", required=darknet_only, metavar="FILE", help="its weights; must fit the cfg to the byte")
+    parser.add_argument(
+        "--names", required=darknet_only, metavar="FILE", help="class names, one a line, as many as the cfg has classes"
+    )
     parser.add_argument("--output", required=True, metavar="DIR", help="directory to write, for example models/yolov4/1")
     parser.add_argument(
         "--input-size",
         type=_input_size,
         metavar="SIZE",
-        help="input in pixels, one number or HEIGHTxWIDTH, multiples of 32 (default: as in the cfg); "
+        help="input in pixels, one number or HEIGHTxWIDTH, multiples of 32 in a Darknet model (default: the size in the file); "
         "larger finds smaller objects and takes longer",
     )
     parser.add_argument(

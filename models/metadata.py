@@ -13,13 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-Resize = Literal["stretch", "letterbox"]
-BoxFormat = Literal["xyxy", "yxyx", "xywh", "cxcywh"]
+Resize = Literal["stretch", "letterbox", "none"]
+LetterboxRule = Literal["darknet", "ultralytics", "yolox", "super_gradients"]
+BoxFormat = Literal["xyxy", "yxyx", "xywh", "cxcywh", "grid"]
+ChannelOrder = Literal["rgb", "bgr"]
+Normalisation = Literal["", "imagenet"]
+ScoreActivation = Literal["", "sigmoid", "softmax"]
 BoxUnits = Literal["norm", "pixels"]
 InputDtype = Literal["uint8", "float32"]
 Suppressor = Literal["model", "pipeline"]
 JoinedLayout = Literal["", "4+C,M", "M,4+C", "M,5+C", "M,6"]
 
+_LATER = ("letterbox_rule", "channel_order", "normalisation", "score_activation")  # not in earlier releases
 METADATA_PATH = "assets.extra/detector.json"
 
 
@@ -29,19 +34,26 @@ class DetectorMetadata:
 
     Attributes:
       name: Name of the model, without its version.
-      input_hw: Height and width of the model's input, pixels.
-      resize: How an image becomes `input_hw`: `stretch`, or `letterbox` (keeps the aspect ratio and pads).
+      input_hw: Height and width of the model's input, pixels; with `resize` none only of the blank image that warms it up.
+      resize: How an image becomes `input_hw`: `stretch`, or `letterbox` (keeps the aspect ratio and pads); `none` if the model
+        takes images of any size.
       class_names: One name for each class, in the order of the class ids; empty if unknown.
       signature: The SavedModel signature that takes a batch of pixels.
       input_name: Its input for `(N, H, W, 3)` RGB images.
       input_dtype: dtype of that input.
       value_range: The model's input values for 0 and 255 of an 8-bit pixel.
       letterbox_value: 8-bit grey of the padding.
+      letterbox_rule: Whose letterbox: how its size is rounded, and where the image lies (`geometry.resize_plan`).
+      channel_order: Order of the input's channels.
+      normalisation: `imagenet`: the input has ImageNet's mean subtracted and is divided by its standard deviation, after
+        `value_range`; empty for none.
       boxes_output: Output `(N, M, 4)` of boxes.
       scores_output: Output `(N, M)` of confidences, or `(N, M, C)` of class confidences if the pipeline suppresses.
       classes_output: Output `(N, M)` of class numbers; empty if the model has none.
       count_output: Output `(N,)` with the number of valid detections; empty if the model has none.
-      box_format: Order of the four numbers of a box.
+      score_activation: What makes confidences of the scores: `sigmoid`, or `softmax` with a last class for no object; empty for
+        nothing.
+      box_format: Order of the four numbers of a box; `grid` is YOLOX's offset from its cell and log size, in cells.
       box_units: `norm` (0..1 of the model's input) or `pixels` of the model's input.
       class_id_offset: Subtracted from the model's class numbers (1 for the TensorFlow Object Detection API).
       nms: Whether the model or the pipeline suppresses overlapping boxes.
@@ -72,6 +84,15 @@ class DetectorMetadata:
     nms: Suppressor = "model"
     threshold_inputs: bool = True
     packed_layout: JoinedLayout = ""
+    letterbox_rule: LetterboxRule = "darknet"
+    channel_order: ChannelOrder = "rgb"
+    normalisation: Normalisation = ""
+    score_activation: ScoreActivation = ""
+
+    @property
+    def graph_hw(self) -> tuple[int | None, int | None]:
+        """Height and width of the input as a graph has them: `input_hw`, or unknown if images keep their own size."""
+        return (None, None) if self.resize == "none" else self.input_hw
 
     def __post_init__(self) -> None:
         for field, (expected, fits) in _RULES.items():
@@ -97,6 +118,10 @@ _NAME = ("a non-empty text", lambda value: isinstance(value, str) and value != "
 _TEXT = ("a text", lambda value: isinstance(value, str))
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # of each field: what is expected, and the check
     "resize": _one_of(Resize),
+    "letterbox_rule": _one_of(LetterboxRule),
+    "channel_order": _one_of(ChannelOrder),
+    "normalisation": _one_of(Normalisation),
+    "score_activation": _one_of(ScoreActivation),
     "input_dtype": _one_of(InputDtype),
     "box_format": _one_of(BoxFormat),
     "box_units": _one_of(BoxUnits),
@@ -147,8 +172,13 @@ def _read_remote(path: str) -> str | None:
 
 
 def metadata_to_json(metadata: DetectorMetadata) -> str:
-    """`metadata` as indented JSON with a final line feed; `metadata_from_json` is its inverse."""
-    return json.dumps(dataclasses.asdict(metadata), indent=2, ensure_ascii=False) + "\n"
+    """`metadata` as indented JSON with a final line feed; `metadata_from_json` is its inverse.
+
+    Later fields are left out at their defaults, so that earlier releases can read the rest.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(metadata) if field.name in _LATER}
+    values = {name: value for name, value in dataclasses.asdict(metadata).items() if value != defaults.get(name)}
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
 def metadata_from_json(text: str) -> DetectorMetadata:

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 # TensorFlow's libraries read this when they are imported; what goes wrong there reaches the user as an error of this project.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Else each client of Cloud Storage asks for facts of its bucket for traces, in a thread and on a connection of their own.
+os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
 _NEEDED = ("yaml", "pydantic", "numpy", "cv2", "apache_beam", "tensorflow", "tfx_bsl")
 
 
-def _in_the_way() -> str:
+def _startup_problem() -> str:
     """Why a command of this program cannot run in this Python or this folder, in a line; empty where it can."""
     home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     models = importlib.util.find_spec("models")
@@ -33,7 +35,7 @@ def _in_the_way() -> str:
 
 # While Python looks for the module of `python -m pipeline.run`, or of another command here, "-m" stands for its name. It looks in
 # the current folder first, as the console command does not.
-if sys.argv[:1] == ["-m"] and (_problem := _in_the_way()):
+if sys.argv[:1] == ["-m"] and (_problem := _startup_problem()):
     print(f"error: {_problem}", file=sys.stderr)
     sys.exit(2)
 

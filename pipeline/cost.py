@@ -34,15 +34,15 @@ class Measured:
     shuffled_bytes: float = 90.0  # what an image brings into the shuffles of a batch job: its name, never its content
     class_b_an_image: float = 1.0  # reads of an image: its content, with which its generation comes
     class_b_unlisted: float = 1.0  # one more for an image that a message names, whose size no listing has given
-    class_a_a_job: float = 40.0  # writes and listings of a job's own files
-    class_b_a_job: float = 67.0  # reads of them
+    class_a_a_job: float = 42.0  # writes and listings of a job's own files
+    class_b_a_job: float = 59.0  # reads of them
     class_a_a_spill: float = 1.0  # writes of a spill file of rows
     class_b_a_spill: float = 3.0  # reads of it, when it is merged
     class_a_an_hour: float = 1200.0  # writes of a worker's reports in an hour, in a job of several machines
     class_b_an_hour: float = 4700.0  # the launcher's reads of them
     listed_at_once: float = 1000.0  # images in one listing operation (Cloud Storage's page)
     page_s: float = 0.13  # seconds of one listing operation, as published for Cloud Storage; never measured here
-    merge_us: float = 13.0  # microseconds of a worker for each row that it merges and indexes
+    merge_us: float = 36.0  # microseconds of a worker for each row that it merges and indexes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,13 +18,15 @@ import apache_beam as beam
 from pipeline.config import Config
 from pipeline.detect.detect_objects import DetectObjects
 from pipeline.detect.saved_model import name_and_version
+from pipeline.monitoring.watchdog import watch_worker
 from pipeline.read.dead_letter_replay import DeadLetterReplay
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.records import dead_letter_row, detection_row
+from pipeline.results.completion import CompletionRule
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
+from pipeline.results.run import Run
 from pipeline.stats.worker_context import WorkerContext
-from pipeline.storage.completion import CompletionRule
-from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.archive_rows import ArchiveRows
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import MessageLimits, replay_message
@@ -47,28 +49,29 @@ def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: S
       source: The source of its images; default: `source_of`.
     """
     read = pipeline | "ReadImages" >> (source or source_of(config))
-    detect = DetectObjects(config.model, config.detect, samples=samples_kept(config))
+    detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), lazily=config.only_new)
     found = read.images | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
-    results = Results(found.detected, (read.dead, found.dead), read.counted, read.expected)
+    results = Results(found.detected, (read.dead, found.dead), read.counted)
     for sink in to:
         _ = results | sink
 
 
-def worker_context(config: Config, staging: str, launched_at: float) -> WorkerContext:
+def worker_context(config: Config, run: Run, launched_at: float) -> WorkerContext:
     """What the workers of a job must reach, if they run outside its launcher's process.
 
     Args:
       config: The job.
-      staging: The run's folder.
-      launched_at: When the launcher created the folder; 0: no launcher did.
+      run: The run.
+      launched_at: When the launcher created its folder; 0: no launcher did.
     """
-    return WorkerContext(staging, functools.partial(name_and_version, config.model), launched_at)
+    watch = functools.partial(watch_worker, config.monitoring.stuck_after_s)
+    return WorkerContext(run, functools.partial(name_and_version, config.model), launched_at, watch)
 
 
 def source_of(
     config: Config,
     done: CompletionRule | None = None,
-    begun: Sequence[RowsResumePoint] | None = None,
+    resumed: Sequence[RowsResumePoint] | None = None,
     at: WorkerContext | None = None,
 ) -> Source:
     """The source of a batch job's images.
@@ -76,10 +79,10 @@ def source_of(
     Args:
       config: The job.
       done: The rule by which rows in the output complete an image, which is then skipped; None: none does.
-      begun: The checkpoints of killed runs of the same command.
+      resumed: The resume points of killed runs of the same command.
       at: The workers' place, if they run outside the launcher's process.
     """
-    spills = tuple(spill for resume_point in begun or () for _, spill in resume_point.spills)
+    spills = tuple(spill for resume_point in resumed or () for _, spill in resume_point.spills)
     again = dead_letter_replay(config) if config.retry_dead else None
     inputs = {} if again else config.patterns()
     return ReadImages(
@@ -90,8 +93,9 @@ def source_of(
         allow_empty=config.allow_empty,
         done=done,
         again=again,
-        begun=spills,
+        resumed=spills,
         worker_context=at,
+        max_megapixels=config.detect.max_megapixels,
         rebalance=at is not None,  # one process needs no rebalancing
     )
 
@@ -105,12 +109,12 @@ def dead_letter_replay(config: Config) -> DeadLetterReplay:
 
 def sinks(
     config: Config,
-    staging: str,
+    run: Run,
     name: str = "",
     *,
     launched: bool = True,
     model: tuple[str, str] = ("", ""),
-    begun: Sequence[RowsResumePoint] | None = None,
+    resumed: Sequence[RowsResumePoint] | None = None,
     at: WorkerContext | None = None,
     began_at: float = 0.0,
     settings: Mapping[str, Any] | None = None,
@@ -119,17 +123,17 @@ def sinks(
 
     Args:
       config: The job.
-      staging: Folder in the output for unfinished files; `WriteFiles` leaves the figures for the summary there.
+      run: The run; `WriteFiles` leaves the figures for the summary in its folder.
       name: The part of the row files' names that identifies the run.
       launched: Whether a launcher holds that folder while the job runs.
       model: Name and version of the model, if known.
-      begun: The checkpoints of killed runs of the same command; None: this run writes none.
+      resumed: The resume points of killed runs of the same command; None: this run makes none.
       at: The workers' place, if they run outside the launcher's process.
       began_at: When the run began, seconds since the epoch.
       settings: All settings, as the results name them; default: the config's.
     """
     named = settings or config.as_dict()
-    return [WriteFiles(staging, named, config.write, samples_kept(config), launched, model, name, begun, at, began_at)]
+    return [WriteFiles(run, named, config.write, samples_kept(config), launched, model, name, resumed, at, began_at)]
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:

@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.windowed_value import WindowedValue
 
+from pipeline.limits import MEMORY
+
 Element = TypeVar("Element")
 Result = TypeVar("Result")
 
@@ -81,7 +83,7 @@ class Prefetcher(Generic[Element, Result]):
     Args:
       start: Starts (or does) the work on a slot's element.
       most: Most elements in progress.
-      most_bytes: Most bytes held by them.
+      most_bytes: Most bytes held by them; less where the process nears its memory limit.
 
     Attributes:
       abandoned: Whether an exception has ended the iteration, so that nobody needs the other results.
@@ -104,7 +106,7 @@ class Prefetcher(Generic[Element, Result]):
         self._start(slot)
 
         def is_full() -> bool:
-            held_too_much = bool(self._waiting) or self._held_bytes > self._most_bytes
+            held_too_much = bool(self._waiting) or self._held_bytes > MEMORY.budget(self._most_bytes)
             return len(self._places) > self._most or (len(self._places) > 1 and held_too_much)
 
         return self._pass_on(is_full)
@@ -134,7 +136,7 @@ class Prefetcher(Generic[Element, Result]):
             if size_bytes <= slot.held_bytes:
                 return
             self._set_held(slot, 0)
-            if slot is not self._places[0] and self._held_bytes + size_bytes > self._most_bytes:
+            if slot is not self._places[0] and self._held_bytes + size_bytes > MEMORY.budget(self._most_bytes):
                 self._waiting[slot] = size_bytes
                 raise NoRoomError
             self._set_held(slot, size_bytes)
@@ -145,7 +147,7 @@ class Prefetcher(Generic[Element, Result]):
         if self._places and self._places[0] in self._waiting:
             ready.append(self._places[0])
             self._set_held(ready[0], self._waiting.pop(ready[0]))
-        while self._waiting and self._held_bytes + next(iter(self._waiting.values())) <= self._most_bytes:
+        while self._waiting and self._held_bytes + next(iter(self._waiting.values())) <= MEMORY.budget(self._most_bytes):
             slot = next(iter(self._waiting))
             self._set_held(slot, self._waiting.pop(slot))
             ready.append(slot)

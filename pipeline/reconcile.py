@@ -1,6 +1,6 @@
-"""`python -m pipeline.reconcile`: which images have a result, which have none, and what has to be done about it.
+"""`detect-objects reconcile`, `python -m pipeline.reconcile`: which images have a result, and which have none.
 
-    python -m pipeline.reconcile --input 'gs://cams/raw/**' --output gs://cams/detections [--model …] [--write-missing FILE.jsonl]
+    detect-objects reconcile --input 'gs://cams/raw/**' --output gs://cams/detections [--model …] [--write-missing FILE.jsonl]
 
 Prints a table, and writes `reconcile.html` into the results folder (`--no-page`: does not). `pipeline.read.reconciled` says what
 the words mean. Rows count whatever their settings were; with `--model` only those of this model version do.
@@ -26,12 +26,12 @@ from pipeline.config.paths import local_path
 from pipeline.detect.saved_model import name_and_version
 from pipeline.errors import ConfigError, OutputError, UserError
 from pipeline.read.list_images import check_inputs
-from pipeline.read.reconciled import BESIDE, STATUSES, Found, Reconciled, reconcile
+from pipeline.read.reconciled import FINDINGS, STATUSES, Found, Reconciled, reconcile
 from pipeline.records import row_bytes
 from pipeline.report.reconciliation import render_reconciliation
-from pipeline.storage.beside import is_own
+from pipeline.results.layout import RECONCILIATION, check_exists, check_output
+from pipeline.results.reports import is_own_report
 from pipeline.storage.files import UNFINISHED, create, delete_files, exists, move_files, write_file
-from pipeline.storage.results import RECONCILIATION, check_output
 
 COMPLETE, INCOMPLETE, WRONG = 0, 1, 2
 _WRITTEN = ("missing", "dead", "stale", "doubled", "orphaned")
@@ -40,11 +40,13 @@ _ATTEMPTS = 3  # a compaction may take files away while they are read
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    flags = _parser().parse_args(argv)
+    flags = make_parser().parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         config = _config(flags)
-        outcome = _reconciled(config, _model(flags), {name: _manifest(flags, name) for name in _WRITTEN})
+        model = _model(flags)
+        check_exists(config.output)
+        outcome = _reconciled(config, model, {name: _manifest(flags, name) for name in _WRITTEN})
         print("\n".join(_table(outcome)))
         if flags.page:
             print(f"page in {_write_page(outcome, config)}")
@@ -60,39 +62,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         return WRONG
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.reconcile",
+        prog="detect-objects reconcile",
         description="Says which images have a result and which have none.",
         epilog="exit code: 0 complete; 1 images are missing, stale, or dead for a transient reason; 2 wrong command or place",
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file of a job: its input, output, dates and time zone count")
     parser.add_argument(
-        "--input", nargs="+", action="extend", metavar="PATTERN", help="the images, as python -m pipeline.run takes them"
+        "--input", nargs="+", action="extend", metavar="PATTERN", help="the images, as detect-objects run takes them"
     )
     parser.add_argument("--output", metavar="FOLDER", help="the results folder or archive, local or gs://")
     parser.add_argument("--dates", help="days for which {date} in an input stands")
     parser.add_argument("--time-zone", help="where days begin and end")
+    parser.add_argument("--fps", help="the frames of a second of video that the job read; default: 1")
     parser.add_argument("--model", metavar="PATH", help="count only rows of this model version; default: of any")
     parser.add_argument(
         "--page", action=argparse.BooleanOptionalAction, default=True, help="write reconcile.html into the output"
     )
     for name in _WRITTEN:
-        said = f"write the {name} images to a manifest, which python -m pipeline.run takes as --input"
+        said = f"write the {name} images to a manifest, which detect-objects run takes as --input"
         parser.add_argument(f"--write-{name}", metavar="FILE.jsonl", help=said)
     return parser
 
 
 def _config(flags: argparse.Namespace) -> Config:
     given = {name: getattr(flags, name) for name in ("input", "output", "dates", "time_zone")}
+    given["read.fps"] = flags.fps
     config = load_config(flags.config, {name: value for name, value in given.items() if value})
     if not config.output or "/topics/" in config.output:
         raise ConfigError("no output: expected --output with a results folder or archive, local or gs://")
     check_inputs(config.patterns(), allow_empty=True)
     output = config.output.rstrip("/")
     check_output(output, write=False)
-    if flags.page and exists(f"{output}/{RECONCILIATION}") and not is_own(RECONCILIATION, output):
+    if flags.page and exists(f"{output}/{RECONCILIATION}") and not is_own_report(RECONCILIATION, output):
         raise OutputError(f"output {output}: {RECONCILIATION} there is not of this program; move it, or give --no-page")
     return config
 
@@ -115,8 +120,8 @@ def _reconciled(config: Config, model: tuple[str, str] | None, manifests: Mappin
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with _manifests({status: path for status, path in manifests.items() if path}) as tell:
-                return reconcile(patterns, config.output.rstrip("/"), model, tell)
+            with _manifests({status: path for status, path in manifests.items() if path}) as write:
+                return reconcile(patterns, config.output.rstrip("/"), model, write, read=config.read)
         except OSError:
             if attempt == _ATTEMPTS:
                 raise
@@ -125,7 +130,7 @@ def _reconciled(config: Config, model: tuple[str, str] | None, manifests: Mappin
 
 @contextlib.contextmanager
 def _manifests(paths: Mapping[str, str]) -> Iterator[Callable[[Found], None]]:
-    """Writes images of some statuses to manifests, which get their names when all is told."""
+    """Writes images of some statuses to manifests, which get their names when all are written."""
     paths = {status: path if "/" in path else f"./{path}" for status, path in paths.items()}
     staged = {
         status: posixpath.join(posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12]) for status, path in paths.items()
@@ -134,12 +139,12 @@ def _manifests(paths: Mapping[str, str]) -> Iterator[Callable[[Found], None]]:
         with contextlib.ExitStack() as stack:
             files = {status: stack.enter_context(create(path)) for status, path in staged.items()}
 
-            def tell(found: Found) -> None:
+            def write(found: Found) -> None:
                 if found.status in files:
                     row = {"uri": found.uri, "generation": found.generation}
                     files[found.status].write(row_bytes({name: value for name, value in row.items() if value}) + b"\n")
 
-            yield tell
+            yield write
         move_files({staged[status]: path for status, path in paths.items()})
     except BaseException:
         delete_files(staged.values())
@@ -149,7 +154,7 @@ def _manifests(paths: Mapping[str, str]) -> Iterator[Callable[[Found], None]]:
 def _table(outcome: Reconciled) -> Iterator[str]:
     """What there is, with a few examples of what is wrong."""
     yield f"{outcome.listed:>11,} listed"
-    for status in (*STATUSES, *BESIDE):
+    for status in (*STATUSES, *FINDINGS):
         note = f" ({outcome.is_transient:,} of them for a transient reason)" if status == "dead" and outcome.is_transient else ""
         yield f"{outcome.counts[status]:>11,} {status}{note}"
         for found in outcome.examples.get(status, ()) if status != "done" else ():

@@ -144,6 +144,13 @@ class DetectedImage:
     timing: Timing = Timing()
     thumbnail: bytes = b""
 
+    def mostly_outside(self) -> np.ndarray:
+        """Whether each box lies for the most part outside of the image, `(N,) bool`."""
+        boxes = np.asarray(self.detections.boxes_xyxy, np.float64).reshape(-1, 4)
+        inside = np.clip(boxes, 0, [self.width, self.height] * 2)
+        area, area_inside = ((corners[:, 2:] - corners[:, :2]).clip(0).prod(axis=-1) for corners in (boxes, inside))
+        return np.asarray(area_inside < area / 2)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeadLetter:
@@ -157,6 +164,7 @@ class DeadLetter:
       payload: The message as received, if it names no image that can be read again; else empty.
       model_name: Name of the model that failed; empty if none was called.
       model_version: Its version.
+      thumbnail: A small JPEG of an image that was decoded, for the few that the report shows; empty for the others.
     """
 
     ref: ImageRef
@@ -166,6 +174,7 @@ class DeadLetter:
     payload: bytes = b""
     model_name: str = ""
     model_version: str = ""
+    thumbnail: bytes = b""
 
 
 def detection_row(image: DetectedImage) -> dict[str, Any]:
@@ -209,6 +218,9 @@ def _extra(ref: ImageRef) -> dict[str, Any]:
 
 def row_bytes(row: Any, indent: int | None = None) -> bytes:
     r"""A row as one line of UTF-8 JSON without an end of line, for files and messages; several lines with `indent`.
+
+    The text of a row never changes from release to release: files of rows are merged by their bytes, and hashes of settings, by
+    which a row counts as done, are hashes of such texts.
 
     Every row gives valid JSON. NaN and infinity become `null`, as in `JSON.stringify`. Half a surrogate pair in a name, which is
     how Python holds bytes of a file name that are no UTF-8, is escaped, so readers get the same name.

@@ -1,4 +1,4 @@
-"""`python -m pipeline.run`: parses the command line, checks the config, launches the job.
+"""`detect-objects run`, `python -m pipeline.run`: parses the command line, checks the config, launches the job.
 
 Exit code 0: done; 1: the job failed, or too many of its images did; 2: a wrong command; 3: another run works at the same images;
 130: stopped by Ctrl-C or SIGTERM.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import logging
 import os
 import re
 import shlex
@@ -20,12 +19,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from models import digits
-from pipeline.config import BUNDLED, Config, load_config, settings
+from pipeline.config import BUNDLED, Config, MonitoringConfig, load_config, load_monitoring, settings
 from pipeline.config.secrets import masked_arguments, masked_text
-from pipeline.errors import BusyError, ConfigError, TakenOverError, UserError
+from pipeline.errors import BusyError, ConfigError, FullError, TakenOverError, UserError
+from pipeline.log_lines import log_lines
 from pipeline.storage.globs import is_below
 
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
+_CODES = {FullError: FAILED, BusyError: BUSY, TakenOverError: BUSY}  # of errors of users; of the others: WRONG
 
 _DEFAULT_MODEL = """\
 warning: without --model the bundled detector of handwritten digits runs; give --model PATH, or --model digits if it is meant"""
@@ -33,16 +34,16 @@ _PURPOSES = {  # of --help; --help-all shows every flag, by its section of the c
     "what to do": ("input", "output", "model.path", "mode", "runner"),
     "which images": ("dates", "only_new", "retry_dead", "when_busy"),
     "what counts as a detection": ("detect.score_threshold", "detect.iou_threshold", "detect.classes"),
-    "results": ("write.samples", "write.parquet", "write.coco", "write.replace"),
+    "results": ("write.samples", "write.format", "write.coco", "write.replace"),
     "speed": ("detect.precision", "detect.device"),
     "streams": ("stream.archive", "stream.allow_uri_prefix"),
 }
 _EPILOG = """\
 examples:
-  python -m pipeline.run --config configs/batch_local_direct.yaml --input 'photos/**/*.jpg' --output out/
-  python -m pipeline.run --config configs/batch_gcs_direct.yaml --input 'gs://bucket/2026/**' --output gs://bucket/detections \\
+  detect-objects run --config configs/batch_local_direct.yaml --input 'photos/**/*.jpg' --output out/
+  detect-objects run --config configs/batch_gcs_direct.yaml --input 'gs://bucket/2026/**' --output gs://bucket/detections \\
       --model gs://bucket/models/yolov4 --score-threshold 0.4 --classes person,dog
-  python -m pipeline.run --input photos/ --output out/ --dry-run
+  detect-objects run --input photos/ --output out/ --dry-run
 
 --help-all lists all flags. Each is a key of the config file, too; flags win. The keys that describe foreign models are no flags;
 docs/settings.md has them. Lists are given with commas or by repeating values, --classes a,b or --classes a b; file names may
@@ -50,7 +51,7 @@ hold commas, so for --input only as --input a b.
 Flags that are none of these go to Beam, e.g. --runner DataflowRunner --region europe-west1; unknown ones are errors.
 exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command,
 config, model or place; 3 another run is at work at the same images, or took them over; 130 stopped by Ctrl-C or SIGTERM before
-a batch job was done. After 2, 3 and 130 nothing was published.
+a batch job was done. After 2, 3 and 130 nothing was committed.
 """
 
 
@@ -58,14 +59,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     started_at = time.time() - _process_age()
     argv = list(sys.argv[1:] if argv is None else argv)
+    told = _monitoring(argv)
+    with log_lines(log_format=told.log_format, log_level=told.log_level, quiet=told.quiet) as lines:
+        if not told.notify or {"--dry-run", "--dry_run"} & {*argv}:
+            return _run(argv, started_at)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the import takes seconds, and nobody can be notified yet
+        notify = importlib.import_module("pipeline.launch.notify")
+        with notify.notifying(told.notify, lines) as outcome:
+            outcome["exit_code"] = _run(argv, started_at)
+        return int(outcome["exit_code"])
+
+
+def _monitoring(argv: Sequence[str]) -> MonitoringConfig:
+    """How to log and whom to notify, also where the rest of the command is wrong; the defaults if these settings are."""
     try:
+        flags, _ = make_parser().parse_known_args(argv)
+        return load_monitoring(flags.config, _overrides(flags))
+    except ConfigError:
+        return MonitoringConfig()
+
+
+def _run(argv: Sequence[str], started_at: float) -> int:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the job itself handles signals
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         flags, beam_flags = make_parser().parse_known_args(argv)
         if flags.version or flags.help_all:
             print(_versions() if flags.version else make_parser(every=True).format_help())
             return DONE
-        level = logging.INFO if flags.verbose else logging.CRITICAL
-        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("pipeline").setLevel(min(level, logging.WARNING))  # a user must see what the job waits for
         overrides = _overrides(flags)
         config = load_config(flags.config, overrides)
         if not config.output.strip():
@@ -79,10 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except UserError as err:
         print(f"error: {masked_text(str(err))}", file=sys.stderr)
-        return BUSY if isinstance(err, (BusyError, TakenOverError)) else WRONG
+        return _CODES.get(type(err), WRONG)
     except KeyboardInterrupt:
-        print("stopped; nothing was published", file=sys.stderr)
+        print("stopped; nothing was committed", file=sys.stderr)
         return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: set by another language than Python
 
 
 def _are_samples(patterns: Sequence[str]) -> bool:
@@ -124,8 +148,8 @@ def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
       every: Whether the help shows every flag, or only those that most people use.
     """
     parser = _Parser(
-        prog="python -m pipeline.run",
-        usage="python -m pipeline.run [--config FILE] --input PATTERN [PATTERN ...] --output FOLDER [--model PATH] "
+        prog="detect-objects run",
+        usage="detect-objects run [--config FILE] --input PATTERN [PATTERN ...] --output FOLDER [--model PATH] "
         "[--dry-run] [settings] [Beam flags]",
         description="Detects objects in many images: reads them, batches them through one shared model, writes detections.",
         epilog=_EPILOG,
@@ -141,7 +165,9 @@ def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
     )
     parser.add_argument("--help-all", action="store_true", help="show every flag, by its section of the config")
     parser.add_argument("--version", action="store_true", help="show the versions of this program, Beam, TensorFlow and Python")
-    parser.add_argument("--verbose", action="store_true", help="show Beam's and TensorFlow's logs, and tracebacks")
+    parser.add_argument(
+        "--verbose", action="store_true", help="--log-level info: show Beam's and TensorFlow's logs, and tracebacks"
+    )
     purpose_of = {key: purpose for purpose, keys in _PURPOSES.items() for key in keys}
     titles = list(_PURPOSES) if not every else [_section(setting.key) for setting in settings()]
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles)}
@@ -166,8 +192,12 @@ def _argument(schema: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "boolean":
         return {"action": argparse.BooleanOptionalAction}
     if kind == "array":
-        return {"action": "extend", "nargs": "+", "metavar": "VALUE"}
-    return {"metavar": "{" + ",".join(schema["enum"]) + "}" if "enum" in schema else _METAVARS.get(str(kind), "TEXT")}
+        return {"action": "extend", "nargs": "+", "metavar": _options(schema.get("items", {})) or "VALUE"}
+    return {"metavar": _options(schema) or _METAVARS.get(str(kind), "TEXT")}
+
+
+def _options(schema: Mapping[str, Any]) -> str:
+    return "{" + ",".join(schema["enum"]) + "}" if "enum" in schema else ""
 
 
 _METAVARS = {"integer": "N", "number": "X"}
@@ -175,7 +205,7 @@ _METAVARS = {"integer": "N", "number": "X"}
 
 def _overrides(flags: argparse.Namespace) -> dict[str, Any]:
     """The given flags by dotted key; splits lists at commas, except file names."""
-    given = vars(flags)
+    given = ({"monitoring.log_level": "info"} if flags.verbose else {}) | vars(flags)
     return {
         setting.key: _parts(value) if isinstance(value, list) and setting.key != "input" else value
         for setting in settings()

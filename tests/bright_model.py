@@ -7,8 +7,12 @@ from models.metadata import DetectorMetadata, write_metadata
 INPUT_HW = (96, 128)
 
 
-def export_bright_model(output: Path, resize: str = "stretch", fails_above_batch: int | None = None) -> str:
+def export_bright_model(
+    output: Path, resize: str = "stretch", fails_above_batch: int | None = None, hangs_on_white: bool = False
+) -> str:
     """Writes the SavedModel; returns its base folder (the folder of versions).
+
+    With `hangs_on_white` it never returns from a batch with an image that is white all over: it waits at an empty queue.
 
     With `fails_above_batch` it asks for an absurd amount of memory in larger batches, so it really runs out of it.
     """
@@ -27,6 +31,11 @@ def export_bright_model(output: Path, resize: str = "stretch", fails_above_batch
             if fails_above_batch:
                 hoard = tf.cast(tf.maximum(tf.shape(images)[0] - fails_above_batch, 0), tf.int64) * 2**50
                 bright = tf.logical_and(bright, tf.reduce_sum(tf.zeros([hoard], tf.float32)) == 0.0)
+            if hangs_on_white:
+                white = tf.reduce_any(tf.reduce_min(tf.cast(images, tf.int32), [1, 2, 3]) == 255)
+                queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.bool])
+                hang = lambda: tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.bool])[0]  # noqa: E731
+                bright = tf.logical_and(bright, tf.cond(white, hang, lambda: True))
             columns, rows = tf.reduce_any(bright, 1), tf.reduce_any(bright, 2)
             x0, x1 = _span(tf, columns, width)
             y0, y1 = _span(tf, rows, height)

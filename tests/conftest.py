@@ -1,10 +1,12 @@
 """Fixtures that many tests share: real SavedModels and real image files, made once a session."""
 
 import itertools
+import logging
 import os
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import cv2
@@ -12,13 +14,18 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from pipeline.detect import load_detector
+from pipeline.detect.tensorflow_scheduler import TensorFlowScheduler
+from pipeline.stats.process import PROCESS
 from tests.bright_model import export_bright_model
 from tests.emulators import (  # noqa: F401  fixtures
     _gcs_process,
     _pubsub_process,
+    _s3_process,
     _strict_gcs_process,
     gcs_bucket,
     pubsub_emulator,
+    s3_bucket,
     strict_gcs_bucket,
 )
 from tests.forked_jobs import SystemCall, run_forked
@@ -38,7 +45,7 @@ _SLOW_FILES = {
     *("test_golden.py", "test_loaded_models.py", "test_load_in_subprocess.py", "test_other_formats.py", "test_cost.py"),
     *("test_demo_backfill.py", "test_packaging.py", "test_attempts.py", "test_power_cut.py", "test_secrets.py"),
 }
-_SLOW_FIXTURES = {"gcs_bucket", "pubsub_emulator", "strict_gcs_bucket", "run_job", "warm_preparations"}
+_SLOW_FIXTURES = {"gcs_bucket", "pubsub_emulator", "s3_bucket", "strict_gcs_bucket", "run_job", "warm_preparations"}
 _EMULATED = {"gs", "gcs", "storage", "usual emulator", "strict emulator"}  # parameters
 
 
@@ -56,6 +63,39 @@ def _is_slow(item: pytest.Item) -> bool:
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     emulated = _EMULATED & {parameter for parameter in parameters if isinstance(parameter, str)}
     return bool(emulated or _SLOW_FIXTURES & {*getattr(item, "fixturenames", ())})
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _schedulers():
+    """All of TensorFlow's schedulers that this process makes."""
+    made: weakref.WeakSet[TensorFlowScheduler] = weakref.WeakSet()
+    begin = TensorFlowScheduler.__init__
+
+    def noted(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        made.add(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TensorFlowScheduler, "__init__", noted)
+        yield made
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_model_outlives_its_module(_schedulers):
+    """The threads of an open scheduler poll every millisecond: those of a hundred tests take half a core from the others."""
+    yield
+    load_detector._detectors.clear()
+    for scheduler in [each for each in _schedulers if hasattr(each, "_session")]:
+        scheduler.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """A service that fails in one test, or a library that logs less, changes nothing for the next test of this process."""
+    level = logging.getLogger().level
+    yield
+    PROCESS.failing.clear()
+    logging.getLogger().setLevel(level)
 
 
 @pytest.fixture(scope="session")
@@ -104,9 +144,14 @@ def warm_preparations(_warm, monkeypatch):
     monkeypatch.syspath_prepend(_warm)
 
 
+def without_stamps(said: str) -> str:
+    """What a job said on standard error, less the time at which it said so."""
+    return re.sub(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", "", said, flags=re.MULTILINE)
+
+
 def without_progress(said: str) -> str:
-    """What a job said on standard error, less its progress: a line every ten seconds, where the machine is as slow as that."""
-    return re.sub(r"^ *\d+ s  .*\n", "", said, flags=re.MULTILINE)
+    """What a job said on standard error, less its time stamps and progress: a line every ten seconds, on a slow machine."""
+    return re.sub(r"^ *\d+ s  .*\n", "", without_stamps(said), flags=re.MULTILINE)
 
 
 def write_bright_image(path: Path, image_wh: tuple[int, int], box_xyxy: tuple[int, int, int, int]) -> None:

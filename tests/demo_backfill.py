@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from pipeline.storage.resume_points import rows_in
+from pipeline.results.resume_points import rows_in
 from tests.emulators import EmulatorMissing, PubSubEmulator, running_pubsub_emulator
 from tests.processes import end_group, running
 

@@ -24,8 +24,7 @@ from typing import Any
 import pytest
 
 from pipeline.launch.prism import WITH_PARENT
-from pipeline.read import fetch
-from pipeline.storage import cloud
+from pipeline.storage import cloud, s3
 
 START_SECONDS = 90.0
 PUBSUB_MISSING = (
@@ -34,6 +33,7 @@ PUBSUB_MISSING = (
 )
 GCS_MISSING = "gcp-storage-emulator is not installed; get it with `pip install gcp-storage-emulator`"
 
+S3_MISSING = "moto is not installed; get it with `pip install 'moto[s3]' flask flask-cors`"
 
 STRICT_GCS_MISSING = (
     "no fake-gcs-server, the storage emulator that honours preconditions; get it with `make .tools/fake-gcs-server`, where Go is"
@@ -177,6 +177,40 @@ def _gcs_process() -> Iterator[str]:
         yield url
 
 
+@contextlib.contextmanager
+def running_s3_server() -> Iterator[str]:
+    """Starts a server with the protocol of S3 that keeps its objects in memory, and ends it; yields its URL.
+
+    Raises:
+      EmulatorMissing: It is not installed.
+    """
+    if importlib.util.find_spec("moto") is None:
+        raise EmulatorMissing(S3_MISSING)
+    (port,) = free_ports(1)
+    with running_server([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
+def _s3_process() -> Iterator[str]:
+    with _or_skip(running_s3_server()) as url:
+        yield url
+
+
+@pytest.fixture
+def s3_bucket(_s3_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A new empty bucket, as boto3 has it, on the server, which the environment names for the length of one test."""
+    import boto3
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", _s3_process)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3._client_of.cache_clear()
+    yield boto3.resource("s3").create_bucket(Bucket=f"bucket-{uuid.uuid4().hex[:12]}")
+    s3._client_of.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def _strict_gcs_process() -> Iterator[str]:
     with contextlib.ExitStack() as stack:
@@ -207,7 +241,6 @@ def _new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     # else Beam looks for credentials for 25 s before it connects without; it has no option for that outside Dataflow
     monkeypatch.setattr(auth._Credentials, "_credentials_init", True)
     cloud._idle.clear()  # clients of another emulator
-    fetch._storage_client.cache_clear()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
     monkeypatch.setenv("NO_GCE_CHECK", "true")  # else the clients look for a metadata server, for seconds
     client = storage.Client(project="test-project", credentials=AnonymousCredentials())

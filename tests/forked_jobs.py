@@ -47,7 +47,7 @@ class SystemCall(NamedTuple):
     """At which system call a signal comes, or from which on storage fails.
 
     Attributes:
-      place: `<audit event>:<part of an argument>`, such as `os.rename:/summary.json`.
+      place: `<audit event>:<part of an argument>`, such as `os.rename:/summary.json`; with `#n` behind it, the n-th of these.
       sent: The signal that comes, once; none: storage fails, from then on.
     """
 
@@ -197,15 +197,16 @@ def _die_at(moment: Moment) -> None:
 
 def _happen_at(call: SystemCall) -> None:
     event, _, part = call.place.partition(":")
-    happened: list[str] = []
+    part, _, number = part.partition("#")
+    found: list[str] = []
 
     def happen(name: str, args: Sequence[Any]) -> None:
         if name != event or not any(isinstance(arg, str) and part in arg for arg in args):
             return
-        if call.sent is None:
+        found.append(name)
+        if call.sent is None and len(found) >= int(number or 1):
             raise OSError("storage is gone")
-        if not happened:
-            happened.append(name)
+        if call.sent is not None and len(found) == int(number or 1):
             os.kill(os.getpid(), call.sent)
 
     sys.addaudithook(happen)

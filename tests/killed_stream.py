@@ -1,6 +1,7 @@
 """Runs a streaming job that will be killed: Pub/Sub delivers again soon what it had.
 
-SIGKILL comes at a moment that `KILLED_AFTER` names, the first time; without one, from elsewhere.
+SIGKILL comes at a moment that `KILLED_AFTER` names, the first time; without one, from elsewhere. After `locked` it does not come:
+instead the lock of the archive is never released.
 """
 
 from __future__ import annotations
@@ -39,9 +40,23 @@ def _die_after(cls: type, name: str) -> None:
     setattr(cls, name, last)
 
 
+def _lock_for_good() -> None:
+    """Lets the first bundle with rows take the archive's lock, and keep it."""
+    spill = Archive.spill
+
+    def locked(self: Archive, rows: Sequence[Any]) -> None:
+        if rows:
+            self._lock.acquire()
+        spill(self, rows)
+
+    Archive.spill = locked  # type: ignore[method-assign,assignment]
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit code."""
     subscriber.EXTEND_SECONDS = 10  # as short as Pub/Sub's own deadlines can be
-    if os.environ["KILLED_AFTER"]:
+    if os.environ["KILLED_AFTER"] == "locked":
+        _lock_for_good()
+    elif os.environ["KILLED_AFTER"]:
         _die_after(*MOMENTS[os.environ["KILLED_AFTER"]])
     return run.main(argv)

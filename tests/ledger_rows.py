@@ -3,10 +3,10 @@
 import numpy as np
 
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
-from pipeline.storage.completion import Provenance
+from pipeline.results.completion import Provenance
+from pipeline.results.layout import archive_name, shard_name
+from pipeline.results.ledger import write_index
 from pipeline.storage.files import write_file
-from pipeline.storage.ledger import write_index
-from pipeline.storage.results import archive_name, shard_name
 
 DETECTIONS = f"{shard_name('detections', 0, 1)}.jsonl"
 DEAD = f"{shard_name('dead_letters', 0, 1)}.jsonl"

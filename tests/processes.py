@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 _T = TypeVar("_T")
 _HANGS_SECONDS = 500.0  # no test depends on it: one that gets so far has hung
 _LOOK_SECONDS = 0.02
+_PAUSED_SECONDS = 5.0  # a longer step of the clock is a machine that stood still, which is no wait
 
 
 class _Process(Protocol):
@@ -52,10 +53,12 @@ def wait_until(holds: Callable[[], _T], printed: Callable[[], str] = str, proces
     Returns:
       What `holds` returned: something true.
     """
-    end = time.monotonic() + _HANGS_SECONDS
+    waited, looked = 0.0, time.monotonic()
     while True:
         at_work = process is None or process.poll() is None
         if found := holds():
             return found
-        assert at_work and time.monotonic() < end, printed()
+        assert at_work and waited < _HANGS_SECONDS, printed()
         time.sleep(_LOOK_SECONDS)
+        before, looked = looked, time.monotonic()
+        waited += min(looked - before, _PAUSED_SECONDS)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 
 from pipeline.records import row_bytes
-from pipeline.storage.completion import Provenance
+from pipeline.results.completion import Provenance
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, index_name
+from pipeline.results.ledger import writing_index
 from pipeline.storage.files import list_files, read_lines, write_file
-from pipeline.storage.ledger import writing_index
-from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, index_name
 
 MAKER = Provenance("5e771265", "5e771266", "bright", "3")
 

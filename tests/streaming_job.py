@@ -112,6 +112,11 @@ class StreamingJob:
         (os.killpg if group else os.kill)(self._process.pid, number)
         return self.wait()
 
+    def poll(self) -> int | None:
+        """The exit code, once it has ended."""
+        assert self._process is not None
+        return self._process.poll()
+
     def wait(self) -> int:
         """Waits for the job's end; returns the exit code."""
         assert self._process is not None

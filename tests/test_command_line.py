@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from models import pictures
 from pipeline import compact, reconcile, run
 from pipeline.config import load_config, settings
 from pipeline.config.synonyms import _KNOWN, synonym_of
@@ -29,8 +30,8 @@ def said(capsys, *argv):
         pytest.param(["--conf-thres=0.4"], "unknown flag --conf-thres; here it is --score-threshold", id="YOLOv5's conf"),
         pytest.param(["--imgsz", "640"], "unknown flag --imgsz; here it is model.input_hw in the config file", id="imgsz"),
         pytest.param(["--iou", "0.5"], "unknown flag --iou; here it is --iou-threshold", id="iou"),
-        pytest.param(["--csv"], "unknown flag --csv; here it is --parquet, or the JSON Lines in detections/", id="csv"),
-        pytest.param(["--quiet"], "unknown flag --quiet; here it is 2>/dev/null after the command", id="quiet"),
+        pytest.param(["--csv"], "unknown flag --csv; here it is --format csv, or the JSON Lines in detections/", id="csv"),
+        pytest.param(["--silent"], "unknown flag --silent; here it is --quiet", id="silent"),
         pytest.param(["--weights", "m.pt"], "unknown flag --weights; here it is --model", id="weights"),
         pytest.param(["--batch", "8"], "unknown flag --batch; here it is --batch-sizes, such as 1,2,4,8", id="batch"),
         pytest.param(["--source", "b"], "unknown flag --source; here it is --input", id="source"),
@@ -39,7 +40,17 @@ def said(capsys, *argv):
         pytest.param(["--max_detections", "3"], "unknown flag --max_detections; did you mean --max-detections?", id="_ for -"),
         pytest.param(["--dry-runn"], "unknown flag --dry-runn; did you mean --dry-run?", id="a flag that is no setting"),
         pytest.param(["--xyzzy"], "unknown flag --xyzzy; see --help", id="nothing near"),
-        pytest.param(["--save-crop"], "unknown flag --save-crop; see --help", id="nothing near that looks like something"),
+        pytest.param(["--tensorrt"], "unknown flag --tensorrt; see --help", id="nothing near that looks like something"),
+        pytest.param(
+            ["--save-crop"], "unknown flag --save-crop; here it is another command, after the run: detect-o", id="crops"
+        ),
+        pytest.param(
+            ["--crops", "c"], "detect-objects pictures OUTPUT --annotate FOLDER --crops FOLDER", id="crops with a folder"
+        ),
+        pytest.param(["--annotate", "all"], "unknown flag --annotate; here it is another command, after the run", id="annotate"),
+        pytest.param(
+            ["--samples", "all"], "got 'all'; here it is another command, after the run: detect-objects", id="all samples"
+        ),
     ],
 )
 def test_a_flag_of_another_tool_is_said_in_the_words_of_this_one(argv, expected, capsys):
@@ -50,7 +61,7 @@ def test_what_a_synonym_names_is_there():
     """And no name in the table is that of a flag here, which would hide it."""
     flags = {setting.flag for setting in settings()} | {"--verbose", "--dry-run"}
     named = {flag for text in _KNOWN.values() for flag in re.findall(r"--[a-z-]+", text)}
-    assert named <= flags
+    assert named - flags == {"--annotate", "--crops"} <= pictures.make_parser()._option_string_actions.keys()
     keys = {key for text in _KNOWN.values() for key in re.findall(r"\bmodel\.\w+", text)}
     assert keys <= {setting.key for setting in settings()}
     assert {flag for flag in flags if synonym_of(flag)} == set()

@@ -11,20 +11,21 @@ import pyarrow.parquet as pq
 import pytest
 import requests
 
+from models import progress
 from pipeline import compact as module
 from pipeline.compact import compact, main
 from pipeline.errors import BusyError
-from pipeline.storage.claims import EVERYTHING
-from pipeline.storage.claims_cloud import CloudClaims
+from pipeline.results.cancellation import confirmed_before_commit
+from pipeline.results.claims import EVERYTHING
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, archive_name, is_result, shard_name
+from pipeline.results.lease import leased
+from pipeline.results.ledger import list_files_of_rows, read_entries
+from pipeline.results.run import Run, fence
+from pipeline.results.write_policy import check_write_policy, run_name
 from pipeline.storage.files import list_files, write_file
-from pipeline.storage.lease import LocalClaims, leased
-from pipeline.storage.ledger import list_files_of_rows, read_entries
-from pipeline.storage.results import DEAD_LETTERS, DETECTIONS, archive_name, is_result, shard_name
-from pipeline.storage.staging import fence, held, new_staging, staging_of
-from pipeline.storage.write_policy import check_write_policy, run_name
 from pipeline.write.write_parquet import write_parquet
+from tests.results.test_run import dies_at, visible
 from tests.rows_of_files import MAKER, dead, found, lines_in, uris_in, write_rows
-from tests.storage.test_staging import dies_at, visible
 
 STREAM = [f"20261120T{hour:02d}0000Z-0a1b-00000-of-00001" for hour in range(4)]
 EXPECTED = sorted([*(found(uri).line for uri in "abcde"), dead("x").line, dead(message="?").line])
@@ -94,9 +95,8 @@ def test_compacting_again_changes_nothing_until_there_is_something_new(output):
     assert rows_in(output) == sorted([*EXPECTED, found("f").line])
 
 
-def test_large_files_are_cut(output, monkeypatch):
-    monkeypatch.setattr(module, "ROWS_PER_SHARD", 2)
-    assert compact(output).files == 4
+def test_large_files_are_cut(output):
+    assert compact(output, rows_per_file=2).files == 4
     files = [file for file in list_files_of_rows(output) if file.kind == DETECTIONS]
     assert [file.path[-20:] for file in files] == [f"{n:05d}-of-00003.jsonl"[-20:] for n in range(3)]
     assert [[entry.uri for entry in read_entries(file)] for file in files] == [["a", "b"], ["c", "d"], ["e"]]
@@ -207,18 +207,18 @@ def test_files_of_a_job_at_work_stay(output, mode, run, window, left):
     name = archive_name(DETECTIONS, window, "0a1b", 1, 2)
     write_file(f"{output}/{name}", found("z").line)
     four = datetime.datetime(2026, 11, 20, 4, tzinfo=datetime.timezone.utc).timestamp()
-    with held(staging_of(output, run), {"settings": {"mode": mode}}):
+    with Run(output, run).held({"settings": {"mode": mode}}):
         compact(output, now=four)
         assert (name in visible(output)) is left
     assert uris_in(output) >= {*"abcdez"}
 
 
-def test_what_a_batch_job_at_work_has_just_published_stays(output):
+def test_what_a_batch_job_at_work_has_just_committed_stays(output):
     """Its files carry the name of its command."""
     about = {"settings": {"mode": "batch", "input": ["in/"]}, "started_at": 1795226400.0}
     name = f"{run_name(about['settings'], about['started_at'])}-00000-of-00001"
     write_rows(output, name, [found("z")])
-    with held(new_staging(output), about):
+    with Run.new(output).held(about):
         compact(output)
     assert f"detections/detections-{name}.jsonl" in visible(output)
     assert compact(output).before == 3
@@ -229,13 +229,13 @@ def test_what_a_batch_job_at_work_has_just_published_stays(output):
     "settings", [{"mode": "streaming"}, {"mode": "batch", "input": ["in/"]}, {"mode": "batch", "only_new": True}]
 )
 def test_a_job_may_start_beside_a_compaction(tmp_path, settings):
-    with held(new_staging(str(tmp_path)), {"settings": {"mode": "compact"}}):
+    with Run.new(str(tmp_path)).held({"settings": {"mode": "compact"}}):
         check_write_policy(str(tmp_path), settings)
 
 
 def test_a_second_compaction_beside_the_first_is_refused(output):
     before = visible(output)
-    with leased(new_staging(output), [EVERYTHING], wait_s=0.0, lost=lambda: None, fence=fence):
+    with leased(Run.new(output).folder, [EVERYTHING], wait_s=0.0, lost=lambda: None, fence=fence):
         with pytest.raises(BusyError):
             compact(output)
         assert visible(output) == before
@@ -253,7 +253,7 @@ def place(request, output):
 
 
 def another_run(output):
-    return leased(new_staging(output), ["photos/*"], wait_s=0.0, lost=lambda: None, fence=fence)
+    return leased(Run.new(output).folder, ["photos/*"], wait_s=0.0, lost=lambda: None, fence=fence)
 
 
 def test_while_rows_stand_twice_no_batch_job_looks_there_and_no_other_compaction(place, monkeypatch, capsys):
@@ -274,9 +274,7 @@ def test_while_rows_stand_twice_no_batch_job_looks_there_and_no_other_compaction
         pass
 
 
-def test_it_waits_for_a_batch_job_at_work(place, monkeypatch, capsys):
-    monkeypatch.setattr(LocalClaims, "poll_seconds", 0.01)
-    monkeypatch.setattr(CloudClaims, "poll_seconds", 0.01)
+def test_it_waits_for_a_batch_job_at_work(place, capsys):
     before = [file.path for file in list_files_of_rows(place)]
     with another_run(place):
         assert main(["--output", place, "--busy-wait-s", "0.05"]) == 3
@@ -287,33 +285,21 @@ def test_it_waits_for_a_batch_job_at_work(place, monkeypatch, capsys):
     assert main(["--output", place]) == 0
 
 
-def test_one_that_was_taken_over_gives_nothing_its_name(gcs_bucket, monkeypatch):
+def test_one_that_was_taken_over_gives_nothing_its_name(gcs_bucket):
     output = f"gs://{gcs_bucket.name}/out"
     write_rows(output, STREAM[0], [found("b"), found("c")])
     write_rows(output, STREAM[1], [found("c"), found("d")])
     before = [file.path for file in list_files_of_rows(output)]
-    merge = module.single_rows
-
-    def taken_over(*arguments):
-        gcs_bucket.blob("out/.lease").delete()
-        return merge(*arguments)
-
-    monkeypatch.setattr(module, "single_rows", taken_over)
-    assert main(["--output", output]) == 3
+    with confirmed_before_commit(gcs_bucket.blob("out/.lease").delete):
+        assert main(["--output", output]) == 3
     assert [file.path for file in list_files_of_rows(output)] == before
     assert [blob.name for blob in gcs_bucket.list_blobs() if "/." in blob.name] == []
 
 
-def test_a_file_that_is_overwritten_meanwhile_stays(output, monkeypatch):
+def test_a_file_that_is_overwritten_meanwhile_stays(output):
     name = "detections/detections-00000-of-00001.jsonl"
-    move = module.move_files
-
-    def moved_beside_a_job(names):
-        write_file(f"{output}/{name}", found("new").line)
-        move(names)
-
-    monkeypatch.setattr(module, "move_files", moved_beside_a_job)
-    compact(output)
+    with confirmed_before_commit(lambda: write_file(f"{output}/{name}", found("new").line)):  # a job writes beside it
+        compact(output)
     assert visible(output)[name] == found("new").line
     assert uris_in(output) >= {*"abcde", "new"}
 
@@ -399,3 +385,14 @@ def test_an_empty_folder_has_nothing_to_compact(tmp_path, capsys):
 def test_the_command_says_what_it_did(output, capsys):
     assert main(["--output", f"{output}/"]) == 0
     assert capsys.readouterr().out == "7 files of rows became 2: 7 rows; 3 dropped, doubled or mended by others\n"
+
+
+def test_a_compaction_that_takes_long_shows_how_far_it_is(output, capsys, monkeypatch):
+    """By the bytes that it has read and written."""
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
+    assert main(["--output", output]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    shares = [int(line.partition("%")[0].removeprefix("merging:")) for line in lines if line.startswith("merging:")]
+    assert shares == sorted(shares) and shares[0] < 30 and 70 < shares[-1] <= 100
+    assert any(line.startswith("finishing detections: 100% 1/1 ") for line in lines)

@@ -58,8 +58,13 @@ def write_config(tmp_path):
         pytest.param("detect: {max_detections: 1.5}", "expected a whole number, got 1.5", id="fraction"),
         pytest.param("detect: {max_detections: 0}", "expected a number at least 1, got 0", id="too low"),
         pytest.param("detect: {xla: 1}", "expected true or false, got 1", id="number for bool"),
-        pytest.param("detect: {precision: half}", "expected 'float32' or 'bfloat16', got 'half'", id="unknown choice"),
-        pytest.param("detect: {precision: [float32]}", "expected 'float32' or 'bfloat16'", id="list for choice"),
+        pytest.param("detect: {precision: half}", "expected 'float32' or 'bfloat16' or 'int8', got 'half'", id="unknown choice"),
+        pytest.param(
+            "write: {format: [xls]}",
+            "write.format: expected 'csv' or 'yolo' or 'voc' or 'cvat' or 'label-studio', got 'xls'",
+            id="choice in a list",
+        ),
+        pytest.param("detect: {precision: [float32]}", "expected 'float32' or 'bfloat16' or 'int8'", id="list for choice"),
         pytest.param(
             "detect: {batch_sizes: [4, 2]}", "expected ascending sizes such as [1, 2, 4, 8], got [4, 2]", id="descending"
         ),
@@ -119,7 +124,9 @@ def write_config(tmp_path):
         pytest.param('"a\\nb": 1', "unknown key 'a\\nb'", id="key of two lines"),
         pytest.param('"\\ud800": 1', "unknown key '\\ud800'", id="key that is no UTF-8"),
         pytest.param('detect: {"\\ud800": 1}', "unknown key 'detect.\\ud800'", id="key of a section that is no UTF-8"),
-        pytest.param('detect: {precision: "\\ud800"}', "expected 'float32' or 'bfloat16', got", id="choice that is no UTF-8"),
+        pytest.param(
+            'detect: {precision: "\\ud800"}', "expected 'float32' or 'bfloat16' or 'int8', got", id="choice that is no UTF-8"
+        ),
         pytest.param("detect: {[a]: 1}", "is no YAML", id="key that is a list"),
         pytest.param("output: 2001-99-99", "is no YAML: month must be in 1..12", id="date that is none"),
         pytest.param("output: !!bool x", "is no YAML", id="tag that does not fit"),
@@ -356,7 +363,7 @@ def test_the_example_configs_fit_the_schema_of_editors(path):
     [
         pytest.param({"inputs": ["a"]}, [], id="unknown key"),
         pytest.param({"detect": {"score_threshold": 1.5}}, ["detect", "score_threshold"], id="out of bounds"),
-        pytest.param({"detect": {"precision": "int8"}}, ["detect", "precision"], id="choice"),
+        pytest.param({"detect": {"precision": "int4"}}, ["detect", "precision"], id="choice"),
         pytest.param({"model": {"input_hw": [416]}}, ["model", "input_hw"], id="one of two"),
         pytest.param({"beam_options": {"a": {"b": 1}}}, ["beam_options", "a"], id="section for an option"),
     ],

@@ -6,7 +6,6 @@ import math
 import re
 import subprocess
 import sys
-import time
 
 import apache_beam as beam
 import pytest
@@ -18,7 +17,6 @@ from pipeline import cost
 from pipeline.cost import Measured, Usage, Work, estimate
 from pipeline.storage import listing
 from pipeline.write import spread_spills
-from tests.benchmarks.cost import SAMPLES, detected
 from tests.conftest import REPO
 from tests.test_streaming_graph import build
 
@@ -160,7 +158,7 @@ def test_the_document_shows_what_the_command_prints(capsys):
 def test_prices_stand_below_what_they_are_for(capsys):
     assert cost.main(["--images", "3.6e6", "--images-per-second", "1000", "--startup-minutes", "0", "--machine-hour", "2"]) == 0
     head, numbers, prices = capsys.readouterr().out.splitlines()
-    assert (head.split()[-1], numbers.split()[-1], prices.split()) == ("cost", "2.04", ["(2.04)"])
+    assert (head.split()[-1], numbers.split()[-1], prices.split()) == ("cost", "2.09", ["(2.09)"])
 
 
 @pytest.mark.parametrize(
@@ -189,22 +187,13 @@ def test_a_constant_of_an_image_is_what_a_real_run_takes(measured, name):
     assert getattr(Measured(), name) == pytest.approx(measured[name], rel=1 / 3)
 
 
-@pytest.mark.parametrize("name", ["class_a_a_job", "class_b_a_job", "merge_us"])
-def test_a_constant_of_a_job_or_a_machine_is_of_the_order_of_a_real_run(measured, name):
+@pytest.mark.parametrize("name", ["class_a_a_job", "class_b_a_job"])
+def test_a_constant_of_a_job_is_of_the_order_of_a_real_run(measured, name):
     assert abs(math.log10(getattr(Measured(), name) / measured[name])) < 0.5
 
 
 def test_no_image_of_a_batch_job_is_written_or_listed_by_itself(measured):
     assert measured["class_a_an_image"] == pytest.approx(0, abs=0.25)
-
-
-def test_the_cpu_time_of_an_image_is_of_the_order_of_a_real_one():
-    """The bundled model is smaller than the one that was measured."""
-    detected()
-    before = time.process_time()
-    detected()
-    milliseconds = (time.process_time() - before) / len(SAMPLES) * 1e3
-    assert abs(math.log10(Measured().cpu_ms / milliseconds)) < 1
 
 
 def test_images_within_messages_pass_a_service_runners_shuffles_as_often_as_is_said():

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from models import progress
 from pipeline import run
 from pipeline.reconcile import main
 from pipeline.report.reconciliation import render_reconciliation
@@ -57,6 +58,12 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
         (row,) = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
         assert row["uri"] == uri and re.fullmatch(r"\d+-\d+", row["generation"])
     assert run.main(["--input", "missing.jsonl", "--output", "mended", "--model", bright_model]) == 0
+
+
+def test_a_mistyped_results_folder_is_an_error_and_is_not_made(folder, capsys):
+    code, said, err = reconciled(capsys)
+    assert (code, said) == (2, []) and err.startswith("error: output 'out': expected a results folder") and err.count("\n") == 1
+    assert not (folder / "out").exists()
 
 
 def test_the_page_shows_days_and_examples_and_escapes_names(folder, capsys):
@@ -122,3 +129,12 @@ def test_on_cloud_storage(gcs_bucket, capsys):
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == ["          2 listed", "          1 done"]
     assert b"2026-11-20" in gcs_bucket.get_blob("out/reconcile.html").download_as_bytes()
+
+
+def test_a_reconciliation_that_takes_long_shows_how_far_it_is(folder, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
+    write_rows("out", "00000-of-00001", [found("in/2026/11/20/a.png")])
+    code, _, shown = reconciled(capsys, "--no-page")
+    assert code == 1
+    assert "listing: 4 images and rows" in shown and "comparing: 100% 4/4 " in shown

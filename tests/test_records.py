@@ -68,6 +68,20 @@ def test_a_detection_row_is_the_output_contract():
     }
 
 
+def test_the_text_of_a_row_is_the_same_in_each_release():
+    """Files of several releases are merged by their bytes: in another text, two rows of an image would both stay."""
+    assert row_bytes(dead_letter_row(LETTER)) == (
+        b'{"image": {"uri": "gs://b/\xc3\xa4 \\udc80.jpg", "generation": "17"}, "stage": "decode", "reason": "empty", '
+        b'"message": "zero bytes", "payload_base64": "AP8="}'
+    )
+    objects = row_bytes(detection_row(DETECTED)).partition(b'"model": ')[2]
+    assert objects == (
+        b'{"name": "m", "version": "3"}, "detections": [{"box_xyxy": [1.0, -2.0, 30.13, 40.0], "class_id": 7, '
+        b'"class_name": "cat", "confidence": 0.98765}, {"box_xyxy": [0.0, 0.0, 1.0, 1.0], "class_id": 0, '
+        b'"class_name": "<b>", "confidence": 0.25}]}'
+    )
+
+
 def test_an_image_without_objects_is_a_row_with_an_empty_list():
     row = detection_row(DetectedImage(REF, 1, 1, "m", "", NOTHING))
     assert row["detections"] == []

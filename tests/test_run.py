@@ -41,6 +41,7 @@ def changed(*argv):
         pytest.param(["--input", "x", "--input", "\udcff.jpg"], {"input": ["x", "\udcff.jpg"]}, id="file name that is no UTF-8"),
         pytest.param(["--model", "/m", "--name", "7"], {"model.path": "/m", "model.name": "7"}, id="texts stay texts"),
         pytest.param(["--score-threshold", "0.4"], {"detect.score_threshold": 0.4}, id="number"),
+        pytest.param(["--format", "csv,yolo", "voc"], {"write.format": ["csv", "yolo", "voc"]}, id="choices"),
         pytest.param(["--xla", "--no-scaled-decode"], {"detect.xla": True, "detect.scaled_decode": False}, id="switches"),
         pytest.param(["--output", "5"], {"output": "5"}, id="text that looks like a number"),
         pytest.param(["--precision", "bfloat16"], {"detect.precision": "bfloat16"}, id="choice"),
@@ -97,6 +98,8 @@ def another_value(setting):
             return not setting.default
         case "array":
             elements = schema.get("prefixItems") or [schema["items"]] * 3
+            if "enum" in elements[0]:
+                return elements[0]["enum"]
             return ["a", "b", "c"] if elements[0]["type"] == "string" else list(range(2, 2 + len(elements)))
         case "string":
             return "x"
@@ -152,7 +155,7 @@ WRONG_SETTINGS = {
     "wrong type": ([*JOB, "--max-detections", "many"], "--max-detections: expected a whole number"),
     "out of range": ([*JOB, "--score-threshold", "2"], "--score-threshold: expected a number between"),
     "unparsable": ([*JOB, "--score-threshold", "["], "--score-threshold: expected a number, got"),
-    "unknown choice": ([*JOB, "--precision", "int8"], "--precision: expected 'float32' or 'bfloat16'"),
+    "unknown choice": ([*JOB, "--precision", "int4"], "--precision: expected 'float32' or 'bfloat16' or 'int8'"),
     "beyond 32 bits": (
         [*JOB, "--max-detections", "3000000000"],
         "--max-detections: expected a number at most 2147483647, got 3000000000",
@@ -230,6 +233,7 @@ def test_what_a_job_waits_for_is_seen_without_verbose():
     """Beam's own warnings are not; of the pipeline's there are few, each about something that is waited for."""
     names = "['pipeline.read', 'apache_beam']"
     seen = f"import logging; print([logging.getLogger(name).isEnabledFor(logging.WARNING) for name in {names}])"
-    program = f"from pipeline.run import main; main(['--input', 'absent.jpg', '--output', 'out']); {seen}"
+    lines = "log_lines(**{name: getattr(MonitoringConfig(), name) for name in ('log_format', 'log_level', 'quiet')})"
+    program = f"from pipeline.config import MonitoringConfig; from pipeline.log_lines import log_lines\nwith {lines}: {seen}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPO, check=True)
     assert done.stdout == "[True, False]\n"

@@ -20,7 +20,7 @@ def bright_box(images: Any) -> Any:
     import tensorflow as tf
 
     green = tf.cast(images[..., 1], tf.float32)
-    bright = green > (tf.reduce_max(green) + tf.reduce_min(green)) / 2
+    bright = green > (tf.reduce_max(green, [1, 2], keepdims=True) + tf.reduce_min(green, [1, 2], keepdims=True)) / 2
     x0, x1 = _span(tf, tf.reduce_any(bright, 1))
     y0, y1 = _span(tf, tf.reduce_any(bright, 2))
     return tf.stack([x0, y0, x1, y1], -1)

@@ -1,4 +1,4 @@
-"""`python -m tests.write_docs`: writes what docs/ has of the code: the settings, the reasons of dead letters."""
+"""`python -m tests.write_docs`: writes what docs/ has of the code: the settings, the reasons of dead letters, the metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pipeline.config import settings
 from pipeline.config.setting import Setting
 from pipeline.failures import MAY_PASS, REASONS
+from pipeline.monitoring.metrics import METRICS, PROCESS_METRICS
 from tests.fixtures import REPO
 
 _HEAD = """# Settings
@@ -15,7 +16,9 @@ _HEAD = """# Settings
 Every setting is a key of the YAML config; most are flags, too. A flag wins over a key. Lists take commas or several values.
 This page is written by `python -m tests.write_docs` from `pipeline/config/sections.py`.
 """
-_REASONS = re.compile(r"(?<=`python -m tests.write_docs` -->\n).*?(?=<!-- end of reasons -->)", re.DOTALL)
+_WRITTEN = r"(?<=`python -m tests.write_docs` -->\n).*?(?=<!-- end of {} -->)"
+_REASONS = re.compile(_WRITTEN.format("reasons"), re.DOTALL)
+_METRICS = re.compile(_WRITTEN.format("metrics"), re.DOTALL)
 
 
 def settings_page() -> str:
@@ -35,6 +38,16 @@ def with_reasons(page: str) -> str:
     ]
     table = "\n".join(["| stage | reason | failure | why |", "|---|---|---|---|", *rows])
     return _REASONS.sub(lambda _: table + "\n", page)
+
+
+def with_metrics(page: str) -> str:
+    """docs/operations.md with the table of all metrics."""
+    rows = [
+        f"| `{each.name}` | {each.kind} | {each.unit} | {', '.join(f'`{label}`' for label in each.labels)} | {_cell(each.help)} |"
+        for each in METRICS
+    ]
+    table = "\n".join(["| metric | type | unit | labels | meaning |", "|---|---|---|---|---|", *rows])
+    return _METRICS.sub(lambda _: f"{table}\n\nAlso {PROCESS_METRICS}.\n", page)
 
 
 def _section(name: str, of_section: list[Setting]) -> str:
@@ -64,7 +77,12 @@ def _cell(text: str) -> str:
 def pages() -> Mapping[str, str]:
     """The pages that are made of the code, by their path below the repository."""
     results = (REPO / "docs/results.md").read_text(encoding="utf-8")
-    return {"docs/settings.md": settings_page(), "docs/results.md": with_reasons(results)}
+    operations = (REPO / "docs/operations.md").read_text(encoding="utf-8")
+    return {
+        "docs/settings.md": settings_page(),
+        "docs/results.md": with_reasons(results),
+        "docs/operations.md": with_metrics(operations),
+    }
 
 
 if __name__ == "__main__":

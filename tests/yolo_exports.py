@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import yaml
 
@@ -73,24 +74,31 @@ def export_yolo(
     return saved
 
 
-def letterboxed(pixels_rgb: np.ndarray) -> tuple[np.ndarray, float, tuple[int, int]]:
-    """An image as YOLO takes it, `(H, W, 3) float32` in 0..1 with grey 114 around it; its scale; where it begins, x and y.
+def letterboxed(pixels_rgb: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
+    """An image as Ultralytics' `LetterBox` fits it, written out: `(H, W, 3) float32` in 0..1 with grey 114 around it.
 
-    Only for images that are enlarged or made smaller by a whole number, so that no rounding is a matter of taste.
+    Returns:
+      (pixels, input pixels for each image pixel in x and y, where the image begins in x and y).
     """
     height, width = pixels_rgb.shape[:2]
-    scale = min(INPUT_HW[0] / height, INPUT_HW[1] / width)
-    step = round(1 / scale)
-    assert step * scale == 1
-    small = pixels_rgb[::step, ::step]  # of images whose blocks are of one colour
-    y, x = (INPUT_HW[0] - small.shape[0]) // 2, (INPUT_HW[1] - small.shape[1]) // 2
-    boxed = np.full((*INPUT_HW, 3), 114, np.float32)
-    boxed[y : y + small.shape[0], x : x + small.shape[1]] = small
-    return boxed / 255, scale, (x, y)
+    r = min(INPUT_HW[0] / height, INPUT_HW[1] / width)
+    new_unpad = round(width * r), round(height * r)
+    dw, dh = (INPUT_HW[1] - new_unpad[0]) / 2, (INPUT_HW[0] - new_unpad[1]) / 2
+    top, bottom, left, right = round(dh - 0.1), round(dh + 0.1), round(dw - 0.1), round(dw + 0.1)
+    small = cv2.resize(pixels_rgb, new_unpad, interpolation=cv2.INTER_LINEAR)
+    boxed = cv2.copyMakeBorder(small, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(114, 114, 114))
+    return boxed.astype(np.float32) / 255, np.array([new_unpad[0] / width, new_unpad[1] / height]), (left, top)
 
 
 def plain_detections(
-    joined: np.ndarray, layout: str, units: str, scale: float, offset_xy: tuple[int, int], score: float, iou: float, most: int
+    joined: np.ndarray,
+    layout: str,
+    units: str,
+    scale: np.ndarray,
+    offset_xy: tuple[int, int],
+    score: float,
+    iou: float,
+    most: int,
 ) -> list[tuple[list[float], int, float]]:
     """What a joined output `(…, …)` of one image says, box by box in plain steps: (xyxy in the image, class, confidence)."""
     rows = joined.T if layout == "4+C,M" else joined
@@ -115,7 +123,9 @@ def plain_detections(
         if all(_overlap(box, other) <= iou for other in rivals):
             kept.append((box, class_id, confidence))
     shift = np.array([*offset_xy] * 2)
-    return [(((box - shift) / scale).tolist(), class_id, float(confidence)) for box, class_id, confidence in kept[:most]]
+    return [
+        (((box - shift) / np.tile(scale, 2)).tolist(), class_id, float(confidence)) for box, class_id, confidence in kept[:most]
+    ]
 
 
 def _overlap(a: np.ndarray, b: np.ndarray) -> float:

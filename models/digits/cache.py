@@ -26,7 +26,7 @@ def cached_digits() -> str:
     Raises:
         OSError: the cache cannot be written.
     """
-    base = os.path.join(_cache_folder(), "hybrid-detection-pipeline", "digits", _digest())
+    base = os.path.join(cache_folder(), "digits", _digest())
     version = os.path.join(base, "1")
     if not os.path.isdir(version):
         os.makedirs(base, exist_ok=True)
@@ -40,6 +40,11 @@ def cached_digits() -> str:
                 if not os.path.isdir(version):  # otherwise another process was faster
                     raise
     return base
+
+
+def cache_folder() -> str:
+    """This project's folder in the user's cache."""
+    return os.path.join(_cache_folder(), "hybrid-detection-pipeline")
 
 
 def _cache_folder() -> str:

@@ -1,7 +1,8 @@
-"""`python -m models.evaluate`: the COCO average precision of an output, or its agreement with another output.
+"""`detect-objects evaluate`, `python -m models.evaluate`: how good an output is, whether it is better, or how far two agree.
 
-python -m models.evaluate --detections out/detections --ground-truth annotations.json [--match path] [--json FILE]
-python -m models.evaluate --detections out/detections --reference other/detections
+detect-objects evaluate --detections out --ground-truth photos/labels --page evaluation.html
+detect-objects evaluate --detections out --ground-truth annotations.json --reference other
+detect-objects evaluate --detections out --reference other
 """
 
 from __future__ import annotations
@@ -13,80 +14,95 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from models.evaluate import bootstrap
 from models.evaluate.agreement import compare
-from models.evaluate.average_precision import FIGURES, evaluate
+from models.evaluate.average_precision import Measurement, better, figures_of, measure
 from models.evaluate.detection_rows import RowsError
+from models.evaluate.mistakes import Mistakes, best_threshold, find_mistakes
+from models.evaluate.text import comparison_lines, evaluation_lines, notes_of, printable, verdict_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, or 2 if an input cannot be used."""
-    args = _parser().parse_args(arguments)
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    if not (args.ground_truth or args.reference):
+        parser.error("one of the arguments --ground-truth --reference is required")
+    if args.page and not args.ground_truth:
+        parser.error("--page needs --ground-truth")
     try:
-        if args.reference is not None:
-            result = compare(args.detections, args.reference, iou_threshold=args.iou_threshold, match=args.match)
-            lines = _comparison_lines(result)
-        else:
-            result = evaluate(args.detections, args.ground_truth, match=args.match)
-            lines = _evaluation_lines(result, args.top)
+        result, lines = _evaluate(args) if args.ground_truth else _compare(args)
         if args.json:
             Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     except (RowsError, OSError) as err:
-        print(f"error: {err}", file=sys.stderr)
+        print("error:", printable(" ".join(str(err).split())), file=sys.stderr)  # libraries' messages may have several lines
         return 2
-    print("\n".join(lines))
+    print("\n".join(map(printable, lines)))
     return 0
 
 
-def _comparison_lines(result: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{key.replace('_', ' '):<28} {f'{v:.5f}' if isinstance(v, float) else '-' if v is None else v}"
-        for key, v in result.items()
-    ]
+def _compare(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
+    result = compare(args.detections, args.reference, iou_threshold=args.iou_threshold, match=args.match)
+    return result, comparison_lines(result)
 
 
-def _evaluation_lines(result: Mapping[str, Any], top: int) -> list[str]:
-    lines = [f"{FIGURES[key]:<34} {key:<10} {_figure(result[key])}" for key in FIGURES]
-    classes = sorted(
-        result["per_class"].items(), key=lambda named: (-1.0 if named[1] is None else named[1], named[0]), reverse=True
-    )
-    shown = classes[:top]
-    if shown:
-        more = f", {top} of {len(classes)}" if len(classes) > top else ""
-        lines += ["", f"AP by class (highest first{more})", *(f"  {name:<30} {_figure(value)}" for name, value in shown)]
-    lines += [
-        "",
-        f"{result['detections']} detections in {result['images']} ground-truth images; classes matched by {result['classes_by']}",
-    ]
-    if result["images_without_row"]:
-        lines.append(f"{result['images_without_row']} ground-truth images have no row: they count as images without detections")
-    if result["rows_without_ground_truth"]:
-        lines.append(f"{result['rows_without_ground_truth']} rows have no ground truth: ignored")
-    if result["detections_ignored"]:
-        named = ", ".join(f"{name} ({n})" for name, n in list(result["detections_ignored"].items())[:10])
-        lines.append(f"{sum(result['detections_ignored'].values())} detections of classes that are no category: ignored: {named}")
-    if result["size_mismatches"]:
-        lines.append(f"{result['size_mismatches']} images have another size in the ground truth: their boxes may not fit")
-    return lines
+def _evaluate(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
+    outputs = [args.detections, *([args.reference] if args.reference else [])]
+    measured = [measure(each, args.ground_truth, match=args.match, multi_label=args.multi_label) for each in outputs]
+    draws = bootstrap.resample([each.matches for each in measured], args.resamples) if args.resamples else None
+    result = figures_of(measured[0], None if draws is None else draws[0])
+    threshold = best_threshold(measured[0].matches) if args.threshold is None else args.threshold
+    mistakes = find_mistakes(measured[0], threshold)
+    notes = notes_of(result, measured[0], mistakes)
+    if args.reference and draws is not None:
+        tested = better(measured[0], measured[1], draws)
+        notes.insert(0, verdict_of(tested, len(measured[0].truth["images"])))
+        result = {**result, "reference": {**figures_of(measured[1], draws[1]), **tested}}
+    if args.page:
+        _write_page(args, measured[0], result, mistakes, notes)
+    return result, [*evaluation_lines(result, mistakes, args.top), *notes]
 
 
-def _figure(value: float | None) -> str:
-    return "-".rjust(6) if value is None else f"{value:6.3f}"
+def _write_page(
+    args: argparse.Namespace, measured: Measurement, result: Mapping[str, Any], mistakes: Mistakes, notes: Sequence[str]
+) -> None:
+    from pipeline.report.evaluation import render_evaluation
+
+    names = (args.detections, args.ground_truth)
+    page = render_evaluation(measured, result, mistakes, names=names, notes=notes, images=args.images or "")
+    Path(args.page).write_text(page, encoding="utf-8")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m models.evaluate", description="COCO AP of an output, or its agreement with another."
+        prog="detect-objects evaluate", description="How good an output is, whether it is better, or how far two agree."
     )
-    parser.add_argument("--detections", required=True, help="folder, glob or file of JSON Lines, or COCO results (.json)")
-    against = parser.add_mutually_exclusive_group(required=True)
-    against.add_argument("--ground-truth", help="COCO annotations (.json)")
-    against.add_argument("--reference", help="another output to compare with")
-    parser.add_argument(
-        "--match", choices=["name", "path"], default="name", help="images by file name, or with folders (default: name)"
+    add = parser.add_argument
+    add(
+        "--detections",
+        required=True,
+        metavar="PATH",
+        help="results folder, folder, glob or file of rows, or COCO results (.json)",
     )
-    parser.add_argument("--iou-threshold", type=float, default=0.5, help="with --reference: least IoU of a pair (default: 0.5)")
-    parser.add_argument("--top", type=int, default=20, help="show the AP of this many classes (default: 20)")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures here")
+    add(
+        "--ground-truth",
+        metavar="PATH",
+        help="COCO annotations (.json), folder of YOLO or Pascal VOC labels, data.yaml, or FiftyOne's export",
+    )
+    add(
+        "--reference", metavar="PATH", help="another output: which is better by the ground truth; without one, how far they agree"
+    )
+    add("--page", metavar="FILE", help="also write a page with curves, errors and pictures here")
+    add("--images", metavar="FOLDER", help="where the images are now, for the page (default: as the rows name them)")
+    add("--multi-label", action="store_true", help="count all labels of a box, as Darknet and Ultralytics do")
+    add("--threshold", type=float, help="confidence at which errors are counted (default: the one with the highest F1)")
+    match = "images by file name, with folders if names repeat; or always with folders (default: name)"
+    add("--match", choices=["name", "path"], default="name", help=match)
+    add("--resamples", type=int, default=bootstrap.RESAMPLES, help="for the intervals; 0: none (default: %(default)s)")
+    add("--iou-threshold", type=float, default=0.5, help="without ground truth: least IoU of a pair (default: 0.5)")
+    add("--top", type=int, default=20, help="show the AP of this many classes (default: 20)")
+    add("--json", metavar="FILE", help="also write the figures here")
     return parser
 
 

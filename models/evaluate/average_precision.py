@@ -1,26 +1,23 @@
-"""COCO average precision of an output against COCO ground truth, computed by pycocotools.
+"""COCO average precision of an output against ground truth, and which of two outputs is better.
 
-Images are matched by file name, with or without folders. Classes are matched by name. The order of trial is: the exact name,
-the name without case, spaces and punctuation, then Darknet's older names of COCO classes. If no class name of an output is the
-name of a category, class id k means the k-th category in the order of category ids, from 0. COCO results without an image list
-beside them carry the ids of the ground truth.
+The figures are those of pycocotools. `models.evaluate.pairing` pairs images and classes.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import dataclasses
-import io
-import math
-import os
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from models.evaluate import bootstrap
 from models.evaluate.agreement import Match
-from models.evaluate.detection_rows import ImageRow, RowsError, Source, read_json, read_rows
+from models.evaluate.coco_matching import AREAS, Boxes, Floats, Ints, Matches, match_boxes
+from models.evaluate.detection_rows import ImageRow, Source, read_rows
+from models.evaluate.ground_truth import TruthSource, read_truth
+from models.evaluate.pairing import Pairing, pair
 
 # in the order of COCOeval.stats: https://cocodataset.org/#detection-eval
 FIGURES = {
@@ -37,195 +34,166 @@ FIGURES = {
     "AR_medium": "AR, objects up to 96x96 pixels",
     "AR_large": "AR, larger objects",
 }
-# Darknet's coco.names spells these classes in another way than the COCO annotations
-_DARKNET_NAMES = {"aeroplane": "airplane", "motorbike": "motorcycle", "sofa": "couch", "tvmonitor": "tv"}
+_RESAMPLED = ("AP", "AP50", "AP75", "AR_100")  # in the order of bootstrap.mean_figures
 
 
-@dataclasses.dataclass(frozen=True)
-class _Matching:
-    """Which row belongs to which ground-truth image, and which class to which category."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measurement:
+    """An output beside its ground truth.
 
-    rows: dict[int, ImageRow]
-    rows_without_ground_truth: int
-    categories: dict[tuple[str, int], int]
-    classes_by: str
+    Attributes:
+      truth: COCO annotations.
+      pairing: Which row belongs to which image.
+      matches: Detections matched with objects; images count in the order of `truth["images"]`.
+      labels_left_out: Detections left out since the same box has a more confident label.
+    """
+
+    truth: Mapping[str, Any]
+    pairing: Pairing
+    matches: Matches
+    labels_left_out: int
+
+    @functools.cached_property
+    def class_names(self) -> list[str]:
+        """Names by index of class."""
+        return [str(category["name"]) for category in self.truth["categories"]]
+
+
+def measure(detections: Source, ground_truth: TruthSource, *, match: Match = "name", multi_label: bool = False) -> Measurement:
+    """Pairs an output with its ground truth and matches their boxes; see `evaluate`."""
+    pairing = pair(read_rows(detections), read_truth(ground_truth), match)
+    found, left_out = _detections(pairing, multi_label or str(detections).endswith(".json"))
+    n_classes, n_images = len(pairing.truth["categories"]), len(pairing.truth["images"])
+    return Measurement(pairing.truth, pairing, match_boxes(found, _objects(pairing.truth), n_classes, n_images), left_out)
 
 
 def evaluate(
-    detections: Source, ground_truth: str | os.PathLike[str] | Mapping[str, Any], *, match: Match = "name"
+    detections: Source,
+    ground_truth: TruthSource,
+    *,
+    match: Match = "name",
+    multi_label: bool = False,
+    resamples: int = 0,
 ) -> dict[str, Any]:
-    """Computes COCO's twelve figures and the AP of each class.
+    """Computes COCO's twelve figures, and AP and recall of each class.
 
     Args:
       detections: An output; see `models.evaluate.detection_rows.read_rows`.
-      ground_truth: COCO annotations, or the file that holds them.
-      match: `name`: by file name without folders. `path`: the row's URI ends with the ground truth's `file_name`.
+      ground_truth: Labels; see `models.evaluate.ground_truth.read_truth`.
+      match: How rows find their image; see `models.evaluate.pairing.pair`.
+      multi_label: Whether all labels of one box count, as with Darknet and Ultralytics, or the most confident one. All
+        labels of COCO results (`.json`) count.
+      resamples: Bootstrap resamples for the intervals; 0: no intervals.
 
     Returns:
-      The keys of `FIGURES` (in 0..1; None if the ground truth has no such object) and `per_class`, the AP by category name. The
-      other keys describe the matching: `images` of the ground truth, `images_without_row` (they count as images without
-      detections), `rows_without_ground_truth` (ignored), `detections` that count, `detections_ignored` by class without a
-      category, `classes_by` (`name`, `class_id` or `category_id`), and `size_mismatches`, images whose sizes differ.
+      The keys of `FIGURES` (in 0..1; None if the ground truth has no such object), `per_class`, the AP by category name, and
+      `recall_per_class` at IoU 0.50. `intervals` has 95 % intervals by figure. The other keys describe the pairing: `images` of
+      the ground truth, `images_without_row` (they count as images without detections), `rows_without_ground_truth` (ignored),
+      `detections` that count, `detections_ignored` by class without a category, `labels_left_out`, `classes_by` (`name`,
+      `class_id` or `category_id`), and `size_mismatches`, images whose sizes differ.
 
     Raises:
-      RowsError: A file cannot be read, a row fits several images, or no row fits any.
+      RowsError: A file cannot be read, a row fits several images, or no row or class fits any.
     """
-    truth = _load_truth(ground_truth)
-    matching = _match(read_rows(detections), truth, match)
-    annotations, ignored = _annotations(matching)
-    figures, per_class = _average_precision(truth, annotations)
-    images = {image["id"]: image for image in truth["images"]}
-    mismatches = sum(
-        bool(row.width and images[i].get("width")) and (row.width, row.height) != (images[i]["width"], images[i].get("height"))
-        for i, row in matching.rows.items()
-    )
+    measured = measure(detections, ground_truth, match=match, multi_label=multi_label)
+    draws = bootstrap.resample([measured.matches], resamples)[0] if resamples else None
+    return figures_of(measured, draws)
+
+
+def figures_of(measured: Measurement, draws: Floats | None = None) -> dict[str, Any]:
+    """The result of `evaluate`, with intervals from `draws`, `(resamples, 4)`."""
+    precision, recall = measured.matches.curves()
+    by_class = dict(zip(measured.class_names, zip(precision.mean(axis=(0, 2)), recall[0], strict=True), strict=True))
+    pairing = measured.pairing
     return {
-        **figures,
-        "per_class": per_class,
-        "images": len(images),
-        "images_without_row": len(images) - len(matching.rows),
-        "rows_without_ground_truth": matching.rows_without_ground_truth,
-        "detections": len(annotations),
-        "detections_ignored": dict(ignored.most_common()),
-        "classes_by": matching.classes_by,
-        "size_mismatches": mismatches,
+        **_figures(measured.matches, precision, recall),
+        "per_class": {name: _or_none(value) for name, (value, _) in by_class.items()},
+        "recall_per_class": {name: _or_none(value) for name, (_, value) in by_class.items()},
+        "intervals": {} if draws is None else dict(zip(_RESAMPLED, map(bootstrap.interval, draws.T), strict=True)),
+        "images": len(measured.truth["images"]),
+        "images_without_row": len(measured.truth["images"]) - len(pairing.rows),
+        "rows_without_ground_truth": len(pairing.unlabelled),
+        "detections": len(measured.matches.detections),
+        "detections_ignored": dict(pairing.ignored.most_common()),
+        "labels_left_out": measured.labels_left_out,
+        "classes_by": pairing.classes_by,
+        "size_mismatches": pairing.size_mismatches,
     }
 
 
-def _load_truth(ground_truth: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    content = ground_truth if isinstance(ground_truth, Mapping) else read_json(ground_truth, "ground truth")
-    if not isinstance(content, Mapping) or not all(
-        isinstance(content.get(key), list) for key in ("images", "annotations", "categories")
-    ):
-        raise RowsError("ground truth: expected COCO annotations with the lists images, annotations and categories")
-    try:
-        annotations = []
-        for number, one in enumerate(content["annotations"], 1):
-            _, _, width, height = one["bbox"]
-            # ids from 1: pycocotools takes 0 for "no match"
-            needed = {"id": number, "image_id": one["image_id"], "category_id": one["category_id"]}
-            annotations.append({"iscrowd": 0, "area": width * height, **one, **needed})
-        images = [{**image, "id": image["id"], "file_name": str(image["file_name"])} for image in content["images"]]
-        categories = [{**category, "id": category["id"], "name": str(category["name"])} for category in content["categories"]]
-    except (KeyError, TypeError, ValueError) as err:
-        raise RowsError(
-            f"ground truth: expected COCO images, annotations and categories, got {type(err).__name__}: {err}"
-        ) from err
-    if not images or not categories:
-        raise RowsError("ground truth: expected at least one image and one category")
-    return {"images": images, "annotations": annotations, "categories": sorted(categories, key=lambda category: category["id"])}
+def better(ours: Measurement, theirs: Measurement, draws: Floats) -> dict[str, Any]:
+    """Whether an output is better than another with the same ground truth: the paired bootstrap test of AP.
+
+    Args:
+      ours: The output.
+      theirs: The one to compare it with.
+      draws: Resampled figures of both, `(2, resamples, 4)`.
+
+    Returns:
+      `difference` of AP, its 95 % interval `low` and `high`, and `p`; empty without objects.
+    """
+    value = bootstrap.mean_figures(ours.matches)[0] - bootstrap.mean_figures(theirs.matches)[0]
+    tested = bootstrap.difference(float(value), draws[0, :, 0], draws[1, :, 0])
+    return {} if tested is None else dict(zip(("difference", "low", "high", "p"), tested, strict=True))
 
 
-def _match(rows: Sequence[ImageRow], truth: Mapping[str, Any], match: Match) -> _Matching:
-    ids = {image["id"] for image in truth["images"]}
-    by_key: dict[str, list[Mapping[str, Any]]] = collections.defaultdict(list)
-    for image in truth["images"]:
-        file_name = image["file_name"].strip("/")
-        by_key[file_name.rpartition("/")[2] if match == "name" else file_name].append(image)
-    matched: dict[int, ImageRow] = {}
-    for row in rows:
-        found = _image_id(row, ids, by_key, match)
-        if found in matched:
-            hint = "; try --match path" if match == "name" and matched[found].uri != row.uri else "; each image may have one row"
-            raise RowsError(f"two rows for one ground-truth image: {matched[found].uri} and {row.uri}{hint}")
-        if found is not None:
-            matched[found] = row
-    if not matched:
-        few = ", ".join(row.uri or f"image_id {row.image_id}" for row in rows[:3])
-        truths = ", ".join(image["file_name"] for image in truth["images"][:3])
-        hint = "; try --match name" if match == "path" else ""
-        raise RowsError(
-            f"none of {len(rows)} rows is in the ground truth: the rows have {few}; the ground truth has {truths}{hint}"
-        )
-    categories, classes_by = _match_classes(list(matched.values()), truth["categories"])
-    return _Matching(matched, len(rows) - len(matched), categories, classes_by)
+def _figures(matches: Matches, precision: Floats, recall: Floats) -> dict[str, float | None]:
+    values = {"AP": precision, "AP50": precision[0], "AP75": precision[5], "AR_100": recall}
+    values |= {f"AR_{most}": matches.curves(most=most)[1] for most in (1, 10)}
+    for index, area in list(enumerate(AREAS))[1:]:
+        values[f"AP_{area}"], values[f"AR_{area}"] = matches.curves(index)
+    return {
+        name: _or_none(np.mean(values[name][np.isfinite(values[name])])) if np.isfinite(values[name]).any() else None
+        for name in FIGURES
+    }
 
 
-def _image_id(row: ImageRow, ids: set[Any], by_key: Mapping[str, list[Mapping[str, Any]]], match: Match) -> Any:
-    """The id of the ground-truth image of a row; None if there is none."""
-    if row.image_id is not None:
-        return row.image_id if row.image_id in ids else None
-    parts = row.uri.strip("/").split("/")
-    keys = [row.name] if match == "name" else ["/".join(parts[first:]) for first in range(len(parts))]
-    for key in keys:
-        images = by_key.get(key, [])
-        if len(images) > 1:
-            named = " and ".join(image["file_name"] for image in images[:2])
-            hint = "; try --match path" if match == "name" else ""
-            raise RowsError(f"{row.uri} fits {len(images)} ground-truth images: {named}{hint}")
-        if images:
-            return images[0]["id"]
-    return None
+def _or_none(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
 
 
-def _match_classes(rows: Sequence[ImageRow], categories: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, int], int], str]:
-    """Category ids by (class name, class id), without classes that have no category; and how they were matched."""
-    classes = {named for row in rows for named in zip(row.class_names, row.class_ids, strict=True)}
-    if any(row.image_id is not None for row in rows):
-        known = {category["id"] for category in categories}
-        return {(name, number): number for name, number in classes if number in known}, "category_id"
-    ids: dict[str, int] = {}
-    for spelling in (str, _plain):  # an exact name wins over a similar one
-        for category in categories:
-            ids.setdefault(spelling(category["name"]), category["id"])
-    found = {}
-    for name, number in classes:
-        spellings = (name, _plain(name), _DARKNET_NAMES.get(_plain(name), ""))
-        known_as = next((spelling for spelling in spellings if spelling in ids), None)
-        if known_as is not None:
-            found[name, number] = ids[known_as]
-    if found or not classes:
-        return found, "name"
-    in_order = [category["id"] for category in categories]
-    return {(name, number): in_order[number] for name, number in classes if 0 <= number < len(in_order)}, "class_id"
+def _objects(truth: Mapping[str, Any]) -> Boxes:
+    """The annotations as boxes."""
+    image_index = {image["id"]: index for index, image in enumerate(truth["images"])}
+    class_index = {category["id"]: index for index, category in enumerate(truth["categories"])}
+    known = [one for one in truth["annotations"] if one["image_id"] in image_index and one["category_id"] in class_index]
+    xywh = np.array([one["bbox"] for one in known], np.float64).reshape(-1, 4)
+    return Boxes(
+        images=_whole(image_index[one["image_id"]] for one in known),
+        classes=_whole(class_index[one["category_id"]] for one in known),
+        xyxy=np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], axis=1),
+        scores=np.ones(len(known)),
+        areas=np.array([one["area"] for one in known], np.float64),
+        crowd=np.array([bool(one["iscrowd"]) for one in known], bool),
+    )
 
 
-def _plain(name: str) -> str:
-    return "".join(character for character in name.casefold() if character.isalnum())
+def _detections(pairing: Pairing, multi_label: bool) -> tuple[Boxes, int]:
+    """The detections of classes that have a category, and how many labels of one box are left out."""
+    class_index = {category["id"]: index for index, category in enumerate(pairing.truth["categories"])}
+    image_index = {image["id"]: index for index, image in enumerate(pairing.truth["images"])}
+    columns: list[tuple[int, int, Floats, float]] = []
+    left_out = 0
+    for image_id, row in pairing.rows.items():
+        named = zip(row.class_names, row.class_ids, strict=True)
+        known = [(n, pairing.categories[name]) for n, name in enumerate(named) if name in pairing.categories]
+        kept = known if multi_label else _best_labels(known, row)
+        left_out += len(known) - len(kept)
+        columns += [(image_index[image_id], class_index[of], row.boxes_xyxy[n], float(row.scores[n])) for n, of in kept]
+    images, classes, boxes, scores = zip(*columns, strict=True) if columns else ((), (), (), ())
+    xyxy = np.array(boxes, np.float64).reshape(-1, 4)
+    areas = np.prod(xyxy[:, 2:] - xyxy[:, :2], axis=1)
+    found = Boxes(_whole(images), _whole(classes), xyxy, np.array(scores, np.float64), areas, np.zeros(len(images), bool))
+    return found, left_out
 
 
-def _annotations(matching: _Matching) -> tuple[list[dict[str, Any]], collections.Counter[str]]:
-    """The detections as COCO results, and the number of detections of each class without a category."""
-    annotations: list[dict[str, Any]] = []
-    ignored: collections.Counter[str] = collections.Counter()
-    for image_id, row in matching.rows.items():
-        for (x0, y0, x1, y1), score, name, number in zip(
-            row.boxes_xyxy.tolist(), row.scores.tolist(), row.class_names, row.class_ids, strict=True
-        ):
-            category_id = matching.categories.get((name, number))
-            if category_id is None:
-                ignored[name or str(number)] += 1
-                continue
-            box_xywh = [x0, y0, x1 - x0, y1 - y0]
-            annotations.append({"image_id": image_id, "category_id": category_id, "score": score, "bbox": box_xywh})
-    return annotations, ignored
+def _best_labels(labels: list[tuple[int, Any]], row: ImageRow) -> list[tuple[int, Any]]:
+    """The most confident label of each box, from (index in the row, category id)."""
+    best: dict[bytes, tuple[int, Any]] = {}
+    for n, category in sorted(labels, key=lambda label: -row.scores[label[0]]):
+        best.setdefault(row.boxes_xyxy[n].tobytes(), (n, category))
+    return sorted(best.values(), key=lambda label: label[0])
 
 
-def _average_precision(
-    truth: dict[str, Any], annotations: list[dict[str, Any]]
-) -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """COCO's figures and the AP by category name; None for COCO's -1 (no such object)."""
-    try:
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-    except ImportError as err:
-        raise RowsError(f"average precision needs pycocotools (pip install pycocotools): {err}") from err
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
-        expected = COCO()
-        expected.dataset = truth
-        expected.createIndex()
-        evaluation = COCOeval(expected, expected.loadRes(annotations) if annotations else COCO(), iouType="bbox")
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    figures = {key: _or_none(value) for key, value in zip(FIGURES, evaluation.stats, strict=True)}
-    names = {category["id"]: category["name"] for category in truth["categories"]}
-    per_class = {}
-    for index, category_id in enumerate(evaluation.params.catIds):
-        precision = evaluation.eval["precision"][:, :, index, 0, -1]  # IoU thresholds x recalls, all areas, most detections
-        per_class[names[category_id]] = _or_none(np.mean(precision[precision > -1]) if (precision > -1).any() else -1)
-    return figures, per_class
-
-
-def _or_none(value: float) -> float | None:
-    return float(value) if value > -1 and math.isfinite(value) else None
+def _whole(numbers: Any) -> Ints:
+    return np.array(list(numbers), np.int64)

@@ -4,6 +4,7 @@ The reader takes JSON Lines with one image a line,
 
     {"image": {"uri", "width", "height", …}, "detections": [{"box_xyxy", "class_id", "class_name", "confidence"}, …], …}
 
+the same rows in Parquet, TFRecord files with the keys of the TF Object Detection API,
 and COCO results, `[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. An `images.json` in the same folder (a COCO
 data set with `images` and `categories`) gives COCO results their file names and class names.
 """
@@ -14,12 +15,18 @@ import dataclasses
 import glob
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from models.progress import shown
+from models.quiet import quiet_stderr
+
+_ROWS_AT_ONCE = 2000
 
 Source = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 
@@ -62,15 +69,17 @@ def read_rows(source: Source) -> list[ImageRow]:
     """Reads all rows of an output.
 
     Args:
-      source: A file (`.jsonl`: rows; `.json`: COCO results), a folder of `.jsonl` files, a results folder that contains
-        `detections/`, a glob, or the rows themselves.
+      source: A file (`.jsonl`, `.parquet`, `.tfrecord`: rows; `.json`: COCO results), a folder of such files, a results
+        folder that contains `detections/`, a glob, or the rows themselves. Of a folder the first kind that it has counts, since
+        all of them may hold the same rows.
 
     Raises:
       RowsError: The source has no rows, or a row has another form.
     """
     if not isinstance(source, str | os.PathLike):
         return [_from_contract(row, f"row {number}") for number, row in enumerate(source, 1)]
-    rows = [row for path in _files(os.fspath(source)) for row in _read_file(path)]
+    files = _files(os.fspath(source))
+    rows = list(shown((row for path in files for row in _read_file(path)), "reading", "rows"))
     if not rows:
         raise RowsError(f"{os.fspath(source)} holds no rows: expected one line for each image")
     return rows
@@ -91,13 +100,14 @@ def _files(source: str) -> list[Path]:
         raise RowsError(f"{source} is not a local path: copy it here first (for Cloud Storage: gcloud storage cp -r)")
     if Path(source).is_dir():
         folder = Path(source, "detections") if Path(source, "detections").is_dir() else Path(source)
-        found = [p for p in folder.rglob("*.jsonl") if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
-        if not found:
-            raise RowsError(f"{folder} holds no .jsonl file: expected the folder of detections/*.jsonl")
-        return sorted(found)
+        visible = [p for p in folder.rglob("*.*") if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+        for ending in _ROW_ENDINGS:
+            if found := sorted(path for path in visible if path.suffix == ending):
+                return found
+        raise RowsError(f"{folder} holds no .jsonl file, nor .parquet or .tfrecord: expected the folder of detections/*.jsonl")
     paths = [Path(source)] if Path(source).is_file() else sorted(Path(match) for match in glob.glob(source, recursive=True))
     if not paths:
-        raise RowsError(f"{source} is not there: expected a .jsonl or .json file, a folder of them, or a glob")
+        raise RowsError(f"{source} is not there: expected a file of rows or COCO results, a folder of rows, or a glob")
     return [path for path in paths if path.is_file()]
 
 
@@ -105,14 +115,62 @@ def _read_file(path: Path) -> Iterator[ImageRow]:
     if path.suffix == ".json":
         yield from _from_coco_results(path)
         return
+    records = _RECORDS.get(path.suffix, _lines)
+    for number, row in enumerate(records(path), 1):
+        if row is not None:
+            yield _from_contract(row, f"{path}, {'line' if records is _lines else 'row'} {number}")
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    """The rows of JSON Lines; None for an empty line."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except ValueError as err:
-                    raise RowsError(f"{path}, line {number} is not JSON: {err}") from err
-                yield _from_contract(row, f"{path}, line {number}")
+            try:
+                yield json.loads(line) if line.strip() else None
+            except ValueError as err:
+                raise RowsError(f"{path}, line {number} is not JSON: {err}") from err
+
+
+def _parquet(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=["image", "detections"]):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as err:
+        raise RowsError(f"{path}: expected rows of detections as Parquet, got {type(err).__name__}: {err}") from err
+
+
+def _tfrecord(path: Path) -> list[Any]:
+    """`tf.Example`s with the keys of the TF Object Detection API; boxes are shares of the image."""
+    with quiet_stderr():
+        import tensorflow as tf
+
+        try:
+            examples = [tf.train.Example.FromString(one) for one in tf.data.TFRecordDataset(str(path)).as_numpy_iterator()]
+            return [_from_example(example.features.feature) for example in examples]
+        except (tf.errors.OpError, DecodeError, ValueError, IndexError) as err:
+            raise RowsError(f"{path}: expected detections as TFRecord, got {type(err).__name__}: {err}") from err
+
+
+def _from_example(features: Any) -> dict[str, Any]:
+    width, height = (features[f"image/{side}"].int64_list.value[0] for side in ("width", "height"))
+    edges = [features[f"image/detection/bbox/{edge}"].float_list.value for edge in ("xmin", "ymin", "xmax", "ymax")]
+    columns = {
+        "box_xyxy": (np.array(edges, np.float64).T.reshape(-1, 4) * (width, height, width, height)).tolist(),
+        "class_id": [label - 1 for label in features["image/detection/label"].int64_list.value],
+        "class_name": [name.decode("utf-8", "replace") for name in features["image/object/class/text"].bytes_list.value],
+        "confidence": list(features["image/detection/score"].float_list.value),
+    }
+    uri = features["image/source_id"].bytes_list.value[0].decode("utf-8", "surrogateescape")
+    found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return {"image": {"uri": uri, "width": width, "height": height}, "detections": found}
+
+
+_RECORDS: Mapping[str, Callable[[Path], Iterable[Any]]] = {".parquet": _parquet, ".tfrecord": _tfrecord}
+_ROW_ENDINGS = (".jsonl", *_RECORDS)
 
 
 def _from_contract(row: Mapping[str, Any], place: str) -> ImageRow:
@@ -124,7 +182,7 @@ def _from_contract(row: Mapping[str, Any], place: str) -> ImageRow:
             width=int(image.get("width") or 0),
             height=int(image.get("height") or 0),
             boxes_xyxy=_boxes(one["box_xyxy"] for one in found),
-            scores=np.array([one["confidence"] for one in found], np.float64),
+            scores=_finite([one["confidence"] for one in found]),
             class_names=tuple(str(one["class_name"]) for one in found),
             class_ids=tuple(int(one["class_id"]) for one in found),
         )
@@ -151,7 +209,7 @@ def _from_coco_results(path: Path) -> Iterator[ImageRow]:
                 width=int(image.get("width") or 0),
                 height=int(image.get("height") or 0),
                 boxes_xyxy=np.concatenate([boxes_xywh[:, :2], boxes_xywh[:, :2] + boxes_xywh[:, 2:]], axis=1),
-                scores=np.array([one["score"] for one in found], np.float64),
+                scores=_finite([one["score"] for one in found]),
                 class_names=tuple(names.get(one["category_id"], "") for one in found),
                 class_ids=tuple(int(one["category_id"]) for one in found),
             )
@@ -177,4 +235,11 @@ def _boxes(boxes: Iterable[Sequence[float]]) -> npt.NDArray[np.float64]:
     rows = list(boxes)
     if any(len(box) != 4 for box in rows):
         raise ValueError("a box that has not 4 numbers")
-    return np.array(rows, np.float64).reshape(-1, 4)
+    return _finite(rows).reshape(-1, 4)
+
+
+def _finite(numbers: Any) -> npt.NDArray[np.float64]:
+    values = np.array(numbers, np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("a box or confidence that is no finite number")
+    return values

@@ -6,11 +6,12 @@ one-line help. Its flag has the same name (`score_threshold` -> `--score-thresho
 """
 
 from pipeline.config.load import load_config as load_config
+from pipeline.config.load import load_monitoring as load_monitoring
 from pipeline.config.sections import BUNDLED as BUNDLED
-from pipeline.config.sections import OF_RELEASES as OF_RELEASES
 from pipeline.config.sections import Config as Config
 from pipeline.config.sections import DetectConfig as DetectConfig
 from pipeline.config.sections import ModelConfig as ModelConfig
+from pipeline.config.sections import MonitoringConfig as MonitoringConfig
 from pipeline.config.sections import ReadConfig as ReadConfig
 from pipeline.config.sections import StreamConfig as StreamConfig
 from pipeline.config.sections import WorkerConfig as WorkerConfig

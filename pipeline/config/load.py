@@ -11,11 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.config.mistakes import what_is_wrong
 from pipeline.config.paths import local_path
-from pipeline.config.sections import Config, settings
+from pipeline.config.sections import Config, MonitoringConfig, settings
 from pipeline.errors import ConfigError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OWN_CONFIGS = (os.path.join(_PACKAGE, "configs"), os.path.join(os.path.dirname(_PACKAGE), "configs"))  # installed, checkout
+_HOME = os.path.dirname(_PACKAGE)
+_OWN_CONFIGS = (os.path.join(_PACKAGE, "configs"), os.path.join(_HOME, "configs"))  # installed, checkout
 
 
 def load_config(path: str | None, overrides: Mapping[str, Any]) -> Config:
@@ -34,6 +35,22 @@ def load_config(path: str | None, overrides: Mapping[str, Any]) -> Config:
     except ValidationError as err:
         flags = {setting.key: setting.flag for setting in settings() if setting.key in overrides}
         raise ConfigError(what_is_wrong(err, Config, path or "the flags", flags)) from err
+
+
+def load_monitoring(path: str | None, overrides: Mapping[str, Any]) -> MonitoringConfig:
+    """The section `monitoring` of a config whose other keys may be wrong.
+
+    Raises:
+      ConfigError: This section is wrong.
+    """
+    try:
+        tree = _laid_over(_read_yaml(_as_path(path)) if path else {}, overrides)
+    except ConfigError:
+        tree = _laid_over({}, overrides)
+    try:
+        return TypeAdapter(MonitoringConfig).validate_python(tree.get("monitoring") or {})
+    except ValidationError as err:
+        raise ConfigError(what_is_wrong(err, MonitoringConfig, path or "the flags")) from err
 
 
 def _laid_over(tree: Mapping[Any, Any], overrides: Mapping[str, Any]) -> dict[Any, Any]:
@@ -77,4 +94,6 @@ def _read_yaml(path: str) -> Mapping[Any, Any]:
         raise ConfigError(f"config {path}: is no YAML: {' '.join(str(err).split())}") from err
     if not isinstance(tree, dict):
         raise ConfigError(f"config {path}: expected 'key: value' lines, got {type(tree).__name__}")
+    if _found(path) != path and "input" in tree:  # an own config, in another folder: its sample images lie beside the code
+        tree["input"] = [os.path.join(_HOME, each) if each.startswith("models/") else each for each in tree["input"]]
     return tree

@@ -70,7 +70,10 @@ def _wrong_value(error: ErrorDetails, cls: type, source: str, flags: Mapping[str
     key = _key(error)
     setting = next((setting for setting in settings_of(cls) if setting.key == key), None)
     got = MASK if key.startswith("beam_options.") and is_secret(key) else _shown(error["input"])
-    return f"{flags.get(key) or f'{source}: {key}'}: expected {_expected(error, setting)}, got {got}"
+    said = error["input"]
+    synonym = synonym_of(f"{key.rpartition('.')[2]}-{said}") if isinstance(said, str) else None
+    hint = f"; here it is {synonym}" if synonym else ""
+    return f"{flags.get(key) or f'{source}: {key}'}: expected {_expected(error, setting)}, got {got}{hint}"
 
 
 def _key(error: ErrorDetails) -> str:
@@ -83,7 +86,7 @@ def _expected(error: ErrorDetails, setting: Setting | None) -> str:
         case "greater_than_equal" | "less_than_equal" | "finite_number" if setting and setting.bounds:
             return _within(*setting.bounds, error["input"])
         case "literal_error" | "string_unicode" if setting:
-            return " or ".join(map(repr, setting.schema["enum"]))
+            return " or ".join(map(repr, (setting.schema.get("items") or setting.schema)["enum"]))
         case "missing" | "too_long" if setting:
             return f"{setting.schema['maxItems']} values"
         case kind:

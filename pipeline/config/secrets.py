@@ -36,6 +36,19 @@ def masked_text(text: str) -> str:
     return _PAIR.sub(rf"\g<1>{MASK}", text)
 
 
+def masked_target(where: str) -> str:
+    """A webhook's URL, or a command, without its secrets: the host, or the program.
+
+    >>> masked_target("https://me:pw@hooks.example/T0/B1?x=y"), masked_target("mail -s s3cret me"), masked_target("")
+    ('https://hooks.example/***', 'mail ***', '')
+    """
+    if where.lower().startswith(("http://", "https://")):
+        scheme, _, rest = where.partition("://")
+        return f"{scheme}://{re.split('[/?#]', rest)[0].rpartition('@')[2]}/{MASK}"
+    program, arguments, _ = where.partition(" ")
+    return f"{program} {MASK}" if arguments else program
+
+
 def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options by name, with secrets masked."""
     return {name: MASK if is_secret(name) else _masked_value(value) for name, value in options.items()}
@@ -51,8 +64,9 @@ def masked_arguments(arguments: Iterable[str]) -> Iterator[str]:
     for argument in arguments:
         if argument.startswith("--"):
             name, given, _ = argument.partition("=")
-            hides = is_secret(name) and not given
-            yield f"{name}={MASK}" if is_secret(name) and given else masked_text(argument)
+            secret = name == "--notify" or is_secret(name)
+            hides = secret and not given
+            yield f"{name}={MASK}" if secret and given else masked_text(argument)
         else:
             yield MASK if hides else masked_text(argument)
 

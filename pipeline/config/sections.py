@@ -27,7 +27,7 @@ from pipeline.config.checked import (
     setting,
 )
 from pipeline.config.paths import Path, SomePath
-from pipeline.config.secrets import masked_options
+from pipeline.config.secrets import masked_options, masked_target
 from pipeline.config.setting import MOST, Setting, settings_of
 from pipeline.errors import ConfigError
 
@@ -60,9 +60,6 @@ _Days = Annotated[Text, BeforeValidator(lambda value: str(value) if isinstance(v
 
 BUNDLED = "digits"  # the detector that comes with this program
 
-# these settings select a model's version; rows name the version that made them
-OF_RELEASES = ("model_version", "model_poll_s", "model_memory_mb")
-
 
 @checked
 class ModelConfig:
@@ -72,13 +69,19 @@ class ModelConfig:
     """
 
     path: SomePath = setting(
-        BUNDLED, "SavedModel, or a folder of versions <path>/<integer>; local or gs://. 'digits' is the bundled detector"
+        BUNDLED,
+        "SavedModel, or a folder of versions <path>/<integer>; local or gs://. 'digits' is the bundled detector; "
+        "on a model server grpc://host:port/name, with TLS grpcs://, and with commas between several servers",
     )
     model_version: _Version | None = setting(
         None, "a version's number, or its label in <path>/labels.json such as stable; default: the newest"
     )
     model_poll_s: Annotated[float, Between(0.0)] = setting(
         30.0, "seconds between checks for another version, which replaces the one in use while the job runs; 0: never"
+    )
+    server_timeout_s: Annotated[float, Between(0.001)] = setting(30.0, "deadline of one request to a model server")
+    server_wait_s: Annotated[float, Between(0.0)] = setting(
+        600.0, "longest wait for a model server that is away or busy; then the job fails, and its next run goes on"
     )
     model_memory_mb: Count | None = setting(
         None,
@@ -92,13 +95,26 @@ class ModelConfig:
     value_range: PairOf[Annotated[float, Between(-MOST)]] | None = foreign(
         "the model's values for pixels 0 and 255: [0, 1] or [-1, 1]"
     )
-    resize: Literal["stretch", "letterbox"] | None = foreign("how images are resized to the input")
+    resize: Literal["stretch", "letterbox", "none"] | None = foreign(
+        "how images are resized to the input; none: a model of any input size gets each image at its own size"
+    )
     letterbox_value: Annotated[int, Between(0, 255)] | None = foreign("grey of the letterbox padding, 0..255")
+    letterbox_rule: Literal["darknet", "ultralytics", "yolox", "super_gradients"] | None = foreign(
+        "whose letterbox: darknet rounds sizes down, ultralytics to nearest; yolox begins at the top left; "
+        "super_gradients leaves a margin"
+    )
+    channel_order: Literal["rgb", "bgr"] | None = foreign("order of the input's channels")
+    normalisation: Literal["", "imagenet"] | None = foreign("imagenet: its mean and deviation, after value_range; '' for none")
     boxes_output: Text | None = foreign("name of the output with boxes (N, M, 4)")
     scores_output: Text | None = foreign("name of the output with scores (N, M) or (N, M, classes)")
     classes_output: Text | None = foreign("name of the output with class numbers (N, M); '' if scores have a class axis")
     count_output: Text | None = foreign("name of the output with the number of boxes (N,); '' if there is none")
-    box_format: Literal["xyxy", "yxyx", "xywh", "cxcywh"] | None = foreign("order of a box's four numbers")
+    score_activation: Literal["", "sigmoid", "softmax"] | None = foreign(
+        "what makes confidences of the scores; softmax has a last class for no object; '' for none"
+    )
+    box_format: Literal["xyxy", "yxyx", "xywh", "cxcywh", "grid"] | None = foreign(
+        "order of a box's four numbers; grid: YOLOX's, in cells of its grids"
+    )
     box_units: Literal["norm", "pixels"] | None = foreign("boxes as shares of the model's input, or in its pixels")
     class_id_offset: Annotated[int, Between(-MOST)] | None = foreign(
         "number of the first class (1 for the TF Object Detection API)"
@@ -118,6 +134,11 @@ class DetectConfig:
     iou_threshold: Share = setting(0.45, "boxes of one class that overlap more than this are one object")
     classes: ListOf[Text] = setting((), "keep only these class names; default: all")
     max_detections: Count = setting(100, "most detections of one image")
+    labels_per_box: Literal["best", "several"] = setting(
+        "best",
+        "best: a box has its best class; several: each class above score_threshold makes a detection, as Darknet and Ultralytics "
+        "evaluate",
+    )
     min_agreement: Share = setting(
         0.9, "refuse a version that agrees less with its golden images (assets.extra/golden); 0: no check"
     )
@@ -132,8 +153,15 @@ class DetectConfig:
         False, "after canary_images, move the label of model_version to the canary if it agrees (min_agreement), else drop it"
     )
     canary_images: Count = setting(1000, "images that a canary needs before canary_auto promotes or drops it")
-    precision: Literal["float32", "bfloat16"] = setting(
-        "float32", "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs"
+    engine: Literal["tensorflow", "openvino", "triton"] = setting(
+        "tensorflow",
+        "what runs the model; openvino is the faster one on CPUs and needs the extra openvino; triton is a model server "
+        "(KServe v2 protocol) and needs the extra triton",
+    )
+    precision: Literal["float32", "bfloat16", "int8"] = setting(
+        "float32",
+        "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs; int8: with engine openvino, a version that "
+        "detect-objects quantize wrote",
     )
     xla: Switch = setting(False, "compile the model with XLA; slower on the measured CPUs, often faster on GPUs")
     device: Text = setting(
@@ -157,6 +185,9 @@ class DetectConfig:
     )
     request_images: Count = setting(256, "most images in the detector at once")
     request_mb: Annotated[float, Between(0.1)] = setting(64.0, "most encoded megabytes in the detector at once")
+    memory_mb: Count | None = setting(
+        None, "memory of a process in megabytes; images in hand shrink to fit; default: the container's limit, if it has one"
+    )
 
     @field_validator("batch_sizes")
     @classmethod
@@ -172,6 +203,9 @@ class ReadConfig:
 
     read_threads: Threads = setting(16, "images read in parallel, ahead of the detector")
     max_file_mb: Annotated[float, Between(0.001)] = setting(256.0, "refuse larger files before reading them")
+    fps: Annotated[float, Between(0.001, 1000.0)] = setting(
+        1.0, "frames of a video that are read for each second of it; needs the extra video"
+    )
 
 
 @checked
@@ -182,6 +216,11 @@ class WriteConfig:
     replace: Switch = setting(False, "remove the results of earlier runs with other settings from the output folder")
     parquet: Switch = setting(False, "also write detections/*.parquet, one row an image")
     tfrecord: Switch = setting(False, "also write detections/*.tfrecord, tf.Examples with the TF Object Detection API's keys")
+    format: ListOf[Literal["csv", "yolo", "voc", "cvat", "label-studio"]] = setting(
+        (),
+        "also write csv (one line a detection), labels to train or annotate with (zip archives): yolo, voc, or what annotation "
+        "tools import to correct: cvat, label-studio",
+    )
     coco: Switch = setting(False, "also write coco/results.json (and coco/images.json), of up to 10,000,000 images")
     coco_ground_truth: SomePath | None = setting(None, "COCO annotations whose image and category ids coco/results.json uses")
     samples: CountFrom0 = setting(0, "write this many annotated images under samples/")
@@ -224,6 +263,31 @@ class StreamConfig:
     pull_mb: Annotated[float, Between(0.1)] = setting(64.0, "most megabytes of messages pulled ahead, and in one bundle")
 
 
+_Port = Annotated[int, Between(0, 65535)]
+
+
+@checked
+class MonitoringConfig:
+    """What a job shows while it runs: logs, metrics, health and a live page; none of it changes its rows."""
+
+    metrics_port: _Port | None = setting(
+        None, "serve Prometheus metrics, /livez and /readyz on this port; 0: a free port, which is printed; default: none"
+    )
+    metrics_host: Text = setting("0.0.0.0", "address on which they are served")  # noqa: S104  as exporters do; no image is named
+    page_port: _Port | None = setting(
+        None, "serve a live page for this machine's browser on this port; 0: a free port, which is printed; default: none"
+    )
+    otlp_endpoint: Text = setting("", "also send the metrics to this OpenTelemetry collector, by OTLP over HTTP")
+    stuck_after_s: Annotated[float, Between(0.0)] = setting(
+        600.0, "end the job when work waits and nothing was done for so many seconds; 0: never"
+    )
+    log_format: Literal["text", "json"] = setting("text", "lines for a person, or one JSON object a line for Cloud Logging")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("warning", "least severity of this program's log lines")
+    quiet: Switch = setting(False, "print errors and the last summary only")
+    report_every_s: Annotated[float, Between(0.1)] = setting(10.0, "seconds between two lines of progress")
+    notify: Text = setting("", "webhook URL, or a command, that gets the summary as JSON when the job has ended")
+
+
 @checked
 class WorkerConfig:
     """The machines that Dataflow starts for a job. Accelerator and memory are for `DetectObjects` only."""
@@ -241,8 +305,8 @@ class Config:
 
     input: ListOf[_Input] = setting(
         (),
-        "images: files, folders, globs (with **), gs://; manifests .txt .csv .jsonl; TFRecord shards *.tfrecord*; {date} or "
-        "{date:%Y/%m/%d}, with any strftime directives, stands for each of --dates",
+        "images: files, folders, globs (with **), gs://, s3://; manifests .txt .csv .jsonl; TFRecord shards, archives, videos; "
+        "{date} or {date:%Y/%m/%d}, with any strftime directives, stands for each of --dates",
     )
     time_zone: _Zone = setting("UTC", "where days begin and end, e.g. Europe/Zurich", examples=["Europe/Zurich", "UTC"])
     dates: _Days = setting(
@@ -277,6 +341,7 @@ class Config:
     write: WriteConfig = section(WriteConfig)
     stream: StreamConfig = section(StreamConfig)
     worker: WorkerConfig = section(WorkerConfig)
+    monitoring: MonitoringConfig = section(MonitoringConfig)
 
     @field_validator("dates")
     @classmethod
@@ -306,7 +371,8 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         """The settings as nested dicts and lists, with secrets masked."""
         plain: dict[str, Any] = TypeAdapter(Config).dump_python(self, mode="json")
-        return {**plain, "beam_options": masked_options(plain["beam_options"])}
+        monitoring = {**plain["monitoring"], "notify": masked_target(self.monitoring.notify)}
+        return {**plain, "beam_options": masked_options(plain["beam_options"]), "monitoring": monitoring}
 
 
 def settings() -> tuple[Setting, ...]:

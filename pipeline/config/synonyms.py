@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 _NEAR = 0.75  # difflib's ratio of one or two typos
 
+_PICTURES = "detect-objects pictures OUTPUT --annotate FOLDER --crops FOLDER makes them of all images"
 _FLAGS = {
     "conf confidence conf-thres conf-threshold confidence-threshold thresh threshold min-score score": "--score-threshold",
     "iou iou-thres iou-thresh nms-threshold nms-iou overlap": "--iou-threshold",
@@ -21,12 +22,16 @@ _FLAGS = {
     "gpu gpus cuda": "--device gpu:0",
     "half fp16 amp bf16 bfloat16": "--precision bfloat16",
     "workers threads num-workers j jobs": "--decode-threads and --read-threads",
-    "save save-img save-images visualize plot draw render": "--samples N, which writes N annotated images",
+    "save save-img save-images visualize plot draw render": f"--samples N, which writes N annotated images; {_PICTURES}",
+    "crops crop save-crop save-crops annotate annotated samples-all": f"another command, after the run: {_PICTURES}",
     "recursive r": "an input with **, such as 'photos/**/*.jpg'",
-    "csv save-csv": "--parquet, or the JSON Lines in detections/, which pandas.read_json(path, lines=True) reads",
-    "json jsonl save-json save-txt save-conf txt yolo": "no flag: detections/*.jsonl is always written, --coco adds COCO's JSON",
-    "quiet q silent": "2>/dev/null after the command: what a job does is said on standard error, its summary on standard output",
-    "debug v loglevel log-level": "--verbose",
+    "csv save-csv": "--format csv, or the JSON Lines in detections/, which pandas.read_json(path, lines=True) reads",
+    "save-txt txt yolo": "--format yolo",
+    "voc xml pascal-voc": "--format voc",
+    "json jsonl save-json save-conf": "no flag: detections/*.jsonl is always written, --coco adds COCO's JSON",
+    "q silent": "--quiet",
+    "debug v": "--verbose",
+    "loglevel": "--log-level",
     "resume continue": "no flag: the same command goes on from what a killed one has done",
     "overwrite force exist-ok": "--replace",
     "skip-existing incremental": "--only-new",

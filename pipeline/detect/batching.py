@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from pipeline.detect.loaded_model import ModelFailed, OutOfMemory, Output
-from pipeline.detect.tensorflow_scheduler import Predict, TensorFlowScheduler
+from pipeline.detect.tensorflow_scheduler import InputHw, Predict, TensorFlowScheduler
 
+_ANY_SIDE = 640  # of blank images for a model of any input size
 _PAUSE_SECONDS = 0.3  # at least, between first calls: images of the model in use go first
 
 
@@ -23,21 +24,31 @@ class BatchedModel:
 
     Args:
       predict: The model.
-      input_hw: Height and width of its input.
+      input_hw: Height and width of its input; without them, each image is a batch of its own.
       batch_sizes: Allowed batch sizes, ascending.
       concurrent_batches: Concurrent batches.
       timeout_ms: Longest time that an image waits for others.
+      alone: Whether each image shares its batch, of the smallest size, with copies of itself only.
 
     Attributes:
       gpu_bytes: GPU memory that TensorFlow may use; None on a CPU.
     """
 
     def __init__(
-        self, predict: Predict, input_hw: tuple[int, int], batch_sizes: Sequence[int], concurrent_batches: int, timeout_ms: float
+        self,
+        predict: Predict,
+        input_hw: InputHw,
+        batch_sizes: Sequence[int],
+        concurrent_batches: int,
+        timeout_ms: float,
+        *,
+        alone: bool = False,
     ):
+        self._always_alone = alone
         self._scheduler = TensorFlowScheduler(predict, input_hw, batch_sizes, concurrent_batches, timeout_ms)
         self.gpu_bytes = self._scheduler.gpu_bytes
-        self._input_hw = input_hw
+        self._input_hw = (input_hw[0] or _ANY_SIDE, input_hw[1] or _ANY_SIDE)
+        self._any_size = None in input_hw
         self._concurrent_batches = concurrent_batches
         self._lock = threading.Lock()  # guards the list of batch sizes
         self._batch_sizes = tuple(batch_sizes)
@@ -49,11 +60,15 @@ class BatchedModel:
 
     @property
     def images_in_flight(self) -> int:
-        """Images that fill all concurrent batches twice, so that the next batch always waits."""
-        return 2 * self._concurrent_batches * self._batch_sizes[-1]
+        """Images that fill all concurrent batches twice, so that the next batch always waits; one waits if they may be large."""
+        return self._concurrent_batches + 1 if self._any_size else 2 * self._concurrent_batches * self._batch_sizes[-1]
 
     def __call__(self, images: Sequence[np.ndarray]) -> list[Output | ModelFailed]:
         """Runs images, batched with those of other threads; see `Engine`."""
+        if self._always_alone:
+            return [self._alone(pixels) for pixels in images]
+        if self._any_size and len(images) > 1:
+            return [output for pixels in images for output in self([pixels])]
         while len(images):
             largest = self._batch_sizes[-1]
             try:
@@ -89,6 +104,25 @@ class BatchedModel:
         with ThreadPoolExecutor(self._concurrent_batches) as concurrent_batches:
             list(concurrent_batches.map(self._run_blank, [[blank] * self._batch_sizes[-1]] * self._concurrent_batches))
 
+    def mixes_images(self) -> bool:
+        """Whether the output for an image depends on the other images of its batch, or a batch fails where one image does not.
+
+        It compares two images beside each other with each beside its copy, in batches of one size: between sizes, the last digits
+        differ. A difference counts only if the same batch gives the same output again.
+        """
+        draw = np.random.default_rng(0)
+        pair = [draw.integers(0, high, (*self._input_hw, 3), np.uint8) for high in (255, 128)]
+        size = self._batch_sizes[:2][-1]
+        try:
+            mixed = self._scheduler.run(pair, size)
+            for n, image in enumerate(pair):
+                alone = self._scheduler.run([image, image], size)[n]
+                if not _alike(mixed[n], alone) and _alike(alone, self._scheduler.run([image, image], size)[n]):
+                    return True
+        except ModelFailed:
+            return True
+        return False
+
     def close(self) -> None:
         """Frees memory and threads; no call may be under way."""
         self._scheduler.close()
@@ -112,3 +146,10 @@ class BatchedModel:
                     return False
                 self._batch_sizes = self._batch_sizes[:-1]
             return True
+
+
+def _alike(a: Output, b: Output) -> bool:
+    return all(
+        value.shape == b.arrays[name].shape and np.allclose(value, b.arrays[name], rtol=1e-2, atol=1e-3, equal_nan=True)
+        for name, value in a.arrays.items()
+    )

@@ -20,13 +20,12 @@ from pipeline.config import DetectConfig
 from pipeline.detect.golden import DetectIn
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, detection_row, identity_hash
-from pipeline.stats.canary import CanaryStats
+from pipeline.stats.canary import MORE_FAILURES, CanaryStats
 
 _THREADS = 2
 _MOST_WAITING = 16  # groups of images
 _LONGEST_SECONDS = 10.0  # that a live image waits for the canary
 _CLOSE_SECONDS = 10.0
-_MORE_FAILURES = 0.01  # a canary may fail on this share of images more than the version in use
 
 
 @dataclasses.dataclass(eq=False)
@@ -112,7 +111,7 @@ class Canary:
         if shown.images < self._settings.canary_images:
             return ""
         agrees = shown.agreement is not None and shown.agreement >= self._settings.min_agreement
-        works = shown.failure_rate <= shown.stable_failure_rate + _MORE_FAILURES
+        works = shown.failure_rate <= shown.stable_failure_rate + MORE_FAILURES
         return "promoted" if agrees and works else "dropped"
 
     def decide(self, outcome: str) -> CanaryStats:

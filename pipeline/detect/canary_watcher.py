@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pipeline.config import BUNDLED, DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.detect.versions import LABELS, Version, folder_of, labels_in, versions_in
+from pipeline.detect.versions import LABELS, Version, folder_of, is_remote, labels_in, versions_in
 from pipeline.errors import ModelError
 from pipeline.stats.canary import CanaryStats
 from pipeline.storage.files import write_file
@@ -40,7 +40,7 @@ def check_canary(model: ModelConfig, detect: DetectConfig) -> None:
 
 def say_unwatched(model: ModelConfig, detect: DetectConfig, detector: Detector) -> None:
     """Prints why the labelled canary gets no images, for a model that is not polled."""
-    labels = {} if model.path == BUNDLED or not detect.canary_share else labels_in(folder_of(model.path))
+    labels = {} if model.path == BUNDLED or is_remote(model.path) or not detect.canary_share else labels_in(folder_of(model.path))
     if _CANARY not in labels:
         return
     why = (

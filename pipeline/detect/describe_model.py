@@ -7,9 +7,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from models.export import CANDIDATES
 from models.metadata import DetectorMetadata
 from pipeline.config import ModelConfig
-from pipeline.detect import packed_output
+from pipeline.detect import families, packed_output
 from pipeline.detect.packed_output import ExportNotes
 from pipeline.errors import ModelError
 
@@ -33,9 +34,35 @@ def pick_signature(signatures: Mapping[str, Any], described: DetectorMetadata | 
       ModelError: The model has no signature of that name.
     """
     name = model.signature or (described.signature if described else "serving_default")
+    if name == CANDIDATES and name not in signatures:
+        raise ModelError(f"model {folder}: labels_per_box several needs a model of this release; import or export it again")
     if name not in signatures:
         raise ModelError(f"model {folder}: expected a signature '{name}', it has {sorted(signatures)}; set model.signature")
     return signatures[name]
+
+
+def for_several_labels(described: DetectorMetadata) -> DetectorMetadata:
+    """The description of a model that this project exported, by its signature without suppression."""
+    apart: dict[str, Any] = {
+        "signature": CANDIDATES,
+        "classes_output": "",
+        "count_output": "",
+        "nms": "pipeline",
+        "threshold_inputs": False,
+    }
+    return dataclasses.replace(described, **apart)
+
+
+def check_several_labels(metadata: DetectorMetadata, folder: str) -> None:
+    """Checks that a model has scores of every class.
+
+    Raises:
+      ModelError: It has the best class of each box only.
+    """
+    if metadata.classes_output or metadata.packed_layout == "M,6":
+        raise ModelError(
+            f"model {folder}: has one class for each box only, and labels_per_box is several; leave out --labels-per-box"
+        )
 
 
 def describe(
@@ -53,20 +80,40 @@ def describe(
     Raises:
       ModelError: The signature is not a detector's, or does not match the metadata.
     """
-    inputs, outputs = signature.structured_input_signature[1], signature.structured_outputs
     fields = [field.name for field in dataclasses.fields(DetectorMetadata)]
     given = {field: value for field in fields if (value := getattr(model, field, None)) is not None}
     if given.get("class_names"):
         given["class_names"] = _class_names(given["class_names"], folder)
-    known = dataclasses.asdict(described) if described else _guess(inputs, outputs, given, notes or ExportNotes(), folder)
+    known = dataclasses.asdict(described) if described else _guess(signature, given, notes or ExportNotes(), folder)
     try:
         metadata = DetectorMetadata(**{**known, **given, "name": name_of_model(model, described, folder)})
     except ValueError as err:
         raise ModelError(f"model {folder}: model.{err}") from err
     _check_inputs(signature, metadata, folder)
-    _check_outputs(outputs, metadata, folder)
-    if metadata.packed_layout and "box_units" not in {**given, **(known if described else {})}:
-        units = packed_output.measured_units(signature, metadata)
+    _check_outputs(signature.structured_outputs, metadata, folder)
+    return metadata if described else _measured(signature, metadata, given, known, folder)
+
+
+def _measured(
+    signature: Any, metadata: DetectorMetadata, given: Mapping[str, Any], known: Mapping[str, Any], folder: str
+) -> DetectorMetadata:
+    """The metadata with what only the model's answer to an image of noise shows."""
+    if known.get("letterbox_rule") == "super_gradients" and not {"box_format", "box_units"} & {*given}:
+        families.check_two_outputs(signature, metadata, folder)
+    if not metadata.packed_layout:
+        return metadata
+    rows = packed_output.joined_rows(signature, metadata)
+    if packed_output.has_other_numbers(rows, metadata):
+        raise ModelError(
+            f"model {folder}: some numbers behind the boxes in '{metadata.boxes_output}' are no confidences in 0..1: masks, key "
+            "points and angles are not supported; if they are logits, set model.score_activation"
+        )
+    if "box_format" not in given:
+        measured = families.of_one_box_a_cell(metadata, rows, given)
+        if measured != metadata:
+            return measured
+    if "box_units" not in {**given, **known}:
+        units = packed_output.measured_units(rows, metadata)
         if units is None:
             raise ModelError(
                 f"model {folder}: it answers no boxes to an image of noise, so their units stay unknown; "
@@ -93,16 +140,17 @@ def _class_names(names: tuple[str, ...], folder: str) -> tuple[str, ...]:
         raise ModelError(f"model {folder}: class_names {names[0]}: expected a text file with one name a line: {err}") from err
 
 
-def _guess(
-    inputs: Mapping[str, Any], outputs: Mapping[str, Any], given: Mapping[str, Any], notes: ExportNotes, folder: str
-) -> dict[str, Any]:
+def _guess(signature: Any, given: Mapping[str, Any], notes: ExportNotes, folder: str) -> dict[str, Any]:
     """Guesses a foreign model's metadata: recognises the TF Object Detection API's outputs, and YOLO's joined output."""
+    inputs, outputs = signature.structured_input_signature[1], signature.structured_outputs
     name, spec = next(((name, spec) for name, spec in inputs.items() if spec.shape.rank == 4), ("images", None))
     hw = tuple(spec.shape[1:3]) if spec is not None else (None, None)
     dtype = "float32" if spec is not None and spec.dtype.name == "float32" else "uint8"
     guess: dict[str, Any] = {
         "input_hw": hw if None not in hw else notes.input_hw or _DEFAULT_HW,
-        "resize": "stretch",
+        "resize": "none"
+        if spec is not None and hw == (None, None) and not (notes.input_hw or given.get("input_hw"))
+        else "stretch",
         "class_names": notes.class_names,
         "input_name": name,
         "input_dtype": dtype,
@@ -118,12 +166,19 @@ def _guess(
         raise ModelError(
             f"model {folder}: expected a model that detects, its outputs are those of one that segments: boxes and masks"
         )
+    elif detr := families.queries(outputs, given, len(given.get("class_names", notes.class_names)), folder):
+        if guess["resize"] == "none" and "resize" not in given:
+            raise ModelError(f"model {folder}: takes images of any size, which DETR makes smaller before; set model.input_hw")
+        guess.update(detr)
+    elif two := families.two_outputs(outputs, given.get("input_hw", guess["input_hw"])):
+        guess.update(two)
     elif packed_output.is_packed(outputs, given):
-        guess.update(_guess_joined(outputs, {**guess, **given}, folder))
+        guess.update(_guess_joined(signature, {**guess, **given}, folder))
     return guess
 
 
-def _guess_joined(outputs: Mapping[str, Any], known: Mapping[str, Any], folder: str) -> dict[str, Any]:
+def _guess_joined(signature: Any, known: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    outputs = signature.structured_outputs
     name = known.get("boxes_output") or next(iter(outputs))
     if name not in outputs:
         return {}  # a later check reports it
@@ -134,7 +189,8 @@ def _guess_joined(outputs: Mapping[str, Any], known: Mapping[str, Any], folder: 
             f"model {folder}: the one output '{name}' {shape} has all that is said of M boxes and C classes, but its shape alone "
             f"does not tell how; set model.class_names, or model.packed_layout to {' or '.join(packed_output.LAYOUTS)}"
         )
-    return packed_output.guess(name, layout)
+    best = shape[1] not in packed_output.grid_sizes(known["input_hw"], 1)
+    return packed_output.guess(name, layout, picked=shape[1] is None and packed_output.picks_rows(signature), best=best)
 
 
 def _check_inputs(signature: Any, metadata: DetectorMetadata, folder: str) -> None:
@@ -145,7 +201,10 @@ def _check_inputs(signature: Any, metadata: DetectorMetadata, folder: str) -> No
             "set model.input_name or model.signature"
         )
     spec, hw = inputs[metadata.input_name], metadata.input_hw
-    if spec.shape.rank != 4 or spec.dtype.name != metadata.input_dtype or not spec.shape[1:].is_compatible_with((*hw, 3)):
+    if metadata.resize == "none" and spec.shape.rank == 4 and tuple(spec.shape[1:3]) != (None, None):
+        raise ModelError(f"model {folder}: model.resize is none, but it takes images {tuple(spec.shape)} only; set model.resize")
+    fits = spec.shape.rank == 4 and spec.shape[1:].is_compatible_with((*metadata.graph_hw, 3))
+    if not fits or spec.dtype.name != metadata.input_dtype:
         shape = tuple(spec.shape) if spec.shape.rank is not None else "of any shape"
         raise ModelError(
             f"model {folder}: expected images {metadata.input_dtype} (N, {hw[0]}, {hw[1]}, 3) as input '{metadata.input_name}', "

@@ -13,7 +13,9 @@ idles while the results of a batch go downstream. `detect_images` does the same 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.loaded_model import LoadModel
+from pipeline.limits import MEMORY
 from pipeline.prefetch import Prefetcher, Slot
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage
 from pipeline.stats import metrics
@@ -49,7 +52,7 @@ class DetectObjects(beam.PTransform):
       model: A SavedModel's path (local or `gs://`), a `ModelConfig` for a model that does not describe itself, or a function that
         loads a model of another engine (`loaded_model`).
       detect: How to run the model; the keyword arguments override its fields.
-      samples: How many images get a thumbnail in their record (for a report).
+      samples: How many samples the job wants; images that may be among them get a thumbnail.
       **settings: Any field of `DetectConfig`, e.g. `score_threshold=0.4`, `classes=["dog"]`.
 
     Raises:
@@ -64,16 +67,19 @@ class DetectObjects(beam.PTransform):
         model: str | ModelConfig | LoadModel = "digits",
         detect: DetectConfig | None = None,
         samples: int = 0,
+        *,
+        lazily: bool = False,
         **settings: Any,
     ):
         super().__init__()
         self._model = ModelConfig(path=model) if isinstance(model, str) else model
         self._detect = dataclasses.replace(detect or DetectConfig(), **settings)
         self._samples = samples
+        self._lazily = lazily
 
     def expand(self, images: beam.PCollection[EncodedImage]) -> DetectedAndDead:
         """Wires the steps of the module's drawing."""
-        handler = DetectorHandler(self._model, self._detect, self._samples)
+        handler = DetectorHandler(self._model, self._detect, self._samples, lazily=self._lazily)
         results = (
             images
             | "StartDetecting" >> beam.ParDo(StartDetecting(handler, self._detect))
@@ -93,16 +99,16 @@ def detect_images(
       detector: Does the work, on its own threads.
       detect: The bounds.
     """
-    ahead = _started_ahead(detector, detect)
+    ahead = _started_ahead(lambda: detector, detect)
     for image in images:
         yield from (started.value.finish(detector) for started in ahead.add(image))
     yield from (started.value.finish(detector) for started in ahead.rest())
 
 
-def _started_ahead(detector: Detector, detect: DetectConfig) -> Prefetcher[EncodedImage, StartedImage]:
+def _started_ahead(detector: Callable[[], Detector], detect: DetectConfig) -> Prefetcher[EncodedImage, StartedImage]:
     def start(place: Slot[EncodedImage, StartedImage]) -> None:
         place.hold(len(place.element.content))
-        place.result.set_result(StartedImage(place.element, detector.start(place.element)))
+        place.result.set_result(StartedImage(place.element, detector().start(place.element)))
 
     return Prefetcher(start, detect.request_images, detect.request_mb * 1e6)
 
@@ -151,41 +157,56 @@ class StartDetecting(beam.DoFn):
         return self._ahead.rest()
 
 
-class DetectorHandler(ModelHandler[StartedImage, DetectedImage | DeadLetter, Detector]):
+class DetectorHandler(ModelHandler[StartedImage, DetectedImage | DeadLetter, Callable[[], Detector]]):
     """Loads the detector for RunInference, and sets how many images RunInference waits for at once.
 
     Such a request is larger than a device batch: the detector runs several batches at once, filled from all requests.
+    The model of RunInference is a function that returns the process's detector.
+
+    Args:
+      lazily: Whether the first image loads the model, instead of the start of the worker.
     """
 
-    def __init__(self, model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0):
+    def __init__(self, model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0, *, lazily: bool = False):
         super().__init__()
         self._model = model
         self._detect = detect
         self._samples = samples
+        self._lazily = lazily
 
-    def load_model(self) -> Detector:
-        return shared_detector(self._model, self._detect, self._samples)
+    def load_model(self) -> Callable[[], Detector]:
+        detector = functools.partial(shared_detector, self._model, self._detect, self._samples)
+        if not self._lazily:
+            detector()
+        return detector
 
     def run_inference(
-        self, batch: Sequence[StartedImage], model: Detector, inference_args: dict[str, Any] | None = None
+        self, batch: Sequence[StartedImage], model: Callable[[], Detector], inference_args: dict[str, Any] | None = None
     ) -> Iterable[DetectedImage | DeadLetter]:
-        results = []
+        results, detector = [], model()
         for started in batch:
-            result = started.finish(model)
+            result = started.finish(detector)
             metrics.count_result(result, len(started.image.content))  # one by one, so that the display moves
             results.append(result)
-        metrics.count_swaps(model.counted_swaps())
+        metrics.count_swaps(detector.counted_swaps())
         return results
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         size = min(_REQUEST_IMAGES, self._detect.request_images)
-        return {"min_batch_size": size, "max_batch_size": size}
+        share = functools.partial(_share_of_request, size=size, most_bytes=self._detect.request_mb * 1e6)
+        return {"min_batch_size": size, "max_batch_size": size, "element_size_fn": share}
 
     def get_num_bytes(self, batch: Sequence[StartedImage]) -> int:
         return sum(len(started.image.content) for started in batch)
 
     def get_metrics_namespace(self) -> str:
         return "DetectObjects"
+
+
+def _share_of_request(started: StartedImage, size: int, most_bytes: float) -> int:
+    """What an image counts in a request of `size`: one, or its share of the bytes of a whole request if that is more."""
+    share = len(started.image.content) / MEMORY.budget(most_bytes)
+    return min(size, max(1, math.ceil(size * share)))
 
 
 def _part(result: DetectedImage | DeadLetter) -> Iterable[Any]:

@@ -1,4 +1,4 @@
-"""DelayedAcks a model's output for one image into boxes on the original, upright image."""
+"""Turns a model's output for one image into boxes on the original, upright image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def to_detections(
 
     Args:
       outputs: `boxes (M, 4)`, `scores (M,)` or `(M, C)`, and where the model has them `classes (M,)` and `count ()`. Without
-        `classes`, the best of the scores' second axis is the class; without that axis, the class is 0.
+        `classes`, the best of the scores' second axis is the class, or several (`labels_per_box`); without that axis, class 0.
       metadata: What these numbers mean.
       transform: How the image was fitted to the model's input.
       detect: Thresholds, class filter and limit.
@@ -36,11 +36,11 @@ def to_detections(
     Raises:
       ImageError: The output is not a detector's: wrong shapes, a count that is no number, texts.
     """
-    boxes, scores, class_ids = _candidates(outputs, metadata)
+    boxes, scores, class_ids = _candidates(outputs, metadata, detect)
     with np.errstate(over="ignore", invalid="ignore"):  # overflows become infinite, and are left out below
         boxes = boxes_to_xyxy(boxes, metadata.box_format)
         if metadata.box_units == "norm":
-            boxes = boxes * np.array(metadata.input_hw * 2, np.float64)[[1, 0, 3, 2]]
+            boxes = boxes * np.array(_input_wh(metadata, transform) * 2, np.float64)
         on_image = to_original(boxes, transform).astype(np.float32)
     kept = (
         (scores >= detect.score_threshold) & np.isfinite(scores) & np.isfinite(on_image).all(axis=-1) & (class_ids != _NO_CLASS)
@@ -56,7 +56,13 @@ def to_detections(
     return Detections(on_image[order], class_ids[order], np.minimum(scores[order], np.float32(1)), names)
 
 
-def _candidates(outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _input_wh(metadata: DetectorMetadata, transform: InputTransform) -> tuple[int, int]:
+    return transform.resized_wh if metadata.resize == "none" else (metadata.input_hw[1], metadata.input_hw[0])
+
+
+def _candidates(
+    outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata, detect: DetectConfig
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns (boxes `(M, 4) float64`, scores `(M,) float32`, class ids `(M,) int32`)."""
     boxes, scores = _numbers(outputs, "boxes"), _numbers(outputs, "scores")
     classes = _numbers(outputs, "classes") if "classes" in outputs else None
@@ -65,6 +71,9 @@ def _candidates(outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata) -
     boxes, scores = boxes[:count], scores[:count]
     if classes is not None:
         class_ids = _class_ids(classes[:count], metadata.class_id_offset)
+    elif scores.ndim == 2 and detect.labels_per_box == "several":
+        rows, class_ids = np.nonzero(scores >= detect.score_threshold)
+        boxes, scores, class_ids = boxes[rows], scores[rows, class_ids], class_ids.astype(np.int32)
     elif scores.ndim == 2:
         class_ids, scores = scores.argmax(axis=-1).astype(np.int32), scores.max(axis=-1)
     else:  # a model of one class

@@ -18,7 +18,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,20 +27,21 @@ from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect.canary import Canary
 from pipeline.detect.check_model import check
-from pipeline.detect.decode import decode_image
+from pipeline.detect.decode import DecodedImage, decode_image
 from pipeline.detect.detections import to_detections
 from pipeline.detect.headers.header import Size
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, Output
 from pipeline.detect.model_in_use import ModelInUse
-from pipeline.detect.tensorflow_setup import usable_cores
 from pipeline.detect.thumbnails import make_thumbnail
 from pipeline.failures import ImageError
+from pipeline.limits import available_cpus
 from pipeline.prefetch import started_pool
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Timing
 from pipeline.stats.canary import CanaryStats
+from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import Sampler
 
-_TOGETHER = 4  # most images that one thread takes: each call of the model costs it half a millisecond
+_TOGETHER = 4  # each call of the model costs it half a millisecond
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,9 +53,16 @@ class _Prepared:
     image_wh: Size
     transform: InputTransform
     pixels: np.ndarray
-    thumbnail: bytes
     decode_seconds: float
     fitted_at: float
+
+
+class Fitted(NamedTuple):
+    """A decoded image, its transform into the model's input, and its pixels there, `(H, W, 3) uint8`."""
+
+    decoded: DecodedImage
+    transform: InputTransform
+    pixels: np.ndarray
 
 
 class VersionWatch(Protocol):
@@ -73,7 +81,7 @@ class Detector:
     Args:
       model: The model; the detector closes it.
       detect: How to run the model.
-      samples: How many images get a thumbnail.
+      samples: How many samples the job wants; images that may be among them get a thumbnail.
 
     Attributes:
       in_use: The model version in use; swaps it.
@@ -90,7 +98,7 @@ class Detector:
         self.no_canary: CanaryStats | None = None
         self._former_canary: Canary | None = None
         self._settings = detect
-        self._decoders = detect.decode_threads or usable_cores()
+        self._decoders = detect.decode_threads or available_cpus()
         self._decoding = threading.BoundedSemaphore(self._decoders)
         self._sampler = Sampler(samples)
         self._waiting: deque[tuple[EncodedImage, Future[DetectedImage | DeadLetter]]] = deque()
@@ -109,9 +117,14 @@ class Detector:
         """Allowed batch sizes, ascending."""
         return self.model.engine.batch_sizes
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of how the model runs."""
+        return self.model.notes
+
     def check(self, model: LoadedModel) -> str | None:
         """Why a version must not be used, in one line; None if it passes its checks."""
-        return check(model, lambda images: self._detect_with(model, images, Sampler(0)), self._settings)
+        return check(model, functools.partial(self._detect_with, model), self._settings)
 
     def swap(self, model: LoadedModel) -> None:
         """Detects in further images with this version. Returns when the old version has finished its images and is closed."""
@@ -127,9 +140,7 @@ class Detector:
 
     def try_canary(self, model: LoadedModel) -> None:
         """Gives this version a fraction of the images too, or instead (`canary_mode`)."""
-        sampler = self._sampler if self._settings.canary_mode == "live" else Sampler(0)
-        detect_in = functools.partial(self._detect_with, model, sampler=sampler)
-        self.use_canary(Canary(model, self.model.version, self._settings, detect_in))
+        self.use_canary(Canary(model, self.model.version, self._settings, functools.partial(self._detect_with, model)))
 
     def use_canary(self, canary: Canary | None) -> None:
         """Replaces the canary and closes the former one."""
@@ -161,6 +172,7 @@ class Detector:
         """Starts detection in one image; its result comes together with those of images started at the same time."""
         result: Future[DetectedImage | DeadLetter] = Future()
         self._waiting.append((image, result))
+        PROCESS.parts["detector"].begin()
         with self._submitting:
             self._pool.submit(self._detect_waiting)
         return result
@@ -171,7 +183,7 @@ class Detector:
 
     def _detect_waiting(self) -> None:
         """Detects in one thread's share of the waiting images; other threads may have taken them all."""
-        share = max(1, min(_TOGETHER, len(self._waiting) // self._decoders))
+        share = max(1, min(_together(self.model), len(self._waiting) // self._decoders))
         images: list[EncodedImage] = []
         results: list[Future[DetectedImage | DeadLetter]] = []
         with contextlib.suppress(IndexError):
@@ -180,13 +192,15 @@ class Detector:
                 images.append(image)
                 results.append(result)
         try:
-            found = self._detect_together(images)
+            found = list(map(self._with_thumbnail, images, self._detect_together(images)))
         except BaseException as err:  # noqa: BLE001  the futures pass it on
             for result in results:
                 result.set_exception(err)
         else:
             for result, value in zip(results, found, strict=True):
                 result.set_result(value)
+        finally:
+            PROCESS.parts["detector"].end(len(images))
 
     def _detect_together(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
         canary = self.canary
@@ -203,38 +217,38 @@ class Detector:
 
     def _detect_in_use(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
         with self.in_use.taken() as model:  # one version for all of these images
-            return self._detect_with(model, images, self._sampler)
+            return self._detect_with(model, images)
 
-    def _detect_with(
-        self, model: LoadedModel, images: Sequence[EncodedImage], sampler: Sampler
-    ) -> list[DetectedImage | DeadLetter]:
-        prepared = [self._prepare(image, model.metadata, sampler) for image in images]
+    def _detect_with(self, model: LoadedModel, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
+        prepared = [self._prepare(image, model.metadata) for image in images]
         pixels = [ready.pixels for ready in prepared if isinstance(ready, _Prepared)]
         outputs = iter(model.engine(pixels) if pixels else ())
         return [self._finish(ready, next(outputs), model) if isinstance(ready, _Prepared) else ready for ready in prepared]
 
-    def _prepare(self, image: EncodedImage, metadata: DetectorMetadata, sampler: Sampler) -> _Prepared | DeadLetter:
-        def needed_wh(image_wh: Size) -> Size:
-            return resize_plan(image_wh, metadata.input_hw, metadata.resize).resized_wh
+    def _with_thumbnail(self, image: EncodedImage, result: DetectedImage | DeadLetter) -> DetectedImage | DeadLetter:
+        """The same result, with a thumbnail if somebody wants one; the image is decoded again, since few are wanted."""
+        is_detected = isinstance(result, DetectedImage)
+        if not (self._sampler.wants(result) or (is_detected and PROCESS.newest.wants())):
+            return result
+        with self._decoding, contextlib.suppress(ImageError):
+            result = dataclasses.replace(result, thumbnail=make_thumbnail(image.content, self._settings.max_megapixels * 1e6))
+            if isinstance(result, DetectedImage):
+                PROCESS.newest.add(result)
+        return result
 
-        settings = self._settings
+    def _prepare(self, image: EncodedImage, metadata: DetectorMetadata) -> _Prepared | DeadLetter:
         received_at = image.received_at or time.time()
         with self._decoding:
             started = time.monotonic()
             try:
-                decoded = decode_image(
-                    image.content, settings.max_megapixels * 1e6, needed_wh if settings.scaled_decode else None
-                )
+                decoded, transform, pixels = fitted(image.content, metadata, self._settings)
             except ImageError as err:
                 return err.dead_letter(image.ref, _payload(image))
-            transform = resize_plan(decoded.image_wh, metadata.input_hw, metadata.resize)
-            pixels = fit_image(decoded.pixels, transform, metadata.input_hw, metadata.letterbox_value)
-            thumbnail = make_thumbnail(decoded.pixels) if sampler.wants(image.ref.identity) else b""
             fitted_at = time.monotonic()
-            return _Prepared(image, received_at, decoded.image_wh, transform, pixels, thumbnail, fitted_at - started, fitted_at)
+            return _Prepared(image, received_at, decoded.image_wh, transform, pixels, fitted_at - started, fitted_at)
 
     def _threads_for(self, model: LoadedModel) -> int:
-        return math.ceil(model.engine.images_in_flight / _TOGETHER) + self._decoders
+        return math.ceil(model.engine.images_in_flight / _together(model)) + self._decoders
 
     def _finish(self, ready: _Prepared, output: Output | ModelFailed, model: LoadedModel) -> DetectedImage | DeadLetter:
         image, returned_at = ready.image, time.monotonic()
@@ -255,7 +269,32 @@ class Detector:
             led_batch=output.led_batch,
             model=output.model_seconds,
         )
-        return DetectedImage(image.ref, *ready.image_wh, model.metadata.name, model.version, detections, timing, ready.thumbnail)
+        return DetectedImage(image.ref, *ready.image_wh, model.metadata.name, model.version, detections, timing)
+
+
+def fitted(content: bytes, metadata: DetectorMetadata, settings: DetectConfig) -> Fitted:
+    """Decodes an image and fits it to a model's input.
+
+    Raises:
+      ImageError: The image cannot be decoded.
+    """
+
+    def plan(image_wh: Size) -> InputTransform:
+        return resize_plan(image_wh, metadata.input_hw, metadata.resize, metadata.letterbox_rule)
+
+    def needed_wh(image_wh: Size) -> Size:
+        return plan(image_wh).resized_wh
+
+    decoded = decode_image(content, settings.max_megapixels * 1e6, needed_wh if settings.scaled_decode else None)
+    transform, pixels = plan(decoded.image_wh), decoded.pixels
+    if metadata.resize != "none":
+        pixels = fit_image(pixels, transform, metadata.input_hw, metadata.letterbox_value)
+    return Fitted(decoded, transform, pixels)
+
+
+def _together(model: LoadedModel) -> int:
+    """Most images that one thread takes; one where images keep their own size, since their pixels take much memory."""
+    return 1 if model.metadata.resize == "none" else _TOGETHER
 
 
 def _payload(image: EncodedImage) -> bytes:

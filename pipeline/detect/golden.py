@@ -112,6 +112,9 @@ def _let_through(row: Mapping[str, Any], score_threshold: float, detect: DetectC
         for one in row["detections"]
         if one["confidence"] >= score_threshold and (not detect.classes or one["class_name"] in detect.classes)
     ]
+    if detect.labels_per_box == "several":  # golden images have the best class of each box
+        best = {tuple(one["box_xyxy"]): one for one in reversed(wanted)}
+        wanted = sorted(best.values(), key=lambda one: -one["confidence"])
     return {"image": row["image"], "detections": wanted[: detect.max_detections]}
 
 

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
 import time
 
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect import saved_model
 from pipeline.detect.canary_watcher import check_canary, say_unwatched
 from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector
+from pipeline.detect.load_model import load
 from pipeline.detect.loaded_model import LoadedModel, LoadModel
 from pipeline.detect.model_watcher import ModelWatcher
 from pipeline.detect.versions import Version, is_watchable, wanted
 from pipeline.errors import ModelError
+from pipeline.limits import MEMORY, resident_bytes
 from pipeline.stats.worker_reports import reporter_of
 
+_ROOM_MB = 64  # for a few decoded images and their batch
 _TRIED = 2  # versions at the start: the newest and the one before it
 
 _loading = threading.Lock()
+_detectors: dict[tuple[ModelConfig | LoadModel, DetectConfig, int], Detector] = {}
 
 
 def shared_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0) -> Detector:
@@ -29,15 +31,19 @@ def shared_detector(model: ModelConfig | LoadModel, detect: DetectConfig, sample
     Raises:
       ModelError: The model cannot be used.
     """
-    with _loading:  # a cache alone would let two threads load the same model
-        return _cached(model, detect, samples)
+    key = (model, detect, samples)
+    if key not in _detectors:
+        with _loading:
+            if key not in _detectors:
+                detector = load_detector(*key)
+                reporter_of(detector)
+                _detectors[key] = detector
+    return _detectors[key]
 
 
-@functools.cache
-def _cached(model: ModelConfig | LoadModel, detect: DetectConfig, samples: int) -> Detector:
-    detector = load_detector(model, detect, samples)
-    reporter_of(detector)
-    return detector
+def detector_in_use(model: ModelConfig, detect: DetectConfig, samples: int = 0) -> Detector | None:
+    """The process's detector for these settings; None if no image has needed it."""
+    return _detectors.get((model, detect, samples))
 
 
 def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0) -> Detector:
@@ -46,17 +52,18 @@ def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples:
     Args:
       model: Path and description of a SavedModel, or a function that loads a model of another engine.
       detect: How to run the model.
-      samples: How many images get a thumbnail for the report: those with the smallest hashes of their identity.
+      samples: How many samples the job wants; images that may be among them get a thumbnail.
 
     Raises:
       ModelError: The model cannot be used.
     """
+    MEMORY.narrow(detect.memory_mb)
     if not isinstance(model, ModelConfig):
         loaded = model(detect)
         return _checked(loaded, f"model {loaded.metadata.name}", detect, samples)
     check_canary(model, detect)
     if not is_watchable(model):
-        detector = _checked(saved_model.load(model, detect), f"model {model.path}", detect, samples)
+        detector = _checked(load(model, detect), f"model {model.path}", detect, samples)
         say_unwatched(model, detect, detector)
         return detector
     return _watching(model, detect, samples)
@@ -69,7 +76,7 @@ def _watching(model: ModelConfig, detect: DetectConfig, samples: int) -> Detecto
     for version in found[:_TRIED]:
         alone = dataclasses.replace(model, path=version.folder, model_version=None)
         try:
-            detector = _checked(saved_model.load(alone, detect), f"model {version.folder}", detect, samples)
+            detector = _checked(load(alone, detect), f"model {version.folder}", detect, samples)
         except ModelError as err:
             refused[version] = err
         else:
@@ -87,8 +94,17 @@ def _checked(loaded: LoadedModel, called: str, detect: DetectConfig, samples: in
     except BaseException:
         loaded.engine.close()
         raise
-    if problem := detector.check(loaded):
+    if problem := detector.check(loaded) or _no_room():
         detector.close()
         raise ModelError(f"{called}: {problem}")
     detector.ready_at = time.time()
     return detector
+
+
+def _no_room() -> str:
+    """Why the memory limit leaves no room for images beside the loaded model; empty if it does."""
+    needed_mb = -(-resident_bytes() // 10**6) + _ROOM_MB
+    if MEMORY.limit_bytes is None or MEMORY.limit_bytes >= needed_mb * 10**6:
+        return ""
+    limit_mb = MEMORY.limit_bytes // 10**6
+    return f"this process with it needs at least {needed_mb} MB; memory_mb or the container allows {limit_mb} MB"

@@ -98,6 +98,7 @@ class LoadedModel:
       warmup_requests: Encoded images, or arrays `(n, H, W, 3) uint8`, on which it must not fail before it is used.
       golden: Images in which it must find the expected objects before it is used.
       memory: Its memory.
+      notes: What a person should know of how it runs, a line each.
     """
 
     metadata: DetectorMetadata
@@ -106,6 +107,7 @@ class LoadedModel:
     warmup_requests: tuple[bytes | np.ndarray, ...] = ()
     golden: tuple[GoldenImage, ...] = ()
     memory: Memory = Memory()  # noqa: RUF009  immutable
+    notes: tuple[str, ...] = ()
 
 
 LoadModel = Callable[[DetectConfig], LoadedModel]

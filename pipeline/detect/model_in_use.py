@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ModelError
+from pipeline.stats.process import PROCESS
+
+_LOADING_SECONDS = 1.0
 
 
 class ModelInUse:
@@ -38,7 +41,8 @@ class ModelInUse:
           ModelError: `fail_pending` was called.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._current or self._failure)
+            while not self._changed.wait_for(lambda: self._current or self._failure, _LOADING_SECONDS):
+                PROCESS.parts["detector"].progressed()  # a version that loads may take long
             if self._current is None:
                 raise ModelError(self._failure)
             model = self._current

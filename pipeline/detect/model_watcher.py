@@ -21,6 +21,7 @@ from pipeline.detect.check_model import incompatible, other_name
 from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_in_subprocess import Preparation
+from pipeline.detect.load_model import load
 from pipeline.detect.loaded_model import LoadedModel, Memory
 from pipeline.detect.prepared_model import PreparedModel, start
 from pipeline.detect.tensorflow_setup import uses_gpu
@@ -188,7 +189,7 @@ class ModelWatcher:
     def _loaded_again(self, old: LoadedModel) -> LoadedModel:
         alone = dataclasses.replace(self._model, path=self._in_use.folder, model_version=None)
         try:
-            return dataclasses.replace(saved_model.load(alone, self._detect), memory=old.memory)
+            return dataclasses.replace(load(alone, self._detect), memory=old.memory)
         except ModelError as err:
             self._detector.in_use.fail_pending(f"{err}; it was in use, and made way for another version that cannot be used")
             raise

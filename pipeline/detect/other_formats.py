@@ -54,9 +54,7 @@ _FORMATS = (
     _Format(
         "an ONNX model",
         (".onnx",),
-        # onnx2tf calls onnxsim by PATH; without it some models convert to garbage with exit code 0
-        "python -m venv onnx && onnx/bin/pip install onnx2tf onnxsim && "
-        "PATH=$PWD/onnx/bin:$PATH onnx2tf -i {path} -o {stem}/1 -osd" + _THEN,
+        "detect-objects import {path} --output {stem}/1" + _THEN,
         lambda begin: re.match(rb"\x08[\x01-\x1f][\x12\x1a\x22\x3a]", begin) is not None,
     ),
     _Format("a Keras model", (".keras",), _KERAS, lambda begin: False),

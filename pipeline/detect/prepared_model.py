@@ -1,4 +1,4 @@
-"""DelayedAcks an optimised graph into a `LoadedModel`: a function behind the batch scheduler, warmed at every batch size."""
+"""Turns an optimised graph into a `LoadedModel`: a function behind the batch scheduler, warmed at every batch size."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pipeline.detect import tensorflow_setup
 from pipeline.detect.batching import BatchedModel
 from pipeline.detect.golden import GoldenImage
 from pipeline.detect.loaded_model import LoadedModel, Memory, ModelFailed, OutOfMemory
+from pipeline.detect.openvino_engine import OpenVinoEngine
+from pipeline.detect.openvino_graph import OpenVinoGraph
 from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.tensorflow_internals import trace
 from pipeline.detect.tensorflow_scheduler import Predict, call
@@ -51,6 +53,14 @@ class OptimisedGraph:
         """Size in memory."""
         return int(self.graph.ByteSize()) + sum(weight.nbytes for weight in self.weights.values())
 
+    @property
+    def picks_rows(self) -> bool:
+        """Whether it picks rows of a whole batch, with `tf.boolean_mask` or the like: which ones only shows on some images.
+
+        `filter_boxes` of https://github.com/hunglc007/tensorflow-yolov4-tflite then reshapes them to `(N, -1, …)`.
+        """
+        return any(node.op == "Where" for node in self.graph.node)
+
 
 @dataclasses.dataclass(frozen=True)
 class PreparedModel:
@@ -60,7 +70,7 @@ class PreparedModel:
       folder: The SavedModel, for messages.
       version: As in `LoadedModel`, like all that follow but `optimised`.
       metadata: What the model expects and returns.
-      optimised: What it computes.
+      optimised: What it computes, in the format of its engine.
       warmup_requests: Images on which it must not fail.
       golden: Images with expected objects.
     """
@@ -68,7 +78,7 @@ class PreparedModel:
     folder: str
     version: str
     metadata: DetectorMetadata
-    optimised: OptimisedGraph
+    optimised: OptimisedGraph | OpenVinoGraph
     warmup_requests: tuple[bytes | np.ndarray, ...] = ()
     golden: tuple[GoldenImage, ...] = ()
 
@@ -87,7 +97,7 @@ def start(prepared: PreparedModel, detect: DetectConfig, *, beside: bool = False
     """
     before = memory_in_use()
     with _short_turns() if beside else contextlib.nullcontext():
-        engine = _engine(prepared, detect)
+        engine, notes = _apart(prepared, detect, _engine(prepared, detect))
     return_free_memory(circles=True)  # tracing took several times the model
     try:
         engine.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
@@ -97,7 +107,7 @@ def start(prepared: PreparedModel, detect: DetectConfig, *, beside: bool = False
     weights = prepared.optimised.weights_bytes
     memory = Memory(weights, max(0, memory_in_use() - before - weights), engine.gpu_bytes)
     return_free_memory()
-    return LoadedModel(prepared.metadata, prepared.version, engine, prepared.warmup_requests, prepared.golden, memory)
+    return LoadedModel(prepared.metadata, prepared.version, engine, prepared.warmup_requests, prepared.golden, memory, notes)
 
 
 @contextlib.contextmanager
@@ -111,16 +121,37 @@ def _short_turns() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def _engine(prepared: PreparedModel, detect: DetectConfig) -> BatchedModel:
-    gpu, batch, input_hw = tensorflow_setup.uses_gpu(), prepared.optimised.batch, prepared.metadata.input_hw
+def _apart(
+    prepared: PreparedModel, detect: DetectConfig, engine: BatchedModel | OpenVinoEngine
+) -> tuple[BatchedModel | OpenVinoEngine, tuple[str, ...]]:
+    """The engine, and nothing to note; for a model that mixes the images of a batch, another one that gives it one at a time."""
+    if isinstance(engine, OpenVinoEngine) or isinstance(prepared.optimised, OpenVinoGraph):
+        return engine, ()
+    picks = prepared.optimised.picks_rows
+    try:
+        if engine.batch_sizes == (1,) or not (picks or engine.mixes_images()):
+            return engine, ()
+    except OutOfMemory:
+        return engine, ()  # the warm-up finds the batch size that fits
+    engine.close()
+    mixes = "picks rows of a whole batch, which would mix its images" if picks else "mixes the images of a batch"
+    note = f"model {prepared.folder} {mixes}: it gets one image at a time (batch size 1)"
+    print(note, file=sys.stderr)
+    return _engine(prepared, dataclasses.replace(detect, batch_sizes=(1,)), alone=prepared.optimised.batch is not None), (note,)
+
+
+def _engine(prepared: PreparedModel, detect: DetectConfig, *, alone: bool = False) -> BatchedModel | OpenVinoEngine:
+    if isinstance(prepared.optimised, OpenVinoGraph):
+        return OpenVinoEngine(prepared.optimised, detect)
+    gpu, metadata = tensorflow_setup.uses_gpu(), prepared.metadata
+    batch = prepared.optimised.batch or (1 if metadata.resize == "none" else None)  # images of different sizes make no batch
     batch_sizes = (batch,) if batch else detect.batch_sizes or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
     concurrent_batches = tensorflow_setup.concurrent_batches_of(detect, gpu)
-    return BatchedModel(
-        _function_of(prepared.optimised, input_hw), input_hw, batch_sizes, concurrent_batches, detect.batch_timeout_ms
-    )
+    function = _function_of(prepared.optimised, metadata.graph_hw)
+    return BatchedModel(function, metadata.graph_hw, batch_sizes, concurrent_batches, detect.batch_timeout_ms, alone=alone)
 
 
-def _function_of(optimised: OptimisedGraph, input_hw: tuple[int, int]) -> Predict:
+def _function_of(optimised: OptimisedGraph, input_hw: tuple[int | None, int | None]) -> Predict:
     import tensorflow as tf
 
     replaced = optimised.fed, f"^{optimised.fed.partition(':')[0]}"  # folded constants may depend on the input's node

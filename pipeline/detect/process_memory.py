@@ -45,15 +45,6 @@ def spare_modules() -> None:
         gc.freeze()
 
 
-def resident_bytes() -> int:
-    """This process's resident memory; 0 if the system does not tell."""
-    try:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
 def _glibc() -> Any | None:
     if sys.platform != "linux":
         return None

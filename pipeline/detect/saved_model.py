@@ -14,21 +14,30 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from models.metadata import METADATA_PATH, DetectorMetadata, read_metadata
+from models.metadata import METADATA_PATH, DetectorMetadata, Suppressor, read_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import packed_output, tensorflow_setup
-from pipeline.detect.describe_model import describe, name_of_model, pick_signature
+from pipeline.detect.describe_model import (
+    check_several_labels,
+    describe,
+    for_several_labels,
+    name_of_model,
+    pick_signature,
+)
 from pipeline.detect.golden import GOLDEN, read_golden
 from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.openvino_graph import converted
 from pipeline.detect.prepared_model import OptimisedGraph, PreparedModel, start
 from pipeline.detect.process_memory import return_free_memory
+from pipeline.detect.remote_server import RemoteServer
 from pipeline.detect.tensorflow_internals import freeze, meta_graph, optimise
-from pipeline.detect.versions import files_of, first_line, lacking, locate, partial_versions
+from pipeline.detect.versions import files_of, first_line, is_remote, lacking, locate, partial_versions
 from pipeline.errors import ModelError
 from pipeline.storage.globs import escape_glob
 
 _WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
 _FILTERED_DETECTIONS = 300
+_IMAGENET_MEAN, _IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _WEIGHT_BYTES = 1 << 14  # larger constants are kept apart from the graph
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -39,10 +48,12 @@ def name_and_version(model: ModelConfig) -> tuple[str, str]:
     Raises:
       ModelError: The model is missing or malformed.
     """
+    if is_remote(model.path):
+        return name_of_model(model, None, model.path), RemoteServer(model).version
     folder, version = locate(model.path, model.model_version)
     for newer in () if model.model_version else partial_versions(model.path, than=version):
         print(f"model {model.path}: version {newer.name} is left alone, since it lacks {newer.lacks} (yet)", file=sys.stderr)
-    with _local_copy(folder, METADATA_PATH) as local:
+    with local_copy(folder, METADATA_PATH) as local:
         return name_of_model(model, _described(local, folder), folder), version
 
 
@@ -85,15 +96,19 @@ def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig,
       ModelError: The model is missing or damaged, or has no matching signature.
     """
     tf = tensorflow_setup.configure_tensorflow(detect)
-    with _local_copy(folder) as local:
+    with local_copy(folder) as local:
         described = _described(local, folder)
         try:
             loaded = tf.saved_model.load(local)
         except Exception as err:
             raise ModelError(f"model {folder}: TensorFlow cannot load it: {first_line(err)}") from err
+        if described and described.threshold_inputs and detect.labels_per_box == "several":
+            described = for_several_labels(described)
         signature = pick_signature(loaded.signatures, described, model, folder)
         notes = None if described else packed_output.read_notes(local, folder)
         metadata = describe(signature, described, model, folder, notes)
+        if detect.labels_per_box == "several":
+            check_several_labels(metadata, folder)
         try:
             requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
         except Exception as err:
@@ -102,16 +117,24 @@ def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig,
             golden = read_golden(local)
         except (OSError, ValueError) as err:
             raise ModelError(f"model {folder}: {GOLDEN} cannot be read: {first_line(err)}; repair or remove it") from err
+    if metadata.resize == "none" and (detect.xla or detect.engine != "tensorflow"):
+        raise ModelError(
+            f"model {folder}: takes images at their own size; leave out --xla and --engine, which compile it for one size"
+        )
+    function = as_function(signature, metadata, detect)
+    nms: Suppressor = metadata.nms if packed_output.is_parted(metadata) else "pipeline"
+    if packed_output.is_parted(metadata):
+        metadata = packed_output.parted(metadata)
+    if detect.engine == "openvino":
+        graph, metadata = converted(function, metadata, nms, folder)
+        return PreparedModel(folder, version, metadata, graph, requests, golden)
     # TensorFlow makes no function of operations fused in bfloat16; XLA has its own fusions
     fused = detect.precision == "float32" and not (gpu or detect.xla)
-    optimised = _optimised(_as_function(signature, metadata, detect), detect.precision, fused=fused)
-    if metadata.packed_layout:
-        metadata = packed_output.parted(metadata)
-    return PreparedModel(folder, version, metadata, optimised, requests, golden)
+    return PreparedModel(folder, version, metadata, _optimised(function, detect.precision, fused=fused), requests, golden)
 
 
 @contextmanager
-def _local_copy(folder: str, files: str = "**") -> Iterator[str]:
+def local_copy(folder: str, files: str = "**") -> Iterator[str]:
     """The SavedModel, or some of its files, as a local folder: a temporary copy if it is on object storage."""
     if "://" not in folder:
         yield folder
@@ -132,7 +155,7 @@ def _local_copy(folder: str, files: str = "**") -> Iterator[str]:
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def _as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfig) -> Any:
+def as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfig) -> Any:
     """The signature as a function of uint8 images: scales them to the model's range, and binds the thresholds."""
     import tensorflow as tf
 
@@ -147,18 +170,21 @@ def _as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfi
         "count": metadata.count_output,
     }
 
-    @tf.function(input_signature=[tf.TensorSpec((batch, *metadata.input_hw, 3), tf.uint8)], autograph=False)
+    @tf.function(input_signature=[tf.TensorSpec((batch, *metadata.graph_hw, 3), tf.uint8)], autograph=False)
     def predict(images: Any) -> dict[str, Any]:
-        feed = {metadata.input_name: images}
+        images = images[..., ::-1] if metadata.channel_order == "bgr" else images
         if metadata.input_dtype == "float32":
-            feed[metadata.input_name] = tf.cast(images, tf.float32) * ((high - low) / 255.0) + low
+            images = tf.cast(images, tf.float32) * ((high - low) / 255.0) + low
+        if metadata.normalisation:
+            images = (tf.cast(images, tf.float32) - _IMAGENET_MEAN) / _IMAGENET_DEVIATION
+        feed = {metadata.input_name: images}
         if metadata.threshold_inputs:
             feed["score_threshold"] = tf.constant(detect.score_threshold, tf.float32)
             feed["iou_threshold"] = tf.constant(detect.iou_threshold, tf.float32)
             feed["max_detections"] = tf.constant(most, tf.int32)
         found = signature(**feed)
-        if metadata.packed_layout:
-            return packed_output.part(found[metadata.boxes_output], metadata, detect, most)
+        if packed_output.is_parted(metadata):
+            return packed_output.part(found, metadata, detect, most)
         return {role: found[name] for role, name in outputs.items() if name}
 
     return predict.get_concrete_function()
@@ -241,5 +267,5 @@ def _warmup_requests(path: str, metadata: DetectorMetadata) -> Iterator[Any]:
             value = tf.make_ndarray(tensor)
             if tensor.dtype == tf.string.as_datatype_enum:
                 yield from (bytes(encoded) for encoded in value.ravel())
-            elif value.shape[1:] == (*metadata.input_hw, 3) and value.dtype.name == "uint8":
+            elif tf.TensorShape(value.shape[1:]).is_compatible_with((*metadata.graph_hw, 3)) and value.dtype.name == "uint8":
                 yield value

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 Predict = Callable[[Any], Mapping[str, Any]]
 """Traced: `uint8 (n, H, W, 3)` -> outputs by name, each with the batch axis first."""
 
+InputHw = tuple[int | None, int | None]
+"""Height and width of a model's input; None if it takes images of any size, one at a time."""
+
 _MOST = 1 << 16  # images of one caller, and batches that wait; never reached, since each caller is a thread that blocks
 
 
@@ -34,7 +37,7 @@ class TensorFlowScheduler:
     """A model in a session of its own; merges the images of all calling threads into batches. See `BatchedModel`."""
 
     def __init__(
-        self, predict: Predict, input_hw: tuple[int, int], batch_sizes: Sequence[int], concurrent_batches: int, timeout_ms: float
+        self, predict: Predict, input_hw: InputHw, batch_sizes: Sequence[int], concurrent_batches: int, timeout_ms: float
     ):
         import tensorflow as tf
 
@@ -120,7 +123,7 @@ class _TracedModel:
     Traced outside of the session's graph and of any `tf.device`, so that TensorFlow places the operations on a GPU if it has one.
     """
 
-    def __init__(self, predict: Predict, input_hw: tuple[int, int]):
+    def __init__(self, predict: Predict, input_hw: InputHw):
         import tensorflow as tf
 
         self._predict = predict

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from models.quiet import quiet_stderr
 from pipeline.config import DetectConfig
-from pipeline.detect.process_memory import resident_bytes, share_heaps, spare_modules
+from pipeline.detect.process_memory import share_heaps, spare_modules
 from pipeline.detect.share_gpus import take_gpu
 from pipeline.detect.tensorflow_internals import process_config
 from pipeline.errors import ModelError
+from pipeline.limits import available_cpus, resident_bytes
 
 
 def configure_tensorflow(detect: DetectConfig) -> Any:
@@ -21,8 +23,7 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     """
     if detect.xla:
         os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
-    _keep_to_cores(detect.cpu_affinity)
-    share_heaps(max(2, usable_cores()))
+    keep_to_cores(detect.cpu_affinity)
     with quiet_stderr():
         import tensorflow as tf
     spare_modules()
@@ -50,10 +51,9 @@ def graph_config(*, optimised: bool = True) -> Any:
 
 
 def uses_gpu() -> bool:
-    """Whether TensorFlow uses a GPU in this process."""
-    import tensorflow as tf
-
-    return bool(tf.config.get_visible_devices("GPU"))
+    """Whether TensorFlow uses a GPU in this process; it is not imported for the answer."""
+    tf = sys.modules.get("tensorflow")
+    return bool(tf and tf.config.get_visible_devices("GPU"))
 
 
 def memory_in_use() -> int:
@@ -67,21 +67,21 @@ def memory_in_use() -> int:
 
 def concurrent_batches_of(detect: DetectConfig, gpu: bool) -> int:
     """Concurrent batches: as set, else two on a GPU (one computes, one is fed), and one more than cores on a CPU, up to four."""
-    return detect.concurrent_batches or (2 if gpu else min(4, usable_cores() + 1))
+    return detect.concurrent_batches or (2 if gpu else min(4, available_cpus() + 1))
 
 
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def keep_to_cores(cores: tuple[int, ...]) -> None:
+    """Keeps this process to some cores, all if empty, and its memory to a heap for each.
 
-
-def _keep_to_cores(cores: tuple[int, ...]) -> None:
-    if not cores:
-        return
+    Raises:
+      ModelError: The machine lacks a core.
+    """
     try:
-        os.sched_setaffinity(0, cores)
+        if cores:
+            os.sched_setaffinity(0, cores)
     except OSError as err:
         raise ModelError(f"cpu_affinity {list(cores)}: this machine has the cores 0 to {(os.cpu_count() or 1) - 1}") from err
+    share_heaps(max(2, available_cpus()))
 
 
 def _chosen_gpu(device: str, gpus: list[Any]) -> Any | None:
@@ -113,6 +113,6 @@ def _use_threads(detect: DetectConfig, gpu: bool) -> None:
     import tensorflow as tf
 
     concurrent_batches = concurrent_batches_of(detect, gpu)
-    intra = detect.intra_op_threads or (0 if gpu else max(1, usable_cores() // concurrent_batches))
+    intra = detect.intra_op_threads or (0 if gpu else max(1, available_cpus() // concurrent_batches))
     tf.config.threading.set_intra_op_parallelism_threads(intra)
     tf.config.threading.set_inter_op_parallelism_threads(detect.inter_op_threads or (0 if gpu else concurrent_batches))

@@ -123,13 +123,18 @@ def _partial(versions: Mapping[int, Version]) -> str:
     return "".join(f"; version {version.name} lacks {version.lacks} (yet)" for version in versions.values() if version.lacks)
 
 
+def is_remote(path: str) -> bool:
+    """Whether a model is on a server."""
+    return path.startswith(("grpc://", "grpcs://"))
+
+
 def is_watchable(model: ModelConfig) -> bool:
     """Whether the settings allow another version to replace the current one.
 
     Raises:
       ModelError: Storage cannot be reached.
     """
-    if not model.model_poll_s or model.path == BUNDLED or (model.model_version or "").isdigit():
+    if not model.model_poll_s or model.path == BUNDLED or is_remote(model.path) or (model.model_version or "").isdigit():
         return False
     try:
         with waiting_for(f"model {model.path}"):

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from models.metadata import DetectorMetadata
-from pipeline.config import Config, ReadConfig
+from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel, Output
 from pipeline.failures import ImageError
+from pipeline.read.containers import images_in, is_container
 from pipeline.read.dead_letter_replay import is_letter
 from pipeline.read.fetch import fetch
 from pipeline.read.manifests import is_bad_line, letter_of_line
-from pipeline.read.tfrecords import images_of_file, is_tfrecord
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
 from pipeline.stats.summary import left_out_line
 
@@ -42,8 +42,8 @@ def shown(names: Iterable[str]) -> Iterator[str]:
 
 
 def to_try(uris: Iterable[str]) -> list[str]:
-    """The URIs that can be read at once, images before TFRecord files."""
-    return sorted((uri for uri in uris if not (is_letter(uri) or is_bad_line(uri))), key=is_tfrecord)
+    """The URIs that can be read at once, images before containers."""
+    return sorted((uri for uri in uris if not (is_letter(uri) or is_bad_line(uri))), key=is_container)
 
 
 def input_lines(new: Sequence[ImageRef], done: int, left_out: Counter[str]) -> Iterator[str]:
@@ -54,7 +54,7 @@ def input_lines(new: Sequence[ImageRef], done: int, left_out: Counter[str]) -> I
       done: The number of images that are done.
       left_out: The number of files that are no images, by kind.
     """
-    images = [ref.uri for ref in new if not (is_tfrecord(ref.uri) or is_bad_line(ref.uri))]
+    images = [ref.uri for ref in new if not (is_container(ref.uri) or is_bad_line(ref.uri))]
     bad = [letter_of_line(ref).message for ref in new if is_bad_line(ref.uri)]
     skipped = f", and {done} that are done" if done else ""
     lines = f", and {len(bad)} lines of manifests that name none" if bad else ""
@@ -68,9 +68,11 @@ def model_lines(detector: Detector, config: Config) -> Iterator[str]:
     """The model, its batch sizes, and a warning where its classes and their names differ in number."""
     model = detector.model
     height, width = model.metadata.input_hw
+    size = "images at their own size" if model.metadata.resize == "none" else f"{width}x{height} {model.metadata.resize}"
     names = len(model.metadata.class_names)
-    yield f"model    {model.metadata.name} {model.version}, {width}x{height} {model.metadata.resize}, {names} classes"
-    yield f"batches  {', '.join(map(str, detector.batch_sizes))} at {config.detect.precision}"
+    yield f"model    {model.metadata.name} {model.version}, {size}, {names} classes"
+    yield f"batches  {', '.join(map(str, detector.batch_sizes))} at {config.detect.precision} on {config.detect.engine}"
+    yield from (f"note     {note}" for note in model.notes)
     classes = _classes_scored(model)
     if names and classes not in (None, names):
         yield f"wrong?   the model scores {classes} classes, class_names has {names}"
@@ -83,12 +85,13 @@ def _classes_scored(model: LoadedModel) -> int | None:
     return int(scores.shape[-1]) if scores.ndim == 2 else None
 
 
-def first_images(uris: Sequence[str], read: ReadConfig) -> Iterator[EncodedImage | DeadLetter]:
+def first_images(uris: Sequence[str], config: Config) -> Iterator[EncodedImage | DeadLetter]:
     """A few images to try, each read when the caller takes it."""
-    max_bytes = int(read.max_file_mb * 1e6)
+    max_bytes = int(config.read.max_file_mb * 1e6)
     for ref in map(ImageRef, uris[:_TRIED]):
-        if is_tfrecord(ref.uri):
-            yield from itertools.islice(images_of_file(ref, max_bytes), _TRIED)
+        if is_container(ref.uri):
+            found = images_in(ref, config.read, max_megapixels=config.detect.max_megapixels)
+            yield from itertools.islice((image for image in found if not isinstance(image, str)), _TRIED)
             continue
         try:
             yield EncodedImage(ref, fetch(ref, max_bytes)[0])
@@ -129,13 +132,12 @@ def doubts(image: DetectedImage, metadata: DetectorMetadata) -> Iterator[str]:
     """
     found, names = image.detections, metadata.class_names
     boxes = found.boxes_xyxy.astype(np.float64)
-    inside = np.clip(boxes, 0, [image.width, image.height] * 2)
-    area, area_inside = ((corners[:, 2:] - corners[:, :2]).clip(0).prod(axis=-1) for corners in (boxes, inside))
-    input_pixel = image.width * image.height / np.prod(metadata.input_hw)
+    area = (boxes[:, 2:] - boxes[:, :2]).clip(0).prod(axis=-1)
+    input_pixel = 1.0 if metadata.resize == "none" else image.width * image.height / np.prod(metadata.input_hw)
     described = f"model.box_format is {metadata.box_format}, model.box_units {metadata.box_units}"
     if (small := area < input_pixel).any():
         yield f"{small.sum()} of {len(found)} boxes are smaller than a pixel of the model's input; {described}"
-    if (outside := area_inside < area / 2).any():
+    if (outside := image.mostly_outside()).any():
         yield f"{outside.sum()} of {len(found)} boxes are for the most part outside of the image; {described}"
     unnamed = found.class_ids[(found.class_ids < 0) | (found.class_ids >= len(names))]
     if names and len(unnamed):

@@ -1,11 +1,10 @@
-"""How a job ends, in every mode: summary, report and samples; one line for a failure; exit codes; what signals do."""
+"""The end of a job, in every mode: reports, the one line for a failure, exit codes, signals."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import logging
-import os
 import re
 import signal
 import sys
@@ -16,78 +15,88 @@ from pipeline import errors
 from pipeline.config import WriteConfig
 from pipeline.config.secrets import masked_text
 from pipeline.errors import UserError
+from pipeline.log_lines import say_at_once
 from pipeline.report.annotate import annotate, can_be_drawn
 from pipeline.report.page import render_report
+from pipeline.results import cancellation
+from pipeline.results.layout import COCO_IMAGES, COCO_RESULTS, REPORT, RUNS, SUMMARY, sample_name
+from pipeline.results.other_runs import remove_dead
+from pipeline.results.reports import reports_in
+from pipeline.results.run import Run
+from pipeline.stats.process import PROCESS
+from pipeline.stats.samples import chosen
 from pipeline.stats.summary import JobStats, RunFacts, left_out_line, summarise, to_json
-from pipeline.storage import cancellation
-from pipeline.storage.beside import make_way
-from pipeline.storage.files import delete_files, write_file
-from pipeline.storage.other_runs import remove_dead
-from pipeline.storage.results import earlier_samples, sample_name
-from pipeline.storage.staging import output_of, remove, staging_of
+from pipeline.storage.files import copy_file, delete_files, exists, write_file
+from pipeline.write.formats import endings_of
 
 DONE, FAILED = 0, 1
 
 
 @dataclasses.dataclass(frozen=True)
 class JobReport:
-    """What to make of a job's figures.
+    """Makes the reports of a job and its exit code.
 
     Attributes:
-      results: Folder of its files.
+      results: The results folder.
       write: How many samples go to files and to the report.
-      max_dead_share: The job failed when more of its images than this share did; a stream's never count as its own failure.
-      name: The name that the files of its rows carry; empty: the run's own.
-      adds: Whether it adds to what others have left there, so that this is kept.
+      max_dead_share: The job fails if a larger share of its images failed; a stream never fails for it.
+      name: The name in the names of the job's files; empty: the run's own.
     """
 
     results: str
     write: WriteConfig
     max_dead_share: float = 1.0
     name: str = ""
-    adds: bool = True
 
     def finish(self, stats: JobStats, facts: RunFacts, run: str, notes: Sequence[str] = ()) -> int:
-        """Writes summary, report and samples, says in a few lines how it went, and returns the exit code.
+        """Writes summary, report and samples, prints the outcome in a few lines, and returns the exit code.
 
         Args:
-          stats: What was counted.
+          stats: The job's statistics.
           facts: What the launcher knows.
-          run: Name of the run; the summary carries it.
+          run: The run's name, for the summary.
           notes: Lines for the user.
         """
         summary = summarise(stats, facts)
+        PROCESS.summary = {"run": run, **summary}
         self._write(summary, stats, run)
         self._say(summary, [*notes, facts.canary.line()] if facts.canary else notes)
         return self._judge(summary["images"], stats)
 
     def files(self, rows: bool = True) -> list[str]:
-        """What is written, for a person; `rows`: whether an image was read, or is expected to be."""
+        """The names of the written files, for a person; `rows`: whether any image is read."""
         optional = {
             "detections/*.jsonl": rows,
             "dead_letters/*.jsonl": rows,
-            "detections/*.parquet": rows and self.write.parquet,
-            "detections/*.tfrecord": rows and self.write.tfrecord,
+            **{f"detections/*.{ending}": rows for ending in endings_of(self.write)},
             "coco/": rows and self.write.coco,
             "samples/": rows and self.write.samples > 0,
         }
         return ["report.html", "summary.json", *(name for name, wanted in optional.items() if wanted)]
 
     def _write(self, summary: dict[str, Any], stats: JobStats, run: str) -> None:
-        samples = [image for _, image in stats.samples if can_be_drawn(image)]
-        staging = staging_of(self.results, run)
-        named = {sample_name(number, image.ref.uri): image for number, image in enumerate(samples[: self.write.samples], 1)}
-        if self.adds:
-            make_way(self.results, run)
-        else:
-            delete_files(f"{self.results}/{name}" for name in earlier_samples(self.results, run) if name not in named)
-        for name, image in named.items():
-            write_file(f"{self.results}/{name}", annotate(image), staging)
+        """Writes the reports to `runs/<run>/`, then their copies to the top."""
+        wanted = max(self.write.samples, self.write.report_samples)
+        samples = [(purpose, image) for purpose, image in chosen(stats.pictures, wanted) if can_be_drawn(image)]
+        staging, name = Run(self.results, run).folder, self.name or run
+        contents = {
+            sample_name(number, image.ref.uri): annotate(image)
+            for number, (_, image) in enumerate(samples[: self.write.samples], 1)
+        }
+        about = {"run": run, "name": name, "samples": list(contents)}
         examples = [row for rows in stats.dead_examples.values() for row in rows]
         report = render_report(summary, samples[: self.write.report_samples], examples)
-        write_file(f"{self.results}/report.html", report.encode("utf-8", "backslashreplace"), staging)
-        told = {"run": run, "name": self.name or run, "samples": list(named)}
-        write_file(f"{self.results}/summary.json", to_json({**summary, **told}), staging)
+        contents[REPORT] = report.encode("utf-8", "backslashreplace")
+        contents[SUMMARY] = to_json({**summary, **about})
+        own, coco = f"{self.results}/{RUNS}/{name}", (COCO_RESULTS, COCO_IMAGES)
+        for folder in (own, self.results):
+            stale = [each for each in reports_in(folder) if each not in contents and not (folder == own and each in coco)]
+            delete_files(f"{folder}/{each}" for each in stale)
+        for folder in (own, self.results):
+            for each, content in contents.items():
+                write_file(f"{folder}/{each}", content, staging)
+        for each in filter(lambda each: exists(f"{own}/{each}"), coco):  # last: the summary says that these are no stranger's
+            copy_file(f"{own}/{each}", f"{self.results}/{each}", staging)
 
     def _say(self, summary: dict[str, Any], notes: Sequence[str]) -> None:
         images = summary["images"]
@@ -98,10 +107,14 @@ class JobReport:
             f"{before}; {summary['detections']} objects; {summary['images_per_second']:.1f} images/s in "
             f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up{submission}"
         )
+        if summary["config"].get("only_new") and images["read"] == images["skipped"]:
+            return
         for reason, count in summary["dead_by_reason"].items():
             print(f"  dead: {count} {reason}")
         if kinds := summary["skipped_by_kind"]:
             print(f"  skipped: {left_out_line(kinds)}")
+        for warning in summary.get("warnings", ()):
+            print(f"  warning: {warning}")
         if "mended" in summary:
             print(f"  mended: {summary['mended']} of {images['read'] - images['skipped']} that had failed")
         for note in notes:
@@ -125,33 +138,33 @@ class JobReport:
 
 
 def _named(model: Mapping[str, Any]) -> str:
-    """A run's model by its name and versions; by its path where no image has met it."""
+    """A run's model by name and versions; by its path if it has seen no image."""
     versions = ", ".join(model.get("images_by_version", [model["version"]]))
     return f"{model['name']} {versions}".strip() or str(model["path"])
 
 
 def _commonest(stats: JobStats) -> str:
-    """What most of the dead images died of, with an example: where storage is gone, that is all there is to know."""
+    """The most common reason of failed images, with an example: if storage is gone, this is all there is to know."""
     ((_, reason), count) = stats.dead.most_common(1)[0]
     example = next((row["message"] for row in stats.dead_examples.get(reason, ())), reason)
     return f"; {count} of them {reason}, such as: {' '.join(example.split())[:300]}"
 
 
-def clean_up(staging: str) -> None:
-    """Removes the unfinished files of a run that is done, and of killed ones; it has not failed because some are left."""
+def clean_up(run: Run) -> None:
+    """Removes the unfinished files of this run, which is done, and of killed runs; an error here does not fail the job."""
     try:
-        remove_dead(output_of(staging), but=staging)
-        remove(staging)
-    except Exception as err:  # noqa: BLE001  whatever storage says
-        print(f"unfinished files are left in {output_of(staging)}: {last_line(err)}", file=sys.stderr)
+        remove_dead(run.output, but=run)
+        run.remove()
+    except Exception as err:  # noqa: BLE001  any error of storage
+        print(f"unfinished files are left in {run.output}: {last_line(err)}", file=sys.stderr)
 
 
 def failed(err: Exception) -> int:
-    """Says in one line why a job failed; returns the exit code.
+    """Prints in one line why a job failed; returns the exit code.
 
     Raises:
-      UserError: It failed for what the user gave it.
-      KeyboardInterrupt: It was stopped.
+      UserError: The job failed for the user's input.
+      KeyboardInterrupt: The job was stopped.
     """
     if isinstance(err, UserError):
         raise err
@@ -162,7 +175,7 @@ def failed(err: Exception) -> int:
 
 
 def _raise_as_it_was(err: Exception) -> None:
-    """Beam's runners hand an exception back as text; one of ours, and the one of Ctrl-C, is raised again as itself."""
+    """Raises our exceptions and Ctrl-C's again as themselves; Beam's runners return exceptions as text."""
     if last_line(err).startswith("KeyboardInterrupt"):
         raise KeyboardInterrupt from err
     found = re.findall(r"^pipeline\.errors\.(\w+): (.*?)(?: \[while running .*)?$", str(err), re.MULTILINE)
@@ -171,19 +184,19 @@ def _raise_as_it_was(err: Exception) -> None:
 
 
 def last_line(err: Exception) -> str:
-    """The line of a runner's error that says what happened."""
+    """The line of a runner's error that has the cause."""
     lines = [line.strip() for line in str(err).splitlines() if re.search(r"\w", line)]
     return (lines[-1] if lines else type(err).__name__)[:500]
 
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt; once it publishes, they only say that it ends."""
+    """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt; once it commits, they only print a line."""
 
     def stop() -> None:
         if cancellation.stop():
             raise KeyboardInterrupt
-        _say_at_once(_PUBLISHING)
+        say_at_once(_COMMITTING)
 
     with cancellation.one_run(), _signals_call(stop):
         yield
@@ -194,7 +207,7 @@ def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
     """While this lasts, the first SIGTERM or SIGINT calls `end`, and the job finishes what it has; the next ends the process."""
 
     def stop() -> None:
-        _say_at_once("stopping: finishing what is in hand")
+        say_at_once("stopping: finishing what is in hand")
         end()
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
@@ -204,7 +217,7 @@ def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_PUBLISHING = "stopping: the results get their names, then the job ends"
+_COMMITTING = "stopping: the results get their names, then the job ends"
 
 
 @contextlib.contextmanager
@@ -214,8 +227,4 @@ def _signals_call(act: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         for number, former in before.items():
-            signal.signal(number, former or signal.SIG_DFL)  # None: set by other than Python
-
-
-def _say_at_once(text: str) -> None:
-    os.write(2, f"{text}\n".encode())  # a handler may interrupt a `print`, and another one within would raise RuntimeError
+            signal.signal(number, former or signal.SIG_DFL)  # None: set by another language than Python

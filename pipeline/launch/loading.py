@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pipeline import graph
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
-from pipeline.detect.load_detector import shared_detector
+from pipeline.detect.load_detector import detector_in_use, shared_detector
 from pipeline.detect.saved_model import name_and_version
 from pipeline.launch.options import Job
 from pipeline.stats import progress
@@ -34,6 +34,11 @@ def model_known(job: Job) -> tuple[str, str]:
       ModelError: The model is missing, or is no detector.
     """
     return name_and_version(job.config.model) if job.in_process or job.config.only_new else ("", "")
+
+
+def detector_used(config: Config) -> Detector | None:
+    """The detector of this process, once it is loaded; of an `only_new` job the first new image loads it."""
+    return detector_in_use(config.model, config.detect, graph.samples_kept(config))
 
 
 @contextlib.contextmanager

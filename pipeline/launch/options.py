@@ -29,9 +29,9 @@ from pipeline.errors import ConfigError, RunnerError
 from pipeline.launch.dataflow import check_machine, network_flags
 from pipeline.launch.flink_options import FlinkStreamOptions, server_options
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
+from pipeline.results.write_policy import RESOLVED_INPUT
 from pipeline.stats.process import ModelStats
 from pipeline.stats.summary import RunFacts
-from pipeline.storage.write_policy import RESOLVED_INPUT
 
 _JOB_SERVER_TIMEOUT = ("--job_server_timeout", "--job-server-timeout")
 _FLAGS = ("--config", "--dry-run", "--verbose", "--version", "--help", "--help-all")  # besides those of settings
@@ -111,7 +111,8 @@ class Job:
         """The facts of this job, which ends now; waits shortly for its canary."""
         canary, config = model.canary_stats(_CANARY_SECONDS), self.config
         times = (self.started_at, ready_at, time.time())
-        return RunFacts(*times, self.command, self.settings, config.mode, config.model.path, model.batch_sizes, canary)
+        of_model = (config.model.path, model.batch_sizes, canary)
+        return RunFacts(*times, self.command, self.settings, config.mode, *of_model, model_notes=model.notes)
 
 
 def checked_job(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:

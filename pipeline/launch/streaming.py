@@ -24,19 +24,22 @@ from pipeline.launch.finalize import DONE, JobReport, clean_up, failed, finished
 from pipeline.launch.loading import load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
-from pipeline.stats.process import ModelStats
-from pipeline.stats.progress import ProgressDisplay
+from pipeline.log_lines import of_run
+from pipeline.monitoring.monitor import monitored
+from pipeline.results.cancellation import begin_commit
+from pipeline.results.layout import check_output
+from pipeline.results.other_runs import attached_run
+from pipeline.results.reports import check_reports
+from pipeline.results.run import Run
+from pipeline.results.run_state import DetachedJob
+from pipeline.results.write_policy import check_write_policy
+from pipeline.stats.process import PROCESS, ModelStats
+from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_reports import WorkerReports
-from pipeline.storage.beside import check_beside
-from pipeline.storage.cancellation import begin_publishing
-from pipeline.storage.other_runs import attached_run, leave
-from pipeline.storage.results import check_output
-from pipeline.storage.run_state import DETACHED, DetachedJob
-from pipeline.storage.staging import held, output_of, run_of, staging_of
-from pipeline.storage.write_policy import check_write_policy
 from pipeline.stream.check_pubsub import check_subscription, check_topic
 from pipeline.stream.live import LiveStats, WorkerFigures
 from pipeline.stream.run import RunSettings, opened
+from pipeline.write.formats import endings_of
 
 _WITHOUT_ARCHIVE = "out/streaming"
 
@@ -73,8 +76,8 @@ def _check_settings(config: Config) -> None:
     runner = runner_named(config.runner)
     if runner.no_stream:
         raise ConfigError(f"runner {runner.name}: {runner.no_stream}")
-    if config.write.parquet or config.write.tfrecord or config.write.coco:
-        raise ConfigError("parquet, tfrecord and coco are written by batch jobs only; a stream's archive is JSON Lines")
+    if endings_of(config.write) or config.write.coco:
+        raise ConfigError("parquet, tfrecord, format and coco are written by batch jobs only; a stream's archive is JSON Lines")
     if config.stream.answer_topic and not runner.answers:
         able = " or ".join(other.name for other in RUNNERS if other.answers)
         raise ConfigError(f"answer_topic: answers by request need {able}, where all runs in one process; got {runner.name}")
@@ -97,9 +100,10 @@ def run(job: Job) -> int:
     results = results_folder(config)
     check_output(results)
     check_write_policy(results, config.as_dict())
-    check_beside(results, config.write.samples)
-    staging, left = attached_run(results, job.attached) or (staging_of(results, uuid.uuid4().hex[:8]), None)
-    settings = _settings(job, run_of(staging), staging)
+    check_reports(results, config.write.samples)
+    run, detached = attached_run(results, job.attached) or (Run(results, uuid.uuid4().hex[:8]), None)
+    of_run(run.name)
+    settings = _settings(job, run)
     build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
     if job.template:
         try:
@@ -107,20 +111,20 @@ def run(job: Job) -> int:
         except Exception as err:  # noqa: BLE001  users get one line for any failure
             return failed(err)
         return DONE
-    about = {"settings": config.as_dict(), **({DETACHED: left} if left else {})}
-    with stopped_by_signals(), held(staging, about):
+    about = {"settings": config.as_dict(), **({"detached": detached} if detached else {})}
+    with stopped_by_signals(), run.held(about):
         try:
-            detector = load_detector(config) if job.in_process else None
-            ready_at = left.submitted_at if left else time.time()
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-                model = detector or WorkerReports(staging)
-                figures = WorkerFigures(model, settings.samples) if isinstance(model, WorkerReports) else stream.figures
-                shown.enter_context(ProgressDisplay(line_of(figures, model)))
+                reports = None if job.in_process else WorkerReports(run)
+                figures = WorkerFigures(reports, settings.samples) if reports else stream.figures
+                shown.enter_context(monitored(config, lambda: _stats_now(figures), line_of(figures, reports)))
+                model = reports or load_detector(config)
+                ready_at = detached.submitted_at if detached else time.time()
                 pipeline = job.pipeline()
                 build(pipeline)
                 running = pipeline.run()
                 if name := runner.leave(running, job.options):
-                    leave(staging, config.as_dict(), DetachedJob(name, job.started_at, ready_at))
+                    run.detach(config.as_dict(), DetachedJob(name, job.started_at, ready_at))
                     print(f"job {name} runs without this launcher; --attach {name} comes back to it, and stops it by Ctrl-C")
                     return DONE
 
@@ -129,49 +133,56 @@ def run(job: Job) -> int:
                     runner.end_stream(running)
 
                 with finished_by_signals(end):
-                    begin_publishing()  # of the results that exist when a signal ends the intake
+                    begin_commit()  # of the results that exist when a signal ends the intake
                     print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
                     runner.wait(running)
         except Exception as err:  # noqa: BLE001  users get one line for any failure
             return failed(err)
-        began = dataclasses.replace(job, started_at=left.started_at) if left else job
-        return _ended(began, staging, model, figures, ready_at)
+        began = dataclasses.replace(job, started_at=detached.started_at) if detached else job
+        return _ended(began, run, model, figures, ready_at)
 
 
-def _ended(job: Job, staging: str, model: ModelStats, figures: LiveStats | WorkerFigures, ready_at: float) -> int:
+def _ended(job: Job, run: Run, model: ModelStats, figures: LiveStats | WorkerFigures, ready_at: float) -> int:
     """Writes summary and report of a stream that ended without an error; returns the exit code."""
     facts = job.done(ready_at, model)
     stats = figures.stats()
     if stats is None:
         print("no worker has reported its figures to this launcher; the runner has them, as Beam metrics", file=sys.stderr)
-        clean_up(staging)
+        clean_up(run)
         return DONE
     if not job.in_process:
         facts = facts.elsewhere(stats.began)
-    code = JobReport(output_of(staging), job.config.write).finish(stats, facts, run_of(staging))
-    clean_up(staging)
+    code = JobReport(run.output, job.config.write).finish(stats, facts, run.name)
+    clean_up(run)
     return code
 
 
-def _settings(job: Job, name: str, staging: str) -> RunSettings:
+def _settings(job: Job, run: Run) -> RunSettings:
     launched_at = 0.0 if job.template or job.is_detached else time.time()
     return RunSettings.of(
         job.config,
-        name,
+        run.name,
         in_process=job.runner.in_process,
         samples=graph.samples_kept(job.config),
         results=results_folder(job.config),
         model=model_known(job),
         finalizes_early=job.runner.finalizes_early,
-        worker_context=None if job.runner.in_process else graph.worker_context(job.config, staging, launched_at),
+        worker_context=None if job.runner.in_process else graph.worker_context(job.config, run, launched_at),
     )
 
 
-def line_of(figures: LiveStats | WorkerFigures, model: ModelStats) -> Callable[[float], str]:
-    """The text of the progress display: the stream's figures, and those of a canary."""
+def _stats_now(figures: LiveStats | WorkerFigures) -> JobStats:
+    return PROCESS.add_model(figures.now()) if isinstance(figures, LiveStats) else figures.now()
+
+
+def line_of(figures: LiveStats | WorkerFigures, model: ModelStats | None = None) -> Callable[[float], str]:
+    """The text of the progress display: the stream's figures, and those of a canary; `model`: default that of this process."""
 
     def line(seconds: float) -> str:
-        canary = model.canary_stats()
+        known = model or PROCESS.model
+        if known is None:
+            return PROCESS.waiting_for or "starting"
+        canary = known.canary_stats()
         return f"{figures.line(seconds)}{f'; {canary.line()}' if canary else ''}"
 
     return line

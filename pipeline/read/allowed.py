@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Iterable, Sequence
 
 from pipeline.failures import ImageError
-from pipeline.read.tfrecords import file_of
+from pipeline.read.containers import file_of
 
 MAX_URI = 2048  # an object's name has at most 1024 bytes
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -52,7 +52,7 @@ def _real_folder(prefix: str) -> str:
 
 
 def may_name(uri: str, folders: Iterable[str]) -> bool:
-    """Whether a found list may name this image or range of a TFRecord file: only below one of the folders.
+    """Whether a found list may name this image or part of a container: only below one of the folders.
 
     Local files count by their real paths, after links are followed.
 

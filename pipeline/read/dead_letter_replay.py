@@ -22,9 +22,9 @@ from pipeline.failures import REASONS, ImageError
 from pipeline.read.allowed import may_name, refusal
 from pipeline.read.fetch import RETRY_SECONDS, open_file
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
+from pipeline.results.layout import DEAD_LETTERS
+from pipeline.results.ledger import RowsFile, list_files_of_rows
 from pipeline.storage.files import read_lines
-from pipeline.storage.ledger import RowsFile, list_files_of_rows
-from pipeline.storage.results import DEAD_LETTERS
 
 MOST_VALUES = 200_000  # in a message's JSON; each takes at most 240 bytes of memory
 _NAME = re.compile(r"dead-letter:[0-9a-f]{32}")

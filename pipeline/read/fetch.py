@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import http.client
 import io
 import os
 import stat
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +17,10 @@ from pipeline.errors import UserError
 from pipeline.failures import ImageError
 from pipeline.prefetch import NoRoomError
 from pipeline.records import ImageRef
+from pipeline.storage import s3
+from pipeline.storage.cloud import blob_of, storage_client
+from pipeline.storage.web import TooLargeAnswerError, download, is_web, without_query
+from pipeline.storage.web import look_up as look_up_web
 
 RETRY_SECONDS = 60.0
 _LONGEST_WAIT_SECONDS = 2.0  # between two tries, and so after the job was stopped
@@ -89,31 +91,41 @@ def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
     """
     with storage_failures(ref.uri):
         if ref.uri.startswith("gs://"):
-            blob = _blob(ref)
-            retry.Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds)(blob.reload)(
-                retry=None
-            )
-            return str(blob.generation or ref.generation)
+            again = retry.Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds)
+            with storage_client() as client:
+                blob = blob_of(client, ref.uri, ref.generation)
+                again(blob.reload)(retry=None)
+                return str(blob.generation or ref.generation)
+        if is_web(ref.uri) or ref.uri.startswith(s3.S3):
+            again = retry.Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds)
+            return again(look_up_web if is_web(ref.uri) else s3.look_up)(ref.uri)[2] or ref.generation
         return ref.generation if "://" in ref.uri else _generation(os.stat(ref.uri))
 
 
-def open_file(uri: str, retry_seconds: float = RETRY_SECONDS) -> Any:
-    """Opens a file or object for reading, without decompression; use it within `storage_failures`."""
-    if uri.startswith("gs://"):
-        from google.cloud.storage.retry import DEFAULT_RETRY
+@contextlib.contextmanager
+def open_file(uri: str, retry_seconds: float = RETRY_SECONDS, generation: str = "") -> Iterator[Any]:
+    """Opens a file, or an object of this generation, for reading, without decompression; use it within `storage_failures`."""
+    with contextlib.ExitStack() as opened:
+        if uri.startswith("gs://"):
+            from google.cloud.storage.retry import DEFAULT_RETRY
 
-        blob, again = _blob(ImageRef(uri)), DEFAULT_RETRY.with_timeout(retry_seconds)
-        return blob.open("rb", chunk_size=_CHUNK_BYTES, raw_download=True, retry=again)
-    if "://" in uri:
-        from apache_beam.io.filesystems import FileSystems
+            again = DEFAULT_RETRY.with_timeout(retry_seconds)
+            blob = blob_of(opened.enter_context(storage_client()), uri, generation)
+            file = opened.enter_context(blob.open("rb", chunk_size=_CHUNK_BYTES, raw_download=True, retry=again))
+        elif uri.startswith(s3.S3):
+            file = opened.enter_context(s3.open_object(uri))
+        elif is_web(uri):
+            raise ImageError("read", "unreadable", f"{uri}: only images are read from web addresses; copy the file first")
+        elif "://" in uri:
+            from apache_beam.io.filesystems import FileSystems
 
-        return FileSystems.open(uri, compression_type="uncompressed")
-    file = open(uri, "rb", opener=_open_without_waiting)  # noqa: SIM115  the caller closes it
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode):
-        file.close()
-        raise ImageError("read", "not_a_file", f"{uri} is no regular file", _generation(status))
-    return file
+            file = opened.enter_context(FileSystems.open(uri, compression_type="uncompressed"))
+        else:
+            file = opened.enter_context(open(uri, "rb", opener=_open_without_waiting))
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ImageError("read", "not_a_file", f"{uri} is no regular file", _generation(status))
+        yield file
 
 
 @contextlib.contextmanager
@@ -158,6 +170,8 @@ def _image_error(uri: str, err: Exception) -> ImageError:
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError
 
+    query = uri.partition("?")[2] if is_web(uri) else ""
+    uri = without_query(uri) if query else uri
     for kinds, reason, what in (
         ((FileNotFoundError, exceptions.NotFound), "not_found", "does not exist"),
         ((IsADirectoryError,), "not_a_file", "is a folder"),
@@ -167,18 +181,26 @@ def _image_error(uri: str, err: Exception) -> ImageError:
         if isinstance(err, kinds):
             return ImageError("read", reason, f"{uri} {what}")
     cause = getattr(err, "cause", None) or err  # `RetryError` has the failure of its last try
-    said = " ".join(str(getattr(cause, "message", None) or cause).split())[:300]
+    said = str(getattr(cause, "message", None) or cause)
+    said = " ".join((said.replace(query, "***") if query else said).split())[:300]
     if isinstance(cause, GoogleAuthError):
         return StorageUnavailableError(f"{uri} cannot be read for want of credentials: {said}")
     if is_transient_error(err):
         return StorageUnavailableError(f"{uri} cannot be read now, storage does not answer as it should: {said}")
     kind = "" if isinstance(cause, (OSError, ValueError, exceptions.GoogleAPIError)) and said else f"{type(cause).__name__}: "
+    scheme, is_uri, _ = uri.partition("://")
+    if is_uri and scheme not in ("gs", "s3", "file", "http", "https"):
+        kind = f"{scheme}:// is read only where Beam is set up for it, so copy the image first; Beam says: {kind}"
     return ImageError("read", "unreadable", f"{uri} cannot be read: {kind}{said}")
 
 
 def _fetch_once(ref: ImageRef, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
     if ref.uri.startswith("gs://"):
         return _fetch_object(ref, max_bytes, reserve)
+    if ref.uri.startswith(s3.S3):
+        return _fetch_s3(ref.uri, max_bytes, reserve)
+    if is_web(ref.uri):
+        return _fetch_web(ref.uri, max_bytes, reserve)
     if "://" in ref.uri:
         return _fetch_through_beam(ref, max_bytes, reserve), ref.generation
     return _fetch_file(ref.uri, max_bytes, reserve)
@@ -201,7 +223,12 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def _fetch_object(ref: ImageRef, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
-    blob, size = _blob(ref), ref.size_bytes
+    with storage_client() as client:
+        return _download(blob_of(client, ref.uri, ref.generation), ref, max_bytes, reserve)
+
+
+def _download(blob: Any, ref: ImageRef, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
+    size = ref.size_bytes
     while True:
         if (
             not 0 < size <= max_bytes
@@ -221,20 +248,6 @@ def _fetch_object(ref: ImageRef, max_bytes: int, reserve: Reserve) -> tuple[byte
     return content.getvalue(), str(blob.generation or ref.generation)
 
 
-def _blob(ref: ImageRef) -> Any:
-    bucket, _, name = ref.uri[len("gs://") :].partition("/")
-    generation = int(ref.generation) if ref.generation else None
-    return _storage_client(threading.get_ident()).bucket(bucket).blob(name, generation=generation)
-
-
-@functools.lru_cache(maxsize=256)
-def _storage_client(thread: int) -> Any:
-    """Beam's own Cloud Storage client, one for each reading thread, so that each keeps its connection."""
-    from apache_beam.io.gcp.gcsio import GcsIO
-
-    return GcsIO().client
-
-
 class _LargerError(Exception):
     """An object has grown since its size was read."""
 
@@ -250,6 +263,22 @@ class _AtMost(io.BytesIO):
         if self.tell() + len(content) > self._most:
             raise _LargerError
         return super().write(content)
+
+
+def _fetch_s3(uri: str, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
+    def check(size: int) -> None:
+        _check_size(uri, size, max_bytes)
+        reserve(size)
+
+    return s3.download(uri, check)
+
+
+def _fetch_web(uri: str, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
+    try:
+        return download(uri, max_bytes, reserve)
+    except TooLargeAnswerError as err:
+        _check_size(without_query(uri), err.args[0], max_bytes)
+        raise
 
 
 def _fetch_through_beam(ref: ImageRef, max_bytes: int, reserve: Reserve) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.read.fetch import open_file
-from pipeline.read.tfrecords import is_tfrecord
+from pipeline.storage import s3
 from pipeline.storage.cloud import read_range
 from pipeline.storage.listing_backends import GS, FoundFile
 
@@ -23,11 +23,6 @@ _ENDING = re.compile(r"\.[a-z0-9_]{1,10}")
 def names_image(text: str) -> bool:
     """Whether a name, or a manifest's cell, ends like an image or a TFRecord file."""
     return _IMAGE_NAME.search(text) is not None
-
-
-def is_image_by_name(path: str) -> bool:
-    """Whether a file is one to read by its name alone: an image, or a TFRecord file, numbered or gzipped as these may be."""
-    return names_image(path) or is_tfrecord(path)
 
 
 def begins_like_image(file: FoundFile, read_head: Callable[[str], bytes] | None = None) -> bool:
@@ -58,6 +53,8 @@ def kind_of(path: str) -> str:
 def _read_head(path: str) -> bytes:
     if path.startswith(GS):
         return read_range(path, 0, HEAD_BYTES)
+    if path.startswith(s3.S3):
+        return s3.read_range(path, 0, HEAD_BYTES)
     with open_file(path) as file:
         head: bytes = file.read(HEAD_BYTES)
     return head

@@ -12,20 +12,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from pipeline.errors import InputError
 from pipeline.read.allowed import may_name
-from pipeline.read.image_names import begins_like_image, is_image_by_name, kind_of
+from pipeline.read.containers import file_of, is_image_by_name
+from pipeline.read.image_names import begins_like_image, kind_of
 from pipeline.read.manifests import digest_of, is_bad_line, is_manifest, is_manifest_of_rows, read_manifest
-from pipeline.read.tfrecords import file_of
 from pipeline.records import ImageRef
+from pipeline.results.layout import DEAD_LETTERS, kind_of_rows
+from pipeline.results.own_files import OwnFiles
 from pipeline.storage.globs import has_wildcard, real_pattern
 from pipeline.storage.listing import MAX_PARALLEL, divided, files_in, files_in_all, listing_backend_of
 from pipeline.storage.listing_backends import FoundFile, ListingBackend
-from pipeline.storage.own_files import OwnFiles
-from pipeline.storage.results import DEAD_LETTERS, kind_of_rows
 from pipeline.storage.waiting import waiting_for
 
 OWN = "this program's own"  # the kind of files that this program wrote
 NOT_ALLOWED = -1  # the size of an image that a found list may not name
-_LOOKS_AHEAD = 4 * MAX_PARALLEL
+_CHECKS_AHEAD = 4 * MAX_PARALLEL
 _PIECES = 64  # of all inputs together, so that they can be listed side by side
 _HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
 
@@ -94,7 +94,7 @@ def list_pieces(
     image, whatever it holds.
 
     Args:
-      pieces: Where to look.
+      pieces: Where to check.
       exclude: The job's output folder.
       leave_out: Called with the kind of each skipped file.
       allowed: Folders below which a found manifest may name images; its other images get the size `NOT_ALLOWED`.
@@ -138,17 +138,17 @@ _Sorted = FoundFile | Manifest | str  # an image, a manifest, or the kind of a f
 
 def _with_first_bytes(files: Iterable[FoundFile], own: OwnFiles, named: Collection[str]) -> Iterator[_Sorted]:
     """Sorts files by name, and reads the first bytes of the others, a few side by side."""
-    looks: deque[Future[_Sorted]] = deque()
-    with ThreadPoolExecutor(MAX_PARALLEL, "look-at-file") as pool:
+    checks: deque[Future[_Sorted]] = deque()
+    with ThreadPoolExecutor(MAX_PARALLEL, "check-file") as pool:
         for file in files:
             if kind := _kind_by_name(file, own, named):
                 yield kind
                 continue
-            looks.append(pool.submit(_kind_by_content, file))
-            if len(looks) > _LOOKS_AHEAD:
-                yield looks.popleft().result()
-        while looks:
-            yield looks.popleft().result()
+            checks.append(pool.submit(_kind_by_content, file))
+            if len(checks) > _CHECKS_AHEAD:
+                yield checks.popleft().result()
+        while checks:
+            yield checks.popleft().result()
 
 
 def _kind_by_name(file: FoundFile, own: OwnFiles, named: Collection[str]) -> _Sorted | None:
@@ -219,12 +219,12 @@ def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False)
         raise InputError("no input: expected --input with a file, folder, glob, gs:// pattern or manifest")
     with ThreadPoolExecutor(MAX_PARALLEL, "check-input") as pool:
         for name, patterns in inputs.items():
-            looked = [pool.submit(_names_something, pattern) for pattern in patterns]
+            checked = [pool.submit(_names_something, pattern) for pattern in patterns]
             try:
-                found = any(look.result() for look in looked)
+                found = any(check.result() for check in checked)
             finally:
-                for look in looked:
-                    look.cancel()
+                for check in checked:
+                    check.cancel()
             if not (found or allow_empty):
                 if name.startswith("projects/"):
                     raise InputError(f"input {name}: no file; a subscription is read in --mode streaming")

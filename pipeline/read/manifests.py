@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
+from pipeline.read.containers import file_of
 from pipeline.read.fetch import open_file, storage_failures
 from pipeline.read.image_names import names_image
 from pipeline.read.tfrecords import is_tfrecord
@@ -263,7 +264,7 @@ def _said_in(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _resolve(uri: str, folder: str) -> str:
     """A manifest's relative path is relative to the current folder, else to the manifest's own."""
-    if "://" in uri or os.path.isabs(uri) or os.path.exists(uri):
+    if "://" in uri or os.path.isabs(uri) or os.path.exists(file_of(uri)):
         return uri
     beside = f"{folder}/{uri}"
-    return beside if "://" in folder or os.path.exists(beside) else uri
+    return beside if "://" in folder or os.path.exists(file_of(beside)) else uri

@@ -1,16 +1,14 @@
-"""What of a listing is done already, by the ledger: the two meet in partitions by the images' names, each small.
+"""Anti-join of the input listing with the ledger, hash-partitioned by the images' names so that each partition fits in memory.
 
-On the ledger's side just the keys of rows travel (see `ledger.key_of`), a block of them for each partition; they come from the
-indexes beside the rows, a column at a time. An image that was named without a generation is asked for it where an image of its
-name has a row, and nowhere else.
+Of the ledger only the keys of rows travel (see `ledger.key_of`), as one block for each partition. They come from the indexes, a
+column at a time. If an input names an image without its generation, storage is asked for it only if the image has a row.
 
-What a killed run of the same command has spilled meets the listing in the same way, by name alone: it was read once, whatever
-became of it since.
+The rows that a killed run of the same command has spilled are joined in the same way, by name alone: each such image was read
+once, whatever became of it since.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -18,46 +16,53 @@ from itertools import islice
 
 import numpy as np
 
+from pipeline.limits import available_cpus
 from pipeline.records import ImageRef, identity_hash, name_of
-from pipeline.storage.completion import UNKNOWN, CompletionRule
-from pipeline.storage.ledger import RowsFile, entry_of, key_of, list_files_of_rows, read_keys
+from pipeline.results.completion import UNKNOWN, CompletionRule
+from pipeline.results.layout import DETECTIONS
+from pipeline.results.ledger import RowsFile, entry_of, key_of, list_files_of_rows, read_keys
 from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.listing_backends import generation_of
-from pipeline.storage.results import DETECTIONS
 from pipeline.storage.spill_files import SpillFile
+from pipeline.storage.web import is_web, look_up
 
 PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _KEY = struct.Struct("=QQ")
 _HALF = _KEY.size // 2  # the hash of the name
 _ROWS_AT_ONCE = 16_384
-_FLUSHED = 1 << 20  # keys held until they are spread over the partitions: 16 MB
+_HELD = 1 << 20  # keys: 16 MB
 
 
 def partition_of(uri: str) -> int:
-    """Where all that is known of an image of this name meets."""
+    """The partition of an image."""
     return identity_hash(uri) % PARTITIONS
 
 
 def packed_key(ref: ImageRef) -> bytes:
-    """The key of an image; empty where its generation is not known."""
+    """The key of an image; empty if its generation is not known."""
     return _KEY.pack(*key_of(ref.uri, ref.generation)) if ref.generation else b""
 
 
 class KeyBlocks:
-    """Gathers keys, and spreads them over the partitions."""
+    """Collects keys, and divides them by partition.
 
-    def __init__(self) -> None:
+    Args:
+      held: How many keys are held until they are divided.
+    """
+
+    def __init__(self, held: int = _HELD) -> None:
+        self._held = held
         self._keys: list[np.ndarray] = []
 
     def add(self, parts: Iterable[np.ndarray]) -> Iterator[tuple[int, bytes]]:
-        """Takes keys `(N, 2) uint64`; gives (partition, keys) whenever there are enough."""
+        """Adds keys `(N, 2) uint64`; yields (partition, keys) whenever enough are collected."""
         for keys in parts:
             self._keys.append(keys)
-            if sum(map(len, self._keys)) >= _FLUSHED:
+            if sum(map(len, self._keys)) >= self._held:
                 yield from self.flush()
 
     def flush(self) -> Iterator[tuple[int, bytes]]:
-        """Gives (partition, keys) of what is left."""
+        """Yields (partition, keys) of all that is left."""
         if not self._keys:
             return
         keys, self._keys = np.concatenate(self._keys), []
@@ -69,11 +74,11 @@ class KeyBlocks:
 
 
 class CompletedNames:
-    """Which names of a partition stand for an image generation that is done.
+    """The images of one partition that are done.
 
     Args:
-      blocks: The keys of what is done there.
-      pool: Where images are asked for their generation.
+      blocks: The keys of the partition's rows that count as done.
+      pool: For the requests for generations.
     """
 
     def __init__(self, blocks: Iterable[bytes], pool: ThreadPoolExecutor):
@@ -81,7 +86,7 @@ class CompletedNames:
         self._pool = pool
 
     def among(self, named: Mapping[bytes, bytes]) -> set[bytes]:
-        """The names that are done.
+        """Those of some images that are done.
 
         Args:
           named: Each name with its key, which is empty where its generation is not known.
@@ -95,7 +100,7 @@ class CompletedNames:
 
 
 class ResumedNames:
-    """Which names of a partition have a row that a killed run of this command left; whatever their version is by now.
+    """The images of one partition that have a row of a killed run of this command, whatever their version is by now.
 
     Args:
       blocks: The keys of these rows.
@@ -105,16 +110,16 @@ class ResumedNames:
         self._names = {key[:_HALF] for key in _split(blocks)}
 
     def among(self, names: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The names that have a row, each with what it is known by here."""
+        """Those of some images that have a row, each with its packed name."""
         return {name: packed for name in names if (packed := _packed_name(name)) in self._names} if self._names else {}
 
     def but(self, packed: Iterable[bytes]) -> int:
-        """How many names have a row beside these."""
+        """How many other images have a row."""
         return len(self._names.difference(packed))
 
 
 class CompletedKeys(Container[ImageRef]):
-    """Many keys at once, 16 bytes each: for images whose identity shows only when they are read, and for a plan.
+    """A set of keys, 16 bytes each: for images whose identity is known only once they are read, and for a dry run.
 
     Args:
       parts: The keys, each part `(N, 2) uint64`.
@@ -126,7 +131,7 @@ class CompletedKeys(Container[ImageRef]):
 
     @staticmethod
     def of(output: str, done: CompletionRule) -> CompletedKeys:
-        """The keys of what is done in a results folder."""
+        """The keys of the rows in a results folder that count as done."""
         return CompletedKeys(keys_completed(list_files_of_rows(output), done))
 
     def __contains__(self, ref: object) -> bool:
@@ -138,14 +143,14 @@ class CompletedKeys(Container[ImageRef]):
 
 
 def keys_completed(files: Sequence[RowsFile], done: CompletionRule) -> Iterator[np.ndarray]:
-    """The keys of what is done by files of rows, a few of which are read side by side."""
-    with ThreadPoolExecutor(min(MAX_PARALLEL, os.cpu_count() or 1) * 2, "read-ledger") as pool:
+    """The keys of the rows in some files that count as done; reads a few files in parallel."""
+    with ThreadPoolExecutor(min(MAX_PARALLEL, available_cpus()) * 2, "read-ledger") as pool:
         for parts in pool.map(lambda file: list(read_keys(file, done)), files):
             yield from parts
 
 
 def keys_resumed(spills: Iterable[SpillFile]) -> Iterator[np.ndarray]:
-    """The keys of the rows in spills."""
+    """The keys of the rows in spill files."""
     for spill in spills:
         entries = filter(None, (entry_of(line, DETECTIONS, UNKNOWN) for line in spill.read()))
         while some := [key_of(entry.uri, entry.generation) for entry in islice(entries, _ROWS_AT_ONCE)]:
@@ -153,22 +158,22 @@ def keys_resumed(spills: Iterable[SpillFile]) -> Iterator[np.ndarray]:
 
 
 def done_since(spills: Iterable[SpillFile], files: Sequence[RowsFile], done: CompletionRule) -> set[tuple[int, int]]:
-    """The keys of image generations that are done by rows in spills of a killed run, and by other files of rows, too.
+    """The keys of image generations that have a row both in a killed run's spill files and in files of rows.
 
-    These came while the run was dead: its rows on top of them would be there twice.
+    Other runs wrote these files since the kill; with the killed run's rows the images would be there twice.
 
     Args:
-      spills: The run's.
-      files: Files of rows that may have come since.
-      done: What counts as done by them.
+      spills: The killed run's spill files.
+      files: The files of rows.
+      done: Which of their rows count as done.
     """
-    begun = np.unique(_all_keys(keys_resumed(spills))[:, 1])
-    of_others = [part[np.isin(part[:, 1], begun)] for part in keys_completed(files, done)] if len(begun) else []
+    resumed = np.unique(_all_keys(keys_resumed(spills))[:, 1])
+    of_others = [part[np.isin(part[:, 1], resumed)] for part in keys_completed(files, done)] if len(resumed) else []
     return set(map(tuple, _all_keys(of_others).tolist()))
 
 
 def has_any(spills: Iterable[SpillFile], keys: Set[tuple[int, int]]) -> bool:
-    """Whether a row in spills has one of some keys."""
+    """Whether a row in spill files has one of some keys."""
     return bool(keys) and any(not keys.isdisjoint(map(tuple, part.tolist())) for part in keys_resumed(spills))
 
 
@@ -187,6 +192,6 @@ def _packed_name(name: bytes) -> bytes:
 def _asked_key(name: bytes) -> bytes:
     uri = name_of(name)
     try:
-        return packed_key(ImageRef(uri, generation_of(uri)))
-    except Exception:  # noqa: BLE001  whatever is wrong with it, its reader will say
+        return packed_key(ImageRef(uri, look_up(uri).generation if is_web(uri) else generation_of(uri)))
+    except Exception:  # noqa: BLE001  the reader of the image reports what is wrong
         return b""

@@ -20,6 +20,7 @@ from pipeline.prefetch import NoRoomError, Prefetcher, Slot, started_pool
 from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError, fetch
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.stats import metrics
+from pipeline.stats.process import PROCESS
 
 GIVE_UP_SECONDS = 10 * RETRY_SECONDS
 _READ_AHEAD_IMAGES = 512  # enough for the detector's next request, so that it finds its images read
@@ -75,6 +76,8 @@ class CircuitBreaker:
 
     def failed(self, err: Exception) -> None:
         """Notes a transient failure of one try."""
+        PROCESS.parts["read"].progressed()  # it has returned, and is tried again
+        PROCESS.failing["storage"] = str(err)[:300]
         with self._lock:
             if self._failing_since is not None:
                 return
@@ -88,6 +91,7 @@ class CircuitBreaker:
             return
         with self._lock:
             self._failing_since = None
+        PROCESS.failing.pop("storage", None)
         _log.warning("storage is back")
 
 
@@ -133,7 +137,8 @@ class ReadAhead(beam.DoFn):
         return map(_part, self._ahead.rest())
 
     def _start(self, place: Slot[ImageRef, EncodedImage | DeadLetter]) -> None:
-        self._pool.submit(self._read, place)
+        PROCESS.parts["read"].begin()
+        self._pool.submit(self._read, place).add_done_callback(lambda _done: PROCESS.parts["read"].end())
 
     def _read(self, place: Slot[ImageRef, EncodedImage | DeadLetter]) -> None:
         if place.abandoned:

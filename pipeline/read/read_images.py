@@ -17,8 +17,10 @@ from apache_beam.transforms.window import GlobalWindows
 
 from pipeline.config import ReadConfig
 from pipeline.read.allowed import refusal
+from pipeline.read.containers import MAX_MEGAPIXELS, images_in, is_container
 from pipeline.read.dead_letter_replay import DeadLetterReplay, is_letter
 from pipeline.read.fetch import RETRY_SECONDS
+from pipeline.read.image_names import kind_of
 from pipeline.read.list_images import NOT_ALLOWED, Piece, check_inputs, folders_of, list_pieces, pieces_of
 from pipeline.read.manifests import is_bad_line, letter_of_line
 from pipeline.read.only_new import (
@@ -33,22 +35,21 @@ from pipeline.read.only_new import (
 )
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.source import ReadOutputs, Source
-from pipeline.read.tfrecords import images_of_file, is_tfrecord
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes, name_of
+from pipeline.results.completion import CompletionRule
+from pipeline.results.layout import DEAD_LETTERS
+from pipeline.results.ledger import RowsFile, list_files_of_rows
 from pipeline.stats import metrics
 from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_context import WorkerContext
-from pipeline.storage.completion import CompletionRule
-from pipeline.storage.ledger import RowsFile, list_files_of_rows
 from pipeline.storage.listing import MAX_PARALLEL
-from pipeline.storage.results import DEAD_LETTERS
 from pipeline.storage.spill_files import SpillFile
 
 # An image in the shuffle: its name in bytes, since not every name is Unicode; `extra`; `size_bytes`; its key, if what is done is
 # left out (see `only_new`). It takes 210 bytes of a local runner's memory; a record took 750. An entry without a name is a block
-# of keys, of the kind in its second part: `_DONE` or `_BEGUN`.
+# of keys, of the kind in its second part: `_DONE` or `_RESUMED`.
 _Listed = tuple[bytes, str, int, bytes]
-_DONE, _BEGUN = "done", "begun"
+_DONE, _RESUMED = "done", "resumed"
 _Named = tuple[bytes, str, int]  # an image to read: the first three
 _GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one worker may take at the end
 
@@ -61,7 +62,9 @@ class ReadImages(Source):
     Only names are shuffled, never images' bytes.
 
     Args:
-      inputs: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord files; local or `gs://`.
+      inputs: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord files, archives,
+        videos; local or
+        `gs://`.
         Or a mapping from the name that messages show to its patterns, one of which must name something.
       read: How to read.
       exclude: The job's output. This program's own files there, and in results folders below an input, are skipped.
@@ -70,8 +73,9 @@ class ReadImages(Source):
       retry_seconds: How long an image is retried while storage fails.
       done: Which images of the ledger in `exclude` are complete, and skipped; None: none are.
       again: With `done`: replays the dead letters in `exclude`, too.
-      begun: Spill files of a killed run of this command. Their images count as read, and are not read again.
+      resumed: Spill files of a killed run of this command. Their images count as read, and are not read again.
       worker_context: What remote workers must reach before they begin; None: the launcher's process does all.
+      max_megapixels: Videos of larger frames are refused.
       rebalance: Whether to spread the names over the workers again after doubles are dropped. Else the worker that drops the
         doubles of a partition reads all of its images.
     """
@@ -84,8 +88,9 @@ class ReadImages(Source):
     retry_seconds: float = RETRY_SECONDS
     done: CompletionRule | None = None
     again: DeadLetterReplay | None = None
-    begun: Sequence[SpillFile] = ()
+    resumed: Sequence[SpillFile] = ()
     worker_context: WorkerContext | None = None
+    max_megapixels: float = MAX_MEGAPIXELS
     rebalance: bool = True
 
     def __post_init__(self) -> None:
@@ -102,7 +107,7 @@ class ReadImages(Source):
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
         """Wires listing, dropping of doubles, and reading, in one line: a Flatten would make the runner keep all images."""
         listed, distinct = self.list(begin)
-        opening = _OpenTFRecords(self._listing(), self.read, self.retry_seconds)
+        opening = _OpenTFRecords(self._listing(), self.read, self.retry_seconds, self.max_megapixels)
         opened = distinct.refs | "OpenTFRecords" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
         read = opened.images | "ReadAhead" >> beam.ParDo(ReadAhead(self.read, self.retry_seconds)).with_outputs(
             "dead", main="images"
@@ -111,29 +116,23 @@ class ReadImages(Source):
             read.images,
             (opened.dead, read.dead) | "AllUnread" >> beam.Flatten(),
             (listed.counted, distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten(),
-            distinct.expected,
         )
 
     def list(self, begin: beam.pvalue.PBegin) -> tuple[Any, _Distinct]:
         """Wires the steps that need no bytes: the listing, and the distinct images to read; both have `refs` and `counted`."""
-        find = beam.FlatMap(_find_folders, self._patterns, self.exclude if self.done else "", self.begun)
+        find = beam.FlatMap(_find_folders, self._patterns, self.exclude if self.done else "", self.resumed)
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
         listing = beam.ParDo(_ListImages(self._listing(), self.worker_context))
         listed = spread | "ListImages" >> listing.with_outputs("counted", main="refs")
         gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
         distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="groups")
-        groups, expected = distinct.groups, tuple[beam.PCollection[int], ...]()
-        if self.rebalance:
-            groups = distinct.groups | "SpreadImages" >> beam.Reshuffle()
-            sizes = distinct.groups | "GroupSizes" >> beam.Map(len)
-            expected = (sizes | "CountExpected" >> beam.CombineGlobally(sum),)
-        refs = groups | "EachImage" >> beam.FlatMap(_refs_of)
-        return listed, _Distinct(refs, distinct.counted, expected)
+        groups = distinct.groups | "SpreadImages" >> beam.Reshuffle() if self.rebalance else distinct.groups
+        return listed, _Distinct(groups | "EachImage" >> beam.FlatMap(_refs_of), distinct.counted)
 
     def _listing(self) -> _Listing:
         allowed = (*self.allowed, *folders_of(self._patterns))
-        return _Listing(self.exclude, self.done, self.again, self.begun, allowed)
+        return _Listing(self.exclude, self.done, self.again, self.resumed, allowed)
 
 
 class _Listing(NamedTuple):
@@ -142,39 +141,44 @@ class _Listing(NamedTuple):
     exclude: str
     done: CompletionRule | None
     again: DeadLetterReplay | None
-    begun: Sequence[SpillFile]
+    resumed: Sequence[SpillFile]
     allowed: Sequence[str]
 
 
-def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str, begun: Sequence[SpillFile]) -> Iterator[list[Any]]:
+def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str, resumed: Sequence[SpillFile]) -> Iterator[list[Any]]:
     """Places to list, files of the ledger and spill files, in groups that one worker reads side by side."""
-    for pieces in (pieces_of(patterns), iter(list_files_of_rows(ledger) if ledger else ()), iter(begun)):
+    for pieces in (pieces_of(patterns), iter(list_files_of_rows(ledger) if ledger else ()), iter(resumed)):
         while group := list(islice(pieces, MAX_PARALLEL)):
             yield group
 
 
 class _Distinct(NamedTuple):
-    """The distinct images to read; what was counted; and their number, if the names are spread."""
+    """The distinct images to read, and what was counted."""
 
     refs: beam.PCollection[ImageRef]
     counted: beam.PCollection[JobStats]
-    expected: tuple[beam.PCollection[int], ...]
 
 
 class _Counting(beam.DoFn):
     """Outputs the count of each bundle when it ends."""
 
     def start_bundle(self) -> None:
-        self._tally = JobStats()
+        self._stats = JobStats()
 
     def _skip(self, images: int = 1, *, done: bool = False) -> None:
         """Counts skipped images; `done`: an earlier run or a stream has done them."""
-        self._tally.skipped += images
-        self._tally.done += images if done else 0
+        self._stats.skipped += images
+        self._stats.done += images if done else 0
         metrics.count_skipped(images)
 
+    def _leave_out(self, kind: str) -> None:
+        self._stats.read += 1
+        self._stats.leave_out(kind)
+        metrics.count_read()
+        self._skip()
+
     def finish_bundle(self) -> Iterator[Any]:
-        counted = GlobalWindows.windowed_value_at_end_of_window(self._tally)
+        counted = GlobalWindows.windowed_value_at_end_of_window(self._stats)
         yield beam.pvalue.TaggedOutput("counted", counted)
 
 
@@ -191,14 +195,14 @@ class _ListImages(_Counting):
 
     def start_bundle(self) -> None:
         super().start_bundle()
-        self._blocks = {_DONE: KeyBlocks(), _BEGUN: KeyBlocks()}
+        self._blocks = {_DONE: KeyBlocks(), _RESUMED: KeyBlocks()}
 
     def process(self, group: Sequence[Piece | RowsFile | SpillFile]) -> Iterator[tuple[int, _Listed]]:
         files = [each for each in group if isinstance(each, RowsFile)]
         if files and self._of.done:
             yield from _as_listed(_DONE, self._blocks[_DONE].add(keys_completed(files, self._of.done)))
         spills = [each for each in group if isinstance(each, SpillFile)]
-        yield from _as_listed(_BEGUN, self._blocks[_BEGUN].add(keys_resumed(spills)))
+        yield from _as_listed(_RESUMED, self._blocks[_RESUMED].add(keys_resumed(spills)))
         for ref in self._refs(files, [each for each in group if not isinstance(each, (RowsFile, SpillFile))]):
             if not _holds_images(ref.uri):
                 metrics.count_read()
@@ -215,12 +219,6 @@ class _ListImages(_Counting):
         for what, blocks in self._blocks.items():
             yield from map(GlobalWindows.windowed_value_at_end_of_window, _as_listed(what, blocks.flush()))
         yield from super().finish_bundle()
-
-    def _leave_out(self, kind: str) -> None:
-        self._tally.read += 1
-        self._tally.leave_out(kind)
-        metrics.count_read()
-        self._skip()
 
 
 def _as_listed(what: str, blocks: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, _Listed]]:
@@ -243,7 +241,7 @@ class _DropDoubles(_Counting):
     def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[list[_Named]]:
         best: dict[bytes, tuple[bool, str, int]] = {}
         keys: dict[bytes, bytes] = {}
-        blocks: dict[str, list[bytes]] = {_DONE: [], _BEGUN: []}
+        blocks: dict[str, list[bytes]] = {_DONE: [], _RESUMED: []}
         images = doubles = 0
         for name, extra, size_bytes, key in partition[1]:
             if not name:
@@ -256,15 +254,15 @@ class _DropDoubles(_Counting):
                 images += 1
                 doubles += known is not None
                 keys[name] = max(keys.get(name, b""), key)
-        all_begun = ResumedNames(blocks[_BEGUN])
-        begun = all_begun.among(best)
-        gone = all_begun.but(begun[name] for name in keys if name in begun)  # no longer listed, or in a TFRecord file
-        done = CompletedNames(blocks[_DONE], self._pool).among({name: key for name, key in keys.items() if name not in begun})
-        self._tally.read += images + gone
+        all_resumed = ResumedNames(blocks[_RESUMED])
+        resumed = all_resumed.among(best)
+        gone = all_resumed.but(resumed[name] for name in keys if name in resumed)  # no longer listed, or in a TFRecord file
+        done = CompletedNames(blocks[_DONE], self._pool).among({name: key for name, key in keys.items() if name not in resumed})
+        self._stats.read += images + gone
         metrics.count_read(gone)
         self._skip(doubles)
         self._skip(len(done), done=True)
-        wanted = [(name, *of_name[1:]) for name, of_name in best.items() if name not in done and name not in begun]
+        wanted = [(name, *of_name[1:]) for name, of_name in best.items() if name not in done and name not in resumed]
         yield from ([each] for each in wanted if _holds_images(name_of(each[0])))
         names = (each for each in wanted if not _holds_images(name_of(each[0])))
         while group := list(islice(names, _GROUP_IMAGES)):
@@ -277,20 +275,21 @@ def _refs_of(group: Iterable[_Named]) -> Iterator[ImageRef]:
 
 
 def _holds_images(name: str) -> bool:
-    """Whether a name is that of a container of images: a TFRecord file, a dead letter, or a bad line of a manifest."""
-    return is_tfrecord(name) or is_letter(name) or is_bad_line(name)
+    """Whether a name is that of what holds images: a container, a dead letter, or a bad line of a manifest."""
+    return is_container(name) or is_letter(name) or is_bad_line(name)
 
 
 class _OpenTFRecords(_Counting):
-    """Replaces a TFRecord file or a dead letter by its images, without those that are done or begun; other refs pass."""
+    """Replaces a container or a dead letter by its images, without those that are done or resumed; other refs pass."""
 
-    def __init__(self, of: _Listing, read: ReadConfig, retry_seconds: float):
+    def __init__(self, of: _Listing, read: ReadConfig, retry_seconds: float, max_megapixels: float):
         self._of = of
-        self._max_bytes = int(read.max_file_mb * 1e6)
+        self._read = read
         self._retry_seconds = retry_seconds
+        self._max_megapixels = max_megapixels
 
     def setup(self) -> None:
-        self._begun: Container[ImageRef] = ()
+        self._resumed: Container[ImageRef] = ()
         self._done: Container[ImageRef] | None = None
 
     def process(self, ref: ImageRef) -> Iterator[Any]:
@@ -301,12 +300,15 @@ class _OpenTFRecords(_Counting):
             yield ref
             return
         if self._done is None:
-            self._begun = CompletedKeys(keys_resumed(self._of.begun))
+            self._resumed = CompletedKeys(keys_resumed(self._of.resumed))
             self._done = CompletedKeys.of(self._of.exclude, self._of.done) if self._of.done else ()
         for image in self._images(ref):
-            if image.ref in self._begun:
+            if isinstance(image, str):
+                self._leave_out(kind_of(image))
+                continue
+            if image.ref in self._resumed:
                 continue  # `_DropDoubles` counts it, as a row without a name in the listing
-            self._tally.read += 1
+            self._stats.read += 1
             metrics.count_read()
             if image.ref in self._done:
                 self._skip(done=True)
@@ -318,15 +320,15 @@ class _OpenTFRecords(_Counting):
 
     def _refused(self, ref: ImageRef) -> Any:
         if _holds_images(ref.uri):  # else it was counted when it was listed
-            self._tally.read += 1
+            self._stats.read += 1
             metrics.count_read()
         letter = refusal(ref.uri, self._of.allowed).dead_letter(dataclasses.replace(ref, size_bytes=0))
         metrics.count_result(letter)
         return beam.pvalue.TaggedOutput("dead", letter)
 
-    def _images(self, ref: ImageRef) -> Iterator[EncodedImage | DeadLetter]:
+    def _images(self, ref: ImageRef) -> Iterator[EncodedImage | DeadLetter | str]:
         if is_bad_line(ref.uri):
             return iter((letter_of_line(ref),))
         if self._of.again and is_letter(ref.uri):
             return self._of.again.open(ref, self._retry_seconds)
-        return images_of_file(ref, self._max_bytes, self._retry_seconds)
+        return images_in(ref, self._read, self._retry_seconds, self._max_megapixels)

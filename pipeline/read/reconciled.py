@@ -1,17 +1,16 @@
-"""What of a listing has a result, what has none, and what has one too many: the listing and the ledger side by side.
+"""Full outer join of the listing with the ledger, by an external merge sort: which images have a result, and which have none.
 
-Both are written as sorted spills under their images' names and merged, so that all that is known of one image comes together, and
-memory stays that of one spill however many there are.
+The sort brings everything about one image together, and needs the memory of one spill file, however many images there are.
 
-Each image that is listed has one status:
+Each listed image has one status:
 
-- done: a row of the version that is listed (of any version, where a manifest names none)
-- dead: no row, but a dead letter of this version, or one that does not say of which
+- done: a row of the listed version (of any version, if a manifest names none)
+- dead: no row, but a dead letter of this version, or of an unknown one
 - stale: rows of other versions only
 - missing: none of these
 
-Beside that, doubled: a generation of an image has several rows by one model version; orphaned: rows of an image that the inputs'
-patterns would name, if it were still there.
+Two findings come on top. `doubled`: an image generation has several rows of one model version. `orphaned`: rows of an image that
+the inputs' patterns would name, but which is gone.
 """
 
 from __future__ import annotations
@@ -27,19 +26,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from models.progress import shown
+from pipeline.config import ReadConfig
 from pipeline.failures import FOR_GOOD
+from pipeline.read.containers import file_of, images_in, is_container
 from pipeline.read.list_images import list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.tfrecords import is_tfrecord
-from pipeline.records import row_bytes
-from pipeline.storage.ledger import list_files_of_rows, read_entries
+from pipeline.records import ImageRef, row_bytes
+from pipeline.results.layout import DETECTIONS
+from pipeline.results.ledger import list_files_of_rows, read_entries
 from pipeline.storage.listing import listing_backend_of
 from pipeline.storage.listing_backends import ListingBackend
-from pipeline.storage.results import DETECTIONS
 from pipeline.storage.spill_files import SpillFile, SpillWriter, merge_spills
 
 STATUSES = ("done", "dead", "stale", "missing")
-BESIDE = ("doubled", "orphaned")
+FINDINGS = ("doubled", "orphaned")
 _EXAMPLES = 5
 _LISTED, _ROW, _LETTER = 0, 1, 2
 _DAY = re.compile(r"(?<!\d)((?:19|20)\d\d)[-_/]?([01]\d)[-_/]?([0-3]\d)(?!\d)")
@@ -49,10 +51,10 @@ class Found(NamedTuple):
     """One image with its status.
 
     Attributes:
-      status: One of `STATUSES` or `BESIDE`.
+      status: One of `STATUSES` or `FINDINGS`.
       uri: The image.
-      generation: The version that is listed; of what is not listed, that of a row.
-      reason: Of dead ones, why.
+      generation: The listed version; if none is listed, that of a row.
+      reason: Why a dead image has no row.
     """
 
     status: str
@@ -66,11 +68,11 @@ class Reconciled:
     """The outcome.
 
     Attributes:
-      counts: Images by status, those of `BESIDE` too.
-      examples: A few of each.
+      counts: Images by status, those of `FINDINGS` too.
+      examples: A few images of each status.
       days: Images by day (`2026-11-20`; empty where none is known) and status.
-      reasons: Dead ones by reason.
-      left_out: TFRecord files that were listed: what is in them is not looked at.
+      reasons: Dead images by reason.
+      left_out: Listed TFRecord files, whose content is not read.
     """
 
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -86,16 +88,16 @@ class Reconciled:
 
     @property
     def is_transient(self) -> int:
-        """How many are dead for a transient reason."""
+        """How many images failed for a transient reason."""
         return sum(count for reason, count in self.reasons.items() if reason not in FOR_GOOD)
 
     @property
     def is_complete(self) -> bool:
-        """Whether a run with `--only-new` would find nothing to do: each image is done, or permanently dead."""
+        """Whether each image is done or has failed permanently, so that `--only-new` would have nothing to do."""
         return not (self.counts["missing"] or self.counts["stale"] or self.is_transient)
 
     def add(self, found: Found) -> None:
-        """Counts one."""
+        """Counts one finding."""
         self.counts[found.status] += 1
         examples = self.examples.setdefault(found.status, [])
         if len(examples) < _EXAMPLES:
@@ -107,33 +109,42 @@ class Reconciled:
 
 
 def reconcile(
-    patterns: Sequence[str], output: str, model: tuple[str, str] | None = None, tell: Callable[[Found], None] | None = None
+    patterns: Sequence[str],
+    output: str,
+    model: tuple[str, str] | None = None,
+    write: Callable[[Found], None] | None = None,
+    spill_bytes: int = 0,
+    *,
+    read: ReadConfig | None = None,
 ) -> Reconciled:
-    """Compares what inputs name with the rows in a results folder.
+    """Compares the images that inputs name with the rows in a results folder.
 
     Args:
       patterns: Files, folders, globs, manifests, as `--input` takes them.
       output: The results folder or archive, local or `gs://`.
       model: Name and version: rows of others do not count; None: those of all do.
-      tell: Called for each image with its status, sorted by name.
+      write: Called for each image with its status, sorted by name.
+      spill_bytes: Bytes of lines that are held in memory; 0: the default of `SpillWriter`.
+      read: How images were read; it decides which frames of a video are listed.
 
     Raises:
       InputError: An input cannot be listed.
     """
     outcome, scope = Reconciled(), _Scope(patterns)
     with tempfile.TemporaryDirectory(prefix="reconcile-") as folder:
-        spills = _spilled(_all_lines(patterns, output, model, outcome), folder)
-        lines = map(json.loads, merge_spills(spills, folder))
-        for uri, known in groupby(lines, lambda line: line[0]):
+        lines = _all_lines(patterns, output, model, outcome, read or ReadConfig())
+        spills = _spilled(shown(lines, "listing", "images and rows"), folder, spill_bytes)
+        merged = shown(merge_spills(spills, folder), "comparing", "images and rows", sum(spill.lines for spill in spills))
+        for uri, known in groupby(map(json.loads, merged), lambda line: line[0]):
             for found in _statuses(uri, known, scope):
                 outcome.add(found)
-                if tell:
-                    tell(found)
+                if write:
+                    write(found)
     return outcome
 
 
 def day_of(uri: str, generation: str) -> str:
-    """The day of an image: as its name says it, else that of its generation; empty where neither does.
+    """The day in an image's name, else that of its generation; empty if neither has one.
 
     >>> day_of("gs://b/raw/2026/11/20/a.jpg", ""), day_of("cam-20261120.jpg", ""), day_of("a.jpg", "1795226400500000")
     ('2026-11-20', '2026-11-20', '2026-11-21')
@@ -150,12 +161,13 @@ def day_of(uri: str, generation: str) -> str:
 
 
 class _Scope:
-    """Which images the inputs would name, by their patterns."""
+    """Which images the inputs' patterns match."""
 
     def __init__(self, patterns: Iterable[str]):
         self._places: list[ListingBackend] = [listing_backend_of(pattern) for pattern in patterns if not is_manifest(pattern)]
 
     def has(self, uri: str) -> bool:
+        uri = file_of(uri)
         for number, place in enumerate(self._places):
             if uri.startswith(place.folder) and place.matches(uri[len(place.folder) :]):
                 self._places.insert(0, self._places.pop(number))  # the next one mostly lies there, too
@@ -163,13 +175,16 @@ class _Scope:
         return False
 
 
-def _all_lines(patterns: Sequence[str], output: str, model: tuple[str, str] | None, outcome: Reconciled) -> Iterator[list[Any]]:
-    """What is known of each image, in no order: its name, what knows it, and that."""
+def _all_lines(
+    patterns: Sequence[str], output: str, model: tuple[str, str] | None, outcome: Reconciled, read: ReadConfig
+) -> Iterator[list[Any]]:
+    """Every fact about each image, unsorted: its name, the source, and the fact."""
     for ref in list_images(patterns, output):
         if is_tfrecord(ref.uri):
             outcome.left_out += 1
-        else:
-            yield [ref.uri, _LISTED, ref.generation, "", ""]
+            continue
+        for each in _refs_in(ref, read):
+            yield [each.uri, _LISTED, each.generation, "", ""]
     for file in list_files_of_rows(output):
         kind = _ROW if file.kind == DETECTIONS else _LETTER
         for entry in read_entries(file):
@@ -178,15 +193,25 @@ def _all_lines(patterns: Sequence[str], output: str, model: tuple[str, str] | No
                 yield [entry.uri, kind, entry.generation, entry.reason, "/".join(of_model)]
 
 
-def _spilled(lines: Iterable[list[Any]], folder: str) -> list[SpillFile]:
-    spiller, spills = SpillWriter(folder), []
+def _refs_in(ref: ImageRef, read: ReadConfig) -> Iterator[ImageRef]:
+    """A listed image, or those of an archive or video, which are read for it."""
+    if not is_container(ref.uri):
+        yield ref
+        return
+    for image in images_in(ref, read):
+        if not isinstance(image, str):
+            yield image.ref
+
+
+def _spilled(lines: Iterable[list[Any]], folder: str, most_bytes: int) -> list[SpillFile]:
+    spiller, spills = SpillWriter(folder, most_bytes), []
     for line in lines:
         spills += [spill for _, spill in spiller.add(None, row_bytes(line) + b"\n")]
     return spills + [spill for _, spill in spiller.flush()]
 
 
 def _statuses(uri: str, known: Iterable[list[Any]], scope: _Scope) -> Iterator[Found]:
-    """The status of one image, and what is wrong beside it."""
+    """The status of one image, and the findings on top."""
     listed, rows, letters = "", Counter[tuple[str, str]](), dict[str, str]()
     is_listed = False
     for _, kind, generation, reason, of_model in known:
@@ -207,7 +232,7 @@ def _statuses(uri: str, known: Iterable[list[Any]], scope: _Scope) -> Iterator[F
 
 
 def _status(uri: str, listed: str, rows: set[str], letters: dict[str, str]) -> Found:
-    """The status of an image that is listed."""
+    """The status of a listed image."""
     if listed in rows or (rows and not listed):
         return Found("done", uri, listed)
     for generation in (listed, "") if listed else letters:

@@ -21,13 +21,11 @@ class ReadOutputs(NamedTuple):
       images: Images that were read.
       dead: Images that could not be read.
       counted: How many were read and skipped; `read` counts all three kinds.
-      expected: About how many images there are, as one number before any is read; empty if unknown.
     """
 
     images: beam.PCollection[EncodedImage]
     dead: beam.PCollection[DeadLetter]
     counted: beam.PCollection[JobStats]
-    expected: tuple[beam.PCollection[int], ...] = ()
 
 
 class Source(beam.PTransform):

@@ -1,4 +1,4 @@
-"""Draws detections on the thumbnail of an image.
+"""Draws detections on an image or on its thumbnail.
 
 Pillow's own font draws the labels, so a report looks alike on every machine. That font has ASCII glyphs only: Latin names lose
 their accents, and a name in another script becomes `#` and its class id. The report has the exact name next to the picture.
@@ -17,11 +17,12 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from pipeline.records import DetectedImage
-from pipeline.storage.results import MADE_BY
+from pipeline.results.layout import MADE_BY
 
 _JPEG_QUALITY = 85
 _SMALLEST_DRAWN_SIDE = 480  # pixels; on a 32-pixel icon a label would hide the icon
 _LONGEST_LABEL = 28  # characters
+_CROWD = 12  # more objects than this have a small number as their label: names would hide the picture
 _GOLDEN_ANGLE = 0.61803398875  # of a turn; puts neighbouring class ids far apart on the colour wheel
 # Latin letters that Unicode does not decompose into a base letter and an accent
 _PLAIN_LATIN = str.maketrans(
@@ -44,29 +45,35 @@ def can_be_drawn(image: DetectedImage) -> bool:
     return _decoded(image) is not None
 
 
-def annotate(image: DetectedImage) -> bytes:
-    """Draws an image's detections on its thumbnail: a box and a label with class name and confidence, one colour for each class.
+def annotate(image: DetectedImage, pixels_rgb: np.ndarray | None = None) -> bytes:
+    """Draws an image's detections: a box and a label with class name and confidence, one colour for each class.
 
-    Boxes are scaled from the original's pixels to the thumbnail's and clipped to the image.
+    In a crowd a label is the detection's number, from 1 on, in the order of the detections. Boxes are scaled from the original's
+    pixels to the drawn ones and clipped to the image.
 
     Args:
-      image: A result with a thumbnail.
+      image: A result.
+      pixels_rgb: `(h, w, 3) uint8`, upright; default: those of the thumbnail.
 
     Returns:
-      A JPEG of the thumbnail's size, enlarged if that is too small for labels.
+      A JPEG of the size of the pixels, enlarged if that is too small for labels.
 
     Raises:
       ValueError: The image has no thumbnail, or the thumbnail is no picture.
     """
-    canvas = _canvas(image)
+    canvas = _canvas(_thumbnail(image) if pixels_rgb is None else pixels_rgb)
     pen = ImageDraw.Draw(canvas)
     line = max(2, round(max(canvas.size) / 320))
-    font = ImageFont.load_default(size=max(13, round(max(canvas.size) / 36)))
-    marks: list[_Mark] = []
-    for mark in _marks(image, canvas.size):  # most confident first: these get the best places for their labels
+    found, marks = _marks(image, canvas.size), list[_Mark]()
+    crowded = len(image.detections) > _CROWD
+    font = ImageFont.load_default(
+        size=max(11, round(max(canvas.size) / 60)) if crowded else max(13, round(max(canvas.size) / 36))
+    )
+    boxes = np.array([mark.box for mark in found])
+    for mark in found:  # most confident first: these get the best places for their labels
         left, top, right, bottom = font.getbbox(mark.label)
         label_wh = (math.ceil(right - left) + 2 * line, math.ceil(bottom - top) + 2 * line)
-        marks.append(mark._replace(label_at=_place_label(mark.box, label_wh, canvas.size, [m.label_at for m in marks])))
+        marks.append(mark._replace(label_at=_place_label(mark.box, label_wh, canvas.size, [m.label_at for m in marks], boxes)))
     for mark in reversed(marks):  # the most confident lies on top
         pen.rectangle(mark.box, outline=mark.colour, width=line)
     for mark in reversed(marks):
@@ -75,8 +82,13 @@ def annotate(image: DetectedImage) -> bytes:
         pen.text(
             (mark.label_at[0] + line - left, mark.label_at[1] + line - top), mark.label, font=font, fill=text_colour(mark.colour)
         )
+    return marked_jpeg(canvas, _JPEG_QUALITY)
+
+
+def marked_jpeg(picture: Image.Image, quality: int) -> bytes:
+    """A JPEG with the mark of this program, by which a later run knows that it may replace the file."""
     jpeg = io.BytesIO()
-    canvas.save(jpeg, "JPEG", quality=_JPEG_QUALITY, comment=MADE_BY)
+    picture.save(jpeg, "JPEG", quality=quality, comment=MADE_BY)
     return jpeg.getvalue()
 
 
@@ -112,14 +124,18 @@ def _decoded(image: DetectedImage) -> np.ndarray | None:
     return cv2.imdecode(pixels, cv2.IMREAD_COLOR) if pixels.size else None
 
 
-def _canvas(image: DetectedImage) -> Image.Image:
+def _thumbnail(image: DetectedImage) -> np.ndarray:
     bgr = _decoded(image)
     if bgr is None:
         raise ValueError(f"{image.ref.uri!r} has no thumbnail that could be drawn on ({len(image.thumbnail)} bytes)")
-    factor = math.ceil(_SMALLEST_DRAWN_SIDE / max(bgr.shape[:2]))
+    return cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
+
+
+def _canvas(rgb: np.ndarray) -> Image.Image:
+    factor = math.ceil(_SMALLEST_DRAWN_SIDE / max(rgb.shape[:2]))
     if factor > 1:
-        bgr = cv2.resize(bgr, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
-    return Image.fromarray(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB))
+        rgb = cv2.resize(rgb, None, fx=factor, fy=factor, interpolation=cv2.INTER_NEAREST)
+    return Image.fromarray(rgb)
 
 
 def _marks(image: DetectedImage, size_wh: tuple[int, int]) -> list[_Mark]:
@@ -128,35 +144,33 @@ def _marks(image: DetectedImage, size_wh: tuple[int, int]) -> list[_Mark]:
     scale_xyxy = np.array([width / image.width, height / image.height] * 2)
     found = image.detections
     marks = []
-    for box, class_id, name, confidence in zip(
-        found.boxes_xyxy, found.class_ids.tolist(), found.class_names, found.confidences, strict=True
-    ):
+    columns = (found.boxes_xyxy, found.class_ids.tolist(), found.class_names, found.confidences)
+    for place, (box, class_id, name, confidence) in enumerate(zip(*columns, strict=True), 1):
         scaled = box.astype(np.float64) * scale_xyxy
         if not np.isfinite(scaled).all():
             continue
         x0, y0, x1, y1 = (int(edge) for edge in np.clip(np.rint(scaled), 0, [width, height, width, height]))
         x0, y0 = min(x0, width - 1), min(y0, height - 1)
-        label = f"{label_text(name, class_id)} {float(confidence):.2f}"
+        label = str(place) if len(found) > _CROWD else f"{label_text(name, class_id)} {float(confidence):.2f}"
         marks.append(_Mark((x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)), label, class_colour(class_id)))
     return marks
 
 
-def _place_label(box: Rectangle, label_wh: tuple[int, int], size_wh: tuple[int, int], taken: list[Rectangle]) -> Rectangle:
-    """The first place at the box that is inside the picture and covers no other label; else the first inside the picture."""
+def _place_label(
+    box: Rectangle, label_wh: tuple[int, int], size_wh: tuple[int, int], taken: list[Rectangle], boxes: np.ndarray
+) -> Rectangle:
+    """The place at the box and inside the picture that covers least of other labels and, among these, of the boxes."""
     (label_w, label_h), (width, height) = label_wh, size_wh
     x0, y0, x1, y1 = box
-    corners = [
-        (x0, y0 - label_h),
-        (x0, y0),
-        (x0, y1 + 1),
-        (x0, y1 - label_h + 1),
-        (x1 - label_w + 1, y0),
-        (x1 - label_w + 1, y1 - label_h + 1),
-    ]
+    right = x1 - label_w + 1
+    corners = [(x, y) for y in (y0 - label_h, y0, y1 + 1, y1 - label_h + 1) for x in (x0, right)]
     inside = [(max(0, min(x, width - label_w)), y) for x, y in corners if 0 <= y <= height - label_h] or [(0, 0)]
     places = [(x, y, x + label_w - 1, y + label_h - 1) for x, y in inside]
-    return next((place for place in places if not any(_overlap(place, other) for other in taken)), places[0])
+    labels = np.array(taken, np.int64).reshape(-1, 4)
+    return min(places, key=lambda place: (_covered(place, labels), _covered(place, boxes)))
 
 
-def _overlap(a: Rectangle, b: Rectangle) -> bool:
-    return a[0] <= b[2] and b[0] <= a[2] and a[1] <= b[3] and b[1] <= a[3]
+def _covered(place: Rectangle, others: np.ndarray) -> int:
+    """How many pixels of the rectangles `others`, (N, 4) xyxy, lie in a place, each one counted for itself."""
+    wh = np.minimum(place[2:], others[:, 2:]) - np.maximum(place[:2], others[:, :2]) + 1
+    return int(np.clip(wh, 0, None).prod(axis=1).sum())

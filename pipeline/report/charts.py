@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pipeline.report.formats import duration, number
@@ -66,16 +66,33 @@ def throughput_curve(points: Sequence[Sequence[float]], interval_s: float | None
     Returns:
       None if there are too few intervals for a curve: the first and the last are only partly filled.
     """
-    rates, step_s = _rates(points, interval_s)
-    if len(rates) < 3:
+    return _curve(*_steps(points, interval_s, lambda amounts, seconds: sum(amounts) / seconds), unit, digits=1)
+
+
+def latency_curve(points: Sequence[Sequence[float]], interval_s: float) -> Curve | None:
+    """Seconds over time; of intervals that share a step the largest.
+
+    Args:
+      points: `[second since start, milliseconds]`; a missing interval had no results, and is drawn as zero.
+      interval_s: Length of an interval in seconds.
+
+    Returns:
+      None if there are too few intervals for a curve.
+    """
+    return _curve(*_steps(points, interval_s, lambda amounts, _: max(amounts, default=0.0) / 1e3), "s", digits=3)
+
+
+def _curve(values: Sequence[float], step_s: float, unit: str, digits: int) -> Curve | None:
+    if len(values) < 3:
         return None
-    end_s, mean = len(rates) * step_s, sum(rates) / len(rates)
-    top, ticks = _scale(max(rates))
+    end_s, mean = len(values) * step_s, sum(values) / len(values)
+    top, ticks = _scale(max(values))
     line = " ".join(
-        f"{100 * (i + side) / len(rates):.3f},{100 - 100 * rate / top:.3f}" for i, rate in enumerate(rates) for side in (0, 1)
+        f"{100 * (i + side) / len(values):.3f},{100 - 100 * value / top:.3f}" for i, value in enumerate(values) for side in (0, 1)
     )
-    summary = f"{unit} over time: from {number(min(rates), 1)} to {number(max(rates), 1)} in {duration(end_s)}"
-    return Curve(line, Label(_height(mean, top), number(mean, 1)), _height_labels(top, ticks, unit), _time_labels(end_s), summary)
+    summary = f"{unit} over time: from {number(min(values), digits)} to {number(max(values), digits)} in {duration(end_s)}"
+    mean_label = Label(_height(mean, top), number(mean, digits))
+    return Curve(line, mean_label, _height_labels(top, ticks, unit), _time_labels(end_s), summary)
 
 
 def _height(value: float, top: float) -> float:
@@ -83,7 +100,7 @@ def _height(value: float, top: float) -> float:
 
 
 def _height_labels(top: float, ticks: Sequence[float], unit: str) -> list[Label]:
-    digits = 0 if all(tick == int(tick) for tick in ticks) else 1
+    digits = next((places for places in range(3) if all(abs(tick - round(tick, places)) < 1e-9 for tick in ticks)), 3)
     texts = [number(tick, digits) for tick in ticks[:-1]] + [f"{number(ticks[-1], digits)} {unit}"]
     return [Label(_height(tick, top), text, "start") for tick, text in zip(ticks, texts, strict=True)]
 
@@ -121,16 +138,24 @@ def _scale(largest: float) -> tuple[float, list[float]]:
     return max(largest, ticks[-1]), ticks
 
 
-def _rates(points: Sequence[Sequence[float]], interval_s: float | None = None) -> tuple[list[float], float]:
-    """Images per second in equal steps without gaps, and the length of a step in seconds."""
+def _steps(
+    points: Sequence[Sequence[float]], interval_s: float | None, combined: Callable[[list[float], float], float]
+) -> tuple[list[float], float]:
+    """Values in equal steps without gaps, and the length of a step in seconds.
+
+    Args:
+      points: `[second since start, amount]`.
+      interval_s: Length of an interval in seconds; None: the smallest distance between two points.
+      combined: Makes a step's value from the amounts in it and its length in seconds.
+    """
     ordered = sorted((float(second), float(images)) for second, images in points)
     gaps = [later[0] - earlier[0] for earlier, later in itertools.pairwise(ordered) if later[0] > earlier[0]]
     interval = interval_s or min(gaps, default=1.0)
     first = ordered[0][0] if ordered[0][0] < 0 else 0.0
     intervals = round((ordered[-1][0] - first) / interval) + 1
     merged = math.ceil(intervals / _MAX_STEPS)
-    images = [0.0] * math.ceil(intervals / merged)
+    steps: list[list[float]] = [[] for _ in range(math.ceil(intervals / merged))]
     for second, amount in ordered:
-        images[round((second - first) / interval) // merged] += amount
-    widths = [merged] * (len(images) - 1) + [intervals - merged * (len(images) - 1)]
-    return [amount / (width * interval) for amount, width in zip(images, widths, strict=True)], merged * interval
+        steps[round((second - first) / interval) // merged].append(amount)
+    widths = [merged] * (len(steps) - 1) + [intervals - merged * (len(steps) - 1)]
+    return [combined(amounts, width * interval) for amounts, width in zip(steps, widths, strict=True)], merged * interval

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import math
+import urllib.parse
+
+from pipeline.image_formats import video_frame
 
 MISSING = "—"
 _JOINERS = "\u200c\u200d"  # zero-width, but part of correctly written Persian, Hindi and emoji
@@ -16,6 +19,23 @@ def readable(value: object) -> str:
     '<b>\\u202egpj.exe'
     """
     return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode("ascii") for c in str(value))
+
+
+def link(uri: str) -> str:
+    """The address at which a browser shows an image; empty for all but absolute paths, `https` and `gs`.
+
+    >>> link("/photos/clip.mp4#t=12.480")
+    'file:///photos/clip.mp4#t=12.480'
+    >>> link("/photos/a b.jpg"), link("gs://bucket/a#1.jpg"), link("javascript:alert(1)")
+    ('file:///photos/a%20b.jpg', 'https://storage.cloud.google.com/bucket/a%231.jpg', '')
+    """
+    if uri.startswith("https://"):
+        return urllib.parse.quote(uri, safe=":/?#[]@!$&'()*+,;=%", errors="surrogatepass")
+    for start, address in (("/", "file:///"), ("gs://", "https://storage.cloud.google.com/")):
+        if uri.startswith(start):
+            file = (video_frame(uri) or [uri])[0]  # a browser shows a video from the time behind it
+            return address + urllib.parse.quote(file.removeprefix(start).lstrip("/"), errors="surrogatepass") + uri[len(file) :]
+    return ""
 
 
 def number(value: object, digits: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""`report.html`: what a run did, on one page without scripts and without references to other files.
+"""`report.html`: what a run did, on one page without scripts, which loads nothing.
 
 The page is `page.html`, a Jinja2 template, which this module fills. Style, charts and pictures are part of the page, and its
 Content-Security-Policy forbids everything else. File names, class names, messages and settings may hold any text: the environment
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import functools
 import hashlib
 import importlib.resources
@@ -23,31 +24,55 @@ from pipeline.config import Config
 from pipeline.failures import REASONS
 from pipeline.records import DetectedImage
 from pipeline.report.annotate import annotate, class_colour
-from pipeline.report.charts import throughput_curve
-from pipeline.report.formats import MISSING, counted, duration, moment, number, readable, setting
+from pipeline.report.canary import canary_values
+from pipeline.report.charts import Curve, latency_curve, throughput_curve
+from pipeline.report.confidences import confidence_values
+from pipeline.report.formats import MISSING, counted, duration, link, moment, number, readable, setting
 
 _SHOWN_CLASSES = 30
 _SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/*.jsonl
 _SHOWN_DETECTIONS = 30  # per sample
+_FILTERED_CLASSES, _FILTERED_CONFIDENCES = 16, (50, 70, 90)  # of samples; report.css has a rule for each
 _STAGES = ("read", "decode", "model", "predict", "postprocess")  # in the order of the data; others come after them
 _LATENCIES = {"event_to_publish_ms": "event-to-publish", "latency_ms": "in-hand-to-result"}
+_OVER_TIME = {
+    "event_to_publish_ms": "event-to-publish, mean of an interval",
+    "in_hand_to_result_ms": "in-hand-to-result, mean of an interval",
+    "backlog_age_ms": "Age of the oldest message read",
+}
 _LATENCY_NAMES = {"p50": "median", "p90": "90 %", "p99": "99 %", "max": "slowest"}
 _MAPPINGS = ("images", "model", "batch_sizes", "dead_by_reason", "classes", "stage_seconds", "config", *_LATENCIES)
-_SHOWN_AS_THEY_ARE = ("started_at", "finished_at", "wall_seconds", "command")
+_SHOWN_AS_THEY_ARE = ("started_at", "finished_at", "wall_seconds", "command", "warnings")
 
 Bar = tuple[str, float | None, str, str]  # name, share of the longest, figure, note beside it
 
 
-def render_report(summary: Mapping[str, Any], samples: Sequence[DetectedImage], dead_letters: Sequence[Mapping[str, Any]]) -> str:
+def render_report(
+    summary: Mapping[str, Any], samples: Sequence[tuple[str, DetectedImage]], dead_letters: Sequence[Mapping[str, Any]]
+) -> str:
     """Renders the report page.
 
     Args:
       summary: The content of `summary.json`; the page leaves out what a missing key would show.
-      samples: Results to show as pictures; one without a thumbnail gets a placeholder.
+      samples: Results to show as pictures, each with its purpose; one without a thumbnail gets a placeholder.
       dead_letters: Rows as in `dead_letters/*.jsonl`, all or examples of each reason.
 
     Returns:
       A complete HTML document, to be written as UTF-8.
+    """
+    pictures = [(purpose, image, _inline(image)) for purpose, image in samples]
+    return environment().get_template("page.html").render(**page_style(), **report_values(summary, pictures, dead_letters))
+
+
+def report_values(
+    summary: Mapping[str, Any], samples: Sequence[tuple[str, DetectedImage, str]], dead_letters: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The values that `page.html` shows.
+
+    Args:
+      summary: The content of `summary.json`; the page leaves out what a missing key would show.
+      samples: Results to show, each with its purpose and the URL of its annotated picture; empty: a placeholder.
+      dead_letters: Rows as in `dead_letters/*.jsonl`, all or examples of each reason.
     """
     summary = {**summary, **{key: summary.get(key) or {} for key in _MAPPINGS}}
     unit = "messages" if summary.get("mode") == "streaming" else "images"
@@ -55,39 +80,51 @@ def render_report(summary: Mapping[str, Any], samples: Sequence[DetectedImage], 
     sizes = {int(size): int(n) for size, n in summary["batch_sizes"].items() if int(n) > 0}
     points = summary.get("throughput")
     changed, unchanged = _settings(summary["config"])
-    return (
-        environment()
-        .get_template("page.html")
-        .render(
-            **page_style(),
-            unit=unit,
-            model=" ".join(str(model[key]) for key in ("name", "version") if model.get(key)),
-            **{key: summary.get(key) for key in _SHOWN_AS_THEY_ARE},
-            **_account(summary["images"], unit),
-            mode=summary.get("mode", "batch"),
-            facts=_facts(summary, unit, sum(sizes.values())),
-            reasons=_reasons(summary["dead_by_reason"], dead_letters),
-            samples=[_sample(image) for image in samples],
-            **_classes(summary["classes"]),
-            throughput=throughput_curve(points, summary.get("throughput_interval_s"), f"{unit}/s") if points else None,
-            batches=_bars([(number(size), n, number(n), "") for size, n in sorted(sizes.items())]),
-            calls=counted(sum(sizes.values()), "batch", "batches"),
-            stages=_stages(summary["stage_seconds"], summary["images"].get("detected")),
-            latencies=_latencies(summary),
-            canary=_canary(summary.get("canary")),
-            model_settings=list(_flatten(model)),
-            changed=changed,
-            unchanged=unchanged,
-        )
-    )
+    return {
+        "unit": unit,
+        "model": " ".join(str(model[key]) for key in ("name", "version") if model.get(key)),
+        **{key: summary.get(key) for key in _SHOWN_AS_THEY_ARE},
+        **_account(summary["images"], unit),
+        "mode": summary.get("mode", "batch"),
+        "facts": _facts(summary, unit, sum(sizes.values())),
+        "reasons": _reasons(summary["dead_by_reason"], dead_letters),
+        **_gallery(samples),
+        "samples_title": "Samples",
+        **_classes(summary["classes"]),
+        **confidence_values(summary),
+        "throughput": throughput_curve(points, summary.get("throughput_interval_s"), f"{unit}/s") if points else None,
+        "over_time": _over_time(summary.get("over_time")),
+        "batches": _bars([(number(size), n, number(n), "") for size, n in sorted(sizes.items())]),
+        "calls": counted(sum(sizes.values()), "batch", "batches"),
+        "stages": _stages(summary["stage_seconds"], summary["images"].get("detected")),
+        "latencies": _latencies(summary),
+        "canary": canary_values(summary.get("canary"), summary["config"].get("detect")),
+        "model_settings": list(_flatten(model)),
+        "changed": changed,
+        "unchanged": unchanged,
+    }
 
 
-def page_style() -> dict[str, str]:
-    """The style sheet, and a Content-Security-Policy that allows only this style and no script: for the head of each page."""
-    css = importlib.resources.files("pipeline.report").joinpath("report.css").read_text(encoding="utf-8")
-    style_hash = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode("ascii")
-    policy = f"default-src 'none'; style-src 'sha256-{style_hash}'; img-src data:; base-uri 'none'; form-action 'none'"
-    return {"css": Markup(css), "policy": policy}  # noqa: S704  the project's own
+@functools.cache
+def page_style(*more: str, script: str = "") -> dict[str, str]:
+    """The style and script of a page, and the Content-Security-Policy that allows only these.
+
+    Args:
+      more: Style sheets behind the one of all pages.
+      script: A script, which may call the server of its page and show pictures from there; default: none.
+    """
+    css, code = "".join(map(_own_file, ("report.css", *more))), _own_file(script) if script else ""
+    allowed = f"script-src {_hash(code)}; connect-src 'self'; img-src 'self' data:" if script else "img-src data:"
+    policy = f"default-src 'none'; style-src {_hash(css)}; {allowed}; base-uri 'none'; form-action 'none'"
+    return {"css": Markup(css), "script": Markup(code), "policy": policy}  # noqa: S704  the project's own
+
+
+def _own_file(name: str) -> str:
+    return importlib.resources.files("pipeline.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
 @functools.cache
@@ -131,7 +168,25 @@ def _facts(summary: Mapping[str, Any], unit: str, calls: int) -> list[tuple[str,
     ]
 
 
-def _sample(image: DetectedImage) -> dict[str, Any]:
+def _inline(image: DetectedImage) -> str:
+    """The annotated picture as a `data:` URL; empty where there is none."""
+    with contextlib.suppress(ValueError):
+        return "data:image/jpeg;base64," + base64.b64encode(annotate(image)).decode("ascii")
+    return ""
+
+
+def _gallery(samples: Sequence[tuple[str, DetectedImage, str]]) -> dict[str, Any]:
+    """The samples, and the classes and confidences by which the page filters them; a sample has a CSS class for each."""
+    counts = collections.Counter(name for _, image, _ in samples for name in set(image.detections.class_names))
+    classes = [name for name, _ in counts.most_common(_FILTERED_CLASSES)]
+    return {
+        "samples": [_sample(*sample, classes) for sample in samples],
+        "filter_classes": classes if len(samples) > 1 else [],
+        "filter_confidences": _FILTERED_CONFIDENCES if counts and len(samples) > 1 else (),
+    }
+
+
+def _sample(purpose: str, image: DetectedImage, url: str, filtered: Sequence[str]) -> dict[str, Any]:
     """What the page shows of one image."""
     found, uri = image.detections, image.ref.uri
     classes = collections.Counter(found.class_names).most_common()
@@ -141,16 +196,20 @@ def _sample(image: DetectedImage) -> dict[str, Any]:
         (name, "#{:02x}{:02x}{:02x}".format(*class_colour(class_id)), f"{confidence:.3f}", ", ".join(map(number, box)))
         for name, class_id, confidence, box in itertools.islice(zip(*columns, strict=True), _SHOWN_DETECTIONS)
     ]
-    try:
-        jpeg = annotate(image)
-    except ValueError:
-        jpeg = b""
     return {
         "name": uri.rstrip("/").rpartition("/")[2] or uri,
+        "purpose": purpose[:1].upper() + purpose[1:],
+        "filters": " ".join(
+            [
+                *(f"has-{place}" for place, name in enumerate(filtered, 1) if name in found.class_names),
+                *(f"sure-{least}" for least in _FILTERED_CONFIDENCES if (found.confidences >= least / 100).any()),
+            ]
+        ),
         "uri": uri,
+        "link": link(uri),
         "size": f"{image.width} × {image.height}, {counted(len(found), 'detection')}",  # noqa: RUF001  a times sign
         "content": names or "no objects",
-        "jpeg_base64": base64.b64encode(jpeg).decode("ascii"),
+        "url": url,
         "detections": detections,
         "more": len(found) - len(detections),
     }
@@ -184,7 +243,12 @@ def _reasons(dead_by_reason: Mapping[str, int], dead_letters: Sequence[Mapping[s
             "stages": (stages := sorted({str(letter["stage"]) for letter in letters[reason] if letter.get("stage")})),
             "meaning": "; ".join(REASONS[stage][reason] for stage in stages if reason in REASONS.get(stage, ())).replace("`", ""),
             "examples": [
-                ((letter.get("image") or {}).get("uri", MISSING), letter.get("stage", MISSING), letter.get("message", MISSING))
+                (
+                    (letter.get("image") or {}).get("uri", MISSING),
+                    letter.get("stage", MISSING),
+                    letter.get("message", MISSING),
+                    letter.get("thumbnail_base64"),
+                )
                 for letter in letters[reason][:_SHOWN_LETTERS]
             ],
         }
@@ -210,22 +274,12 @@ def _latencies(summary: Mapping[str, Any]) -> list[Bar]:
     )
 
 
-def _canary(canary: Any) -> dict[str, Any] | None:
-    """A canary and the version in use, as rows of (name, the canary's figure, the other's)."""
-    if not canary:
-        return None
-    times = [ms / 1000 if number(ms) != MISSING else None for ms in (canary.get("mean_ms"), canary.get("stable_mean_ms"))]
-    return {
-        **{key: canary.get(key) for key in ("version", "stable", "mode", "outcome", "why_no_images")},
-        "rows": [
-            ("Images", number(canary.get("images")), ""),
-            ("Failed", number(canary.get("failure_rate"), 5), number(canary.get("stable_failure_rate"), 5)),
-            ("Mean time in the model", *map(duration, times)),
-            ("Agreement with the stable version", number(canary.get("agreement"), 5), ""),
-            ("Shift of scores", number(canary.get("score_shift"), 5), ""),
-            ("Left out, being behind", number(canary.get("left_out")), ""),
-        ],
-    }
+def _over_time(summary: Any) -> list[tuple[str, Curve]]:
+    """The curves of a stream's latencies and backlog, each with its name."""
+    found = summary if isinstance(summary, Mapping) else {}
+    shown = ((name, found.get(key)) for key, name in _OVER_TIME.items())
+    curves = [(name, latency_curve(each["points"], each["interval_s"])) for name, each in shown if each and each["points"]]
+    return [(name, curve) for name, curve in curves if curve]
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[list[tuple[str, list[tuple[str, Any]]]], list[tuple[str, Any]]]:

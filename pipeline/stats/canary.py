@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Annotated, Any
 
+MORE_FAILURES = 0.01  # a canary may fail on this share of images more than the version in use
 _LONGEST_VERSION = 100  # digits; `int` refuses thousands of them
 
 

@@ -22,6 +22,11 @@ def latency_bucket(milliseconds: float) -> int:
     return math.ceil(math.log(min(max(_SHORTEST_MS, milliseconds), _LONGEST_MS), _LATENCY_STEP))
 
 
+def bucket_bounds_ms(number: int) -> tuple[float, float]:
+    """The milliseconds above which and up to which a bucket holds latencies."""
+    return _LATENCY_STEP ** (number - 1), _LATENCY_STEP**number
+
+
 def percentiles_ms(latencies: Mapping[int, int]) -> dict[str, float]:
     """50th, 90th and 99th percentile and maximum in milliseconds, to within a bucket (10 %).
 
@@ -51,7 +56,7 @@ Latencies = Counter[Annotated[int, is_latency_bucket]]  # images by `latency_buc
 
 @dataclasses.dataclass
 class Intervals:
-    """Images by the time of their result, in intervals of equal length, which double when there are too many of them.
+    """Images, or other amounts, by time, in intervals of equal length, which double when there are too many of them.
 
     Intervals begin at multiples of their length since the epoch. So the same images give the same intervals, in any order and
     grouping. A stream of 30 days ends with intervals of 4,096 seconds.
@@ -59,31 +64,37 @@ class Intervals:
     Attributes:
       seconds: Length of an interval, a power of two.
       counts: Images by number of the interval; intervals without images have no entry.
+      largest: Whether an interval keeps the largest of its amounts; else their sum.
     """
 
     seconds: Annotated[int, _is_power_of_two] = 1
     counts: Counter[int] = dataclasses.field(default_factory=Counter)
+    largest: bool = False
 
-    def add(self, time_s: float) -> None:
-        """Counts one image.
+    def add(self, time_s: float, amount: int = 1) -> None:
+        """Counts one image, or adds another amount.
 
         Args:
           time_s: Seconds since the epoch.
+          amount: 0 or more.
         """
-        self.counts[int(time_s) // self.seconds] += 1
+        self._put(self.counts, int(time_s) // self.seconds, amount)
         self._bound()
 
     def merge(self, other: Intervals) -> None:
         """Adds the images of other intervals."""
         self._lengthen(max(self.seconds, other.seconds))
         for number, images in other.counts.items():
-            self.counts[number * other.seconds // self.seconds] += images
+            self._put(self.counts, number * other.seconds // self.seconds, images)
         self._bound()
 
     def since_first(self) -> list[tuple[int, int]]:
         """`(second at which an interval begins, images in it)`, in order; seconds are counted from the first one."""
         first = min(self.counts, default=0)
         return [((number - first) * self.seconds, self.counts[number]) for number in sorted(self.counts)]
+
+    def _put(self, counts: Counter[int], number: int, amount: int) -> None:
+        counts[number] = max(counts[number], amount) if self.largest else counts[number] + amount
 
     def _bound(self) -> None:
         while len(self.counts) > _MOST_INTERVALS:
@@ -94,5 +105,5 @@ class Intervals:
             return
         merged: Counter[int] = Counter()
         for number, images in self.counts.items():
-            merged[number * self.seconds // seconds] += images
+            self._put(merged, number * self.seconds // seconds, images)
         self.seconds, self.counts = seconds, merged

@@ -25,6 +25,7 @@ pool: there the counts would reach `JobStats` only.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from apache_beam.metrics import Metrics
@@ -35,6 +36,7 @@ from pipeline.stats.summary import STAGES
 
 NAMESPACE = "Detection"
 
+_log = logging.getLogger(__name__)
 _OF_VERSIONS = ("swaps", "refusals", "canary_images", "canary_failed", "canary_objects", "canary_matched", "canary_ms")
 _counters = {name: Metrics.counter(NAMESPACE, name) for name in ("read", "skipped", "detected", "dead", *_OF_VERSIONS)}
 _image_bytes = Metrics.distribution(NAMESPACE, "image_bytes")
@@ -72,6 +74,8 @@ def count_result(result: DetectedImage | DeadLetter, image_bytes: int = 0) -> No
         _image_bytes.update(image_bytes)
     if isinstance(result, DeadLetter):
         _counters["dead"].inc()
+        where = {"image": result.ref.uri, "request": result.ref.request_id, "reason": result.reason}
+        _log.info("dead letter: %s", result.message, extra=where)
     else:
         _update_detected(result)
     with PROCESS.lock:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from pipeline.stats.canary import CanaryStats
+from pipeline.stats.samples import NewestImages
 from pipeline.stats.summary import JobStats
 
 
@@ -18,8 +20,64 @@ class ModelStats(Protocol):
     def batch_sizes(self) -> tuple[int, ...]:
         """The allowed batch sizes; empty if unknown."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of how the model runs."""
+
     def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
         """Comparison of the canary with the version in use; waits up to so many seconds for images that it still works at."""
+
+
+class Part:
+    """Counts the work that one part of a job has, and the steps that it has made; thread-safe.
+
+    Attributes:
+      waiting: Images, messages or calls that have begun and not ended.
+      steps: Grows with each progress.
+      stalled_s: Seconds without progress while work waits, by the last look of the watchdog.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.steps = 0
+        self.stalled_s = 0.0
+        self._lock = threading.Lock()
+
+    def begin(self, number: int = 1) -> None:
+        """Adds work."""
+        with self._lock:
+            self.waiting += number
+
+    def end(self, number: int = 1) -> None:
+        """Removes work that is done, or that nobody wants any more."""
+        with self._lock:
+            self.waiting -= number
+            self.steps += 1
+
+    def progressed(self) -> None:
+        """Notes progress without an end, such as a call that failed in time and is tried again."""
+        with self._lock:
+            self.steps += 1
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Surrounds one piece of work."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+
+# each part, in the order of the images' way, with the parts whose progress counts as its own, since it waits for them
+PARTS: dict[str, tuple[str, ...]] = {
+    "archive": (),  # closes windows
+    "pull": (),  # calls Pub/Sub for messages
+    "subscriber": ("read", "detector", "publish"),  # holds messages that no bundle has taken
+    "read": (),  # without those that wait for room
+    "detector": (),
+    "publish": (),  # makes a bundle's rows durable and publishes its messages
+}
 
 
 class ProcessState:
@@ -33,7 +91,12 @@ class ProcessState:
       model_events: What happened to its versions, by the name of the Beam counter; guarded by `lock`.
       entered: Staging folders of the runs that this process has joined as a worker; guarded by `entering`.
       entering: Held while a worker checks what it can reach.
+      summary: The content of the last job's summary.json; empty before its end.
       reporters: Each writes the report of this process for one run.
+      parts: The work of this process, by the name in `PARTS`.
+      failing: Services that fail and are tried again, `Pub/Sub`, `storage` or `archive`, with the error.
+      died: Threads of the run that failed, with the error.
+      newest: The newest images, for the live page.
     """
 
     def __init__(self) -> None:
@@ -44,7 +107,12 @@ class ProcessState:
         self.model_events: Counter[str] = Counter()
         self.entered: set[str] = set()
         self.entering = threading.Lock()
+        self.summary: dict[str, Any] = {}
         self.reporters: list[Callable[[], None]] = []
+        self.parts = {name: Part() for name in PARTS}
+        self.failing: dict[str, str] = {}
+        self.died: dict[str, str] = {}
+        self.newest = NewestImages()
 
     def begin_counting(self, stats: JobStats) -> None:
         """Adds to these statistics all that the steps of this process count from now on."""
@@ -65,6 +133,7 @@ class ProcessState:
         """The same statistics with the facts of this process's model."""
         if self.model:
             stats.batch_sizes, stats.canary = self.model.batch_sizes, self.model.canary_stats()
+            stats.model_notes = self.model.notes
         with self.lock:
             stats.model_events = self.model_events.copy()
         return stats

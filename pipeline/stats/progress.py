@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
+from pipeline.log_lines import LogLines, kept_open
 from pipeline.stats.process import PROCESS
 from pipeline.stats.summary import JobStats
 
-_LINE_SECONDS = 10.0
+_LINE_SECONDS = 10.0  # by default
 
 
 def note(state: str) -> None:
@@ -28,16 +27,32 @@ class ProgressDisplay:
       line: Makes the text of a line, from the seconds since the last one; default: the counts of a batch job, which are a bar
         if standard error is a terminal.
       stats: Returns the statistics to show; default: all that this process counts in the block.
+      every_s: Seconds between two lines.
+      quiet: Whether to show nothing.
+
+    Attributes:
+      stats: The same.
     """
 
-    def __init__(self, line: Callable[[float], str] | None = None, stats: Callable[[], JobStats] | None = None):
+    def __init__(
+        self,
+        line: Callable[[float], str] | None = None,
+        stats: Callable[[], JobStats] | None = None,
+        *,
+        every_s: float | None = None,
+        quiet: bool = False,
+    ):
         self._own = JobStats()
         if not (line or stats):
             PROCESS.begin_counting(self._own)
-        self._stats = stats or functools.partial(PROCESS.copy_of, self._own)
+        self.stats = stats or functools.partial(PROCESS.copy_of, self._own)
         self._line = line or self._counts_line
+        self._formats = isinstance(sys.stderr, LogLines)  # it keeps its descriptor itself
         self._show = self._show_bar if line is None and sys.stderr.isatty() else self._print_lines
-        self._terminal = _kept_open(sys.stderr)
+        if quiet:
+            self._show = lambda: None
+        self._terminal = kept_open(sys.stderr)
+        self._every_s = every_s or _LINE_SECONDS
         self._left = threading.Event()
         self._done = 0
         self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
@@ -55,12 +70,12 @@ class ProgressDisplay:
 
     def _print_lines(self) -> None:
         started = time.monotonic()
-        while not self._left.wait(_LINE_SECONDS):
-            text = f"{time.monotonic() - started:6.0f} s  {self._line(_LINE_SECONDS)}"
-            print(text, file=self._terminal or sys.stderr, flush=True)
+        while not self._left.wait(self._every_s):
+            text = f"{time.monotonic() - started:6.0f} s  {self._line(self._every_s)}"
+            print(text, file=sys.stderr if self._formats else self._terminal or sys.stderr, flush=True)
 
     def _counts_line(self, seconds: float) -> str:
-        stats = self._stats()
+        stats = self.stats()
         total, done = stats.read - stats.skipped, stats.detected + stats.failed
         rate, self._done = (done - self._done) / seconds, done
         if PROCESS.waiting_for and not done:
@@ -74,21 +89,10 @@ class ProgressDisplay:
             left = False
             while not left:
                 left = self._left.wait(0.2)
-                stats = self._stats()
+                stats = self.stats()
                 done = stats.detected + stats.failed
                 bar.total = stats.read - stats.skipped or None
                 # before the bar: a terminal cuts what stands behind it
                 bar.set_description("" if done else PROCESS.waiting_for, refresh=False)
                 bar.set_postfix_str(f"{stats.failed} failed" if done else "", refresh=False)
                 bar.update(done - bar.n)
-
-
-def _kept_open(stream: Any) -> Any:
-    """A second handle of standard error, which works while its descriptor leads elsewhere, as during TensorFlow's import.
-
-    None if it has no descriptor.
-    """
-    try:
-        return os.fdopen(os.dup(stream.fileno()), "w", encoding=stream.encoding, errors="backslashreplace")
-    except (AttributeError, OSError):
-        return None

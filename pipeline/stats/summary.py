@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import datetime
 import math
@@ -9,20 +10,22 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, identity_hash, row_bytes
+from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, row_bytes
 from pipeline.stats.canary import CanaryStats, merge_canaries
+from pipeline.stats.confidences import Confidences, bounded
+from pipeline.stats.doubts import MOST_OBJECTS, doubts
 from pipeline.stats.histogram import Intervals, Latencies, is_latency_bucket, latency_bucket, percentiles_ms
+from pipeline.stats.over_time import OverTime
+from pipeline.stats.samples import Ranked, keep, ranks
 
 STAGES = ("read", "decode", "postprocess")  # each image notes its time in these; the model's time is noted by batch
-OTHER_CLASSES = "(other classes)"
 _EXAMPLES = 20  # dead letters kept for the report, for each reason
 _EXAMPLE_CHARACTERS = 1000  # of each text in an example: a message may name a URI of megabytes
 _MOST_KINDS = 100  # endings of files that are no images
 _KINDS_SHOWN = 8
-_MOST_CLASSES = 5000  # COCO has 80 classes, Open Images 601, LVIS 1,203
 _SUMS = (
     *("read", "skipped", "done", "resumed", "dead", "classes", "batches", "stage_latencies", "latencies", "publish_latencies"),
-    *("versions", "model_events"),
+    *("versions", "model_events", "objects", "outside", "confidences"),
 )
 
 
@@ -41,7 +44,7 @@ class JobStats:
       done: Of the skipped ones, the images that an earlier run or a stream has done.
       resumed: Of `detected` and `dead`, the images that a killed run of the same command has done.
       dead: Dead letters by (stage, reason).
-      classes: Detections by class name; if a model has thousands of names, the rare ones are counted as `OTHER_CLASSES`.
+      classes: Detections by class name; if a model has thousands of names, the rare ones are summed (see `bounded`).
       batches: Device batches by batch size.
       stage_seconds: Seconds by stage, summed over images; stages of different images overlap.
       stage_latencies: The same times as a histogram: how often a stage took so long, by (stage, `latency_bucket`).
@@ -49,8 +52,8 @@ class JobStats:
       publish_latencies: Images of a stream by `latency_bucket`, from the event time to the publishing of the result.
       backlog_age_ms: Age of the oldest message that a stream has read since its last progress line or worker report.
       finished: Detected images by the time of their result.
-      samples: The detected images with a thumbnail that have the smallest ranks.
-      ranks_below: Samples of this rank or a larger one are not kept, since other parts have enough smaller ones.
+      over_time: Latencies and backlog of a stream.
+      pictures: Detected images with a thumbnail and their ranks, by purpose; see `pipeline.stats.samples`.
       dead_examples: A few dead letters of each reason, as rows.
       versions: Images by the model's version.
       last: (when, name, version) of the model last seen.
@@ -58,6 +61,10 @@ class JobStats:
       model_events: What happened to model versions, by the name of the Beam counter: `swaps`, `refusals`, `canary_*`.
       batch_sizes: The allowed batch sizes of the model in use; empty if unknown.
       canary: Comparison of the newest canary with the version in use.
+      model_notes: What a person should know of how the model in use runs.
+      objects: Detected images by number of objects; numbers above `MOST_OBJECTS` count as that.
+      outside: Objects whose box lies for the most part outside of its image.
+      confidences: Detections by class and confidence.
     """
 
     read: int = 0
@@ -74,8 +81,8 @@ class JobStats:
     publish_latencies: Latencies = dataclasses.field(default_factory=Counter)
     backlog_age_ms: float = 0.0
     finished: Intervals = dataclasses.field(default_factory=Intervals)
-    samples: list[tuple[int, DetectedImage]] = dataclasses.field(default_factory=list)
-    ranks_below: float = math.inf
+    over_time: OverTime = dataclasses.field(default_factory=OverTime)
+    pictures: Ranked[DetectedImage] = dataclasses.field(default_factory=dict)
     dead_examples: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
     versions: Counter[str] = dataclasses.field(default_factory=Counter)
     last: tuple[float, str, str] = (0.0, "", "")
@@ -83,6 +90,10 @@ class JobStats:
     model_events: Counter[str] = dataclasses.field(default_factory=Counter)
     batch_sizes: tuple[int, ...] = ()
     canary: CanaryStats | None = None
+    model_notes: tuple[str, ...] = ()
+    objects: Counter[int] = dataclasses.field(default_factory=Counter)
+    outside: int = 0
+    confidences: Confidences = dataclasses.field(default_factory=Confidences)
 
     @property
     def model(self) -> tuple[str, str]:
@@ -109,9 +120,12 @@ class JobStats:
         self.left_out[kind if kind in self.left_out or len(self.left_out) < _MOST_KINDS else "other"] += files
 
     def add_detected(self, image: DetectedImage, samples: int) -> None:
-        """Counts one detected image; keeps it if it is among the `samples` images of the smallest ranks."""
+        """Counts one detected image; keeps it if it has a thumbnail and may be one of the job's `samples` samples."""
         self.classes.update(image.detections.class_names)
-        self._bound_classes()
+        self.classes = bounded(self.classes)
+        self.objects[min(len(image.detections), MOST_OBJECTS)] += 1
+        self.confidences.add(image.detections.class_names, image.detections.confidences)
+        self.outside += int(image.mostly_outside().sum())
         timing = image.timing
         if timing.led_batch:
             self.batches[timing.led_batch] += 1
@@ -123,15 +137,17 @@ class JobStats:
         self.began = min(self.began, timing.finished_at - timing.latency)
         self.versions[image.model_version] += 1
         self.last = max(self.last, (timing.finished_at, image.model_name, image.model_version))
-        if samples and image.thumbnail and (rank := identity_hash(image.ref.identity)) < self.ranks_below:
-            self.samples = _smallest([*self.samples, (rank, image)], samples)
+        if samples and image.thumbnail:
+            keep(self.pictures, ranks(image), image, samples)
 
     def add_dead(self, letter: DeadLetter) -> None:
         """Counts one dead letter."""
         self.dead[letter.stage, letter.reason] += 1
         examples = self.dead_examples.setdefault(letter.reason, [])
         if len(examples) < _EXAMPLES:
-            examples.append(_shortened(dead_letter_row(dataclasses.replace(letter, payload=b""))))
+            row = _shortened(dead_letter_row(dataclasses.replace(letter, payload=b"")))
+            thumbnail = {"thumbnail_base64": base64.b64encode(letter.thumbnail).decode()} if letter.thumbnail else {}
+            examples.append({**row, **thumbnail})
 
     def as_resumed(self) -> JobStats:
         """The same statistics, with all results counted as those of a killed run."""
@@ -139,41 +155,40 @@ class JobStats:
 
     def copy(self) -> JobStats:
         """An independent copy; it shares the images of the samples, which do not change."""
-        return merge_stats([self], len(self.samples))
+        copied = merge_stats([self], 0)
+        copied.pictures = {purpose: list(kept) for purpose, kept in self.pictures.items()}
+        return copied
 
     def merge(self, other: JobStats, samples: int) -> None:
-        """Adds other statistics to these, and keeps the `samples` images of the smallest ranks."""
+        """Adds other statistics to these, and keeps what may be one of the job's `samples` samples."""
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for kind, files in other.left_out.items():
             self.leave_out(kind, files)
-        self._bound_classes()
+        self.classes = bounded(self.classes)
         self.finished.merge(other.finished)
+        self.over_time.merge(other.over_time)
         for stage, seconds in other.stage_seconds.items():
             self.stage_seconds[stage] += seconds
-        self.samples = _smallest([*self.samples, *other.samples], samples)
+        for purpose, kept in other.pictures.items():
+            for rank, image in kept:
+                keep(self.pictures, {purpose: rank}, image, samples)
         for reason, examples in other.dead_examples.items():
             self.dead_examples[reason] = [*self.dead_examples.get(reason, []), *examples][:_EXAMPLES]
         self.last = max(self.last, other.last)
         self.began = min(self.began, other.began)
         self.backlog_age_ms = max(self.backlog_age_ms, other.backlog_age_ms)
         self.batch_sizes = max(self.batch_sizes, other.batch_sizes)
+        self.model_notes = max(self.model_notes, other.model_notes)
         self.canary = merge_canaries(each for each in (self.canary, other.canary) if each)
 
     def _add_stage(self, stage: str, seconds: float) -> None:
         self.stage_seconds[stage] += seconds
         self.stage_latencies[stage, latency_bucket(seconds * 1e3)] += 1
 
-    def _bound_classes(self) -> None:
-        if len(self.classes) > 2 * _MOST_CLASSES:
-            detections = self.classes.total()
-            self.classes.pop(OTHER_CLASSES, None)
-            self.classes = Counter(dict(self.classes.most_common(_MOST_CLASSES)))
-            self.classes[OTHER_CLASSES] = detections - self.classes.total()
-
 
 def merge_stats(parts: Iterable[JobStats], samples: int) -> JobStats:
-    """The statistics of all parts, with the `samples` images of the smallest ranks."""
+    """The statistics of all parts, with what may be one of the job's `samples` samples."""
     merged = JobStats()
     for part in parts:
         merged.merge(part, samples)
@@ -196,6 +211,7 @@ class RunFacts:
       canary: Comparison of the canary with the version in use; None without a canary.
       submitted_at: When the launcher handed the job to a runner with processes of its own. From then to `ready_at` the runner
         queues the job and starts workers, which load the model. 0: all steps ran in the launcher's process.
+      model_notes: What a person should know of how the model ran.
     """
 
     started_at: float
@@ -208,6 +224,7 @@ class RunFacts:
     allowed_batch_sizes: tuple[int, ...] = ()
     canary: CanaryStats | None = None
     submitted_at: float = 0.0
+    model_notes: tuple[str, ...] = ()
 
     def elsewhere(self, began: float) -> RunFacts:
         """The facts of a job that was submitted at `ready_at`.
@@ -238,10 +255,17 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         "dead_by_stage": _summed((stage, n) for (stage, _), n in stats.dead.items()),
         "classes": dict(stats.classes.most_common()),
         "detections": stats.classes.total(),
+        "confidences": stats.confidences.as_dict(),
+        **(
+            {"warnings": warnings}
+            if (warnings := [*facts.model_notes, *doubts(stats.objects, stats.outside, facts.config)])
+            else {}
+        ),
         "latency_ms": percentiles_ms(stats.latencies),
         **({"event_to_publish_ms": percentiles_ms(stats.publish_latencies)} if stats.publish_latencies else {}),
         "throughput": [list(interval) for interval in stats.finished.since_first()],
         "throughput_interval_s": stats.finished.seconds,
+        **({"over_time": over_time} if (over_time := stats.over_time.as_dict()) else {}),
         "model": {
             "name": stats.model[0],
             "version": stats.model[1],
@@ -292,10 +316,6 @@ def _shortened(row: dict[str, Any]) -> dict[str, Any]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _EXAMPLE_CHARACTERS else text[: _EXAMPLE_CHARACTERS - 1] + "…"
-
-
-def _smallest(samples: list[tuple[int, DetectedImage]], size: int) -> list[tuple[int, DetectedImage]]:
-    return sorted(samples, key=lambda sample: sample[0])[:size]
 
 
 def _iso(seconds: float) -> str:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 
 from pipeline.errors import ModelError, OutputError
+from pipeline.results.layout import check_output
+from pipeline.results.run import Run
 from pipeline.stats.process import PROCESS, ProcessState
 from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_reports import StatsReporter
-from pipeline.storage.results import check_output
-from pipeline.storage.staging import is_introduced, output_of
 
 _BEGIN_SECONDS = 900.0  # a worker that replaces a lost one much later may find that the launcher of a stream has left
 
@@ -23,14 +23,16 @@ class WorkerContext:
     """What the workers of a job must reach.
 
     Attributes:
-      staging: The run's folder, in the results folder.
+      run: The run.
       check_model: Raises a `ModelError` if the model cannot be reached.
-      launched_at: When the launcher made that folder, seconds since the epoch; 0: the job is a template's and has no launcher.
+      launched_at: When the launcher made its folder, seconds since the epoch; 0: the job is a template's and has no launcher.
+      watch: Begins to watch the worker process, where a stuck one is ended.
     """
 
-    staging: str
+    run: Run
     check_model: Callable[[], object]
     launched_at: float = 0.0
+    watch: Callable[[], object] | None = None
 
     def check_worker(self, figures: Callable[[], JobStats] | None = None, process: ProcessState = PROCESS) -> None:
         """Checks, once in each process and before it works, what it can reach; then starts its reports to the launcher.
@@ -44,19 +46,21 @@ class WorkerContext:
           ModelError: This worker cannot reach the model.
         """
         with process.entering:
-            if self.staging in process.entered:
+            if self.run.folder in process.entered:
                 return
             self._check()
-            if is_introduced(self.staging):
+            if self.run.has_state():
                 own = JobStats()
                 if not figures:
                     process.begin_counting(own)
-                StatsReporter(self.staging, figures or functools.partial(process.copy_of, own), process=process).start()
-            process.entered.add(self.staging)
+                StatsReporter(self.run, figures or functools.partial(process.copy_of, own), process=process).start()
+            if self.watch:
+                self.watch()
+            process.entered.add(self.run.folder)
 
     def _check(self) -> None:
-        output, here = output_of(self.staging), f"the worker on {socket.gethostname()}"
-        if abs(time.time() - self.launched_at) < _BEGIN_SECONDS and not is_introduced(self.staging):
+        output, here = self.run.output, f"the worker on {socket.gethostname()}"
+        if abs(time.time() - self.launched_at) < _BEGIN_SECONDS and not self.run.has_state():
             raise OutputError(
                 f"output {output}: expected a folder that launcher and workers share, such as gs://<bucket>/<folder>, but {here} "
                 "does not find in it what the launcher has begun"

@@ -16,13 +16,13 @@ import uuid
 from collections.abc import Callable
 
 from pipeline.data_format import pack, unpack
+from pipeline.results.renewal import keep_renewing
+from pipeline.results.run import Run
 from pipeline.stats.canary import CanaryStats, merge_canaries
 from pipeline.stats.process import PROCESS, ModelStats, ProcessState
 from pipeline.stats.summary import JobStats
 from pipeline.storage.files import list_files, make_folder, write_file
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.renewal import keep_renewing
-from pipeline.storage.staging import is_introduced
 from pipeline.storage.state import read_checked
 
 TELL_SECONDS = 3.0
@@ -38,17 +38,15 @@ class StatsReporter:
     """Writes the report of this process, as long as the run's folder exists.
 
     Args:
-      staging: The run's folder.
+      run: The run.
       stats: Returns the statistics of this process.
       every_s: Seconds between reports.
       process: Where the model is, and where this reporter is listed.
     """
 
-    def __init__(
-        self, staging: str, stats: Callable[[], JobStats], every_s: float = TELL_SECONDS, process: ProcessState = PROCESS
-    ):
-        self._staging = staging
-        self._path = f"{staging}/{_REPORTS}/{uuid.uuid4().hex}"
+    def __init__(self, run: Run, stats: Callable[[], JobStats], every_s: float = TELL_SECONDS, process: ProcessState = PROCESS):
+        self._run = run
+        self._path = f"{run.folder}/{_REPORTS}/{uuid.uuid4().hex}"
         self._stats = stats
         self._every_s = every_s
         self._process = process
@@ -69,7 +67,7 @@ class StatsReporter:
                 self._written = content
 
     def _tell_again(self) -> bool:
-        if not is_introduced(self._staging):
+        if not self._run.has_state():
             self._process.reporters.remove(self.tell)
             return False
         self.tell()
@@ -102,12 +100,12 @@ class WorkerReports:
     """Reads the reports of a run's workers, for its launcher.
 
     Args:
-      staging: The run's folder, which exists.
+      run: The run, whose folder exists.
       every_s: Seconds between reports; as often this looks for new ones.
     """
 
-    def __init__(self, staging: str, every_s: float = TELL_SECONDS):
-        self._folder = f"{staging}/{_REPORTS}"
+    def __init__(self, run: Run, every_s: float = TELL_SECONDS):
+        self._folder = f"{run.folder}/{_REPORTS}"
         self._every_s = every_s
         self._looked = float("-inf")
         self._reports: list[JobStats] = []
@@ -118,6 +116,11 @@ class WorkerReports:
     def batch_sizes(self) -> tuple[int, ...]:
         """The allowed batch sizes of a worker's model; empty if no worker has reported them."""
         return max((report.batch_sizes for report in self.now()), default=())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes on a worker's model; empty if no worker has reported any."""
+        return max((report.model_notes for report in self.now()), default=())
 
     def canary_stats(self, wait_s: float = 0.0) -> CanaryStats | None:
         """Comparison of the canary with the version in use, over all workers; with `wait_s` from the last reports."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import mimetypes
 import os
+import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-_idle: list[Any] = []  # clients, each with an open connection
+_IDLE_SECONDS = 60.0  # after it a client is closed: servers close idle connections, whose sockets would stay open here
+
+_idle: list[tuple[float, Any]] = []  # since when, and a client with an open connection; the last one is lent first
 os.register_at_fork(after_in_child=_idle.clear)  # a connection belongs to one process
 
 
@@ -18,11 +21,17 @@ def storage_client() -> Iterator[Any]:
     """Lends a client of Beam's to one user at a time; its connection stays open for the next user."""
     from apache_beam.io.gcp.gcsio import GcsIO
 
-    client = _idle.pop() if _idle else GcsIO().client
+    try:
+        client = _idle.pop()[1]
+    except IndexError:
+        client = GcsIO().client
     try:
         yield client
     finally:
-        _idle.append(client)
+        _idle.append((time.monotonic(), client))
+        with contextlib.suppress(IndexError):  # another thread took the last one
+            while _idle[0][0] < time.monotonic() - _IDLE_SECONDS:
+                _idle.pop(0)[1].close()
 
 
 @contextlib.contextmanager
@@ -41,7 +50,7 @@ def server_times(client: Any) -> Iterator[list[float]]:
         hooks.remove(note)
 
 
-def write_object(path: str, content: bytes, *, once: bool = False) -> bool:
+def write_object(path: str, content: bytes, *, if_generation: int | None = None) -> bool:
     """Writes a small object, `gs://…`, in one request: all of it or nothing.
 
     Its content type follows its ending, so that a browser shows a page from its address.
@@ -49,21 +58,23 @@ def write_object(path: str, content: bytes, *, once: bool = False) -> bool:
     Args:
       path: The object.
       content: All of it.
-      once: Write only where there is no object; of several writers at once, one succeeds.
+      if_generation: Write only over this generation; 0: only where there is no object. Of several writers at once, one succeeds.
 
     Returns:
-      False where `once` was given and the object existed, also where it exists because a lost answer made the client try again.
+      False where the object did not have this generation, also where a lost answer made the client try again.
     """
-    from google.api_core.exceptions import PreconditionFailed
+    from google.api_core.exceptions import NotFound, PreconditionFailed
     from google.cloud.storage.retry import DEFAULT_RETRY
 
     kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
-    only_if: dict[str, Any] = {"if_generation_match": 0} if once else {}
+    only_if: dict[str, Any] = {} if if_generation is None else {"if_generation_match": if_generation}
     with storage_client() as client:
         try:
             # a retry is safe without a precondition: the content is the same
-            _blob(client, path).upload_from_string(content, content_type=kind, retry=DEFAULT_RETRY, **only_if)
-        except PreconditionFailed:
+            blob_of(client, path).upload_from_string(content, content_type=kind, retry=DEFAULT_RETRY, **only_if)
+        except (PreconditionFailed, NotFound):
+            if if_generation is None:
+                raise
             return False
     return True
 
@@ -75,7 +86,7 @@ def delete_object(path: str, generation: str = "") -> None:
 
     only_if = {"if_generation_match": int(generation)} if generation else {}
     with storage_client() as client, contextlib.suppress(NotFound, PreconditionFailed):
-        _blob(client, path).delete(retry=DEFAULT_RETRY, **only_if)
+        blob_of(client, path).delete(retry=DEFAULT_RETRY, **only_if)
 
 
 def move_object(path: str, new: str, generation: str) -> bool:
@@ -88,7 +99,7 @@ def move_object(path: str, new: str, generation: str) -> bool:
     from google.cloud.storage.retry import DEFAULT_RETRY
 
     with storage_client() as client:
-        blob, target = _blob(client, path), _blob(client, new)
+        blob, target = blob_of(client, path), blob_of(client, new)
         only_if = {"if_source_generation_match": int(generation)}
         try:
             # keeps content and type; within a bucket no bytes are copied
@@ -103,10 +114,11 @@ def read_range(path: str, start: int, end: int) -> bytes:
     """Reads the bytes `[start, end)` of an object, `gs://…`, in one request."""
     with storage_client() as client:
         # the checksum is of the whole object
-        content: bytes = _blob(client, path).download_as_bytes(start=start, end=end - 1, raw_download=True, checksum=None)
+        content: bytes = blob_of(client, path).download_as_bytes(start=start, end=end - 1, raw_download=True, checksum=None)
     return content
 
 
-def _blob(client: Any, path: str) -> Any:
+def blob_of(client: Any, path: str, generation: str = "") -> Any:
+    """An object, `gs://…`, of the given generation, else of the newest; makes no request."""
     bucket, _, name = path.removeprefix("gs://").partition("/")
-    return client.bucket(bucket).blob(name)
+    return client.bucket(bucket).blob(name, generation=int(generation) if generation else None)

@@ -105,12 +105,16 @@ def folders_of(paths: Iterable[str]) -> set[str]:
     return {posixpath.dirname(path) for path in paths}
 
 
-def write_once(path: str, content: bytes) -> bool:
-    """Writes a whole file unless it exists; whether it did. On Cloud Storage, of several writers at once exactly one succeeds."""
+def write_if_unchanged(path: str, content: bytes, generation: str) -> bool:
+    """Writes a whole file; on Cloud Storage only if the object still has this generation (empty: only where there is none).
+
+    Elsewhere the caller holds a lock.
+
+    Returns:
+      Whether it is known to be written.
+    """
     if path.startswith(GS):
-        return write_object(path, content, once=True)
-    if exists(path):
-        return False
+        return write_object(path, content, if_generation=int(generation or 0))
     write_file(path, content)
     return True
 
@@ -201,13 +205,13 @@ def exists(path: str) -> bool:
 
 
 def generations_of(paths: Iterable[str]) -> dict[str, str]:
-    """The files that exist, each with its generation (see `places.generation_of`)."""
+    """The files that exist, each with its generation (see `listing_backends.generation_of`)."""
 
-    def look(path: str) -> str:
+    def generation(path: str) -> str:
         return generation_of(path) or ("" if path.startswith(GS) or not exists(path) else "unknown")
 
     paths = list(paths)
-    return {path: generation for path, generation in zip(paths, _in_parallel(look, paths), strict=True) if generation}
+    return {path: generation for path, generation in zip(paths, _in_parallel(generation, paths), strict=True) if generation}
 
 
 def move_files(names: Mapping[str, str]) -> None:
@@ -231,9 +235,7 @@ def move_files(names: Mapping[str, str]) -> None:
         gone = [final for path, final in names.items() if path not in left]
         missing = gone and sorted({*gone} - {*generations_of(gone)})
         if missing:
-            raise FileNotFoundError(
-                f"{missing[0]} is neither in staging nor under its name; did somebody remove the staging folder?"
-            )
+            raise FileNotFoundError(f"{missing[0]} is neither in staging nor under its name; was the staging folder removed?")
         try:
             sync(left)
             if _rename({path: names[path] for path in left}, left):
@@ -245,16 +247,12 @@ def move_files(names: Mapping[str, str]) -> None:
             before = left
 
 
-def move_if_generation_match(names: Mapping[str, str], generations: Mapping[str, str]) -> None:
-    """Renames files unless they were moved or overwritten meanwhile.
-
-    Args:
-      names: Path -> new path; a file there is replaced.
-      generations: Path -> its generation (see `generations_of`).
-    """
-    objects, others = _divided(names)
-    _rename({path: names[path] for path in objects}, generations)
-    move_files({path: names[path] for path in others if generation_of(path) == generations[path]})
+def copy_file(path: str, new: str, staging: str) -> None:
+    """Copies a file under another name, which has all of it or nothing; `staging` is for what a kill leaves, on the same disk."""
+    unfinished = f"{staging}/{uuid.uuid4().hex}"
+    make_folder(staging)
+    FileSystems.copy([path], [unfinished])
+    move_files({unfinished: new})
 
 
 def _rename(names: Mapping[str, str], generations: Mapping[str, str]) -> bool:
@@ -274,12 +272,12 @@ def _divided(paths: Iterable[str]) -> tuple[list[str], list[str]]:
     return objects, others
 
 
-def _in_parallel(ask: Callable[[str], _Answer], paths: Sequence[str]) -> list[_Answer]:
-    """Calls `ask` for each path, a few in parallel, since each call waits for storage; the first error ends it."""
+def _in_parallel(call: Callable[[str], _Answer], paths: Sequence[str]) -> list[_Answer]:
+    """Calls `call` for each path, a few in parallel, since each call waits for storage; the first error ends it."""
     if len(paths) == 1:
-        return [ask(paths[0])]
-    with ThreadPoolExecutor(MAX_PARALLEL, "ask-storage") as pool:
-        return list(pool.map(ask, paths))
+        return [call(paths[0])]
+    with ThreadPoolExecutor(MAX_PARALLEL, "storage-calls") as pool:
+        return list(pool.map(call, paths))
 
 
 def make_folder(folder: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -14,10 +15,13 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import InputError
 from pipeline.storage.globs import fixed_beginning, has_wildcard
-from pipeline.storage.listing_backends import GS, FoundFile, ListingBackend, LocalListing, ObjectListing
+from pipeline.storage.listing_backends import GS, FoundFile, ListingBackend, LocalListing, ObjectListing, S3Listing
+from pipeline.storage.s3 import S3
+from pipeline.storage.web import is_web, web_listing
 
 MAX_PARALLEL = 16  # folders listed in parallel; each waits for storage
 _CHUNK = 250  # files of one place, before other places have their turn
+_LIVE = re.compile(r"(rts[pm]|rtmp|rtp|udp|srt)\w?://.*|/dev/video\d*|\d{1,2}", re.DOTALL)  # cameras and live streams
 LONG = 10_000  # names: ten requests
 CUT = 1024  # a billion names in so many parts are 1,000 requests each
 
@@ -28,14 +32,20 @@ def listing_backend_of(pattern: str) -> ListingBackend:
     A folder stands for all files below it except hidden ones: a local folder, a bucket, and anything that ends with a slash.
 
     Raises:
-      InputError: The pattern names no bucket.
+      InputError: The pattern names no bucket, or a camera.
     """
-    if pattern.startswith(GS):
+    if _LIVE.fullmatch(pattern) and not (os.path.isdir(pattern) or os.path.isfile(pattern)):
+        said = "live streams and cameras are not read; record them to files, e.g. with ffmpeg -f segment, and give their folder"
+        raise InputError(f"input {pattern}: {said}")
+    if pattern.startswith((GS, S3)):
+        scheme, kind = (GS, ObjectListing) if pattern.startswith(GS) else (S3, S3Listing)
         pattern += "/" * (pattern.count("/") == 2)
         folder, rest = _split(pattern)
-        if folder.count("/") < 3 or folder[len(GS)] == "/":
-            raise InputError(f"input {pattern}: cannot be listed: expected gs://<bucket>/<name>")
-        return ObjectListing(folder, rest, hidden=not pattern.endswith("/")).normalised()
+        if folder.count("/") < 3 or folder[len(scheme)] == "/":
+            raise InputError(f"input {pattern}: cannot be listed: expected {scheme}<bucket>/<name>")
+        return kind(folder, rest, hidden=not pattern.endswith("/")).normalised()
+    if is_web(pattern):
+        return web_listing(pattern)
     if "://" in pattern:
         return _OtherListing(*_split(pattern), hidden=not pattern.endswith("/"))
     pattern = pattern.removeprefix("./")
@@ -88,14 +98,14 @@ def files_in(place: ListingBackend) -> Iterator[FoundFile]:
     Raises:
       InputError: It cannot be listed.
     """
-    looks = [place.look()]
+    listings = [place.entries()]
     with _listed(place):
-        while looks:
-            found = next(looks[-1], None)
+        while listings:
+            found = next(listings[-1], None)
             if found is None:
-                looks.pop()
+                listings.pop()
             elif isinstance(found, ListingBackend):
-                looks.append(found.look())
+                listings.append(found.entries())
             else:
                 yield found
 
@@ -130,12 +140,14 @@ def files_in_all(places: Iterable[ListingBackend]) -> Iterator[FoundFile]:
 def _listed(place: ListingBackend) -> Iterator[None]:
     try:
         yield
+    except InputError:
+        raise
     except Exception as err:
         said = " ".join(str(err).split())[:300]
         if isinstance(place, _OtherListing):
             scheme = place.pattern.partition("://")[0]
             said = (
-                f"expected files on this machine or on Cloud Storage (gs://bucket/folder/); {scheme}:// is read only where Beam "
+                f"expected files on this machine, gs://bucket/name or s3://bucket/name; {scheme}:// is read only where Beam "
                 f"is set up for it, so copy the images first ({said})"
             )
         raise InputError(f"input {place.pattern}: cannot be listed: {said}") from err
@@ -152,7 +164,7 @@ def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
 class _OtherListing(ListingBackend):
     """A place in another file system of Beam's, which returns all matches at once."""
 
-    def look(self) -> Iterator[FoundFile | ListingBackend]:
+    def entries(self) -> Iterator[FoundFile | ListingBackend]:
         is_name = not has_wildcard(self.pattern)
         (match,) = FileSystems.match([self.pattern if is_name else f"{fixed_beginning(self.pattern)}**"])
         files = [FoundFile(entry.path, entry.size_in_bytes or 0) for entry in match.metadata_list]

@@ -5,6 +5,7 @@ A place yields entry by entry, so that memory stays flat, and can be divided, so
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
+from pipeline.storage import s3
 from pipeline.storage.beginnings import beginnings
 from pipeline.storage.cloud import storage_client
 from pipeline.storage.globs import fixed_beginning, has_wildcard, to_regex
@@ -119,7 +121,7 @@ class ListingBackend:
         """
         return [self]
 
-    def look(self) -> Iterator[FoundFile | ListingBackend]:
+    def entries(self) -> Iterator[FoundFile | ListingBackend]:
         """Yields the files here that match, and the places below in which others may."""
         raise NotImplementedError
 
@@ -131,7 +133,7 @@ class ListingBackend:
 class LocalListing(ListingBackend):
     """A place on a local disk. Links to folders that a wildcard matches are not followed, so there are no circles."""
 
-    def look(self) -> Iterator[FoundFile | ListingBackend]:
+    def entries(self) -> Iterator[FoundFile | ListingBackend]:
         """Lists one folder. A folder that cannot be read is yielded as a file, so that its reader reports the error."""
         if not has_wildcard(self.rest[0]):
             yield from _found(self.here + self.rest[0])
@@ -208,7 +210,7 @@ class ObjectListing(ListingBackend):
     def _one_folder(self) -> bool:
         return self._by_folder or not (self.is_recursive or (self.rest[1:] and "**" not in self.rest[0]))
 
-    def look(self) -> Iterator[FoundFile | ListingBackend]:
+    def entries(self) -> Iterator[FoundFile | ListingBackend]:
         """Lists one folder, or all below it if the rest of the pattern cannot save a request."""
         if not has_wildcard(self.rest[0]):
             yield from self._named()
@@ -229,7 +231,7 @@ class ObjectListing(ListingBackend):
         if blob:
             yield _object(blob)
         elif self.deeper:
-            yield ObjectListing(f"{self.here}{self.rest[0]}/", ("**",), hidden=False)
+            yield type(self)(f"{self.here}{self.rest[0]}/", ("**",), hidden=False)
 
     def _folders(self) -> Iterator[str]:
         for found in self._list(one_folder=True):
@@ -250,8 +252,29 @@ class ObjectListing(ListingBackend):
                 yield from (name[:-1].rpartition("/")[2] for name in page.prefixes if is_here(name))
 
     def _bucket_and_name(self, below: str) -> tuple[str, str]:
-        bucket, _, name = f"{self.here}{below}"[len(GS) :].partition("/")
+        bucket, _, name = f"{self.here}{below}".partition("://")[2].partition("/")
         return bucket, name
+
+
+class S3Listing(ObjectListing):
+    """A place on Amazon S3."""
+
+    def cut(self, wanted: int, long: int) -> list[ListingBackend]:
+        return [self]
+
+    def _named(self) -> Iterator[FoundFile | ListingBackend]:
+        from google.api_core.exceptions import NotFound
+
+        try:
+            yield FoundFile(*s3.look_up(self.here + self.rest[0]))
+        except NotFound:
+            if self.deeper:
+                yield S3Listing(f"{self.here}{self.rest[0]}/", ("**",), hidden=False)
+
+    def _list(self, one_folder: bool) -> Iterator[FoundFile | str]:
+        bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
+        for found in s3.list_objects(bucket, prefix, one_folder):
+            yield found if isinstance(found, str) else FoundFile(*found)
 
 
 def _first_name(client: Any, bucket: str, prefix: str, start: str) -> str | None:
@@ -264,6 +287,12 @@ def generation_of(path: str) -> str:
     """The generation of a file or object, as in a listing; empty if it is missing, or has none."""
     if "://" not in path:
         return next((found.generation for found in _found(path)), "")
+    if path.startswith(s3.S3):
+        from google.api_core.exceptions import NotFound
+
+        with contextlib.suppress(NotFound):
+            return s3.look_up(path)[2]
+        return ""
     if not path.startswith(GS):
         return ""
     bucket, _, name = path[len(GS) :].partition("/")

@@ -1,7 +1,6 @@
-"""More lines than memory holds, in order: written as sorted spills of a bounded size, merged while they are read.
+"""External merge sort (Knuth, The Art of Computer Programming 3, 5.4): sorted spill files of bounded size, merged on reading.
 
-An external merge sort (Knuth, The Art of Computer Programming 3, 5.4): the memory is that of one spill while lines are written,
-and of `_MERGED_AT_ONCE` buffers while they are read, however many lines there are.
+The writer needs the memory of one spill file, the reader that of `_MERGED_AT_ONCE` buffers, however many lines there are.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from typing import Any, NamedTuple
 
 from pipeline.storage.files import create, delete_files, open_part, read_lines
 
-SPOOL_BYTES = 32_000_000
+SPILL_BYTES = 32_000_000
 _MERGED_AT_ONCE = 32
 
 
 class SpillFile(NamedTuple):
-    """Sorted lines in staging: a part of a file.
+    """Sorted lines: a part of a spill file.
 
     Attributes:
       path: The file.
       lines: How many lines.
-      start: At which byte of the file they begin.
-      size_bytes: How many bytes they have.
+      start: Their first byte in the file.
+      size_bytes: Their size.
     """
 
     path: str
@@ -42,20 +41,20 @@ KeyedSpills = Sequence[tuple[Any, SpillFile]]
 
 
 class SpillWriter:
-    """Gathers lines under keys, and writes them to a file, as one sorted spill a key, whenever there are enough of all together.
+    """Collects lines by key; whenever they reach a size together, writes them to a file, sorted, one part for each key.
 
     Args:
-      folder: Where files go; each has a name of its own.
-      most_bytes: How many bytes of lines are held in memory; default: `SPOOL_BYTES`.
+      folder: The folder of the files.
+      most_bytes: How many bytes of lines are held in memory; default: `SPILL_BYTES`.
       ending: What the names of files end with.
-      footer: What follows the spills of a file.
+      footer: Makes the end of a file.
     """
 
     def __init__(
         self, folder: str, most_bytes: int = 0, ending: str = "", footer: Callable[[KeyedSpills], bytes] = lambda _spills: b""
     ):
         self._folder = folder
-        self._most_bytes = most_bytes or SPOOL_BYTES
+        self._most_bytes = most_bytes or SPILL_BYTES
         self._ending = ending
         self._footer = footer
         self._path = ""
@@ -63,17 +62,17 @@ class SpillWriter:
         self._bytes = 0
 
     def add(self, key: Any, line: bytes) -> Iterator[tuple[Any, SpillFile]]:
-        """Takes a line, with its end; gives the spills that are complete now."""
+        """Adds a line, with its end; yields the parts that are complete now."""
         if not self._path:
             self._path = f"{self._folder}/{uuid.uuid4().hex}{self._ending}"
-            self._file = create(self._path)  # now: a disk that takes no file says so before the work is done
+            self._file = create(self._path)  # now, so that a disk that takes no file fails before the work is done
         self._lines.setdefault(key, []).append(line)
         self._bytes += len(line)
         if self._bytes >= self._most_bytes:
             yield from self.flush()
 
     def flush(self) -> Iterator[tuple[Any, SpillFile]]:
-        """Writes and gives what there is."""
+        """Writes and yields all that is left."""
         if not self._path:
             return
         spills: list[tuple[Any, SpillFile]] = []
@@ -89,18 +88,18 @@ class SpillWriter:
 
 
 def merge_spills(spills: Iterable[SpillFile], folder: str) -> Iterator[bytes]:
-    """The lines of all spills, sorted; `folder` is for files of merged lines, if there are too many to be read at once."""
+    """The lines of all parts, sorted; `folder` is for intermediate files, if there are too many parts to be read at once."""
     by_name = {f"{spill.path}:{spill.start}": spill for spill in spills}
     return merge_lines(by_name, folder, lambda name: by_name[name].read())
 
 
 def merge_lines(paths: Iterable[str], folder: str, read: Callable[[str], Iterator[bytes]] = read_lines) -> Iterator[bytes]:
-    """The lines of all files of sorted lines, sorted; equal ones stay.
+    """The lines of sorted files, sorted; equal lines stay.
 
     Args:
-      paths: What to merge; the files stay.
-      folder: Where files of merged lines go, if there are too many to be read at once.
-      read: The lines of a file as they shall be merged, with their ends.
+      paths: The files.
+      folder: For intermediate files, if there are too many files to be read at once.
+      read: Reads the lines of a file, with their ends.
     """
     paths, made = sorted(paths), set[str]()
 
@@ -109,7 +108,7 @@ def merge_lines(paths: Iterable[str], folder: str, read: Callable[[str], Iterato
 
     while len(paths) > _MERGED_AT_ONCE:
         merged = f"{folder}/{uuid.uuid4().hex}"
-        some = min(_MERGED_AT_ONCE, len(paths) - _MERGED_AT_ONCE + 1)  # as few as need be
+        some = min(_MERGED_AT_ONCE, len(paths) - _MERGED_AT_ONCE + 1)  # as few as possible
         first, paths = paths[:some], paths[some:]
         with create(merged) as file:
             file.writelines(heapq.merge(*map(lines_of, first)))

@@ -1,7 +1,7 @@
-"""State files of runs: one reader for all. A file that cannot be read counts as absent, and one line on standard error names it.
+"""The reader of all state files. A file that cannot be read counts as absent, and one line on standard error names it.
 
-A power cut leaves such files empty or cut off, and whoever may write to the results folder may leave anything there. So the
-content of a state file is checked against its type, and a path that it names is used only where it lies in its own folder.
+A power cut may leave a file empty or cut off, and whoever can write to the results folder can leave anything there. So the reader
+checks the content against its type, and callers use a path in it only if the path lies in its own folder.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ from pipeline.data_format import from_plain
 from pipeline.storage.files import exists, read_file
 
 
-def read_state(path: str, kind: Any) -> Any:
+def read_state(path: str, kind: Any, what_to_do: str = "") -> Any:
     """The content of a JSON file as a type (see `data_format`); None where there is no such file, or it cannot be read."""
-    return read_checked(path, lambda content: from_plain(kind, json.loads(content)))
+    return read_checked(path, lambda content: from_plain(kind, json.loads(content)), what_to_do)
 
 
-def read_checked(path: str, parse: Callable[[bytes], Any]) -> Any:
-    """What `parse` makes of a file; None where there is no such file, or `parse` raises a `ValueError`."""
+def read_checked(path: str, parse: Callable[[bytes], Any], what_to_do: str = "") -> Any:
+    """What `parse` makes of a file; None where there is no such file, or `parse` raises a `ValueError`.
+
+    Args:
+      path: The file.
+      parse: Parses its content.
+      what_to_do: The end of the warning that it cannot be read.
+    """
     if not is_own_file(path):
         if os.path.lexists(path):
             warn_unreadable(path, "expected a file")
@@ -33,24 +39,24 @@ def read_checked(path: str, parse: Callable[[bytes], Any]) -> Any:
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError, PermissionError) as err:
-        warn_unreadable(path, " ".join(str(err).split())[:200])
+        warn_unreadable(path, " ".join(str(err).split())[:200] + what_to_do)
         return None
 
 
-@functools.lru_cache(maxsize=1000)  # once each; a run looks at some files many times
+@functools.lru_cache(maxsize=1000)  # once for each file, although a run reads some of them often
 def warn_unreadable(path: str, why: str) -> None:
-    """Says on standard error that a state file counts as absent."""
+    """Prints that a state file counts as absent."""
     shown = path.encode("utf-8", "backslashreplace").decode()
     print(f"warning: {shown} cannot be read and counts as absent: {why}", file=sys.stderr, flush=True)
 
 
 def is_own_file(path: str) -> bool:
-    """Whether a local path is a file itself: no link to one elsewhere, no folder, no pipe. True of objects."""
+    """Whether a local path is a regular file: no link, no folder, no pipe. Always true of objects."""
     return "://" in path or (os.path.isfile(path) and not os.path.islink(path))
 
 
 def lies_in(path: str, folder: str) -> bool:
-    """Whether a path lies below a folder, whatever it is made of: `..`, links, doubled separators."""
+    """Whether a path lies below a folder, also with `..`, links or doubled separators in it."""
     if not path.startswith(f"{folder}/") or "\0" in path or {"", ".", ".."} & {*path[len(folder) + 1 :].split("/")}:
         return False
     return "://" in path or os.path.realpath(path).startswith(f"{os.path.realpath(folder).rstrip('/')}/")

@@ -14,10 +14,10 @@ _SECONDS = 3.0
 def waiting_for(what: str) -> Iterator[None]:
     """Prints one line on standard error if this takes longer than a few seconds; `what` names the service."""
 
-    def say() -> None:
+    def print_notice() -> None:
         print(f"waiting for {what}, which has not answered for {_SECONDS:g} s", file=sys.stderr, flush=True)
 
-    timer = threading.Timer(_SECONDS, say)
+    timer = threading.Timer(_SECONDS, print_notice)
     timer.daemon = True
     timer.start()
     try:

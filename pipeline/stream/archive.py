@@ -1,13 +1,13 @@
 """A local stream's archive: rows are durable before their messages are acknowledged; each window becomes a file afterwards.
 
-    <folder>/.spills-<run>/detections-20261121T020000Z-00000-of-00001-<provenance>-<id>.rows      the rows of one bundle, sorted
-    <folder>/detections/detections-20261121T020000Z-<run>-00000-of-00001.jsonl    those of a window
+    .staging-<run>/archive/detections-20261121T020000Z-00000-of-00001-<provenance>-<id>.rows    the rows of a bundle, sorted
+    detections/detections-20261121T020000Z-<run>-00000-of-00001.jsonl                           those of a window
 
 A bundle's rows are written before the bundle ends, so before its messages are acknowledged. After a crash each message is
 delivered again or has its row here. Memory holds the rows of one bundle only. A window that is over is merged into its file by
 its own run or, after a kill, by the next run in this folder. A kill between two steps may duplicate rows, but loses none.
 
-An archive holds its run's lease (see `storage.lease`) as long as it works. Only the spills of a run whose lease has ended are
+An archive holds its run's lease (see `results.lease`) as long as it works. Only the spills of a run whose lease has ended are
 merged by another run.
 """
 
@@ -34,18 +34,18 @@ from google.api_core import retry
 from pipeline.data_format import from_plain
 from pipeline.read.fetch import is_transient_error
 from pipeline.records import ImageRef, row_bytes
-from pipeline.storage.completion import UNKNOWN, Provenance
+from pipeline.results.completion import UNKNOWN, Provenance
+from pipeline.results.layout import ARCHIVE, STAGING, archive_name, is_run_name, shard_of, time_in_name
+from pipeline.results.lease import alive, if_dead, remove_lock
+from pipeline.results.ledger import write_index
+from pipeline.results.run import Run
+from pipeline.stats.process import PROCESS
 from pipeline.storage.files import create, delete_files, list_files, move_files, read_lines, write_files
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.lease import alive, if_dead
-from pipeline.storage.ledger import write_index
-from pipeline.storage.results import archive_name, is_run_name, shard_of, time_in_name
 from pipeline.storage.spill_files import merge_lines
 from pipeline.storage.state import is_own_file
 
-_SPOOLS = ".spills-"
 _ENDING = ".rows"
-_LOCK = "lock"
 _NAME = re.compile(
     r"(detections|dead_letters)-(\d{8}T\d{6}Z)-(\d{5})-of-(\d{5})-(?:([0-9a-f]*)-)?(?:m([0-9a-f]*)-)?[0-9a-f]+\.rows"
 )
@@ -119,7 +119,7 @@ class Archive:
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._alive = contextlib.ExitStack()
-        self._alive.enter_context(alive(self._spills(run)))
+        self._alive.enter_context(alive(Run(folder, run).folder))
 
     def spill(self, rows: Iterable[ArchivedRow]) -> None:
         """Makes the rows of a bundle durable; waits for storage that fails transiently, and says so."""
@@ -128,13 +128,14 @@ class Archive:
             groups[each.kind, shard_of(each.ref, self._shards)].append(each.row + b"\n")
         if not groups:
             return
-        with self._in_window() as start:
+        with PROCESS.parts["publish"].working(), self._in_window() as start:
             spills: dict[str, bytes] = {}
             for (kind, shard), lines in groups.items():
                 by = f"{self._provenance.settings(kind)}-m{_packed_model(self._provenance)}"
                 name = f"{kind}-{start}-{shard:05d}-of-{self._shards:05d}-{by}-{uuid.uuid4().hex}{_ENDING}"
                 spills[f"{self._spills(self._run)}/{name}"] = b"".join(sorted(lines))
             self._write(spills)
+            PROCESS.failing.pop("archive", None)
 
     def close_windows(self) -> None:
         """Makes files of this run's windows that are over."""
@@ -151,9 +152,9 @@ class Archive:
 
     def recover(self) -> None:
         """Makes files of what killed runs have left here."""
-        runs = {_run_of(path) for path in list_files(f"{escape_glob(self._folder)}/{_SPOOLS}*/*")} - {self._run}
+        runs = {_run_of(path) for path in list_files(f"{escape_glob(self._folder)}/{STAGING}*/{ARCHIVE}/*")} - {self._run}
         for run in sorted(filter(is_run_name, runs)):
-            with if_dead(self._spills(run)) as dead:
+            with if_dead(Run(self._folder, run).folder) as dead:
                 if dead:
                     self._finish(run, lambda _start: True)
                     _remove(self._spills(run))
@@ -161,10 +162,12 @@ class Archive:
     def _say(self, err: Exception) -> None:
         if self._stop.is_set():
             raise err
+        PROCESS.parts["publish"].progressed()  # it has returned, and is tried again
+        PROCESS.failing["archive"] = str(err)[:300]
         _log.warning("the archive cannot be written (%s); waiting", " ".join(str(err).split())[:300])
 
     def _spills(self, run: str) -> str:
-        return f"{self._folder}/{_SPOOLS}{run}"
+        return f"{Run(self._folder, run).folder}/{ARCHIVE}"
 
     @contextlib.contextmanager
     def _in_window(self) -> Iterator[str]:
@@ -186,7 +189,7 @@ class Archive:
         return time_in_name(self._current)
 
     def _finish(self, run: str, is_over: Callable[[str], bool]) -> None:
-        with self._closing:
+        with PROCESS.parts["archive"].working(), self._closing:
             windows: defaultdict[_Window, list[str]] = defaultdict(list)
             for path in list_files(f"{escape_glob(self._spills(run))}/*"):
                 match = _NAME.fullmatch(posixpath.basename(path))
@@ -195,6 +198,7 @@ class Archive:
                     windows[_Window(run, match[1], match[2], int(match[3]), int(match[4]), *provenance)].append(path)
             for window, paths in sorted(windows.items()):
                 self._write_window(window, paths)
+                PROCESS.parts["archive"].progressed()
 
     def _write_window(self, window: _Window, paths: list[str]) -> None:
         """Makes a file of a window's spills; where there is one, it was killed before they went, or more came since."""
@@ -242,14 +246,13 @@ def _digest(line: bytes) -> bytes:
 
 
 def _run_of(path: str) -> str:
-    return posixpath.basename(posixpath.dirname(path)).removeprefix(_SPOOLS)
+    return Run.of_folder(posixpath.dirname(posixpath.dirname(path))).name
 
 
 def _remove(spills: str) -> None:
-    """Removes a local folder whose rows have all become files; whatever else lies there keeps it."""
-    if "://" in spills:
-        return
-    if os.listdir(spills) == [_LOCK]:
-        delete_files([f"{spills}/{_LOCK}"])
-    with contextlib.suppress(OSError):
-        os.rmdir(spills)
+    """Removes a local folder whose rows have all become files, if nothing else lies there, and its run's folder likewise."""
+    if "://" not in spills:
+        with contextlib.suppress(OSError):
+            os.rmdir(spills)
+        with contextlib.suppress(OSError):
+            remove_lock(posixpath.dirname(spills))

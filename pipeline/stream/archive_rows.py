@@ -12,11 +12,11 @@ from apache_beam.transforms.window import FixedWindows, TimestampedValue
 from apache_beam.utils.windowed_value import PaneInfo
 
 from pipeline.records import row_bytes
-from pipeline.storage.completion import UNKNOWN, Provenance
+from pipeline.results.completion import UNKNOWN, Provenance
+from pipeline.results.layout import archive_name, shard_of, time_in_name
+from pipeline.results.ledger import write_index
+from pipeline.results.run import Run
 from pipeline.storage.files import write_file
-from pipeline.storage.ledger import write_index
-from pipeline.storage.results import archive_name, shard_of, time_in_name
-from pipeline.storage.staging import staging_of
 from pipeline.stream.run import steady_time
 
 _LATE_SECONDS = 86_400
@@ -84,7 +84,7 @@ class ArchiveRows(beam.PTransform):
         shard, lines = shard_and_lines
         job = f"{self.job}{pane.index:04x}" if pane.index > 0 else self.job  # late rows do not overwrite the file
         name = archive_name(self.kind, time_in_name(float(window.start)), job, shard, self.shards)
-        write_file(f"{self.folder}/{name}", b"".join(sorted(lines)), staging_of(self.folder, self.job))
+        write_file(f"{self.folder}/{name}", b"".join(sorted(lines)), Run(self.folder, self.job).folder)
         if self.provenance.settings(self.kind):
-            write_index(name, self.folder, self.provenance, staging_of(self.folder, self.job))
+            write_index(name, self.folder, self.provenance, Run(self.folder, self.job).folder)
         return f"{self.folder}/{name}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from google.api_core import exceptions
 
+from pipeline.stats.process import PROCESS
 from pipeline.stream.outgoing import OutgoingMessage
 
 _PUBLISH_LINE_SECONDS = 10.0
@@ -41,8 +42,11 @@ class Publishing:
 
     def wait(self) -> None:
         """Waits until Pub/Sub has all messages."""
-        for topic, message, future in self._open:
-            _wait_published(self._client, topic, message, future)
+        if not self._open:
+            return
+        with PROCESS.parts["publish"].working():
+            for topic, message, future in self._open:
+                _wait_published(self._client, topic, message, future)
         self._open = []
 
 
@@ -58,11 +62,13 @@ def _wait_published(client: Any, topic: str, message: OutgoingMessage, future: A
             future.result(timeout=_PUBLISH_LINE_SECONDS)
             return
         except concurrent.futures.TimeoutError:
+            PROCESS.parts["publish"].progressed()  # the client tries again, and the line tells
             _log.warning("no answer from Pub/Sub for %.0f s while publishing to %s; waiting", time.monotonic() - started, topic)
         except Exception as err:
             if not is_lost_connection(err):
                 raise
             _log.warning("lost Pub/Sub while publishing to %s (%s); publishing again", topic, one_line(err))
+            PROCESS.parts["publish"].progressed()
             future = client.publish(topic, message.data, **message.attributes)
 
 

@@ -18,6 +18,7 @@ from pipeline.stream.outgoing import Outcome
 
 _MAX_BYTES = 128_000_000
 _MAX_FAILED = 100_000
+_MAX_REPEATS, _BETWEEN = 16, "\n"  # messages of repeats in the state of one image; no message id has an end of line
 _ENTRY_BYTES = 500  # of one entry beside the text of its identity and row; measured with 200,000 of them
 
 
@@ -84,7 +85,8 @@ class Attempts:
 
     State is written before an image is read, and a runner commits both together, so an attempt in state has an outcome. A later
     step cannot write to that state, so this process remembers which attempts failed. It does not know how attempts of another
-    process ended. Then the next request tries again, and a second result has the same `detection_id`.
+    process ended. Then the next request tries again, and a second result has the same `detection_id`. But a message that was
+    answered or dropped before a restart, and is delivered again after it, is a repeat: state holds these messages.
 
     Args:
       max_failed: How many failures are remembered; beyond it, all are forgotten and the process counts as another one.
@@ -105,6 +107,15 @@ class Attempts:
         with self._lock:
             return None if last and self._is_repeat(ref, *last) else (self._process, ref.message_id)
 
+    @staticmethod
+    def with_repeat(ref: ImageRef, last: tuple[str, str]) -> tuple[str, str]:
+        """What state is to hold of the last attempt after a repeat: also the repeat's message."""
+        process, messages = last
+        attempt, *repeats = messages.split(_BETWEEN)
+        if ref.message_id not in (attempt, *repeats):
+            repeats = [*repeats, ref.message_id][-_MAX_REPEATS:]
+        return process, _BETWEEN.join([attempt, *repeats])
+
     def end(self, ref: ImageRef, failed: bool) -> None:
         """Notes how the attempt of a message at an image ended."""
         with self._lock:
@@ -114,10 +125,11 @@ class Attempts:
                     self._forget_all()
                 self._failed.add((ref.message_id, ref.uri))
 
-    def _is_repeat(self, ref: ImageRef, process: str, message_id: str) -> bool:
+    def _is_repeat(self, ref: ImageRef, process: str, messages: str) -> bool:
+        attempt, *repeats = messages.split(_BETWEEN)
         if process == self._process:
-            return (message_id, ref.uri) not in self._failed
-        return bool(message_id) and message_id == ref.message_id  # delivered again after a restart: it has been answered
+            return (attempt, ref.uri) not in self._failed
+        return bool(ref.message_id) and ref.message_id in (attempt, *repeats)  # delivered again after a restart
 
     def _forget_all(self) -> None:
         self._process = uuid.uuid4().hex

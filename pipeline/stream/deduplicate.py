@@ -57,9 +57,9 @@ class DropDuplicatesInState(beam.PTransform):
     """Deduplicates before images are read, in durable runner state; repeats are counted and dropped.
 
     Element in and out: `ImageRef`, or `EncodedImage` if the image came with its message; they are shuffled. State holds the
-    process and message of the last attempt at each identity (`Attempts`). After a failed attempt in the same process the next
-    request passes. If a worker has several processes, a request may pass although the image has a result. If detection is in
-    another process than this step, a request may be dropped although the image failed there.
+    process and message of the last attempt at each identity, and the messages of its repeats (`Attempts`). After a failed attempt
+    in the same process the next request passes. If a worker has several processes, a request may pass although the image has a
+    result. If detection is in another process than this step, a request may be dropped although the image failed there.
 
     Args:
       run: The stream's settings. Its `deduplicate_s` is in event time; processing-time timers would delay the archive's windows.
@@ -153,9 +153,10 @@ class _RememberInState(beam.DoFn):
         last: Any = beam.DoFn.StateParam(_LAST),  # noqa: B008  how Beam's parameters are declared
         forget: Any = beam.DoFn.TimerParam(_FORGET),  # noqa: B008
     ) -> Iterator[Any]:
-        image = identity_and_image[1]
-        attempt = self._attempts.begin(_ref_of(image), last.read())
+        image, known = identity_and_image[1], last.read()
+        attempt = self._attempts.begin(_ref_of(image), known)
         if attempt is None:
+            last.write(self._attempts.with_repeat(_ref_of(image), known))
             self._figures.add_duplicate()
             return
         last.write(attempt)

@@ -34,15 +34,18 @@ class LiveStats:
         self._lock = threading.Lock()
         self._stats = JobStats()
         self._before = JobStats()
+        self._last_age_ms = 0.0
 
     def add_request(self, request: Request, publish_time: float) -> None:
         """Counts what a message requests; one without images counts as one."""
         images = max(len(request.images) + len(request.dead_letters), 1)
-        age_ms = max(0.0, time.time() - publish_time) * 1e3
+        now = time.time()
+        age_ms = max(0.0, now - publish_time) * 1e3
         with self._lock:
             self._stats.read += images
             self._stats.skipped += request.skipped
             self._stats.backlog_age_ms = max(self._stats.backlog_age_ms, age_ms)
+            self._stats.over_time.add_backlog(now, age_ms)
         metrics.count_read(images)
         metrics.count_skipped(int(request.skipped))
         metrics.note_backlog_age(age_ms)
@@ -69,12 +72,20 @@ class LiveStats:
         with self._lock:
             self._stats.add_detected(result, self._samples)
             self._stats.publish_latencies[latency_bucket(latency_ms)] += 1
+            self._stats.over_time.add_result(now, result.timing.latency * 1e3, latency_ms)
         metrics.note_latency(latency_ms)
 
     def stats(self) -> JobStats:
         """Everything counted so far."""
         with self._lock:
             return self._stats
+
+    def now(self) -> JobStats:
+        """A copy of the statistics without side effects; the age of the backlog is that of the last two intervals of `told`."""
+        with self._lock:
+            copy = self._stats.copy()
+            copy.backlog_age_ms = max(copy.backlog_age_ms, self._last_age_ms)
+            return copy
 
     def line(self, seconds: float) -> str:
         """What happened since the last line, on one line; `seconds` is how long that is."""
@@ -86,7 +97,7 @@ class LiveStats:
         """A copy of the statistics, for a line or a worker report; the age of the backlog begins anew."""
         with self._lock:
             copy = self._stats.copy()
-            self._stats.backlog_age_ms = 0.0
+            self._last_age_ms, self._stats.backlog_age_ms = copy.backlog_age_ms, 0.0
             return copy
 
 
@@ -111,6 +122,10 @@ class WorkerFigures:
         now = self._merged(workers)
         before, self._before = self._before, now
         return _line(now, before, seconds)
+
+    def now(self) -> JobStats:
+        """The statistics of the latest reports."""
+        return self._merged(self._told.now())
 
     def stats(self) -> JobStats | None:
         """All statistics, once the stream is over; None if no worker has reported.

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.config import Config
 from pipeline.records import ImageRef
+from pipeline.results.completion import UNKNOWN, Provenance
 from pipeline.stats.worker_context import WorkerContext
-from pipeline.storage.completion import UNKNOWN, Provenance
 from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing, connect_subscriber
 from pipeline.stream.dedup_cache import Attempts, DedupCache

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, row_bytes
-from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.archive import ArchivedRow
 from pipeline.stream.clients import Publishing
 from pipeline.stream.dedup_cache import Repeat

@@ -18,6 +18,8 @@ from typing import Any
 
 from google.api_core import exceptions, retry
 
+from pipeline.limits import MEMORY
+from pipeline.stats.process import PROCESS
 from pipeline.stream.clients import is_lost_connection, one_line
 from pipeline.stream.messages import Message, image_count
 from pipeline.stream.threads import RunThreads
@@ -66,6 +68,7 @@ class Subscriber:
         self._changed = threading.Condition()
         self._waiting: deque[_Held] = deque()
         self._held: dict[str, _Held] = {}
+        self._part = PROCESS.parts["subscriber"]
         self._mean_bytes: float | None = None
         self._pulling = threads.start("pulling", self._pull_ahead)
         threads.repeat("extending deadlines", self._extend, _EXTEND_EVERY_SECONDS)
@@ -88,6 +91,7 @@ class Subscriber:
                 if taken and (images > max_images or size > max_bytes):
                     break
                 taken.append(self._waiting.popleft())
+            self._part.end(len(taken))
             self._changed.notify_all()
         return [held.message for held in taken]
 
@@ -145,7 +149,7 @@ class Subscriber:
         """Releases all held messages and closes the connection."""
         self.end_pulling()
         with self._changed:
-            self._waiting.clear()
+            self._clear_waiting()
             ids = list(self._held)
         self.release(ids)
         self._client.close()
@@ -155,10 +159,12 @@ class Subscriber:
         failures = 0
         while not self._stop.is_set():
             try:
-                self._pull_once()
+                with PROCESS.parts["pull"].working():
+                    self._pull_once()
                 failures = 0
-            except exceptions.DeadlineExceeded:
-                continue  # no message came
+                PROCESS.failing.pop("Pub/Sub", None)
+            except exceptions.DeadlineExceeded:  # no message came
+                PROCESS.failing.pop("Pub/Sub", None)
             except Exception as err:
                 if self._stop.is_set():
                     break
@@ -166,6 +172,7 @@ class Subscriber:
                     raise
                 wait_s = _BACK_OFF_SECONDS[min(failures, len(_BACK_OFF_SECONDS) - 1)]
                 failures += 1
+                PROCESS.failing["Pub/Sub"] = one_line(err)
                 _log.warning("lost Pub/Sub (%s); pulling again in %g s", one_line(err), wait_s)
                 self._stop.wait(wait_s)
         self._release_waiting()
@@ -186,7 +193,7 @@ class Subscriber:
     def _has_room(self) -> bool:
         images = sum(held.images for held in self._waiting)
         size = sum(len(held.message.data) for held in self._waiting)
-        return self._stop.is_set() or (images < self._max_images and size < self._max_bytes)
+        return self._stop.is_set() or (images < self._max_images and size < MEMORY.budget(self._max_bytes))
 
     def _pull_size(self) -> int:
         """How many messages the bounds have room for, by the mean size so far."""
@@ -194,7 +201,7 @@ class Subscriber:
         size = sum(len(held.message.data) for held in self._waiting)
         if self._mean_bytes is None:
             return min(_FIRST_PULL_MESSAGES, self._max_images)
-        by_bytes = (self._max_bytes - size) / max(self._mean_bytes, 1.0)
+        by_bytes = (MEMORY.budget(self._max_bytes) - size) / max(self._mean_bytes, 1.0)
         return int(max(1, min(_PULL_MESSAGES, self._max_images - images, by_bytes)))
 
     def _hold(self, received: Any, now: float) -> None:
@@ -208,6 +215,7 @@ class Subscriber:
         held = _Held(message, [received.ack_id], image_count(message), now)
         self._held[message_id] = held
         self._waiting.append(held)
+        self._part.begin()
         size = len(message.data)
         self._mean_bytes = size if self._mean_bytes is None else self._mean_bytes + 0.1 * (size - self._mean_bytes)
 
@@ -234,10 +242,14 @@ class Subscriber:
             held = [self._held.pop(message_id) for message_id in message_ids if message_id in self._held]
         return [ack_id for each in held for ack_id in each.ack_ids]
 
+    def _clear_waiting(self) -> None:
+        self._part.end(len(self._waiting))
+        self._waiting.clear()
+
     def _release_waiting(self) -> None:
         with self._changed:
             ids = [held.message.message_id for held in self._waiting]
-            self._waiting.clear()
+            self._clear_waiting()
             self._changed.notify_all()
         with contextlib.suppress(ValueError):  # the channel is closed already
             self.release(ids)

@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from pipeline.stats.process import PROCESS
+
 _END_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class RunThreads:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_END_SECONDS)
+        PROCESS.died.clear()
         left = [thread.name for thread in self._threads if thread.is_alive()]
         if left:
             _log.warning("still busy after %g s: %s", _END_SECONDS, ", ".join(left))
@@ -66,4 +69,5 @@ class RunThreads:
             work()
         except Exception as err:  # noqa: BLE001  kept for raise_failure
             self._failure = self._failure or err
+            PROCESS.died[threading.current_thread().name] = f"{type(err).__name__}: {err}"
             _log.warning("%s failed: %s: %s", threading.current_thread().name, type(err).__name__, err)

@@ -1,6 +1,6 @@
-"""What a sink is: a transform that takes everything a job found out, and checks its own place before the job starts.
+"""The interface of a sink: a transform that takes all results of a job, and checks its destination before the job starts.
 
-Adding one (a table, a queue, another format) is one module with a `Sink` in it, its section in the config, and its line in
+Adding a sink (a table, a queue, another format) is one module with a `Sink` in it, its section in the config, and its line in
 `graph.sinks`.
 """
 
@@ -15,29 +15,27 @@ from pipeline.stats.summary import JobStats
 
 
 class Results(NamedTuple):
-    """Everything that a job finds out: `read = detected + dead + skipped`.
+    """All results of a job: `read = detected + dead + skipped`.
 
     Attributes:
       detected: The images with a result.
-      dead: The images without one, by the steps that gave them up; parts, since to flatten them would break fused steps up.
-      counted: What was counted beside the records themselves: images read and skipped.
-      expected: One number, known before there are records: about how many there will be; empty where nobody knows.
+      dead: The images without one, by the step that failed; separate, since flattening them would break fused steps up.
+      counted: Statistics beside the records: images read and skipped.
     """
 
     detected: beam.PCollection[DetectedImage]
     dead: tuple[beam.PCollection[DeadLetter], ...]
     counted: beam.PCollection[JobStats]
-    expected: tuple[beam.PCollection[int], ...] = ()
 
 
 class Sink(beam.PTransform):
-    """A place where results go. Element in: `Results`; whatever comes out is left alone."""
+    """A destination of results. Element in: `Results`; the job ignores what comes out."""
 
     def check(self, *, write: bool = True) -> None:
-        """Makes sure, before the job starts, that results can go there.
+        """Makes sure, before the job starts, that results can be written.
 
         Args:
-          write: False: only as far as that can be told without leaving a trace.
+          write: False: checks only as far as possible without writing.
 
         Raises:
           UserError: They cannot; the message says what to change.

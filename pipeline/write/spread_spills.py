@@ -1,8 +1,8 @@
-"""`SpreadSpills`: more rows than one worker merges in a minute are cut into ranges, which many workers merge side by side.
+"""`SpreadSpills`: a sample sort. Rows that one worker would merge too slowly are cut into ranges, which many workers merge.
 
-Each worker merges a group of the spills into one and notes a few of its rows, always the same ones. From all noted rows follows
-where the ranges begin, and each merged spill is cut there. So rows stay sorted over all files, and the same rows give the same
-files, however they were spilled. (A sample sort; no worker reads a spill that another one reads.)
+Each worker merges a group of spill files into one and samples a few of its rows, always the same ones. The sampled rows of all
+groups give the bounds of the ranges, and each merged file is cut there. So rows stay sorted over all files, and equal rows give
+equal files, however they were spilled. No two workers read the same spill file.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pipeline.storage.files import create
 from pipeline.storage.spill_files import SpillFile, merge_spills
 from pipeline.write.spill_rows import BY_ROWS, Shard
 
-ROWS_AT_ONCE = 1_000_000  # of half a minute
-MOST_RANGES = 256  # each worker that merges a range reads a part of as many spills
-_NOTED = 100  # rows a range, so that ranges are equal to within a third
-_NOTED_BYTES = 1000  # of each: its image's name and more
+ROWS_AT_ONCE = 1_000_000  # takes half a minute
+MOST_RANGES = 256  # the worker of a range reads a part of as many files
+_NOTED = 100  # sampled rows for each range: ranges are equal to within a third
+_NOTED_BYTES = 1000  # of a row: its image's name and more
 
-KeyedSpool = tuple[Shard, SpillFile]
+KeyedSpill = tuple[Shard, SpillFile]
 
 
-def count_lines(spills: beam.PCollection[KeyedSpool]) -> AsDict:
+def count_lines(spills: beam.PCollection[KeyedSpill]) -> AsDict:
     """The number of rows of each shard, for the steps that come after."""
     lines = spills | "LinesOfSpills" >> beam.MapTuple(lambda shard, spill: (shard, spill.lines))
     return AsDict(lines | "CountLines" >> beam.CombinePerKey(sum))
@@ -37,14 +37,14 @@ def count_lines(spills: beam.PCollection[KeyedSpool]) -> AsDict:
 
 @dataclasses.dataclass
 class SpreadSpills(beam.PTransform):
-    """Cuts a shard that stands for all files of a kind into shards of about equal size, where it has many rows.
+    """Cuts a shard that stands for all files of a kind into shards of about equal size, if it has many rows.
 
-    Element in: a spill with its shard; out: the same, whose shard's `number` is that of its range where there are several.
-    Bounded. A retried bundle leaves only an orphan in staging.
+    Element in: a spill with its shard; out: the same, with the `number` of its range as the shard's.
+    Bounded. A retried bundle leaves only an unused file.
 
     Args:
-      staging: Folder for unfinished files.
-      rows_at_once: How many rows one worker may merge; a range has that many or more.
+      staging: The run's folder of unfinished files.
+      rows_at_once: The least number of rows of a range.
     """
 
     staging: str
@@ -53,8 +53,8 @@ class SpreadSpills(beam.PTransform):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def expand(self, spills: beam.PCollection[KeyedSpool]) -> beam.PCollection[KeyedSpool]:
-        """Wires two shuffles: of the names of spills, and of the noted rows."""
+    def expand(self, spills: beam.PCollection[KeyedSpill]) -> beam.PCollection[KeyedSpill]:
+        """Wires two shuffles: of the names of spill files, and of the sampled rows."""
         rows = count_lines(spills)
         groups = spills | "KeyByGroup" >> beam.Map(self._by_group, rows) | "GatherGroups" >> beam.GroupByKey()
         merged = groups | "MergeGroups" >> beam.FlatMap(self._merge, rows).with_outputs("noted", main="spills")
@@ -65,13 +65,13 @@ class SpreadSpills(beam.PTransform):
         by_rows = Shard(*shard).shards == BY_ROWS
         return max(1, min(MOST_RANGES, rows[shard] // self.rows_at_once)) if by_rows else 1
 
-    def _by_group(self, keyed: KeyedSpool, rows: Mapping[Shard, int]) -> tuple[tuple[Shard, int], SpillFile]:
+    def _by_group(self, keyed: KeyedSpill, rows: Mapping[Shard, int]) -> tuple[tuple[Shard, int], SpillFile]:
         shard, spill = keyed
         return (shard, crc32(spill.path.encode()) % self._ranges(shard, rows)), spill
 
     def _merge(
         self, group_and_spills: tuple[tuple[Shard, int], Iterable[SpillFile]], rows: Mapping[Shard, int]
-    ) -> Iterator[KeyedSpool | TaggedOutput]:
+    ) -> Iterator[KeyedSpill | TaggedOutput]:
         (shard, _), spills = group_and_spills
         ranges = self._ranges(shard, rows)
         if ranges == 1:
@@ -87,7 +87,7 @@ class SpreadSpills(beam.PTransform):
                     yield TaggedOutput("noted", (shard, line[:_NOTED_BYTES]))
         yield shard, SpillFile(path, lines, 0, size_bytes)
 
-    def _cut(self, keyed: KeyedSpool, rows: Mapping[Shard, int], noted: Mapping[Shard, Iterable[bytes]]) -> Iterator[KeyedSpool]:
+    def _cut(self, keyed: KeyedSpill, rows: Mapping[Shard, int], noted: Mapping[Shard, Iterable[bytes]]) -> Iterator[KeyedSpill]:
         shard, spill = keyed
         ranges = self._ranges(shard, rows)
         if ranges == 1:

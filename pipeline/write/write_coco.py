@@ -1,4 +1,4 @@
-"""Detections as COCO results, with the image list that gives their ids a meaning."""
+"""Detections as COCO results, with the image list that their ids refer to."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 from pipeline.errors import InputError
 from pipeline.records import row_bytes
+from pipeline.results.layout import COCO_IMAGES, COCO_RESULTS
 from pipeline.storage.files import create, read_file
-from pipeline.storage.results import COCO_IMAGES, COCO_RESULTS
 
 _SHOWN = 5  # names of classes
 
 
 @dataclasses.dataclass(frozen=True)
 class GroundTruth:
-    """The ids that somebody else's annotations use.
+    """The ids in COCO annotations.
 
     Attributes:
       image_ids: By file name without its folder.
@@ -34,7 +34,7 @@ def read_ground_truth(path: str) -> GroundTruth:
     """Reads the ids of COCO annotations.
 
     Raises:
-      InputError: These are none.
+      InputError: The file has no COCO annotations.
     """
     try:
         truth = json.loads(read_file(path))
@@ -47,13 +47,13 @@ def read_ground_truth(path: str) -> GroundTruth:
 
 
 class LeftOut(NamedTuple):
-    """What a ground truth does not know, and what its ids therefore leave out or mix up.
+    """Images and detections that the ids of a ground truth leave out or confuse.
 
     Attributes:
-      images: Images that it does not name.
-      detections: Detections, in images that it names, of classes that it does not.
+      images: Images that the ground truth does not have.
+      detections: Detections of classes that it does not have, in images that it has.
       classes: The names of these classes, sorted.
-      same_name: Images that have the name, and so the id, of another one of this run.
+      same_name: Images with the name, and so the id, of another image of this run.
     """
 
     images: int = 0
@@ -62,7 +62,7 @@ class LeftOut(NamedTuple):
     same_name: int = 0
 
     def notes(self, truth: str) -> Iterator[str]:
-        """What is to be said of it, a line each."""
+        """Lines for the user."""
         if self.images:
             yield f"coco/ leaves out {self.images} images that {truth} does not name"
         if self.detections:
@@ -81,8 +81,8 @@ def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = 
 
     Args:
       lines: JSON rows of detections, sorted.
-      folder: The files go below it.
-      truth: Whose ids to use.
+      folder: The folder of `coco/`.
+      truth: The ids to use.
 
     Returns:
       What was left out.
@@ -93,7 +93,7 @@ def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = 
     number, left_out, same_name, seen = 0, 0, 0, set[int]()
     unknown: Counter[str] = Counter()
     with create(f"{folder}/{COCO_RESULTS}") as results_file, create(f"{folder}/{COCO_IMAGES}") as images_file:
-        results, images = _JsonList(results_file, b"["), _JsonList(images_file, b'{"images": [')
+        results, images = JsonList(results_file, b"["), JsonList(images_file, b'{"images": [')
         for row in map(json.loads, lines):
             name = posixpath.basename(row["image"]["uri"])
             if truth and name not in truth.image_ids:
@@ -119,8 +119,8 @@ def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = 
     return LeftOut(left_out, unknown.total(), tuple(sorted(unknown)), same_name)
 
 
-class _JsonList:
-    """A list whose elements are written as they come."""
+class JsonList:
+    """A JSON list that is written element by element."""
 
     def __init__(self, file: Any, beginning: bytes):
         self._file = file
@@ -128,6 +128,7 @@ class _JsonList:
         self._comma = b""
 
     def add(self, element: Any) -> None:
+        """Writes one more element."""
         self._file.write(self._comma + row_bytes(element))
         self._comma = b",\n"
 

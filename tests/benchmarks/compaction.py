@@ -49,10 +49,10 @@ def main() -> None:
 
 def make(rows: int) -> dict[str, Any]:
     """Writes the files and the manifest."""
-    from pipeline.storage.completion import Provenance
+    from pipeline.results.completion import Provenance
+    from pipeline.results.layout import DETECTIONS, archive_name, index_name
+    from pipeline.results.ledger import writing_index
     from pipeline.storage.files import create
-    from pipeline.storage.ledger import writing_index
-    from pipeline.storage.results import DETECTIONS, archive_name, index_name
 
     shutil.rmtree(OUT, ignore_errors=True)
     started, start_mb = (time.monotonic(), time.process_time()), _peak_mb()

@@ -36,9 +36,9 @@ from pipeline.config import Config, WriteConfig
 from pipeline.read import only_new
 from pipeline.read.read_images import ReadImages
 from pipeline.records import DetectedImage, detection_row, row_bytes
-from pipeline.storage.results import DETECTIONS
+from pipeline.results.layout import DETECTIONS
+from pipeline.results.run import Run
 from pipeline.storage.spill_files import SpillWriter
-from pipeline.storage.staging import held, new_staging
 from pipeline.stream.outgoing import detection_message
 from pipeline.write.spill_rows import BY_ROWS, Shard
 from pipeline.write.write_files import WriteFiles
@@ -142,7 +142,7 @@ def _count_shuffled(pipeline: beam.Pipeline) -> None:
 
     class Find(PipelineVisitor):
         def visit_transform(self, node: Any) -> None:
-            if isinstance(node.transform, beam.GroupByKey) and "MergeTallies" not in node.full_label:
+            if isinstance(node.transform, beam.GroupByKey) and "MergeStats" not in node.full_label:
                 shuffled.extend(node.main_inputs.values())
 
     pipeline.visit(Find())
@@ -162,8 +162,8 @@ def shuffled_bytes(folder: Path, sizes: tuple[int, int]) -> float:
             shutil.copy(SAMPLES[number % len(SAMPLES)], images / f"{number:04d}.jpg")
         config = Config(input=(str(images),), output=str(folder / f"out{size}"))
         pipeline = beam.Pipeline(runner=FnApiRunner())
-        staging = new_staging(config.output)
-        with held(staging, {}):
+        staging = Run.new(config.output)
+        with staging.held({}):
             graph.build(pipeline, config, graph.sinks(config, staging), ReadImages([str(images)], exclude=config.output))
             _count_shuffled(pipeline)
             result = pipeline.run()
@@ -176,10 +176,10 @@ def shuffled_bytes(folder: Path, sizes: tuple[int, int]) -> float:
 
 def merge_us(folder: Path) -> float:
     """Time for a row that is merged from spills and indexed, microseconds."""
-    staging = new_staging(str(folder / "merged"))
+    staging = Run.new(str(folder / "merged"))
     (image, *_), shard = detected(), Shard(DETECTIONS, 0, BY_ROWS)
-    with held(staging, {}):
-        spiller, spills = SpillWriter(f"{staging}/spill"), []
+    with staging.held({}):
+        spiller, spills = SpillWriter(f"{staging.folder}/spill"), []
         for number in range(_MERGED_ROWS):
             ref = dataclasses.replace(image.ref, uri=f"{number:09d}-{image.ref.uri}")
             spills += spiller.add(shard, row_bytes(detection_row(dataclasses.replace(image, ref=ref))) + b"\n")

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.process_memory import resident_bytes
+from pipeline.limits import resident_bytes
 from tests.benchmarks.images import BENCH
 from tests.benchmarks.model import make_model
 

@@ -79,7 +79,7 @@ def _through_beam(images: Path, output: Path | None) -> None:
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
     from pipeline.read.read_images import ReadImages
-    from pipeline.storage.completion import CompletionRule
+    from pipeline.results.completion import CompletionRule
 
     done = CompletionRule(_provenance()) if output else None
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
@@ -88,7 +88,7 @@ def _through_beam(images: Path, output: Path | None) -> None:
 
 
 def _provenance() -> Any:
-    from pipeline.storage.completion import Provenance
+    from pipeline.results.completion import Provenance
 
     return Provenance("11111111", "22222222", *_MODEL)
 
@@ -113,9 +113,9 @@ def _make(size: int, share: float) -> None:
 
 
 def _write_ledger(images: Path, output: Path, rows: int) -> None:
+    from pipeline.results.layout import DETECTIONS, index_name, shard_name
+    from pipeline.results.ledger import writing_index
     from pipeline.storage.files import create
-    from pipeline.storage.ledger import writing_index
-    from pipeline.storage.results import DETECTIONS, index_name, shard_name
 
     lines = _rows(images, rows)
     for shard in range(shards := -(-rows // _PER_SHARD)):

@@ -59,15 +59,15 @@ def write(rows: int, parquet: bool, coco: bool) -> dict[str, Any]:
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
     from pipeline.config import WriteConfig
+    from pipeline.results.run import Run
     from pipeline.stats.summary import JobStats
-    from pipeline.storage.staging import held, new_staging
     from pipeline.write.sink import Results
     from pipeline.write.write_files import WriteFiles
 
     shutil.rmtree(OUT, ignore_errors=True)
-    staging, started, start_mb = new_staging(str(OUT)), time.monotonic(), _peak_mb()
+    staging, started, start_mb = Run.new(str(OUT)), time.monotonic(), _peak_mb()
     blocks = random.Random(0).sample(range(0, rows, _BLOCK), len(range(0, rows, _BLOCK)))
-    with held(staging, {}):
+    with staging.held({}):
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
             detected = pipeline | beam.Create(blocks, reshuffle=False) | "Make" >> beam.FlatMap(_images, rows)
             dead = pipeline | "NoDead" >> beam.Create([])

@@ -1,4 +1,4 @@
-"""`deploy/cron.md`: its lines are taken out of the document and run, its units are ones that systemd takes."""
+"""`deploy/cron.md` and `deploy/systemd/`: the crontab's line is taken out of the document and run, systemd accepts the units."""
 
 import json
 import re
@@ -15,9 +15,7 @@ from pipeline.config import load_config
 from tests.conftest import REPO, write_bright_image
 
 TEXT = (REPO / "deploy" / "cron.md").read_text()
-UNITS = dict(
-    re.findall(r"`/etc/systemd/system/(detect-\S+\.(?:service|timer))`.*?\n\n```ini\n(.*?)```", TEXT, re.DOTALL),
-)
+UNITS = {path.name: path.read_text() for path in sorted((REPO / "deploy/systemd").iterdir())}
 DATED = "2026/11/20"
 
 
@@ -29,9 +27,9 @@ def crontab_command() -> str:
     return line.split(maxsplit=5)[5].replace(r"\%", "%")
 
 
-def systemd_command() -> list[str]:
+def systemd_command(unit: str = "detect-backfill.service") -> list[str]:
     """The command as systemd starts it."""
-    (line,) = re.findall(r"^ExecStart=(.*)$", UNITS["detect-backfill.service"], re.MULTILINE)
+    (line,) = re.findall(r"^ExecStart=(.*)$", UNITS[unit], re.MULTILINE)
     assert not re.search(r"(?<!%)%(?!%)", line.replace("%%", "")), "systemd puts something of its own there"
     return shlex.split(line.replace("%%", "%"))
 
@@ -51,6 +49,16 @@ def test_its_flags_are_settings_and_its_days_are_days():
     assert of_beam == []
     assert len(config.patterns()["/srv/raw/{date:%Y/%m/%d}/**"]) == 7
     assert config.when_busy == "skip" and config.allow_empty and config.only_new
+
+
+def test_the_unit_of_a_stream_has_a_command_of_this_program_and_time_to_end():
+    command = systemd_command("detect-stream.service")
+    flags, of_beam = run.make_parser().parse_known_args(flags_of(command))
+    config = load_config(str(REPO / flags.config), run._overrides(flags))
+    assert of_beam == []
+    assert (config.mode, config.monitoring.metrics_port) == ("streaming", 9090)
+    unit = UNITS["detect-stream.service"]
+    assert "TimeoutStopSec=5min" in unit and "RestartPreventExitStatus=2" in unit
 
 
 @pytest.fixture
@@ -96,7 +104,9 @@ def test_systemd_takes_the_units(places, tmp_path):
     for name, text in UNITS.items():
         own = re.sub(r"^(User|Wants|After)=.*\n", "", put(text, places), flags=re.MULTILINE)
         (tmp_path / name).write_text(own.replace("/usr/bin/logger", "/bin/true").replace("/opt/detect", str(REPO)))
-    assert sorted(UNITS) == ["detect-backfill-failed.service", "detect-backfill.service", "detect-backfill.timer"]
+    assert sorted(UNITS) == [
+        *("detect-backfill-failed.service", "detect-backfill.service", "detect-backfill.timer", "detect-stream.service")
+    ]
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / name) for name in UNITS)],
         capture_output=True,
@@ -104,7 +114,7 @@ def test_systemd_takes_the_units(places, tmp_path):
         check=False,
         env={"PATH": "/usr/bin:/bin", "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
     )
-    assert [line for line in done.stderr.splitlines() if "detect-backfill" in line] == []
+    assert [line for line in done.stderr.splitlines() if "detect-" in line] == []
     assert done.returncode == 0, done.stderr
 
 

@@ -22,7 +22,6 @@ from pipeline.errors import ModelError
 from pipeline.launch.streaming import line_of
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.stats.process import PROCESS
-from pipeline.stats.samples import Sampler
 from pipeline.stream.live import LiveStats
 from tests.detect.versioned_models import HW, NEVER, elsewhere, look, opened_detectors, save_version, version_of
 
@@ -195,7 +194,7 @@ def test_a_live_canary_that_hangs_is_waited_for_once_and_not_again_before_it_ans
     detector = Detector(LoadedModel(METADATA, "7", stable), LIVE)
     hanging = LoadedModel(METADATA, "8", engine)
     settings = dataclasses.replace(LIVE, canary_share=1.0)
-    canary = Canary(hanging, "7", settings, lambda images: detector._detect_with(hanging, images, Sampler(0)), longest_s=0.2)
+    canary = Canary(hanging, "7", settings, lambda images: detector._detect_with(hanging, images), longest_s=0.2)
     detector.use_canary(canary)
     assert versions(detector, IMAGES[:1]) == [("7", "7")]
     assert versions(detector, IMAGES[1:]) == [("7", "7")] * 11

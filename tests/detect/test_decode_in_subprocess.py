@@ -177,7 +177,8 @@ class TestDeath:
     @pytest.mark.slow
     def test_no_file_descriptors_and_no_zombies_are_left(self, warm):
         def held():
-            return len(os.listdir("/proc/self/fd"))
+            zombies = [one.pid for one in psutil.Process().children() if one.status() == psutil.STATUS_ZOMBIE]
+            return len(os.listdir("/proc/self/fd")), zombies  # those of other tests stay
 
         before = held()
         for _ in range(5):
@@ -187,7 +188,6 @@ class TestDeath:
             wait_until_gone(child)
             decode_image(BMP, LIMIT)
         assert held() == before
-        assert not [one for one in psutil.Process().children() if one.status() == psutil.STATUS_ZOMBIE]
 
 
 class TestParent:

@@ -1,5 +1,7 @@
 """The detector: encoded images in, one result or dead letter for each out, in their order."""
 
+import base64
+import dataclasses
 import shutil
 
 import cv2
@@ -13,6 +15,7 @@ from pipeline.detect.load_detector import load_detector, shared_detector
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, Output
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
+from pipeline.stats.summary import JobStats
 from tests.tiny_models import bright_box, save_model
 
 CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2)
@@ -29,9 +32,9 @@ def bright(name="a", wh=(640, 480), box=BOX, value=255):
     return encoded(pixels, name)
 
 
-@pytest.fixture(scope="module")
-def detector(bright_model):
-    return load_detector(ModelConfig(path=bright_model), CPU, samples=2)
+@pytest.fixture(scope="module", params=["tensorflow", "openvino"])
+def detector(request, bright_model):
+    return load_detector(ModelConfig(path=bright_model), dataclasses.replace(CPU, engine=request.param), samples=2)
 
 
 def test_each_image_has_its_own_result_in_order_among_broken_ones(detector):
@@ -86,10 +89,10 @@ def test_boxes_are_on_the_original_image_for_each_resize_rule(request, model, wh
     ],
     ids=str,
 )
-def test_settings_have_an_effect(bright_model, settings, names):
-    import dataclasses
-
-    result = load_detector(ModelConfig(path=bright_model), dataclasses.replace(CPU, **settings)).detect([bright()])[0]
+@pytest.mark.parametrize("engine", ["tensorflow", "openvino"])
+def test_settings_have_an_effect(bright_model, settings, names, engine):
+    chosen = dataclasses.replace(CPU, engine=engine, **settings)
+    result = load_detector(ModelConfig(path=bright_model), chosen).detect([bright()])[0]
     assert (result.reason if isinstance(result, DeadLetter) else list(result.detections.class_names)) == names
 
 
@@ -136,6 +139,18 @@ def test_an_image_that_breaks_the_model_is_one_dead_letter(picky_model):
     assert "\n" not in dead[0].message
     assert "unlucky" in dead[0].message or "assertion" in dead[0].message
     assert all(len(result.detections) == 1 for result in results if isinstance(result, DetectedImage))
+
+
+def test_an_image_that_breaks_the_model_is_shown(picky_model):
+    detector = load_detector(ModelConfig(path=picky_model), CPU, samples=2)
+    results = [
+        *detector.detect([bright("5", value=13), bright("6")]),
+        *detector.detect([EncodedImage(ImageRef("7"), b"no image")]),
+    ]
+    assert [(result.ref.uri, bool(result.thumbnail)) for result in results] == [("5", True), ("6", True), ("7", False)]
+    stats = JobStats()
+    stats.add_dead(results[0])
+    assert stats.dead_examples["model_failed"][0]["thumbnail_base64"] == base64.b64encode(results[0].thumbnail).decode()
 
 
 class Failing:

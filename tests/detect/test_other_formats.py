@@ -29,7 +29,7 @@ FIRST_BYTES = {
 }
 COMMANDS = {
     "m.pt": "yolo export model={}/m.pt format=saved_model",
-    "m.onnx": "pip install onnx2tf onnxsim && PATH=$PWD/onnx/bin:$PATH onnx2tf -i {}/m.onnx -o m/1 -osd",
+    "m.onnx": "detect-objects import {}/m.onnx --output m/1",
     "m.h5": "keras.saving.load_model",
     "m.keras": "keras.saving.load_model",
     "m.tflite": "export a SavedModel from what it was made of",
@@ -75,15 +75,14 @@ def test_a_name_of_ultralytics_is_no_file(name, tmp_path, monkeypatch):
 
 
 def test_the_page_and_the_refusal_have_the_same_command_for_onnx():
-    """With the `PATH` that it needs."""
-    command = what_it_is("model.onnx").partition("this makes one of it: ")[2].partition("-o ")[0]
-    assert "PATH=" in command and command in (REPO / "docs" / "models.md").read_text(encoding="utf-8")
+    command = what_it_is("model.onnx").partition("this makes one of it: ")[2].partition("--output ")[0]
+    assert command and command in (REPO / "docs" / "models.md").read_text(encoding="utf-8")
 
 
 def test_a_file_name_that_is_a_command_is_quoted(tmp_path):
     """What somebody copies from the line runs nothing of the file's."""
     (tmp_path / "$(touch x).onnx").write_bytes(b"")
-    assert f"onnx2tf -i '{tmp_path}/$(touch x).onnx' -o '$(touch x)'/1 -osd" in refused(tmp_path)
+    assert f"import '{tmp_path}/$(touch x).onnx' --output '$(touch x)'/1" in refused(tmp_path)
 
 
 def test_the_path_of_the_file_in_it_means_its_folder(tmp_path, bright_model):

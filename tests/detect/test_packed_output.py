@@ -18,13 +18,14 @@ from tests.tiny_models import save_model
 from tests.yolo_exports import INPUT_HW, NAMES, export_yolo, letterboxed, plain_detections
 
 SETTINGS = DetectConfig(batch_sizes=(1, 4), concurrent_batches=2)
-SIZES_WH = [(256, 64), (64, 192), (128, 96), (512, 128)]
+SIZES_WH = [(256, 64), (64, 192), (128, 96), (512, 128), (250, 83), (83, 250)]  # the last two: fractions of input pixels
 
 
 def blocks(size_wh: tuple[int, int], seed: int) -> np.ndarray:
-    """An image of blocks, each of one colour, so that no way to make it smaller changes a pixel: RGB."""
+    """An image of blocks, each of one colour: RGB."""
     draw = np.random.default_rng(seed)
-    return draw.integers(0, 255, (size_wh[1] // 16, size_wh[0] // 16, 3), np.uint8).repeat(16, 0).repeat(16, 1)
+    many = draw.integers(0, 255, (-(-size_wh[1] // 16), -(-size_wh[0] // 16), 3), np.uint8).repeat(16, 0).repeat(16, 1)
+    return np.ascontiguousarray(many[: size_wh[1], : size_wh[0]])
 
 
 def encoded(pixels_rgb: np.ndarray, name: str) -> EncodedImage:
@@ -34,7 +35,7 @@ def encoded(pixels_rgb: np.ndarray, name: str) -> EncodedImage:
 @pytest.mark.parametrize("units", ["pixels", "norm"])
 @pytest.mark.parametrize("layout", ["4+C,M", "M,4+C", "M,5+C", "M,6"])
 def test_the_boxes_are_those_of_a_plain_reading(tmp_path, layout, units):
-    """Of images of four shapes in one batch: units, letterbox, best class, threshold and suppression."""
+    """Of images of six shapes: units, letterbox, best class, threshold and suppression."""
     import tensorflow as tf
 
     folder = export_yolo(tmp_path / "yolo_saved_model", layout, units=units, metadata={})
@@ -130,7 +131,7 @@ def test_the_layout_is_told_by_the_shape_or_asked_for(sizes, classes, layout):
     ("output", "units"),
     [
         pytest.param(np.full((1, 300, 6), 0.9, np.float32), "norm", id="shares"),
-        pytest.param(np.full((1, 300, 6), 30.0, np.float32), "pixels", id="pixels"),
+        pytest.param(np.full((1, 300, 6), [30, 30, 30, 30, 0.5, 1], np.float32), "pixels", id="pixels"),
         pytest.param(
             np.concatenate([np.zeros((1, 299, 6)), np.full((1, 1, 6), 0.5)], 1).astype(np.float32), "norm", id="one box"
         ),

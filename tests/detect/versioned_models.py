@@ -35,8 +35,13 @@ def save_version(path: Path, version: int, call_ms: int = 0, values: int = 1, ou
 
     def predict(images: Any) -> dict[str, Any]:
         many = tf.shape(images)[0]
-        place = (tf.cast(images[0, 0, 0, 0], tf.int32) + (_none_after(call_ms, many) if call_ms else 0)) % values
-        return {"boxes": bright_box(images)[:, None], "scores": tf.fill([many, 1], version / 100 + learnt[place] * 1e-12)}
+        place = (
+            tf.cast(tf.gather(tf.reshape(images, [-1]), 0), tf.int32) + (_none_after(call_ms, many) if call_ms else 0)
+        ) % values
+        return {
+            "boxes": bright_box(images)[:, None],
+            "scores": tf.fill([many, 1], version / 100 + tf.gather(learnt, place) * 1e-12),
+        }
 
     folder = path / str(version)
     save_model(folder, outputs or predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))

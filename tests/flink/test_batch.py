@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.data_format import unpack
 from pipeline.stats.summary import JobStats
-from tests.conftest import REPO
+from tests.conftest import REPO, without_stamps
 from tests.flink.cluster import START_SECONDS, TASKMANAGERS, FlinkCluster, job_flags
 from tests.flink.usage import Shuffled, shuffled
 from tests.processes import running
@@ -69,6 +69,7 @@ def check_shuffled(steps: list[Shuffled]) -> None:
 
 def check_figures(said: str, summary: dict) -> None:
     """How far it is shows while it works; at the end it is what the rows say, whatever was done twice."""
+    said = without_stamps(said)
     shown = [int(done) for done in re.findall(r"^ *\d+ s  (\d+) of \d+ images, [\d.]+ images/s, 0 failed$", said, re.MULTILINE)]
     assert shown and 0 < shown[0] < IMAGES, said
     assert summary["images"] == {"read": IMAGES, "detected": IMAGES, "dead": 0, "skipped": 0}

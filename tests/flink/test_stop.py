@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import write_bright_image
+from tests.conftest import without_stamps, write_bright_image
 from tests.flink.cluster import TASKMANAGERS, FlinkCluster, job_flags
 from tests.flink.test_streaming import CONFIG, RECOVERY_SECONDS, Stream, archived, eventually
 from tests.streaming_job import StreamingJob
@@ -37,7 +37,7 @@ def test_a_stream_that_is_left_found_and_stopped_under_load_goes_on_without_loss
     job.start(flags=("--detach",), until="runs without this launcher")
     assert job.wait() == 0
     (found,) = re.findall(r"job (\w+) runs without", job.output())
-    assert flink.jobs() == [found]
+    assert eventually(lambda: flink.jobs() == [found], RECOVERY_SECONDS)
     checkpoints = flink.ask(f"/jobs/{found}/checkpoints/config")
     assert (checkpoints["interval"], checkpoints["min_pause"], checkpoints["max_concurrent"]) == (5000, 1000, 1)
     flink.kill("jobserver")
@@ -78,7 +78,9 @@ def check_figures(job: StreamingJob, detected: int) -> None:
     assert images["read"] == detected + images["skipped"]
     assert set(summary["latency_ms"]) == {"p50", "p90", "p99", "max"} and summary["submission_seconds"] > 0
     assert re.search(
-        r"^ *\d+ s  \d+ images, \d+\.\d images/s, batches of .*, event-to-publish p50 \d+ ms", job.output(), re.MULTILINE
+        r"^ *\d+ s  \d+ images, \d+\.\d images/s, batches of .*, event-to-publish p50 \d+ ms",
+        without_stamps(job.output()),
+        re.MULTILINE,
     )
     assert f"{images['read']} images read: {detected} detected, 0 dead" in job.output()
     assert (job.archive / "report.html").exists()

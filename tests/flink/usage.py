@@ -30,7 +30,7 @@ _KINDS = {
 }
 _SAMPLE_SECONDS = 0.5
 _FORWARD = "forward"
-_COUNTS = "MergeTallies"
+_COUNTS = "MergeStats"
 
 
 class ProcessorTime:

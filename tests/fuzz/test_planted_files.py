@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from pipeline import reconcile
 from pipeline.compact import compact
 from pipeline.errors import UserError
+from pipeline.results.layout import StagedFile
+from pipeline.results.lease import leased
+from pipeline.results.other_runs import attached_run, committed_states, finish_dead, remove_dead, runs_at_work, take_over_killed
+from pipeline.results.reports import check_reports
+from pipeline.results.resume_points import ResumePoint, footer_of, resume_points_of
+from pipeline.results.run import Run, fence
+from pipeline.results.write_policy import check_write_policy
 from pipeline.stats.summary import JobStats, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
-from pipeline.storage.beside import check_beside
 from pipeline.storage.files import write_file
-from pipeline.storage.lease import leased
-from pipeline.storage.other_runs import attached_run, finish_dead, remove_dead, runs_at_work, settings_published, take_over_killed
-from pipeline.storage.results import StagedFile
-from pipeline.storage.resume_points import ResumePoint, footer_of, resume_points_of
 from pipeline.storage.spill_files import SpillFile
-from pipeline.storage.staging import fence, held, new_staging, publish, rows_kept
-from pipeline.storage.write_policy import check_write_policy
 from pipeline.stream.archive import Archive
 from pipeline.write.spill_rows import RowsResumePoint, Shard
 from tests.rows_of_files import found
@@ -44,18 +44,21 @@ values = st.recursive(
     names | st.none() | st.booleans() | st.integers() | st.floats() | st.just(10**400) | st.just("batch"),
     lambda part: st.lists(part, max_size=3) | st.dictionaries(names, part, max_size=3),
 )
+commits = st.fixed_dictionaries(
+    {"names": st.lists(st.tuples(names, names), max_size=3) | values, "gone": st.dictionaries(names, names, max_size=2) | values},
+)
 about = st.fixed_dictionaries(
-    {"settings": st.just(SETTINGS) | st.dictionaries(st.sampled_from([*SETTINGS]), values) | values},
+    {
+        "state": st.sampled_from(["running", "detached", "committed", "done", "stopped"]) | values,
+        "settings": st.just(SETTINGS) | st.dictionaries(st.sampled_from([*SETTINGS]), values) | values,
+    },
     optional={
+        "commit": commits | values,
         "same": st.just("command") | values,
         "started_at": st.floats(-1e300, 1e300) | st.just(1e9) | values,
         "leased": st.booleans() | values,
-        "left": st.just(["job", 1.0, 2.0]) | values,
+        "detached": st.just(["job", 1.0, 2.0]) | values,
     },
-)
-commits = st.fixed_dictionaries(
-    {"names": st.lists(st.tuples(names, names), max_size=3) | values, "gone": st.dictionaries(names, names, max_size=2) | values},
-    optional={"adds": values},
 )
 claims = st.fixed_dictionaries(
     {"run": names, "patterns": values, "host": values, "pid": values, "life": values, "since": values, "renewed": values}
@@ -74,11 +77,11 @@ footers = st.builds(
 contents = st.one_of(
     st.binary(max_size=40),
     st.sampled_from([b"", b"[" * 9000, b"\0" * 30, b"{", b"PAR1" + b"\0" * 20 + b"PAR1"]),
-    (about | commits | claims | summaries | rows | values).map(lambda value: json.dumps(value).encode()),
+    (about | claims | summaries | rows | values).map(lambda value: json.dumps(value).encode()),
     footers,
 )
-STATES = ["run.json", "commit.json", "ready.json", "published.json", "stopped", "written", "lock", "figures/0a", STAGED]
-STATES += ["spill/0a.resume", "begun-x/0a.resume", "a.jpg"]
+STATES = ["run.json", "written", "lock", "figures/0a", STAGED]
+STATES += ["spill/0a.resume", "resumed-x/0a.resume", "a.jpg"]
 places = st.one_of(
     st.builds(
         "{}/{}".format, st.sampled_from([f".staging-{RUN}", ".staging-photos", ".staging-", "OWN"]), st.sampled_from(STATES)
@@ -93,7 +96,7 @@ places = st.one_of(
         ["detections/detections-99999999T999999Z-x-00000-of-00001.jsonl", "dead_letters/dead_letters-00000-of-00001.jsonl"]
     ),
     st.builds(
-        ".spills-{}/{}".format,
+        ".staging-{}/archive/{}".format,
         st.sampled_from(["0a", "a b", "photos"]),
         st.sampled_from(["lock", "a.jpg", "evil-20261121T020000Z-00000-of-00001-m5b-0a.rows"])
         | st.just("detections-20261121T020000Z-00000-of-00001-0a-m5b5d-0a.rows"),
@@ -129,25 +132,25 @@ def laid(folder, files, link):
 def a_job(output, own):
     """What a job does beside its images; `own` is planted in its own folder while it works."""
     check_write_policy(output, SETTINGS)
-    list(settings_published(output))
+    list(committed_states(output))
     finish_dead(output)
-    check_beside(output, 3, coco=True)
+    check_reports(output, 3, coco=True)
     attached_run(output, "job")
-    staging = new_staging(output)
+    staging = Run.new(output)
     with (
-        leased(staging, ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence),
-        held(staging, {"settings": SETTINGS, "same": "command"}),
+        leased(staging.folder, ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence),
+        staging.held({"settings": SETTINGS, "same": "command"}),
     ):
         for name, content in own.items():
-            write_file(f"{staging}/{name}", content)
+            write_file(f"{staging.folder}/{name}", content)
         take_over_killed(staging, "command")
-        for begun in resume_points_of(staging, RowsResumePoint):
-            merge_stats([begun.counted], 3)
+        for resumed in resume_points_of(staging.folder, RowsResumePoint):
+            merge_stats([resumed.counted], 3)
         WorkerReports(staging).now()
-        rows_kept(staging)
+        staging.rows_kept()
         runs_at_work(output)
-        write_file(f"{staging}/{STAGED}", found("2.jpg").line)
-        publish(staging, [StagedFile(f"{staging}/{STAGED}", ROWS % 2)])
+        write_file(f"{staging.folder}/{STAGED}", found("2.jpg").line)
+        staging.commit([StagedFile(f"{staging.folder}/{STAGED}", ROWS % 2)])
         remove_dead(output, but=staging)
 
 

@@ -35,7 +35,8 @@ def files_of(output: Path) -> dict[str, str]:
 
 def without_run(names) -> list[str]:
     """The names of files, sorted, without what each run puts into them."""
-    return sorted(re.sub(r"-[0-9a-f]{8}(-\d{8}T\d{6}Z)?(-\d{5}-of)", r"\2", name) for name in names)
+    rows = (re.sub(r"-[0-9a-f]{8}(-\d{8}T\d{6}Z)?(-\d{5}-of)", r"\2", name) for name in names)
+    return sorted(re.sub(r"\bruns/[\w-]+/", "runs/<run>/", name) for name in rows)
 
 
 def write_work(folder: Path, images: int = WORK_IMAGES, image_wh: tuple[int, int] = (1200, 900)) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from pipeline.launch.prism import running_prism
-from tests.conftest import REPO, without_progress, write_bright_image
+from tests.conftest import REPO, without_progress, without_stamps, write_bright_image
 from tests.flink.cluster import worker_flags
 from tests.launch.jobs import WORK_IMAGES, needs_prism, rows_of, write_work
 from tests.streaming_job import StreamingJob, VersionedFile
@@ -31,7 +31,7 @@ sys.exit(code)
 def launch(*arguments: object) -> tuple[int, str, str]:
     command = [sys.executable, "-c", LAUNCHER, *map(str, arguments)]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=580, check=False)
-    return done.returncode, done.stdout, done.stderr
+    return done.returncode, done.stdout, without_stamps(done.stderr)
 
 
 def counts_shown(err: str) -> list[tuple[int, int]]:
@@ -43,7 +43,7 @@ def test_processes_detect_and_the_launcher_loads_nothing_but_says_how_far_they_a
     """With two worker processes of the DirectRunner; progress grows towards the number of images."""
     write_work(tmp_path / "in", IMAGES)
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
-    code, out, err = launch(*arguments, *TWO_PROCESSES)
+    code, out, err = launch(*arguments, "--report-every-s=1", *TWO_PROCESSES)
     assert code == 0, err
     assert "launcher loaded TensorFlow: False" in out
     assert "waiting for workers" in err
@@ -79,7 +79,7 @@ def test_workers_of_a_job_server_tell_the_same(tmp_path, bright_model):
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
     with running_prism(PipelineOptions([])) as endpoint:
         flags = [f"--job_endpoint={endpoint}", "--environment_type=PROCESS", f"--environment_config={worker}"]
-        code, out, err = launch(*arguments, "--runner=PortableRunner", *flags)
+        code, out, err = launch(*arguments, "--report-every-s=1", "--runner=PortableRunner", *flags)
     assert code == 0, err
     assert "launcher loaded TensorFlow: False" in out
     assert re.search(r"waiting for workers\n(.*\n)* *\d+ s  1 workers are loading the model", err)

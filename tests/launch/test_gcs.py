@@ -70,6 +70,8 @@ def test_images_model_and_output_may_all_be_on_cloud_storage(gcs_bucket, upload,
         "detections/index/detections-00000-of-00002.parquet",
         "detections/index/detections-00001-of-00002.parquet",
         "detections/report.html",
+        "detections/runs/<run>/report.html",
+        "detections/runs/<run>/summary.json",
         "detections/summary.json",
     ]
 

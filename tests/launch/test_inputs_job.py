@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from pipeline import run
-from pipeline.storage.lease import leased
-from pipeline.storage.staging import fence, new_staging
+from pipeline.results.lease import leased
+from pipeline.results.run import Run, fence
 from tests.conftest import write_bright_image
 from tests.launch.jobs import files_of, rows_of
 
 BOX = (10, 10, 30, 30)
-MOV = b"\0\0\0\x14ftypqt  \0\0\0\0qt  " + b"\0\0\0\x08wide" + b"x" * 100
+SOUND = b"ID3\x03\0\0\0\0\0\0" + b"x" * 100
 SIDECARS = {
     "a.txt": b"0 0.5 0.5 0.1 0.1\n",
     "a.png.json": b'{"title": "a.png", "photoTakenTime": {"timestamp": "1"}}',
     "b.JSON": b"{}",
     "Thumbs.db": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 100,
     ".DS_Store": b"\0\0\0\x01Bud1" + b"\0" * 100,
-    "a.mov": MOV,
+    "a.mp3": SOUND,
     "classes.names": b"cat\n",
     "labels.csv": b"a.png,cat\nabsent.png,dog\n",
     "labels.jsonl": b'{"file_name": "a.png", "label": 3}\n',
@@ -70,7 +70,7 @@ def test_sidecars_beside_photos_are_skipped_counted_and_named_by_kind_and_the_dr
     (folder / "broken.heic").write_bytes(b"no image")
     (folder / "almost").write_bytes((folder / "a.png").read_bytes()[:60])
     sidecars = len(SIDECARS) - (not pattern)  # a folder stands for all files but hidden ones
-    kinds = {".json": 2, ".txt": 1, ".db": 1, ".mov": 1, ".names": 1, ".csv": 1, ".jsonl": 1, "no ending": 2 if pattern else 1}
+    kinds = {".json": 2, ".txt": 1, ".db": 1, ".mp3": 1, ".names": 1, ".csv": 1, ".jsonl": 1, "no ending": 2 if pattern else 1}
 
     command = ("--input", f"{folder}{pattern}", "--output", out, "--max-dead-share", "0.6")
     code, plan, _ = job(*command, "--dry-run")
@@ -90,12 +90,12 @@ def test_sidecars_beside_photos_are_skipped_counted_and_named_by_kind_and_the_dr
 def test_what_is_named_by_itself_is_a_dead_letter_where_it_is_no_image(tmp_path, job):
     folder, out = tmp_path / "in", tmp_path / "out"
     photos(folder, "a.png")
-    for name in ("a.mov", "notes[1].md", "b.mov"):
-        (folder / name).write_bytes(MOV)
-    (folder / "list.txt").write_text("a.png\nb.mov\n")
-    named = (folder / "a.mov", folder / "notes[1].md", folder / "list.txt")
+    for name in ("a.mp3", "notes[1].md", "b.mp3"):
+        (folder / name).write_bytes(SOUND)
+    (folder / "list.txt").write_text("a.png\nb.mp3\n")
+    named = (folder / "a.mp3", folder / "notes[1].md", folder / "list.txt")
     code, _, _ = job("--input", *named, "--output", out, "--max-dead-share", "1")
-    assert (code, letters_of(out)) == (0, {f"{folder}/{name}": "not_an_image" for name in ("a.mov", "notes[1].md", "b.mov")})
+    assert (code, letters_of(out)) == (0, {f"{folder}/{name}": "not_an_image" for name in ("a.mp3", "notes[1].md", "b.mp3")})
     assert summary_of(out)["images"]["skipped"] == 0
 
 
@@ -218,7 +218,7 @@ def test_a_job_with_a_manifest_waits_for_whoever_works_for_the_same_folder(name,
     photos(folder, "a.png")
     manifest = tmp_path / name.replace("*", "")
     manifest.write_text(f'"{folder}/a.png"\n' if name.endswith("jsonl") else f"{folder}/a.png\n")
-    with leased(new_staging(str(out)), [str(folder)], wait_s=0.0, lost=lambda: None, fence=fence):
+    with leased(Run.new(str(out)).folder, [str(folder)], wait_s=0.0, lost=lambda: None, fence=fence):
         assert job("--input", tmp_path / name, "--output", out, "--when-busy", "stop")[0] == run.BUSY
         assert rows_of(out) == []
     assert job("--input", tmp_path / name, "--output", out, "--when-busy", "stop")[0] == 0
@@ -229,5 +229,5 @@ def test_two_names_of_one_folder_are_one_claim(tmp_path, job):
     photos(tmp_path / "in", "a.png")
     os.symlink(tmp_path / "in", tmp_path / "link")
     out = tmp_path / "out"
-    with leased(new_staging(str(out)), [str(tmp_path / "in")], wait_s=0.0, lost=lambda: None, fence=fence):
+    with leased(Run.new(str(out)).folder, [str(tmp_path / "in")], wait_s=0.0, lost=lambda: None, fence=fence):
         assert job("--input", tmp_path / "link", "--output", out, "--when-busy", "stop")[0] == run.BUSY

@@ -1,5 +1,6 @@
 """Two jobs at the same images: what the second one does, says and exits with, and what becomes of a job that lost its images."""
 
+import functools
 import itertools
 import threading
 import types
@@ -9,13 +10,13 @@ import pytest
 from pipeline import run
 from pipeline.config import load_config
 from pipeline.launch import batch
-from pipeline.storage import cancellation, claims_cloud
-from pipeline.storage.claims import EVERYTHING
-from pipeline.storage.lease import leased
-from pipeline.storage.staging import fence, new_staging
+from pipeline.results import cancellation
+from pipeline.results.claims import EVERYTHING, LeaseTimes
+from pipeline.results.lease import leased
+from pipeline.results.run import Run, fence
 from tests.conftest import write_bright_image
 from tests.launch.jobs import files_of, rows_of
-from tests.storage.test_lease import left, take_over
+from tests.results.test_lease import left, take_over
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def places(tmp_path):
 
 
 def another_run(out, *patterns):
-    return leased(new_staging(str(out)), patterns, wait_s=0.0, lost=lambda: None, fence=fence)
+    return leased(Run.new(str(out)).folder, patterns, wait_s=0.0, lost=lambda: None, fence=fence)
 
 
 @pytest.mark.parametrize("at_work", ["the same", "a part", "everything"])
@@ -88,11 +89,11 @@ def test_of_two_backfills_that_started_in_the_same_second_none_overwrites_the_ot
     assert sorted(row["image"]["uri"] for row in rows_of(out)) == [f"{folder}/a.png", f"{folder}/b.png"]
 
 
-def test_a_job_that_lost_its_images_while_it_worked_ends_at_once_and_publishes_nothing(
+def test_a_job_that_lost_its_images_while_it_worked_ends_at_once_and_commits_nothing(
     gcs_bucket, places, bright_model, monkeypatch, capsys
 ):
     """Its exit code is that of one that met another run."""
-    monkeypatch.setattr(claims_cloud, "_RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(batch, "leased", functools.partial(leased, times=LeaseTimes(renew_s=0.05)))
     output, ended = f"gs://{gcs_bucket.name}/out", threading.Event()
 
     def take() -> None:
@@ -111,7 +112,7 @@ def test_a_job_that_lost_its_images_while_it_worked_ends_at_once_and_publishes_n
     said = capsys.readouterr()
     assert (code, said.out) == (run.BUSY, "")
     assert said.err.splitlines()[-1] == (
-        f"error: output {output}: another run took over while nothing was heard of this one; nothing was published"
+        f"error: output {output}: another run took over, since this one had not renewed its lease; nothing was committed"
     )
     assert [name for name in left(output) if ".lease" not in name] == []
     assert cancellation._first == {}, "that it was stopped is not the next run's"

@@ -3,12 +3,14 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
 from pipeline.compact import compact
-from pipeline.storage.write_policy import run_name
-from tests.conftest import write_bright_image
+from pipeline.results.write_policy import run_name
+from tests.conftest import REPO, write_bright_image
 from tests.forked_jobs import SystemCall
 from tests.launch.jobs import files_of, images_of, rows_by_name, rows_of, without_run, write_images
 
@@ -106,8 +108,28 @@ def test_a_job_says_under_which_name_its_files_come(tmp_path, run_job, bright_mo
     write_images(tmp_path / "in", "a.png")
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--only-new"]
-    assert run_job(*arguments, at=SystemCall("os.rename:/published.json", None))[0] == 1
+    assert run_job(*arguments, at=SystemCall("os.rename:/run.json#3", None))[0] == 1
     (said,) = out.glob(".staging-*/run.json")
     about = json.loads(said.read_text())
     name = run_name(about["settings"], about["started_at"])
     assert [path.name for path in (out / "detections").iterdir()] == [f"detections-{name}-00000-of-00001.jsonl"]
+
+
+NOTHING_NEW = """
+import sys
+from pipeline.run import main
+code = main(sys.argv[1:])
+print(code, [name for name in sys.modules if name.partition(".")[0] == "tensorflow"])
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_finds_nothing_new_loads_no_model_and_ends_with_one_line(tmp_path, run_job, bright_model):
+    write_images(tmp_path / "in", "a.png")
+    (tmp_path / "in" / "notes.md").touch()
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
+    assert run_job(*arguments)[0] == 0
+    command = [sys.executable, "-c", NOTHING_NEW, *map(str, arguments), "--only-new"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, check=True)
+    said, ended = done.stdout.splitlines()
+    assert said.startswith("2 images read: 0 detected, 0 dead, 2 skipped (1 of them done before); ") and ended == "0 []"

@@ -49,7 +49,7 @@ def done_before(tmp_path_factory, run_job, bright_model):
     [
         pytest.param("os.rename:-00001-of-00002.jsonl", id="a file has its name, the next one not yet"),
         pytest.param("os.rename:/dead_letters/dead_letters-", id="the last file has not its name yet"),
-        pytest.param("os.rename:/published.json", id="all files have their names"),
+        pytest.param("os.rename:/run.json#3", id="all files have their names"),
         pytest.param("os.rename:/report.html", id="the report is written"),
         pytest.param("os.rename:/summary.json", id="the summary is written"),
         pytest.param("shutil.rmtree:/.staging-", id="what is left over is removed"),
@@ -74,7 +74,7 @@ def test_a_signal_while_results_get_their_names_does_not_lose_them(place, tmp_pa
 
 
 def test_a_signal_before_the_first_file_has_its_name_stops_the_job(tmp_path, run_job, bright_model):
-    """Then nothing of this run is published, and what an earlier one published stays; the same command goes on from its rows."""
+    """Then nothing of this run is committed, and what an earlier one committed stays; the same command goes on from its rows."""
     write_images(tmp_path / "in")
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
@@ -83,7 +83,7 @@ def test_a_signal_before_the_first_file_has_its_name_stops_the_job(tmp_path, run
 
     code, stdout, stderr = run_job(*arguments, at=SystemCall("open:/detections/detections-"))
 
-    said = "4 images are done; the same command goes on from there\nstopped; nothing was published\n"
+    said = "4 images are done; the same command goes on from there\nstopped; nothing was committed\n"
     assert (code, stdout, stderr) == (128 + signal.SIGINT, "", said)
     assert [len(rows_of(out, kind)) for kind in ("detections", "dead_letters")] == [4, 1]
 
@@ -100,7 +100,7 @@ def test_a_signal_while_the_model_loads_stops_a_stream(tmp_path, run_job, pubsub
     output, _ = pubsub_emulator.create()
     arguments = ["--config", CONFIG, "--input", subscription, "--output", output, "--model", bright_model]
     code, stdout, stderr = run_job(*arguments, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; nothing was published\n")
+    assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; nothing was committed\n")
 
 
 def test_a_second_signal_while_a_stream_sums_up_does_not_lose_its_summary(tmp_path, pubsub_emulator, bright_model):

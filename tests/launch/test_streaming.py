@@ -259,7 +259,7 @@ def test_a_message_is_acknowledged_only_when_its_row_is_durable_and_published(pu
     with contextlib.closing(contextlib.ExitStack()) as stack:
         stack.callback(job.__exit__)
         killed_after("archived")
-        (spill,) = job.archive.glob(".spills-*/detections-*.rows")
+        (spill,) = job.archive.glob(".staging-*/archive/detections-*.rows")
         archived = {json.loads(line)["image"]["uri"] for line in spill.read_bytes().splitlines()}
         in_topic = killed_after("published")
         assert archived and in_topic

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.storage.ledger import list_files_of_rows, read_entries
+from pipeline.results.ledger import list_files_of_rows, read_entries
 from tests.conftest import write_bright_image
 from tests.detect.versioned_models import save_version
 from tests.forked_jobs import ForkedJob
@@ -103,7 +103,7 @@ def test_a_batch_job_refuses_a_version_takes_the_next_and_rolls_back(saved, tmp_
 
 
 def test_a_batch_job_killed_during_a_swap_ends_with_the_version_that_was_released(model, saved, tmp_path, images):
-    """By the same command; rows of both versions are not mixed, since the first run has published none."""
+    """By the same command; rows of both versions are not mixed, since the first run has committed none."""
     log = tmp_path / "log"
     with batch_at_work(model, tmp_path) as job:
         release(saved, model, 8)

@@ -10,6 +10,8 @@ from pycocotools.cocoeval import COCOeval
 from models.evaluate import FIGURES, compare, evaluate
 from models.evaluate.__main__ import main
 from models.evaluate.detection_rows import RowsError, read_rows
+from pipeline.write.write_parquet import write_parquet
+from pipeline.write.write_tfrecord import write_tfrecord
 
 ONE = pytest.approx(1.0, abs=1e-12)  # pycocotools divides by a count plus an epsilon
 CATEGORIES = [{"id": 1, "name": "cat"}, {"id": 3, "name": "dog"}, {"id": 7, "name": "potted plant"}]
@@ -160,12 +162,61 @@ def test_images_of_another_size_than_in_the_ground_truth_are_counted():
     assert result["size_mismatches"] == 1
 
 
-def test_images_in_folders_are_told_apart_by_path():
-    content = truth(["x/a.jpg", "y/a.jpg"])
-    rows = [row("gs://bucket/x/a.jpg", found()), row("/data/y/a.jpg", found())]
-    assert evaluate(rows, content, match="path")["AP"] == ONE
-    with pytest.raises(RowsError, match=r"gs://bucket/x/a.jpg fits 2 ground-truth images: x/a.jpg and y/a.jpg; try --match path"):
-        evaluate(rows, content)
+@pytest.mark.parametrize("match", ["name", "path"])
+def test_images_of_one_name_are_told_apart_by_their_folders(match):
+    content = truth(["x/a.jpg", "y/a.jpg", "b.jpg"])
+    rows = [row("gs://bucket/x/a.jpg", found()), row("/data/y/a.jpg", found()), row("elsewhere/b.jpg", found())]
+    assert evaluate(rows, content, match=match)["AP"] == ONE
+
+
+def test_a_row_that_fits_several_images_is_refused():
+    with pytest.raises(RowsError, match=r"z/a.jpg fits 2 ground-truth images: x/a.jpg and y/a.jpg"):
+        evaluate([row("z/a.jpg", found())], truth(["x/a.jpg", "y/a.jpg"]))
+
+
+def test_the_longest_path_that_fits_decides():
+    content = truth(["a.jpg", "x/a.jpg"], [(1, 1, [10, 10, 100, 100])])
+    assert evaluate([row("/data/x/a.jpg", found())], content)["AP"] == ONE
+
+
+def test_names_that_have_nothing_in_common_are_refused():
+    with pytest.raises(
+        RowsError, match=r"no class of the detections .* have tiger, zebra; the labels have cat, dog, potted plant"
+    ):
+        evaluate([row("a.jpg", found("tiger"), found("zebra"))], truth(["a.jpg"]))
+
+
+def test_the_best_label_of_a_box_counts_or_all_of_them():
+    """The wrong label comes first: with one label a box the object is missed, with several it is found after a false alarm."""
+    several = [row("a.jpg", found("dog", confidence=0.8), found("cat", confidence=0.3))]
+    one, both = (evaluate(several, truth(["a.jpg"]), multi_label=multi_label) for multi_label in (False, True))
+    assert (one["AP"], one["labels_left_out"], one["detections"]) == (0.0, 1, 1)
+    assert (both["AP"], both["labels_left_out"], both["detections"]) == (ONE, 0, 2)
+
+
+def test_all_labels_of_coco_results_count(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps([COCO_RESULTS[0] | {"category_id": 3, "score": 0.95}, *COCO_RESULTS]))
+    assert evaluate(tmp_path / "results.json", truth(["a.jpg"]))["detections"] == 2
+
+
+@pytest.mark.parametrize("ending", ["parquet", "tfrecord"])
+def test_parquet_and_tfrecord_have_the_figures_of_the_lines(tmp_path, ending):
+    rows = [row("a.jpg", found("Katze", (10.5, 10, 107, 111)), found("cat", (9, 10, 110, 100), 0.5)), row("b.jpg")]
+    lines = [json.dumps(one).encode() for one in rows]
+    {"parquet": write_parquet, "tfrecord": write_tfrecord}[ending](lines, str(tmp_path / f"detections/rows.{ending}"))
+    read = read_rows(tmp_path)
+    assert [one.uri for one in read] == ["a.jpg", "b.jpg"]
+    expected, result = evaluate(rows, truth()), evaluate(tmp_path, truth())
+    assert {key: result[key] for key in FIGURES} == {key: expected[key] and pytest.approx(expected[key]) for key in FIGURES}
+    assert result["detections_ignored"] == {"Katze": 1}
+
+
+@pytest.mark.parametrize("ending", ["parquet", "tfrecord"])
+def test_a_broken_file_is_told_in_one_line(tmp_path, ending):
+    path = tmp_path / f"rows.{ending}"
+    path.write_bytes(b"no such file " * 9)
+    with pytest.raises(RowsError, match=rf"rows.{ending}: expected .*, got \w+"):
+        read_rows(path)
 
 
 def test_a_path_has_to_fit_in_whole_folders():
@@ -183,9 +234,10 @@ def test_a_path_has_to_fit_in_whole_folders():
         ([row("a.jpg"), row("a.jpg")], r"two rows for one ground-truth image: a.jpg and a.jpg; each image may have one row"),
         ([{"image": {}}], r"row 1: expected \{\"image\": \{\"uri\"\}.*got KeyError: 'detections'"),
         ([row("a.jpg", {"box_xyxy": [1, 2, 3]})], r"row 1: expected .*got ValueError: a box that has not 4 numbers"),
+        ([row("a.jpg", found(confidence=float("nan")))], r"row 1: expected .*got ValueError: .* that is no finite number"),
         ([7], r"row 1: expected"),
     ],
-    ids=["no match", "same name", "twice", "no detections", "a short box", "no row"],
+    ids=["no match", "same name", "twice", "no detections", "a short box", "not a number", "no row"],
 )
 def test_rows_that_cannot_be_used_are_refused(rows, message):
     with pytest.raises(RowsError, match=message):
@@ -200,6 +252,7 @@ def test_rows_that_cannot_be_used_are_refused(rows, message):
         ({"images": [], "annotations": [], "categories": []}, "at least one image and one category"),
         ({"images": [{"id": 1}], "annotations": [], "categories": CATEGORIES}, "got KeyError: 'file_name'"),
         ({"images": [], "annotations": [{"bbox": [1, 2]}], "categories": []}, "got ValueError"),
+        ({"images": [], "annotations": [{"bbox": [1, 2, 3, float("inf")]}], "categories": []}, "a box of no finite numbers"),
     ],
 )
 def test_ground_truth_that_is_none_is_refused(tmp_path, content, message):
@@ -311,14 +364,14 @@ def test_the_command_prints_the_figures_and_writes_them(tmp_path, capsys):
         == 0
     )
     printed = capsys.readouterr().out
-    assert "AP at IoU 0.50:0.95                AP          0.505\n" in printed
+    assert "AP at IoU 0.50:0.95                AP          0.505   95 % interval 0.000 to 1.000\n" in printed
     assert "AP, objects up to 32x32 pixels     AP_small        -\n" in printed
-    assert "  cat                             0.505\n" in printed
+    assert "  cat                                   0.505   0.500\n" in printed
     assert "1 ground-truth images have no row: they count as images without detections\n" in printed
     assert "1 rows have no ground truth: ignored\n" in printed
     assert "1 detections of classes that are no category: ignored: zebra (1)\n" in printed
     written = json.loads((tmp_path / "figures.json").read_text())
-    assert written == evaluate(tmp_path, tmp_path / "truth.json")
+    assert written == json.loads(json.dumps(evaluate(tmp_path, tmp_path / "truth.json", resamples=1000)))
 
 
 def test_the_command_compares_two_outputs(tmp_path, capsys):

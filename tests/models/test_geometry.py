@@ -58,6 +58,48 @@ def test_letterbox_follows_darknet_to_the_pixel(image_wh, input_hw, expected):
     assert resize_plan(image_wh, input_hw, "letterbox") == expected
 
 
+def by_ultralytics(image_wh, input_hw):
+    """Ultralytics' `LetterBox`, written out from `data/augment.py`: size, then left, top, right and bottom padding."""
+    r = min(input_hw[0] / image_wh[1], input_hw[1] / image_wh[0])
+    new_unpad = round(image_wh[0] * r), round(image_wh[1] * r)
+    dw, dh = (input_hw[1] - new_unpad[0]) / 2, (input_hw[0] - new_unpad[1]) / 2
+    return new_unpad, (round(dw - 0.1), round(dh - 0.1), round(dw + 0.1), round(dh + 0.1))
+
+
+def by_darknet(image_wh, input_hw):
+    """Darknet's `letterbox_image`, written out from `image.c`, whose integers are C's."""
+    (w, h), (net_h, net_w) = image_wh, input_hw
+    if net_w / w < net_h / h:
+        new_w, new_h = net_w, (h * net_w) // w
+    else:
+        new_w, new_h = (w * net_h) // h, net_h
+    left, top = (net_w - new_w) // 2, (net_h - new_h) // 2
+    return (new_w, new_h), (left, top, net_w - new_w - left, net_h - new_h - top)
+
+
+@pytest.mark.parametrize("input_hw", [(640, 640), (416, 416), (384, 640), (640, 384)], ids=str)
+@pytest.mark.parametrize(
+    "image_wh",
+    [(1000, 333), (333, 1000), (773, 512), (512, 773), (1023, 767), (767, 1023), (640, 427), (1280, 853), (37, 19), (100, 100)],
+    ids=str,
+)
+@pytest.mark.parametrize(("rule", "reference"), [("darknet", by_darknet), ("ultralytics", by_ultralytics)])
+def test_each_letterbox_is_its_tools_own_to_the_pixel(rule, reference, image_wh, input_hw):
+    """Sizes and padding, where height x scale is fractional, landscape and portrait."""
+    plan = resize_plan(image_wh, input_hw, "letterbox", rule)
+    size, (left, top, right, bottom) = reference(image_wh, input_hw)
+    assert plan.resized_wh == size
+    assert (plan.offset_x, plan.offset_y) == (left, top)
+    assert (input_hw[1] - size[0] - left, input_hw[0] - size[1] - top) == (right, bottom)
+
+
+def test_the_two_letterboxes_differ_where_the_scaled_height_is_fractional():
+    """1000 x 334 in 640 pixels: 213.76 rows."""
+    assert resize_plan((1000, 334), (640, 640), "letterbox", "darknet").resized_wh == (640, 213)
+    assert resize_plan((1000, 334), (640, 640), "letterbox", "ultralytics").resized_wh == (640, 214)
+    assert resize_plan((334, 1000), (640, 640), "letterbox", "ultralytics").resized_wh == (214, 640)
+
+
 def test_stretch_fills_the_input():
     assert resize_plan((768, 576), (416, 608), "stretch") == InputTransform(608 / 768, 416 / 576, 0, 0, (608, 416))
 
@@ -66,10 +108,11 @@ def test_stretch_fills_the_input():
     image_wh=st.tuples(SIDES, SIDES),
     input_hw=st.tuples(st.sampled_from([32, 320, 416, 608]), st.sampled_from([32, 320, 416, 608])),
     resize=st.sampled_from(["stretch", "letterbox"]),
+    rule=st.sampled_from(["darknet", "ultralytics"]),
     box=st.tuples(EDGES, EDGES, EDGES, EDGES),
 )
-def test_a_box_goes_to_the_model_and_back_unharmed(image_wh, input_hw, resize, box):
-    transform = resize_plan(image_wh, input_hw, resize)
+def test_a_box_goes_to_the_model_and_back_unharmed(image_wh, input_hw, resize, rule, box):
+    transform = resize_plan(image_wh, input_hw, resize, rule)
     there = to_model(np.array([box]), transform)
     np.testing.assert_allclose(to_original(there, transform), [box], atol=1e-6)
     whole = to_model(np.array([0, 0, *image_wh]), transform)

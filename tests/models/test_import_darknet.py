@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from models import progress
 from models.export import SCORE_THRESHOLD
 from models.geometry import iou_matrix
 from models.import_darknet import import_darknet, main
@@ -188,3 +190,11 @@ def test_real_models_find_in_photos_what_opencv_finds(model, tmp_path):
         wanted_boxes = np.array([each["box"] for each in wanted]).reshape(-1, 4)
         assert (np.diag(iou_matrix(boxes, wanted_boxes)) >= 0.99).all()
         assert [class_names[each["class_id"]] for each in wanted] == [each["name"] for each in wanted]
+
+
+def test_an_import_that_takes_long_says_which_step_it_is_at(files, capfd, monkeypatch):
+    """Also while TensorFlow's own messages are discarded."""
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.001)
+    assert main(arguments(files)) == 0
+    assert re.search(r"^3 of 3, writing the SavedModel: \d+ s$", capfd.readouterr().err, re.MULTILINE)

@@ -49,8 +49,8 @@ def test_a_file_that_is_no_metadata_is_refused_by_name(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("resize", "crop", "resize must be one of stretch, letterbox, not 'crop'"),
-        ("box_format", "yx", "box_format must be one of xyxy, yxyx, xywh, cxcywh, not 'yx'"),
+        ("resize", "crop", "resize must be one of stretch, letterbox, none, not 'crop'"),
+        ("box_format", "yx", "box_format must be one of xyxy, yxyx, xywh, cxcywh, grid, not 'yx'"),
         ("input_hw", [416], "input_hw must be two positive integers, not (416,)"),
         ("input_hw", [416, 0], "input_hw must be two positive integers, not (416, 0)"),
         ("class_names", "person", "class_names must be a list of names, not 'person'"),
@@ -65,3 +65,10 @@ def test_a_value_that_is_not_allowed_is_refused_by_its_field(field, value, messa
     with pytest.raises(ValueError) as caught:
         metadata_from_json(json.dumps(values))
     assert str(caught.value) == message
+
+
+def test_a_description_without_later_fields_is_as_earlier_releases_wrote_it():
+    """Earlier releases refuse keys that they do not know."""
+    assert not {"letterbox_rule", "channel_order", "normalisation", "score_activation"} & {*json.loads(metadata_to_json(YOLO))}
+    later = dataclasses.replace(YOLO, letterbox_rule="ultralytics", channel_order="bgr", score_activation="sigmoid")
+    assert metadata_from_json(metadata_to_json(later)) == later

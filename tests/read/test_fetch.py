@@ -97,3 +97,12 @@ def test_an_object_whose_size_is_known_takes_one_request(strict_gcs_bucket, monk
     content, generation = fetch(ImageRef(f"gs://{strict_gcs_bucket.name}/a/b.jpg", size_bytes=size_bytes), LIMIT)
     assert (content, generation) == (b"one", str(blob.generation))
     assert sum("/o/a%2Fb.jpg?" in url for url in sent) == requests  # a new client looks once at the bucket as well
+
+
+@pytest.mark.parametrize("uri", ["abfs://container/a.jpg", "hdfs://host/a.jpg"])
+def test_an_address_that_only_beam_could_read_is_refused_in_one_line_that_says_so(uri):
+    refused = refusal(uri)
+    scheme = uri.partition("://")[0]
+    assert refused.reason == "unreadable"
+    assert f"{scheme}:// is read only where Beam is set up for it, so copy the image first" in str(refused)
+    assert "\n" not in str(refused)

@@ -245,10 +245,9 @@ def test_no_manifest_takes_more_memory_than_a_line_of_it(tree, name, content):
         (["absent.txt"], "input absent.txt: no file matches"),
         (["projects/p/subscriptions/s"], "input projects/p/subscriptions/s: no file; a subscription is read in --mode streaming"),
         (["nosuchscheme://x/y"], "input nosuchscheme://x/y: cannot be listed"),
-        (["s3://b/*.jpg"], "input s3://b/*.jpg: cannot be listed: expected files on this machine or on Cloud Storage (gs://"),
         (
-            ["https://b/a.jpg"],
-            "input https://b/a.jpg: cannot be listed: expected files on this machine or on Cloud Storage (gs://",
+            ["abfs://b/*.jpg"],
+            "input abfs://b/*.jpg: cannot be listed: expected files on this machine, gs://bucket/name or s3://bucket/name",
         ),
     ],
 )
@@ -357,16 +356,16 @@ def test_what_begins_like_an_image_is_one_whatever_its_name(tree, content):
 def test_what_neither_ends_nor_begins_like_an_image_is_left_out_unless_it_is_named(tree, content):
     """A movie is told from a photo of the same container."""
     (tree / "set").mkdir()
-    (tree / "set" / "a[1].mov").write_bytes(content)
+    (tree / "set" / "a[1].3gp").write_bytes(content)
     left_out = []
-    assert list(list_images(["set"], leave_out=left_out.append)) == list(list_images(["set/*.mov"])) == []
-    assert left_out == [".mov"]
-    assert listed("set/a[1].mov") == listed(f"{tree}/set/a[1].mov") == ["set/a[1].mov"]
+    assert list(list_images(["set"], leave_out=left_out.append)) == list(list_images(["set/*.3gp"])) == []
+    assert left_out == [".3gp"]
+    assert listed("set/a[1].3gp") == listed(f"{tree}/set/a[1].3gp") == ["set/a[1].3gp"]
 
 
 def test_of_a_large_object_that_is_no_image_just_a_few_bytes_are_read(gcs_bucket, monkeypatch):
     """On object storage a read is a request, and what it fetches is paid for."""
-    gcs_bucket.blob("in/a.mov").upload_from_string(b"\0\0\0\x14ftypqt  " + b"x" * 1000)
+    gcs_bucket.blob("in/a.3gp").upload_from_string(b"\0\0\0\x14ftypqt  " + b"x" * 1000)
     gcs_bucket.blob("in/photo").upload_from_string(b"\xff\xd8\xff" + b"x" * 1000)
     gcs_bucket.blob("in/empty").upload_from_string(b"")
     gcs_bucket.blob("in/a.jpg").upload_from_string(b"x")
@@ -380,7 +379,7 @@ def test_of_a_large_object_that_is_no_image_just_a_few_bytes_are_read(gcs_bucket
     monkeypatch.setattr(Session, "send", note)
     names = [ref.uri for ref in list_images([f"gs://{gcs_bucket.name}/in/"])]
     assert sorted(names) == [f"gs://{gcs_bucket.name}/in/a.jpg", f"gs://{gcs_bucket.name}/in/photo"]
-    assert sorted(read) == [("in%2Fa.mov", "bytes=0-31"), ("in%2Fphoto", "bytes=0-31")]
+    assert sorted(read) == [("in%2Fa.3gp", "bytes=0-31"), ("in%2Fphoto", "bytes=0-31")]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pipeline.read import only_new
 from pipeline.read.only_new import PARTITIONS, CompletedKeys, KeyBlocks, keys_completed, packed_key, partition_of
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef, dead_letter_row, row_bytes
+from pipeline.results.completion import CompletionRule
+from pipeline.results.ledger import list_files_of_rows
 from pipeline.stats.summary import merge_stats
-from pipeline.storage.completion import CompletionRule
-from pipeline.storage.ledger import list_files_of_rows
 from pipeline.storage.listing_backends import generation_of
 from pipeline.storage.spill_files import SpillFile
 from tests.ledger_rows import ARCHIVED, DEAD, DETECTIONS, MAKER, dead, detected, write
@@ -149,13 +149,12 @@ def test_images_in_tfrecord_files_are_left_out_by_their_content(tmp_path):
     assert read(inputs, output) == (["two"], 2, 1, 1)
 
 
-def test_keys_are_spread_over_the_partitions_where_their_images_are(tmp_path, monkeypatch):
-    monkeypatch.setattr(only_new, "_FLUSHED", 10)
+def test_keys_are_spread_over_the_partitions_where_their_images_are(tmp_path):
     refs = [ImageRef(f"{n}.jpg", "1") for n in range(100)]
     for number in range(10):
         some = [detected(ref.uri, ref.generation) for ref in refs[number::10]]
         write(tmp_path, DETECTIONS.replace("00000-of-00001", f"{number:05d}-of-00010"), some)
-    blocks = KeyBlocks()
+    blocks = KeyBlocks(10)
     spread = [*blocks.add(keys_completed(list_files_of_rows(str(tmp_path)), CompletionRule(MAKER))), *blocks.flush()]
     found = sorted((partition, block[n : n + 16]) for partition, block in spread for n in range(0, len(block), 16))
     assert found == sorted((partition_of(ref.uri), packed_key(ref)) for ref in refs)
@@ -173,7 +172,7 @@ def test_the_generation_of_a_file_is_that_of_the_listing_and_of_the_row(tmp_path
 
 
 @pytest.mark.slow
-class TestBegun:
+class TestResumed:
     """What a killed run of the same command has spilled is not read again, and counts as read."""
 
     @pytest.fixture
@@ -185,23 +184,23 @@ class TestBegun:
 
         return make
 
-    def read(self, inputs, begun, **settings):
-        got = run(lambda pipeline: (pipeline | ReadImages(inputs, begun=begun, **settings))._asdict())
+    def read(self, inputs, resumed, **settings):
+        got = run(lambda pipeline: (pipeline | ReadImages(inputs, resumed=resumed, **settings))._asdict())
         counted = merge_stats(got["counted"], 0)
         names = sorted(image.ref.uri.rpartition("/")[2] for image in got["images"])
         return names, counted.read - counted.skipped - len(got["dead"]) - len(names), counted.skipped
 
     def test_its_images_are_left_out_whatever_became_of_them(self, places, spill):
         folder, _, put = places
-        uris = {name: put(name) for name in ("begun.jpg", "overwritten.jpg", "dead.jpg", "new.jpg")}
-        begun = spill(
-            detected(uris["begun.jpg"], generation_of(uris["begun.jpg"])),
+        uris = {name: put(name) for name in ("resumed.jpg", "overwritten.jpg", "dead.jpg", "new.jpg")}
+        resumed = spill(
+            detected(uris["resumed.jpg"], generation_of(uris["resumed.jpg"])),
             detected(uris["overwritten.jpg"], "1"),
             detected(f"{folder}gone.jpg"),
             dead(uris["dead.jpg"], "", "unreadable", "read"),
         )
-        assert self.read([folder], begun) == (["new.jpg"], 4, 0)
-        assert self.read([folder, uris["begun.jpg"]], begun) == (["new.jpg"], 4, 1)
+        assert self.read([folder], resumed) == (["new.jpg"], 4, 0)
+        assert self.read([folder, uris["resumed.jpg"]], resumed) == (["new.jpg"], 4, 1)
 
     def test_an_image_that_is_done_and_begun_is_counted_once(self, places, spill):
         folder, output, put = places
@@ -220,5 +219,5 @@ class TestBegun:
 
     def test_a_tfrecord_file_that_could_not_be_opened_is_not_opened_again(self, tmp_path, spill):
         write_records(tmp_path / "a.tfrecord", b"one")
-        begun = spill(dead(f"{tmp_path}/a.tfrecord", "", "unreadable", "read"))
-        assert self.read([f"{tmp_path}/a.tfrecord"], begun) == ([], 1, 0)
+        resumed = spill(dead(f"{tmp_path}/a.tfrecord", "", "unreadable", "read"))
+        assert self.read([f"{tmp_path}/a.tfrecord"], resumed) == ([], 1, 0)

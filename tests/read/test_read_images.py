@@ -72,11 +72,10 @@ def test_the_names_are_spread_again_where_others_read_too(tree, rebalance):
     def build(pipeline):
         outputs = pipeline | ReadImages(["a.jpg", "in", "a.jpg"], rebalance=rebalance)
         found["steps"] = [step.split("/")[1] for step in labels(pipeline)]
-        return outputs._asdict() if rebalance else {"images": outputs.images}
+        return {"images": outputs.images}
 
     got = run(build)
     assert sorted(image.ref.uri for image in got["images"]) == ["a.jpg", "in/a.jpg", "in/deep/a.jpg"]
-    assert got.get("expected") == ([3] if rebalance else None)
     assert ("SpreadImages" in found["steps"]) is rebalance
     order = [step for step in dict.fromkeys(found["steps"]) if step in ("DropDoubles", "SpreadImages", "ReadAhead")]
     assert order == ["DropDoubles", *(["SpreadImages"] if rebalance else []), "ReadAhead"]

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.read.reconciled import Found, reconcile
-from pipeline.storage import spill_files
 from tests.rows_of_files import dead, found, write_rows
 
 NAME = "20261120T{number:02d}0000Z-0a1b-00000-of-00001"
@@ -29,12 +28,12 @@ def put(name, version=1):
     return f"{version + 3}-{SECOND}000000000"
 
 
-def statuses(*patterns, rows=(), model=None, output="out"):
+def statuses(*patterns, rows=(), model=None, output="out", spill_bytes=0):
     """Each image's status, and the outcome."""
     for number, some in enumerate(rows):
         write_rows(output, NAME.format(number=number), some)
     told: list[Found] = []
-    outcome = reconcile(patterns or ("in/**",), output, model, told.append)
+    outcome = reconcile(patterns or ("in/**",), output, model, told.append, spill_bytes)
     assert [found.uri for found in told] == sorted(found.uri for found in told)
     return {(found.status, found.uri) for found in told}, outcome
 
@@ -121,9 +120,7 @@ def test_all_that_is_listed_has_one_status_however_small_the_spills_are(tmp_path
         [found(f"{root}/in/{name}", generations.get(name, "9-9")) for name in twice],
         [dead(f"{root}/in/{name}") for name in letters],
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spill_files, "SPOOL_BYTES", 300)
-        told, outcome = statuses(f"{root}/in/**", rows=rows, output=f"{root}/out")
+    told, outcome = statuses(f"{root}/in/**", rows=rows, output=f"{root}/out", spill_bytes=300)
     done = there & (now | twice)
     dead_ones = (there & letters) - done
     stale = (there & old) - done - dead_ones

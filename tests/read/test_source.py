@@ -13,8 +13,8 @@ from pipeline.config import Config, ModelConfig
 from pipeline.errors import InputError
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.results.run import Run
 from pipeline.stats.summary import JobStats
-from pipeline.storage.staging import held, new_staging
 from pipeline.write.write_files import read_written
 from tests.conftest import write_bright_image
 
@@ -54,8 +54,8 @@ def test_a_source_of_ones_own_feeds_the_graph_as_files_do(tmp_path, bright_model
     source = ReadZip(f"{tmp_path}/images.zip")
     source.check()
 
-    staging = new_staging(out)
-    with held(staging, {}):
+    staging = Run.new(out)
+    with staging.held({}):
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
             graph.build(pipeline, config, graph.sinks(config, staging), source)
         stats, _ = read_written(staging)

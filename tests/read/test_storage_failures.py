@@ -23,11 +23,11 @@ from google.cloud.storage.exceptions import DataCorruption
 
 from pipeline.config import ReadConfig
 from pipeline.failures import ImageError
-from pipeline.read import fetch as fetching
 from pipeline.read.fetch import StorageUnavailableError, fetch, is_transient_error, storage_failures
 from pipeline.read.read_ahead import CircuitBreaker, ReadAhead
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
+from pipeline.storage import cloud
 from tests.clock import Clock
 from tests.emulators import EmulatorMissing, running_gcs_emulator
 
@@ -43,9 +43,9 @@ def no_credentials(monkeypatch):
 
     monkeypatch.setattr(beam_auth._Credentials, "_credentials_init", True)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    fetching._storage_client.cache_clear()
+    cloud._idle.clear()
     yield
-    fetching._storage_client.cache_clear()
+    cloud._idle.clear()
 
 
 class Storage(http.server.ThreadingHTTPServer):

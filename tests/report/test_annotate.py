@@ -3,10 +3,13 @@
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from pipeline.detect.thumbnails import make_thumbnail
+from pipeline.failures import ImageError
 from pipeline.records import DetectedImage, Detections, ImageRef
-from pipeline.report.annotate import annotate, class_colour, label_text, text_colour
+from pipeline.report.annotate import _place_label, annotate, class_colour, label_text, text_colour
+from tests.hostile_images import encoded
 
 
 def grey(height, width, value=128):
@@ -17,6 +20,10 @@ def decoded(jpeg):
     return cv2.cvtColor(cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
 
 
+def thumbnail_of(pixels):
+    return make_thumbnail(encoded(Image.fromarray(pixels), "PNG"), 1e9)
+
+
 def detected(pixels, boxes, names=None, confidences=None, thumbnail=None):
     count = len(boxes)
     found = Detections(
@@ -25,7 +32,7 @@ def detected(pixels, boxes, names=None, confidences=None, thumbnail=None):
         np.array(confidences if confidences is not None else np.linspace(0.9, 0.3, count), np.float32),
         tuple(names or [f"class {index}" for index in range(count)]),
     )
-    thumbnail = make_thumbnail(pixels) if thumbnail is None else thumbnail
+    thumbnail = thumbnail_of(pixels) if thumbnail is None else thumbnail
     return DetectedImage(ImageRef("a.jpg"), pixels.shape[1], pixels.shape[0], "m", "1", found, thumbnail=thumbnail)
 
 
@@ -35,20 +42,30 @@ def detected(pixels, boxes, names=None, confidences=None, thumbnail=None):
     ids=["one pixel", "fits", "tall", "wide", "a line"],
 )
 def test_thumbnail_keeps_the_aspect_ratio_and_never_enlarges(height, width, expected_hw):
-    assert decoded(make_thumbnail(grey(height, width))).shape[:2] == expected_hw
+    assert decoded(thumbnail_of(grey(height, width))).shape[:2] == expected_hw
 
 
 def test_thumbnail_keeps_red_red():
     red = np.zeros((40, 40, 3), np.uint8)
     red[..., 0] = 255
-    mean = decoded(make_thumbnail(red)).reshape(-1, 3).mean(axis=0)
+    mean = decoded(thumbnail_of(red)).reshape(-1, 3).mean(axis=0)
     assert np.abs(mean - [255, 0, 0]).max() < 3
 
 
-@pytest.mark.parametrize("pixels", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.float32), np.zeros((0, 4, 3), np.uint8)])
-def test_thumbnail_refuses_what_is_no_rgb_image(pixels):
-    with pytest.raises(ValueError, match=r"expected pixels \(H, W, 3\) uint8, got"):
-        make_thumbnail(pixels)
+def test_thumbnail_of_a_rotated_photo_is_upright():
+    """Its bytes are 60 pixels wide and 20 high, blue on the left; EXIF says that it is turned a quarter to the left."""
+    pixels = np.zeros((20, 60, 3), np.uint8)
+    pixels[:, :30, 2] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    thumbnail = decoded(make_thumbnail(encoded(Image.fromarray(pixels), "JPEG", exif=exif), 1e6))
+    assert thumbnail.shape == (60, 20, 3)
+    assert thumbnail[:25, :, 2].mean() > 200 > 50 > thumbnail[35:, :, 2].mean()
+
+
+def test_thumbnail_of_a_damaged_image_is_refused():
+    with pytest.raises(ImageError, match="zero bytes"):
+        make_thumbnail(b"", 1e6)
 
 
 def test_an_image_without_detections_is_its_thumbnail():
@@ -98,6 +115,24 @@ def test_labels_of_equal_boxes_do_not_cover_each_other():
     for class_id in range(3):
         near = np.abs(picture - np.array(class_colour(class_id))).max(axis=2) < 40
         assert near.sum() > 500, class_id
+
+
+def test_in_a_crowd_the_labels_leave_most_of_the_picture_free():
+    """Thirteen boxes side by side: their filled labels cover far less than those of twelve with names."""
+
+    def covered(count):
+        boxes = [[10 + 60 * i, 100, 60 + 60 * i, 500] for i in range(count)]
+        changed = np.abs(decoded(annotate(detected(grey(600, 800), boxes, names=["traffic light"] * count))).astype(int) - 128)
+        return (changed.max(axis=2) > 40).sum()
+
+    assert covered(13) < covered(12) * 0.8
+
+
+def test_a_label_stands_where_it_covers_no_other_object():
+    """Over the second box, above which there is an object, there is room only below it."""
+    boxes = np.array([[200, 100, 400, 300], [200, 300, 400, 400]])
+    assert _place_label((200, 300, 400, 400), (80, 20), (800, 600), [], boxes)[1] == 401
+    assert _place_label((200, 300, 400, 400), (80, 20), (800, 600), [(150, 401, 450, 450)], boxes)[1] < 401
 
 
 @pytest.mark.parametrize("thumbnail", [b"", b"no picture"], ids=["none", "broken"])

@@ -13,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import Config, DetectConfig
-from pipeline.detect.thumbnails import make_thumbnail
-from pipeline.records import DetectedImage, Detections, ImageRef
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
 from pipeline.report import charts as report_charts
 from pipeline.report import page as report
+from pipeline.report.page import page_style
+from pipeline.stats.samples import chosen
+from pipeline.stats.summary import JobStats, RunFacts, summarise
+from tests.report.test_annotate import thumbnail_of
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>.jpg",
@@ -39,7 +42,7 @@ HOSTILE = [
 class Page(html.parser.HTMLParser):
     """What a browser would make of the page: tags with their attributes, and the text of each tag."""
 
-    VOID = frozenset({"meta", "link", "img"})
+    VOID = frozenset({"meta", "link", "img", "input"})
 
     def __init__(self, document):
         super().__init__(convert_charrefs=True)
@@ -73,13 +76,13 @@ class Page(html.parser.HTMLParser):
         return [data for tag, data in self.texts if tag == wanted]
 
 
-def sample(uri="/photos/dog.jpg", names=("dog",), thumbnail=None, pixels=(60, 80)):
+def sample(uri="/photos/dog.jpg", names=("dog",), thumbnail=None, pixels=(60, 80), purpose=""):
     boxes = np.tile(np.array([[10, 10, 40, 40]], np.float32), (len(names), 1))
     found = Detections(
         boxes, np.arange(len(names), dtype=np.int32), np.linspace(0.9, 0.3, len(names)).astype(np.float32), tuple(names)
     )
-    thumbnail = make_thumbnail(np.full((*pixels, 3), 99, np.uint8)) if thumbnail is None else thumbnail
-    return DetectedImage(ImageRef(uri), pixels[1], pixels[0], "m", "1", found, thumbnail=thumbnail)
+    thumbnail = thumbnail_of(np.full((*pixels, 3), 99, np.uint8)) if thumbnail is None else thumbnail
+    return purpose, DetectedImage(ImageRef(uri), pixels[1], pixels[0], "m", "1", found, thumbnail=thumbnail)
 
 
 def a_summary(word="word", **changes):
@@ -95,6 +98,10 @@ def a_summary(word="word", **changes):
         "dead_by_stage": {word: 11},
         "classes": {word: 20, f"{word} 2": 10},
         "detections": 30,
+        "confidences": {
+            "all": [0] * 5 + [3, 7] + [0] * 11 + [5, 15],
+            "by_class": {word: [0] * 18 + [5, 15], f"{word} 2": [0] * 5 + [3, 7] + [0] * 13},
+        },
         "latency_ms": {"p50": 612, "p90": 980.2, "p99": 1410, "max": 1893, word: 1.0},
         "throughput": [[0, 11], [1, 50], [3, 49]],
         "model": {"name": word, "version": word, "path": word, word: [word]},
@@ -152,16 +159,41 @@ def test_no_text_at_all_changes_the_page(word):
 def test_the_page_runs_nothing_and_loads_nothing(word):
     page = Page(rendered(word))
     assert {tag for tag, _ in page.shape}.isdisjoint(
-        {"script", "iframe", "object", "embed", "base", "form", "a", "audio", "video"}
+        {"script", "iframe", "object", "embed", "base", "form", "area", "audio", "video"}
     )
     for tag, name, value in page.attributes:
         assert not name.startswith("on")
         assert name != "style"
-        if name in {"src", "href", "action", "data", "srcset"}:
+        if (tag, name) == ("a", "href"):  # what a reader may follow; the page does not load it
+            assert re.fullmatch(r"(file:///|https://)[!-~]*", value), value[:50]
+        elif name in {"src", "href", "action", "data", "srcset", "ping", "formaction", "xlink:href"}:
             assert re.fullmatch(r"data:(image/jpeg;base64,[A-Za-z0-9+/=]+|,)", value), (tag, name, value[:50])
     (css,) = page.text_of("style")
     assert "url(" not in css
     assert "@import" not in css
+
+
+@pytest.mark.parametrize(
+    ("uri", "address"),
+    [
+        ("/photos/a b.jpg", "file:///photos/a%20b.jpg"),
+        ("//server/share/a.jpg", "file:///server/share/a.jpg"),
+        ("gs://bucket/a/street#1?.jpg", "https://storage.cloud.google.com/bucket/a/street%231%3F.jpg"),
+        ("https://host/a.jpg?size=2&x=%20", "https://host/a.jpg?size=2&x=%20"),
+        ('https://host/"onclick=alert(1)', "https://host/%22onclick=alert(1)"),
+        ("/photos/lone \udc80", "file:///photos/lone%20%ED%B2%80"),
+        *(
+            (f"{scheme}alert(1)", None)
+            for scheme in ("javascript:", " javascript:", "data:text/html,", "JaVaScRiPt:", "vbscript:")
+        ),
+        *((uri, None) for uri in ("file:///etc/passwd", "http://host/a.jpg", "\nhttps://host/a", "s3://b/a.jpg", "a.jpg", "")),
+    ],
+)
+def test_only_uris_of_known_schemes_are_links(uri, address):
+    page = Page(report.render_report({}, [sample(uri)], []))
+    links = [dict(found) for found in [[(n, v) for t, n, v in page.attributes if t == "a"]] if found]
+    wanted = {"href": address, "target": "_blank", "rel": "noopener noreferrer"}
+    assert links == ([wanted] if address else [])
 
 
 def test_the_content_security_policy_allows_this_style_and_no_script():
@@ -229,6 +261,53 @@ def test_thirty_classes_are_shown_and_the_rest_is_summed(classes, rest):
     page = Page(report.render_report({"classes": counts}, [], []))
     assert len([name for name in page.text_of("th") if re.fullmatch(r"class \d{3}", name)]) == min(classes, 30)
     assert (rest in page.text) if rest else ("more class" not in page.text)
+
+
+def test_confidences_are_drawn_for_all_and_by_class_with_the_threshold():
+    page = Page(report.render_report(a_summary("cat"), [], []))
+    titles = page.text_of("title")[1:]
+    both = [f"confidence {text}" for text in ("0.25 to 0.30: 3", "0.30 to 0.35: 7", "0.90 to 0.95: 5", "0.95 to 1.00: 15")]
+    assert titles == [*both, *both[2:], *both[:2]]
+    labels = [value for tag, name, value in page.attributes if (tag, name) == ("svg", "aria-label")]
+    assert [label for label in labels if "by confidence" in label] == [
+        f"{of} detections by confidence" for of in ("30", "cat: 20", "cat 2: 10")
+    ]
+    bars = [value for tag, name, value in page.attributes if (tag, name) == ("line", "x1") and value == "25.000%"]
+    assert len(bars) == 3
+    assert "threshold 0.25" in page.text
+
+
+@pytest.mark.parametrize("threshold", [None, "0.3", float("nan")])
+def test_confidences_without_a_threshold_have_no_mark(threshold):
+    page = Page(report.render_report(a_summary(config={"detect": {"score_threshold": threshold}}), [], []))
+    assert "Confidence" in page.text_of("h2")
+    assert ("line", "class", "threshold") not in page.attributes
+
+
+def test_confidences_of_no_objects_are_a_line():
+    page = Page(report.render_report(summarise(JobStats(), RunFacts(0, 1, 2, "run", {}, "batch", "/m")), [], []))
+    assert "No objects, so no confidences." in page.text
+
+
+def test_the_page_of_ten_thousand_images_is_below_five_megabytes():
+    """With the default number of samples, grainy photos, and dead letters of several reasons. Pure noise needs more."""
+    grain = np.random.default_rng(0).normal(0, 15, (684, 865, 3))
+    photo = thumbnail_of(np.clip(cv2.imread("models/digits/samples/scene_006.jpg") + grain, 0, 255).astype(np.uint8))
+    samples, stats = Config().write.report_samples, JobStats(read=10_000)
+    for number in range(10_000):
+        if number % 10:
+            names = tuple(f"class {kind % 300}" for kind in range(number, number + 5))
+            stats.add_detected(sample(f"/photos/{number}.jpg", names, photo)[1], samples)
+        else:
+            reason = ("empty", "corrupt", "too_large")[number % 3]
+            stats.add_dead(DeadLetter(ImageRef(f"/photos/{number}.jpg"), "decode", reason, "m" * 5000, b""))
+    images = chosen(stats.pictures, samples)
+    assert (stats.detected, stats.failed, len(images)) == (9000, 1000, samples)
+    letters = [letter for some in stats.dead_examples.values() for letter in some]
+    summary = summarise(stats, RunFacts(0, 1, 2, "run", Config().as_dict(), "batch", "/m"))
+    document = report.render_report(summary, images, letters)
+    assert document.count("data:image/jpeg") == samples
+    assert len(document.encode()) < 5_000_000
 
 
 def test_each_sample_has_its_picture_its_name_and_its_detections():
@@ -318,7 +397,12 @@ def test_each_picture_opens_its_own_view_and_can_be_closed():
     assert views == ["sample-1", "sample-2", "sample-3"]
     assert sum(name == "popover" for _, name, _ in page.attributes) == 3
     targets = [value for _, name, value in page.attributes if name == "popovertarget"]
-    assert targets == ["sample-1", "sample-1", "sample-2", "sample-2", "sample-3", "sample-3"]
+    own, next_one, previous = (
+        [["sample-1"] * 2, ["sample-2"] * 2, ["sample-3"] * 2],
+        ["sample-2", "sample-3"],
+        ["sample-1", "sample-2"],
+    )
+    assert targets == [*own[0], next_one[0], *own[1], next_one[1], previous[0], *own[2], previous[1]]
     assert page.text_of("button").count("Close") == 3
 
 
@@ -342,8 +426,12 @@ def test_the_page_has_language_title_and_one_main_heading():
     assert ("html", "lang", "en") in page.attributes
     assert page.text_of("title")[0] == "Detection report: 1,820 images"
     assert page.text_of("h1") == ["Detection report"]
-    assert len(page.text_of("h2")) == len(set(page.text_of("h2"))) == 11
+    assert len(page.text_of("h2")) == len(set(page.text_of("h2"))) == 12
     assert all(value for tag, name, value in page.attributes if (tag, name) in {("img", "alt"), ("svg", "aria-label")})
+
+
+def rate(amounts, seconds):
+    return sum(amounts) / seconds
 
 
 @pytest.mark.parametrize(
@@ -359,7 +447,7 @@ def test_the_page_has_language_title_and_one_main_heading():
     ids=["one second", "a gap", "a late start", "tens of seconds, unordered", "two to a step", "a short last step"],
 )
 def test_throughput_steps_cover_the_whole_time_at_the_right_rate(points, expected):
-    assert report_charts._rates(points) == expected
+    assert report_charts._steps(points, None, rate) == expected
 
 
 @pytest.mark.parametrize(
@@ -386,8 +474,54 @@ def test_a_run_of_seconds_has_no_curve(points):
     assert "Throughput" not in Page(report.render_report({"throughput": points, "images_per_second": 99.0}, [], [])).text_of("h2")
 
 
+def test_latencies_over_time_keep_their_worst_interval():
+    """300 intervals share 100 steps; the largest of a step is drawn. One interval had no result."""
+    points = [[second, 5000 if second == 150 else 20] for second in range(300) if second != 7]
+    curve = report_charts.latency_curve(points, 1.0)
+    assert min(float(point.split(",")[1]) for point in curve.line.split()) == 0.0
+    assert curve.heights[-1].text == "4 s"
+    assert report_charts.latency_curve([[0, 400], [1, 300], [2, 450]], 1.0).heights[-1].text == "0.4 s"
+    assert report_charts.latency_curve([[0, 400]], 1.0) is None
+
+
+def test_a_stream_shows_its_latencies_and_backlog_over_time():
+    each = {"interval_s": 1, "points": [[0, 40], [1, 60], [2, 50]]}
+    names = ("in_hand_to_result_ms", "event_to_publish_ms", "backlog_age_ms")
+    page = Page(report.render_report({"over_time": dict.fromkeys(names, each)}, [], []))
+    assert "Over time" in page.text_of("h2")
+    assert [text.split(",")[0] for text in page.text_of("figcaption")] == [
+        "event-to-publish",
+        "in-hand-to-result",
+        "Age of the oldest message read",
+    ]
+    assert "Over time" not in Page(report.render_report({"over_time": {"backlog_age_ms": each | {"points": []}}}, [], [])).text
+
+
+def test_a_dead_letter_with_a_thumbnail_has_its_picture():
+    """Its text may come from a file that somebody planted."""
+    letters = [{**letter("a"), "thumbnail_base64": word} for word in ("aGk=", '"><script>')]
+    document = report.render_report({}, [], letters)
+    assert document.count('<img src="data:image/jpeg;base64,') == 2
+    assert '"aGk="' in document.replace("data:image/jpeg;base64,", "") and "<script>" not in document
+
+
+def test_samples_are_filtered_by_their_classes_and_confidences():
+    """Without a script: each filter has a rule in report.css, which hides the figures that lack its CSS class."""
+    page = report.render_report({}, [sample("a.jpg", ("cat", "dog")), sample("b.jpg", ("cat",)), sample("c.jpg", ())], [])
+    assert re.findall(r'id="(has-\d+)"> (\w+)<', page) == [("has-1", "cat"), ("has-2", "dog")]
+    assert re.findall(r"<figure[^>]*>", page) == [
+        '<figure class="has-1 has-2 sure-50 sure-70 sure-90">',
+        '<figure class="has-1 sure-50 sure-70 sure-90">',
+        "<figure>",
+    ]
+    many = report.render_report({}, [sample(names=[f"class {n}" for n in range(40)]), sample()], [])
+    for name in re.findall(r'name="c[a-z]+" id="([\w-]+)"', many):
+        assert f"section:has(#{name}:checked) .gallery figure:not(.{name})" in page_style()["css"]
+    assert 'type="radio"' not in report.render_report({}, [sample()], []), "one sample needs no filter"
+
+
 def test_intervals_are_as_long_as_the_summary_says():
-    assert report_charts._rates([[0, 4096], [8192, 8192]], 4096) == ([1.0, 0.0, 2.0], 4096)
+    assert report_charts._steps([[0, 4096], [8192, 8192]], 4096, rate) == ([1.0, 0.0, 2.0], 4096)
     text = Page(report.render_report({"throughput": [[0, 60], [120, 60]], "throughput_interval_s": 60}, [], [])).text
     assert "mean 0.7" in text
 
@@ -406,3 +540,25 @@ def test_only_markup_is_taken_for_markup():
 def test_a_name_that_nobody_fills_is_an_error():
     with pytest.raises(jinja2.UndefinedError):
         report.environment().from_string("{{ typo }}").render()
+
+
+@pytest.mark.parametrize(
+    ("canary", "verdict"),
+    [
+        ({"images": 9}, "Too early to tell: it has received 9 of the 100 images that a decision needs."),
+        ({"failure_rate": 0.02}, "Not as good: it fails on more of its images than the version in use."),
+        ({"failure_rate": 0.009}, "It agrees: both find 97.0 % of the objects, and it fails about as often or less."),
+        ({"agreement": 0.9}, "It differs: both find 90.0 % of the objects; 95.0 % or more is expected."),
+        ({"agreement": None}, "Not compared: its objects were not compared"),
+        ({"why_no_images": "no share"}, None),
+    ],
+    ids=["too few images", "fails more", "fails hardly more", "differs", "live", "no images"],
+)
+def test_a_canary_has_a_verdict_in_plain_words(canary, verdict):
+    """The rule is the one of `Canary.verdict`, with its tolerance for failures."""
+    figures = {"images": 100, "agreement": 0.97, "failure_rate": 0.0, "stable_failure_rate": 0.0, "mean_ms": 5.0}
+    summary = a_summary(canary=a_summary()["canary"] | figures | canary)
+    summary["config"]["detect"] |= {"min_agreement": 0.95, "canary_images": 100}
+    text = Page(report.render_report(summary, [], [])).text
+    words = ("Too early", "Not as good", "It agrees", "It differs", "Not compared")
+    assert verdict in text if verdict else not any(word in text for word in words)

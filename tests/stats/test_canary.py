@@ -109,5 +109,5 @@ def test_those_of_all_processes_add_up(figures, merged):
 def test_the_report_has_a_part_for_a_canary_where_there_was_one():
     page = render_report(summarise(JobStats(), facts(SHOWN)), [], [])
     assert "Version 8 beside version 7, shadow: dropped." in page
-    assert ">Agreement with the stable version</th>" in page
+    assert ">Same objects<" in page
     assert "<h2>Canary</h2>" not in render_report(summarise(JobStats(), facts(None)), [], [])

@@ -12,10 +12,10 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipeline import graph
 from pipeline.config import load_config
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
+from pipeline.results.run import Run
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
 from pipeline.stats.summary import STAGES, JobStats
-from pipeline.storage.staging import held
 from pipeline.stream.messages import Message, MessageLimits
 from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ParseMessages
@@ -71,9 +71,9 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
             "detect.batch_sizes": [2],
         },
     )
-    staging = f"{images}/out/.staging-test"
+    staging = Run(f"{images}/out", "test")
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    with held(staging, {}), counting() as seen:
+    with staging.held({}), counting() as seen:
         graph.build(pipeline, config, graph.sinks(config, staging))
         result = pipeline.run()
         result.wait_until_finish()

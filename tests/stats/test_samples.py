@@ -1,37 +1,98 @@
-"""The sample: the same few images whatever the order in which they come."""
+"""The samples: the same few images whatever the order in which they come, some for each purpose."""
 
+import itertools
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.records import identity_hash
-from pipeline.stats.samples import Sampler
+from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
+from pipeline.stats.samples import ANY, LEAST_CONFIDENT, MOST_OBJECTS, NOTHING_FOUND, Sampler, chosen, keep, ranks
 
-IDENTITIES = st.lists(st.text(), unique=True, max_size=60)
+SIZES = st.integers(0, 40)
+
+
+def image(name: str, *objects: tuple[str, float]) -> DetectedImage:
+    """An image with objects, each a class and a confidence."""
+    names, confidences = tuple(name for name, _ in objects), np.array([sure for _, sure in objects], np.float32)
+    found = Detections(np.zeros((len(objects), 4), np.float32), np.zeros(len(objects), np.int32), confidences, names)
+    return DetectedImage(ImageRef(name), 4, 3, "m", "1", found)
+
+
+OBJECTS = st.lists(st.tuples(st.sampled_from([f"class {n}" for n in range(40)]), st.floats(0, 1)), max_size=6)
+IMAGES = st.dictionaries(st.text(), OBJECTS, max_size=60).map(lambda of: [image(name, *each) for name, each in of.items()])
+
+
+def kept_of(images, size):
+    kept = {}
+    for each in images:
+        keep(kept, ranks(each), each, size)
+    return kept
+
+
+def shown(kept):
+    return {purpose: [(rank, each.ref.uri) for rank, each in best] for purpose, best in kept.items()}
 
 
 @pytest.mark.slow
-@given(IDENTITIES, st.integers(0, 8))
-def test_what_it_wants_includes_exactly_the_smallest_ranks(identities, size):
-    sampler = Sampler(size)
-    wanted = [identity for identity in identities if sampler.wants(identity)]
-    smallest = sorted(identities, key=identity_hash)[:size]
-    assert set(smallest) <= set(wanted)
-    assert sorted(wanted, key=identity_hash)[:size] == smallest
-    for number, identity in enumerate(identities):  # and nothing that was not among the smallest when it came
-        assert (identity in wanted) == (identity in sorted(identities[: number + 1], key=identity_hash)[:size])
+@given(IMAGES, SIZES, st.randoms())
+def test_the_same_images_are_kept_in_any_order(images, size, random):
+    shuffled = random.sample(images, len(images))
+    assert shown(kept_of(images, size)) == shown(kept_of(shuffled, size))
+    names = [[each.ref.uri for _, each in chosen(kept_of(some, size), size)] for some in (images, shuffled)]
+    assert names[0] == names[1]
+    assert len(names[0]) == len(set(names[0])) == min(size, len(images))
+
+
+@given(IMAGES, SIZES, st.data())
+def test_a_sampler_wants_each_image_that_is_kept_in_the_end_also_if_it_comes_again(images, size, data):
+    again = data.draw(st.lists(st.sampled_from(images), max_size=20)) if images else []
+    sampler, kept = Sampler(size), kept_of(images, size)
+    wanted = {each.ref.uri for each in [*images, *again] if sampler.wants(each)}
+    last = {each.ref.uri for best in kept.values() for _, each in best}
+    assert last <= wanted
+    assert all(sampler.wants(each) for best in kept.values() for _, each in best)
+
+
+@pytest.mark.parametrize("levels", [1, 100], ids=["as many objects in each", "more and more objects"])
+def test_few_of_many_images_are_wanted_whatever_their_order(levels):
+    """Each that is wanted is decoded again. Confidences fall from image to image, which is the worst order of them."""
+    sampler, wanted = Sampler(12), 0
+    for number in range(20_000):
+        count = number * levels // 20_000
+        wanted += sampler.wants(image(f"{number}.jpg", *((f"class {n}", 1 - number / 20_000) for n in range(count))))
+    assert 12 <= wanted < 300 + 25 * levels
+
+
+def test_purposes_take_turns_and_others_fill_up():
+    images = [image(f"{number}.jpg", *[("cat", 0.9)] * number) for number in range(1, 40)]
+    images += [image("unsure.jpg", ("dog", 0.2)), image("nothing.jpg"), image("bird.jpg", ("bird", 0.99))]
+    found = chosen(kept_of(images, 12), 12)
+    assert found[0][0] == MOST_OBJECTS and found[0][1].ref.uri == "39.jpg"
+    assert [(purpose, each.ref.uri) for purpose, each in found[1:3]] == [
+        (LEAST_CONFIDENT, "unsure.jpg"),
+        (NOTHING_FOUND, "nothing.jpg"),
+    ]
+    assert ("class bird", "bird.jpg") in [(purpose, each.ref.uri) for purpose, each in found]
+    assert len(found) == 12
+    assert found[-1][0] == ANY
+
+
+def test_a_model_of_many_classes_keeps_the_same_few_of_them():
+    names = [f"class {n}" for n in range(1200)]
+    kept = kept_of([image(f"{name}.jpg", (name, 0.5)) for name in names], 200)
+    backwards = kept_of([image(f"{name}.jpg", (name, 0.5)) for name in reversed(names)], 200)
+    assert shown(kept) == shown(backwards)
+    assert len([purpose for purpose in kept if purpose.startswith("class ")]) == 24
+
+
+def test_confidences_that_are_no_numbers_have_a_rank():
+    for sure, other in itertools.product([float("nan"), float("inf"), -1.0], [float("nan"), 0.5]):
+        assert all(0 <= rank < 2**64 for rank in ranks(image("a.jpg", ("cat", sure), ("cat", other))).values())
+    assert 0 <= ranks(image("a.jpg", *[("cat", 0.5)] * 1000))[MOST_OBJECTS] < 2**64
 
 
 def test_ranks_are_pinned_since_shards_and_samples_depend_on_them():
     assert identity_hash("gs://bucket/a.jpg#1") == 7248482737417444637
     assert identity_hash("lone \udc80 surrogate") != identity_hash("lone \udc81 surrogate")
-
-
-@given(IDENTITIES, st.integers(0, 8), st.data())
-def test_an_image_that_is_asked_for_again_takes_no_other_s_place(identities, size, data):
-    again = data.draw(st.lists(st.sampled_from(identities), max_size=20)) if identities else []
-    sampler = Sampler(size)
-    for identity in [*identities, *again]:
-        sampler.wants(identity)
-    smallest = sorted(identities, key=identity_hash)[:size]
-    assert all(sampler.wants(identity) for identity in smallest)

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from pipeline.data_format import pack, unpack
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing, identity_hash
 from pipeline.stats.canary import CanaryStats
+from pipeline.stats.confidences import BINS, OTHER_CLASSES, Confidences
 from pipeline.stats.histogram import latency_bucket, percentiles_ms
-from pipeline.stats.summary import OTHER_CLASSES, JobStats, RunFacts, left_out_line, merge_stats, summarise, to_json
+from pipeline.stats.samples import ANY
+from pipeline.stats.summary import JobStats, RunFacts, left_out_line, merge_stats, summarise, to_json
 
 SAMPLES = 3
 
@@ -23,7 +25,7 @@ def detected(number, classes=(), led=0, latency=0.05, thumbnail=b"jpeg"):
     boxes = Detections(
         np.zeros((len(classes), 4), np.float32),
         np.zeros(len(classes), np.int32),
-        np.ones(len(classes), np.float32),
+        np.linspace(0.3, 1, len(classes), dtype=np.float32),
         tuple(classes),
     )
     timing = Timing(0.25, 0.5, 9.0, 0.125, latency, 1000.0 + number // 4, led, 2.0 if led else 0.0)
@@ -65,8 +67,8 @@ def figures(stats):
     return (
         (stats.read, stats.skipped, stats.detected, stats.model),
         (stats.dead, stats.classes, stats.batches, dict(stats.stage_seconds), stats.latencies, stats.finished, stats.versions),
-        (stats.stage_latencies, stats.model_events, stats.batch_sizes, stats.canary, stats.backlog_age_ms),
-        [rank for rank, _ in stats.samples],
+        (stats.confidences, stats.stage_latencies, stats.model_events, stats.batch_sizes, stats.canary, stats.backlog_age_ms),
+        {purpose: [rank for rank, _ in kept] for purpose, kept in stats.pictures.items()},
         {reason: len(rows) for reason, rows in stats.dead_examples.items()},
     )
 
@@ -115,8 +117,8 @@ def test_counts_are_those_of_the_records(elements):
     assert stats.detected == sum(stats.finished.counts.values()) == len(images)
     assert sum(stats.dead.values()) == len(letters)
     assert sum(stats.classes.values()) == sum(len(image.detections) for image in images)
-    ranks = sorted(identity_hash(image.ref.identity) for image in images if image.thumbnail)
-    assert [rank for rank, _ in stats.samples] == ranks[:SAMPLES]
+    ranks = sorted({identity_hash(image.ref.identity) for image in images if image.thumbnail})
+    assert [rank for rank, _ in stats.pictures.get(ANY, ())] == ranks[:SAMPLES]
     assert all("payload_base64" not in row for rows in stats.dead_examples.values() for row in rows)
 
 
@@ -164,6 +166,10 @@ def test_the_summary_has_the_figures_of_the_contract():
         "dead_by_stage": {"read": 1, "decode": 1},
         "classes": {"cat": 3, "dog": 1},
         "detections": 4,
+        "confidences": {
+            "all": [0] * 6 + [2] + [0] * 6 + [1] + [0] * 5 + [1],
+            "by_class": {"cat": [0] * 6 + [2] + [0] * 12 + [1], "dog": [0] * 13 + [1] + [0] * 6},
+        },
         "latency_ms": summary["latency_ms"],
         "throughput": [[0, 1], [1, 1], [2, 1]],
         "throughput_interval_s": 1,
@@ -232,10 +238,46 @@ def test_classes_without_end_are_counted_in_bounded_memory():
     for number in range(40_000):
         stats.add_detected(detected(0, ["cat", f"class {number}"]), SAMPLES)
     assert len(stats.classes) <= 10_001
+    assert len(stats.confidences.by_class) <= 201
     assert stats.classes["cat"] == 40_000
     assert stats.classes[OTHER_CLASSES] + sum(1 for name in stats.classes if name.startswith("class")) == 40_000
     assert len(merge_stats([stats, stats], SAMPLES).classes) <= 10_001
     assert sum(merge_stats([stats, stats], SAMPLES).classes.values()) == 160_000
+    twice = merge_stats([stats, stats], SAMPLES).confidences
+    assert len(twice.by_class) <= 201
+    assert twice.by_class["cat"] == {6: 80_000}
+    assert sum(twice.as_dict()["all"]) == 160_000
+    assert OTHER_CLASSES not in twice.as_dict()["by_class"]
+
+
+@given(ELEMENTS)
+def test_confidences_are_counted_by_bin_and_class(elements):
+    """As NumPy's histogram counts them."""
+    stats = tally_of(elements)
+    images = [element.detections for element in elements if isinstance(element, DetectedImage)]
+    scores = np.concatenate([np.zeros(0), *(found.confidences for found in images)])
+    names = [name for found in images for name in found.class_names]
+    shown = summarise(stats, RunFacts(0, 1, 2, "run", {}, "batch", "/m"))["confidences"]
+    edges = np.linspace(0, 1, BINS + 1).astype(np.float32)
+    assert shown["all"] == np.histogram(scores, edges)[0].tolist()
+    assert shown["by_class"] == {
+        name: np.histogram([s for s, of in zip(scores, names, strict=True) if of == name], edges)[0].tolist()
+        for name in set(names)
+    }
+
+
+def test_the_summary_names_the_twelve_most_frequent_classes():
+    stats = tally_of([detected(0, [f"class {number}"] * (number + 1)) for number in range(20)])
+    shown = summarise(stats, RunFacts(0, 1, 2, "run", {}, "batch", "/m"))["confidences"]
+    assert list(shown["by_class"]) == [f"class {number}" for number in range(19, 7, -1)]
+    assert sum(shown["all"]) == 210
+
+
+@pytest.mark.parametrize(("confidence", "number"), [(0.0, 0), (0.25, 5), (1.0, 19), (math.nan, 0), (math.inf, 19), (-1.0, 0)])
+def test_each_confidence_has_a_bin(confidence, number):
+    counted = Confidences()
+    counted.add(["cat"], np.array([confidence], np.float32))
+    assert counted.by_class == {"cat": {number: 1}}
 
 
 def test_an_example_of_a_dead_letter_is_short_however_long_its_texts():

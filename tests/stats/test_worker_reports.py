@@ -7,22 +7,23 @@ import sys
 import pytest
 
 from pipeline.errors import ModelError, OutputError
+from pipeline.results.run import Run
 from pipeline.stats import worker_context
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.process import ProcessState
 from pipeline.stats.summary import JobStats, merge_stats
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.stats.worker_reports import StatsReporter, WorkerReports
-from pipeline.storage.staging import introduce
 from tests.conftest import REPO
 
 WORKER = """
 import sys, time
 from pipeline.stats import metrics
 from pipeline.stats.worker_context import WorkerContext
+from pipeline.results.run import Run
 
 metrics.count_read(100)  # of an earlier job in this process
-at = WorkerContext(sys.argv[1], lambda: None, time.time())
+at = WorkerContext(Run.of_folder(sys.argv[1]), lambda: None, time.time())
 at.check_worker()
 metrics.count_read(int(sys.argv[2]))
 at.check_worker()
@@ -33,10 +34,10 @@ report_all()
 
 @pytest.fixture
 def staging(tmp_path):
-    """The folder of a run that has begun."""
-    folder = f"{tmp_path}/out/.staging-0a1b"
-    introduce(folder, {"settings": {}})
-    return folder
+    """A run that has begun."""
+    run = Run(f"{tmp_path}/out", "0a1b")
+    run.begin({"settings": {}})
+    return run
 
 
 @pytest.mark.slow
@@ -44,7 +45,7 @@ def test_the_launcher_sums_up_what_each_process_has_counted_in_this_job(staging)
     seen = WorkerReports(staging)
     assert seen.now() == []
     for images in (3, 4):
-        subprocess.run([sys.executable, "-c", WORKER, staging, str(images)], cwd=REPO, check=True)
+        subprocess.run([sys.executable, "-c", WORKER, staging.folder, str(images)], cwd=REPO, check=True)
     assert sorted(each.read for each in WorkerReports(staging).now()) == [3, 4]
     assert merge_stats(WorkerReports(staging).now(), samples=0) == JobStats(read=7)
 
@@ -74,6 +75,7 @@ class Model:
     def __init__(self, batch_sizes, canary=None):
         self.batch_sizes = batch_sizes
         self.canary = canary
+        self.notes = ("a note",)
 
     def canary_stats(self, wait_s=0.0):
         return self.canary
@@ -92,6 +94,7 @@ def test_the_launcher_knows_the_ladder_that_workers_use(staging):
     assert WorkerReports(staging).batch_sizes == ()
     report(staging, (1, 2, 4))
     assert WorkerReports(staging).batch_sizes == (1, 2, 4)
+    assert WorkerReports(staging).notes == ("a note",)
 
 
 def test_the_launcher_adds_up_what_a_canary_has_shown_to_each_worker(staging):
@@ -109,7 +112,9 @@ def test_a_report_has_what_happened_to_the_versions_of_the_model(staging):
     report(staging, (1,))
     report(staging, (1, 2), CanaryStats("8", "7", "shadow", images=5))
     merged = merge_stats(seen.now(), samples=0)
-    expected = JobStats(model_events={"swaps": 2}, batch_sizes=(1, 2), canary=CanaryStats("8", "7", "shadow", images=5))
+    expected = JobStats(
+        model_events={"swaps": 2}, batch_sizes=(1, 2), canary=CanaryStats("8", "7", "shadow", images=5), model_notes=("a note",)
+    )
     assert merged == expected
 
 
@@ -119,15 +124,15 @@ def test_nothing_comes_back_of_a_run_that_is_over(staging):
     stats = JobStats(read=1)
     teller = StatsReporter(staging, stats.copy, process=ProcessState())
     teller.tell()
-    shutil.rmtree(staging)
+    shutil.rmtree(staging.folder)
     stats.read = 2
     teller.tell()
-    assert not (REPO / staging).exists()
+    assert not (REPO / staging.folder).exists()
 
 
 def test_a_worker_that_does_not_see_what_the_launcher_has_begun_says_so(staging):
     """Its own disk has a folder of that name, or none."""
-    elsewhere, process = staging.replace("0a1b", "ffff"), ProcessState()
+    elsewhere, process = staging._replace(name="ffff"), ProcessState()
     expected = r"output .*/out: expected a folder that launcher and workers share, .* but the worker on \S+ does not find in it"
     with pytest.raises(OutputError, match=expected):
         WorkerContext(elsewhere, lambda: None, launched_at=worker_context.time.time()).check_worker(process=process)
@@ -135,13 +140,13 @@ def test_a_worker_that_does_not_see_what_the_launcher_has_begun_says_so(staging)
 
 @pytest.mark.parametrize("launched_at", [0.0, 1.0], ids=["of a template", "in place of one that was lost long after"])
 def test_where_no_launcher_is_to_be_expected_none_is_asked_for(launched_at, staging):
-    WorkerContext(staging.replace("0a1b", "ffff"), lambda: None, launched_at).check_worker(process=ProcessState())
+    WorkerContext(staging._replace(name="ffff"), lambda: None, launched_at).check_worker(process=ProcessState())
 
 
 def test_a_worker_that_cannot_write_says_so(tmp_path):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(OutputError, match=r"output .*/out: expected a folder that can be written, .* \(the worker on \S+\)"):
-        WorkerContext(f"{tmp_path}/out/.staging-0a1b", lambda: None).check_worker(process=ProcessState())
+        WorkerContext(Run(f"{tmp_path}/out", "0a1b"), lambda: None).check_worker(process=ProcessState())
 
 
 def test_a_worker_that_does_not_reach_the_model_says_so_each_time(staging):

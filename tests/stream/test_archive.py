@@ -15,13 +15,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from pipeline.records import ImageRef
-from pipeline.storage import claims_cloud
-from pipeline.storage.completion import Provenance
-from pipeline.storage.ledger import list_files_of_rows, read_entries
+from pipeline.results.completion import Provenance
+from pipeline.results.lease import if_dead
+from pipeline.results.ledger import list_files_of_rows, read_entries
+from pipeline.results.other_runs import finish_dead, remove_dead
+from pipeline.results.run import Run
 from pipeline.stream.archive import Archive, ArchivedRow
 from tests.clock import Clock
 from tests.conftest import REPO
-from tests.storage.test_lease import process
+from tests.results.silence import fall_silent
+from tests.results.test_lease import process
 
 START = 1795226400.0  # 2026-11-21T02:00:00Z
 
@@ -44,7 +47,7 @@ def files(folder: Path) -> dict[str, list[str]]:
 
 
 def spills(folder: Path) -> list[str]:
-    return [path.name for path in folder.glob(".spills-*/*.rows")]
+    return [path.name for path in folder.glob(".staging-*/archive/*.rows")]
 
 
 def test_a_window_becomes_a_file_when_it_is_over(tmp_path, clock):
@@ -69,7 +72,7 @@ def test_a_window_becomes_a_file_when_it_is_over(tmp_path, clock):
 def test_a_row_is_durable_when_its_bundle_ends(tmp_path, clock):
     archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
     archive.spill([row("a")])
-    (spill,) = tmp_path.glob(".spills-run/*.rows")
+    (spill,) = tmp_path.glob(".staging-run/archive/*.rows")
     assert spill.read_bytes() == row("a").row + b"\n"
 
 
@@ -168,6 +171,47 @@ def test_what_a_killed_run_left_is_finished_by_the_next(tmp_path, clock):
     assert sorted(os.listdir(tmp_path)) == ["dead_letters", "detections"]
 
 
+STREAM = """
+import os, signal, sys
+from pipeline.results.run import Run
+from tests.stream.test_archive import Archive, START, row
+with Run(sys.argv[1], "0a1b2c3d").held({"settings": {"mode": "streaming"}}):
+    archive = Archive(sys.argv[1], "0a1b2c3d", window_s=60.0, clock=lambda: START)
+    archive.spill([row("a")])
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ZeroDivisionError
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "failed"])
+def test_no_other_run_removes_rows_of_a_dead_stream_that_are_in_no_file_yet(how, tmp_path, clock):
+    """Their messages are acknowledged. A backfill in the same folder removes what dead runs leave, but not these rows."""
+    output = str(tmp_path)
+    subprocess.run([sys.executable, "-c", STREAM, output, how], cwd=REPO, check=False, stderr=subprocess.DEVNULL)
+    finish_dead(output)
+    remove_dead(output)
+    assert len(spills(tmp_path)) == 1
+    archive = Archive(output, "next", window_s=60.0, clock=clock)
+    archive.recover()
+    archive.finish()
+    remove_dead(output)
+    assert files(tmp_path) == {"detections/detections-20261121T020000Z-0a1b2c3d-00000-of-00001.jsonl": ["a"]}
+    assert os.listdir(tmp_path) == ["detections"]
+
+
+def test_the_archive_shows_its_run_as_alive_by_the_one_lock_that_the_run_has(tmp_path, clock):
+    run = Run(str(tmp_path), "0a1b2c3d")
+    with run.held({"settings": {"mode": "streaming"}}):
+        archive = Archive(run.output, run.name, window_s=60.0, clock=clock)
+        archive.spill([row("a")])
+        archive.finish()
+        with if_dead(run.folder) as dead:
+            assert not dead
+    assert os.listdir(tmp_path) == ["detections"]
+
+
 @pytest.mark.parametrize(
     ("model", "known"),
     [(("yolov4", "3"), True), (("a/ñ model's name", "1"), True), (("x" * 300, "1"), False), (("", ""), False)],
@@ -202,7 +246,7 @@ def test_a_run_that_lives_is_left_alone(tmp_path, clock):
     assert list(files(tmp_path).values()) == [["a"]]
 
 
-def test_on_object_storage_the_spills_of_a_run_whose_lease_has_expired_are_nobodys(gcs_bucket, clock, monkeypatch):
+def test_on_object_storage_the_spills_of_a_run_whose_lease_has_expired_are_nobodys(gcs_bucket, clock):
     folder = f"gs://{gcs_bucket.name}/archive"
     first = Archive(folder, "first", window_s=60.0, clock=clock)
     first.spill([row("a")])
@@ -210,7 +254,7 @@ def test_on_object_storage_the_spills_of_a_run_whose_lease_has_expired_are_nobod
     clock.now += 3600.0
     second.recover()
     assert [blob.name for blob in gcs_bucket.list_blobs(prefix="archive/detections")] == []
-    monkeypatch.setattr(claims_cloud, "EXPIRES_SECONDS", -1.0)
+    fall_silent(folder)
     second.recover()
     second.finish()
     (blob,) = gcs_bucket.list_blobs(prefix="archive/detections")
@@ -242,7 +286,7 @@ def test_on_object_storage_what_a_killed_run_left_is_finished_at_once(gcs_bucket
 def test_a_run_that_was_killed_before_its_spills_went_leaves_no_row_twice(tmp_path, clock):
     archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
     archive.spill([row("a"), row("b")])
-    left = {path: path.read_bytes() for path in tmp_path.glob(".spills-run/*.rows")}
+    left = {path: path.read_bytes() for path in tmp_path.glob(".staging-run/archive/*.rows")}
     clock.now += 60.0
     archive.close_windows()
     for path, content in left.items():

@@ -136,6 +136,27 @@ def test_what_another_process_has_attempted_is_tried_again_when_it_is_asked_for_
     assert (Attempts().begin(ref("a", message_id), before) is None) == is_repeat
 
 
+def test_a_repeat_that_is_delivered_again_after_a_restart_is_a_repeat():
+    """It was dropped before, and acknowledged too late; who asks anew is answered."""
+    before = Attempts()
+    state = before.begin(ref("a", "m1"), None)
+    assert before.begin(ref("a", "m2"), state) is None
+    state = before.with_repeat(ref("a", "m2"), state)
+    assert before.begin(ref("a", "m3"), state) is None, "state still names the attempt"
+    after = Attempts()
+    assert [after.begin(ref("a", message), state) is None for message in ("m1", "m2", "m3", "")] == [True, True, False, False]
+    before.end(ref("a", "m1"), failed=True)
+    assert before.begin(ref("a", "m2"), state) is not None, "a failed attempt is tried again by its repeats"
+
+
+def test_state_holds_the_attempt_and_its_latest_repeats_however_many_come():
+    state = Attempts().begin(ref("a", "m0"), None)
+    for number in [*range(1, 1000), 999, 0]:
+        state = Attempts.with_repeat(ref("a", f"m{number}"), state)
+    messages = state[1].split()
+    assert messages == ["m0", *(f"m{number}" for number in range(984, 1000))]
+
+
 def test_more_failures_than_can_be_remembered_are_all_tried_again():
     attempts = Attempts(max_failed=2)
     begun = {name: attempts.begin(ref(name, name), None) for name in "abc"}

@@ -58,6 +58,7 @@ def test_what_a_thread_dies_of_is_raised_where_the_job_hears_it():
 
 
 def test_a_thread_that_repeats_survives_with_a_warning(caplog):
+    caplog.set_level("WARNING", "pipeline")
     threads, calls = RunThreads(), []
 
     def work():

@@ -10,7 +10,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipeline import graph
 from pipeline.config import Config, ModelConfig
 from pipeline.errors import OutputError
-from pipeline.storage.staging import held, new_staging
+from pipeline.results.run import Run
 from pipeline.write.sink import Results, Sink
 from tests.conftest import write_bright_image
 
@@ -41,8 +41,8 @@ def test_a_sink_of_ones_own_gets_every_result_beside_the_files(tmp_path, bright_
     out = f"{tmp_path}/out"
     config = Config(input=(f"{tmp_path}/in",), output=out, model=ModelConfig(bright_model))
 
-    staging = new_staging(out)
-    with held(staging, {}), beam.Pipeline(runner=FnApiRunner()) as pipeline:
+    staging = Run.new(out)
+    with staging.held({}), beam.Pipeline(runner=FnApiRunner()) as pipeline:
         graph.build(pipeline, config, [*graph.sinks(config, staging), WriteNames(f"{tmp_path}/names.txt")])
 
     names = (tmp_path / "names.txt").read_text().splitlines()

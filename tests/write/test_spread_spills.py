@@ -7,7 +7,7 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that
 
-from pipeline.storage.results import DEAD_LETTERS, DETECTIONS
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.storage.spill_files import SpillWriter
 from pipeline.write.spill_rows import BY_ROWS, Shard
 from pipeline.write.spread_spills import SpreadSpills

@@ -79,6 +79,19 @@ def test_ids_are_those_of_the_ground_truth(write, tmp_path):
     assert write.left_out == (1, 1, ("cat",), 0)
 
 
+def test_pycocotools_loads_results_beside_the_ground_truth_whose_ids_they_have(write, tmp_path):
+    truth = {
+        "images": [{"id": 80, "file_name": "a.jpg", "width": 100, "height": 50}],
+        "annotations": [],
+        "categories": [{"id": 90, "name": "cat"}, {"id": 5, "name": "dog"}],
+    }
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    write(ROWS, truth=str(tmp_path / "truth.json"))
+    results = COCO(str(tmp_path / "truth.json")).loadRes(str(tmp_path / "coco" / "results.json"))
+    names = [results.loadCats(each["category_id"])[0]["name"] for each in results.loadAnns(results.getAnnIds(imgIds=[80]))]
+    assert sorted(names) == ["cat", "dog"]
+
+
 def test_what_a_ground_truth_does_not_know_is_said(write, tmp_path):
     """Images and objects that are left out are counted; images of one name that lie in several folders are, too."""
     truth = {"images": [{"id": 80, "file_name": "a.jpg"}], "categories": [{"id": 5, "name": "dog"}]}

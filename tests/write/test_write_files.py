@@ -18,18 +18,17 @@ from pipeline.config import WriteConfig
 from pipeline.errors import InputError, OutputError
 from pipeline.read.tfrecords import read_records
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
+from pipeline.results.layout import check_output
+from pipeline.results.run import Run
 from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_context import WorkerContext
-from pipeline.storage import spill_files
 from pipeline.storage.files import write_file
-from pipeline.storage.results import STAGING, check_output
-from pipeline.storage.staging import held, new_staging
-from pipeline.write import spread_spills, write_files
 from pipeline.write.sink import Results
-from pipeline.write.write_files import WriteFiles, read_written
-from tests.storage.test_staging import dies_at
+from pipeline.write.write_files import SIZES, Sizes, WriteFiles, read_written
+from tests.results.test_run import dies_at
 
 NO_DEAD_LETTERS = "dead_letters/dead_letters-00000-of-00001.jsonl"
+REPORTS = "runs/0123456789ab"
 NAMES = ["a.jpg", "b.jpg", "ä\udc80.jpg", "<b>.jpg", *(f"{n}.jpg" for n in range(40))]
 
 
@@ -40,15 +39,15 @@ def detected(name):
 
 def write(output, names, dead=(), **settings):
     """Writes rows as a job does: what it leaves for its summary."""
-    staging = new_staging(str(output))
-    with held(staging, {"settings": {}}):
+    staging = Run(str(output), "0123456789ab")
+    with staging.held({"settings": {}}):
         run(staging, names, dead, **settings)
         stats, notes = read_written(staging)
     assert (stats.read, stats.detected, sum(stats.dead.values())) == (len(names) + len(dead), len(names), len(dead))
     return notes
 
 
-def run(staging, names, dead=(), *, elsewhere=False, **settings):
+def run(staging, names, dead=(), *, elsewhere=False, sizes=SIZES, **settings):
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         results = Results(
             pipeline | "Detected" >> beam.Create([detected(name) for name in names]) | beam.Reshuffle(),
@@ -56,7 +55,7 @@ def run(staging, names, dead=(), *, elsewhere=False, **settings):
             pipeline | "Counted" >> beam.Create([JobStats(read=len(names) + len(dead))]),
         )
         at = WorkerContext(staging, lambda: None, time.time()) if elsewhere else None
-        _ = results | WriteFiles(staging, {}, WriteConfig(**settings), worker_context=at)
+        _ = results | WriteFiles(staging, {}, WriteConfig(**settings), worker_context=at, sizes=sizes)
 
 
 def files_of(folder, indexes=False):
@@ -85,13 +84,20 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_order(tmp_path, shards
 
 
 @pytest.mark.parametrize(("rows", "shards"), [(0, 1), (1, 1), (10, 1), (11, 2), (44, 5)])
-def test_without_a_number_of_shards_they_follow_the_rows(tmp_path, monkeypatch, rows, shards):
+def test_without_a_number_of_shards_they_follow_the_rows(tmp_path, rows, shards):
     """All rows stand in one order, over all files, whoever wrote them when; dead letters too."""
-    monkeypatch.setattr(write_files, "ROWS_PER_SHARD", 10)
-    monkeypatch.setattr(spill_files, "SPOOL_BYTES", 400)
+    sizes = Sizes(rows_per_file=10, spill_bytes=400)
     wanted = {f"detections/detections-{n:05d}-of-{shards:05d}.jsonl": min(10, max(0, rows - 10 * n)) for n in range(shards)}
     for folder, names in (("one", NAMES[:rows]), ("two", NAMES[:rows][::-1])):
-        write(tmp_path / folder, names, dead=[f"dead-{n}.jpg" for n in range(25)], parquet=True, tfrecord=True, coco=True)
+        write(
+            tmp_path / folder,
+            names,
+            dead=[f"dead-{n}.jpg" for n in range(25)],
+            parquet=True,
+            tfrecord=True,
+            coco=True,
+            sizes=sizes,
+        )
     files = files_of(tmp_path / "one")
     assert files == files_of(tmp_path / "two")
     assert {name: files[name].count(b"\n") for name in files if name.startswith("detections/") and name.endswith("l")} == wanted
@@ -101,20 +107,18 @@ def test_without_a_number_of_shards_they_follow_the_rows(tmp_path, monkeypatch, 
     assert [each.num_rows for each in parquet] == list(wanted.values())
     examples = [read_records(io.BytesIO(files[name.replace("jsonl", "tfrecord")]), name, 1 << 20) for name in wanted]
     assert [len(list(each)) for each in examples] == list(wanted.values())
-    listed = json.loads(files["coco/images.json"])["images"]
+    listed = json.loads(files[f"{REPORTS}/coco/images.json"])["images"]
     assert [image["file_name"] for image in listed] == [json.loads(line)["image"]["uri"] for line in lines]
     dead = [files[f"dead_letters/dead_letters-{n:05d}-of-00003.jsonl"] for n in range(3)]
     assert [part.count(b"\n") for part in dead] == [10, 10, 5]
     assert b"".join(dead).splitlines() == sorted(b"".join(dead).splitlines())
 
 
-def test_many_workers_merge_the_rows_of_a_job_elsewhere_into_files_in_one_order(tmp_path, monkeypatch):
+def test_many_workers_merge_the_rows_of_a_job_elsewhere_into_files_in_one_order(tmp_path):
     """Files follow each other over all ranges, with none left out; a second run of the same job gives the same."""
-    monkeypatch.setattr(write_files, "ROWS_PER_SHARD", 10)
-    monkeypatch.setattr(spread_spills.SpreadSpills.__init__, "__defaults__", (12,))
-    monkeypatch.setattr(spill_files, "SPOOL_BYTES", 400)
+    sizes = Sizes(rows_per_file=10, rows_per_range=12, spill_bytes=400)
     for folder, names in (("one", NAMES), ("two", NAMES[::-1])):
-        write(tmp_path / folder, names, dead=[f"dead-{n}.jpg" for n in range(25)], elsewhere=True, coco=True)
+        write(tmp_path / folder, names, dead=[f"dead-{n}.jpg" for n in range(25)], elsewhere=True, coco=True, sizes=sizes)
     files = files_of(tmp_path / "one")
     assert files == files_of(tmp_path / "two")
     for kind, rows in (("detections", len(NAMES)), ("dead_letters", 25)):
@@ -126,13 +130,12 @@ def test_many_workers_merge_the_rows_of_a_job_elsewhere_into_files_in_one_order(
         assert all(0 < files[name].count(b"\n") <= 10 for name in named)
 
 
-def test_coco_of_more_images_than_one_file_holds_is_left_out_and_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(write_files, "COCO_IMAGES_AT_MOST", 2)
-    (note,) = write(tmp_path / "out", ["a.jpg", "b.jpg", "c.jpg"], coco=True)
+def test_coco_of_more_images_than_one_file_holds_is_left_out_and_said(tmp_path):
+    (note,) = write(tmp_path / "out", ["a.jpg", "b.jpg", "c.jpg"], coco=True, sizes=Sizes(coco_images=2))
     assert note.startswith("coco/ is not written: it would be one file of 3 images, and 2 are the most")
     assert sorted(files_of(tmp_path / "out")) == [NO_DEAD_LETTERS, "detections/detections-00000-of-00001.jsonl"]
-    assert write(tmp_path / "out", ["a.jpg", "b.jpg"], coco=True) == ()
-    assert "coco/results.json" in files_of(tmp_path / "out")
+    assert write(tmp_path / "out", ["a.jpg", "b.jpg"], coco=True, sizes=Sizes(coco_images=2)) == ()
+    assert f"{REPORTS}/coco/results.json" in files_of(tmp_path / "out")
 
 
 def test_shards_without_a_row_are_empty_files(tmp_path):
@@ -211,7 +214,7 @@ def test_images_that_the_ground_truth_does_not_name_are_said(tmp_path, truth):
 
 def test_a_ground_truth_that_is_none_is_refused_before_the_job_starts(tmp_path):
     sink = WriteFiles(
-        f"{tmp_path}/out/{STAGING}x", {"mode": "batch"}, WriteConfig(coco=True, coco_ground_truth=f"{tmp_path}/none.json")
+        Run(f"{tmp_path}/out", "x"), {"mode": "batch"}, WriteConfig(coco=True, coco_ground_truth=f"{tmp_path}/none.json")
     )
     with pytest.raises(InputError, match=r"^coco_ground_truth .*none\.json: expected COCO annotations"):
         sink.check(write=False)

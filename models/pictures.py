@@ -1,0 +1,300 @@
+"""`detect-objects pictures`: draws the objects of a finished run into its images, or cuts them out.
+
+    detect-objects pictures out/ --annotate annotated/
+    detect-objects pictures out/ --crops crops/ --class person --min-confidence 0.5
+
+It reads the images again, a few at a time. Exit code 0: all pictures are written; 1: an image cannot be read, a file of another
+program is in the way, or the disk is full; 2: a wrong input or folder; 130: stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import ceil, floor, inf
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from models.evaluate.detection_rows import ImageRow, RowsError, read_rows
+from models.evaluate.text import printable
+from models.picture_names import picture_names, safe_name
+from models.progress import shown
+from models.read_again import Read, reads
+from models.view import refuse_doubled
+from pipeline.config.sections import DetectConfig
+from pipeline.detect.decode import decode_image
+from pipeline.errors import FullError, OutputError, UserError
+from pipeline.failures import ImageError
+from pipeline.records import DetectedImage, Detections, ImageRef
+from pipeline.report.annotate import annotate, marked_jpeg
+from pipeline.results.layout import MADE_BY
+from pipeline.storage.files import UNFINISHED, write_files
+from pipeline.storage.web import without_query
+
+_THREADS = min(4, os.cpu_count() or 1)
+_MOST_AHEAD = 2 * _THREADS  # images in hand
+_MARK_BYTES = 4096  # the mark is in the first bytes of a picture
+_CROP_QUALITY = 95
+_JPEG_SIDE = 65_500  # pixels
+_FAR = 1e9  # pixels; float32 has room for it
+
+
+class _Job(NamedTuple):
+    """What to write of an image; `staging` has for each folder one for its unfinished files."""
+
+    args: argparse.Namespace
+    names: Mapping[str, str]
+    staging: Mapping[str, str]
+    stopped: threading.Event
+
+
+class _UnusableError(Exception):
+    """An image gives no pictures: (reason, message)."""
+
+
+class _Total(NamedTuple):
+    """Numbers of pictures, of images that gave none by reason, and a message for each reason."""
+
+    counts: Counter[str]
+    unread: Counter[str]
+    messages: dict[str, str]
+
+    def add(self, one: Future[Counter[str]]) -> None:
+        try:
+            self.counts.update(one.result())
+        except _UnusableError as err:
+            reason, message = err.args
+            self.unread[reason] += 1
+            self.messages.setdefault(reason, message)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    args = make_parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _check(args)
+        return _report(args, _write_all(args, _wanted(args, read_rows(args.detections))))
+    except (RowsError, UserError, OSError) as err:
+        print("error:", printable(" ".join(str(err).split())), file=sys.stderr)
+        return 1 if isinstance(err, FullError) else 2
+    except KeyboardInterrupt:
+        print("stopped; the pictures that are there are complete", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    said = "Draws the objects of a finished run into its images, or cuts them out."
+    parser = argparse.ArgumentParser(prog="detect-objects pictures", description=said)
+    add = parser.add_argument
+    add("detections", metavar="PATH", help="results folder, folder, glob or file of rows")
+    add("--annotate", metavar="FOLDER", help="write each image with its objects drawn")
+    add("--crops", metavar="FOLDER", help="write each object as <class>/<image>-<number>-<confidence>.jpg")
+    add("--margin", type=_number, default=0.0, metavar="X", help="widen crops on each side by this share of the box, such as 0.1")
+    add("--min-confidence", type=_number, default=0.0, metavar="X", help="leave out objects of a lower confidence")
+    add("--class", dest="classes", action="append", metavar="NAME", help="only objects of this class; may be given several times")
+    add("--images", metavar="FOLDER", help="where the images are now (default: as the rows name them)")
+    most = DetectConfig().max_megapixels
+    add("--max-megapixels", type=_number, default=most, metavar="N", help="refuse larger images (default: %(default)g)")
+    return parser
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < inf:
+        raise ValueError
+    return number
+
+
+_number.__name__ = "number from 0 on"  # for argparse's message
+
+
+def _check(args: argparse.Namespace) -> None:
+    if not (args.annotate or args.crops):
+        raise RowsError("nothing to write: give --annotate FOLDER, --crops FOLDER, or both")
+    if remote := next((each for each in (args.annotate, args.crops) if "://" in (each or "")), ""):
+        raise RowsError(f"{remote} is not a local folder: write here, then copy (for Cloud Storage: gcloud storage cp -r)")
+
+
+def _wanted(args: argparse.Namespace, rows: Sequence[ImageRow]) -> list[ImageRow]:
+    """The rows whose images are needed."""
+    if not all(row.uri for row in rows):
+        raise RowsError(f"{args.detections} has no names of images, only ids: COCO results need images.json in the same folder")
+    refuse_doubled(rows)
+    known = {_label(row, place) for row in rows for place in range(len(row.scores))} if args.classes else set()
+    if unknown := {*(args.classes or ())} - known:
+        raise RowsError(f"no object has the class {min(unknown)!r}; classes are {', '.join(sorted(known)[:20]) or 'none'}")
+    return [row for row in rows if args.annotate or _kept(args, row)]
+
+
+def _kept(args: argparse.Namespace, row: ImageRow) -> list[int]:
+    """The places of the wanted objects in a row, the most confident first."""
+    places = [place for place in np.argsort(-row.scores, kind="stable").tolist() if row.scores[place] >= args.min_confidence]
+    return [place for place in places if not args.classes or _label(row, place) in args.classes]
+
+
+def _label(row: ImageRow, place: int) -> str:
+    return row.class_names[place] or f"class_{row.class_ids[place]}"
+
+
+def _write_all(args: argparse.Namespace, rows: Sequence[ImageRow]) -> _Total:
+    """Writes the pictures of all rows, with few images in hand at a time."""
+    total = _Total(Counter(images=len(rows)), Counter(), {})
+    with contextlib.ExitStack() as stack:
+        staging = {}
+        for folder in filter(None, (args.annotate, args.crops)):
+            with _writing_to(folder):
+                os.makedirs(folder, exist_ok=True)
+                staging[folder] = stack.enter_context(tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder))
+        job = _Job(args, picture_names(row.uri for row in rows), staging, threading.Event())
+        pool = stack.enter_context(_pool(job.stopped))
+        ahead = deque[Future[Counter[str]]]()
+        for row, read in shown(reads(rows, args.images or "", job.stopped), "writing pictures of", "images", len(rows)):
+            ahead.append(pool.submit(_write_pictures, job, row, read))
+            if len(ahead) == _MOST_AHEAD:
+                total.add(ahead.popleft())
+        for each in ahead:
+            total.add(each)
+    return total
+
+
+@contextlib.contextmanager
+def _pool(stopped: threading.Event) -> Iterator[ThreadPoolExecutor]:
+    """Threads whose work has ended when the block ends; after an error they begin nothing, and retry nothing."""
+    pool = ThreadPoolExecutor(_THREADS, "pictures")
+    try:
+        yield pool
+    except BaseException:
+        stopped.set()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _write_pictures(job: _Job, row: ImageRow, read: Read) -> Counter[str]:
+    """Writes the pictures of one image; returns how many.
+
+    Raises:
+      _UnusableError: The image cannot be read, or is another one by now.
+      OutputError: The pictures cannot be written.
+    """
+    try:
+        image = decode_image(read(), job.args.max_megapixels * 1e6)
+    except ImageError as err:
+        raise _UnusableError(err.reason, str(err)) from err
+    width, height = image.image_wh
+    if row.width and (row.width, row.height) != (width, height):
+        raise _UnusableError(
+            "changed", f"{without_query(row.uri)} has {width} x {height} pixels, its row {row.width} x {row.height}"
+        )
+    if max(width, height) > _JPEG_SIDE:
+        raise _UnusableError(
+            "too_large", f"{without_query(row.uri)} has {width} x {height} pixels; a JPEG has at most {_JPEG_SIDE}"
+        )
+    kept, name, counts = _kept(job.args, row), job.names[row.uri], Counter[str]()
+    if job.args.crops:
+        crops = dict(_crops(row, kept, name, image.pixels, job.args.margin))
+        counts += Counter(outside=len(kept) - len(crops), crops=_write(job, job.args.crops, crops))
+        counts["in_the_way"] += len(crops) - counts["crops"]
+    if job.args.annotate:
+        drawn = _write(job, job.args.annotate, {f"{name}.jpg": annotate(_detected(row, kept, (width, height)), image.pixels)})
+        counts += Counter(annotated=drawn, in_the_way=1 - drawn)
+    return counts
+
+
+def _crops(row: ImageRow, kept: Iterable[int], name: str, pixels: np.ndarray, margin: float) -> Iterator[tuple[str, bytes]]:
+    for place in kept:
+        if region := region_of(row.boxes_xyxy[place], pixels.shape[1::-1], margin):
+            x0, y0, x1, y1 = region
+            confidence = min(max(row.scores[place], 0.0), 1.0)
+            path = f"{safe_name(_label(row, place))}/{name}-{place + 1}-{confidence:.2f}.jpg"
+            yield path, marked_jpeg(Image.fromarray(pixels[y0:y1, x0:x1]), _CROP_QUALITY)
+
+
+def region_of(box_xyxy: np.ndarray, image_wh: tuple[int, int], margin: float = 0.0) -> tuple[int, int, int, int] | None:
+    """The pixels of a box that lie in the image, xyxy and half-open; None if there are none.
+
+    Args:
+      box_xyxy: `(4,)`, pixels.
+      image_wh: Width and height, pixels.
+      margin: What to add on each side, as a share of the part of the box that lies in the image.
+
+    >>> region_of(np.array([10.2, 10, 30, 99]), (100, 50)), region_of(np.array([10, 10, 30, 30]), (100, 50), margin=0.1)
+    ((10, 10, 30, 50), (8, 8, 32, 32))
+    """
+    x0, y0, x1, y1 = np.clip(box_xyxy, 0, [*image_wh, *image_wh]).tolist()
+    if x0 >= x1 or y0 >= y1:
+        return None
+    dx, dy = margin * (x1 - x0), margin * (y1 - y0)
+    width, height = image_wh
+    return max(0, floor(x0 - dx)), max(0, floor(y0 - dy)), min(width, ceil(x1 + dx)), min(height, ceil(y1 + dy))
+
+
+def _detected(row: ImageRow, kept: list[int], image_wh: tuple[int, int]) -> DetectedImage:
+    found = Detections(
+        np.clip(row.boxes_xyxy[kept], -_FAR, _FAR).astype(np.float32),
+        np.array([row.class_ids[place] % 2**31 for place in kept], np.int32),
+        np.clip(row.scores[kept], 0, 1).astype(np.float32),
+        tuple(_label(row, place) for place in kept),
+    )
+    return DetectedImage(ImageRef(row.uri), *image_wh, "", "", found)
+
+
+def _write(job: _Job, folder: str, contents: Mapping[str, bytes]) -> int:
+    """Writes pictures, complete under their names; returns how many. Files that this command has not written stay."""
+    paths = {os.path.join(folder, name): content for name, content in contents.items()}
+    free = {path: content for path, content in paths.items() if _may_be_written(path)}
+    with _writing_to(folder):
+        write_files(free, job.staging[folder])
+    return len(free)
+
+
+@contextlib.contextmanager
+def _writing_to(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        kind = FullError if err.errno in (errno.ENOSPC, errno.EDQUOT) else OutputError
+        raise kind(f"{folder}: expected a folder that can be written, but: {err}") from err
+
+
+def _may_be_written(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return MADE_BY in file.read(_MARK_BYTES)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _report(args: argparse.Namespace, total: _Total) -> int:
+    """Prints what was written and what was not; returns the exit code."""
+    counts, unread = total.counts, total.unread
+    parts = [f"{counts['images']} images"]
+    parts += [f"{counts['annotated']} annotated in {args.annotate}"] if args.annotate else []
+    parts += [f"{counts['crops']} crops in {args.crops}"] if args.crops else []
+    reasons = ", ".join(f"{reason} {times}" for reason, times in unread.most_common())
+    parts += [f"{unread.total()} could not be read ({reasons})"] if unread else []
+    parts += [f"{counts['outside']} boxes outside of their image or without area"] if counts["outside"] else []
+    parts += [f"{counts['in_the_way']} not written, as files of other programs have their names"] if counts["in_the_way"] else []
+    for reason, message in total.messages.items():
+        print(f"warning: {reason}: {printable(message)}", file=sys.stderr)
+    print(printable("; ".join(parts)))
+    return 1 if unread or counts["in_the_way"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

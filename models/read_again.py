@@ -1,0 +1,91 @@
+"""Reads the images of finished rows again: files, objects, web addresses, members of archives, and frames of videos."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from models.evaluate.detection_rows import ImageRow
+from models.view import local_file
+from pipeline.config.sections import DetectConfig, ReadConfig
+from pipeline.failures import ImageError
+from pipeline.read.archives import archive_of, images_of_archive, is_archive
+from pipeline.read.fetch import fetch
+from pipeline.read.videos import images_of_video, is_video, video_of
+from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.storage.web import without_query
+
+_MAX_BYTES = int(ReadConfig().max_file_mb * 1e6)
+
+Read = Callable[[], bytes]
+
+
+def reads(rows: Iterable[ImageRow], folder: str, stopped: threading.Event) -> Iterator[tuple[ImageRow, Read]]:
+    """Each row with a function that reads its image; it may run on any thread.
+
+    An archive is read once, from its beginning to its end, and its images follow those of files. A function raises an
+    `ImageError` if the image cannot be read.
+
+    Args:
+      rows: One for each image.
+      folder: Where the images are now; empty: where the rows name them.
+      stopped: Once set, reads that fail are not retried.
+    """
+    members: defaultdict[str, dict[str, ImageRow]] = defaultdict(dict)
+    for row in rows:
+        if is_archive(row.uri):
+            members[archive_of(row.uri)][row.uri] = row
+        elif is_video(row.uri):
+            video = video_of(row.uri)
+            yield row, partial(_read_frame, row.uri, _place(video, folder), row.uri[len(video) :])
+        else:
+            yield row, partial(_read_file, row.uri, _place(row.uri, folder), stopped)
+    for archive, of_archive in members.items():
+        yield from _reads_of_archive(archive, _place(archive, folder), of_archive)
+
+
+def _place(uri: str, folder: str) -> str:
+    return local_file(uri, folder) if folder else uri.removeprefix("file://")
+
+
+def _read_file(uri: str, place: str, stopped: threading.Event) -> bytes:
+    def give_up(err: Exception) -> None:
+        if stopped.is_set():
+            raise err
+
+    if not place:
+        raise ImageError("read", "not_found", f"{without_query(uri)} is not in the folder of --images")
+    return fetch(ImageRef(place), _MAX_BYTES, on_failure=give_up)[0]
+
+
+def _read_frame(uri: str, place: str, time: str) -> bytes:
+    found = next(images_of_video(ImageRef(place + time), 1.0, DetectConfig().max_megapixels), None) if place else None
+    if isinstance(found, EncodedImage):
+        return found.content
+    if isinstance(found, DeadLetter):
+        raise ImageError(found.stage, found.reason, found.message)
+    raise ImageError("read", "not_found", f"{uri} is not there")
+
+
+def _reads_of_archive(archive: str, place: str, members: dict[str, ImageRow]) -> Iterator[tuple[ImageRow, Read]]:
+    failure = ImageError("read", "not_found", f"{next(iter(members))} is not there")
+    for found in images_of_archive(ImageRef(place), _MAX_BYTES) if place else ():
+        if isinstance(found, str):
+            continue
+        image = found if isinstance(found, EncodedImage) else ImageError(found.stage, found.reason, found.message)
+        if row := members.pop(archive + found.ref.uri.removeprefix(place), None):
+            yield row, partial(_given, image)
+        elif found.ref.uri == place and isinstance(image, ImageError):
+            failure = image
+        if not members:
+            return
+    for row in members.values():
+        yield row, partial(_given, failure)
+
+
+def _given(image: EncodedImage | ImageError) -> bytes:
+    if isinstance(image, ImageError):
+        raise image
+    return image.content

@@ -1,0 +1,165 @@
+"""`detect-objects view`: opens a run in FiftyOne, beside its labels, or writes the files that FiftyOne imports.
+
+    detect-objects view out/ [--ground-truth photos/labels] [--images photos/] [--port 5151]
+    detect-objects view out/ --export folder/
+
+The files `detections.json` and `ground_truth.json` are FiftyOneImageDetectionDatasets, whose images are absolute paths:
+https://docs.voxel51.com/user_guide/import_datasets.html#fiftyoneimagedetectiondataset
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from models.evaluate.detection_rows import ImageRow, RowsError, read_rows
+from models.evaluate.ground_truth import read_truth
+from models.evaluate.pairing import Pairing, pair
+from models.evaluate.text import printable
+
+_INSTALL = "FiftyOne is not installed: pip install 'hybrid-detection-pipeline[fiftyone]', or write with --export what it imports"
+_Objects = list[dict[str, Any]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code: 0, or 2 if an input cannot be used."""
+    args = make_parser().parse_args(arguments)
+    try:
+        if args.export:
+            print(f"{_export(args, Path(args.export))} images in {printable(args.export)}")
+        else:
+            _show(args)
+    except (RowsError, OSError) as err:
+        print("error:", printable(" ".join(str(err).split())), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 0  # this is how the page is closed
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser = argparse.ArgumentParser(prog="detect-objects view", description="Opens a run in FiftyOne, beside its labels.")
+    add = parser.add_argument
+    add("detections", metavar="PATH", help="results folder, folder, glob or file of rows")
+    add("--ground-truth", metavar="PATH", help="labels, as detect-objects evaluate takes them; FiftyOne then shows the errors")
+    add("--images", metavar="FOLDER", help="where the images are now (default: as the rows name them)")
+    add("--port", type=int, default=5151, help="port of FiftyOne's page (default: %(default)s)")
+    add("--export", metavar="FOLDER", help="write the files that FiftyOne imports, and open nothing")
+    return parser
+
+
+def _export(args: argparse.Namespace, folder: Path) -> int:
+    """Writes `detections.json` and, if there are labels, `ground_truth.json`; returns the number of images."""
+    rows = read_rows(args.detections)
+    files = {row.uri: local_file(row.uri, args.images or "") for row in rows}
+    refuse_doubled(rows)
+    lacking = [uri for uri, file in files.items() if not file]
+    text = f"{len(lacking)} of {len(files)} images are not on this disk, such as {printable(next(iter(lacking), ''))}"
+    if len(lacking) == len(files):
+        raise RowsError(f"{text}; copy them here and give their folder: --images FOLDER")
+    if lacking:
+        print(f"warning: {text}", file=sys.stderr)
+    pairing = pair(rows, read_truth(args.ground_truth), "name") if args.ground_truth else None
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "detections.json", {files[row.uri]: _detected(row, pairing) for row in rows})
+    if pairing:
+        _write(folder / "ground_truth.json", {files[uri]: objects for uri, objects in _labelled(pairing).items()})
+    return len(files) - len(lacking)
+
+
+def refuse_doubled(rows: Sequence[ImageRow]) -> None:
+    """Makes sure that each image has one row.
+
+    Raises:
+      RowsError: An image has several.
+    """
+    ((uri, times),) = Counter(row.uri for row in rows).most_common(1)
+    if times > 1:
+        raise RowsError(f"{printable(uri)} has several rows; of several runs or versions give the files of one")
+
+
+def local_file(uri: str, folder: str) -> str:
+    """The absolute path of an image; empty if it is not on this disk."""
+    path = uri.removeprefix("file://")
+    parts = path.split("/")
+    places = [os.path.join(folder, *parts[n:]) for n in range(len(parts)) if parts[n]] if folder else [path]
+    return next((os.path.abspath(place) for place in places if os.path.isfile(place)), "")
+
+
+def _detected(row: ImageRow, pairing: Pairing | None) -> _Objects:
+    """Detections; their classes have the names of the labels, if there are labels."""
+    names = {each["id"]: each["name"] for each in pairing.truth["categories"]} if pairing else {}
+    ids = pairing.categories if pairing else {}
+    found = zip(row.class_names, row.class_ids, row.boxes_xyxy.tolist(), row.scores.tolist(), strict=True)
+    return [
+        {
+            "label": names.get(ids.get((name, number))) or name or str(number),
+            "bounding_box": _share((x0, y0, x1 - x0, y1 - y0), row),
+            "confidence": score,
+        }
+        for name, number, (x0, y0, x1, y1), score in found
+    ]
+
+
+def _labelled(pairing: Pairing) -> dict[str, _Objects]:
+    """Labelled objects by the URI of their image, for the images that have a row."""
+    names = {each["id"]: each["name"] for each in pairing.truth["categories"]}
+    objects: defaultdict[str, _Objects] = defaultdict(list)
+    for one in pairing.truth["annotations"]:
+        if row := pairing.rows.get(one["image_id"]):
+            crowd = {"attributes": {"iscrowd": 1}} if one["iscrowd"] else {}
+            objects[row.uri].append({"label": names[one["category_id"]], "bounding_box": _share(one["bbox"], row), **crowd})
+    return {row.uri: objects[row.uri] for row in pairing.rows.values()}
+
+
+def _share(box_xywh: Iterable[float], row: ImageRow) -> list[float]:
+    if not (row.width and row.height):
+        raise RowsError(f"{row.uri}: FiftyOne's boxes are shares of the image, and this row has no width and height")
+    return [value / of for value, of in zip(box_xywh, (row.width, row.height) * 2, strict=True)]
+
+
+def _write(path: Path, labels: Mapping[str, _Objects]) -> None:
+    content = {"classes": None, "labels": {file: objects for file, objects in labels.items() if file}}
+    path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _show(args: argparse.Namespace) -> None:
+    """Opens FiftyOne's page, until it is interrupted."""
+    os.environ.setdefault("FIFTYONE_DO_NOT_TRACK", "true")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            import fiftyone
+        except ImportError as err:
+            raise RowsError(_INSTALL) from err
+        images = _export(args, Path(folder))
+        dataset = loaded(fiftyone, Path(folder))
+    session = fiftyone.launch_app(dataset, port=args.port, address="127.0.0.1")
+    print(f"FiftyOne shows {images} images at http://127.0.0.1:{args.port}; Ctrl-C ends it", flush=True)
+    session.wait(-1)
+
+
+def loaded(fiftyone: Any, folder: Path) -> Any:
+    """A dataset of FiftyOne from the files of a folder; with labels, each object is marked as right, wrong or missed.
+
+    Args:
+      fiftyone: The module `fiftyone`.
+      folder: Has `detections.json`, and perhaps `ground_truth.json`.
+    """
+    dataset, kind = fiftyone.Dataset(), fiftyone.types.FiftyOneImageDetectionDataset
+    dataset.add_dir(dataset_type=kind, labels_path=str(folder / "detections.json"), label_field="detections")
+    if (labels := folder / "ground_truth.json").exists():
+        dataset.merge_dir(dataset_type=kind, labels_path=str(labels), label_field="ground_truth")
+        dataset.evaluate_detections("detections", gt_field="ground_truth", eval_key="errors")
+    return dataset
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""`detect-objects`, `python -m pipeline`: a dispatcher, which imports only the module of the given verb."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_SHELLS = ("bash", "zsh")
+_FILES = ("FILE", "FOLDER", "DIR", "PATH", "PATTERN", "FILE.jsonl")  # metavars that a shell completes with files
+_EPILOG = """\
+from a folder of photos to an evaluation, after `detect-objects import` or with any SavedModel:
+  detect-objects run --input 'photos/**/*.jpg' --output out/ --model models/yolov4
+  detect-objects evaluate --detections out/ --ground-truth photos/labels --page evaluation.html
+
+detect-objects VERB --help teaches each verb. Flags without a verb go to `run`.
+To complete verbs and flags in a shell: eval "$(detect-objects --print-completion bash)", or the same with zsh."""
+
+
+class Verb(NamedTuple):
+    """A verb of the command line.
+
+    Attributes:
+      module: Its module, with `main(arguments)` and `make_parser()`.
+      purpose: What it is for, a line of `--help`.
+      flags: Flags that it stands for.
+    """
+
+    module: str
+    purpose: str
+    flags: tuple[str, ...] = ()
+
+
+VERBS = {
+    "run": Verb("pipeline.run", "detect objects: a batch job, a stream or a backfill"),
+    "evaluate": Verb("models.evaluate.__main__", "how good an output is beside labels, or how far two outputs agree"),
+    "view": Verb("models.view", "open a run in FiftyOne, beside its labels"),
+    "pictures": Verb("models.pictures", "draw the objects of a run into its images, or cut them out"),
+    "import": Verb("pipeline.import_model", "turn a Darknet YOLO or an ONNX model into a SavedModel"),
+    "quantize": Verb("pipeline.quantize", "write an int8 version of a model for OpenVINO, if it is good enough"),
+    "compact": Verb("pipeline.compact", "merge the many small files of a results folder"),
+    "load": Verb("pipeline.load_bigquery", "load the rows of a results folder into BigQuery, each once"),
+    "reconcile": Verb("pipeline.reconcile", "which images have a result, and which have none"),
+    "replay": Verb("pipeline.run", "detect again in the images that failed: run --retry-dead", ("--retry-dead",)),
+    "doctor": Verb("pipeline.doctor", "what this machine and this installation can do, and what to install"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the module of a verb; returns its exit code, or 2 if there is no such verb."""
+    first, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if first in ("--help", "-h", "help"):
+        print(_parser().format_help())
+        return 0
+    if first == "--print-completion":
+        return _print_completion(rest)
+    if first not in VERBS and not first.startswith("-"):
+        near = difflib.get_close_matches(first, VERBS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(VERBS)}"
+        print(f"error: unknown verb {first!r}; {hint}", file=sys.stderr)
+        return 2
+    verb = VERBS.get(first, Verb("pipeline.run", "", (first,)))
+    code: int = importlib.import_module(verb.module).main([*verb.flags, *rest])
+    return code
+
+
+def _print_completion(shells: Sequence[str]) -> int:
+    if len(shells) != 1 or shells[0] not in _SHELLS:
+        print(f"error: --print-completion: expected one of {', '.join(_SHELLS)}, got {' '.join(shells)!r}", file=sys.stderr)
+        return 2
+    import shtab
+
+    print(shtab.complete(_parser(with_flags=True), shell=shells[0]))
+    return 0
+
+
+def _parser(*, with_flags: bool = False) -> argparse.ArgumentParser:
+    """The parser of all verbs: for `--help`, or with all their flags for a shell's completion."""
+    parser = argparse.ArgumentParser(
+        prog="detect-objects",
+        usage="detect-objects VERB [flags]",
+        description="Detects objects in many images with one shared model, and measures how well.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--print-completion", choices=_SHELLS, help="print the completion script of a shell")
+    parser.add_argument("--version", action="store_true", help="show the versions of this program, Beam, TensorFlow and Python")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", prog="detect-objects")
+    for name, verb in VERBS.items():
+        parents = [_completed(verb)] if with_flags else []
+        verbs.add_parser(name, help=verb.purpose, parents=parents, add_help=not with_flags)
+    return parser
+
+
+def _completed(verb: Verb) -> argparse.ArgumentParser:
+    """The parser of a verb, with every flag, whose arguments say what a shell completes."""
+    import shtab
+
+    parser: argparse.ArgumentParser = importlib.import_module(verb.module).make_parser()
+    for action in parser._actions:
+        action.help = None if action.help is argparse.SUPPRESS else action.help  # of rare flags
+        named: Any = action.metavar or ""
+        if named in _FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif named.startswith("{"):
+            action.choices = named.strip("{}").split(",")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Adapter: a model on a server looks like the signature of a SavedModel, behind the batch scheduler of this process.
+
+TensorFlow describes the model, scales images, splits joined outputs and forms batches, as for a SavedModel; the server runs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect import packed_output, tensorflow_setup
+from pipeline.detect.batching import BatchedModel
+from pipeline.detect.describe_model import check_several_labels, describe
+from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory, Output
+from pipeline.detect.remote_server import LOST, RemoteServer
+from pipeline.detect.saved_model import as_function
+from pipeline.errors import ModelError
+
+_BATCH_SIZES = (1, 2, 4, 8)
+
+
+class RemoteSignature:
+    """What `describe` and `as_function` read of a signature; a call goes to the server.
+
+    Args:
+      server: Has the model. An input `(N, 3, H, W)` becomes one of `(N, H, W, 3)`.
+    """
+
+    def __init__(self, server: RemoteServer):
+        import tensorflow as tf
+
+        self._server = server
+        self._channels_first = {
+            name for name, one in server.inputs.items() if len(one.shape) == 4 and one.shape[1] == 3 and one.shape[3] != 3
+        }
+        inputs, self.structured_outputs = (
+            {name: tf.TensorSpec(self._sizes(name, one.shape), one.dtype) for name, one in tensors.items()}
+            for tensors in (server.inputs, server.outputs)
+        )
+        self.structured_input_signature = (), inputs
+        self.function_type = SimpleNamespace(parameters=dict.fromkeys(inputs, SimpleNamespace(optional=False)))
+        self.graph = tf.Graph()  # the server's operations are unknown
+
+    def keep(self, outputs: Sequence[str]) -> None:
+        """Asks the server for these outputs only."""
+        self.structured_outputs = {name: spec for name, spec in self.structured_outputs.items() if name in outputs}
+
+    def _sizes(self, name: str, shape: tuple[int, ...]) -> list[int | None]:
+        sizes = [None if size < 0 else size for size in shape]
+        return [sizes[0], *sizes[2:], sizes[1]] if name in self._channels_first else sizes
+
+    def __call__(self, **feed: Any) -> dict[str, Any]:
+        import tensorflow as tf
+
+        wanted, names = dict(self.structured_outputs), list(feed)
+
+        def infer(*arrays: np.ndarray) -> list[np.ndarray]:
+            given = {
+                name: np.ascontiguousarray(array.transpose(0, 3, 1, 2)) if name in self._channels_first else array
+                for name, array in zip(names, arrays, strict=True)
+            }
+            return self._server.infer(given, list(wanted))
+
+        found = tf.numpy_function(infer, list(feed.values()), [spec.dtype for spec in wanted.values()])
+        for tensor, spec in zip(found, wanted.values(), strict=True):
+            tensor.set_shape(spec.shape)
+        return dict(zip(wanted, found, strict=True))
+
+
+class RemoteEngine(BatchedModel):
+    """A model on a server behind the batch scheduler; an `Engine`. See `BatchedModel`."""
+
+    server: RemoteServer
+
+    def __call__(self, images: Sequence[np.ndarray]) -> list[Output | ModelFailed]:
+        """As `Engine`.
+
+        Raises:
+          ModelError: The server is away for too long, or the job was stopped meanwhile.
+        """
+        outputs = super().__call__(images)
+        for output in outputs:
+            if isinstance(output, ModelFailed) and LOST in str(output):
+                raise ModelError(str(output).partition(LOST)[2])
+        return outputs
+
+    def close(self) -> None:
+        """Frees memory, threads and connections; no call may be under way."""
+        super().close()
+        self.server.close()
+
+
+def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
+    """Describes a server's model, and warms it.
+
+    Raises:
+      ModelError: The server is away for too long, has no such model, the model is no detector, or fails on a blank image.
+    """
+    if detect.precision != "float32" or detect.xla:
+        raise ModelError("engine triton: expected no --precision and no --xla, which are the server's own settings")
+    tensorflow_setup.configure_tensorflow(dataclasses.replace(detect, device="cpu"))
+    server = RemoteServer(model)
+    try:
+        return _loaded(server, model, detect)
+    except BaseException:
+        server.close()
+        raise
+
+
+def _loaded(server: RemoteServer, model: ModelConfig, detect: DetectConfig) -> LoadedModel:
+    import tensorflow as tf
+
+    signature = RemoteSignature(server)
+    try:
+        metadata = describe(signature, None, model, model.path)
+        if metadata.resize == "none":
+            raise ModelError(f"model {model.path}: takes images of any size; set model.input_hw and model.resize")
+        if detect.labels_per_box == "several":
+            check_several_labels(metadata, model.path)
+        signature.keep([metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output])
+        function = as_function(signature, metadata, detect)
+        parted = packed_output.parted(metadata) if packed_output.is_parted(metadata) else metadata
+        engine = _engine(function, metadata.input_hw, detect)
+    except (ModelFailed, OutOfMemory, tf.errors.OpError) as err:
+        raise ModelError(f"model {model.path}: fails on a blank image: {' '.join(str(err).split())[:300]}") from err
+    engine.server = server
+    server.loaded()
+    return LoadedModel(parted, server.version, engine)
+
+
+def _engine(function: Any, input_hw: tuple[int, int], detect: DetectConfig) -> RemoteEngine:
+    """Behind the scheduler, with those batch sizes that the server takes."""
+    fixed = function.inputs[0].shape[0]
+    sizes = (fixed,) if fixed else _taken(function, input_hw, detect.batch_sizes or _BATCH_SIZES)
+    concurrent_batches = tensorflow_setup.concurrent_batches_of(detect, gpu=False)
+    engine = RemoteEngine(function, input_hw, sizes, concurrent_batches, detect.batch_timeout_ms)
+    engine.warm_up()
+    return engine
+
+
+def _taken(function: Any, input_hw: tuple[int, int], sizes: Sequence[int]) -> tuple[int, ...]:
+    import tensorflow as tf
+
+    for largest in range(len(sizes), 1, -1):
+        try:
+            function(tf.zeros((sizes[largest - 1], *input_hw, 3), tf.uint8))
+        except tf.errors.OpError:
+            continue
+        return tuple(sizes[:largest])
+    return tuple(sizes[:1])

@@ -1,0 +1,188 @@
+"""`detect-objects doctor`: what this machine and this installation can do, a line for each part; it asks no network.
+
+Exit code 0: everything essential is there; 1: something is broken, and the last lines name it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import Distribution, PackageNotFoundError
+from typing import NamedTuple
+
+from packaging.requirements import Requirement
+
+from pipeline.limits import available_cpus, memory_limit_bytes
+
+PROJECT = "hybrid-detection-pipeline"
+_SHOWN = ("apache-beam", "tensorflow", "tfx-bsl", "numpy", "opencv-python-headless")
+_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
+_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
+_EMULATORS = ("PUBSUB_EMULATOR_HOST", "STORAGE_EMULATOR_HOST")
+_NVIDIA = "/dev/nvidia[0-9]*"
+_IMPORTS = """\
+import os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import cv2, apache_beam, tfx_bsl.public.beam, tensorflow as tf
+print(", ".join(f"{d.device_type} {tf.config.experimental.get_device_details(d).get('device_name', '')}".strip()
+                for d in tf.config.list_physical_devices()))
+"""
+
+
+class Finding(NamedTuple):
+    """A line of the answer.
+
+    Attributes:
+      part: What was looked at.
+      found: What is there, and what to do.
+      broken: Whether the program cannot work so.
+    """
+
+    part: str
+    found: str
+    broken: bool = False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the findings; returns the exit code."""
+    flags = make_parser().parse_args(argv)
+    broken = []
+    for finding in findings(full=flags.full):
+        print(f"{finding.part:<13} {finding.found}", flush=True)
+        broken += [finding.part] if finding.broken else []
+    print(f"broken: {', '.join(broken)}" if broken else "everything essential is there")
+    return 1 if broken else 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="detect-objects doctor",
+        description="Says what this machine and this installation can do, and what to install.",
+        epilog="exit code: 0 everything essential is there; 1 something is broken",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="also import Beam and TensorFlow, and list TensorFlow's devices (slow)"
+    )
+    return parser
+
+
+def findings(*, full: bool = False) -> Iterator[Finding]:
+    """What is there, in the order of the answer.
+
+    Args:
+      full: Whether to import the libraries, in a process of its own, also where no GPU asks for it.
+    """
+    yield Finding("Python", f"{sys.version.split()[0]}, {sys.executable}")
+    yield from packages()
+    yield from _machine()
+    yield _devices(full)
+    yield Finding("Google", google_credentials())
+    emulators = [f"{name}={os.environ[name]}" for name in _EMULATORS if os.environ.get(name)]
+    yield Finding("emulators", ", ".join(emulators) or f"none: neither {' nor '.join(_EMULATORS)} is set")
+
+
+def packages(project: Distribution | None = None) -> Iterator[Finding]:
+    """What the program needs and is not installed, then its extras.
+
+    Args:
+      project: The installed program; default: this one.
+    """
+    try:
+        project = project or importlib.metadata.distribution(PROJECT)
+    except PackageNotFoundError:
+        yield Finding("packages", "not checked: this copy is not installed; python -m pip install --editable .")
+        return
+    needed = _needed(project, "")
+    problems = _problems(needed)
+    versions = [f"{each.name} {importlib.metadata.version(each.name)}" for each in needed if each.name in _SHOWN and not problems]
+    yield Finding("packages", "; ".join(problems) or ", ".join([f"all {len(needed)}", *versions]), bool(problems))
+    for extra in sorted({*(project.metadata.get_all("Provides-Extra") or ())} - {"dev"}):
+        lacking = _problems([each for each in _needed(project, extra) if each not in needed])
+        how = f"not usable ({'; '.join(lacking)}): python -m pip install '{PROJECT}[{extra}]'"
+        yield Finding(f"  [{extra}]", how if lacking else "installed")
+
+
+def _needed(project: Distribution, extra: str) -> list[Requirement]:
+    every = [Requirement(text) for text in project.requires or ()]
+    return [each for each in every if each.marker is None or each.marker.evaluate({"extra": extra})]
+
+
+def _problems(needed: Sequence[Requirement]) -> list[str]:
+    """A text for each package that is absent or of another version."""
+    problems = []
+    for each in needed:
+        try:
+            version = importlib.metadata.version(each.name)
+        except PackageNotFoundError:
+            problems.append(f"{each.name} is not installed")
+        else:
+            if not each.specifier.contains(version, prereleases=True):
+                problems.append(f"{each.name} is {version}, expected {each.specifier}")
+    return problems
+
+
+def _machine() -> Iterator[Finding]:
+    features = cpu_features()
+    known = f"; {' '.join(features)}" if features else ""
+    fast = "; --precision bfloat16 is fast here" if _BFLOAT16 & {*features} else ""
+    yield Finding("CPUs", f"{available_cpus()} usable of {os.cpu_count()}{known}{fast}")
+    total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit_bytes()
+    yield Finding("memory", f"{total / 1e9:.1f} GB; limit of the container: {f'{limit / 1e9:.1f} GB' if limit else 'none'}")
+    try:
+        folder = tempfile.gettempdir()
+        yield Finding("temporary", f"{folder}, {shutil.disk_usage(folder).free / 1e9:.1f} GB free")
+    except OSError as err:
+        yield Finding("temporary", f"{err.strerror}; set TMPDIR to a folder that can be written", broken=True)
+
+
+def cpu_features(path: str = "/proc/cpuinfo") -> list[str]:
+    """The features that matter for the speed of models; empty where the system does not list them."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            flags = re.search(r"^(?:flags|Features)\s*:(.*)$", file.read(), re.MULTILINE)
+    except OSError:
+        return []
+    return [feature for feature in _FEATURES if flags and feature in flags[1].split()]
+
+
+def _devices(full: bool) -> Finding:
+    """TensorFlow's devices; it is imported only where there is a GPU, or on request."""
+    gpus = glob.glob(_NVIDIA)
+    if not (gpus or full):
+        return Finding("devices", "CPU; no NVIDIA GPU here, so TensorFlow was not imported (--full imports it)")
+    print("importing TensorFlow and Beam to list the devices …", file=sys.stderr, flush=True)
+    done = subprocess.run([sys.executable, "-c", _IMPORTS], capture_output=True, text=True, check=False)  # noqa: S603  own code
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        return Finding("devices", f"the libraries cannot be imported (exit code {done.returncode}): {last}", broken=True)
+    unused = "; TensorFlow uses no GPU: install tensorflow[and-cuda]" if gpus and "GPU" not in done.stdout else ""
+    return Finding("devices", done.stdout.strip() + unused)
+
+
+def google_credentials() -> str:
+    """Where Google's libraries would find credentials, without asking the network.
+
+    Source: https://cloud.google.com/docs/authentication/application-default-credentials
+    """
+    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.join(os.path.expanduser("~"), ".config", "gcloud")
+    path = named or os.path.join(folder, "application_default_credentials.json")
+    if os.path.isfile(path):
+        return f"credentials in {path}"
+    if named:
+        return f"GOOGLE_APPLICATION_CREDENTIALS names {named}, which does not exist"
+    return "no credentials, except on Google Cloud's own machines; run gcloud auth application-default login"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""`LogLines` stands in for standard error while a command runs: each line gets a time stamp, or becomes a JSON object.
+
+Whatever Python prints or logs goes through it: this program's lines and progress, warnings, and the loggers of Beam, absl and
+TensorFlow. What native libraries and other processes write to the descriptor itself does not; `TF_CPP_MIN_LOG_LEVEL` mutes
+TensorFlow's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import io
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+FIELDS = ("run", "image", "request", "reason")  # of a record's `extra`, shown as such in JSON
+_REPEAT_SECONDS = 60.0
+_MOST_REPEATED = 200  # different warnings that are counted at once
+_NOISY = ("apache_beam.typehints", "apache_beam.coders.coder_impl", "apache_beam.transforms.util")
+_SEVERITY = re.compile(r"(error|warning): ")
+
+
+class _Repeated(NamedTuple):
+    first_at: float
+    more: int
+    line: str
+    severity: str
+    fields: Mapping[str, Any]
+
+
+class LogLines(io.TextIOBase):
+    """Standard error as lines of a log; thread-safe.
+
+    A warning, or a record of the log, that comes again is counted for a minute; then one line has the count.
+
+    Args:
+      stream: Where the lines go; it stays open, also while its descriptor leads elsewhere, as during TensorFlow's import.
+      as_json: One object a line, in Cloud Logging's field names
+        (https://cloud.google.com/logging/docs/structured-logging); else text, with time stamps unless it is a terminal.
+      quiet: Whether only errors are shown.
+      clock: Monotonic seconds.
+
+    Attributes:
+      fields: Fields of every line in JSON, such as the run.
+      last_error: The last line that began with `error: `, without that.
+    """
+
+    def __init__(self, stream: Any, *, as_json: bool = False, quiet: bool = False, clock: Any = time.monotonic):
+        self.fields: dict[str, Any] = {}
+        self.last_error = ""
+        self._stream = stream
+        self._kept = kept_open(stream)
+        self._json = as_json
+        self._quiet = quiet
+        self._clock = clock
+        self._partial: dict[int, str] = {}  # by thread: `print` writes a line and its end apart
+        self._repeated: dict[object, _Repeated] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of the stream."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Whether a person sees a terminal, on which a bar may move."""
+        return not self._json and bool(self._stream.isatty())
+
+    def fileno(self) -> int:
+        """Of the stream."""
+        return int(self._stream.fileno())
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def flush(self) -> None:
+        """Does nothing: each line is flushed."""
+
+    def write(self, text: str) -> int:
+        """Writes the complete lines of a thread; keeps the rest until its end comes."""
+        *lines, rest = (self._partial.pop(threading.get_ident(), "") + text).split("\n")
+        for line in filter(str.strip, lines):
+            found = _SEVERITY.match(line)
+            severity = found[1].upper() if found else "INFO"
+            self.add(line, severity, {}, line if severity == "WARNING" else None)
+        if rest:
+            self._partial[threading.get_ident()] = rest
+        return len(text)
+
+    def add(self, text: str, severity: str, fields: Mapping[str, Any], same: object = None) -> None:
+        """Writes a line, unless it repeats another.
+
+        Args:
+          text: The line; it may hold ends of lines, as a traceback does.
+          severity: A severity of Cloud Logging.
+          fields: More fields of the object.
+          same: What repeated lines share; None: it is always written.
+        """
+        if text.startswith("error: "):
+            self.last_error = text.removeprefix("error: ")
+        with self._lock:
+            self.end_repeats(older_than_s=_REPEAT_SECONDS)
+            if same is not None and (before := self._repeated.get(same)):
+                self._repeated[same] = before._replace(more=before.more + 1)
+                return
+            if same is not None and len(self._repeated) < _MOST_REPEATED:
+                self._repeated[same] = _Repeated(self._clock(), 0, text, severity, fields)
+            self._put(self.formatted(text, severity, fields))
+
+    def end_repeats(self, older_than_s: float = 0.0) -> None:
+        """Writes how often older lines came again, and forgets them."""
+        now = self._clock()
+        with self._lock:
+            for same, line in list(self._repeated.items()):
+                if now - line.first_at < older_than_s:
+                    return  # they are in the order of their time
+                del self._repeated[same]
+                if line.more:
+                    text = f"{line.line} … ({line.more} times more in the last {now - line.first_at:.0f} s)"
+                    self._put(self.formatted(text, line.severity, line.fields))
+
+    def formatted(self, text: str, severity: str = "INFO", fields: Mapping[str, Any] | None = None) -> str:
+        """A line as it is written, with its end; empty if it is not to be shown. Takes no lock, for signal handlers."""
+        if self._quiet and severity not in ("ERROR", "CRITICAL"):
+            return ""
+        now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
+        if self._json:
+            of_all = {"time": now.isoformat(timespec="microseconds") + "Z", "severity": severity, "message": text.strip()}
+            return json.dumps({**of_all, **self.fields, **(fields or {})}) + "\n"
+        plain = self._stream.isatty() or text.startswith("error: ")
+        return f"{text}\n" if plain else f"{now.isoformat(timespec='seconds')}Z {text}\n"
+
+    def _put(self, line: str) -> None:
+        out = self._kept or self._stream
+        with contextlib.suppress(OSError):  # a full disk of logs, or a reader that has left, stops no job
+            out.write(line)
+            out.flush()
+
+    def end(self) -> None:
+        """Writes what is left, and closes the second handle."""
+        for rest in list(self._partial.values()):
+            self.write("\n") if rest else None
+        self.end_repeats()
+        if self._kept:
+            with contextlib.suppress(OSError):  # lines that could not be written
+                self._kept.close()
+            self._kept = None
+
+
+class _Handler(logging.Handler):
+    """Passes the records of `logging` on, with what is known of the image in their `extra`."""
+
+    def __init__(self, lines: LogLines):
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = {name: value for name in FIELDS if (value := getattr(record, name, None))}
+        text = self.format(record)
+        same = None if record.exc_info else (record.name, record.levelno, record.msg, fields.get("reason"))
+        self._lines.add(text, record.levelname, {**fields, "logger": record.name}, same)
+
+
+@contextlib.contextmanager
+def log_lines(*, log_format: str, log_level: str, quiet: bool) -> Iterator[LogLines]:
+    """While this lasts, standard error and `logging` write lines of this format and level.
+
+    Beam's and TensorFlow's loggers speak at the levels `debug` and `info` only; what they say of types and coders, never.
+    """
+    before = sys.stderr
+    lines, level = LogLines(before, as_json=log_format == "json", quiet=quiet), logging.getLevelName(log_level.upper())
+    handler, root = _Handler(lines), logging.getLogger()
+    handler.setFormatter(logging.Formatter("%(message)s" if log_format == "json" else "%(levelname)s %(name)s: %(message)s"))
+    levels: dict[str | None, int] = {
+        None: level if level <= logging.INFO else logging.CRITICAL,
+        "pipeline": level,  # a user must see what the job waits for
+        **dict.fromkeys(_NOISY, logging.ERROR),
+    }
+    levels_before = {name: logging.getLogger(name).level for name in levels}
+    _set(levels)
+    root.addHandler(handler)
+    sys.stderr = lines
+    try:
+        yield lines
+    finally:
+        sys.stderr = before
+        root.removeHandler(handler)
+        _set(levels_before)
+        lines.end()
+
+
+def _set(levels: Mapping[str | None, int]) -> None:
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def of_run(name: str) -> None:
+    """Names the run in all JSON lines from now on."""
+    if isinstance(sys.stderr, LogLines):
+        sys.stderr.fields["run"] = name
+
+
+def say_at_once(text: str, severity: str = "INFO") -> None:
+    """Writes a line without any lock: a signal handler may interrupt a `print`, and a stuck thread may hold its lock."""
+    lines = sys.stderr
+    line = lines.formatted(text, severity) if isinstance(lines, LogLines) else f"{text}\n"
+    os.write(2, line.encode())
+
+
+def kept_open(stream: Any) -> Any:
+    """A second handle of standard error, which works while its descriptor leads elsewhere, as during TensorFlow's import.
+
+    None if it has no descriptor.
+    """
+    try:
+        return os.fdopen(os.dup(stream.fileno()), "w", encoding=stream.encoding, errors="backslashreplace")
+    except (AttributeError, OSError):
+        return None

@@ -1,0 +1,107 @@
+"""A watchdog: it ends a job in which work waits and nothing progresses, with the stacks of all threads in a file.
+
+It acknowledges nothing and commits nothing: messages come again, and the next run of a batch job resumes. Parts report their work
+to `PROCESS.parts`. A failed call that is tried again is progress, and so is a model that loads; a call that never returns is not.
+A worker that is ended is one that its runner starts again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TextIO
+
+from pipeline.log_lines import say_at_once
+from pipeline.stats.process import PARTS, PROCESS, Part
+
+_LOOK_SECONDS = 1.0
+_LOOKS = 20  # at least so many before a part is stuck
+_FAILED = 1
+
+
+class Watchdog:
+    """Measures for how long each part has work and makes no progress.
+
+    Args:
+      stuck_after_s: After this time a part is stuck; 0: never.
+      end: Ends the process, with the name of the stuck part.
+      parts: The parts.
+    """
+
+    def __init__(
+        self, stuck_after_s: float, end: Callable[[str, Part], object] | None = None, parts: Mapping[str, Part] = PROCESS.parts
+    ):
+        self._stuck_after_s = stuck_after_s
+        self._end = end or end_stuck
+        self._parts = parts
+        self._stalled_s = dict.fromkeys(parts, 0.0)
+        self._steps = {name: part.steps for name, part in parts.items()}
+        self.every_s = min(_LOOK_SECONDS, stuck_after_s / _LOOKS) if stuck_after_s else _LOOK_SECONDS
+
+    def look(self, seconds: float) -> None:
+        """Looks at all parts; `seconds` have passed since the last look, in which the process could run."""
+        steps = {name: part.steps for name, part in self._parts.items()}
+        moved = {name for name in steps if steps[name] != self._steps[name]}
+        self._steps = steps
+        stuck = ""
+        for name, part in self._parts.items():
+            waits = part.waiting > 0 and moved.isdisjoint({name, *PARTS[name]})
+            part.stalled_s = self._stalled_s[name] = self._stalled_s[name] + seconds if waits else 0.0
+            if 0 < self._stuck_after_s <= part.stalled_s:
+                stuck = name  # the last one keeps those before it waiting
+        if stuck:
+            self._end(stuck, self._parts[stuck])
+
+    def run(self, left: threading.Event) -> None:
+        """Looks again and again until the event is set."""
+        before = time.monotonic()
+        while not left.wait(self.every_s):
+            now = time.monotonic()
+            self.look(min(now - before, 2 * self.every_s))  # a process that was stopped for an hour is not stuck
+            before = now
+
+
+@contextlib.contextmanager
+def watched(stuck_after_s: float) -> Iterator[None]:
+    """Watches this process while the block lasts; see `Watchdog`."""
+    left = threading.Event()
+    thread = threading.Thread(target=Watchdog(stuck_after_s).run, args=(left,), name="watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()
+        for part in PROCESS.parts.values():
+            part.stalled_s = 0.0
+
+
+def watch_worker(stuck_after_s: float) -> None:
+    """Watches a worker process to its end; the stacks go to its log, since its folders may vanish with it.
+
+    A part that waits for others is not watched: they may be in other workers, and wait for storage there.
+    """
+    parts = {name: part for name, part in PROCESS.parts.items() if not PARTS[name]}
+    watchdog = Watchdog(stuck_after_s, functools.partial(end_stuck, stacks=sys.stderr), parts)
+    threading.Thread(target=watchdog.run, args=(threading.Event(),), name="watchdog", daemon=True).start()
+
+
+def end_stuck(name: str, part: Part, stacks: TextIO | None = None) -> None:
+    """Writes the stacks of all threads to a new file, or to `stacks`, prints one line, and ends the process with exit code 1."""
+    with contextlib.ExitStack() as opened:
+        file = stacks or opened.enter_context(tempfile.NamedTemporaryFile("w", prefix="stuck-job-", suffix=".txt", delete=False))
+        faulthandler.dump_traceback(file, all_threads=True)
+    text = (
+        f"error: the job is stuck in its {name}: {part.waiting} waiting, none done for {part.stalled_s:.0f} s (stuck_after_s); "
+    )
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    say_at_once(f"{text}the stacks of all threads are in {file.name}", "ERROR")  # a stuck thread may hold a lock of the log
+    os._exit(_FAILED)

@@ -1,0 +1,239 @@
+"""`detect-objects quantize`, `python -m pipeline.quantize`: writes an int8 version of a model for OpenVINO, if it is good enough.
+
+    detect-objects quantize --model models/yolov4 --calibration photos/ [--ground-truth photos/labels]
+
+The photos are ordered by the hash of their content, without duplicates. The first half, at most 300, sets the ranges of the
+activations; the others judge. The new version is a copy of the SavedModel with the int8 network and its figures beside it.
+
+Exit code 0: written; 1: the int8 network is too far from float32, nothing is written; 2: a wrong command or place; 130: stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from models.evaluate.agreement import compare
+from models.evaluate.average_precision import measure
+from models.evaluate.bootstrap import mean_figures
+from models.evaluate.detection_rows import RowsError
+from models.evaluate.ground_truth import read_truth
+from models.export import check_output_dir
+from models.progress import bar, shown, step
+from pipeline.config import BUNDLED, DetectConfig, load_config
+from pipeline.detect.detector import Detector, fitted
+from pipeline.detect.load_model import converted_model, write_converted
+from pipeline.detect.openvino_graph import OpenVinoGraph
+from pipeline.detect.openvino_int8 import FIGURES, INT8, check_nncf, quantised
+from pipeline.detect.prepared_model import PreparedModel, start
+from pipeline.detect.versions import locate
+from pipeline.errors import ConfigError, InputError, UserError
+from pipeline.failures import ImageError
+from pipeline.read.list_images import check_inputs, list_images
+from pipeline.records import DetectedImage, EncodedImage, ImageRef, detection_row
+from pipeline.storage.files import read_file
+
+WRITTEN, REFUSED, WRONG = 0, 1, 2
+_MOST_CALIBRATION = 300  # NNCF's own default; more change nothing
+_FEWEST = 4  # photos: two to calibrate, two to judge
+_TOGETHER = 16  # photos in memory while they are judged
+_AP = DetectConfig(engine="openvino", score_threshold=0.01)  # average precision needs unsure detections too
+_SURE = 0.25  # confidence from which detections have to agree: the default of a job
+
+Rows = dict[str, dict[str, Any]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    flags = make_parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _quantize(flags)
+    except (UserError, RowsError, OSError) as err:
+        print(f"error: {' '.join(str(err).split())}", file=sys.stderr)
+        return WRONG
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="detect-objects quantize",
+        description="Writes an int8 version of a model for --engine openvino --precision int8, if it is good enough.",
+        epilog="exit code: 0 written; 1 int8 is too far from float32, and nothing is written; 2 wrong command or place",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", required=True, metavar="PATH", help="a folder of versions, whose newest is taken, or one version")
+    add("--calibration", required=True, nargs="+", metavar="PATTERN", help="photos like those of the jobs, a few hundred")
+    add("--ground-truth", metavar="PATH", help="labels of the photos, as detect-objects evaluate takes them")
+    add("--max-ap-loss", type=float, default=1.0, help="with labels: most points of AP50 to lose (default: %(default)s)")
+    add("--min-agreement", type=float, default=0.85, help="without labels: least agreement with float32 (default: %(default)s)")
+    add("--output", metavar="DIR", help="version to write, <model>/<integer> (default: the next one beside the others)")
+    add("--config", metavar="FILE", help="a job's config, for a model that does not describe itself")
+    return parser
+
+
+def _quantize(flags: argparse.Namespace) -> int:
+    check_nncf()
+    model = load_config(flags.config, {"model.path": flags.model}).model
+    folder, version = locate(model.path, model.model_version)
+    target = flags.output or _next_version(folder, "" if model.path == BUNDLED else version)
+    check_output_dir(target)
+    if flags.ground_truth:
+        read_truth(flags.ground_truth)  # a mistake in it shows before minutes of work
+    calibration, judging = _split(flags.calibration)
+    with step("1 of 5, converting the model"):
+        prepared = converted_model(model, _AP)
+    assert isinstance(prepared.optimised, OpenVinoGraph)  # noqa: S101  for mypy
+    pixels = _pixels(calibration, prepared)
+    with step("3 of 5, quantising"):
+        small = dataclasses.replace(prepared, optimised=quantised(prepared.optimised, pixels))
+    of_float, of_int8 = _rows(prepared, judging, "4 of 5, float32"), _rows(small, judging, "5 of 5, int8")
+    figures = {
+        "quantised": folder,
+        "photos": {"calibration": len(pixels), "judged": len(of_float), "split": "by the hash of their content"},
+        "nncf": importlib.metadata.version("nncf"),
+        **_compared(of_float, of_int8, flags.ground_truth),
+    }
+    problem = _too_far(figures, flags)
+    print(f"{'refused' if problem else target}: {_text(figures)}")
+    if problem:
+        print(f"error: {problem}; nothing is written", file=sys.stderr)
+        return REFUSED
+    _write(folder, target, small, figures)
+    return WRITTEN
+
+
+def _next_version(folder: str, version: str) -> str:
+    """The next free number beside a version."""
+    parent = os.path.dirname(folder)
+    if not version or "://" in folder:
+        raise ConfigError(f"model {folder}: expected a numbered version on this machine, or --output <model>/<integer>")
+    return os.path.join(parent, str(1 + max(int(name) for name in os.listdir(parent) if name.isdecimal())))
+
+
+def _split(patterns: Sequence[str]) -> tuple[list[ImageRef], list[ImageRef]]:
+    """Photos to calibrate with and photos to judge; the order of their digests has nothing to do with their names."""
+    check_inputs({pattern: (pattern,) for pattern in patterns})
+    digests = {}
+    for ref in shown(list_images(patterns), "reading photos", "photos"):
+        digests[hashlib.sha256(read_file(ref.uri)).digest()] = ref
+    photos = [ref for _, ref in sorted(digests.items())]
+    if len(photos) < _FEWEST:
+        raise InputError(f"calibration: expected at least {_FEWEST} different photos, better some hundred, got {len(photos)}")
+    half = min(len(photos) // 2, _MOST_CALIBRATION)
+    return photos[:half], photos[half:]
+
+
+def _pixels(photos: Sequence[ImageRef], prepared: PreparedModel) -> list[np.ndarray]:
+    """Photos as the model gets them, without those that cannot be read."""
+    pixels, broken = [], []
+    for ref in shown(photos, "2 of 5, decoding", "photos"):
+        try:
+            pixels.append(fitted(read_file(ref.uri), prepared.metadata, _AP).pixels)
+        except ImageError as err:
+            broken.append(f"{ref.uri}: {err}")
+    _check_readable(len(pixels), broken)
+    return pixels
+
+
+def _rows(prepared: PreparedModel, photos: Sequence[ImageRef], what: str) -> Rows:
+    """What a model finds in photos, by their URI."""
+    detector = Detector(start(prepared, _AP), _AP)
+    rows, broken = {}, []
+    try:
+        with bar(what, "photos", len(photos)) as progress:
+            for first in range(0, len(photos), _TOGETHER):
+                refs = photos[first : first + _TOGETHER]
+                for found in detector.detect([EncodedImage(ref, read_file(ref.uri)) for ref in refs]):
+                    if isinstance(found, DetectedImage):
+                        rows[found.ref.uri] = detection_row(found)
+                    else:
+                        broken.append(f"{found.ref.uri}: {found.message}")
+                progress.update(len(refs))
+    finally:
+        detector.close()
+    _check_readable(len(rows), broken)
+    return rows
+
+
+def _check_readable(readable: int, broken: Sequence[str]) -> None:
+    if broken:
+        print(f"warning: {len(broken)} photos are left out, such as {broken[0]}", file=sys.stderr)
+    if 2 * readable < _FEWEST:
+        raise InputError(f"calibration: {readable} of {readable + len(broken)} photos of one half can be used; give more photos")
+
+
+def _compared(of_float: Rows, of_int8: Rows, ground_truth: str | None) -> dict[str, Any]:
+    both = [(of_float[uri], of_int8[uri]) for uri in of_float if uri in of_int8]
+    expected, found = ([_sure(row) for row in rows] for rows in zip(*both, strict=True))
+    figures = {"agreement": compare(found, expected, match="path")["agreement"]}
+    if ground_truth:
+        before, after = (_ap50(rows, ground_truth) for rows in zip(*both, strict=True))
+        figures |= {"float32_ap50": before, "int8_ap50": after, "ap50_loss": before - after}
+    return figures
+
+
+def _sure(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "detections": [one for one in row["detections"] if one["confidence"] >= _SURE]}
+
+
+def _ap50(rows: Sequence[dict[str, Any]], ground_truth: str) -> float:
+    """AP50 in points, on the judged photos alone."""
+    measured = measure(rows, ground_truth)
+    judged = np.array([float(image["id"] in measured.pairing.rows) for image in measured.truth["images"]])
+    ap50 = 100 * float(mean_figures(measured.matches, judged)[1])
+    if math.isnan(ap50):
+        raise RowsError(f"ground truth {ground_truth}: has no object in the {len(rows)} photos that judge; give more labels")
+    return ap50
+
+
+def _too_far(figures: dict[str, Any], flags: argparse.Namespace) -> str:
+    """Why the int8 network is not good enough; empty if it is."""
+    if flags.ground_truth:
+        loss = figures["ap50_loss"]
+        return "" if loss <= flags.max_ap_loss else f"AP50 falls by {loss:.2f} points, --max-ap-loss is {flags.max_ap_loss}"
+    if figures["agreement"] >= flags.min_agreement:
+        return ""
+    return f"the agreement with float32 is {figures['agreement']:.3f}, --min-agreement is {flags.min_agreement}"
+
+
+def _text(figures: dict[str, Any]) -> str:
+    photos = figures["photos"]
+    ap50 = f"AP50 {figures['float32_ap50']:.2f} -> {figures['int8_ap50']:.2f}, " if "ap50_loss" in figures else ""
+    return (
+        f"{ap50}agreement with float32 {figures['agreement']:.3f}, on {photos['judged']} photos; "
+        f"calibrated on {photos['calibration']} others"
+    )
+
+
+def _write(folder: str, target: str, small: PreparedModel, figures: dict[str, Any]) -> None:
+    """Copies the SavedModel with the int8 network; the copy gets its name when it is whole."""
+    parent = os.path.dirname(os.path.abspath(target))
+    os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=parent) as unfinished:
+        whole = shutil.copytree(folder, os.path.join(unfinished, "version"))
+        write_converted(os.path.join(whole, INT8), small)
+        with open(os.path.join(whole, FIGURES), "w", encoding="utf-8") as file:
+            file.write(json.dumps(figures, indent=2) + "\n")
+        os.rename(whole, target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Reads images from zip and tar archives, one member at a time; what cannot be read becomes a dead letter, and the rest is read.
+
+The reader writes no member to the disk and follows no link. A zip file needs its directory in memory, a tar file one header.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import posixpath
+import re
+import stat
+import struct
+import tarfile
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pipeline.failures import ImageError
+from pipeline.image_formats import HEAD_BYTES, format_by_start
+from pipeline.read.fetch import RETRY_SECONDS, is_transient_error, open_file, storage_failures
+from pipeline.read.image_names import names_image
+from pipeline.read.videos import is_video
+from pipeline.records import DeadLetter, EncodedImage, ImageRef
+
+_NAME = re.compile(r"(.*?\.(?:zip|tar|tgz|tbz2?|txz|tar\.(?:gz|bz2|xz)))(?:#(.+))?", re.IGNORECASE | re.DOTALL)
+_BLOCK = 512  # of a tar file: each header is one
+_HEADERS_BYTES = 1 << 20  # of one member's headers, which tarfile takes into memory
+_BAD_FORMAT = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError, struct.error)
+_BAD_CONTENT = (*_BAD_FORMAT, ValueError, OverflowError, NotImplementedError, IndexError)
+_KNOWN_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile unpacks others without a limit on memory
+_UNPACK = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
+
+
+def is_archive(name: str) -> bool:
+    """Whether a name or pattern is that of an archive, or of one member: `<archive>#<member>`.
+
+    >>> [is_archive(name) for name in ("a.zip", "gs://b/*.tar.gz", "a.zip#b/c.jpg", "a.zip/b.jpg", "a.zip.jpg")]
+    [True, True, True, False, False]
+    """
+    return _NAME.fullmatch(name) is not None
+
+
+def archive_of(uri: str) -> str:
+    """The archive of a member; any other name itself.
+
+    >>> archive_of("a.zip#b.jpg"), archive_of("a#b.jpg")
+    ('a.zip', 'a#b.jpg')
+    """
+    found = _NAME.fullmatch(uri)
+    return found[1] if found else uri
+
+
+class _Member(NamedTuple):
+    """A file in an archive.
+
+    Attributes:
+      name: Its name there.
+      size: Its size in bytes, as the archive gives it.
+      file: Reads it; None where it has no readable content.
+      fault: Why it has none.
+    """
+
+    name: str
+    size: int
+    file: Any = None
+    fault: str = ""
+
+
+def images_of_archive(
+    archive: ImageRef, max_bytes: int, retry_seconds: float = RETRY_SECONDS
+) -> Iterator[EncodedImage | DeadLetter | str]:
+    """The images of one archive, each read when it is asked for.
+
+    Args:
+      archive: The archive, or one member: `<archive>#<member>`.
+      max_bytes: A larger member is refused.
+      retry_seconds: How long transient failures of storage are retried.
+
+    Yields:
+      For each image its bytes or a dead letter; for each other member its name; one dead letter of the archive for all members
+      behind damage. An image's URI is `<archive>#<member>`, its generation its size and CRC-32. Hidden members and folders are
+      left out, as in folders on a disk. Of members with one name the first is read.
+    """
+    found = _NAME.fullmatch(archive.uri)
+    path, wanted = (found[1], found[2]) if found else (archive.uri, None)
+    seen = set[int]()
+    try:
+        with storage_failures(path), open_file(path, retry_seconds) as opened:
+            for member in _members(opened, path, wanted):
+                if hash(member.name) in seen:
+                    yield member.name
+                    continue
+                seen.add(hash(member.name))
+                yield _image_of(member, ImageRef(f"{path}#{member.name}", extra=archive.extra), max_bytes)
+                if wanted:
+                    return
+        if wanted:
+            raise ImageError("read", "not_found", f"{path} has no member {wanted!r}")
+    except ImageError as err:
+        yield err.dead_letter(archive)
+
+
+def _members(opened: Any, path: str, wanted: str | None) -> Iterator[_Member]:
+    """The files in an archive, or the wanted one of them."""
+    try:
+        start = opened.read(6)
+        opened.seek(0)
+        for member in _in_zip(opened) if path.lower().endswith(".zip") else _in_tar(opened, start):
+            if member.name == wanted if wanted else not _is_hidden(member.name):
+                yield member
+    except _BAD_CONTENT as err:
+        said = f"{path} is damaged, or no archive of this kind: the members behind that place cannot be read ({_one_line(err)})"
+        raise ImageError("read", "broken_file", said) from err
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a part of a name begins with a dot, as macOS adds them; `..` is no such part."""
+    return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
+
+
+def _in_zip(opened: Any) -> Iterator[_Member]:
+    with zipfile.ZipFile(opened) as archive:
+        for info in archive.infolist():
+            if info.is_dir():
+                continue
+            fault = _fault_in_zip(info)
+            if fault:
+                yield _Member(info.filename, info.file_size, fault=fault)
+                continue
+            try:
+                file = archive.open(info)
+            except Exception as err:
+                if is_transient_error(err):
+                    raise
+                yield _Member(info.filename, info.file_size, fault=f"is damaged ({_one_line(err)})")
+                continue
+            with file:
+                yield _Member(info.filename, info.file_size, file)
+
+
+def _fault_in_zip(info: zipfile.ZipInfo) -> str:
+    if info.flag_bits & 0x1:
+        return "is encrypted"
+    if stat.S_ISLNK(info.external_attr >> 16):
+        return "is a link"
+    if info.compress_type not in _KNOWN_METHODS:
+        return f"is compressed by method {info.compress_type}; expected deflated or stored"
+    return ""
+
+
+def _in_tar(opened: Any, start: bytes) -> Iterator[_Member]:
+    unpack = next((unpack for magic, unpack in _UNPACK if start.startswith(magic)), None)
+    blocks = _Blocks(unpack(opened, "rb") if unpack else opened)
+    with tarfile.open(fileobj=blocks, mode="r|", bufsize=_BLOCK) as archive:  # type: ignore[call-overload]  # needs only `read`
+        while (info := archive.next()) is not None:
+            archive.members = []  # else it keeps all
+            blocks.most = archive.offset + _HEADERS_BYTES
+            if info.isreg():
+                yield _Member(info.name, info.size, archive.extractfile(info))
+            elif not info.isdir():
+                yield _Member(info.name, info.size, fault="is a link" if info.issym() or info.islnk() else "is no file")
+    if len(blocks.last) < _BLOCK or any(blocks.last):  # tarfile ends without a word at a damaged header
+        raise tarfile.ReadError("expected a header or two blocks of zeros at the end")
+
+
+class _Blocks:
+    """The blocks of a tar file, and the last of them; no more at once than headers and the announced content take."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._taken = 0
+        self.last = b""
+        self.most = _HEADERS_BYTES
+
+    def read(self, size: int) -> bytes:
+        if self._taken > self.most:
+            raise tarfile.ReadError(f"the headers of a member have more than {_HEADERS_BYTES} bytes")
+        self.last = self._file.read(size)
+        self._taken += len(self.last)
+        return self.last
+
+
+def _image_of(member: _Member, ref: ImageRef, max_bytes: int) -> EncodedImage | DeadLetter | str:
+    """The image that a member is, or a dead letter, or its name where it is no image."""
+    is_named = names_image(member.name)
+    fault = member.fault or _fault_of_name(member.name)
+    if fault:
+        holds_images = is_archive(member.name) or is_video(member.name)
+        return _bad(ref, fault) if is_named or holds_images or ".." in member.name else member.name
+    started = time.monotonic()
+    try:
+        head = member.file.read(min(member.size, HEAD_BYTES))
+        if not (is_named or format_by_start(head)):
+            return member.name
+        if member.size > max_bytes:
+            said = (
+                f"{ref.uri} has {member.size / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)"
+            )
+            return ImageError("read", "too_large_file", said).dead_letter(ref)
+        content = head + member.file.read(member.size - len(head)) if member.size > len(head) else head
+    except _BAD_CONTENT as err:
+        if isinstance(err, (tarfile.TarError, EOFError)) and not isinstance(member.file, zipfile.ZipExtFile):
+            raise ImageError("read", "broken_file", f"{ref.uri} and what is behind it cannot be read ({_one_line(err)})") from err
+        return _bad(ref, f"is damaged ({_one_line(err)})")
+    if len(content) < member.size:
+        return _bad(ref, f"is damaged: it has {len(content)} bytes of {member.size}")
+    generation = f"{len(content)}-{zlib.crc32(content):08x}"
+    known = ImageRef(ref.uri, generation, len(content), extra=ref.extra)
+    return EncodedImage(known, content, time.monotonic() - started, time.time())
+
+
+def _fault_of_name(name: str) -> str:
+    if name.startswith("/") or ".." in re.split(r"[/\\]", name) or not name.isprintable():
+        return "has a name that is none of a file below a folder"
+    if is_video(name):
+        return "is a video within an archive, which is not opened; unpack the archive"
+    return "is an archive within an archive, which is not opened" if is_archive(posixpath.basename(name)) else ""
+
+
+def _bad(ref: ImageRef, fault: str) -> DeadLetter:
+    return ImageError("read", "bad_member", f"{ref.uri[:300]!r} {fault}").dead_letter(ref)
+
+
+def _one_line(err: Exception) -> str:
+    return " ".join(str(err).split())[:200] or type(err).__name__

@@ -1,0 +1,298 @@
+"""`evaluation.html`: how good a model is on labelled images, on one page without scripts or references to other files."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import io
+import math
+import posixpath
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from models.evaluate.average_precision import FIGURES, Measurement
+from models.evaluate.coco_matching import RECALLS, Boxes, Floats
+from models.evaluate.mistakes import CONFIDENCES, Kind, Mistake, Mistakes, calibration, threshold_curves, unsure_first
+from models.progress import shown as progress
+from pipeline.report.formats import MISSING, counted, number
+from pipeline.report.page import environment, page_style
+from pipeline.storage.files import read_file
+
+_KINDS: dict[Kind, tuple[str, str]] = {
+    "miss": ("Misses", "Labelled objects that no detection overlaps by half; the largest of their image first."),
+    "false positive": ("False positives", "Detections where nothing of the kind is labelled; the most confident first."),
+    "wrong class": ("Wrong class", "The box fits a labelled object of another class; the most confident first."),
+    "poorly placed": (
+        "Poorly placed",
+        "The class is right and the box overlaps the object by less than half; the most confident first.",
+    ),
+}
+_SHOWN_OF_A_KIND = 8
+_SHOWN_CLASSES = 30
+_SHOWN_CONFUSED = 10
+_SHOWN_NEXT = 20
+_BINS = 20
+_LONGEST_SIDE = 380  # pixels of a picture
+_JPEG_QUALITY = 72
+_CONTEXT = 2.2  # sides of what is shown around a box, in sides of the box
+_LEAST_SHARE = 0.3  # of the image's shorter side
+
+
+def render_evaluation(
+    measured: Measurement,
+    figures: Mapping[str, Any],
+    mistakes: Mistakes,
+    *,
+    names: tuple[str, str],
+    notes: Sequence[str] = (),
+    images: str = "",
+) -> str:
+    """Renders the page.
+
+    Args:
+      measured: The output beside its labels.
+      figures: The result of `models.evaluate.evaluate`.
+      mistakes: What is wrong at a threshold.
+      names: What was evaluated, and with which labels.
+      notes: What a reader has to know of the figures.
+      images: Folder of the images; default: their URIs.
+
+    Returns:
+      A complete HTML document, to be written as UTF-8.
+    """
+    curves = threshold_curves(measured.matches)
+    at = int(np.searchsorted(CONFIDENCES, mistakes.threshold - 1e-9).clip(0, len(CONFIDENCES) - 1))
+    kinds = collections.Counter(one.kind for one in mistakes.mistakes)
+    bins, error = calibration(measured.matches)
+    return (
+        environment()
+        .get_template("evaluation.html")
+        .render(
+            **page_style("evaluation.css"),
+            names=names,
+            notes=notes,
+            threshold=f"{mistakes.threshold:.2f}",
+            threshold_at=100 * mistakes.threshold,
+            headline=_headline(figures),
+            facts=[(FIGURES[key], _share(figures[key])) for key in FIGURES if key not in ("AP", "AP50", "AR_100")],
+            operating=[(name, _share(curves[name][at])) for name in ("precision", "recall", "f1")],
+            precision_recall=_precision_recall(measured),
+            threshold_curves=[(name, _points(CONFIDENCES, curves[name])) for name in ("f1", "precision", "recall")],
+            histogram=_histogram(measured),
+            calibration=[("right", _points([mean for mean, _, _ in bins], [right for _, right, _ in bins]))],
+            calibration_bins=[(_share(mean), _share(right), number(n)) for mean, right, n in bins if n],
+            calibration_error=f"{error:.3f}",
+            **_classes(measured, figures),
+            confusion=_confusion(measured, mistakes),
+            kinds=[(title, number(kinds[kind]), note) for kind, (title, note) in _KINDS.items()],
+            gallery=_gallery(measured, mistakes, images),
+            unsure=_unsure(measured, mistakes.threshold),
+            suspicious=_suspicious(measured, mistakes),
+        )
+    )
+
+
+def _share(value: float | None) -> str:
+    return MISSING if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+def _headline(figures: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(Name, figure, its 95 % interval) of the most used figures, rounded to what the interval supports."""
+    rows = []
+    for key in ("AP", "AP50", "AR_100"):
+        ends = figures["intervals"].get(key)
+        rows.append((FIGURES[key], _share(figures[key]), f"{ends[0]:.3f} to {ends[1]:.3f}" if ends else ""))
+    return rows
+
+
+def _points(xs: Any, ys: Any) -> str:
+    """A polyline in a square of 100 x 100 from values in 0..1; what is NaN is left out."""
+    return " ".join(f"{100 * x:.2f},{100 - 100 * y:.2f}" for x, y in zip(xs, ys, strict=True) if math.isfinite(x + y))
+
+
+def _precision_recall(measured: Measurement) -> list[tuple[str, str]]:
+    precision = measured.matches.curves()[0]
+    present = np.isfinite(precision[0, :, 0])
+    if not present.any():
+        return []
+    means: Floats = precision[:, present].mean(axis=1)
+    return [(f"IoU {iou}", _points(RECALLS, means[t])) for iou, t in (("0.50", 0), ("0.75", 5))]
+
+
+def _histogram(measured: Measurement) -> list[tuple[float, float, float, str]]:
+    """(Left edge, height of the right ones, height of the wrong ones above them, text) in percent of each bin."""
+    matches = measured.matches
+    counted_ones = ~matches.ignored[0, 0]
+    of_bin = np.clip((matches.detections.scores * _BINS).astype(int), 0, _BINS - 1)
+    right, wrong = (np.bincount(of_bin[counted_ones & (matches.hit[0, 0] == hit)], minlength=_BINS) for hit in (True, False))
+    top = math.sqrt(max(int((right + wrong).max()), 1))
+    bars = []
+    for n, (good, bad) in enumerate(zip(right.tolist(), wrong.tolist(), strict=True)):
+        height = 100 * math.sqrt(good + bad) / top
+        share = good / max(good + bad, 1)
+        text = f"confidence {n / _BINS:.2f} to {(n + 1) / _BINS:.2f}: {number(good)} right, {number(bad)} wrong"
+        bars.append((100 * n / _BINS, height * share, height * (1 - share), text))
+    return bars
+
+
+def _classes(measured: Measurement, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Classes with objects, the lowest AP first, and what the figures mean."""
+    objects = np.bincount(measured.matches.objects.classes[measured.matches.counts[0]], minlength=measured.matches.n_classes)
+    rows = [
+        (name, ap, f"{ap:.3f}", f" recall {_share(figures['recall_per_class'][name])}, {counted(int(n), 'object')}")
+        for (name, ap), n in zip(figures["per_class"].items(), objects, strict=True)
+        if ap is not None
+    ]
+    left_out = f"; the lowest {_SHOWN_CLASSES} of {len(rows)} classes" if len(rows) > _SHOWN_CLASSES else ""
+    return {
+        "classes": sorted(rows, key=lambda row: (row[1], row[0]))[:_SHOWN_CLASSES],
+        "classes_caption": f"AP, and recall at IoU 0.50 over all confidences{left_out}",
+    }
+
+
+def _confusion(measured: Measurement, mistakes: Mistakes) -> dict[str, Any]:
+    """The rows and columns of the classes that are confused most, and of the background."""
+    matrix = mistakes.confusion
+    wrong = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * np.diag(matrix)
+    chosen = [
+        c for c in np.argsort(-wrong[:-1], kind="stable")[:_SHOWN_CONFUSED].tolist() if matrix[c].any() or matrix[:, c].any()
+    ]
+    names = [*(measured.class_names[c] for c in chosen), "background"]
+    cells = matrix[np.ix_([*chosen, -1], [*chosen, -1])]
+    of_row = np.maximum(cells.sum(axis=1, keepdims=True), 1)
+    rows = [
+        (name, [(number(int(n)) if n else "", f"{0.7 * n / total:.2f}", row == column) for column, n in enumerate(line)])
+        for row, (name, line, total) in enumerate(zip(names, cells, of_row[:, 0], strict=True))
+    ]
+    return {"names": names, "rows": rows, "left_out": int((wrong[:-1] > 0).sum()) - len(chosen)}
+
+
+def _gallery(measured: Measurement, mistakes: Mistakes, folder: str) -> list[tuple[str, str, list[dict[str, Any]], str]]:
+    """(Title, note, pictures, how many there are) of each kind; different images come first."""
+    uris = {
+        index: measured.pairing.rows[image["id"]].uri
+        for index, image in enumerate(measured.truth["images"])
+        if image["id"] in measured.pairing.rows
+    }
+    by_kind: dict[str, list[Mistake]] = collections.defaultdict(list)
+    for one in sorted(mistakes.mistakes, key=lambda one: (-one.weight, one.image)):
+        by_kind[one.kind].append(one)
+    chosen = [(kind, one) for kind in _KINDS for one in _varied(by_kind[kind])]
+    pictures: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for n, (kind, one) in enumerate(progress(chosen, "pictures", "images")):
+        pictures[kind].append({"id": f"picture-{n}", **_picture(measured, mistakes, one, uris.get(one.image, ""), folder)})
+    return [(title, note, pictures[kind], number(len(by_kind[kind]))) for kind, (title, note) in _KINDS.items()]
+
+
+def _varied(ordered: Sequence[Mistake]) -> list[Mistake]:
+    """The first few, one of each image before a second of any."""
+    seen: collections.Counter[int] = collections.Counter()
+    turns = []
+    for place, one in enumerate(ordered):
+        turns.append((seen[one.image], place))
+        seen[one.image] += 1
+    return [ordered[place] for _, place in sorted(turns)[:_SHOWN_OF_A_KIND]]
+
+
+def _picture(measured: Measurement, mistakes: Mistakes, one: Mistake, uri: str, folder: str) -> dict[str, Any]:
+    """The part of the image around a mistake, with the boxes of objects and of detections in pixels of the picture."""
+    names = measured.class_names
+    boxes = [(mistakes.objects, one.object, "not labelled"), (mistakes.detections, one.detection, "not detected")]
+    of_mistake = np.array([each.xyxy[index] for each, index, _ in boxes if index >= 0])
+    image = measured.truth["images"][one.image]
+    row = measured.pairing.rows.get(image["id"])
+    opened = _opened(uri, folder) if uri else None
+    size_wh = opened.size if opened else (row.width, row.height) if row and row.width else _extent(of_mistake)
+    scale = size_wh[0] / row.width if opened and row and row.width else 1.0
+    left, top, right, bottom = _window(of_mistake * scale, size_wh)
+    factor = _LONGEST_SIDE / max(right - left, bottom - top)
+    drawn = [
+        [(*_placed(box * scale, (left, top), factor), index == chosen) for index, box in _of_one_image(each, one.image)]
+        for each, chosen, _ in boxes
+    ]
+    said = [names[each.classes[index]] if index >= 0 else missing for each, index, missing in boxes]
+    if one.detection >= 0:
+        said[1] += f" {mistakes.detections.scores[one.detection]:.2f}"
+    return {
+        "uri": uri or image["file_name"],
+        "name": posixpath.basename(uri) or image["file_name"],
+        "size_wh": (f"{(right - left) * factor:.0f}", f"{(bottom - top) * factor:.0f}"),
+        "jpeg_base64": _jpeg(opened.crop((left, top, right, bottom))) if opened else "",
+        "labelled": drawn[0],
+        "detected": drawn[1],
+        "said": said,
+        "iou": f"IoU {one.iou:.2f}" if one.iou else "",
+    }
+
+
+def _of_one_image(boxes: Boxes, image: int) -> list[tuple[int, Floats]]:
+    first, last = np.searchsorted(boxes.images, [image, image + 1]).tolist()
+    return [(index, boxes.xyxy[index]) for index in range(first, last)]
+
+
+def _placed(box: Floats, origin: tuple[int, int], factor: float) -> tuple[str, str, str, str]:
+    """x, y, width and height."""
+    x0, y0, x1, y1 = ((edge - origin[n % 2]) * factor for n, edge in enumerate(box.tolist()))
+    return (f"{x0:.1f}", f"{y0:.1f}", f"{max(x1 - x0, 0):.1f}", f"{max(y1 - y0, 0):.1f}")
+
+
+def _extent(boxes: Floats) -> tuple[int, int]:
+    return max(1, math.ceil(boxes[:, 2].max())), max(1, math.ceil(boxes[:, 3].max()))
+
+
+def _window(boxes: Floats, size_wh: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The part of the image to show: the boxes with some context, inside the image."""
+    low, high = boxes[:, :2].min(axis=0), boxes[:, 2:].max(axis=0)
+    side = max(float((high - low).max()) * _CONTEXT, _LEAST_SHARE * min(size_wh))
+    edges = []
+    for middle, length in zip(((low + high) / 2).tolist(), size_wh, strict=True):
+        extent = min(side, length)
+        first = min(max(middle - extent / 2, 0), length - extent)
+        edges.append((int(first), max(int(first) + 1, min(length, math.ceil(first + extent)))))
+    (left, right), (top, bottom) = edges
+    return left, top, right, bottom
+
+
+def _opened(uri: str, folder: str) -> Image.Image | None:
+    """The upright image; None if it cannot be read. Its size may be a fraction of the original's."""
+    parts = uri.removeprefix("file://").split("/")
+    places = [posixpath.join(folder, *parts[n:]) for n in range(len(parts)) if parts[n]] if folder else [uri]
+    for place in places:
+        try:
+            image = Image.open(io.BytesIO(read_file(place)))
+            image.draft("RGB", (2 * _LONGEST_SIDE, 2 * _LONGEST_SIDE))
+            return ImageOps.exif_transpose(image).convert("RGB")
+        except Exception:  # noqa: BLE001, S112  a picture is an illustration: whatever its file holds, the page goes on
+            continue
+    return None
+
+
+def _jpeg(image: Image.Image) -> str:
+    image.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+    written = io.BytesIO()
+    image.save(written, "JPEG", quality=_JPEG_QUALITY)
+    return base64.b64encode(written.getvalue()).decode("ascii")
+
+
+def _unsure(measured: Measurement, threshold: float) -> list[tuple[str, str, str]]:
+    listed = unsure_first(measured, threshold)[:_SHOWN_NEXT]
+    return [(uri, number(unsure), _share(lowest)) for uri, unsure, lowest in listed]
+
+
+def _suspicious(measured: Measurement, mistakes: Mistakes) -> list[tuple[str, str, str]]:
+    """Labelled images on which model and labels disagree most: the labels may be wrong."""
+    confident: collections.Counter[int] = collections.Counter()
+    total: collections.Counter[int] = collections.Counter()
+    for one in mistakes.mistakes:
+        total[one.image] += 1
+        confident[one.image] += one.kind != "miss" and one.weight >= (1 + mistakes.threshold) / 2
+    ordered = sorted(total, key=lambda image: (-confident[image], -total[image], image))[:_SHOWN_NEXT]
+    named = [(measured.truth["images"][image], image) for image in ordered]
+    rows = measured.pairing.rows
+    return [
+        (rows[one["id"]].uri if one["id"] in rows else one["file_name"], number(confident[image]), number(total[image]))
+        for one, image in named
+    ]

@@ -1,0 +1,174 @@
+"""Images at web addresses, `http://` and `https://`: one GET an image, with a deadline for its content.
+
+The ETag (https://www.rfc-editor.org/rfc/rfc9110#name-etag) is the generation, else the time of the last modification.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.client
+import io
+import os
+import time
+from collections.abc import Iterator
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from pipeline.errors import InputError
+from pipeline.storage.listing_backends import FoundFile, ListingBackend
+
+_SCHEMES = ("http://", "https://")
+_DEADLINE_SECONDS = 120.0
+_TIMEOUTS_SECONDS = (10.0, 30.0)  # to connect, and between two pieces of an answer
+_MOST_REDIRECTS = 5
+_PIECE_BYTES = 1 << 18
+_NO_HEAD = (http.client.METHOD_NOT_ALLOWED, http.client.NOT_IMPLEMENTED)
+
+
+class TooLargeAnswerError(Exception):
+    """An answer has more bytes than asked for; its argument is their number so far, or all of them."""
+
+
+def is_web(uri: str) -> bool:
+    """Whether a URI is a web address."""
+    return uri.startswith(_SCHEMES)
+
+
+def without_query(uri: str) -> str:
+    """An address for messages; signatures and tokens stand in its query."""
+    address, mark, query = uri.partition("?")
+    return f"{address}?***" if query else address + mark
+
+
+def download(uri: str, most_bytes: int, reserve: Any) -> tuple[bytes, str]:
+    """The content of an address, and its generation; empty if the server gives none.
+
+    Args:
+      uri: The address.
+      most_bytes: An answer with more ends with an error.
+      reserve: Called with the number of bytes before memory is taken.
+
+    Raises:
+      TooLargeAnswerError: The answer is larger.
+      google.api_core.exceptions.GoogleAPICallError: The server refuses.
+      requests.RequestException: There is no answer, or a part of one.
+      TimeoutError: The content came too slowly.
+    """
+    end = time.monotonic() + _DEADLINE_SECONDS
+    with _answer("GET", uri) as answer:
+        room = _size(answer) or _PIECE_BYTES
+        content = io.BytesIO()
+        _check(room, most_bytes)
+        reserve(room)
+        # `iter_content` would wait until a piece is full, however slowly its bytes come
+        for piece in iter(lambda: answer.raw.read1(_PIECE_BYTES, decode_content=True), b""):
+            if time.monotonic() > end:
+                raise TimeoutError(f"not complete after {_DEADLINE_SECONDS:.0f} s")
+            content.write(piece)
+            _check(content.tell(), most_bytes)
+            if content.tell() > room:  # the server did not say how long the answer is
+                room = 2 * content.tell()
+                reserve(room)
+        return content.getvalue(), _generation(answer)
+
+
+def _check(size: int, most_bytes: int) -> None:
+    if size > most_bytes:
+        raise TooLargeAnswerError(size)
+
+
+def look_up(uri: str) -> FoundFile:
+    """Size and generation of an image at an address; raises as `download` does."""
+    from google.api_core.exceptions import GoogleAPICallError
+
+    try:
+        with _answer("HEAD", uri) as answer:
+            return FoundFile(uri, _size(answer), _generation(answer))
+    except GoogleAPICallError as err:
+        if err.code not in _NO_HEAD:
+            raise
+    with _answer("GET", uri) as answer:
+        return FoundFile(uri, _size(answer), _generation(answer))
+
+
+class WebListing(ListingBackend):
+    """One web address; web servers list nothing."""
+
+    def entries(self) -> Iterator[FoundFile | ListingBackend]:
+        """The image at this address, unless there is none."""
+        from google.api_core.exceptions import NotFound
+
+        if "*" in self.pattern:
+            raise InputError(f"input {self.pattern}: web servers list no files; name images, or a manifest with their addresses")
+        with contextlib.suppress(NotFound):
+            yield look_up(self.pattern)
+
+    def parts(self) -> list[ListingBackend]:
+        """A name has no parts."""
+        return [self]
+
+
+def web_listing(uri: str) -> WebListing:
+    """The place of an address, whose query may have any characters."""
+    folder, slash, name = uri.partition("?")[0].rpartition("/")
+    return WebListing(folder + slash, (name + uri[len(folder + slash + name) :],))
+
+
+@contextlib.contextmanager
+def _answer(method: str, uri: str) -> Iterator[Any]:
+    """A good answer, whose content has not been read.
+
+    Redirects are followed on the same host only. Whoever may name addresses of one host could else reach all others.
+    """
+    from google.api_core.exceptions import from_http_status
+
+    where = uri
+    for _ in range(_MOST_REDIRECTS + 1):
+        answer = _session(os.getpid()).request(method, where, stream=True, allow_redirects=False, timeout=_TIMEOUTS_SECONDS)
+        with answer:
+            if not answer.is_redirect:
+                if answer.status_code != http.client.OK:
+                    raise from_http_status(answer.status_code, f"{method}: {answer.status_code} {answer.reason}")
+                yield answer
+                return
+            before, where = where, urljoin(where, answer.headers["Location"])
+            if not _same_host(before, where):
+                raise ValueError(f"it redirects to {without_query(where)[:300]}; name that address instead")
+    raise ValueError(f"it redirects more than {_MOST_REDIRECTS} times")
+
+
+def _same_host(uri: str, other: str) -> bool:
+    """Whether a redirect stays on the host; it may change from http to https.
+
+    >>> [_same_host("http://a/x", to) for to in ("http://a/y", "https://a/x", "http://a:81/x", "http://b/x", "file:///x")]
+    [True, True, False, False, False]
+    """
+    before, after = urlsplit(uri), urlsplit(other)
+    upgrade = (before.scheme, after.scheme) == ("http", "https")
+    return before.netloc == after.netloc and (before.scheme == after.scheme or upgrade)
+
+
+@functools.lru_cache(maxsize=1)
+def _session(_process: int) -> Any:
+    """A session without cookies and without passwords of `.netrc`; connections belong to one process."""
+    import requests
+
+    session = requests.Session()
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    session.auth = lambda request: request
+    session.headers.update({"Accept": "image/*, */*;q=0.5", "Accept-Encoding": "identity", "User-Agent": "detect-objects"})
+    for scheme in _SCHEMES:
+        session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=64))
+    return session
+
+
+def _size(answer: Any) -> int:
+    length = answer.headers.get("Content-Length", "")
+    return int(length) if length.isdecimal() and "Content-Encoding" not in answer.headers else 0
+
+
+def _generation(answer: Any) -> str:
+    headers = answer.headers
+    return str(headers.get("ETag", "").removeprefix("W/").strip('"') or headers.get("Last-Modified", ""))

@@ -1,0 +1,94 @@
+"""`deploy/kubernetes/`: the schemas of Kubernetes accept its objects, and this program accepts the commands in them."""
+
+import itertools
+import shutil
+import subprocess
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from pipeline import run
+from pipeline.config import load_config
+from tests.conftest import REPO
+
+FOLDER = REPO / "deploy/kubernetes"
+OBJECTS = {
+    path.name: found
+    for path in sorted(FOLDER.glob("base/*.yaml"))
+    if path.name != "kustomization.yaml"
+    for found in yaml.safe_load_all(path.read_text())
+}
+
+
+def pods() -> dict[str, dict]:
+    return {
+        "stream.yaml": OBJECTS["stream.yaml"]["spec"]["template"]["spec"],
+        "backfill.yaml": OBJECTS["backfill.yaml"]["spec"]["jobTemplate"]["spec"]["template"]["spec"],
+    }
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTS))
+def test_the_schemas_of_kubernetes_accept_each_object(name):
+    kubernetes_validate.validate(OBJECTS[name], "1.31", strict=True)
+
+
+def test_the_schemas_would_refuse_a_mistyped_field():
+    wrong = {**OBJECTS["stream.yaml"], "spec": {**OBJECTS["stream.yaml"]["spec"], "replica": 1}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, "1.31", strict=True)
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTS))
+def test_its_command_is_one_of_this_program(name):
+    (container,) = pods()[name]["containers"]
+    assert container["command"] == ["python", "-m", "pipeline.run"]
+    flags, of_beam = run.make_parser().parse_known_args(container["args"])
+    config = load_config(str(REPO / flags.config), run._overrides(flags))
+    assert of_beam == []
+    assert config.monitoring.log_format == "json"
+    assert (config.mode == "streaming") == (name == "stream.yaml")
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTS))
+def test_it_runs_without_privileges_and_within_limits(name):
+    pod = pods()[name]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
+    assert set(container["resources"]["limits"]) >= {"cpu", "memory"}
+    assert pod["terminationGracePeriodSeconds"] >= 60
+
+
+def test_the_probes_ask_the_health_checks_on_the_port_of_the_metrics():
+    (container,) = pods()["stream.yaml"]["containers"]
+    (port,) = container["ports"]
+    assert f"--metrics-port={port['containerPort']}" in container["args"]
+    asked = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
+    assert {probe["port"] for probe in asked.values()} == {port["name"]}
+    assert {kind: probe["path"] for kind, probe in asked.items()} == {
+        "startup": "/readyz",
+        "readiness": "/readyz",
+        "liveness": "/livez",
+    }
+
+
+def test_the_overlay_of_a_gpu_adds_one():
+    if not shutil.which("kubectl"):
+        pytest.skip("no kubectl, which builds the overlay")
+    done = subprocess.run(["kubectl", "kustomize", str(FOLDER / "gpu")], capture_output=True, text=True, check=True)
+    deployment = next(each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "Deployment")
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_flinks_operator_gets_the_version_and_the_settings_that_streams_need():
+    """Its schema is that of the operator, which is no package; so the fields are named here."""
+    (found,) = yaml.safe_load_all((FOLDER / "flink.yaml").read_text())
+    assert (found["apiVersion"], found["kind"]) == ("flink.apache.org/v1beta1", "FlinkDeployment")
+    pom = (REPO / "deploy/flink/pom.xml").read_text()
+    version = found["spec"]["flinkVersion"].removeprefix("v").replace("_", ".")
+    assert f"<flink.version>{version}." in pom
+    needed = {"state.checkpoints.dir", "state.savepoints.dir", "classloader.resolve-order"}
+    assert needed <= set(found["spec"]["flinkConfiguration"])
+    assert set(itertools.chain(found["spec"])) == {
+        *("image", "flinkVersion", "serviceAccount", "flinkConfiguration", "jobManager", "taskManager")
+    }

@@ -1,0 +1,320 @@
+"""YOLOX, YOLOv6, YOLO-NAS, DETR and RT-DETR without config: their boxes are those of the tools' own steps, in NumPy."""
+
+import cv2
+import numpy as np
+import pytest
+
+from models.geometry import iou_matrix
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from pipeline.errors import ModelError
+from pipeline.records import EncodedImage, ImageRef
+from tests.tiny_models import save_model
+
+HW = (64, 96)
+STRIDES = (8, 16, 32)
+NAMES = ("ant", "bee", "cow")
+SCORE, IOU = 0.3, 0.45
+SETTINGS = DetectConfig(score_threshold=SCORE, iou_threshold=IOU, max_detections=300, batch_sizes=(1, 2), concurrent_batches=2)
+MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+
+
+def picture(size_wh, seed):
+    draw = np.random.default_rng(seed)
+    coarse = draw.integers(0, 255, (size_wh[1] // 20, size_wh[0] // 20, 3), np.uint8)
+    pixels = cv2.resize(coarse, size_wh, interpolation=cv2.INTER_CUBIC)
+    return EncodedImage(ImageRef(f"{seed}.png"), cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()), pixels
+
+
+PICTURES = [picture(size_wh, seed) for seed, size_wh in enumerate([(200, 133), (97, 231), (301, 99), (96, 64)])]
+
+
+def channels(images, top):
+    """The mean of each channel in each cell of the three grids `(N, 126, 3)`, in 0..1: what the toy heads are made of."""
+    import tensorflow as tf
+
+    pooled = [tf.nn.avg_pool2d(images / top, stride, stride, "VALID") for stride in STRIDES]
+    return tf.concat([tf.reshape(cells, [-1, cells.shape[1] * cells.shape[2], 3]) for cells in pooled], 1)
+
+
+def cells_of():
+    """Left, top and stride of each cell, one after the other."""
+    return [(x, y, s) for s in STRIDES for y in range(HW[0] // s) for x in range(HW[1] // s)]
+
+
+def joined(raw, cells):
+    """The head of YOLOX before its decoding, from the channels."""
+    import tensorflow as tf
+
+    a, b, c = (cells[..., n : n + 1] for n in range(3))
+    left_top, size = tf.concat([b * 1.5 - 0.2, a * 1.2], -1), tf.concat([tf.math.log(1.0 + 3.0 * c), tf.math.log(1.5 + b)], -1)
+    if not raw:
+        corner = tf.constant([[x * s, y * s] for x, y, s in cells_of()], tf.float32)
+        stride = tf.constant([[s] for _, _, s in cells_of()], tf.float32)
+        left_top, size = left_top * stride + corner, tf.exp(size) * stride
+    return tf.concat([left_top, size], -1), a, tf.concat([b, c, 1.0 - b], -1)
+
+
+def save_yolox(folder, raw=True):
+    import tensorflow as tf
+
+    return save_model(
+        folder,
+        lambda images: {"output": tf.concat(joined(raw, channels(images, 255.0)), -1)},
+        tf.TensorSpec((None, *HW, 3), tf.float32, "images"),
+    )
+
+
+def save_yolov6(folder):
+    import tensorflow as tf
+
+    def predict(images):
+        boxes, objectness, scores = joined(False, channels(images, 1.0))
+        return {"outputs": tf.concat([boxes, tf.ones_like(objectness), scores], -1)}
+
+    return save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.float32, "images"))
+
+
+def save_yolo_nas(folder, wrong=False):
+    import tensorflow as tf
+
+    def predict(images):
+        boxes, _, scores = joined(False, channels(images, 1.0))
+        corners = tf.concat([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1)
+        return {"output_0": boxes if wrong else corners, "output_1": scores}
+
+    return save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.float32, "input"))
+
+
+def save_detr(folder, slots, count=100, hw=HW):
+    """Logits that depend on each channel after its normalisation; boxes all over the input."""
+    import tensorflow as tf
+
+    draw = np.random.default_rng(slots)
+    weights, bias = draw.normal(0, 3, (3, count * slots)), draw.normal(-2, 1, count * slots)
+    places, spread = draw.uniform(0.2, 0.8, (count, 4)), draw.normal(0, 0.1, (3, count * 4))
+
+    def predict(pixel_values):
+        light = tf.reduce_mean(pixel_values, [1, 2])
+        logits = tf.matmul(light, tf.constant(weights, tf.float32)) + tf.constant(bias, tf.float32)
+        boxes = tf.constant(places, tf.float32) + tf.reshape(tf.matmul(light, tf.constant(spread, tf.float32)), [-1, count, 4])
+        return {"logits": tf.reshape(logits, [-1, count, slots]), "pred_boxes": boxes, "last_hidden_state": boxes[..., :1]}
+
+    return save_model(folder, predict, tf.TensorSpec((None, *hw, 3), tf.float32, "pixel_values"))
+
+
+def save_rtdetr_of_ultralytics(folder):
+    import tensorflow as tf
+
+    draw = np.random.default_rng(3)
+    weights, places = draw.normal(0, 3, (3, 900)), draw.uniform(0.2, 0.8, (300, 4))
+
+    def predict(images):
+        scores = tf.sigmoid(tf.matmul(tf.reduce_mean(images, [1, 2]), tf.constant(weights, tf.float32)) - 2.0)
+        boxes = tf.constant(places, tf.float32)[None] + 0.0 * scores[:, :1, None]
+        return {"output_0": tf.concat([boxes, tf.reshape(scores, [-1, 300, 3])], -1)}
+
+    return save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.float32, "images"))
+
+
+def padded(pixels, size_wh, left, top):
+    small = cv2.resize(pixels, size_wh, interpolation=cv2.INTER_LINEAR)
+    boxed = np.full((*HW, 3), 114, np.uint8)
+    boxed[top : top + size_wh[1], left : left + size_wh[0]] = small
+    return boxed, np.array([size_wh[0] / pixels.shape[1], size_wh[1] / pixels.shape[0]] * 2), np.array([left, top] * 2)
+
+
+def yolox_input(pixels):
+    """`preproc` of YOLOX: the smaller image at the top left."""
+    h, w = pixels.shape[:2]
+    r = min(HW[0] / h, HW[1] / w)
+    boxed, scale, offset = padded(pixels, (int(w * r), int(h * r)), 0, 0)
+    return boxed[..., ::-1].astype(np.float32), scale, offset
+
+
+def yolov6_input(pixels):
+    h, w = pixels.shape[:2]
+    r = min(HW[0] / h, HW[1] / w)
+    size = round(w * r), round(h * r)
+    boxed, scale, offset = padded(pixels, size, round((HW[1] - size[0]) / 2 - 0.1), round((HW[0] - size[1]) / 2 - 0.1))
+    return boxed.astype(np.float32) / 255, scale, offset
+
+
+def yolo_nas_input(pixels):
+    """`DetectionLongestMaxSizeRescale` to 4 pixels less, then `DetectionCenterPadding`."""
+    h, w = pixels.shape[:2]
+    r = min((HW[0] - 4) / h, (HW[1] - 4) / w)
+    size = round(w * r), round(h * r)
+    boxed, scale, offset = padded(pixels, size, (HW[1] - size[0]) // 2, (HW[0] - size[1]) // 2)
+    return boxed.astype(np.float32) / 255, scale, offset
+
+
+def stretched(pixels):
+    scale = np.array([HW[1] / pixels.shape[1], HW[0] / pixels.shape[0]] * 2)
+    return cv2.resize(pixels, HW[::-1], interpolation=cv2.INTER_LINEAR).astype(np.float32) / 255, scale, np.zeros(4)
+
+
+def detr_input(pixels):
+    fitted, scale, offset = stretched(pixels)
+    return ((fitted - MEAN) / DEVIATION).astype(np.float32), scale, offset
+
+
+def centres_to_corners(boxes):
+    return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], 1)
+
+
+def yolox_boxes(outputs):
+    """`demo_postprocess` of YOLOX, cell by cell, and its scores."""
+    rows = outputs["output"][0]
+    boxes = np.array(
+        [
+            [(row[0] + x) * s, (row[1] + y) * s, np.exp(row[2]) * s, np.exp(row[3]) * s]
+            for row, (x, y, s) in zip(rows, cells_of(), strict=True)
+        ]
+    )
+    return centres_to_corners(boxes), rows[:, 4:5] * rows[:, 5:]
+
+
+def decoded_boxes(outputs):
+    (rows,) = next(iter(outputs.values()))
+    return centres_to_corners(rows[:, :4]), rows[:, 4:5] * rows[:, 5:]
+
+
+def yolo_nas_boxes(outputs):
+    return outputs["output_0"][0], outputs["output_1"][0]
+
+
+def shares(boxes):
+    return centres_to_corners(boxes) * np.array([*HW[::-1]] * 2)
+
+
+def detr_boxes(outputs):
+    """Softmax over all slots; the last one is no object."""
+    powers = np.exp(outputs["logits"][0].astype(float))
+    return shares(outputs["pred_boxes"][0]), (powers / powers.sum(axis=1, keepdims=True))[:, :-1]
+
+
+def rtdetr_boxes(outputs):
+    return shares(outputs["pred_boxes"][0]), 1 / (1 + np.exp(-outputs["logits"][0].astype(float)))
+
+
+def rtdetr_of_ultralytics_boxes(outputs):
+    (rows,) = outputs["output_0"]
+    return shares(rows[:, :4]), rows[:, 4:]
+
+
+def best_of(boxes, scores, suppress):
+    """The best class of each box above the threshold, then greedy suppression within each class."""
+    classes, confidences = scores.argmax(axis=1), scores.max(axis=1)
+    order = [n for n in np.argsort(-confidences, kind="stable") if confidences[n] > SCORE]
+    kept = []
+    for n in order:
+        rivals = [m for m in kept if classes[m] == classes[n]] if suppress else []
+        if not rivals or iou_matrix(boxes[[n]], boxes[rivals]).max() <= IOU:
+            kept.append(n)
+    return boxes[kept], classes[kept], confidences[kept]
+
+
+@pytest.mark.parametrize(
+    ("save", "config", "fit", "read", "suppress"),
+    [
+        pytest.param(save_yolox, {"class_names": NAMES}, yolox_input, yolox_boxes, True, id="YOLOX"),
+        pytest.param(
+            lambda folder: save_yolox(folder, raw=False),
+            {"class_names": NAMES},
+            yolox_input,
+            decoded_boxes,
+            True,
+            id="YOLOX, decoded",
+        ),
+        pytest.param(save_yolov6, {"class_names": NAMES}, yolov6_input, decoded_boxes, True, id="YOLOv6"),
+        pytest.param(save_yolo_nas, {}, yolo_nas_input, yolo_nas_boxes, True, id="YOLO-NAS"),
+        pytest.param(lambda folder: save_detr(folder, 92), {}, detr_input, detr_boxes, False, id="DETR of COCO"),
+        pytest.param(
+            lambda folder: save_detr(folder, 4), {"class_names": NAMES}, detr_input, detr_boxes, False, id="DETR with names"
+        ),
+        pytest.param(lambda folder: save_detr(folder, 80, 300), {}, stretched, rtdetr_boxes, False, id="RT-DETR of COCO"),
+        pytest.param(
+            lambda folder: save_detr(folder, 91, 300), {}, detr_input, rtdetr_boxes, False, id="Deformable DETR of COCO"
+        ),
+        pytest.param(
+            lambda folder: save_detr(folder, 3, 300),
+            {"class_names": NAMES, "normalisation": ""},
+            stretched,
+            rtdetr_boxes,
+            False,
+            id="RT-DETR with names",
+        ),
+        pytest.param(
+            save_rtdetr_of_ultralytics,
+            {"class_names": NAMES},
+            stretched,
+            rtdetr_of_ultralytics_boxes,
+            False,
+            id="RT-DETR of Ultralytics",
+        ),
+    ],
+)
+def test_boxes_are_those_of_the_tools_own_steps(tmp_path, save, config, fit, read, suppress):
+    import tensorflow as tf
+
+    folder = save(tmp_path / "model")
+    detector = load_detector(ModelConfig(path=folder, **config), SETTINGS)
+    results = detector.detect([image for image, _ in PICTURES])
+    detector.close()
+    signature = tf.saved_model.load(folder).signatures["serving_default"]
+    (name,) = signature.structured_input_signature[1]
+    counts = []
+    for (_, pixels), result in zip(PICTURES, results, strict=True):
+        fitted, scale, offset = fit(pixels)
+        outputs = {key: value.numpy() for key, value in signature(**{name: tf.constant(fitted[None])}).items()}
+        boxes, classes, confidences = best_of(*read(outputs), suppress)
+        found = result.detections
+        apart = 1e5 * classes[:, None], 1e5 * found.class_ids[:, None].astype(float)  # only boxes of one class overlap
+        ious = iou_matrix((boxes - offset) / scale + apart[0], found.boxes_xyxy + apart[1])
+        match = ious.argmax(axis=1)  # boxes on the grey border have one confidence, so their order is open
+        assert sorted(match) == [*range(len(found))] and ious.max(axis=1).min() > 0.999
+        np.testing.assert_allclose(found.confidences[match], confidences, atol=2e-5)
+        counts.append(len(boxes))
+    assert min(counts) > 1  # else nothing would have been compared
+
+
+def save_joined(folder, width, low, high):
+    """A joined output of one box a cell, as Ultralytics writes it, whose further numbers lie between `low` and `high`."""
+    import tensorflow as tf
+
+    rows = np.random.default_rng(0).uniform(low, high, (1, width, 126))
+    rows[:, :2] *= 40.0 / max(high, 1)
+    constant = tf.constant(rows, tf.float32)
+    return save_model(
+        folder,
+        lambda images: {"output_0": constant + 0.0 * tf.reduce_mean(images, [1, 2])[:, :1, None]},
+        tf.TensorSpec((None, *HW, 3), tf.float32, "images"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("save", "config", "message"),
+    [
+        pytest.param(lambda f: save_joined(f, 56, 0, 90), {}, "masks, key points and angles are not supported", id="key points"),
+        pytest.param(lambda f: save_joined(f, 8, -0.7, 1), {}, "masks, key points and angles are not supported", id="angles"),
+        pytest.param(lambda f: save_joined(f, 8, -9, 9), {}, "if they are logits, set model.score_activation", id="logits"),
+        pytest.param(lambda f: save_yolo_nas(f, wrong=True), {}, "set model.box_format, model.box_units", id="no corners"),
+        pytest.param(save_yolox, {}, "set model.class_names, or model.packed_layout to", id="YOLOX without names"),
+        pytest.param(lambda f: save_detr(f, 7), {}, "set model.score_activation and model.normalisation", id="DETR, unknown"),
+        pytest.param(
+            lambda f: save_detr(f, 7, 300),
+            {"class_names": NAMES},
+            "set model.score_activation and model",
+            id="names that do not fit",
+        ),
+        pytest.param(lambda f: save_detr(f, 92, hw=(None, None)), {}, "set model.input_hw", id="DETR of any size"),
+    ],
+)
+def test_what_is_not_recognised_is_refused_in_one_line(tmp_path, save, config, message):
+    """Never detections of nothing, or of something else."""
+    folder = save(tmp_path / "model")
+    with pytest.raises(ModelError) as caught:
+        load_detector(ModelConfig(path=folder, **config), SETTINGS)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

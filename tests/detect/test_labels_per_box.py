@@ -1,0 +1,183 @@
+"""`labels_per_box` several: each class above the threshold makes a detection of its box, in every kind of model."""
+
+import dataclasses
+import json
+
+import cv2
+import numpy as np
+import pytest
+
+from models.export import export_detector
+from models.geometry import iou_matrix
+from models.metadata import DetectorMetadata
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.golden import GoldenImage, disagreement
+from pipeline.detect.load_detector import load_detector
+from pipeline.errors import ModelError
+from pipeline.records import EncodedImage, ImageRef, detection_row
+from tests.tiny_models import save_model
+
+HW = (64, 64)
+NAMES = ("ant", "bee", "cow")
+COUNT = 40
+SETTINGS = DetectConfig(score_threshold=0.3, iou_threshold=0.45, max_detections=200, labels_per_box="several")
+
+
+def candidates():
+    """Boxes (xyxy, pixels) in clusters, and scores, many boxes with two or three classes above the threshold."""
+    draw = np.random.default_rng(5)
+    centre = draw.choice([16.0, 48.0], (COUNT, 2)) + draw.normal(0, 3, (COUNT, 2))
+    half = draw.uniform(4, 10, (COUNT, 2))
+    return np.concatenate([centre - half, centre + half], 1), draw.uniform(0, 0.9, (COUNT, 3))
+
+
+BOXES, SCORES = candidates()
+
+
+def tensors(images):
+    """The candidates, for each image, as shares and a little lighter on brighter images."""
+    import tensorflow as tf
+
+    light = tf.reduce_mean(tf.cast(images, tf.float32), [1, 2, 3])[:, None, None]
+    return tf.constant(BOXES / 64, tf.float32)[None] + 0.0 * light, tf.constant(SCORES, tf.float32)[None] + 0.0 * light
+
+
+def save_exported(folder):
+    export_detector(tensors, DetectorMetadata("toy", HW, "stretch", NAMES), str(folder))
+    return str(folder)
+
+
+def save_joined(folder):
+    import tensorflow as tf
+
+    return save_model(
+        folder, lambda images: {"output_0": tf.concat(tensors(images), -1)}, tf.TensorSpec((None, *HW, 3), tf.float32, "images")
+    )
+
+
+def save_apart(folder):
+    def predict(images):
+        boxes, scores = tensors(images)
+        return {"boxes": boxes, "scores": scores}
+
+    import tensorflow as tf
+
+    return save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.float32, "images"))
+
+
+def by_darknet(several):
+    """Darknet's `do_nms_sort`, written out: class by class; a box that overlaps a better one loses this class only."""
+    found = []
+    for class_id in range(3):
+        scores = (
+            np.where(SCORES.argmax(axis=1) == class_id, SCORES[:, class_id], 0.0) if not several else SCORES[:, class_id].copy()
+        )
+        order = np.argsort(-scores)
+        for place, n in enumerate(order):
+            if scores[n] > 0.3:
+                found.append((class_id, scores[n], BOXES[n]))
+                for m in order[place + 1 :]:
+                    if iou_matrix(BOXES[[n]], BOXES[[m]])[0, 0] > 0.45:
+                        scores[m] = 0.0
+    return sorted(found, key=lambda one: -one[1])
+
+
+IMAGE = EncodedImage(ImageRef("a.png"), cv2.imencode(".png", np.full((64, 64, 3), 90, np.uint8))[1].tobytes())
+MODELS = [
+    pytest.param(save_exported, {}, id="exported by this project"),
+    pytest.param(save_joined, {"class_names": NAMES, "box_format": "xyxy", "nms": "pipeline", "resize": "stretch"}, id="joined"),
+    pytest.param(save_apart, {"class_names": NAMES, "nms": "pipeline"}, id="suppressed in the pipeline"),
+]
+
+
+@pytest.mark.parametrize("labels", ["best", "several"])
+@pytest.mark.parametrize(("save", "config"), MODELS)
+def test_detections_are_those_of_darknets_suppression(tmp_path, save, config, labels):
+    detector = load_detector(
+        ModelConfig(path=save(tmp_path / "model"), **config), dataclasses.replace(SETTINGS, labels_per_box=labels)
+    )
+    (result,) = detector.detect([IMAGE])
+    detector.close()
+    expected = by_darknet(labels == "several")
+    found = result.detections
+    assert found.class_ids.tolist() == [class_id for class_id, _, _ in expected]
+    np.testing.assert_allclose(found.confidences, [score for _, score, _ in expected], atol=1e-6)
+    np.testing.assert_allclose(found.boxes_xyxy, [box for _, _, box in expected], atol=1e-4)
+    boxes = [tuple(box) for box in np.round(found.boxes_xyxy, 3).tolist()]
+    assert (len(set(boxes)) < len(boxes)) == (labels == "several")
+
+
+def test_golden_images_with_the_best_class_of_each_box_stay_golden(tmp_path):
+    """They were written without this setting; a second class of a box is no disagreement."""
+    folder = save_exported(tmp_path / "toy")
+    rows, detectors = [], []
+    for labels in ("best", "several"):
+        detectors.append(
+            load_detector(ModelConfig(path=folder), dataclasses.replace(SETTINGS, score_threshold=0.5, labels_per_box=labels))
+        )
+        rows.append(detection_row(detectors[-1].detect([IMAGE])[0]))
+    golden = [GoldenImage("a.png", IMAGE.content, rows[0], 0.5, 0.45)]
+    assert len(rows[1]["detections"]) > len(rows[0]["detections"])
+    settings = dataclasses.replace(SETTINGS, score_threshold=0.5)
+    assert disagreement(golden, detectors[1].detect, settings) is None
+    for detector in detectors:
+        detector.close()
+
+
+def with_classes(folder):
+    import tensorflow as tf
+
+    def predict(images):
+        one = tf.reduce_mean(images, [1, 2])[:, :1]
+        return {"boxes": tf.stack([one, one, one, one], -1), "scores": one, "classes": one}
+
+    return save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.float32, "images"))
+
+
+def exported_earlier(folder):
+    """As this project exported before it had the signature `candidates`."""
+    import tensorflow as tf
+
+    from models.metadata import write_metadata
+
+    def predict(images, score_threshold, iou_threshold, max_detections):
+        return {
+            "boxes": tf.zeros([1, 1, 4]),
+            "scores": tf.zeros([1, 1]),
+            "classes": tf.zeros([1, 1]),
+            "num_detections": tf.zeros([1]),
+        }
+
+    numbers = [tf.TensorSpec((), kind, name) for kind, name in ((tf.float32, "score_threshold"), (tf.float32, "iou_threshold"))]
+    specs = [tf.TensorSpec((None, *HW, 3), tf.uint8, "images"), *numbers, tf.TensorSpec((), tf.int32, "max_detections")]
+    saved = save_model(folder, predict, *specs, signature="detect")
+    write_metadata(saved, DetectorMetadata("old", HW, "stretch", NAMES))
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("save", "message"),
+    [
+        pytest.param(with_classes, "has one class for each box only", id="the model has chosen"),
+        pytest.param(exported_earlier, "needs a model of this release; import or export it again", id="exported earlier"),
+    ],
+)
+def test_a_model_that_cannot_is_refused_in_one_line(tmp_path, save, message):
+    with pytest.raises(ModelError) as caught:
+        load_detector(ModelConfig(path=save(tmp_path / "model")), SETTINGS)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_job_takes_it_as_a_flag(tmp_path, run_job):
+    folder = save_exported(tmp_path / "toy")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_bytes(IMAGE.content)
+    counts = []
+    for labels in ("best", "several"):
+        flags = ("--score-threshold", 0.3, "--max-detections", 200, "--labels-per-box", labels, "--shards", 1)
+        code, _, err = run_job("--input", f"{tmp_path}/photos/", "--output", tmp_path / labels, "--model", folder, *flags)
+        assert code == 0, err
+        (file,) = (tmp_path / labels / "detections").glob("*.jsonl")
+        counts.append(len(json.loads(file.read_text(encoding="utf-8"))["detections"]))
+    assert counts == [len(by_darknet(several=False)), len(by_darknet(several=True))]

@@ -1,0 +1,138 @@
+"""Models that mix the images of a batch get one image at a time, and answer for each what TensorFlow answers for it alone."""
+
+import cv2
+import numpy as np
+import pytest
+
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from pipeline.records import EncodedImage, ImageRef
+from tests.tiny_models import save_model
+
+HW = (64, 64)
+CELLS = 8
+NAMES = ("ant", "bee", "cow")
+SETTINGS = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2)
+CONFIG = {"class_names": NAMES, "box_format": "yxyx", "box_units": "norm", "resize": "stretch", "packed_layout": "M,4+C"}
+
+
+def save_yolov4(folder, threshold, batch=None):
+    """As the TensorFlow YOLOv4 of hunglc007 exports: `core/yolov4.py`, `filter_boxes`, after a small grid instead of its network.
+
+    A cell's score is its brightness; so each image has as many candidates as bright cells.
+    """
+    import tensorflow as tf
+
+    def predict(input_1):
+        cells = tf.reduce_mean(tf.reshape(input_1, [-1, CELLS, 8, CELLS, 8, 3]), [2, 4])  # (N, 8, 8, 3)
+        scores = tf.reshape(cells, [-1, CELLS * CELLS, 3])
+        y, x = tf.meshgrid(tf.range(CELLS), tf.range(CELLS), indexing="ij")
+        centre = tf.cast(tf.reshape(tf.stack([x, y], -1), [-1, 2]), tf.float32) * 8.0 + 4.0
+        box_xywh = tf.tile(tf.concat([centre, tf.fill(tf.shape(centre), 6.0)], -1)[None], [tf.shape(scores)[0], 1, 1])
+        scores_max = tf.math.reduce_max(scores, axis=-1)
+        mask = scores_max >= threshold
+        class_boxes = tf.boolean_mask(box_xywh, mask)
+        pred_conf = tf.boolean_mask(scores, mask)
+        class_boxes = tf.reshape(class_boxes, [tf.shape(scores)[0], -1, tf.shape(class_boxes)[-1]])
+        pred_conf = tf.reshape(pred_conf, [tf.shape(scores)[0], -1, tf.shape(pred_conf)[-1]])
+        box_xy, box_wh = tf.split(class_boxes, (2, 2), axis=-1)
+        box_yx, box_hw = box_xy[..., ::-1], box_wh[..., ::-1]
+        input_shape = tf.constant(HW, tf.float32)
+        boxes = tf.concat([(box_yx - box_hw / 2.0) / input_shape, (box_yx + box_hw / 2.0) / input_shape], axis=-1)
+        return {"tf_concat_18": tf.concat([boxes, pred_conf], axis=-1)}
+
+    return save_model(folder, predict, tf.TensorSpec((batch, *HW, 3), tf.float32, "input_1"))
+
+
+def save_normaliser(folder, batch=None):
+    """A model that keeps its rows apart, but normalises over the batch: as one that was saved while it trained."""
+    import tensorflow as tf
+
+    def predict(images):
+        light = tf.reduce_mean(tf.cast(images, tf.float32), [1, 2, 3])
+        shifted = 0.5 + (light - tf.reduce_mean(light)) / 255.0
+        box = tf.constant([[0.25, 0.25, 0.75, 0.75]]) + 0.1 * shifted[:, None]
+        return {"boxes": box[:, None], "scores": shifted[:, None]}
+
+    return save_model(folder, predict, tf.TensorSpec((batch, *HW, 3), tf.uint8, "images"))
+
+
+def save_one_reply(folder):
+    """Takes batches by its signature, and joins all of their boxes into one image's."""
+    import tensorflow as tf
+
+    def predict(images):
+        light = tf.reduce_mean(tf.cast(images, tf.float32) / 255.0, [1, 2, 3])
+        boxes = tf.constant([0.1, 0.2, 0.6, 0.7]) + 0.0 * light[:, None]
+        found = tf.image.combined_non_max_suppression(tf.reshape(boxes, [1, -1, 1, 4]), tf.reshape(light, [1, -1, 1]), 4, 4)
+        return {"boxes": found.nmsed_boxes, "scores": found.nmsed_scores}
+
+    return save_model(folder, predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))
+
+
+def picture(seed, bright_cells):
+    """Dark, with some bright cells: PNG bytes."""
+    draw = np.random.default_rng(seed)
+    cells = draw.integers(0, 40, (CELLS * CELLS, 3), np.uint8)
+    chosen = draw.permutation(CELLS * CELLS)[:bright_cells]
+    cells[chosen, draw.integers(0, 3, bright_cells)] = draw.permutation(range(150, 255))[:bright_cells]
+    pixels = cells.reshape(CELLS, CELLS, 3).repeat(8, 0).repeat(8, 1)
+    return EncodedImage(ImageRef(f"{seed}.png"), cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()), pixels
+
+
+PICTURES = [picture(seed, bright) for seed, bright in enumerate((3, 5, 0, 7, 2, 6, 1, 4))]
+
+
+def found_in(folder, config, settings=SETTINGS):
+    detector = load_detector(ModelConfig(path=folder, **config), settings)
+    try:
+        return detector.detect([image for image, _ in PICTURES]), detector.batch_sizes, detector.model.notes
+    finally:
+        detector.close()
+
+
+@pytest.mark.parametrize("config", [{"class_names": NAMES}, CONFIG], ids=["with names", "fully configured"])
+@pytest.mark.parametrize("threshold", [0.2, 0.55], ids=["noise has candidates", "noise has none"])
+def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp_path, capfd, threshold, config):
+    import tensorflow as tf
+
+    folder = save_yolov4(tmp_path / "yolov4", threshold)
+    results, batch_sizes, notes = found_in(folder, config)
+    signature = tf.saved_model.load(folder).signatures["serving_default"]
+    for (_, pixels), result in zip(PICTURES, results, strict=True):
+        rows = signature(input_1=tf.constant(pixels[None] / 255.0, tf.float32))["tf_concat_18"].numpy()[0]
+        rows = rows[np.argsort(-rows[:, 4:].max(axis=1))]  # no two boxes overlap: nothing to suppress
+        assert result.detections.class_ids.tolist() == rows[:, 4:].argmax(axis=1).tolist()
+        np.testing.assert_allclose(result.detections.confidences, rows[:, 4:].max(axis=1), atol=1e-6)
+        np.testing.assert_allclose(result.detections.boxes_xyxy, rows[:, [1, 0, 3, 2]] * 64, atol=1e-3)
+    assert {len(result.detections) for result in results} == set(range(8))
+    assert (batch_sizes, len(notes)) == ((1,), 1)
+    said = [line for line in capfd.readouterr().err.splitlines() if "would mix its images" in line]
+    assert said == [*notes] and folder in said[0] and "batch size 1" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("save", "batch_sizes"),
+    [
+        pytest.param(save_normaliser, (1,), id="normalises over the batch"),
+        pytest.param(lambda folder: save_normaliser(folder, batch=3), (3,), id="the same with a fixed batch"),
+        pytest.param(save_one_reply, (1,), id="one reply for the whole batch"),
+    ],
+)
+def test_a_model_whose_images_influence_each_other_gets_them_alone(tmp_path, save, batch_sizes):
+    import tensorflow as tf
+
+    folder = save(tmp_path / "model")
+    results, sizes, notes = found_in(folder, {}, DetectConfig(batch_sizes=(1, 2, 4), score_threshold=0.0))
+    signature = tf.saved_model.load(folder).signatures["serving_default"]
+    for (_, pixels), result in zip(PICTURES, results, strict=True):
+        alone = signature(images=tf.constant(np.repeat(pixels[None], sizes[0], 0)))
+        np.testing.assert_allclose(result.detections.confidences[0], alone["scores"].numpy()[0, 0], atol=1e-6)
+        np.testing.assert_allclose(result.detections.boxes_xyxy[0], alone["boxes"].numpy()[0, 0] * 64, atol=1e-3)
+    assert (sizes, len(notes)) == (batch_sizes, 1)
+
+
+def test_a_model_that_keeps_its_images_apart_keeps_its_batches(bright_model):
+    detector = load_detector(ModelConfig(path=bright_model), SETTINGS)
+    assert (detector.batch_sizes, detector.model.notes) == ((1, 2, 4), ())
+    detector.close()

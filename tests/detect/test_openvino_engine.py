@@ -1,0 +1,206 @@
+"""OpenVINO finds what TensorFlow finds, without TensorFlow in the job's process; and an image that it fails on fails alone."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from models.evaluate.agreement import compare
+from models.import_darknet import import_darknet
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from pipeline.detect.loaded_model import ModelFailed, OutOfMemory
+from pipeline.detect.openvino_engine import OpenVinoEngine
+from pipeline.detect.openvino_graph import OpenVinoGraph
+from pipeline.detect.saved_model import prepare
+from pipeline.detect.versions import locate
+from pipeline.errors import ModelError
+from pipeline.records import EncodedImage, ImageRef, detection_row
+from tests.conftest import REPO
+from tests.fixtures import fixtures_dir
+
+openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
+pytestmark = pytest.mark.usefixtures("warm_preparations")
+
+BROKEN, HUGE = 13, 14  # first pixels that a toy fails on
+SCENES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """The bundled detector's folder, from the cache of the user."""
+    return locate("digits", None)[0]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The user's cache is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "hybrid-detection-pipeline" / "openvino"
+
+
+def rows(folder, files, **settings):
+    detector = load_detector(ModelConfig(path=folder), DetectConfig(**settings))
+    try:
+        return [
+            detection_row(found) for found in detector.detect([EncodedImage(ImageRef(str(f)), f.read_bytes()) for f in files])
+        ]
+    finally:
+        detector.close()
+
+
+def objects(row):
+    return [(one["class_id"], *one["box_xyxy"], one["confidence"]) for one in row["detections"]]
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("settings", [{}, {"score_threshold": 0.01, "iou_threshold": 0.2, "max_detections": 7}], ids=str)
+def test_the_bundled_detector_gives_the_same_rows_on_both_engines(digits, settings):
+    of_tensorflow, of_openvino = (rows(digits, SCENES, engine=engine, **settings) for engine in ("tensorflow", "openvino"))
+    assert sum(len(row["detections"]) for row in of_tensorflow) > 50
+    for expected, found in zip(of_tensorflow, of_openvino, strict=True):
+        assert [one[0] for one in objects(found)] == [one[0] for one in objects(expected)]
+        np.testing.assert_allclose(objects(found), objects(expected), atol=0.02)
+
+
+def test_no_conversion_is_reported_to_anyone(digits, monkeypatch):
+    """OpenVINO's converter of models counts its users over the network, without asking them."""
+    telemetry, reports = pytest.importorskip("openvino_telemetry"), []
+    for name in ("start_session", "send_event"):
+        monkeypatch.setattr(telemetry.Telemetry, name, lambda self, *said: reports.append(said))
+    detect = DetectConfig(engine="openvino", batch_sizes=(1,))
+    assert prepare(digits, "1", ModelConfig(path=digits), detect, gpu=False).optimised.weights_bytes > 0
+    assert reports == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cache")
+def test_a_darknet_model_finds_the_same_in_photos_at_each_precision(tmp_path):
+    darknet = fixtures_dir() / "darknet"
+    files = [darknet / name for name in ("yolo-fastest-1.1.cfg", "yolo-fastest-1.1.weights", "coco.names")]
+    import_darknet(*map(str, files), str(tmp_path / "1"), input_hw=(320, 320))
+    photos = sorted((fixtures_dir() / "photos").glob("*.jpg"))
+    expected = rows(str(tmp_path / "1"), photos)
+    for precision, least in (("float32", 0.999), ("bfloat16", 0.93)):
+        found = rows(str(tmp_path / "1"), photos, engine="openvino", precision=precision)
+        assert compare(found, expected)["agreement"] >= least
+
+
+JOB = """
+import sys
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from pipeline.records import EncodedImage, ImageRef
+import pipeline.run, pipeline.graph
+detector = load_detector(ModelConfig(path=sys.argv[1]), DetectConfig(engine="openvino"))
+print(len(detector.detect([EncodedImage(ImageRef("a"), open(sys.argv[2], "rb").read())])[0].detections))
+print([name for name in ("tensorflow", "tfx_bsl", "keras") if name in sys.modules])
+"""
+
+
+def test_a_job_imports_no_tensorflow_and_a_second_one_converts_nothing(bright_model, tmp_path, cache):
+    """The second job has no TensorFlow at all; a cached file that is damaged is made again."""
+    image = tmp_path / "a.png"
+    cv2.imwrite(str(image), np.pad(np.full((40, 40, 3), 255, np.uint8), ((20, 36), (30, 58), (0, 0))))
+    without = "import sys; sys.modules['tensorflow'] = None\n"
+
+    def detected(script):
+        command = [sys.executable, "-c", script, bright_model, str(image)]
+        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=580, check=False, env=dict(os.environ))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    assert detected(JOB) == ["1", "[]"]
+    (cached,) = cache.iterdir()
+    assert detected(without + JOB)[0] == "1"
+    whole = cached.read_bytes()
+    cached.write_bytes(whole[: len(whole) // 2])
+    assert detected(JOB) == ["1", "[]"]
+    assert len(cached.read_bytes()) == len(whole)
+
+
+def test_a_model_of_other_content_is_converted_again(bright_model, bright_letterbox_model, cache, tmp_path):
+    target = tmp_path / "3"
+    for source in (bright_model, bright_letterbox_model):
+        target.unlink(missing_ok=True)
+        target.symlink_to(Path(source) / "3")
+        load_detector(ModelConfig(path=str(target)), DetectConfig(engine="openvino")).close()
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_missing_package_is_one_line_that_names_the_extra(bright_model, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ModelError, match=r"^engine openvino: .* pip install 'hybrid-detection-pipeline\[openvino\]'$"):
+        load_detector(ModelConfig(path=bright_model), DetectConfig(engine="openvino"))
+
+
+@pytest.mark.parametrize("settings", [{"device": "gpu"}, {"xla": True}], ids=str)
+def test_what_the_engine_does_not_have_is_one_line(settings, toy):
+    with pytest.raises(ModelError, match=r"engine openvino: expected device auto or cpu, no xla, .*; use --engine tensorflow"):
+        OpenVinoEngine(toy, DetectConfig(**settings))
+
+
+@pytest.fixture(scope="module", params=[1, 4], ids=lambda batch: f"batch {batch}")
+def toy(request, tmp_path_factory):
+    """Returns the first pixel of an image as its score; fails on some."""
+    from openvino import opset13 as ops
+
+    images = ops.parameter([request.param, 4, 6, 3], np.uint8, name="images")
+    pixel = ops.convert(ops.gather(ops.reshape(images, [request.param, -1], False), np.int32(0), np.int32(1)), "i32")
+
+    def shown(value):
+        """[1] if an image of the batch begins with this value, else [0]."""
+        return ops.reshape(ops.reduce_max(ops.convert(ops.equal(pixel, np.int32(value)), "i32"), np.int32(0)), [1], False)
+
+    scores = ops.convert(ops.unsqueeze(pixel, 1), "f32")
+    # for one value a shape that three numbers do not fit, for another one that takes terabytes
+    three = ops.convert(ops.gather(ops.reshape(images, [-1], False), np.int32([0, 1, 2]), np.int32(0)), "f32")
+    fitted = ops.reduce_max(ops.broadcast(three, ops.subtract(np.int32([3]), shown(BROKEN))), np.int32(0))
+    copies = ops.add(ops.multiply(shown(HUGE), np.int32([1 << 15, 1 << 15, 1 << 14])), np.int32([1, 1, 1]))
+    copied = ops.reshape(ops.tile(ops.reshape(fitted, [1, 1, 1], False), copies), [-1], False)
+    lowest = ops.negative(ops.gather(copied, np.int32([0]), np.int32(0)))  # below any score
+    scores = ops.maximum(scores, lowest)
+    boxes = ops.broadcast(np.zeros((1, 1, 1), np.float32), np.array([request.param, 1, 4], np.int64))
+    model = openvino.Model([ops.result(boxes), ops.result(scores)], [images], "toy")
+    for output, role in zip(model.outputs, ("boxes", "scores"), strict=True):
+        output.get_tensor().set_names({role})
+    path = tmp_path_factory.mktemp("toy") / "toy.xml"
+    openvino.save_model(model, path, compress_to_fp16=False)
+    xml, weights = (np.fromfile(path.with_suffix(suffix), np.uint8) for suffix in (".xml", ".bin"))
+    return OpenVinoGraph(xml, weights, request.param)
+
+
+def images(values):
+    return [np.full((4, 6, 3), value, np.uint8) for value in values]
+
+
+@pytest.mark.parametrize("settings", [{}, {"concurrent_batches": 3}, {"concurrent_batches": 1, "intra_op_threads": 1}], ids=str)
+def test_each_image_gets_its_own_output_and_a_broken_one_fails_alone(toy, settings):
+    engine = OpenVinoEngine(toy, DetectConfig(**settings))
+    engine.warm_up()
+    for _ in range(3):  # a failure leaves every request usable
+        outputs = engine(images([*range(1, 12), BROKEN, *range(20, 30)]))
+        failed = outputs.pop(11)
+        assert isinstance(failed, ModelFailed)
+        assert [output.arrays["scores"].item() for output in outputs] == [*range(1, 12), *range(20, 30)]
+    assert sum(output.led_batch for output in engine(images(range(1, 9)))) == 8
+    assert engine([]) == []
+    engine.close()
+
+
+def test_memory_that_does_not_suffice_for_one_image_is_an_error_and_later_images_are_found(toy):
+    engine = OpenVinoEngine(toy, DetectConfig(concurrent_batches=1))
+    with pytest.raises(OutOfMemory):
+        engine(images([HUGE]))
+    for value in (5, 6):  # the stream that failed is replaced
+        assert engine(images([value]))[0].arrays["scores"].item() == value
+
+
+def test_candidates_below_the_threshold_do_not_leave_the_engine(toy):
+    engine = OpenVinoEngine(toy, dataclasses.replace(DetectConfig(), score_threshold=0.5))
+    assert [len(output.arrays["boxes"]) for output in engine(images([0, 1]))] == [0, 1]

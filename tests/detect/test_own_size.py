@@ -1,0 +1,184 @@
+"""Models of any input size get each image at its own size: their boxes are those of TensorFlow called directly."""
+
+import json
+
+import cv2
+import numpy as np
+import pytest
+
+from models.geometry import iou_matrix
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from pipeline.errors import ModelError
+from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from tests.tiny_models import save_model
+
+SETTINGS = DetectConfig(score_threshold=0.3, scaled_decode=True)
+CELL = 16
+
+
+def save_object_detection_api(folder, pad, batch=1, dtype="uint8"):
+    """As the TF Object Detection API exports a detector with a `keep_aspect_ratio_resizer` of 128 to 192 pixels.
+
+    Its network finds bright cells of 16 pixels; the box around each grows and moves with the light in and beside it. So another
+    scale, or another aspect ratio, gives other boxes. The boxes are yxyx shares of the true image, without its padding.
+    """
+    import tensorflow as tf
+
+    def resized(image):
+        hw = tf.cast(tf.shape(image)[:2], tf.float32)
+        large, small = tf.round(hw * 128.0 / tf.reduce_min(hw)), tf.round(hw * 192.0 / tf.reduce_max(hw))
+        size = tf.cast(tf.where(tf.reduce_max(large) > 192.0, small, large), tf.int32)
+        new = tf.image.resize(image, size)
+        return (tf.image.pad_to_bounding_box(new, 0, 0, 192, 192) if pad else new), size
+
+    def predict(input_tensor):
+        images, sizes = tf.map_fn(
+            resized,
+            tf.cast(input_tensor, tf.float32),
+            fn_output_signature=(tf.TensorSpec((None, None, 3)), tf.TensorSpec((2,), tf.int32)),
+        )
+        light = tf.nn.avg_pool2d(tf.reduce_mean(images, -1, keepdims=True), CELL, CELL, "SAME")[0, :, :, 0] / 255.0
+        beside = tf.nn.avg_pool2d(light[None, :, :, None], 3, 1, "SAME")[0, :, :, 0]
+        y, x = tf.meshgrid(tf.range(tf.shape(light)[0]), tf.range(tf.shape(light)[1]), indexing="ij")
+        cy, cx = (CELL * (tf.cast(place, tf.float32) + 0.5 + beside - light) for place in (y, x))
+        h, w = CELL * (1.0 + light), CELL * (1.0 + 2 * beside)
+        corners = tf.reshape(tf.stack([cy - h, cx - w, cy + h, cx + w], -1), [-1, 4])
+        boxes = corners / tf.cast(tf.tile(sizes[0], [2]), tf.float32)
+        scores = tf.reshape(light, [1, -1, 1])
+        found = tf.image.combined_non_max_suppression(boxes[None, :, None], scores, 20, 20, 0.5, 0.1, clip_boxes=False)
+        return {
+            "detection_boxes": found.nmsed_boxes,
+            "detection_scores": found.nmsed_scores,
+            "detection_classes": found.nmsed_classes + 1.0,
+            "num_detections": tf.cast(found.valid_detections, tf.float32),
+        }
+
+    return save_model(folder, predict, tf.TensorSpec((batch, None, None, 3), dtype, "input_tensor"))
+
+
+def photo(size_wh, seed):
+    """A picture with smooth and sharp places, as an encoded PNG; its pixels."""
+    draw = np.random.default_rng(seed)
+    coarse = draw.integers(0, 255, (7, 9, 3), np.uint8)
+    pixels = cv2.resize(coarse, size_wh, interpolation=cv2.INTER_CUBIC)
+    cv2.circle(pixels, (size_wh[0] // 3, size_wh[1] // 2), min(size_wh) // 4, (250, 250, 250), -1)
+    return EncodedImage(ImageRef(f"{seed}.png"), cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()), pixels
+
+
+SIZES_WH = [(640, 480), (480, 640), (1000, 333), (333, 1001), (199, 200), (90, 61), (1280, 720), (317, 911)]
+PHOTOS = [photo(size_wh, seed) for seed, size_wh in enumerate(SIZES_WH)]
+
+
+def directly(signature, pixels):
+    """Boxes (xyxy, pixels), scores and classes from 1 by TensorFlow itself, above the threshold."""
+    import tensorflow as tf
+
+    (spec,) = signature.structured_input_signature[1].values()
+    found = signature(input_tensor=tf.cast(pixels[None], spec.dtype))
+    kept = found["detection_scores"].numpy()[0] >= SETTINGS.score_threshold
+    boxes = found["detection_boxes"].numpy()[0][kept][:, [1, 0, 3, 2]] * np.array(pixels.shape[1::-1] * 2)
+    return boxes, found["detection_scores"].numpy()[0][kept], found["detection_classes"].numpy()[0][kept].astype(int)
+
+
+@pytest.mark.parametrize(
+    ("pad", "batch", "dtype"),
+    [(True, 1, "uint8"), (False, 1, "uint8"), (False, None, "uint8"), (False, 1, "float32")],
+    ids=["padded", "not padded", "any batch", "floats of 0 to 255"],
+)
+def test_boxes_are_those_of_tensorflow_called_directly(tmp_path, pad, batch, dtype):
+    """By the keep-aspect-ratio resizer of the model itself: at least .98 of the boxes have an IoU of .98, all the same score."""
+    import tensorflow as tf
+
+    folder = save_object_detection_api(tmp_path / "model", pad, batch, dtype)
+    detector = load_detector(ModelConfig(path=folder), SETTINGS)
+    results = detector.detect([image for image, _ in PHOTOS])
+    assert (detector.model.metadata.resize, detector.batch_sizes) == ("none", (1,))
+    detector.close()
+    signature = tf.saved_model.load(folder).signatures["serving_default"]
+    ious = []
+    for (_, pixels), result in zip(PHOTOS, results, strict=True):
+        boxes, scores, classes = directly(signature, pixels)
+        found = result.detections
+        assert (result.width, result.height) == pixels.shape[1::-1]
+        assert len(found) == len(boxes) > 0
+        np.testing.assert_allclose(found.confidences, scores, atol=1e-5)
+        assert (found.class_ids + 1).tolist() == classes.tolist()
+        ious += np.diag(iou_matrix(found.boxes_xyxy.astype(float), boxes)).tolist()
+    assert np.mean(np.array(ious) >= 0.98) >= 0.98
+    assert len(ious) > 60
+
+
+def test_an_image_above_the_limit_is_refused_and_others_are_not(tmp_path):
+    folder = save_object_detection_api(tmp_path / "model", pad=True)
+    detector = load_detector(ModelConfig(path=folder), DetectConfig(max_megapixels=0.5))
+    results = detector.detect([image for image, _ in PHOTOS])
+    detector.close()
+    refused = [(result.stage, result.reason) for result in results if isinstance(result, DeadLetter)]
+    assert refused == [("decode", "too_large")]  # the one of 1280 x 720
+
+
+def test_a_large_jpeg_reaches_the_model_whole(tmp_path):
+    """Without decoding at reduced scale, which other models allow: the model itself makes it smaller."""
+    import tensorflow as tf
+
+    folder = save_object_detection_api(tmp_path / "model", pad=True)
+    pixels = photo((2400, 1600), 5)[1]
+    content = cv2.imencode(".jpg", pixels[..., ::-1])[1].tobytes()
+    detector = load_detector(ModelConfig(path=folder), SETTINGS)
+    (result,) = detector.detect([EncodedImage(ImageRef("a.jpg"), content)])
+    detector.close()
+    signature = tf.saved_model.load(folder).signatures["serving_default"]
+    decoded = cv2.cvtColor(cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+    boxes, scores, _ = directly(signature, decoded)
+    np.testing.assert_allclose(result.detections.boxes_xyxy, boxes, rtol=1e-4, atol=0.05)
+    np.testing.assert_allclose(result.detections.confidences, scores, atol=1e-5)
+
+
+def test_the_config_may_give_a_size_instead(tmp_path):
+    folder = save_object_detection_api(tmp_path / "model", pad=True)
+    detector = load_detector(ModelConfig(path=folder, input_hw=(96, 128)), SETTINGS)
+    metadata = detector.model.metadata
+    detector.close()
+    assert (metadata.resize, metadata.input_hw) == ("stretch", (96, 128))
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        pytest.param({}, {"xla": True}, "images at their own size; leave out --xla and --engine, which", id="xla"),
+        pytest.param({"resize": "none"}, {}, "model.resize is none, but it takes images (1, 96, 128, 3) only", id="a fixed size"),
+    ],
+)
+def test_what_would_not_work_is_one_clear_line(tmp_path, bright_model, monkeypatch, config, settings, message):
+    import tensorflow as tf
+
+    monkeypatch.setenv("TF_XLA_FLAGS", "")
+
+    def fixed(images):
+        return {"boxes": tf.zeros([1, 1, 4]), "scores": tf.zeros([1, 1])}
+
+    any_size = save_object_detection_api(tmp_path / "any", pad=True)
+    one_size = save_model(tmp_path / "one", fixed, tf.TensorSpec((1, 96, 128, 3), "uint8", "images"))
+    with pytest.raises(ModelError) as caught:
+        load_detector(ModelConfig(path=one_size if config else any_size, **config), DetectConfig(**settings))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_job_takes_such_a_model_as_it_is(tmp_path, run_job):
+    """By the command line: the dry run names it, and the rows are in pixels of each image."""
+    folder = save_object_detection_api(tmp_path / "frcnn", pad=False)
+    (tmp_path / "photos").mkdir()
+    for number, (image, _) in enumerate(PHOTOS[:3]):
+        (tmp_path / "photos" / f"{number}.png").write_bytes(image.content)
+    given = ("--input", f"{tmp_path}/photos/", "--model", folder, "--output", tmp_path / "out", "--score-threshold", 0.3)
+    code, said, err = run_job(*given, "--dry-run")
+    assert code == 0, err
+    assert "images at their own size" in said
+    code, _, err = run_job(*given, "--shards", 1)
+    assert code == 0, err
+    (file,) = (tmp_path / "out" / "detections").glob("*.jsonl")
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [(row["image"]["width"], row["image"]["height"]) for row in rows] == SIZES_WH[:3]
+    assert all(row["detections"] for row in rows)

@@ -1,0 +1,306 @@
+"""Models on servers of the KServe v2 protocol: TensorFlow's detections, and one result for each image whatever the servers do."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import cv2
+import numpy as np
+import pytest
+
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from pipeline.detect.versions import locate
+from pipeline.errors import ModelError
+from pipeline.records import DeadLetter, EncodedImage, ImageRef, detection_row
+from tests.conftest import REPO
+from tests.processes import running, wait_until
+
+grpc = pytest.importorskip("grpc")
+pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
+
+from tests.model_server import ModelServer, Refused, serving  # noqa: E402  after the checks
+
+SCENES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
+INPUTS = {"images": ("FP32", (-1, 3, 8, 12))}
+OUTPUTS = {"boxes": ("FP32", (-1, -1, 4)), "scores": ("FP32", (-1, -1))}
+POISON, NEEDS = 13, {"server_wait_s": 120.0}
+
+
+def image(grey):
+    return EncodedImage(ImageRef(str(grey)), cv2.imencode(".png", np.full((8, 12, 3), grey, np.uint8))[1].tobytes())
+
+
+def answer(arrays):
+    """One box, whose confidence is the grey of the image."""
+    pixels = arrays["images"]
+    assert pixels.shape[1:] == (3, 8, 12)
+    return {
+        "boxes": np.tile(np.float32([0.25, 0.25, 0.75, 0.75]), (len(pixels), 1, 1)),
+        "scores": pixels[:, 0, :1, 0].copy(),
+    }
+
+
+def poisoned(arrays):
+    return any(round(float(one[0, 0, 0]) * 255) == POISON for one in arrays["images"])
+
+
+def toy(run=answer, **how):
+    return serving(ModelServer(run, INPUTS, OUTPUTS, **how))
+
+
+@contextlib.contextmanager
+def detector_of(*servers, scheme="grpc", detect=None, **model):
+    path = f"{scheme}://{','.join(f'localhost:{server.port}' for server in servers)}/toy"
+    config = ModelConfig(path=path, **{"nms": "pipeline", "box_format": "xyxy", **NEEDS, **model})
+    detector = load_detector(config, DetectConfig(engine="triton", score_threshold=0.0, **(detect or {})))
+    try:
+        yield detector
+    finally:
+        detector.close()
+
+
+def confidences(results):
+    """Rounded to greys; of dead letters their reason."""
+    return [
+        found.reason if isinstance(found, DeadLetter) else round(float(found.detections.confidences[0]) * 255)
+        for found in results
+    ]
+
+
+GREYS = [*range(100, 130)]
+
+
+def test_the_bundled_detector_gives_the_rows_of_tensorflow():
+    """The server answers all candidates; the pipeline suppresses them."""
+    import tensorflow as tf
+
+    candidates = tf.saved_model.load(locate("digits", None)[0]).signatures["candidates"]
+
+    def run(arrays):
+        return {name: found.numpy() for name, found in candidates(images=tf.constant(arrays["images"])).items()}
+
+    images = [EncodedImage(ImageRef(file.name), file.read_bytes()) for file in SCENES]
+    local = load_detector(ModelConfig(), DetectConfig())
+    expected, metadata = [detection_row(found) for found in local.detect(images)], local.model.metadata
+    local.close()
+    fields = ("input_hw", "resize", "class_names", "letterbox_value", "box_format", "box_units")
+    described = {field: getattr(metadata, field) for field in fields}
+    server = ModelServer(
+        run,
+        {"images": ("UINT8", (-1, 320, 320, 3))},
+        {"boxes": ("FP32", (-1, -1, 4)), "scores": ("FP32", (-1, -1, 10))},
+        versions=("2", "11"),
+    )
+    with serving(server):
+        path = f"grpc://localhost:{server.port}/toy"
+        detector = load_detector(ModelConfig(path=path, nms="pipeline", **described), DetectConfig(engine="triton"))
+        rows = [detection_row(found) for found in detector.detect(images)]
+        detector.close()
+    assert sum(len(row["detections"]) for row in rows) > 50
+    for row, other in zip(rows, expected, strict=True):
+        assert row["model"] == {"name": "toy", "version": "11"}
+        assert [one["class_id"] for one in row["detections"]] == [one["class_id"] for one in other["detections"]]
+        for field in ("box_xyxy", "confidence"):
+            found, wanted = ([one[field] for one in each["detections"]] for each in (row, other))
+            np.testing.assert_allclose(found, wanted, atol=0.02)
+
+
+def test_images_share_batches_and_each_gets_its_own_output():
+    sizes = []
+
+    def run(arrays):
+        sizes.append(len(arrays["images"]))
+        return answer(arrays)
+
+    with toy(run) as server, detector_of(server, detect={"batch_timeout_ms": 50.0}) as detector:
+        sizes.clear()
+        assert confidences(detector.detect([image(grey) for grey in GREYS])) == GREYS
+        assert len(sizes) < len(GREYS)
+
+
+def test_a_server_that_takes_only_small_batches_gets_small_ones():
+    def run(arrays):
+        if len(arrays["images"]) > 2:
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "batch-size must be <= 2")
+        return answer(arrays)
+
+    with toy(run) as server, detector_of(server) as detector:
+        assert detector.batch_sizes == (1, 2)
+        assert confidences(detector.detect([image(grey) for grey in GREYS])) == GREYS
+
+
+def wrong_rows(arrays):
+    return {name: array[:-1] for name, array in answer(arrays).items()}
+
+
+def wrong_type(arrays):
+    return {name: array.astype(np.float64) for name, array in answer(arrays).items()}
+
+
+def refusing(code):
+    def run(_):
+        raise Refused(code)
+
+    return run
+
+
+WRONG = {
+    "refused": refusing(grpc.StatusCode.INVALID_ARGUMENT),
+    "failed": refusing(grpc.StatusCode.INTERNAL),
+    "too few rows": wrong_rows,
+    "another dtype": wrong_type,
+    "no output": lambda _: {},
+    "too large": refusing(grpc.StatusCode.RESOURCE_EXHAUSTED),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_an_image_that_the_server_refuses_is_one_dead_letter(wrong):
+    with toy(lambda arrays: wrong(arrays) if poisoned(arrays) else answer(arrays)) as server, detector_of(server) as detector:
+        found = confidences(detector.detect([image(grey) for grey in [*GREYS, POISON]]))
+        assert found == [*GREYS, "model_failed"]
+
+
+def test_an_image_beyond_the_deadline_is_one_dead_letter():
+    ended = threading.Event()
+
+    def run(arrays):
+        if poisoned(arrays):
+            ended.wait(500)
+        return answer(arrays)
+
+    with toy(run) as server, detector_of(server, server_timeout_s=1.0) as detector:
+        found = confidences(detector.detect([image(grey) for grey in (100, POISON, 101)]))
+        ended.set()
+    assert found == [100, "model_failed", 101]
+
+
+BROKEN = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL]
+
+
+@pytest.mark.parametrize("code", BROKEN, ids=lambda code: code.name)
+def test_no_image_is_blamed_while_the_server_fails_on_a_blank_one_too(code):
+    """It fails on everything for a while, and then works again."""
+    failures = iter(range(20))
+
+    with toy() as server, detector_of(server, detect={"batch_sizes": (1,)}) as detector:
+
+        def run(arrays):
+            if next(failures, None) is not None:
+                raise Refused(code)
+            return answer(arrays)
+
+        server.run = run
+        assert confidences(detector.detect([image(grey) for grey in GREYS])) == GREYS
+        assert next(failures, None) is None
+
+
+def test_a_server_that_dies_and_starts_again_costs_no_image(capfd):
+    with toy() as server, detector_of(server) as detector:
+        assert confidences(detector.detect([image(100)])) == [100]
+        server.stop()
+        started = [detector.start(image(grey)) for grey in GREYS]
+        wait_until(lambda: "waiting for model grpc://" in capfd.readouterr().err)
+        assert not any(one.done() for one in started)
+        server.start()
+        assert confidences([one.result() for one in started]) == GREYS
+
+
+def test_a_server_that_starts_later_is_waited_for():
+    server = ModelServer(answer, INPUTS, OUTPUTS)
+    server.start()
+    server.stop()  # its port is known now
+    begun = threading.Timer(0.5, server.start)
+    begun.start()
+    try:
+        with detector_of(server) as detector:
+            assert confidences(detector.detect([image(100)])) == [100]
+    finally:
+        begun.join()
+        server.stop()
+
+
+def test_a_server_that_stays_away_fails_the_job_and_no_image():
+    """Its next run takes the images again."""
+    with toy() as server, detector_of(server, server_wait_s=0.2) as detector:
+        server.stop()
+        with pytest.raises(ModelError, match=r"^model grpc://.* has not answered for 0\.2 s: .*UNAVAILABLE"):
+            detector.detect([image(100)])
+        server.start()
+
+        def works():
+            with contextlib.suppress(ModelError):  # gRPC connects again after a pause of its own
+                return confidences(detector.detect([image(100)])) == [100]
+
+        wait_until(works)
+
+
+def test_two_servers_share_the_work_and_one_that_dies_costs_no_image():
+    with toy() as one, toy() as other, detector_of(one, other) as detector:
+        assert confidences(detector.detect([image(grey) for grey in GREYS])) == GREYS
+        assert one.requests and other.requests
+        one.stop()
+        assert confidences(detector.detect([image(grey) for grey in GREYS])) == GREYS
+
+
+def test_answers_of_many_megabytes_arrive():
+    """gRPC's own limit is 4 MB."""
+
+    def run(arrays):
+        boxes, scores = answer(arrays).values()
+        return {"boxes": np.repeat(boxes, 400_000, 1), "scores": np.pad(scores, ((0, 0), (0, 399_999)))}
+
+    with toy(run) as server, detector_of(server, nms="model", detect={"batch_sizes": (1,), "max_detections": 1}) as detector:
+        assert confidences(detector.detect([image(100)])) == [100]
+
+
+def test_tls(tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, *subject]
+    subprocess.run(made, check=True, capture_output=True)
+    credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
+    script = (
+        "import sys\nfrom pipeline.config import ModelConfig\nfrom pipeline.detect.remote_server import RemoteServer\n"
+        "print(RemoteServer(ModelConfig(path=sys.argv[1], server_wait_s=60)).version)"
+    )
+    with toy(credentials=credentials) as server:
+        command = [sys.executable, "-c", script, f"grpcs://localhost:{server.port}/toy"]
+        trusted = {**os.environ, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(certificate)}
+        done = subprocess.run(command, cwd=REPO, env=trusted, capture_output=True, text=True, check=False, timeout=500)
+        assert done.stdout.strip() == "3", done.stderr
+
+
+def test_a_job_that_waits_for_a_server_is_stopped_by_sigterm(tmp_path):
+    """Nothing listens at port 1."""
+    command = [sys.executable, "-m", "pipeline.run", "--input", str(SCENES[0]), "--output", str(tmp_path / "out")]
+    command += ["--engine", "triton", "--model", "grpc://localhost:1/toy"]
+    log = tmp_path / "log"
+    with log.open("wb") as printed, running(command, cwd=REPO, stdout=printed, stderr=printed) as job:
+        wait_until(lambda: b"waiting for model grpc://localhost:1/toy" in log.read_bytes(), log.read_text, job)
+        job.send_signal(signal.SIGTERM)
+        wait_until(lambda: job.poll() is not None, log.read_text)
+    assert job.returncode == 130, log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "message"),
+    [
+        ("grpc://localhost:1", {}, "expected grpc://host:port/name"),
+        ("grpc://localhost:1/toy", {"engine": "tensorflow"}, "expected --engine triton for a model server"),
+        ("digits", {}, "expected grpc://host:port/name as --model"),
+        ("grpc://localhost:1/toy", {"precision": "bfloat16"}, "which are the server's own settings"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_line(path, settings, message):
+    with pytest.raises(ModelError, match=message):
+        load_detector(ModelConfig(path=path, model_poll_s=0), DetectConfig(**{"engine": "triton", **settings}))
+
+
+def test_a_model_that_the_server_does_not_have_is_one_line():
+    with toy() as server, pytest.raises(ModelError, match="unknown model other"):
+        load_detector(ModelConfig(path=f"grpc://localhost:{server.port}/other"), DetectConfig(engine="triton"))

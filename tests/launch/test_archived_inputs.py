@@ -1,0 +1,91 @@
+"""Archives as inputs of whole jobs: a member is an image like others when a job adds, retries, resumes or reconciles."""
+
+import json
+
+import pytest
+
+from pipeline.read.reconciled import reconcile
+from pipeline.storage.files import write_file
+from tests.conftest import write_bright_image
+from tests.forked_jobs import KILLED, run_forked
+from tests.launch.jobs import rows_of
+from tests.launch.test_resume import IN_FOURTH
+from tests.read.test_archives import write
+
+
+def png(folder, width=64):
+    write_bright_image(folder / "one.png", (width, 48), (10, 12, 30, 36))
+    return (folder / "one.png").read_bytes()
+
+
+def names(folder, kind="detections"):
+    return sorted(row["image"]["uri"] for row in rows_of(folder / "out", kind))
+
+
+@pytest.mark.parametrize("given", ["in", "in/*", "in/a.{kind}"])
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_only_new_reads_the_members_that_have_no_row(tmp_path, job, kind, given):
+    given = given.format(kind=kind)
+    files = {"x.png": png(tmp_path), "d/y.png": png(tmp_path, 70), "bad.jpg": b"no image", "notes.txt": b"text"}
+    path = write(tmp_path / "in" / f"a.{kind}", files)
+    first = job("--input", given)
+    assert (first["detected"], first["dead"], first["skipped"]) == (2, 1, 1)
+    assert names(tmp_path) == [f"in/a.{kind}#d/y.png", f"in/a.{kind}#x.png"]
+    assert names(tmp_path, "dead_letters") == [f"in/a.{kind}#bad.jpg"]
+
+    write(path, {**files, "z.png": png(tmp_path, 80)})
+    again = job("--input", given, "--only-new")
+    assert (again["detected"], again["dead"], again["skipped"]) == (1, 0, 4)
+    outcome = reconcile([given], "out")
+    assert (outcome.counts["done"], outcome.counts["dead"], outcome.counts["missing"]) == (3, 1, 0)
+
+    write(path, {"x.png": files["x.png"], "new.png": png(tmp_path, 90)})
+    outcome = reconcile([given], "out")
+    assert (outcome.counts["done"], outcome.counts["missing"], outcome.counts["orphaned"]) == (1, 1, 2)
+
+
+def test_a_manifest_names_members_relative_to_itself(tmp_path, job):
+    write(tmp_path / "in" / "a.zip", {"x.png": png(tmp_path), "y.png": png(tmp_path)})
+    write_file(str(tmp_path / "in" / "list.txt"), b"a.zip#y.png\na.zip#gone.png\n")
+    images = job("--input", "in/list.txt")
+    assert (images["detected"], images["dead"]) == (1, 1)
+    assert names(tmp_path)[0].endswith("in/a.zip#y.png")
+
+
+def test_a_found_manifest_names_members_only_below_its_input(tmp_path, job):
+    write(tmp_path / "a.zip", {"x.png": png(tmp_path)})
+    write_file(str(tmp_path / "in" / "list.jsonl"), b'{"uri": "../a.zip#x.png"}\n{"uri": "%s/a.zip#x.png"}\n' % bytes(tmp_path))
+    assert job("--input", "in")["dead"] == 2
+    assert {row["reason"] for row in rows_of(tmp_path / "out", "dead_letters")} == {"not_allowed"}
+
+
+def test_dead_letters_of_members_and_of_a_damaged_archive_are_tried_again(tmp_path, job):
+    good = write(tmp_path / "in" / "a.zip", {"x.png": png(tmp_path), "wide.png": png(tmp_path, 300)})
+    broken = tmp_path / "in" / "b.zip"
+    broken.write_bytes(good.read_bytes()[:100])
+    images = job("--input", "in", "--max-megapixels", "0.01")
+    assert (images["detected"], images["dead"]) == (1, 2)
+    assert names(tmp_path, "dead_letters") == ["in/a.zip#wide.png", "in/b.zip"]
+    broken.write_bytes(good.read_bytes())
+    images = job("--retry-dead", "--input", "in")
+    assert (images["detected"], images["dead"]) == (3, 0)
+
+
+def test_the_images_of_an_archive_on_cloud_storage_are_read(tmp_path, job, gcs_bucket):
+    for kind in ("zip", "tar.gz"):
+        path = write(tmp_path / f"a.{kind}", {"x.png": png(tmp_path), "y.png": png(tmp_path, 70)})
+        write_file(f"gs://{gcs_bucket.name}/in/a.{kind}", path.read_bytes())
+    assert job("--input", f"gs://{gcs_bucket.name}/in/**")["detected"] == 4
+    assert names(tmp_path)[0] == f"gs://{gcs_bucket.name}/in/a.tar.gz#x.png"
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_a_killed_job_resumes_within_an_archive(tmp_path, bright_model, kind):
+    path = write(tmp_path / f"a.{kind}", {f"{n}.png": png(tmp_path, 60 + n) for n in range(6)})
+    command = ["--input", path, "--output", tmp_path / "out", "--model", bright_model, "--resume-point-s", 0, "--batch-sizes", 1]
+    assert run_forked(command, tmp_path / "log", IN_FOURTH) == KILLED, (tmp_path / "log").read_text()
+    assert run_forked(command, tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["images"] == {"read": 6, "detected": 6, "dead": 0, "skipped": 0}
+    assert summary["resumed"] == 3
+    assert names(tmp_path) == [f"{path}#{n}.png" for n in range(6)]

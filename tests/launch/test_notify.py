@@ -1,0 +1,150 @@
+"""A job's end is told to a webhook or a command, in three tries, whatever the end is."""
+
+import http.server
+import json
+import signal
+import sys
+import threading
+
+import pytest
+
+from pipeline import run
+from pipeline.launch import notify as notifying
+from pipeline.launch.notify import notify
+from tests.forked_jobs import ForkedJob, Moment
+from tests.launch.jobs import signal_at_work, write_images, write_work
+
+
+class Webhook(http.server.ThreadingHTTPServer):
+    """Answers with these statuses in turn; None: not at all until its end."""
+
+    daemon_threads = True
+
+    def __init__(self, *statuses):
+        self.statuses, self.got, self.over = list(statuses), [], threading.Event()
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://user:hunter2@127.0.0.1:{self.server_port}/hooks/hunter2?token=hunter2"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_error):
+        self.over.set()
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        status = self.server.statuses.pop(0)
+        if status is None:
+            self.server.over.wait()
+            return
+        self.send_response(status)
+        self.send_header("Location", "file:///etc/passwd")
+        self.end_headers()
+
+    def log_message(self, *_args):
+        pass
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    monkeypatch.setattr(notifying, "_WAITS_S", (0.0, 0.01, 0.01))
+    monkeypatch.setattr(notifying, "_TRY_SECONDS", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "tries", "warns"),
+    [
+        pytest.param([204], 1, "", id="taken"),
+        pytest.param([500, 503, 200], 3, "", id="fails twice"),
+        pytest.param([500, 500, 500], 3, "it answered with status 500", id="refuses"),
+        pytest.param([302, 307, 308], 3, "it answered with status 308", id="redirects are not followed"),
+        pytest.param([None, None, None], 3, "ReadTimeout", id="hangs"),
+    ],
+)
+def test_a_webhook_gets_three_tries_and_its_failure_is_one_warning(statuses, tries, warns, at_once, capsys):
+    with Webhook(*statuses) as webhook:
+        notify(webhook.url, {"exit_code": 0})
+        assert webhook.got == [{"exit_code": 0}] * tries
+    err = capsys.readouterr().err
+    assert "hunter2" not in err and err.count("\n") == bool(warns)
+    assert not warns or (err.startswith("warning: nobody was notified: http://127.0.0.1:") and "/***: " in err and warns in err)
+
+
+@pytest.mark.parametrize(
+    ("program", "warns"),
+    [
+        pytest.param("import sys; open(sys.argv[1], 'w').write(sys.stdin.read())", "", id="takes it"),
+        pytest.param("import sys; sys.exit('no mail')", "exit code 1: no mail", id="fails"),
+        pytest.param("import signal; signal.pause()", "TimeoutExpired", id="hangs"),
+    ],
+)
+def test_a_command_gets_the_outcome_on_standard_input(program, warns, tmp_path, at_once, monkeypatch, capsys):
+    if not warns:
+        monkeypatch.setattr(notifying, "_TRY_SECONDS", 60.0)
+    (tmp_path / "tell.py").write_text(program)
+    notify(f"{sys.executable} {tmp_path}/tell.py {tmp_path}/told", {"exit_code": 3})
+    err = capsys.readouterr().err
+    assert warns in err and err.count("\n") == bool(warns)
+    assert warns or json.loads((tmp_path / "told").read_text()) == {"exit_code": 3}
+
+
+def test_a_job_that_is_refused_is_told_too_and_its_exit_code_stays(tmp_path, at_once, capsys):
+    with Webhook(200) as webhook:
+        assert (
+            run.main(
+                ["--input", str(tmp_path / "absent"), "--output", str(tmp_path), "--iou-threshold", "7", "--notify", webhook.url]
+            )
+            == 2
+        )
+        (told,) = webhook.got
+    assert told["exit_code"] == 2 and "--iou-threshold" in told["error"]
+    assert run.main(["--output", str(tmp_path), "--iou-threshold", "7", "--notify", "http://127.0.0.1:1/x"]) == 2
+    assert "warning: nobody was notified: http://127.0.0.1:1/***: ConnectionError" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_summary_of_a_job_is_told_and_no_file_has_the_secret(tmp_path, run_job, bright_model):
+    write_images(tmp_path / "in", "a.png")
+    out = tmp_path / "out"
+    with Webhook(200) as webhook:
+        arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
+        assert run_job(*arguments, "--notify", webhook.url)[0] == 0
+        (told,) = webhook.got
+    assert (told["exit_code"], told["error"], told["images"]["detected"]) == (0, "", 1)
+    assert "hunter2" not in json.dumps(told)
+    assert not [path for path in out.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_a_job_that_sigterm_stops_is_told_with_what_it_has_counted(tmp_path, bright_model):
+    write_work(tmp_path / "in")
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--resume-point-s", 0]
+    with Webhook(200) as webhook:
+        assert signal_at_work(signal.SIGTERM, [*arguments, "--notify", webhook.url], tmp_path / "out")[0] == 130
+        (told,) = webhook.got
+    assert told["exit_code"] == 130 and told["images"]["detected"] > 0
+
+
+@pytest.mark.parametrize(
+    ("place", "having"),
+    [
+        ("importlib:import_module", "launch.notify"),
+        ("pipeline.launch.batch:prepare", ""),
+        ("pipeline.launch.batch:model_known", ""),
+    ],
+    ids=["imports", "prepares", "lists"],
+)
+def test_a_job_that_sigterm_stops_while_it_prepares_is_told(place, having, tmp_path, bright_model):
+    write_images(tmp_path / "in", "a.png")
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
+    at = Moment(place, having=having, sent=signal.SIGTERM)
+    with Webhook(200) as webhook, ForkedJob([*arguments, "--notify", webhook.url], tmp_path / "printed", at) as job:
+        assert job.wait() == 130, (tmp_path / "printed").read_text()
+        (told,) = webhook.got
+    assert told["exit_code"] == 130 and told["images"]["read"] == 0
+    assert not (tmp_path / "out" / "detections").exists()

@@ -1,0 +1,114 @@
+"""Videos as inputs of whole jobs: a frame is an image like others when a job adds, retries, resumes or reconciles."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from pipeline import reconcile as command
+from pipeline import run
+from tests.forked_jobs import KILLED, run_forked
+from tests.launch.jobs import rows_of, write_images
+from tests.launch.test_archived_inputs import names
+from tests.launch.test_resume import IN_FOURTH
+from tests.read.test_videos import write_video
+
+
+def bright(_number, wh):
+    drawn = np.zeros((*wh[::-1], 3), np.uint8)
+    drawn[10:30, 12:40] = 255
+    return drawn
+
+
+def reconciled(capsys, *arguments):
+    """Exit code, and the counts that are not zero."""
+    capsys.readouterr()
+    code = command.main(["--output", "out", "--input", "in", "--no-page", *arguments])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line[:11].strip().isdecimal()]
+    return code, {words[1]: int(words[0]) for words in lines if words[0] != "0"}
+
+
+@pytest.mark.parametrize("given", ["in", "in/*", "in/**/*.mp4"])
+def test_the_frames_of_a_found_video_are_images_and_a_dry_run_tries_one(tmp_path, job, given, capsys):
+    write_video(tmp_path / "in" / "clip.mp4", 75, draw=bright)
+    (tmp_path / "in" / "notes.md").write_text("text")
+    assert run.main(["--input", given, "--output", "out", "--dry-run"]) == 0
+    assert "tried    in/clip.mp4#t=0.000: 64x48" in capsys.readouterr().out
+    assert job("--input", given)["detected"] == 3
+    assert names(tmp_path) == [f"in/clip.mp4#t={second}.000" for second in range(3)]
+    (box,) = rows_of(tmp_path / "out")[0]["detections"]
+    assert box["box_xyxy"] == pytest.approx([12, 10, 40, 30], abs=1.5)
+
+
+def test_only_new_reads_the_frames_that_have_no_row_and_reconcile_agrees(tmp_path, job, capsys):
+    path = write_video(tmp_path / "in" / "clip.mkv", 75, draw=bright)
+    write_images(tmp_path / "in", "a.png")
+    assert job("--input", "in")["detected"] == 4
+    assert reconciled(capsys) == (0, {"listed": 4, "done": 4})
+    assert reconciled(capsys, "--fps", "2") == (1, {"listed": 7, "done": 4, "missing": 3})
+
+    images = job("--input", "in", "--only-new", "--fps", "2")
+    assert (images["detected"], images["skipped"]) == (3, 4)
+    assert reconciled(capsys, "--fps", "2") == (0, {"listed": 7, "done": 7})
+
+    os.utime(path, (0, 0))  # another content, for all that is known
+    assert reconciled(capsys, "--fps", "2") == (1, {"listed": 7, "done": 1, "stale": 6})
+    assert job("--input", "in", "--only-new", "--fps", "2")["detected"] == 6
+    path.unlink()
+    assert reconciled(capsys)[1] == {"listed": 1, "done": 1, "orphaned": 6}
+
+
+def test_the_same_command_at_another_rate_does_not_replace_the_rows(tmp_path, job, capsys, bright_model):
+    write_video(tmp_path / "in" / "clip.mp4", draw=bright)
+    assert job("--input", "in", "--fps", "5")["detected"] == 10
+    for other in (("--fps", "1"), ("--fps", "2")):
+        assert run.main(["--input", "in", "--output", "out", "--model", bright_model, *other]) == 2
+        assert "--only-new" in capsys.readouterr().err
+    assert len(rows_of(tmp_path / "out")) == 10
+
+
+def test_a_manifest_names_videos_and_frames_relative_to_itself(tmp_path, job):
+    write_video(tmp_path / "in" / "clip.mp4", draw=bright)
+    (tmp_path / "in" / "list.txt").write_text("clip.mp4#t=0.48\nclip.mp4#t=9.000\n")
+    images = job("--input", "in/list.txt")
+    assert (images["detected"], images["dead"]) == (1, 1)
+    assert names(tmp_path)[0].endswith("in/clip.mp4#t=0.480")
+
+
+def test_a_found_manifest_names_frames_only_below_its_input(tmp_path, job):
+    write_video(tmp_path / "clip.mp4")
+    (tmp_path / "in" / "list.jsonl").write_text(f'{{"uri": "{tmp_path}/clip.mp4#t=0.480"}}\n')
+    assert job("--input", "in")["dead"] == 1
+    assert rows_of(tmp_path / "out", "dead_letters")[0]["reason"] == "not_allowed"
+
+
+def test_dead_letters_of_frames_and_of_a_damaged_video_are_tried_again(tmp_path, job):
+    """Of a frame only that frame; of a video those of its frames that have no row."""
+    good = write_video(tmp_path / "in" / "a.mp4", 75, draw=bright)
+    broken = write_video(tmp_path / "in" / "b.mkv", 250, draw=bright)
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "list.txt").write_text(f"{good}#t=1.000\nin/gone.mp4#t=2.000\nin/b.mkv\n")
+    images = job("--input", "list.txt", "--fps", "0.25")
+    read_before = images["detected"]
+    assert names(tmp_path, "dead_letters") == ["in/b.mkv", "in/gone.mp4#t=2.000"]
+    broken.write_bytes(whole)
+    good.rename(tmp_path / "in" / "gone.mp4")
+    images = job("--retry-dead", "--allow-uri-prefix", "in/", "--fps", "0.25")
+    assert (images["detected"], images["dead"]) == (1 + 3, 0)
+    assert names(tmp_path).count("in/gone.mp4#t=2.000") == 1
+    assert len(names(tmp_path)) == read_before + 4
+
+
+def test_a_killed_job_resumes_within_a_video(tmp_path, bright_model):
+    path = write_video(tmp_path / "clip.mp4", draw=bright)
+    arguments = ["--input", path, "--output", tmp_path / "out", "--model", bright_model, "--fps", 3]
+    arguments += ["--resume-point-s", 0, "--batch-sizes", 1]
+    assert run_forked(arguments, tmp_path / "log", IN_FOURTH) == KILLED, (tmp_path / "log").read_text()
+    assert run_forked(arguments, tmp_path / "log") == 0, (tmp_path / "log").read_text()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["images"] == {"read": 6, "detected": 6, "dead": 0, "skipped": 0}
+    assert summary["resumed"] == 3
+    times = ["0.000", "0.360", "0.680", "1.000", "1.360", "1.680"]
+    assert names(tmp_path) == [f"{path}#t={time}" for time in times]

@@ -1,0 +1,143 @@
+"""The figures of any boxes are those of pycocotools, and those of a resample are those of its images."""
+
+import contextlib
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from models.evaluate import FIGURES, evaluate
+from models.evaluate.average_precision import measure
+from models.evaluate.bootstrap import mean_figures
+from tests.fixtures import fixtures_dir
+
+
+def random_case(seed, images=12, classes=4, most=9, grid=8, extra=6, digits=1):
+    """COCO ground truth and results whose boxes often overlap, with equal scores, crowds, all sizes and many detections."""
+    generator = np.random.default_rng(seed)
+
+    def box():
+        x, y = generator.integers(0, 40, 2) * grid
+        w, h = generator.integers(1, 20, 2) * generator.choice([1, grid])
+        return [float(v) for v in (x, y, w, h)]
+
+    annotations, results = [], []
+    for image in range(images):
+        for _ in range(generator.integers(0, most)):
+            one, category = box(), int(generator.integers(classes))
+            crowd = int(generator.random() < 0.1)
+            annotations.append(
+                {"id": len(annotations) + 1, "image_id": image, "category_id": category + 1, "bbox": one, "iscrowd": crowd}
+                | {"area": one[2] * one[3] * float(generator.choice([1.0, 0.6]))}
+            )
+            for _ in range(generator.integers(0, 3)):
+                moved = [v + float(generator.integers(-2, 3)) for v in one[:2]] + one[2:]
+                results.append((image, category if generator.random() < 0.8 else int(generator.integers(classes)), moved))
+        results += [(image, int(generator.integers(classes)), box()) for _ in range(generator.integers(0, extra))]
+    if seed % 5 == 0:  # more detections of a class than count
+        results += [(0, 0, box()) for _ in range(130)]
+    scored = [
+        {"image_id": image, "category_id": category + 1, "bbox": one, "score": round(float(generator.random()), digits)}
+        for image, category, one in results
+    ]
+    truth = {
+        "images": [{"id": i, "file_name": f"{i}.jpg", "width": 640, "height": 480} for i in range(images)],
+        "annotations": annotations,
+        "categories": [{"id": c + 1, "name": f"thing {c}"} for c in range(classes)],
+    }
+    return truth, scored
+
+
+def rows_of(truth, results):
+    rows = []
+    for image in truth["images"]:
+        found = [
+            {"box_xyxy": [x, y, x + w, y + h], "class_id": one["category_id"] - 1, "confidence": one["score"]}
+            | {"class_name": f"thing {one['category_id'] - 1}"}
+            for one in results
+            if one["image_id"] == image["id"]
+            for x, y, w, h in [one["bbox"]]
+        ]
+        rows.append({"image": {"uri": image["file_name"], "width": 640, "height": 480}, "detections": found})
+    return rows
+
+
+def by_pycocotools(truth, results):
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = COCO()
+        coco.dataset = truth
+        coco.createIndex()
+        evaluation = COCOeval(coco, coco.loadRes(results) if results else COCO(), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    by_class = [p[p > -1].mean() if (p > -1).any() else None for p in evaluation.eval["precision"][..., 0, -1].transpose(2, 0, 1)]
+    return [None if value == -1 else float(value) for value in evaluation.stats], by_class
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 5), st.sampled_from([1, 3, 8]), st.integers(1, 12))
+def test_the_figures_of_any_boxes_are_those_of_pycocotools(seed, images, classes, grid, most):
+    truth, results = random_case(seed, images, classes, most, grid)
+    expected, by_class = by_pycocotools(truth, results)
+    result = evaluate(rows_of(truth, results), truth, multi_label=True)
+    assert [result[key] for key in FIGURES] == pytest.approx(expected, abs=1e-9)
+    assert list(result["per_class"].values()) == pytest.approx(by_class, abs=1e-9)
+
+
+def test_the_figures_of_photos_are_those_of_pycocotools():
+    """What one Darknet model found in photos, with the detections of another one as labels."""
+    models = json.loads((fixtures_dir() / "photos_reference_opencv.json").read_text())["models"]
+    ours, labels = (list(model["images"].values()) for model in list(models.values())[:2])
+    assert len(ours) == len(labels) > 5
+
+    def listed(images):
+        for image, one in enumerate(images):
+            for found in one["detections"]:
+                x0, y0, x1, y1 = found["box"]
+                box = {"bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0), "score": found["score"]}
+                yield {"image_id": image, "category_id": found["class_id"] + 1, **box}
+
+    truth = {
+        "images": [{"id": n, "file_name": f"{n}.jpg"} for n in range(len(labels))],
+        "annotations": [one | {"id": n, "iscrowd": 0} for n, one in enumerate(listed(labels), 1)],
+        "categories": [{"id": c + 1, "name": f"thing {c}"} for c in range(80)],
+    }
+    results = [{key: one[key] for key in ("image_id", "category_id", "bbox", "score")} for one in listed(ours)]
+    expected, _ = by_pycocotools(truth, results)
+    result = evaluate(rows_of(truth, results), truth, multi_label=True)
+    assert [result[key] for key in FIGURES] == pytest.approx(expected, abs=1e-9)
+    assert 0.2 < result["AP"] < 0.9
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_resample_has_the_figures_of_a_data_set_with_its_images_repeated(seed):
+    """Scores differ: among equal ones the order of images decides, which the copies change."""
+    truth, results = random_case(seed, digits=12)
+    weights = np.random.default_rng(seed).integers(0, 4, len(truth["images"]))
+    copies = [(image["id"], n) for image, times in zip(truth["images"], weights.tolist(), strict=True) for n in range(times)]
+    numbers = {copy: number for number, copy in enumerate(copies)}
+
+    def repeated(ones):
+        return [one | {"image_id": number} for one in ones for copy, number in numbers.items() if copy[0] == one["image_id"]]
+
+    annotations = [one | {"id": n} for n, one in enumerate(repeated(truth["annotations"]), 1)]
+    images = [{"id": number, "file_name": f"{number}.jpg"} for number in numbers.values()]
+    expected, _ = by_pycocotools({**truth, "images": images, "annotations": annotations}, repeated(results))
+    measured = measure(rows_of(truth, results), truth, multi_label=True)
+    ap, ap50, ap75, recall = mean_figures(measured.matches, weights.astype(float))
+    assert [ap, ap50, ap75, recall] == pytest.approx([expected[0], expected[1], expected[2], expected[8]], abs=1e-9)
+
+
+def test_without_objects_there_is_no_figure():
+    truth, results = random_case(1)
+    result = evaluate(rows_of(truth, results), {**truth, "annotations": []}, resamples=5)
+    assert {result[key] for key in FIGURES} == {None}
+    assert set(result["intervals"].values()) == {None}
+    assert not any(math.isnan(value) for value in result.values() if isinstance(value, float))

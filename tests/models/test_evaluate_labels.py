@@ -1,0 +1,223 @@
+"""Labels of other tools: each form gives the ground truth that the same boxes have as COCO annotations."""
+
+import json
+import re
+
+import pytest
+
+from models.evaluate import FIGURES, evaluate
+from models.evaluate.__main__ import main
+from models.evaluate.detection_rows import RowsError
+from models.evaluate.ground_truth import read_truth
+
+NAMES = ["cat", "dog", "potted plant"]
+WIDTH, HEIGHT = 640, 480
+# (image, class, xywh): a and b have objects, c has none
+BOXES = [("a", 0, (10, 20, 200, 100)), ("a", 1, (300, 200, 40, 50)), ("b", 2, (0, 0, 640, 480)), ("b", 0, (100, 100, 16, 16))]
+COCO = {
+    "images": [{"id": n, "file_name": f"{image}.jpg", "width": WIDTH, "height": HEIGHT} for n, image in enumerate("abc")],
+    "annotations": [{"image_id": "abc".index(image), "category_id": c + 1, "bbox": list(box)} for image, c, box in BOXES],
+    "categories": [{"id": n + 1, "name": name} for n, name in enumerate(NAMES)],
+}
+
+
+def rows(folder="/photos", images="abc", names=NAMES):
+    def detection(number, c, box):
+        x, y, w, h = box
+        return {"box_xyxy": [x + 2, y, x + w, y + h - 1], "class_id": c, "class_name": names[c], "confidence": 0.9 - number / 10}
+
+    return [
+        {
+            "image": {"uri": f"{folder}/{image}.jpg", "width": WIDTH, "height": HEIGHT},
+            "detections": [detection(n, c, box) for n, (of, c, box) in enumerate(BOXES) if of == image],
+        }
+        for image in images
+    ]
+
+
+def yolo_line(c, box):
+    x, y, w, h = box
+    return f"{c} {(x + w / 2) / WIDTH} {(y + h / 2) / HEIGHT} {w / WIDTH} {h / HEIGHT}\n"
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def write_yolo(folder, images="abc"):
+    for image in images:
+        write(folder / f"{image}.txt", "".join(yolo_line(c, box) for of, c, box in BOXES if of == image))
+    return folder
+
+
+def yolo(top):
+    write(top / "classes.txt", "\n".join(NAMES) + "\n")
+    return write_yolo(top / "labels")
+
+
+def yolo_beside_images(top):
+    """`c` is an image without a label file: it has no objects."""
+    write(top / "obj.names", "\n".join(NAMES))
+    write(top / "c.jpg", "")
+    return write_yolo(top, "ab")
+
+
+def yolo_dataset(top):
+    for image in "abc":
+        write(top / f"images/val/{image}.jpg", "")
+    write_yolo(top / "labels/val", "ab")
+    write_yolo(top / "labels/train", "x")
+    names = "".join(f"  {n}: {name}\n" for n, name in enumerate(NAMES))
+    return write(top / "data.yaml", f"path: ../somewhere/{top.name}\ntrain: images/train\nval: images/val\nnames:\n{names}")
+
+
+def yolo_dataset_with_lists(top):
+    yolo_dataset(top)
+    write(top / "val.txt", "".join(f"./images/val/{image}.jpg\n" for image in "abc"))
+    return write(top / "lists.yaml", f"val: [val.txt]\nnames: {json.dumps(NAMES)}\n")
+
+
+def voc(top):
+    for image in "abc":
+        objects = "".join(
+            f"<object><name>{NAMES[c]}</name><difficult>0</difficult><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
+            f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox></object>"
+            for of, c, (x, y, w, h) in BOXES
+            if of == image
+        )
+        size = f"<size><width>{WIDTH}</width><height>{HEIGHT}</height><depth>3</depth></size>"
+        write(top / f"Annotations/{image}.xml", f"<annotation><filename>other.png</filename>{size}{objects}</annotation>")
+    return top
+
+
+def fiftyone(top, by_name=False):
+    def one(c, box):
+        x, y, w, h = box
+        return {"label": NAMES[c] if by_name else c, "bounding_box": [x / WIDTH, y / HEIGHT, w / WIDTH, h / HEIGHT]}
+
+    labels = {image: [one(c, box) for of, c, box in BOXES if of == image] or None for image in "abc"}
+    write(top / "labels.json", json.dumps({"classes": None if by_name else NAMES, "labels": labels}))
+    return top
+
+
+def fiftyone_by_name(top):
+    return fiftyone(top, by_name=True)
+
+
+def fiftyone_coco(top):
+    write(top / "labels.json", json.dumps(COCO))
+    return top
+
+
+FORMS = [yolo, yolo_beside_images, yolo_dataset, yolo_dataset_with_lists, voc, fiftyone, fiftyone_by_name, fiftyone_coco]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_each_form_has_the_figures_of_the_same_coco_annotations(tmp_path, form):
+    expected, result = evaluate(rows(), COCO), evaluate(rows(), form(tmp_path))
+    assert {key: result[key] for key in FIGURES} == {key: pytest.approx(expected[key], abs=1e-9) for key in FIGURES}
+    assert result["per_class"] == {name: pytest.approx(value) for name, value in expected["per_class"].items()}
+    assert (result["images"], result["images_without_row"], result["classes_by"]) == (3, 0, "name")
+    assert 0.1 < result["AP"] < 1
+
+
+def test_labels_without_names_have_the_classes_of_the_model(tmp_path):
+    result = evaluate(rows(), write_yolo(tmp_path / "labels"))
+    assert result["classes_by"] == "class_id"
+    assert result["AP"] == pytest.approx(evaluate(rows(), COCO)["AP"])
+
+
+def test_a_polygon_counts_as_its_box(tmp_path):
+    write(tmp_path / "a.txt", "1 0.1 0.2 0.5 0.2 0.5 0.6 0.3 0.7\n")
+    assert read_truth(tmp_path)["annotations"][0]["bbox"] == pytest.approx([0.1, 0.2, 0.4, 0.5])
+
+
+def test_label_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    write(tmp_path / "labels/x/a.txt", yolo_line(*BOXES[0][1:]))
+    write(tmp_path / "labels/y/a.txt", "")
+    assert evaluate([*rows("/photos/x", "a"), *rows("gs://b/y", "a")], tmp_path / "labels")["images_without_row"] == 0
+    with pytest.raises(RowsError, match=r"/photos/z/a.jpg fits 2 ground-truth images: x/a and y/a"):
+        evaluate(rows("/photos/z", "a"), tmp_path / "labels")
+
+
+def test_a_difficult_object_counts_neither_as_found_nor_as_missed(tmp_path):
+    voc(tmp_path)
+    path = tmp_path / "Annotations/a.xml"
+    path.write_text(path.read_text().replace("<difficult>0</difficult>", "<difficult>1</difficult>"))
+    found, missed = evaluate(rows(), tmp_path), evaluate(rows(images="bc"), tmp_path)
+    assert found["per_class"]["dog"] is missed["per_class"]["dog"] is None
+    assert found["per_class"]["cat"] == missed["per_class"]["cat"]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        '<!DOCTYPE a [<!ENTITY b "c"><!ENTITY d "&b;&b;&b;">]><annotation><object><name>&d;</name></object></annotation>',
+        '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/hostname">]><annotation>&b;</annotation>',
+    ],
+    ids=["entities that grow", "a file of the machine"],
+)
+def test_xml_with_entities_is_refused(tmp_path, attack):
+    write(tmp_path / "a.xml", attack)
+    with pytest.raises(RowsError, match=r"a.xml: expected a Pascal VOC annotation, got EntitiesForbidden"):
+        read_truth(tmp_path)
+
+
+MISTAKES = {
+    "empty folder": ({}, ".", "holds no labels: expected COCO annotations"),
+    "folder with COCO": ({"sub/instances.json": "{}"}, ".", "instances.json may be meant"),
+    "no such file": ({}, "absent.json", "absent.json cannot be read: No such file"),
+    "one label file": ({"a.txt": "0 0.5 0.5 1 1"}, "a.txt", "is one label file: give its folder"),
+    "two tools": ({"a.txt": "", "b.xml": ""}, ".", "has .xml and .txt files"),
+    "pixels": (
+        {"a.txt": "0 320 240 20 20"},
+        ".",
+        "a.txt: expected `class cx cy width height`.*got 0 320 240 20 20, which are pixels",
+    ),
+    "words": ({"a.txt": "cat 0.5 0.5 0.1 0.1"}, ".", "a.txt: expected `class cx cy"),
+    "too few names": ({"a.txt": "7 0.5 0.5 0.1 0.1", "classes.txt": "cat\ndog"}, ".", "have class 7, and only 2 names: cat, dog"),
+    "only names": ({"classes.txt": "cat"}, ".", "has no label file beside classes.txt"),
+    "empty XML": ({"a.xml": ""}, ".", "a.xml: expected a Pascal VOC annotation, got ParseError"),
+    "XML of no objects": ({"a.xml": "<html/>"}, ".", "1 .xml files and no object"),
+    "a box without corner": ({"a.xml": "<a><object><bndbox/></object></a>"}, ".", "an object without xmin"),
+    "data.yaml without names": ({"data.yaml": "val: images"}, ".", "expected the keys val .* and names"),
+    "data.yaml without images": ({"data.yaml": "val: images\nnames: [cat]"}, "data.yaml", "no image in images"),
+    "data.yaml without labels": (
+        {"data.yaml": "val: im\nnames: [cat]", "im/a.jpg": ""},
+        "data.yaml",
+        "none of 1 images has a label",
+    ),
+    "broken data.yaml": ({"data.yaml": "val: ["}, "data.yaml", "expected the keys val"),
+    "FiftyOne's own form": ({"samples.json": "{}"}, ".", "is a FiftyOneDataset: export it as COCODetectionDataset"),
+    "an unknown class of FiftyOne": (
+        {"labels.json": '{"classes": ["cat"], "labels": {"a": [{"label": 3, "bounding_box": [0, 0, 1, 1]}]}}'},
+        ".",
+        "expected FiftyOne's classes and labels, got KeyError: 3",
+    ),
+    "a place elsewhere": ({}, "gs://bucket/labels", "is not a local path"),
+    "other images": ({"x.txt": "0 0.5 0.5 1 1"}, ".", "none of 3 rows is in the ground truth: the rows have /photos/a.jpg"),
+    "other names": ({"a.txt": "0 0.5 0.5 1 1", "classes.txt": "ship"}, ".", "no class of the detections .* the labels have ship"),
+}
+
+
+@pytest.mark.parametrize(("files", "truth", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_with_labels_is_told_in_one_line(tmp_path, capsys, files, truth, message):
+    for name, text in files.items():
+        write(tmp_path / "labels" / name, text)
+    (tmp_path / "labels").mkdir(exist_ok=True)
+    write(tmp_path / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows()))
+    place = truth if "://" in truth else str(tmp_path / "labels" / truth)
+    assert main(["--detections", str(tmp_path / "rows.jsonl"), "--ground-truth", place]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert re.search(message, printed.err), printed.err
+
+
+def test_sizes_are_needed_for_labels_that_are_shares(tmp_path):
+    unsized = [{**one, "image": {"uri": one["image"]["uri"]}} for one in rows()]
+    with pytest.raises(RowsError, match="shares of the image, and a row has no width and height"):
+        evaluate(unsized, yolo(tmp_path))

@@ -1,0 +1,468 @@
+"""Pictures of a finished run: images with their objects drawn, and objects cut out."""
+
+import errno
+import functools
+import http.server
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from models import pictures, read_again
+from pipeline import run
+from pipeline.detect.decode import decode_image
+from pipeline.results.layout import MADE_BY
+from pipeline.write.write_parquet import write_parquet
+from tests.conftest import write_bright_image
+from tests.fixtures import REPO
+from tests.models.test_evaluate import found, row, write_lines
+from tests.processes import running, wait_until
+from tests.read.test_videos import write_video
+
+COLOURS = np.stack([*np.meshgrid(np.linspace(0, 255, 120), np.linspace(0, 255, 80)), np.full((80, 120), 128)], -1)
+
+
+def write_photo(path, turn=0, size_wh=(120, 80)):
+    """A smooth picture whose colour tells its place, with an EXIF orientation; returns its upright pixels."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    exif = Image.Exif()
+    exif[0x0112] = turn or 1
+    picture = Image.fromarray(COLOURS.astype(np.uint8)).resize(size_wh)
+    picture.save(path, quality=100, subsampling=0, exif=exif)
+    return decode_image(path.read_bytes(), 1e7).pixels
+
+
+def rows_of(folder, *rows):
+    return write_lines(folder / "rows.jsonl", rows)
+
+
+def photo_row(uri, *detections, width=120, height=80):
+    return row(str(uri), *detections, width=width, height=height)
+
+
+def made(*args):
+    """The exit code of the command."""
+    return pictures.main([*map(str, args)])
+
+
+def files_of(folder):
+    """The files below a folder, hidden ones too."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def pixels_of(path):
+    return np.asarray(Image.open(path).convert("RGB")).astype(int)
+
+
+def assert_alike(picture, pixels):
+    """A JPEG of these pixels."""
+    assert picture.shape == pixels.shape
+    assert np.abs(picture - pixels.astype(int)).max() <= 12
+
+
+@pytest.fixture
+def photo(tmp_path):
+    """One photo, its pixels and rows with a cat in it."""
+    pixels = write_photo(tmp_path / "in" / "a.jpg")
+    return tmp_path, pixels, rows_of(tmp_path, photo_row(tmp_path / "in" / "a.jpg", found(box=(20, 10, 60, 50))))
+
+
+def test_a_run_is_drawn_and_cut_out(tmp_path, bright_model, capsys):
+    """The rows of a real job: each box holds the white rectangle, and nothing else."""
+    boxes = {"a": (10, 10, 50, 40), "b": (64, 32, 100, 64)}
+    for name, box in boxes.items():
+        write_bright_image(tmp_path / "in" / f"{name}.png", (128, 96), box)
+    write_bright_image(tmp_path / "in" / "none.png", (128, 96), (0, 0, 0, 0))
+    job = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--max-megapixels", 1]
+    assert run.main([*map(str, job)]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    drawn, cut = tmp_path / "drawn", tmp_path / "cut"
+    assert made(tmp_path / "out", "--annotate", drawn, "--crops", cut) == 0
+    said = capsys.readouterr()
+    assert said.out == f"3 images; 3 annotated in {drawn}; 2 crops in {cut}\n" and said.err == ""
+    assert files_of(drawn) == ["a.jpg", "b.jpg", "none.jpg"]
+    assert files_of(cut) == ["rectangle/a-1-0.90.jpg", "rectangle/b-1-0.90.jpg"]
+    for name, (x0, y0, x1, y1) in boxes.items():
+        crop = pixels_of(cut / f"rectangle/{name}-1-0.90.jpg")
+        assert crop.shape == (y1 - y0, x1 - x0, 3) and crop.min() > 240
+    assert (pixels_of(drawn / "a.jpg") != pixels_of(drawn / "none.jpg")).any()
+
+
+def test_frames_of_a_video_are_read_again_and_named_by_their_time(tmp_path, bright_model, capsys):
+    """A white rectangle walks to the right, so a crop that is not white is of another frame."""
+
+    def draw(number, wh):
+        pixels = np.zeros((wh[1], wh[0], 3), np.uint8)
+        pixels[16:64, 16 + number : 48 + number] = 255
+        return pixels
+
+    write_video(tmp_path / "in" / "walk.mp4", frames=60, wh=(128, 96), draw=draw)
+    job = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--fps", 2, "--max-megapixels", 1]
+    assert run.main([*map(str, job)]) == 0, capsys.readouterr().err
+    (tmp_path / "in").rename(tmp_path / "moved")
+    assert made(tmp_path / "out", "--crops", tmp_path / "cut", "--images", tmp_path / "moved") == 0, capsys.readouterr()
+    times = ["0.000", "0.520", "1.000", "1.520", "2.000"]
+    assert files_of(tmp_path / "cut") == [f"rectangle/walk-{time}-1-0.90.jpg" for time in times]
+    for name in files_of(tmp_path / "cut"):
+        assert pixels_of(tmp_path / "cut" / name)[4:-4, 4:-4].min() > 200
+    (tmp_path / "moved" / "walk.mp4").unlink()
+    assert made(tmp_path / "out", "--crops", tmp_path / "cut", "--images", tmp_path / "moved") == 1
+    assert "5 could not be read (not_found 5)" in capsys.readouterr().out
+
+
+def test_a_drawn_image_has_its_full_size_and_only_its_boxes_differ(tmp_path):
+    pixels = write_photo(tmp_path / "a.jpg", size_wh=(1600, 1200))
+    rows = rows_of(tmp_path, photo_row(tmp_path / "a.jpg", found(box=(400, 300, 1200, 900)), width=1600, height=1200))
+    assert made(rows, "--annotate", tmp_path / "drawn") == 0
+    differs = np.abs(pixels_of(tmp_path / "drawn/a.jpg") - pixels).max(axis=-1) > 40
+    assert differs.shape == (1200, 1600)
+    assert differs[300:900, 400:404].mean() > 0.9 and not differs[320:880, 420:1180].any() and not differs[910:].any()
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_a_rotated_image_is_cut_as_it_was_detected_upright(tmp_path, turn):
+    pixels = write_photo(tmp_path / "a.jpg", turn)
+    height, width = pixels.shape[:2]
+    rows = rows_of(tmp_path, photo_row(tmp_path / "a.jpg", found(box=(20, 10, 60, 50)), width=width, height=height))
+    assert made(rows, "--crops", tmp_path / "cut") == 0
+    assert_alike(pixels_of(tmp_path / "cut/cat/a-1-0.90.jpg"), pixels[10:50, 20:60])
+
+
+@pytest.mark.parametrize(
+    ("box", "margin", "region"),
+    [
+        pytest.param((20, 10, 60, 50), 0, (20, 10, 60, 50), id="inside"),
+        pytest.param((20, 10, 60, 50), 0.1, (16, 6, 64, 54), id="margin"),
+        pytest.param((20.4, 10.6, 59.2, 49.9), 0, (20, 10, 60, 50), id="touched pixels count"),
+        pytest.param((-30, -5, 20, 30), 0, (0, 0, 20, 30), id="beyond the upper left"),
+        pytest.param((100, 60, 1e300, 1e300), 0.1, (98, 58, 120, 80), id="beyond the lower right"),
+        pytest.param((119.5, 0, 130, 80), 0, (119, 0, 120, 80), id="the last column"),
+        pytest.param((20, 10, 20, 50), 0.5, None, id="no width"),
+        pytest.param((60, 50, 20, 10), 0.5, None, id="corners exchanged"),
+        pytest.param((120, 0, 140, 50), 0.5, None, id="right of the image"),
+        pytest.param((0, -40, 50, 0), 0, None, id="above the image"),
+    ],
+)
+def test_a_crop_has_the_pixels_of_its_box_in_the_image(photo, capsys, box, margin, region):
+    folder, pixels, _ = photo
+    rows = rows_of(folder, photo_row(folder / "in/a.jpg", found(box=box)))
+    assert made(rows, "--crops", folder / "cut", "--annotate", folder / "drawn", "--margin", margin) == 0
+    if region is None:
+        assert files_of(folder / "cut") == [] and "0 crops" in (said := capsys.readouterr().out)
+        assert said.endswith("1 boxes outside of their image or without area\n")
+    else:
+        x0, y0, x1, y1 = region
+        assert_alike(pixels_of(folder / "cut/cat/a-1-0.90.jpg"), pixels[y0:y1, x0:x1])
+
+
+def test_flags_choose_objects_and_numbers_are_places_in_the_row(tmp_path):
+    """An image without a wanted object is not read for crops."""
+    write_photo(tmp_path / "a.jpg")
+    objects = [found("cat", confidence=0.9), found("dog", confidence=0.8), found("dog", confidence=0.4), found("", class_id=7)]
+    rows = rows_of(tmp_path, photo_row(tmp_path / "a.jpg", *objects), photo_row("gone.jpg", found(confidence=0.1)))
+    cut = tmp_path / "cut"
+    assert made(rows, "--crops", cut, "--min-confidence", 0.5, "--class", "dog", "--class", "class_7") == 0
+    assert files_of(cut) == ["class_7/a-4-0.90.jpg", "dog/a-2-0.80.jpg"]
+
+
+def write_zip(path, members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def write_tar(path, members):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+@pytest.mark.parametrize(("name", "write"), [("in.zip", write_zip), ("in.tar.gz", write_tar)], ids=["zip", "tar"])
+@pytest.mark.parametrize("moved", [False, True], ids=["in its place", "moved"])
+def test_members_of_archives_are_read_and_each_archive_once(tmp_path, monkeypatch, capsys, name, write, moved):
+    pixels = write_photo(tmp_path / "a.jpg")
+    content = (tmp_path / "a.jpg").read_bytes()
+    write(
+        tmp_path / name, {"x/a.jpg": content, "notes.txt": b"text", "not/wanted.jpg": content, "y/b.jpg": content, "c.jpg": b"c"}
+    )
+    named = f"/elsewhere/photos/{name}" if moved else f"{tmp_path}/{name}"
+    members = ("x/a.jpg", "y/b.jpg", "c.jpg", "gone.jpg")
+    rows = rows_of(tmp_path, *(photo_row(f"{named}#{member}", found(box=(20, 10, 60, 50))) for member in members))
+    opened = []
+    read = read_again.images_of_archive
+    monkeypatch.setattr(read_again, "images_of_archive", lambda *args: opened.append(args) or read(*args))
+    assert made(rows, "--crops", tmp_path / "cut", *(["--images", tmp_path] if moved else [])) == 1
+    assert files_of(tmp_path / "cut") == ["cat/a-1-0.90.jpg", "cat/b-1-0.90.jpg"]
+    assert_alike(pixels_of(tmp_path / "cut/cat/b-1-0.90.jpg"), pixels[10:50, 20:60])
+    assert len(opened) == 1
+    assert "2 could not be read (" in (said := capsys.readouterr().out) and "not_found 1" in said and "not_an_image 1" in said
+
+
+def test_an_archive_that_is_gone_counts_for_each_of_its_images(tmp_path, capsys):
+    rows = rows_of(tmp_path, *(photo_row(f"{tmp_path}/in.zip#{name}.jpg", found()) for name in "abc"))
+    assert made(rows, "--crops", tmp_path / "cut") == 1
+    assert "3 could not be read (not_found 3)" in capsys.readouterr().out
+
+
+def test_images_that_cannot_be_used_are_counted_by_reason(photo, capsys):
+    folder, _, _ = photo
+    (folder / "in/b.jpg").write_bytes(b"no image")
+    write_photo(folder / "in/c.jpg", size_wh=(60, 40))
+    uris = ["in/a.jpg", "in/b.jpg", "in/c.jpg", "in/gone\x1b[2J.jpg", "in/nul\0.jpg", "in", "inline:abc"]
+    rows = rows_of(folder, *(photo_row(folder / uri if uri != "inline:abc" else uri, found()) for uri in uris))
+    assert made(rows, "--annotate", folder / "drawn") == 1
+    said = capsys.readouterr()
+    assert files_of(folder / "drawn") == ["a.jpg"]
+    assert said.out.startswith("7 images; 1 annotated in ") and "; 6 could not be read (not_found 2, " in said.out
+    for reason in ("not_an_image", "changed", "not_a_file", "unreadable"):
+        assert f"{reason} 1" in said.out and f"warning: {reason}: " in said.err
+    assert "c.jpg has 60 x 40 pixels, its row 120 x 80" in said.err and "\x1b" not in said.err
+
+
+def test_images_that_have_moved_are_found_below_the_named_folder(photo, capsys):
+    folder, _, _ = photo
+    rows = rows_of(folder, photo_row("gs://gone/in/a.jpg", found()), photo_row("gs://gone/in/b.jpg", found()))
+    assert made(rows, "--annotate", folder / "drawn", "--images", folder) == 1
+    assert files_of(folder / "drawn") == ["a.jpg"]
+    assert "b.jpg is not in the folder of --images" in capsys.readouterr().err
+
+
+def test_images_on_the_web_are_read_and_no_name_or_message_has_their_tokens(photo, capsys):
+    folder, pixels, _ = photo
+    write_photo(folder / "in/b.jpg", size_wh=(60, 40))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder / "in")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            uris = [f"http://127.0.0.1:{server.server_port}/{name}.jpg?token=secret/1" for name in ("a", "b", "gone")]
+            rows = rows_of(folder, *(photo_row(uri, found(box=(20, 10, 60, 50))) for uri in uris))
+            capsys.readouterr()
+            assert made(rows, "--crops", folder / "cut") == 1
+        finally:
+            server.shutdown()
+    assert files_of(folder / "cut") == ["cat/a-1-0.90.jpg"]
+    assert_alike(pixels_of(folder / "cut/cat/a-1-0.90.jpg"), pixels[10:50, 20:60])
+    said = capsys.readouterr()
+    assert "changed 1, not_found 1" in said.out
+    warnings = [line for line in said.err.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 2 and "secret" not in "".join(warnings)
+
+
+def test_images_and_archives_on_cloud_storage_are_read(photo, gcs_bucket):
+    folder, pixels, _ = photo
+    write_zip(folder / "in.zip", {"b.jpg": (folder / "in/a.jpg").read_bytes()})
+    for name, path in {"in/a.jpg": folder / "in/a.jpg", "in.zip": folder / "in.zip"}.items():
+        gcs_bucket.blob(name).upload_from_filename(path)
+    uris = [f"gs://{gcs_bucket.name}/{name}" for name in ("in/a.jpg", "in.zip#b.jpg", "in/gone.jpg")]
+    rows = rows_of(folder, *(photo_row(uri, found(box=(20, 10, 60, 50))) for uri in uris))
+    assert made(rows, "--crops", folder / "cut") == 1
+    assert files_of(folder / "cut") == ["cat/a-1-0.90.jpg", "cat/in.zip#b-1-0.90.jpg"]
+    for name in files_of(folder / "cut"):
+        assert_alike(pixels_of(folder / "cut" / name), pixels[10:50, 20:60])
+
+
+def test_images_of_one_name_have_pictures_of_their_own_whatever_their_order(tmp_path):
+    uris = [tmp_path / name for name in ("x/1.jpg", "y/1.jpg", "y/1.png", "z/2.jpg")]
+    for uri in uris:
+        write_photo(uri)
+    rows = [photo_row(uri, found()) for uri in uris]
+    assert made(rows_of(tmp_path, *rows), "--annotate", tmp_path / "drawn", "--crops", tmp_path / "cut") == 0
+    names = files_of(tmp_path / "drawn")
+    assert len(names) == 4 and names[-1] == "2.jpg" and all(name.startswith("1~") for name in names[:3])
+    assert len(files_of(tmp_path / "cut")) == 4
+    assert made(rows_of(tmp_path, *rows[::-1]), "--annotate", tmp_path / "again") == 0
+    assert files_of(tmp_path / "again") == names
+
+
+HOSTILE = [
+    "..",
+    "../../up",
+    "/etc/x",
+    "a\0b",
+    "\x1b[2J",
+    "",
+    ".hidden",
+    "-rf",
+    "é" * 300,
+    "猫",
+    "\udc80",
+    "CON|<>",
+    "~",
+    "a/../b",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_no_name_of_a_class_or_an_image_leads_out_of_the_folder(tmp_path, name):
+    """Nor is it hidden, a flag, or longer than a disk takes."""
+    write_photo(tmp_path / "member.jpg")
+    write_zip(tmp_path / "in.zip", {"a.jpg": (tmp_path / "member.jpg").read_bytes()})
+    rows = rows_of(tmp_path, photo_row(f"{tmp_path}/in.zip#a.jpg", *(found(each, class_id=7) for each in (name, name))))
+    assert made(rows, "--crops", tmp_path / "to/cut") == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"member.jpg", "in.zip", "rows.jsonl", "to"}
+    folder, file = zip(*(each.split("/") for each in files_of(tmp_path / "to/cut")), strict=True)
+    assert len(set(folder)) == 1 and file == ("in.zip#a-1-0.90.jpg", "in.zip#a-2-0.90.jpg")
+    plain = pictures.picture_names([f"folder/{name}", f"{name}/x.jpg", f"a.zip#{name}", name])
+    for each in (*folder, *plain.values()):
+        assert each.isprintable() and "/" not in each and each[0] not in ".-" and len(each.encode()) < 236
+    assert len({*plain.values()}) == len(plain)
+
+
+def test_a_name_that_looks_like_another_image_with_its_hash_takes_no_other_place():
+    first = pictures.picture_names(["x/1.jpg", "y/1.jpg"])
+    crafted = f"z/{first['y/1.jpg']}.jpg"
+    names = pictures.picture_names(["x/1.jpg", "y/1.jpg", crafted])
+    assert len({*names.values()}) == 3
+
+
+def test_only_pictures_of_this_command_are_replaced(photo, capsys):
+    folder, _, rows = photo
+    (folder / "cut/cat").mkdir(parents=True)
+    (folder / "drawn").mkdir()
+    (folder / "cut/cat/a-1-0.90.jpg").write_bytes(b"mine")
+    command = (rows, "--crops", folder / "cut", "--annotate", folder / "drawn")
+    assert made(*command) == 1
+    assert "0 crops in " in (said := capsys.readouterr().out) and "1 not written, as files of other programs" in said
+    assert (folder / "cut/cat/a-1-0.90.jpg").read_bytes() == b"mine"
+    ours = (folder / "drawn/a.jpg").read_bytes()
+    assert MADE_BY in ours[:4096]
+    (folder / "drawn/a.jpg").write_bytes(ours[:4096])
+    (folder / "cut/cat/a-1-0.90.jpg").unlink()
+    assert made(*command) == 0
+    assert (folder / "drawn/a.jpg").read_bytes() == ours
+
+
+def test_the_photos_themselves_are_not_replaced(photo):
+    folder, _, rows = photo
+    before = (folder / "in/a.jpg").read_bytes()
+    assert made(rows, "--annotate", folder / "in") == 1
+    assert (folder / "in/a.jpg").read_bytes() == before and files_of(folder / "in") == ["a.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        pytest.param([], "nothing to write: give --annotate FOLDER, --crops FOLDER, or both", id="nothing to write"),
+        pytest.param(["--crops", "gs://bucket/cut"], "gs://bucket/cut is not a local folder", id="no local folder"),
+        pytest.param(["--crops", "cut", "--class", "cta"], "no object has the class 'cta'; classes are cat", id="class"),
+        pytest.param(["--crops", "rows.jsonl"], "rows.jsonl: expected a folder that can be written, but: ", id="a file"),
+        pytest.param(["--crops", "rows.jsonl/cut"], "expected a folder that can be written, but: ", id="below a file"),
+    ],
+)
+def test_a_wrong_command_is_one_line(photo, monkeypatch, capsys, flags, said):
+    monkeypatch.chdir(photo[0])
+    assert made("rows.jsonl", *flags) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", ["-1", "nan", "inf", "some"])
+def test_a_wrong_number_is_refused(photo, capsys, number):
+    with pytest.raises(SystemExit, match="2"):
+        made(photo[2], "--crops", "cut", "--margin", number)
+    assert "--margin: invalid number from 0 on value" in capsys.readouterr().err
+
+
+def test_rows_without_names_of_images_and_doubled_rows_are_refused(photo, capsys):
+    folder, _, rows = photo
+    coco = folder / "coco.json"
+    coco.write_text(json.dumps([{"image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "score": 0.5}]))
+    assert made(coco, "--crops", folder / "cut") == 2
+    assert "COCO results need images.json" in capsys.readouterr().err
+    rows.write_text(rows.read_text() * 2)
+    assert made(rows, "--crops", folder / "cut") == 2
+    assert "has several rows" in capsys.readouterr().err
+
+
+def test_rows_of_other_formats_give_the_same_pictures(photo):
+    folder, _, rows = photo
+    write_parquet(rows.read_bytes().splitlines(keepends=True), str(folder / "rows.parquet"))
+    for source in (rows, folder / "rows.parquet"):
+        assert made(source, "--crops", folder / source.suffix) == 0
+    assert files_of(folder / ".jsonl") == files_of(folder / ".parquet") == ["cat/a-1-0.90.jpg"]
+
+
+def test_few_images_are_in_hand_at_a_time(tmp_path, monkeypatch):
+    """The first picture is written when as many images as allowed are read: from then on, reading waits for writing."""
+    write_photo(tmp_path / "a.jpg")
+    write_zip(tmp_path / "in.zip", {f"{n}.jpg": (tmp_path / "a.jpg").read_bytes() for n in range(60)})
+    rows = rows_of(tmp_path, *(photo_row(f"{tmp_path}/in.zip#{n}.jpg", found()) for n in range(60)))
+    changed, in_hand, most = threading.Condition(), 0, 0
+    read, write = read_again.images_of_archive, pictures._write_pictures
+
+    def count(change):
+        nonlocal in_hand, most
+        with changed:
+            in_hand += change
+            most = max(most, in_hand)
+            changed.notify_all()
+
+    def counted_read(*args):
+        for image in read(*args):
+            count(1)
+            yield image
+
+    def counted_write(*args):
+        with changed:
+            changed.wait_for(lambda: most >= pictures._MOST_AHEAD)
+        try:
+            return write(*args)
+        finally:
+            count(-1)
+
+    monkeypatch.setattr(read_again, "images_of_archive", counted_read)
+    monkeypatch.setattr(pictures, "_write_pictures", counted_write)
+    assert made(rows, "--annotate", tmp_path / "drawn") == 0
+    assert len(files_of(tmp_path / "drawn")) == 60
+    assert in_hand == 0 and most == pictures._MOST_AHEAD <= 8
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+def test_a_disk_that_is_full_is_one_line_and_leaves_no_part_of_a_picture(photo, monkeypatch, capsys, code):
+    def full(_file):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", full)
+    folder, _, rows = photo
+    assert made(rows, "--annotate", folder / "drawn") == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {folder}/drawn: expected a folder that can be written, but: ") and err.count("\n") == 1
+    assert os.strerror(code) in err
+    assert files_of(folder / "drawn") == [] and os.listdir(folder / "drawn") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_stopped_leaves_only_whole_pictures(tmp_path, number):
+    write_photo(tmp_path / "a.jpg", size_wh=(1600, 1200))
+    uris = [tmp_path / f"in/{n}.jpg" for n in range(3000)]
+    for uri in uris:
+        uri.parent.mkdir(exist_ok=True)
+        os.link(tmp_path / "a.jpg", uri)
+    rows = rows_of(tmp_path, *(photo_row(uri, found(), width=1600, height=1200) for uri in uris))
+    drawn = tmp_path / "drawn"
+    command = [sys.executable, "-m", "pipeline", "pictures", str(rows), "--annotate", str(drawn), "--crops", str(drawn)]
+    signalled = ["env", "--default-signal=INT", *command]  # else a job that a shell has put into the background ignores it
+    with running(signalled, cwd=REPO, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: list(drawn.glob("*.jpg")), process=process)
+        process.send_signal(number)
+        said = process.communicate()[1].decode()
+    assert process.returncode == 130 and said.splitlines()[-1] == "stopped; the pictures that are there are complete"
+    assert "Traceback" not in said
+    left = files_of(drawn)
+    assert 0 < len(left) < 6000 and not [name for name in left if ".staging" in name]
+    assert not [path for path in drawn.iterdir() if path.name.startswith(".")]
+    for name in left:
+        with Image.open(drawn / name) as picture:
+            picture.load()

@@ -1,0 +1,86 @@
+"""A run in FiftyOne: the files that FiftyOne imports, and FiftyOne itself where there is one."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from models import view
+from models.evaluate import evaluate
+from tests.models.test_evaluate import found, row, truth
+
+LOADED = """
+import pathlib, sys
+import fiftyone
+from models import view
+dataset = view.loaded(fiftyone, pathlib.Path(sys.argv[1]))
+print([dataset.count(), *(int(dataset.sum(f"errors_{kind}")) for kind in ("tp", "fp", "fn"))])
+"""
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two files of images, and the rows of them: a cat that is found, and one that is missed and taken for a dog."""
+    for name in ("a.jpg", "b.jpg"):
+        (tmp_path / "photos" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "photos" / name).write_bytes(b"")
+    rows = [row(f"{tmp_path}/photos/a.jpg", found()), row(f"{tmp_path}/photos/b.jpg", found("dog", class_id=1))]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    (tmp_path / "truth.json").write_text(json.dumps(truth()))
+    return tmp_path
+
+
+def exported(folder, *flags):
+    code = view.main([str(folder / "rows.jsonl"), "--export", str(folder / "export"), *map(str, flags)])
+    return code, {path.stem: json.loads(path.read_text())["labels"] for path in sorted((folder / "export").glob("*"))}
+
+
+def test_boxes_are_shares_of_the_image_by_its_absolute_path(photos):
+    code, files = exported(photos, "--ground-truth", photos / "truth.json")
+    box = pytest.approx([10 / 640, 10 / 480, 100 / 640, 100 / 480])
+    a, b = (f"{photos}/photos/{name}" for name in ("a.jpg", "b.jpg"))
+    assert code == 0
+    assert files["detections"] == {
+        a: [{"label": "cat", "bounding_box": box, "confidence": 0.9}],
+        b: [{"label": "dog", "bounding_box": box, "confidence": 0.9}],
+    }
+    assert files["ground_truth"] == {image: [{"label": "cat", "bounding_box": box}] for image in (a, b)}
+    labels = photos / "export" / "ground_truth.json"
+    assert evaluate(str(photos / "rows.jsonl"), str(labels))["AP50"] == evaluate(str(photos / "rows.jsonl"), truth())["AP50"]
+
+
+def test_images_that_have_moved_are_found_below_the_named_folder(photos, capsys):
+    (photos / "photos").rename(photos / "moved")
+    assert exported(photos) == (2, {})
+    assert capsys.readouterr().err.count("2 of 2 images are not on this disk") == 1
+    (photos / "moved" / "b.jpg").unlink()
+    code, files = exported(photos, "--images", photos / "moved")
+    assert (code, list(files["detections"])) == (0, [f"{photos}/moved/a.jpg"])
+    assert "warning: 1 of 2 images are not on this disk" in capsys.readouterr().err
+
+
+def test_two_rows_of_an_image_are_refused(photos, capsys):
+    with (photos / "rows.jsonl").open("a") as rows:
+        rows.write(json.dumps(row(f"{photos}/photos/a.jpg")) + "\n")
+    assert exported(photos)[0] == 2
+    assert "a.jpg has several rows" in capsys.readouterr().err
+
+
+def test_without_fiftyone_one_line_names_the_extra(photos, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "fiftyone", None)
+    assert view.main([str(photos / "rows.jsonl")]) == 2
+    said = capsys.readouterr().err
+    assert "hybrid-detection-pipeline[fiftyone]" in said and said.count("\n") == 1
+
+
+@pytest.mark.skipif(
+    not os.environ.get("FIFTYONE_PYTHON"),
+    reason="needs MongoDB; FIFTYONE_PYTHON=<path> names the Python of an environment with FiftyOne and this project",
+)
+def test_fiftyone_counts_what_is_right_wrong_and_missed(photos):
+    assert exported(photos, "--ground-truth", photos / "truth.json")[0] == 0
+    command = [os.environ["FIFTYONE_PYTHON"], "-c", LOADED, str(photos / "export")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[2, 1, 1, 1]"

@@ -1,0 +1,118 @@
+"""What a scrape shows is what the statistics have, in standard units, with a bounded number of series."""
+
+import itertools
+import subprocess
+
+import pytest
+from prometheus_client import generate_latest
+
+from pipeline.failures import REASONS
+from pipeline.monitoring import metrics
+from pipeline.records import DeadLetter, DetectedImage, ImageRef, Timing
+from pipeline.stats.canary import CanaryStats
+from pipeline.stats.histogram import latency_bucket
+from pipeline.stats.process import PARTS
+from pipeline.stats.summary import JobStats
+from tests.monitoring.prometheus import needs_prometheus, samples_in
+from tests.stats.test_metrics import NOTHING
+
+ALL_REASONS = {reason for reasons in REASONS.values() for reason in reasons}
+
+
+def detected(name="a", version="1", **timing):
+    times = {"decode": 0.004, "latency": 0.07, "finished_at": 100.0, **timing}
+    return DetectedImage(ImageRef(name), 8, 8, "bright", version, NOTHING, Timing(**times))
+
+
+def samples(stats: JobStats) -> dict:
+    """Each sample by its name and the values of its labels."""
+    return samples_in(generate_latest(metrics.registry(lambda: stats)).decode())
+
+
+def some_stats() -> JobStats:
+    stats = JobStats(read=9, skipped=2)
+    stats.add_detected(detected(led_batch=8, model=0.02), samples=0)
+    stats.add_detected(detected("b"), samples=0)
+    for stage, reason in (("read", "not_allowed"), ("message", "not_allowed"), ("decode", "empty")):
+        stats.add_dead(DeadLetter(ImageRef("c"), stage, reason, "", b""))
+    stats.batch_sizes, stats.backlog_age_ms = (1, 8), 1500.0
+    stats.model_events.update(swaps=1, canary_images=3, canary_ms=250)
+    return stats
+
+
+def test_before_the_first_image_all_is_there_with_zeros():
+    shown = samples(JobStats())
+    assert shown["detection_images_total", "detected", ""] == 0
+    assert {key[2] for key in shown if key[:2] == ("detection_images_total", "dead")} == ALL_REASONS
+    assert {name for name, *_ in shown if name.startswith("detection")} >= {
+        each.name for each in metrics.METRICS if each.kind != "histogram" and each.name != "detection_model_info"
+    }
+
+
+def test_counts_are_those_of_the_statistics():
+    shown = samples(some_stats())
+    assert shown["detection_images_read_total",] == 9
+    assert shown["detection_images_total", "detected", ""] == 2
+    assert shown["detection_images_total", "skipped", ""] == 2
+    assert shown["detection_images_total", "dead", "not_allowed"] == 2
+    assert shown["detection_images_total", "dead", "empty"] == 1
+    assert shown["detection_images_in_hand",] == 2
+    assert shown["detection_batch_images_max",] == 8
+    assert shown["detection_backlog_age_seconds",] == 1.5
+    assert shown["detection_model_info", "bright", "1"] == 1
+    assert shown["detection_model_events_total", "swaps"] == 1
+    assert shown["detection_canary_seconds_total",] == 0.25
+    assert {key[1] for key in shown if key[0] == "detection_stalled_seconds"} == set(PARTS)
+    assert shown["process_resident_memory_bytes",] > 1e6
+
+
+def test_histograms_are_cumulative_and_sum_up():
+    shown = samples(some_stats())
+    assert shown["detection_stage_seconds_count", "decode"] == 2
+    assert shown["detection_stage_seconds_sum", "decode"] == pytest.approx(0.008)
+    assert shown["detection_stage_seconds_bucket", "0.0025", "decode"] == 0
+    assert shown["detection_stage_seconds_bucket", "0.005", "decode"] == 2
+    assert shown["detection_stage_seconds_count", "model"] == 1
+    assert shown["detection_batch_images_sum",] == shown["detection_batch_images_bucket", "8.0"] * 8 == 8
+    assert shown["detection_batch_images_bucket", "4.0"] == 0
+    buckets = [value for (name, *_), value in shown.items() if name == "detection_latency_seconds_bucket"]
+    assert buckets == sorted(buckets) and buckets[-1] == shown["detection_latency_seconds_count",] == 2
+
+
+@pytest.mark.parametrize("milliseconds", [0.0, 0.5, 1.0, 3.0, 999.0, 59_000.0, 1e6, float("inf")])
+def test_a_latency_is_in_its_bucket_or_the_next_one(milliseconds):
+    """Buckets of 10 % are divided anew."""
+    stats = JobStats()
+    stats.latencies[latency_bucket(milliseconds)] += 1
+    shown = samples(stats)
+    bounds = [key[1] for key in shown if key[0] == "detection_latency_seconds_bucket"]
+    first = next(bound for bound in bounds if shown["detection_latency_seconds_bucket", bound])
+    assert milliseconds / 1e3 <= float(first)
+    below = [float(low) for low, high in itertools.pairwise(bounds) if high == first]
+    assert not below or milliseconds / 1e3 * 1.1 > below[0]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "versions"), [("", {"3", "4"}), ("promoted", {"4"}), ("dropped", {"4"})], ids=["runs", "promoted", "dropped"]
+)
+def test_versions_are_those_in_use_only(outcome, versions):
+    """A canary in `live` mode gives results by turns with the version in use: both stand there, without a gap."""
+    stats = JobStats(canary=CanaryStats("4", "3", "live", outcome=outcome))
+    for number, version in enumerate(("1", "2", "3", "4")):
+        stats.add_detected(detected(version=version, finished_at=100.0 + number), samples=0)
+    assert {key[2] for key in samples(stats) if key[0] == "detection_model_info"} == versions
+
+
+def test_labels_from_elsewhere_make_no_series():
+    """A worker's report is a file, which anybody may have written."""
+    stats = JobStats()
+    stats.dead["read", "made up"] += 1
+    stats.stage_latencies["made up", 0] += 1
+    assert not [key for key in samples(stats) if "made up" in key]
+
+
+@needs_prometheus
+def test_promtool_finds_nothing_wrong_with_names_types_and_texts():
+    text = generate_latest(metrics.registry(some_stats))
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=120, check=False)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")

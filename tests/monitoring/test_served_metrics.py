@@ -1,0 +1,115 @@
+"""A streaming job under load, scraped by a real Prometheus: metrics, alerts and dashboard have data, health follows an outage."""
+
+import contextlib
+import json
+import re
+import signal
+import urllib.error
+import urllib.request
+
+import pytest
+
+from pipeline.monitoring.metrics import METRICS
+from tests.conftest import write_bright_image
+from tests.deploy.test_alerts import QUERIES, RULES
+from tests.monitoring.prometheus import needs_prometheus, port_of, running_prometheus
+from tests.processes import wait_until
+from tests.streaming_job import CuttableProxy, InlineImages, StreamingJob
+
+_COMPARED = re.compile(r" (==|>|<) [\d.]+( or absent\(.*\))?$")  # what makes an alert of an expression
+NAMES = {"$job": "detection", "$__rate_interval": "30s"}
+DASHBOARD = [
+    _COMPARED.sub("", re.sub("|".join(map(re.escape, NAMES)), lambda found: NAMES[found[0]], query)) for query in QUERIES
+]
+ALERTS = [_COMPARED.sub("", part.strip()) for rule in RULES for part in rule["expr"].split(" and max")[:1]]
+FLAGS = ("--metrics-port", 0, "--metrics-host", "127.0.0.1")
+
+
+def port_when_served(job: StreamingJob) -> int:
+    return wait_until(lambda: port_of(job.output()), job.output)
+
+
+def asked(port: int, path: str) -> tuple[int, str]:
+    """Status and text of a path."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as err:
+        return err.code, err.read().decode()
+
+
+@pytest.fixture
+def content(tmp_path):
+    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
+    return (tmp_path / "bright.png").read_bytes()
+
+
+@needs_prometheus
+def test_a_real_prometheus_has_data_for_every_metric_of_a_stream_under_load(pubsub_emulator, tmp_path, bright_model, content):
+    flags = (*FLAGS, "--allow-uri-prefix", tmp_path)
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model, *flags) as job, contextlib.ExitStack() as stack:
+        prometheus = stack.enter_context(running_prometheus(tmp_path, port_when_served(job)))
+        images, number = InlineImages(job, content), 0
+        job.publish(json.dumps({"uri": str(tmp_path / "gone.png")}).encode())
+        while not prometheus.query("increase(detection_images_total{outcome='detected'}[5s]) > 0"):
+            images.publish(range(number, number + 20))
+            number += 20
+            wait_until(lambda n=number: images.answered(n), job.output)
+        for metric in METRICS:
+            name = f"{metric.name}_bucket" if metric.kind == "histogram" else metric.name
+            found = wait_until(lambda name=name: prometheus.query(name), job.output)
+            assert set(metric.labels) <= {label for series in found for label in series["metric"]}, metric.name
+        for name in ("process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"):
+            assert prometheus.query(f"{name} > 0"), name
+        dead = "detection_images_total{outcome='dead', reason='not_found'} == 1"
+        wait_until(lambda: prometheus.query(dead), job.output)
+        p99 = "histogram_quantile(0.99, sum by (le) (detection_event_to_publish_seconds_bucket)) > 0"
+        assert prometheus.query(p99)
+        assert prometheus.query("detection_ready == 1")
+        for query in DASHBOARD + ALERTS:
+            wait_until(lambda query=query: prometheus.query(query), lambda query=query: query)
+        assert prometheus.query("detection_model_info{name='bright', version='3'} == 1")
+        assert asked(port_when_served(job), "/livez")[0] == asked(port_when_served(job), "/readyz")[0] == 200
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+
+
+def test_readiness_follows_an_outage_of_pubsub_and_liveness_does_not(pubsub_emulator, tmp_path, bright_model, content):
+    """An idle stream and one without Pub/Sub are not stuck, however short the time of the watchdog."""
+    proxy = CuttableProxy(pubsub_emulator.host)
+    flags = (*FLAGS, "--stuck-after-s", 3)
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model, *flags, host=proxy.host) as job:
+        port = port_when_served(job)
+        wait_until(lambda: asked(port, "/readyz")[0] == 200, job.output)
+        proxy.cut()
+        wait_until(lambda: "FAILED Pub/Sub" in asked(port, "/readyz")[1], job.output)
+        wait_until(lambda: job.output().count("pulling again in") >= 2 or "the job is stuck" in job.output())
+        assert "the job is stuck" not in job.output()
+        assert asked(port, "/readyz")[0] == 503
+        assert asked(port, "/livez")[0] == 200
+        proxy.mend()
+        wait_until(lambda: asked(port, "/readyz")[0] == 200, job.output)
+        images = InlineImages(job, content)
+        images.publish(range(3))
+        wait_until(lambda: images.answered(3), job.output)
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+    assert "the job is stuck" not in job.output()
+
+
+def test_a_batch_job_serves_its_metrics_while_it_works(tmp_path, bright_model, run_job):
+    """The port is free again when it has ended."""
+    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 12, 30, 36))
+    job = ("--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model)
+    code, _, err = run_job(*job, *FLAGS)
+    assert (code, bool(port_of(err))) == (0, True), err
+
+
+def test_a_port_that_is_taken_is_one_line_and_exit_code_2(tmp_path, bright_model, run_job):
+    import socket
+
+    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 12, 30, 36))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        job = ("--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, *FLAGS, "--metrics-port", port)
+        code, _, err = run_job(*job)
+    assert code == 2
+    assert f"error: metrics_port: expected a free port of 127.0.0.1, got {port}: Address already in use" in err

@@ -1,0 +1,166 @@
+"""Jobs that get stuck: the watchdog ends them with exit code 1 and the stacks of all threads; the next run does the rest."""
+
+import collections
+import http.server
+import json
+import re
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.bright_model import export_bright_model
+from tests.conftest import REPO
+from tests.launch.jobs import images_of, rows_by_name, write_images
+from tests.launch.test_elsewhere import TWO_PROCESSES
+from tests.monitoring.prometheus import port_of, samples_of
+from tests.processes import running, wait_until
+from tests.streaming_job import StreamingJob
+
+IMAGES, MANY = 12, 400
+STUCK = re.compile(r"^error: the job is stuck in its (\w+): .* the stacks of all threads are in (\S+)$", re.MULTILINE)
+SOON = ("--stuck-after-s", 4)
+STREAM = ("--allow-uri-prefix", "gs://", "/", "--archive-window-s", 2, *SOON)
+
+
+def stuck_part(printed: str) -> str:
+    """The part in the one line of error; its file has the stack of each thread."""
+    part, path = STUCK.findall(printed)[-1]
+    stacks = Path(path).read_text()
+    Path(path).unlink()
+    assert "Thread 0x" in stacks and "watchdog.py" in stacks
+    return part
+
+
+@pytest.fixture(scope="module")
+def hanging_model(tmp_path_factory):
+    """A SavedModel that never returns from a batch with a white image."""
+    return export_bright_model(tmp_path_factory.mktemp("models") / "hangs" / "3", hangs_on_white=True)
+
+
+def write_white(path: Path) -> None:
+    assert cv2.imwrite(str(path), np.full((48, 64, 3), 255, np.uint8))
+
+
+def ask_for(job: StreamingJob, folder: Path) -> list[str]:
+    paths = sorted(map(str, folder.iterdir()))
+    job.publish(*(json.dumps({"uri": path}).encode() for path in paths))
+    return paths
+
+
+def rows_in_archive(job: StreamingJob) -> collections.Counter:
+    """How many rows each image has, and each dead letter."""
+    files = [path for kind in ("detections", "dead_letters") for path in (job.archive / kind).glob("*.jsonl")]
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    return collections.Counter(json.loads(line)["image"]["uri"] for line in lines)
+
+
+def test_a_model_that_hangs_ends_a_batch_job_and_the_next_run_does_the_rest(tmp_path, run_job, hanging_model, bright_model):
+    write_images(tmp_path / "in", *(f"{n}.png" for n in range(IMAGES)))
+    write_white(tmp_path / "in" / "white.png")
+    job = ("--input", tmp_path / "in", "--output", tmp_path / "out")
+    code, _, err = run_job(*job, "--model", hanging_model, *SOON)
+    assert (code, stuck_part(err)) == (1, "detector"), err
+    assert rows_by_name(tmp_path / "out") == []
+    code, _, err = run_job(*job, "--model", bright_model, *SOON)
+    assert code == 0, err
+    assert images_of(tmp_path / "out") == {"read": IMAGES + 1, "detected": IMAGES + 1, "dead": 0, "skipped": 0}
+    assert rows_by_name(tmp_path / "out") == sorted([*(f"{n}.png" for n in range(IMAGES)), "white.png"])
+
+
+def test_the_launcher_of_workers_serves_their_counts_and_a_stuck_worker_ends_with_its_stacks(
+    tmp_path, run_job, hanging_model, bright_model
+):
+    """The runner loses the worker, and the next run does the rest."""
+    write_images(tmp_path / "in", *(f"{n:03d}.png" for n in range(MANY)))
+    write_white(tmp_path / "in" / "white.png")
+    job = ["--input", tmp_path / "in", "--output", tmp_path / "out"]
+    flags = ["--model", hanging_model, "--stuck-after-s", 10, "--metrics-port", 0, "--metrics-host", "127.0.0.1"]
+    command = [sys.executable, "-m", "pipeline.run", *job, *flags, *TWO_PROCESSES]
+    log = tmp_path / "log"
+    with log.open("wb") as file, running([*map(str, command)], cwd=REPO, stdout=file, stderr=file) as process:
+
+        def counted() -> float:
+            return samples_of(port_of(log.read_text()))["detection_images_total", "detected", ""]
+
+        wait_until(lambda: port_of(log.read_text()), log.read_text, process)
+        wait_until(lambda: 0 < counted() <= MANY, log.read_text, process)
+        assert wait_until(lambda: process.poll() is not None, log.read_text) and process.returncode == 1
+    printed = log.read_text()
+    assert "error: the job is stuck in its detector: " in printed and "Thread 0x" in printed
+    assert "error: the job failed: " in printed
+    code, _, err = run_job(*job, "--model", bright_model)
+    assert code == 0, err
+    assert len(set(rows_by_name(tmp_path / "out"))) == len(rows_by_name(tmp_path / "out")) == MANY + 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "part"), [("model", "detector"), ("lock", "publish")], ids=["a model that hangs", "a lock that is never released"]
+)
+def test_a_stuck_stream_acknowledges_nothing_and_the_next_run_does_all(
+    pubsub_emulator, tmp_path, hanging_model, bright_model, fault, part
+):
+    """Each image has a row, and one only."""
+    write_images(tmp_path / "in", *(f"{n}.png" for n in range(IMAGES)))
+    if fault == "model":
+        write_white(tmp_path / "in" / "white.png")
+    model = hanging_model if fault == "model" else bright_model
+    job = StreamingJob(pubsub_emulator, tmp_path, model, *STREAM, killed=True)
+    try:
+        job.start(killed_after="locked" if fault == "lock" else "")
+        paths = ask_for(job, tmp_path / "in")
+        assert (job.wait(), stuck_part(job.output())) == (1, part), job.output()
+        job.start(flags=("--model", bright_model))
+        wait_until(lambda: set(rows_in_archive(job)) == set(paths), job.output)
+        assert job.signal(signal.SIGTERM) == 0, job.output()
+        assert rows_in_archive(job) == collections.Counter(paths)
+    finally:
+        job.__exit__()
+
+
+@pytest.fixture
+def silent_storage(monkeypatch):
+    """A Cloud Storage that accepts connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        yield
+
+
+def test_a_storage_that_accepts_connections_and_never_answers_ends_a_stream(
+    pubsub_emulator, silent_storage, tmp_path, bright_model
+):
+    """No call has returned; storage that refuses or fails is waited for."""
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model, *STREAM) as job:
+        job.publish(json.dumps({"uri": "gs://bucket/a.png"}).encode())
+        assert (job.wait(), stuck_part(job.output())) == (1, "read"), job.output()
+
+
+class _Unavailable(http.server.BaseHTTPRequestHandler):
+    asked = 0
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        self.send_error(503)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_storage_that_fails_for_long_is_waited_for(pubsub_emulator, tmp_path, bright_model, monkeypatch):
+    """An outage of storage is no reason to end: each failed call is tried again, and messages wait meanwhile."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Unavailable) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
+        with StreamingJob(pubsub_emulator, tmp_path, bright_model, *STREAM, "--stuck-after-s", 3) as job:
+            job.publish(json.dumps({"uri": "gs://bucket/a.png"}).encode())
+            wait_until(
+                lambda: _Unavailable.asked > 12 or "the job is stuck" in job.output()
+            )  # two seconds between two tries, in the end
+            assert "the job is stuck" not in job.output()
+            assert job.signal(signal.SIGTERM) == 0, job.output()
+        server.shutdown()

@@ -1,0 +1,178 @@
+"""A part is stuck when it has work and makes no progress; a job that waits by design, loads a model or is idle is not."""
+
+import itertools
+import threading
+import types
+
+import apache_beam as beam
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from pipeline.config import DetectConfig, ReadConfig
+from pipeline.detect.detector import Detector
+from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.model_in_use import ModelInUse
+from pipeline.monitoring import watchdog
+from pipeline.monitoring.watchdog import Watchdog
+from pipeline.read.read_ahead import ReadAhead
+from pipeline.records import ImageRef
+from pipeline.stats.process import PARTS, PROCESS, Part
+from pipeline.stream.clients import connect_subscriber
+from pipeline.stream.subscriber import Subscriber
+from pipeline.stream.threads import RunThreads
+from tests.detect.test_engines import NumPyEngine, image, load_toy
+from tests.processes import wait_until
+
+LIMIT = 60.0
+
+
+class Watched:
+    """Parts that a watchdog watches, and the stuck ones that it found."""
+
+    def __init__(self, limit=LIMIT):
+        self.parts = {name: Part() for name in PARTS}
+        self.stuck: list[str] = []
+        self.watchdog = Watchdog(limit, lambda name, _part: self.stuck.append(name), self.parts)
+
+    def pass_(self, seconds, *moving):
+        """Lets time pass, in which some parts move."""
+        for _ in range(int(seconds)):
+            for name in moving:
+                self.parts[name].progressed()
+            self.watchdog.look(1.0)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_with_work_that_does_not_move_is_stuck_after_the_time(name):
+    watched = Watched()
+    watched.parts[name].begin()
+    watched.pass_(LIMIT - 1)
+    assert (watched.stuck, watched.parts[name].stalled_s) == ([], LIMIT - 1)
+    watched.pass_(1)
+    assert watched.stuck == [name]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "moving"),
+    [
+        pytest.param([], [], id="idle"),
+        pytest.param(["detector"], ["detector"], id="slow"),
+        pytest.param(["subscriber"], ["read"], id="messages wait while storage is tried again"),
+        pytest.param(["subscriber", "detector"], ["detector"], id="messages wait for a slow detector"),
+        pytest.param(["subscriber", "publish"], ["publish"], id="messages wait for Pub/Sub, which is tried again"),
+    ],
+)
+def test_what_is_idle_slow_or_waits_for_what_moves_is_not_stuck(waiting, moving):
+    watched = Watched()
+    for name in waiting:
+        watched.parts[name].begin()
+    watched.pass_(10 * LIMIT, *moving)
+    assert watched.stuck == []
+    assert all(part.stalled_s == 0 for part in watched.parts.values())
+
+
+@pytest.mark.parametrize(
+    ("waiting", "moving", "stuck"),
+    [
+        pytest.param(["subscriber", "read", "detector"], [], "detector", id="the last part of those that wait"),
+        pytest.param(["subscriber", "read"], ["publish"], "read", id="a read that does not return"),
+        pytest.param(["detector", "publish"], ["publish"], "detector", id="what is published does not move a detector"),
+        pytest.param(["archive", "detector"], ["detector"], "archive", id="windows that are never closed"),
+        pytest.param(["pull"], ["publish"], "pull", id="a pull that does not return"),
+    ],
+)
+def test_the_part_at_fault_is_named(waiting, moving, stuck):
+    watched = Watched()
+    for name in waiting:
+        watched.parts[name].begin()
+    watched.pass_(LIMIT, *moving)
+    assert watched.stuck == [stuck]
+
+
+def test_work_that_begins_after_an_idle_time_has_the_whole_time():
+    watched = Watched()
+    watched.pass_(10 * LIMIT)
+    watched.parts["detector"].begin()
+    watched.pass_(LIMIT - 1)
+    assert watched.stuck == []
+
+
+def test_without_a_limit_stalls_are_measured_and_nothing_ends():
+    watched = Watched(limit=0.0)
+    watched.parts["detector"].begin()
+    watched.pass_(1000)
+    assert (watched.stuck, watched.parts["detector"].stalled_s) == ([], 1000)
+
+
+def test_a_process_that_was_stopped_for_an_hour_is_not_stuck(monkeypatch):
+    """By SIGSTOP, or with its machine: the time in which it could not run does not count."""
+    clock, looks = itertools.count(step=3600), itertools.count()
+    monkeypatch.setattr(watchdog, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+    watched = Watched()
+    watched.parts["detector"].begin()
+    watched.watchdog.run(types.SimpleNamespace(wait=lambda _seconds: next(looks) == 10))
+    assert (watched.stuck, watched.parts["detector"].stalled_s) == ([], 10 * 2 * watched.watchdog.every_s)
+
+
+class Broken(NumPyEngine):
+    def __call__(self, images):
+        raise OSError("the device is gone")
+
+
+def test_a_detector_that_fails_has_no_work_left():
+    """What is counted as waiting for ever would end a job that is idle."""
+    toy, before = load_toy(DetectConfig()), PROCESS.parts["detector"].waiting
+    detector = Detector(LoadedModel(toy.metadata, toy.version, Broken()), DetectConfig())
+    started = [detector.start(image(str(number))) for number in range(20)]
+    assert {str(each.exception()) for each in started} == {"the device is gone"}
+    wait_until(lambda: PROCESS.parts["detector"].waiting == before)
+    detector.close()
+
+
+def test_reads_of_a_bundle_that_fails_are_no_work_left(tmp_path):
+    """Also those that wait for room, and those that nobody has begun."""
+    before = PROCESS.parts["read"].waiting
+    for number in range(300):
+        (tmp_path / f"{number}.jpg").write_bytes(bytes(500_000))
+    images = [ImageRef(str(path)) for path in tmp_path.iterdir()]
+
+    def fail(_read):
+        raise ValueError("no space left")
+
+    with pytest.raises(Exception, match="no space left"), beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        _ = pipeline | beam.Create(images, reshuffle=False) | beam.ParDo(ReadAhead(ReadConfig())) | beam.Map(fail)
+    wait_until(lambda: PROCESS.parts["read"].waiting == before)
+
+
+def test_messages_that_are_released_at_the_end_are_no_work_left(pubsub_emulator):
+    topic, subscription = pubsub_emulator.create()
+    part, threads = PROCESS.parts["subscriber"], RunThreads()
+    before = part.waiting
+    for future in [pubsub_emulator.publisher().publish(topic, b"image") for _ in range(5)]:
+        future.result()
+    subscriber = Subscriber(subscription, connect_subscriber, 100, 1_000_000, threads)
+    wait_until(lambda: part.waiting == before + 5)
+    assert len(subscriber.pull(1, 100, 10.0)) == 1
+    assert part.waiting == before + 4
+    subscriber.close()
+    threads.close()
+    assert part.waiting == before
+
+
+def test_a_model_that_loads_while_images_wait_for_it_is_progress():
+    """A GPU may have room for one version only; the next one loads while images wait, as long as that takes."""
+    in_use, taken = ModelInUse(load_toy(DetectConfig())), threading.Event()
+    in_use.unload()
+
+    def take():
+        with in_use.taken():
+            taken.set()
+
+    thread = threading.Thread(target=take, daemon=True)
+    before = PROCESS.parts["detector"].steps
+    thread.start()
+    wait_until(lambda: PROCESS.parts["detector"].steps >= before + 2)
+    assert not taken.is_set()
+    in_use.swap(load_toy(DetectConfig()))
+    thread.join()
+    assert taken.is_set()

@@ -1,0 +1,253 @@
+"""Images at web addresses, from a server that behaves well, badly, or not at all."""
+
+import gzip
+import http.server
+import json
+import threading
+import time
+from typing import ClassVar
+
+import pytest
+
+from pipeline import run
+from pipeline.errors import InputError
+from pipeline.failures import ImageError
+from pipeline.prefetch import NoRoomError
+from pipeline.read.fetch import fetch, look_up
+from pipeline.read.list_images import check_inputs, list_images
+from pipeline.records import ImageRef
+from pipeline.storage import web
+from tests.conftest import write_bright_image
+from tests.launch.jobs import rows_of
+from tests.processes import wait_until
+
+CONTENT = bytes(range(256)) * 2000
+LIMIT = 1_000_000
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Answers a path by its first part; `asked` has each request."""
+
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[list[str]] = []
+    images: ClassVar[dict[str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        self.asked.append(f"{self.command} {self.path}")
+        name = self.path[1:].partition("?")[0].partition("/")[0]
+        getattr(self, f"_{name}", self._image)()
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _send(self, code: int, content: bytes = b"", length: int | None = None, **headers: str) -> None:
+        self.send_response(code)
+        for key, value in headers.items():
+            self.send_header(key.replace("_", "-"), value)
+        if length != -1:
+            self.send_header("Content-Length", str(len(content) if length is None else length))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def _image(self) -> None:
+        content = self.images.get(self.path)
+        self._send(200 if content else 404, content or b"", ETag=f'"{len(content or b"")}"')
+
+    def _ok(self) -> None:
+        self._send(200, CONTENT, ETag='W/"one"', Set_Cookie="a=b")
+
+    def _modified(self) -> None:
+        self._send(200, CONTENT, Last_Modified="Mon, 23 Nov 2026 12:00:00 GMT")
+
+    def _status(self) -> None:
+        self._send(int(self.path.rpartition("/")[2]))
+
+    def _getonly(self) -> None:
+        self._send(405 if self.command == "HEAD" else 200, CONTENT, ETag='"one"')
+
+    def _busy(self) -> None:
+        """Unavailable at first."""
+        first = self.asked.count(f"GET {self.path}") < 2
+        self._send(503 if first else 200, CONTENT)
+
+    def _cut(self) -> None:
+        """Half of it at first."""
+        first = self.asked.count(f"GET {self.path}") < 2
+        self.close_connection = True
+        self._send(200, CONTENT[:1000] if first else CONTENT, length=len(CONTENT))
+
+    def _unbounded(self) -> None:
+        """Content without end; only the reader's limit ends it."""
+        self.close_connection = True
+        self._send(200, length=-1)
+        try:
+            while self.command == "GET":
+                self.wfile.write(CONTENT)
+        except OSError:
+            self.asked.append("closed")
+
+    def _unsized(self) -> None:
+        self.close_connection = True
+        self._send(200, CONTENT, length=-1)
+
+    def _chunked(self) -> None:
+        self._send(200, length=-1, Transfer_Encoding="chunked")
+        if self.command == "GET":
+            self.wfile.write(b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (CONTENT[:7], CONTENT[7:], b"")))
+
+    def _drip(self) -> None:
+        """A byte now and then, as long as somebody reads."""
+        self.close_connection = True
+        self._send(200, length=len(CONTENT))
+        try:
+            while self.command == "GET":
+                self.wfile.write(b"x")
+                time.sleep(0.02)
+        except OSError:
+            self.asked.append("closed")
+
+    def _zipped(self) -> None:
+        self._send(200, gzip.compress(CONTENT), Content_Encoding="gzip")
+
+    def _to(self) -> None:
+        self._send(302, Location=self.path.removeprefix("/to/"))
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server():
+    Server.asked.clear()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as running:
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+
+
+def refusal(uri):
+    with pytest.raises(ImageError) as caught:
+        fetch(ImageRef(uri), LIMIT, retry_seconds=0)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("path", "generation"),
+    [
+        ("/ok/a.jpg", "one"),
+        ("/ok/a.jpg?size=[1]&name=*", "one"),
+        ("/modified", "Mon, 23 Nov 2026 12:00:00 GMT"),
+        ("/getonly", "one"),
+        ("/unsized", ""),
+        ("/zipped", ""),
+        ("/chunked", ""),
+        ("/busy", ""),
+        ("/cut", ""),
+        ("/to//ok/b.jpg", "one"),
+    ],
+)
+def test_content_comes_whole_with_the_generation_that_a_look_says(server, path, generation):
+    ref = ImageRef(server + path)
+    assert fetch(ref, LIMIT, retry_seconds=30) == (CONTENT, generation)
+    assert look_up(ref) == generation
+
+
+@pytest.mark.parametrize(
+    ("path", "reason", "said"),
+    [
+        ("/status/404", "not_found", "does not exist"),
+        ("/status/403", "permission_denied", "may not be read"),
+        ("/status/401", "permission_denied", "may not be read"),
+        ("/status/410", "unreadable", "410"),
+        ("/status/204", "unreadable", "204"),
+        ("/status/429", "storage_unavailable", "429"),
+        ("/status/500", "storage_unavailable", "500"),
+        ("/unbounded", "too_large_file", "expected at most 1 MB"),
+        ("/to/file:///etc/passwd", "unreadable", "redirects to file:///etc/passwd"),
+        ("/to/http://localhost:1/x", "unreadable", "redirects to http://localhost:1/x"),
+        ("/to//to//to//to//to//to//to//ok", "unreadable", "redirects more than 5 times"),
+        ("/to/http://[", "unreadable", "cannot be read"),
+    ],
+)
+def test_what_a_server_refuses_is_one_line_with_its_reason(server, path, reason, said):
+    refused = refusal(server + path)
+    assert (refused.reason, said in str(refused)) == (reason, True), refused
+
+
+def test_the_size_limit_ends_an_answer_without_end(server):
+    refusal(f"{server}/unbounded")
+    with pytest.raises(ImageError, match=r"at most 0\.5 MB"):
+        fetch(ImageRef(f"{server}/ok"), 500_000)
+
+
+def test_memory_is_reserved_before_it_is_taken(server):
+    reserved: list[int] = []
+    fetch(ImageRef(f"{server}/ok"), LIMIT, reserved.append)
+    assert reserved == [len(CONTENT)]
+    reserved.clear()
+    fetch(ImageRef(f"{server}/unsized"), LIMIT, reserved.append)
+    assert reserved == sorted(reserved) and len(reserved) > 1 and reserved[-1] >= len(CONTENT)
+
+    def refuse(_size: int) -> None:
+        raise NoRoomError
+
+    with pytest.raises(NoRoomError):
+        fetch(ImageRef(f"{server}/ok"), LIMIT, refuse)
+
+
+def test_a_drip_of_bytes_ends_at_the_deadline(server, monkeypatch):
+    monkeypatch.setattr(web, "_DEADLINE_SECONDS", 0.2)
+    assert refusal(f"{server}/drip").reason == "storage_unavailable"
+    wait_until(lambda: "closed" in Server.asked)
+
+
+@pytest.mark.parametrize("path", ["/status/404", "/status/500", "/unbounded", "/to/http://elsewhere/x"])
+def test_messages_leave_signatures_out(server, path):
+    assert "s3cret" not in str(refusal(f"{server}{path}?token=s3cret"))
+    assert "s3cret" not in str(refusal("http://127.0.0.1:9/a.jpg?token=s3cret"))
+
+
+def test_cookies_and_passwords_of_the_user_are_not_sent(server, monkeypatch, tmp_path):
+    (tmp_path / "netrc").write_text("default login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    sent = []
+    monkeypatch.setattr(Server, "_ok", lambda self: (sent.append(dict(self.headers)), self._send(200, CONTENT, Set_Cookie="a=b")))
+    for _ in range(2):
+        fetch(ImageRef(f"{server}/ok"), LIMIT)
+    assert not {"Cookie", "Authorization"} & {key for headers in sent for key in headers}
+
+
+def test_an_address_is_one_input_and_web_servers_list_nothing(server):
+    uri = f"{server}/ok/a.jpg?x=[*"[:-1]
+    assert [*list_images([uri])] == [ImageRef(uri, "one", len(CONTENT))]
+    for wrong, said in (
+        ("/status/404", "no file matches"),
+        ("/*.jpg", "web servers list no files"),
+        ("/status/500", "cannot be listed"),
+    ):
+        with pytest.raises(InputError, match=said):
+            check_inputs({wrong: [server + wrong]})
+
+
+def test_a_job_reads_a_manifest_of_addresses_and_later_only_what_has_changed(server, tmp_path, bright_model, capsys):
+    for name in ("a.png", "b.png"):
+        write_bright_image(tmp_path / name, (64, 48), (10, 12, 30, 36))
+        Server.images[f"/{name}"] = (tmp_path / name).read_bytes()
+    uris = [f"{server}/{name}" for name in ("a.png", "b.png", "absent.png")]
+    (tmp_path / "images.jsonl").write_text("".join(json.dumps({"uri": uri}) + "\n" for uri in uris))
+    arguments = ["--input", str(tmp_path / "images.jsonl"), "--output", str(tmp_path / "out"), "--model", bright_model]
+    arguments += ["--batch-sizes", "1", "--max-dead-share", "1"]
+    assert run.main(arguments) == 0
+    rows = rows_of(tmp_path / "out")
+    assert {(row["image"]["uri"], row["image"]["generation"]) for row in rows} == {
+        (uri, str(len(Server.images["/a.png"]))) for uri in uris[:2]
+    }
+
+    Server.images["/b.png"] += b"\0"
+    Server.asked.clear()
+    assert run.main([*arguments, "--only-new"]) == 0
+    assert len(rows_of(tmp_path / "out")) == 3
+    assert "GET /a.png" not in Server.asked and "GET /b.png" in Server.asked
+    capsys.readouterr()

@@ -1,0 +1,160 @@
+"""`evaluation.html`: one file that shows the figures, the curves and the errors of a model with pictures."""
+
+import base64
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.evaluate.__main__ import main
+from tests.models.test_evaluate import found, row, truth, write_lines
+
+NASTY = "</style><script>alert('a')</script>\u202e"
+
+
+def photo(path, orientation=None):
+    """A photo of 640 x 480 upright pixels, noisy at the left and grey at the right, stored turned if `orientation` is 6."""
+    pixels = np.full((480, 640, 3), 128, np.uint8)
+    pixels[:, :320] = np.random.default_rng(0).integers(0, 256, (480, 320, 3), np.uint8)
+    exif = Image.Exif()
+    image = Image.fromarray(pixels)
+    if orientation:
+        exif[0x0112] = orientation
+        image = image.transpose(Image.Transpose.ROTATE_90)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, quality=90, exif=exif)
+    return path
+
+
+def page_of(folder, rows, content, *arguments):
+    (folder / "truth.json").write_text(json.dumps(content))
+    write_lines(folder / "rows.jsonl", rows)
+    command = ["--detections", f"{folder}/rows.jsonl", "--ground-truth", f"{folder}/truth.json", "--resamples", "20"]
+    assert main([*command, "--page", f"{folder}/evaluation.html", *arguments]) == 0
+    return (folder / "evaluation.html").read_text(encoding="utf-8")
+
+
+def section(page, title):
+    return next(part for part in page.split("<section>") if f"<h2>{title}</h2>" in part)
+
+
+def text(html):
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+@pytest.fixture
+def errors(tmp_path):
+    """A miss, a false positive, a wrong class and a poorly placed box, each in a photo of its own."""
+    names = ["miss.jpg", "false.jpg", "class.jpg", "place.jpg", "right.jpg"]
+    boxes = [(0, 1, [40, 40, 100, 100]), *[(n, 1, [10, 10, 100, 100]) for n in (2, 3, 4)]]
+    rows = [
+        row(f"{tmp_path}/photos/miss.jpg"),
+        row(f"{tmp_path}/photos/false.jpg", found("dog", confidence=0.81)),
+        row(f"{tmp_path}/photos/class.jpg", found("dog", confidence=0.82)),
+        row(f"{tmp_path}/photos/place.jpg", found(box=(70, 10, 170, 110), confidence=0.83)),
+        row(f"{tmp_path}/photos/right.jpg", found(confidence=0.84)),
+        row(f"{tmp_path}/photos/unlabelled.jpg", found(confidence=0.5)),
+    ]
+    for name in names:
+        photo(tmp_path / "photos" / name)
+    return tmp_path, rows, truth(names, boxes)
+
+
+def test_each_error_is_shown_with_its_picture_and_in_words(errors):
+    page = page_of(*errors, "--threshold", "0.5")
+    shown = section(page, "Errors")
+    for kind, said in {
+        "Misses: 1": "cat not detected",
+        "False positives: 1": "not labelled dog 0.81",
+        "Wrong class: 1": "cat dog 0.82, IoU 1.00",
+        "Poorly placed: 1": "cat cat 0.83, IoU 0.25",
+    }.items():
+        part = next(part for part in shown.split("<h3>") if part.startswith(kind))
+        assert said in text(part)
+        assert part.count("data:image/jpeg;base64,") == 1
+        assert part.count("<use href=") == 2  # once beside the labels, once beside the detections
+    assert "photos/unlabelled.jpg 1 0.500" in text(section(page, "What to label next"))
+    assert "Precision 0.250 Recall 0.250" in text(section(page, "At confidence 0.50"))
+
+
+def test_the_figures_of_the_page_are_those_of_the_command(errors, capsys):
+    page = page_of(*errors, "--json", str(errors[0] / "figures.json"))
+    figures = json.loads((errors[0] / "figures.json").read_text())
+    assert f"<b>{figures['AP']:.3f}</b>" in page
+    low, high = figures["intervals"]["AP"]
+    assert f"95 % interval {low:.3f} to {high:.3f}" in page
+    assert "1 rows have no ground truth: ignored" in page
+    assert "1 rows have no ground truth: ignored" in capsys.readouterr().out
+
+
+def test_the_page_is_one_file_without_scripts_whatever_names_say(errors, capsys):
+    folder, rows, content = errors
+    content["categories"] = [{"id": 1, "name": NASTY}, {"id": 3, "name": "dog"}]
+    rows = json.loads(json.dumps(rows).replace('"cat"', json.dumps(NASTY)))
+    rows.append(row(f"/x/{NASTY}.jpg", found("dog", confidence=0.5)))
+    page = page_of(folder, rows, content)
+    assert "\\u202e" in page
+    assert "<script" not in page
+    assert "\u202e" not in page + "".join(capsys.readouterr())
+    assert re.findall(r'(?:src|href)="(?!data:|#)[^"]*', page) == []
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)', page).group(1)
+    assert policy.startswith("default-src &#39;none&#39;")
+    assert " style=" not in page
+
+
+def test_a_photo_with_an_orientation_is_upright(tmp_path):
+    """The right half of the upright photo is grey: a box there shows grey, whatever way the pixels are stored."""
+    photo(tmp_path / "turned.jpg", orientation=6)
+    page = page_of(tmp_path, [row(f"{tmp_path}/turned.jpg")], truth(["turned.jpg"], [(0, 1, [540, 415, 60, 60])]))
+    assert np.abs(picture_of(page) - 128).max() < 12
+
+
+def picture_of(page):
+    [picture] = re.findall(r"data:image/jpeg;base64,([^\"]+)", page)
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize("size", [(3200, 2400), (640, 480)], ids=["large", "small"])
+def test_the_box_lies_on_its_object(tmp_path, size):
+    """A black object on white, in a photo that is read at a fraction of its size."""
+    width, height = size
+    x, y, w, h = width // 2, height // 3, width // 10, height // 5
+    pixels = np.full((height, width, 3), 255, np.uint8)
+    pixels[y : y + h, x : x + w] = 0
+    Image.fromarray(pixels).save(tmp_path / "a.jpg")
+    content = truth(["a.jpg"], [(0, 1, [x, y, w, h])])
+    page = section(page_of(tmp_path, [row(f"{tmp_path}/a.jpg", width=width, height=height)], content), "Errors")
+    picture = picture_of(page)
+    drawn = re.search(r'viewBox="0 0 (.+) .+" role[^§]*?class="of" x="(.+)" y="(.+)" width="(.+)" height="(.+)"', page).groups()
+    across, *box = map(float, drawn)  # the page may show a small picture enlarged
+    left, top, wide, high = (round(edge * picture.shape[1] / across) for edge in box)
+    assert picture[top + 3 : top + high - 3, left + 3 : left + wide - 3].max() < 60
+    outside = picture.copy()
+    outside[max(top - 3, 0) : top + high + 3, max(left - 3, 0) : left + wide + 3] = 255
+    assert outside.min() > 190
+
+
+def test_images_are_found_in_another_folder_and_a_missing_one_is_said(errors):
+    folder, rows, content = errors
+    moved = json.loads(json.dumps(rows).replace(str(folder / "photos"), "gs-that-was/day/photos"))
+    assert page_of(folder, moved, content, "--threshold", "0.5", "--images", str(folder)).count("data:image/jpeg") == 4
+    page = page_of(folder, moved, content, "--threshold", "0.5")
+    assert "data:image/jpeg" not in page
+    assert page.count("image not readable") == 8
+
+
+def test_without_errors_and_without_objects_there_is_a_page(tmp_path):
+    assert "None." in page_of(tmp_path, [row("a.jpg", found())], truth(["a.jpg"]))
+    assert "No labelled objects." in page_of(tmp_path, [row("a.jpg")], truth(["a.jpg"], []))
+
+
+def test_pictures_stay_few_however_many_errors_there_are(tmp_path):
+    photo(tmp_path / "a.jpg")
+    wrong = [found("dog", (20 * n, 10, 20 * n + 15, 30), 0.9 - n / 100) for n in range(30)]
+    page = page_of(tmp_path, [row(f"{tmp_path}/a.jpg", *wrong)], truth(["a.jpg"], [(0, 1, [0, 300, 5, 5])]), "--threshold", "0.1")
+    assert "False positives: 30" in page
+    assert page.count("data:image/jpeg") == 8 + 1
+    assert len(page) < 200_000

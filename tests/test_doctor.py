@@ -1,0 +1,114 @@
+"""A screen about this machine and this installation, which names what is broken and what to install."""
+
+import subprocess
+import sys
+from importlib.metadata import PathDistribution
+
+import pytest
+
+from pipeline import doctor
+
+METADATA = """\
+Metadata-Version: 2.1
+Name: hybrid-detection-pipeline
+Version: 1
+Provides-Extra: here
+Provides-Extra: lacking
+Provides-Extra: dev
+Requires-Dist: numpy
+{needed}
+Requires-Dist: pydantic ; extra == "here"
+Requires-Dist: absent-package>=2 ; extra == "lacking"
+Requires-Dist: absent-tool ; extra == "dev"
+"""
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """What is found for a program whose metadata has another line."""
+
+    def findings(needed: str) -> dict[str, tuple[str, bool]]:
+        (tmp_path / "METADATA").write_text(METADATA.format(needed=needed))
+        return {part: (found, broken) for part, found, broken in doctor.packages(PathDistribution(tmp_path))}
+
+    return findings
+
+
+def test_what_an_extra_lacks_is_a_line_with_the_command_that_installs_it(installed):
+    """It breaks nothing."""
+    found = installed("Requires-Dist: pyarrow ; python_version >= '3'")
+    assert found["packages"] == (f"all 2, numpy {doctor.importlib.metadata.version('numpy')}", False)
+    how = "python -m pip install 'hybrid-detection-pipeline[lacking]'"
+    assert found["  [lacking]"] == (f"not usable (absent-package is not installed): {how}", False)
+    assert found["  [here]"] == ("installed", False)
+    assert "  [dev]" not in found
+
+
+@pytest.mark.parametrize(
+    ("needed", "said"),
+    [
+        pytest.param("Requires-Dist: absent-package", "absent-package is not installed", id="absent"),
+        pytest.param("Requires-Dist: pyarrow<1", ", expected <1", id="too new"),
+    ],
+)
+def test_a_package_that_the_program_needs_and_has_not_is_broken(installed, needed, said):
+    found, broken = installed(needed)["packages"]
+    assert said in found and broken
+
+
+def test_the_exit_code_says_whether_something_essential_is_broken(tmp_path):
+    """A folder for temporary files that does not exist is."""
+    command = [sys.executable, "-m", "pipeline.doctor"]
+    for broken, last in ((False, "everything essential is there"), (True, "broken: temporary")):
+        program = "import sys, tempfile; from pipeline import doctor\n"
+        program += "tempfile.gettempdir = lambda: '/absent'\n" if broken else ""
+        done = subprocess.run(
+            [sys.executable, "-c", program + "sys.exit(doctor.main([]))"], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (int(broken), last), done.stderr
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "features"),
+    [
+        pytest.param("", [], id="none"),
+        pytest.param("processor: 0\nflags\t\t: fpu avx2 avx512f amx_bf16\n", ["avx2", "avx512f", "amx_bf16"], id="x86"),
+        pytest.param("Features\t: fp asimd i8mm bf16\n", ["asimd", "bf16", "i8mm"], id="ARM"),
+    ],
+)
+def test_the_features_of_the_processor_that_matter(tmp_path, text, features):
+    (tmp_path / "cpuinfo").write_text(text)
+    assert doctor.cpu_features(str(tmp_path / "cpuinfo")) == features
+
+
+def test_a_system_without_a_list_of_features_has_none_known(tmp_path):
+    assert doctor.cpu_features(str(tmp_path / "absent")) == []
+
+
+def test_where_googles_credentials_are_is_said_without_asking_the_network(tmp_path, monkeypatch):
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    assert doctor.google_credentials().startswith("no credentials, except")
+    (path := tmp_path / "application_default_credentials.json").write_text("{}")
+    assert doctor.google_credentials() == f"credentials in {path}"
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
+    assert doctor.google_credentials() == f"GOOGLE_APPLICATION_CREDENTIALS names {tmp_path}/absent.json, which does not exist"
+
+
+def test_emulators_that_clients_would_talk_to_are_named(monkeypatch):
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", "localhost:8085")
+    assert doctor.Finding("emulators", "PUBSUB_EMULATOR_HOST=localhost:8085") in [*doctor.findings()]
+
+
+@pytest.mark.slow
+def test_a_full_examination_lists_the_devices_of_tensorflow():
+    (devices,) = [found for part, found, _ in doctor.findings(full=True) if part == "devices"]
+    assert devices.startswith("CPU")
+
+
+def test_libraries_that_cannot_be_imported_are_broken(monkeypatch):
+    """The last line of what Python says is shown."""
+    monkeypatch.setattr(doctor, "_IMPORTS", "import absent_library")
+    (devices,) = [each for each in doctor.findings(full=True) if each.part == "devices"]
+    assert devices.broken and devices.found.endswith("ModuleNotFoundError: No module named 'absent_library'")

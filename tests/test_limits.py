@@ -1,0 +1,158 @@
+"""The limits of a container, from recorded files of cgroups v2 and from a real control group where the machine has one."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from pipeline.errors import ModelError
+from pipeline.limits import MEMORY, available_cpus, memory_limit_bytes
+from pipeline.prefetch import Prefetcher
+from tests.fixtures import REPO
+from tests.launch.jobs import rows_of
+from tests.processes import running
+
+CORES = len(os.sched_getaffinity(0))
+REAL = Path("/sys/fs/cgroup")
+
+
+def group_of(root, path, files):
+    """A recorded tree of control groups, and the file that names the group of a process."""
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{content}\n")
+    root.mkdir(parents=True, exist_ok=True)
+    own = root / "own"
+    own.write_text(f"12:cpu:/elsewhere\n0::{path}\n")
+    return root, own
+
+
+@pytest.mark.parametrize(
+    ("path", "files", "cpus"),
+    [
+        pytest.param("/", {}, CORES, id="no file"),
+        pytest.param("/", {"cpu.max": "max 100000"}, CORES, id="no quota"),
+        pytest.param("/", {"cpu.max": "50000 100000"}, 1, id="half a CPU"),
+        pytest.param("/", {"cpu.max": "100000 100000"}, 1, id="one"),
+        pytest.param("/", {"cpu.max": "101000 100000"}, min(CORES, 2), id="a little more than one"),
+        pytest.param("/", {"cpu.max": "6400000 100000"}, min(CORES, 64), id="more than there are"),
+        pytest.param("/a/b", {"a/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}, 1, id="of the group above"),
+        pytest.param("/out/of/view", {"cpu.max": "50000 100000"}, 1, id="a container that sees only its own group"),
+        pytest.param("/../../x", {"cpu.max": "50000 100000"}, 1, id="a group above the mount"),
+    ],
+)
+def test_a_quota_bounds_the_cpus(tmp_path, path, files, cpus):
+    assert available_cpus(*group_of(tmp_path / "groups", path, files)) == cpus
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [({}, None), ({"memory.max": "max"}, None), ({"memory.max": "900", "a/memory.max": "1000"}, 900)],
+    ids=["no file", "no limit", "the least counts"],
+)
+def test_the_least_memory_limit_counts(tmp_path, files, limit):
+    assert memory_limit_bytes(*group_of(tmp_path / "groups", "/a", files)) == limit
+
+
+@pytest.fixture
+def limited():
+    yield MEMORY
+    MEMORY.narrow(None)
+
+
+def test_images_in_hand_shrink_before_the_limit(limited):
+    """Work is passed on one by one when memory is short, whatever the buffer's size is set to."""
+    started = []
+
+    def start(slot):
+        slot.hold(2_000_000)
+        started.append(slot.element)
+        slot.result.set_result(slot.element)
+
+    def ahead_of_the_first():
+        started.clear()
+        ahead = Prefetcher(start, 100, 64_000_000)
+        for element in range(20):
+            if next(ahead.add(element), None) is not None:
+                break
+        return len(started)
+
+    assert ahead_of_the_first() == 20
+    limited.narrow(1)
+    assert ahead_of_the_first() == 2
+
+
+def test_a_limit_that_the_model_does_not_fit_is_an_error_of_one_line(bright_model, limited):
+    with pytest.raises(ModelError, match=r"needs at least \d+ MB; memory_mb or the container allows 100 MB$"):
+        load_detector(ModelConfig(path=bright_model), DetectConfig(memory_mb=100, batch_sizes=(1,)))
+
+
+@pytest.fixture
+def memory_group():
+    """A control group of either version, and its file with the limit; only a privileged user can make one."""
+    for parent, name in ((REAL, "memory.max"), (REAL / "memory", "memory.limit_in_bytes")):
+        group = parent / f"limits-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            if (group / name).exists():
+                yield group, group / name
+                return
+        finally:
+            group.rmdir()
+    pytest.skip("no control group that limits memory can be made")
+
+
+@pytest.mark.slow
+def test_images_in_hand_shrink_before_the_kernel_kills(memory_group, tmp_path):
+    """The images have 480 MB, and the limit leaves 170 MB beside the model; without `memory_mb` the kernel ends this job."""
+    group, limit = memory_group
+    noise = np.random.default_rng(0).integers(0, 255, (2000, 2000, 3), np.uint8)
+    content = cv2.imencode(".png", noise)[1].tobytes()
+    for number in range(40):
+        (tmp_path / f"{number}.png").write_bytes(content)
+    command = [sys.executable, "-m", "pipeline.run", "--input", tmp_path, "--output", tmp_path / "out", "--request-mb", 2000]
+
+    def run(memory_mb):
+        limited = ["sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$@"', "sh", *command, "--memory-mb", memory_mb]
+        with running([*map(str, limited)], stderr=subprocess.PIPE, cwd=REPO) as process:
+            return process.communicate()[1].decode(), process.returncode
+
+    error, code = run(1)
+    assert code == 2
+    memory_mb = int(re.search(r"needs at least (\d+) MB", error)[1]) + 110
+    limit.write_text(str(memory_mb * 10**6))
+    error, code = run(memory_mb)
+    assert code == 0, error
+    assert len(rows_of(tmp_path / "out")) == 40
+
+
+def test_a_real_control_group_bounds_cpus_and_memory():
+    """On a machine with cgroups v2 that this user may write to."""
+    group = REAL / f"limits-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as err:
+        pytest.skip(f"no control group can be made: {err}")
+    try:
+        if not (group / "cpu.max").exists() or not (group / "memory.max").exists():
+            pytest.skip("this machine's control groups are not of version 2, or lack the controllers cpu and memory")
+        (group / "cpu.max").write_text("50000 100000")
+        (group / "memory.max").write_text("2000000000")
+        seen = (
+            f"import os; open('{group}/cgroup.procs', 'w').write(str(os.getpid()));"
+            "from pipeline.limits import *; print(available_cpus(), memory_limit_bytes() // 10**6)"
+        )
+        with running([sys.executable, "-c", seen], stdout=subprocess.PIPE, cwd=REPO) as process:
+            assert process.communicate()[0] == b"1 1999\n"
+    finally:
+        group.rmdir()

@@ -1,0 +1,128 @@
+"""Lines on standard error: JSON for machines, time stamps for people, repeats as counts."""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import re
+import threading
+
+import pytest
+
+from pipeline import run
+from pipeline.log_lines import LogLines, log_lines, say_at_once
+from tests.conftest import write_bright_image
+
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
+
+
+def objects(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("how", "shown"),
+    [
+        pytest.param({}, rf"{STAMP}Z one\n{STAMP}Z warning: two\nerror: three\n", id="text"),
+        pytest.param({"quiet": True}, r"error: three\n", id="quiet"),
+    ],
+)
+def test_lines_of_text_have_time_stamps_but_the_last_error(how, shown):
+    out = io.StringIO()
+    lines = LogLines(out, **how)
+    for text in ("one", "warning: two", "error: three"):
+        print(text, file=lines)
+    assert re.fullmatch(shown, out.getvalue()) and lines.last_error == "three"
+
+
+def test_repeated_warnings_are_counted_within_bounded_memory():
+    now, out = [0.0], io.StringIO()
+    lines = LogLines(out, as_json=True, clock=lambda: now[0])
+    for _ in range(118):
+        lines.add("warning: slow", "WARNING", {"reason": "a"}, "slow")
+    now[0] = 61.0
+    lines.add("another", "INFO", {})
+    first, again, other = objects(out.getvalue())
+    assert (first["message"], first["severity"], first["reason"]) == ("warning: slow", "WARNING", "a")
+    assert again["message"] == "warning: slow … (117 times more in the last 61 s)" and other["message"] == "another"
+    for number in range(1000):
+        lines.add(f"warning: {number}", "WARNING", {}, number)
+    assert len(lines._repeated) == 200 and len(objects(out.getvalue())) == 1003
+
+
+def test_all_that_python_prints_and_logs_is_one_json_object_a_line(capfd):
+    """Also a traceback, a line that threads write in parts, and one from a signal handler."""
+    import sys
+
+    with log_lines(log_format="json", log_level="info", quiet=False) as lines:
+        lines.fields["run"] = "r1"
+        logging.getLogger("absl").warning("from\nabsl")
+        logging.getLogger("apache_beam.typehints.x").warning("noise")
+        try:
+            raise ValueError("why")
+        except ValueError:
+            logging.getLogger("pipeline.x").info("failed", exc_info=True, extra={"image": "a.jpg", "reason": "r", "request": ""})
+        threads = [threading.Thread(target=lambda: [print("in", "parts", file=sys.stderr) for _ in range(50)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        say_at_once("stopping")
+        print("error: last", file=sys.stderr)
+    said = objects(capfd.readouterr().err)
+    assert all(each["run"] == "r1" and re.fullmatch(rf"{STAMP}\.\d{{6}}Z", each["time"]) for each in said)
+    absl, failed, *parts, stopping, last = said
+    assert (absl["severity"], absl["message"], absl["logger"]) == ("WARNING", "from\nabsl", "absl")
+    assert failed["message"].endswith("ValueError: why") and (failed["image"], failed["reason"]) == ("a.jpg", "r")
+    assert "request" not in failed and {each["message"] for each in parts} == {"in parts"} and len(parts) == 200
+    assert (stopping["message"], last["severity"]) == ("stopping", "ERROR")
+
+
+def test_a_mistake_in_the_config_is_json_too(tmp_path, capfd):
+    """The format is known although the job is refused, from the file or from a flag."""
+    (tmp_path / "job.yaml").write_text("no_such_key: 1\nmonitoring: {log_format: json}\n")
+    for argv in (
+        ["--config", str(tmp_path / "job.yaml")],
+        ["--log-format", "json", "--no-such-flag", "--input", "a", "--output", "b"],
+    ):
+        assert run.main(argv) == 2
+        (said,) = objects(capfd.readouterr().err)
+        assert said["severity"] == "ERROR" and said["message"].startswith("error: ")
+
+
+@pytest.mark.slow
+def test_each_line_of_a_job_is_an_object_and_a_dead_letter_names_its_image(tmp_path, run_job, bright_model):
+    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
+    (tmp_path / "in" / "broken.png").write_bytes(b"junk")
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--log-format", "json"]
+    code, _, err = run_job(*arguments, "--verbose", "--report-every-s", 0.1)
+    said = objects(err)
+    assert code == 0 and any("0.0 images/s" in each["message"] or "loading" in each["message"] for each in said)
+    (dead,) = (each for each in said if each.get("reason"))
+    assert dead["image"].endswith("broken.png") and dead["run"] and len(said) < 100
+    assert run_job(*arguments, "--quiet", "--replace")[2] == ""
+
+
+@pytest.mark.parametrize("why", ["full", "closed"])
+def test_lines_that_nobody_can_take_stop_no_job(why):
+    """A full disk of logs, or a pipe whose reader has left, as in `2>&1 | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full" if why == "full" else writer, "w") as stream:
+        lines = LogLines(stream)
+        print("one", "two", sep="\n", file=lines)
+        lines.add("a record of the log", "INFO", {})
+        lines.end()
+        with contextlib.suppress(OSError):
+            stream.close()
+    if why == "full":
+        os.close(writer)
+
+
+def test_a_job_leaves_the_levels_of_loggers_as_they_were():
+    loggers = [logging.getLogger(), logging.getLogger("pipeline"), logging.getLogger("apache_beam.typehints")]
+    before = [logger.level for logger in loggers]
+    with log_lines(log_format="text", log_level="error", quiet=True):
+        assert not logging.getLogger("pipeline").isEnabledFor(logging.WARNING)
+    assert [logger.level for logger in loggers] == before
