@@ -393,7 +393,7 @@ def test_a_link_that_is_moved_is_a_release(tmp_path, saved, open_detector):
     assert (result.model_version, version_of(result)) == ("2", "8")
 
 
-SWAPS = 8
+SWAPS = 30
 MEASURE = """
 import gc, json, sys
 import cv2, numpy as np, psutil
@@ -428,7 +428,8 @@ def test_swaps_again_and_again_take_no_more_threads_and_no_more_memory(tmp_path,
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=580, check=True)
     seen, spared, looked_through = json.loads(done.stdout)
     threads, rss_mb = zip(*seen, strict=True)
-    assert len(set(threads[1:])) == 1
-    # kept for good, each of the four swaps between would add at least 20; the last version but one may be closed a moment later
-    assert min(rss_mb[-2:]) < rss_mb[2] + 60, rss_mb
+    # a version may be closed a moment later; one that stays adds threads and at least 20 MB
+    early, late = slice(2, 8), slice(-6, None)
+    assert min(threads[late]) <= min(threads[early]), threads
+    assert min(rss_mb[late]) < min(rss_mb[early]) + 20 * SWAPS / 3, rss_mb
     assert looked_through < spared / 5

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import stat
-import sys
 
 import pytest
 import requests
@@ -18,7 +17,8 @@ import requests
 from pipeline.results.layout import StagedFile
 from pipeline.results.run import Run
 from pipeline.storage.files import delete_files, list_files, read_file, write_file
-from tests.results.test_run import CHANGES
+from tests.results.test_run import CHANGES as ON_DISK
+from tests.results.test_run import REQUEST, before_change
 
 NAMES = [
     "detections/detections-00000-of-00002.jsonl",
@@ -26,7 +26,7 @@ NAMES = [
     "index/detections-00000-of-00002.parquet",
 ]
 EARLIER = ["detections/detections-00000-of-00001.jsonl", "report.html", "samples/001-a.jpg"]
-_ASKS = (b"POST ", b"PUT ", b"PATCH ", b"DELETE ")
+CHANGES = (*ON_DISK, REQUEST)
 REPLACE, ONLY_NEW = {"write": {"replace": True}}, {"only_new": True}
 
 
@@ -60,20 +60,6 @@ def on_storage(strict_gcs_bucket, monkeypatch):
 
     monkeypatch.setattr(requests.Session, "request", with_generation)
     return f"gs://{strict_gcs_bucket.name}/out"
-
-
-def before_change(number, act, changes):
-    """Calls `act` before this process asks for its `number`-th change to a disk or to Cloud Storage."""
-    left = [number]
-
-    def count(event, args):
-        on_disk = event in changes and (event != "open" or "w" in str(args[1]))
-        if on_disk or (event == "http.client.send" and bytes(args[1][:8]).startswith(_ASKS)):
-            left[0] -= 1
-            if not left[0]:
-                act()
-
-    sys.addaudithook(count)
 
 
 def disturbed(number, do, how, meanwhile=lambda: None, changes=CHANGES):

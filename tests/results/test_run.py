@@ -1,6 +1,5 @@
 """Files get their names all together: what stands in a results folder is one run's, whenever a run is killed or does it twice."""
 
-import gc
 import glob
 import json
 import os
@@ -40,6 +39,8 @@ NEW = [
 BESIDE = ["summary.json", "report.html", "samples/001-a.jpg"]
 STRANGERS = ["detections/mine.jsonl", "samples/mine.jpg", "samples/002-mine.jpg", "notes.txt"]
 CHANGES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")  # what the system can be asked to do to a disk
+REQUEST = "http.client.send"
+_CHANGING = (b"POST ", b"PUT ", b"PATCH ", b"DELETE ")
 
 
 @pytest.fixture
@@ -74,30 +75,40 @@ def assert_committed(output):
     assert visible(output) == {**dict.fromkeys(NEW, b"new"), **dict.fromkeys(STRANGERS, b"old")}
 
 
-def dies_at(number, do, by=signal.SIGKILL):
-    """Does something in a process of its own, with a signal before its `number`-th change to the disk: whether that ended it."""
+def dies_at(number, do):
+    """Does something in a process of its own, which is killed before its `number`-th change to the disk: whether it was."""
     child = os.fork()
     if child == 0:
-        gc.disable()  # a signal while garbage of other tests is closed would end nothing
-        left = [number]
-
-        def count(event, args):
-            if event in CHANGES and (event != "open" or "w" in str(args[1])):
-                left[0] -= 1
-                if not left[0]:
-                    os.kill(os.getpid(), by)
-
-        if by == signal.SIGINT:
-            signal.signal(by, signal.default_int_handler)  # what a shell runs in the background, and its children, ignore it
-        sys.addaudithook(count)
+        before_change(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
         try:
             do()
-        except KeyboardInterrupt:
-            signal.signal(by, signal.SIG_DFL)
-            os.kill(os.getpid(), by)
         finally:
             os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -by
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def before_change(number, act, changes=CHANGES, thread=None):
+    """Calls `act` before this process, or one thread of it, asks for its `number`-th change.
+
+    Args:
+      changes: The audit events that count: an `open` for writing, a `REQUEST` that changes Cloud Storage, all others.
+    """
+    left = [number]
+
+    def is_change(event, args):
+        if event == "open":
+            return "w" in str(args[1])
+        return event != REQUEST or bytes(args[1][:8]).startswith(_CHANGING)
+
+    def count(event, args):
+        if event in changes and thread in (None, threading.get_ident()) and is_change(event, args):
+            left[0] -= 1
+            if not left[0]:
+                act()
+
+    sys.addaudithook(count)
 
 
 def test_what_an_earlier_run_left_goes_and_what_others_put_there_stays(output):

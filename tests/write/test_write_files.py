@@ -4,7 +4,7 @@ import io
 import itertools
 import json
 import os
-import signal
+import threading
 import time
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from pipeline.stats.worker_context import WorkerContext
 from pipeline.storage.files import write_file
 from pipeline.write.sink import Results
 from pipeline.write.write_files import SIZES, Sizes, WriteFiles, read_written
-from tests.results.test_run import dies_at
+from tests.results.test_run import before_change
 
 NO_DEAD_LETTERS = "dead_letters/dead_letters-00000-of-00001.jsonl"
 REPORTS = "runs/0123456789ab"
@@ -186,10 +186,23 @@ class TestCheckOutput:
         assert os.listdir(tmp_path / "new[1]" / "deep") == []
 
     def test_one_that_is_stopped_at_any_moment_leaves_nothing(self, tmp_path):
-        stopped = itertools.takewhile(
-            lambda number: dies_at(number, lambda: check_output(str(tmp_path)), by=signal.SIGINT), itertools.count(1)
-        )
-        left = [os.listdir(tmp_path) for _ in stopped]
+        def is_stopped(number):
+            working = [True]
+
+            def stop():
+                if working:
+                    raise KeyboardInterrupt
+
+            before_change(number, stop, thread=threading.get_ident())
+            try:
+                check_output(str(tmp_path))
+            except KeyboardInterrupt:
+                return True
+            finally:
+                working.clear()
+            return False
+
+        left = [os.listdir(tmp_path) for _ in itertools.takewhile(is_stopped, itertools.count(1))]
         assert len(left) > 2 and not any(left)
 
     @pytest.mark.parametrize("write", [True, False])
