@@ -27,7 +27,7 @@ from pipeline.stats.samples import NewestImages
 from pipeline.stats.summary import JobStats
 from tests.conftest import REPO, write_bright_image
 from tests.emulators import free_ports
-from tests.monitoring.browser import memory_of, needs_chromium, running_chromium
+from tests.monitoring.browser import PATIENCE_MS, memory_of, needs_chromium, running_chromium
 from tests.processes import running, wait_until
 from tests.streaming_job import StreamingJob
 
@@ -88,6 +88,7 @@ def opened(browser, port, **how):
     """The page, once it has had an event; fails at the end if the page complained or asked another server."""
     complaints = []
     context = browser.new_context(**how)
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -216,7 +217,7 @@ def test_it_says_that_the_job_is_away_and_goes_on_with_the_next_one(job, browser
             job.stats = JobStats()
             job.detect(1)
             server.enter_context(shown(job, port))
-            page.wait_for_selector("#connection.live", timeout=120_000)
+            page.wait_for_selector("#connection.live")
             wait_until(lambda: page.evaluate("document.querySelector('.sum .detected b').textContent === '1'"))
 
 

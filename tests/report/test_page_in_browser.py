@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.report.page import render_report
-from tests.monitoring.browser import needs_chromium, running_chromium
+from tests.monitoring.browser import PATIENCE_MS, needs_chromium, running_chromium
 from tests.report.test_page import sample
 
 SAMPLES = [
@@ -26,6 +26,7 @@ def browser():
 def test_filters_hide_pictures_and_go_together(tmp_path, browser, scheme, width):
     (tmp_path / "report.html").write_text(render_report({}, SAMPLES, []))
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.set_default_timeout(PATIENCE_MS)
     page.goto(f"file://{tmp_path}/report.html")
 
     def shown() -> list[str]:
