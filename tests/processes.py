@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 _T = TypeVar("_T")
@@ -40,6 +41,13 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended; its parent may not have taken its exit code yet."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
 
 
 def wait_until(holds: Callable[[], _T], printed: Callable[[], str] = str, process: _Process | None = None) -> _T:

@@ -15,7 +15,7 @@ from models.import_onnx import import_onnx, tolerances
 from models.onnx.environment import REQUIREMENTS, OnnxError, python_of_converter
 from pipeline.import_model import main
 from tests.fixtures import REPO
-from tests.processes import running, wait_until
+from tests.processes import has_ended, running, wait_until
 from tests.tiny_models import save_model
 
 CASES = Path(__file__).with_name("onnx_cases.py")
@@ -245,7 +245,7 @@ def test_a_stopped_import_ends_its_converter_and_leaves_nothing(model, tmp_path)
         command.terminate()
         assert command.wait() == 130
         assert command.stderr.read().endswith(b"stopped\n")
-    assert not os.path.exists(f"/proc/{pid.read_text().strip()}")
+    wait_until(lambda: has_ended(int(pid.read_text())))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "model.onnx", "pid"]
 
 
