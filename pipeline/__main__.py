@@ -41,6 +41,7 @@ VERBS = {
     "pictures": Verb("models.pictures", "draw the objects of a run into its images, or cut them out"),
     "import": Verb("pipeline.import_model", "turn a Darknet YOLO or an ONNX model into a SavedModel"),
     "quantize": Verb("pipeline.quantize", "write an int8 version of a model for OpenVINO, if it is good enough"),
+    "tune": Verb("pipeline.tune", "find the settings with which this machine detects fastest"),
     "compact": Verb("pipeline.compact", "merge the many small files of a results folder"),
     "load": Verb("pipeline.load_bigquery", "load the rows of a results folder into BigQuery, each once"),
     "reconcile": Verb("pipeline.reconcile", "which images have a result, and which have none"),

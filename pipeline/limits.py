@@ -6,8 +6,11 @@ more than the groups above it.
 
 from __future__ import annotations
 
+import glob
 import math
 import os
+import platform
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +32,18 @@ def available_cpus(groups: Path = _GROUPS, own: Path = _OWN) -> int:
     limits = [line.split() for line in _values("cpu.max", groups, own)]
     quotas = [math.ceil(int(quota) / int(period)) for quota, period in limits if quota != "max"]
     return max(1, min([cores, *quotas]))
+
+
+def machine() -> str:
+    """What decides the speed here: processor, CPUs that may be used, and NVIDIA's devices."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            model = re.search(r"^model name\s*:\s*(.*)$", file.read(), re.MULTILINE)
+    except OSError:
+        model = None
+    gpus = len(glob.glob("/dev/nvidia[0-9]*"))
+    processor = " ".join(model[1].split()) if model else platform.machine()
+    return f"{processor}, {available_cpus()} CPUs" + (f", {gpus} GPUs" if gpus else "")
 
 
 def memory_limit_bytes(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:

@@ -85,7 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--max-ap-loss", type=float, default=1.0, help="with labels: most points of AP50 to lose (default: %(default)s)")
     add("--min-agreement", type=float, default=0.85, help="without labels: least agreement with float32 (default: %(default)s)")
     add("--output", metavar="DIR", help="version to write, <model>/<integer> (default: the next one beside the others)")
-    add("--config", metavar="FILE", help="a job's config, for a model that does not describe itself")
+    add("--config", action="append", default=[], metavar="FILE", help="a job's config, for a model that does not describe itself")
     return parser
 
 

@@ -70,7 +70,13 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="exit code: 0 complete; 1 images are missing, stale, or dead for a transient reason; 2 wrong command or place",
         allow_abbrev=False,
     )
-    parser.add_argument("--config", metavar="FILE", help="YAML file of a job: its input, output, dates and time zone count")
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="YAML file of a job: its input, output, dates and time zone count",
+    )
     parser.add_argument(
         "--input", nargs="+", action="extend", metavar="PATTERN", help="the images, as detect-objects run takes them"
     )

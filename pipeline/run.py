@@ -156,7 +156,13 @@ def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", metavar="FILE", help="YAML file with the job's settings; see configs/")
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="YAML file with the job's settings; see configs/. Of several (--config A --config B) the last one wins",
+    )
     parser.add_argument(
         "--dry-run",
         "--dry_run",  # Beam accepts it and ignores it

@@ -92,7 +92,7 @@ def test_a_run_without_an_output_says_what_flags_are_not_it(flags, hint, capsys)
 def test_a_typo_in_a_config_names_the_nearest_keys_and_not_all(text, expected, tmp_path):
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load_config(str(tmp_path / "job.yaml"), {})
+        load_config([str(tmp_path / "job.yaml")], {})
     assert expected in str(caught.value) and len(str(caught.value).removeprefix(f"{tmp_path}")) < 200
 
 

@@ -10,7 +10,20 @@ from pipeline.__main__ import VERBS, main
 from tests.conftest import write_bright_image
 from tests.fixtures import REPO
 
-EXPECTED = {"run", "evaluate", "import", "compact", "load", "quantize", "reconcile", "replay", "view", "pictures", "doctor"}
+EXPECTED = {
+    "run",
+    "evaluate",
+    "import",
+    "compact",
+    "load",
+    "quantize",
+    "tune",
+    "reconcile",
+    "replay",
+    "view",
+    "pictures",
+    "doctor",
+}
 
 
 def test_help_names_each_verb_with_its_purpose_and_without_a_verb_it_is_shown(capsys):

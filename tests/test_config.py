@@ -143,7 +143,7 @@ def write_config(tmp_path):
 def test_what_is_wrong_with_a_file_is_said_in_one_line(write_config, text, message):
     path = write_config(text)
     with pytest.raises(ConfigError) as caught:
-        load_config(path, {})
+        load_config([path], {})
     assert message in str(caught.value)
     assert path in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -152,32 +152,40 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(write_config, text, messa
 @pytest.mark.parametrize("place", ["absent.yaml", "."])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, place):
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_config(str(tmp_path / place), {})
+        load_config([str(tmp_path / place)], {})
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(write_config):
     path = write_config("input: a.jpg\noutput: out\ndetect: {score_threshold: 0.5, max_detections: 7}\nmodel:\n")
-    config = load_config(path, {"detect.score_threshold": 0.75, "write.shards": 3})
+    config = load_config([path], {"detect.score_threshold": 0.75, "write.shards": 3})
     assert (config.detect.score_threshold, config.detect.max_detections, config.detect.iou_threshold) == (0.75, 7, 0.45)
     assert (config.input, config.write.shards, config.model) == (("a.jpg",), 3, Config().model)
 
 
+def test_of_two_files_the_later_one_wins_key_by_key(write_config, tmp_path):
+    first = write_config("output: out\ndetect: {score_threshold: 0.75, max_detections: 7}")
+    later = tmp_path / "tuned.yaml"
+    later.write_text("detect: {score_threshold: 0.5, precision: bfloat16}")
+    config = load_config([first, str(later)], {"detect.precision": "float32"})
+    assert (config.output, config.detect) == ("out", DetectConfig(score_threshold=0.5, max_detections=7))
+
+
 def test_a_wrong_flag_is_named_as_a_flag():
     with pytest.raises(ConfigError, match=r"^--score-threshold: expected a number between 0\.0 and 1\.0, got 2$"):
-        load_config(None, {"detect.score_threshold": 2})
+        load_config([], {"detect.score_threshold": 2})
 
 
 def test_a_wrong_value_of_the_file_counts_only_where_no_flag_replaces_it(write_config):
     path = write_config("detect: {score_threshold: high, iou_threshold: high}")
     with pytest.raises(ConfigError, match=r"detect\.iou_threshold: expected a number, got 'high'"):
-        load_config(path, {"detect.score_threshold": 0.5})
+        load_config([path], {"detect.score_threshold": 0.5})
     path = write_config("detect: {score_threshold: high}")
-    assert load_config(path, {"detect.score_threshold": 0.5}).detect == DetectConfig(score_threshold=0.5)
+    assert load_config([path], {"detect.score_threshold": 0.5}).detect == DetectConfig(score_threshold=0.5)
 
 
 def test_days_are_settled_when_they_are_said(write_config):
     """So that all of the job means the same, also after midnight."""
-    config = load_config(write_config("input: raw/{date}/**"), {"dates": "yesterday", "time_zone": "Asia/Tokyo"})
+    config = load_config([write_config("input: raw/{date}/**")], {"dates": "yesterday", "time_zone": "Asia/Tokyo"})
     in_tokyo = datetime.datetime.now(zoneinfo.ZoneInfo("Asia/Tokyo")).date()
     before = [in_tokyo - datetime.timedelta(days=1), in_tokyo - datetime.timedelta(days=2)]  # midnight may just have passed
     assert config.dates in map(str, before)
@@ -185,7 +193,7 @@ def test_days_are_settled_when_they_are_said(write_config):
 
 
 def test_a_day_of_yaml_is_a_day(write_config):
-    config = load_config(write_config("input: ['raw/{date:%Y/%m/%d}/**', 'list-{date}.txt']\ndates: 2026-11-20"), {})
+    config = load_config([write_config("input: ['raw/{date:%Y/%m/%d}/**', 'list-{date}.txt']\ndates: 2026-11-20")], {})
     assert config.patterns() == {
         "raw/{date:%Y/%m/%d}/**": ("raw/2026/11/20/**",),
         "list-{date}.txt": ("list-2026-11-20.txt",),
@@ -205,7 +213,7 @@ def test_a_day_that_never_was_is_one_clear_error():
 
 def test_ground_truth_finds_its_use_in_file_or_flag(write_config):
     path = write_config("write: {coco_ground_truth: a.json}")
-    assert load_config(path, {"write.coco": True}).write == WriteConfig(coco=True, coco_ground_truth="a.json")
+    assert load_config([path], {"write.coco": True}).write == WriteConfig(coco=True, coco_ground_truth="a.json")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +230,7 @@ def test_ground_truth_finds_its_use_in_file_or_flag(write_config):
 )
 def test_a_file_may_be_written_as_people_do(write_config, text, section, expected):
     given = Config().as_dict()[section] | expected
-    assert load_config(write_config(text), {}).as_dict() == Config().as_dict() | {section: given}
+    assert load_config([write_config(text)], {}).as_dict() == Config().as_dict() | {section: given}
 
 
 @pytest.mark.parametrize(
@@ -280,7 +288,7 @@ def test_a_config_survives_a_pickle(made):
 
 
 def test_a_config_is_hashable_but_for_beam_options_and_cannot_change():
-    config = load_config(None, {})
+    config = load_config([], {})
     assert hash(config.model) == hash(Config().model)
     assert hash(config.detect) == hash(Config().detect)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -342,12 +350,12 @@ def trees(draw):
 def test_a_config_written_out_and_read_again_is_the_same(tmp_path_factory, tree):
     path = tmp_path_factory.getbasetemp() / "round_trip.yaml"
     path.write_text(yaml.safe_dump({"max_dead_share": 0.5} | tree, allow_unicode=True), encoding="utf-8")
-    config = load_config(str(path), {})
+    config = load_config([str(path)], {})
     for section, values in tree.items():
         written = config.as_dict()[section]
         assert written == values or (isinstance(values, dict) and {key: written[key] for key in values} == values)
     path.write_text(yaml.safe_dump(config.as_dict(), allow_unicode=True), encoding="utf-8")
-    assert load_config(str(path), {}) == config
+    assert load_config([str(path)], {}) == config
 
 
 SCHEMA = jsonschema.Draft202012Validator(config_schema())

@@ -19,7 +19,7 @@ PAGES = {
 LONG_WORDS = 25
 FOLDERS = ["pipeline", "models", "tests", "configs", "deploy", "docs"]
 OTHER_FLAGS = {  # of other commands of this project, of the launcher, and of other tools
-    "--calibration", "--max-ap-loss",
+    "--calibration", "--max-ap-loss", "--budget-s",
     "--cfg", "--weights", "--names", "--input-size", "--detections", "--ground-truth", "--until", "--write-missing", "--out",
     "--resume", "--detach", "--attach", "--config", "--help", "--help-all", "--dry-run", "--verbose", "--model",
     "--images", "--images-per-second", "--machines", "--machine-hour", "--class-a", "--class-b", "--hours", "--inline",
@@ -88,7 +88,7 @@ def test_every_config_loads():
     configs = sorted((REPO / "configs").glob("*.yaml"))
     assert len(configs) >= 3
     for path in configs:
-        load_config(str(path), {})
+        load_config([str(path)], {})
         assert f"--config configs/{path.name}" in path.read_text()
 
 

@@ -23,7 +23,7 @@ def leaves(config):
 def changed(*argv):
     """The settings that a command line changes, and to what."""
     defaults = leaves(Config())
-    now = leaves(load_config(None, _overrides(make_parser().parse_known_args(argv)[0])))
+    now = leaves(load_config([], _overrides(make_parser().parse_known_args(argv)[0])))
     return {key: value for key, value in now.items() if value != defaults[key]}
 
 
@@ -126,7 +126,7 @@ def test_every_flag_reaches_its_setting(setting):
 
 @pytest.mark.parametrize("path", sorted((REPO / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_example_configs_are_valid(path):
-    assert load_config(str(path), {}) != Config()
+    assert load_config([str(path)], {}) != Config()
     assert yaml.safe_load(path.read_text(encoding="utf-8"))
 
 

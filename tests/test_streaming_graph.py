@@ -25,7 +25,7 @@ def build(in_process: bool, native_source: bool = False) -> beam.Pipeline:
         "input": ["projects/test-project/subscriptions/images"],
         "output": "projects/test-project/topics/detections",
     }
-    config = load_config("configs/streaming_pubsub_direct.yaml", {**flags, "stream.archive": "out"})
+    config = load_config(["configs/streaming_pubsub_direct.yaml"], {**flags, "stream.archive": "out"})
     pipeline = beam.Pipeline(runner=FnApiRunner())
     run = RunSettings.of(config, "job", in_process=in_process, samples=0, results="out")
     graph.build_streaming(pipeline, config, run, native_source=native_source)

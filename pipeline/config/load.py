@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -19,38 +19,48 @@ _HOME = os.path.dirname(_PACKAGE)
 _OWN_CONFIGS = (os.path.join(_PACKAGE, "configs"), os.path.join(_HOME, "configs"))  # installed, checkout
 
 
-def load_config(path: str | None, overrides: Mapping[str, Any]) -> Config:
-    """Reads a config file and lays flags over it.
+def load_config(paths: Sequence[str], overrides: Mapping[str, Any]) -> Config:
+    """Reads config files, of which later ones win, and lays flags over them.
 
     Args:
-      path: YAML file; None for the defaults. If `configs/<name>.yaml` or `<name>` does not exist, the project's own file is read.
+      paths: YAML files. If `configs/<name>.yaml` or `<name>` does not exist, the project's own file is read.
       overrides: Dotted key (`detect.score_threshold`) to value; a number may be text, as on the command line.
 
     Raises:
       ConfigError: The file is unreadable or no YAML mapping, or has an unknown key or a wrong value.
     """
-    tree = _laid_over(_read_yaml(_as_path(path)) if path else {}, overrides)
+    tree = _laid_over(_read(paths), overrides)
     try:
         return TypeAdapter(Config).validate_python(tree)
     except ValidationError as err:
         flags = {setting.key: setting.flag for setting in settings() if setting.key in overrides}
-        raise ConfigError(what_is_wrong(err, Config, path or "the flags", flags)) from err
+        raise ConfigError(what_is_wrong(err, Config, " and ".join(paths) or "the flags", flags)) from err
 
 
-def load_monitoring(path: str | None, overrides: Mapping[str, Any]) -> MonitoringConfig:
+def load_monitoring(paths: Sequence[str], overrides: Mapping[str, Any]) -> MonitoringConfig:
     """The section `monitoring` of a config whose other keys may be wrong.
 
     Raises:
       ConfigError: This section is wrong.
     """
     try:
-        tree = _laid_over(_read_yaml(_as_path(path)) if path else {}, overrides)
+        tree = _laid_over(_read(paths), overrides)
     except ConfigError:
         tree = _laid_over({}, overrides)
     try:
         return TypeAdapter(MonitoringConfig).validate_python(tree.get("monitoring") or {})
     except ValidationError as err:
-        raise ConfigError(what_is_wrong(err, MonitoringConfig, path or "the flags")) from err
+        raise ConfigError(what_is_wrong(err, MonitoringConfig, " and ".join(paths) or "the flags")) from err
+
+
+def _read(paths: Sequence[str]) -> dict[Any, Any]:
+    """The trees of all files in one; a key of a later file wins."""
+    merged: dict[Any, Any] = {}
+    for path in paths:
+        for key, part in _read_yaml(_as_path(path)).items():
+            both = isinstance(part, Mapping) and isinstance(merged.get(key), Mapping)
+            merged[key] = {**merged[key], **part} if both else part
+    return merged
 
 
 def _laid_over(tree: Mapping[Any, Any], overrides: Mapping[str, Any]) -> dict[Any, Any]:

@@ -185,6 +185,9 @@ class DetectConfig:
     )
     request_images: Count = setting(256, "most images in the detector at once")
     request_mb: Annotated[float, Between(0.1)] = setting(64.0, "most encoded megabytes in the detector at once")
+    tuned_on: Text = setting(
+        "", "machine for which detect-objects tune chose the settings; a process on another one prints a warning", **KEY_ONLY
+    )
     memory_mb: Count | None = setting(
         None, "memory of a process in megabytes; images in hand shrink to fit; default: the container's limit, if it has one"
     )

@@ -45,7 +45,7 @@ def test_both_schedules_run_the_same_command():
 
 def test_its_flags_are_settings_and_its_days_are_days():
     flags, of_beam = run.make_parser().parse_known_args(flags_of(systemd_command()))
-    config = load_config(str(REPO / flags.config), run._overrides(flags))
+    config = load_config([str(REPO / path) for path in flags.config], run._overrides(flags))
     assert of_beam == []
     assert len(config.patterns()["/srv/raw/{date:%Y/%m/%d}/**"]) == 7
     assert config.when_busy == "skip" and config.allow_empty and config.only_new
@@ -54,7 +54,7 @@ def test_its_flags_are_settings_and_its_days_are_days():
 def test_the_unit_of_a_stream_has_a_command_of_this_program_and_time_to_end():
     command = systemd_command("detect-stream.service")
     flags, of_beam = run.make_parser().parse_known_args(flags_of(command))
-    config = load_config(str(REPO / flags.config), run._overrides(flags))
+    config = load_config([str(REPO / path) for path in flags.config], run._overrides(flags))
     assert of_beam == []
     assert (config.mode, config.monitoring.metrics_port) == ("streaming", 9090)
     unit = UNITS["detect-stream.service"]

@@ -89,7 +89,7 @@ def test_the_nightly_request_may_name_a_private_network():
 def test_the_accelerator_that_the_template_offers_goes_with_the_machines_of_its_config():
     offered = re.search(r"type:[^ ]*", PARAMETERS["accelerator"]["helpText"])[0]
     for config in ("batch_gcs_dataflow_gpu", "streaming_pubsub_dataflow_gpu"):
-        said = load_config(config, {})
+        said = load_config([config], {})
         check_machine(offered, said.beam_options["machine_type"])
 
 

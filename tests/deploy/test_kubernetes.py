@@ -44,7 +44,7 @@ def test_its_command_is_one_of_this_program(name):
     (container,) = pods()[name]["containers"]
     assert container["command"] == ["python", "-m", "pipeline.run"]
     flags, of_beam = run.make_parser().parse_known_args(container["args"])
-    config = load_config(str(REPO / flags.config), run._overrides(flags))
+    config = load_config([str(REPO / path) for path in flags.config], run._overrides(flags))
     assert of_beam == []
     assert config.monitoring.log_format == "json"
     assert (config.mode == "streaming") == (name == "stream.yaml")

@@ -56,7 +56,7 @@ def check(make):
 
 
 def check_job(path, overrides):
-    config = check(lambda: load_config(str(path) if path else None, overrides))
+    config = check(lambda: load_config([str(path)] if path else [], overrides))
     if config is not None:
         hash((config.model, config.detect, config.read, config.write, config.stream))
         again = yaml.safe_load(yaml.safe_dump(config.as_dict()))
@@ -101,7 +101,7 @@ def test_any_flags_are_a_config_or_refused_in_one_line(argv):
     """The same for flags of the command line."""
 
     def parsed():
-        return load_config(None, _overrides(make_parser().parse_known_args(argv)[0]))
+        return load_config([], _overrides(make_parser().parse_known_args(argv)[0]))
 
     try:
         check(parsed)

@@ -81,7 +81,7 @@ def test_of_two_backfills_that_started_in_the_same_second_none_overwrites_the_ot
     folder, out, _ = places
     clock = types.SimpleNamespace(time=itertools.count(1_795_000_000.0).__next__)
     monkeypatch.setattr(batch, "time", clock)
-    config = load_config(None, {"input": [str(folder)], "output": str(out), "model.path": bright_model, "only_new": True})
+    config = load_config([], {"input": [str(folder)], "output": str(out), "model.path": bright_model, "only_new": True})
     jobs = [batch.prepare(config, [], "python -m pipeline.run", 1_794_999_000.0) for _ in range(2)]
     assert batch.run(jobs[0]) == 0
     write_bright_image(folder / "b.png", (64, 48), (10, 10, 30, 30))

@@ -98,7 +98,7 @@ def listening():
 )
 def test_options_that_only_the_job_server_knows_are_known(flags, known, listening):
     """And no others: of Flink's own, those that jobs depend on are known without asking."""
-    config = load_config(None, {"runner": "FlinkRunner", "input": ["a"], "output": "b"})
+    config = load_config([], {"runner": "FlinkRunner", "input": ["a"], "output": "b"})
     if known:
         assert options.beam_options(config, [f"--job_endpoint={listening}", *flags])._flags[-len(flags) :] == [*flags]
     else:

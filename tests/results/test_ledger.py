@@ -22,7 +22,7 @@ from tests.ledger_rows import ARCHIVED, DEAD, DETECTIONS, MAKER, dead, detected,
 def settings(**changes):
     """All settings of a job, as a summary has them."""
     changes = {name.replace("__", "."): value for name, value in changes.items()}
-    return load_config(None, {"input": ["photos/"], "output": "out", **changes}).as_dict()
+    return load_config([], {"input": ["photos/"], "output": "out", **changes}).as_dict()
 
 
 def entries(output):

@@ -23,7 +23,7 @@ WAYS_ON = "; give --only-new to add what they lack, --replace to remove them, or
 def settings(**changes):
     """All settings of a job, as a summary has them."""
     changes = {name.replace("__", "."): value for name, value in changes.items()}
-    return load_config(None, {"input": ["photos/"], "output": "out", **changes}).as_dict()
+    return load_config([], {"input": ["photos/"], "output": "out", **changes}).as_dict()
 
 
 @pytest.fixture

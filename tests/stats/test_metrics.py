@@ -63,7 +63,7 @@ def images(tmp_path):
 
 def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_model):
     config = load_config(
-        None,
+        [],
         {
             "input": [f"{images}/in", f"{images}/m.txt"],
             "output": f"{images}/out",

@@ -94,7 +94,7 @@ def test_a_job_says_that_its_model_is_loading(monkeypatch, bright_model):
     terminal = Terminal(False, r"^ *\d+ s  loading the model$")
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
-    config = load_config(None, {"model.path": bright_model, "detect.batch_sizes": [3]})
+    config = load_config([], {"model.path": bright_model, "detect.batch_sizes": [3]})
     with progress.ProgressDisplay():
         load_detector(config)
         assert terminal.shown.is_set()  # tens of lines in the time that a model takes
