@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from models.evaluate.agreement import compare
-from pipeline.errors import ModelError
+from pipeline.errors import InputError, ModelError
 
 # packages come from this process's path, not from the current folder, which may have a `models` of its own
 _START = "import sys; sys.path = [part for part in sys.path if part]; from pipeline.tuning.trial import main; main()"
@@ -193,14 +193,20 @@ class Search:
           stages: Candidates, each as what it changes, by dotted key.
 
         Raises:
+          InputError: None of the photos is an image.
           ModelError: The model cannot be used with the settings of the start.
         """
         with contextlib.ExitStack() as at_work:
             best = at_work.enter_context(self._trial({}))
             self._expected = best.rows()
-            won = _finished(best, Result({}, [1.0], 1.0, best.throughput()))
+            if not self._expected:
+                raise InputError(f"input: none of the {len(self._photos)} files is an image that can be decoded")
+            working = won = _finished(best, Result({}, [1.0], 1.0, best.throughput()))
             yield won
             for stage in stages:
+                if working is not won and time.monotonic() < self._ends:
+                    at_work.pop_all().close()
+                    working, best = won, at_work.enter_context(self._trial(won.settings))
                 results = []
                 for settings in ({**won.settings, **change} for change in stage):
                     if settings != won.settings and time.monotonic() < self._ends:
@@ -208,8 +214,7 @@ class Search:
                         yield results[-1]
                 first = max(results, key=lambda one: one.speed, default=won)
                 if first.speed >= _GAIN * won.speed:
-                    at_work.pop_all().close()
-                    won, best = first, at_work.enter_context(self._trial(first.settings))
+                    won = first
 
     def final(self, settings: Settings) -> list[float]:
         """The ratios of the rates with these settings and with those of the start, in a race of new processes."""
