@@ -113,7 +113,7 @@ def import_saved_model(path: str, output_dir: str, *, names_path: str | None = N
         shutil.rmtree(os.path.join(version, GOLDEN), ignore_errors=True)  # of other names or thresholds
         with step("1 of 2, recognising the model"), quiet_stderr():
             model = ModelConfig(path=folder, class_names=names)
-            _, metadata = saved_model.described_signature(version, folder, model, DetectConfig())
+            *_, metadata = saved_model.described_signature(version, folder, model, DetectConfig())
         write_metadata(version, metadata)
         with step("2 of 2, trying it on a picture"):
             count = _objects(version, image, folder)

@@ -7,8 +7,12 @@ import pytest
 from PIL import Image
 
 from models.metadata import read_metadata
-from pipeline.import_model import main
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_model import load
+from pipeline.import_model import import_saved_model, main
+from tests.detect.test_mixed_batches import save_yolov4
 from tests.tiny_models import bright_box, save_model
+from tests.yolo_exports import export_yolo
 
 HW = (32, 64)
 
@@ -73,6 +77,28 @@ def test_a_sample_scene_becomes_no_golden_image(foreign_model, tmp_path, capfd):
     assert main([foreign_model, "--output", str(tmp_path / "1")]) == 0
     assert "1 objects in a sample scene" in capfd.readouterr().out
     assert read_metadata(str(tmp_path / "1")) and not (tmp_path / "1/assets.extra/golden").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "save",
+    [
+        pytest.param(lambda folder: export_yolo(folder, "4+C,M", metadata={}), id="Ultralytics"),
+        pytest.param(lambda folder: export_yolo(folder, "M,6", metadata={}), id="Ultralytics, suppressed"),
+        pytest.param(lambda folder: save_yolov4(folder, 0.2), id="YOLOv4 of TensorFlow"),
+    ],
+)
+def test_the_copy_is_loaded_as_the_model_itself_is(save, tmp_path):
+    """Nothing of what the loader recognises is lost on the way through the metadata."""
+    names = tmp_path / "m.names"
+    names.write_text("ant\nbee\ncow\n", encoding="utf-8")
+    folder = save(tmp_path / "given")
+    import_saved_model(folder, str(tmp_path / "m" / "1"), names_path=str(names))
+    given, copied = ModelConfig(path=folder, class_names=(str(names),)), ModelConfig(path=str(tmp_path / "m" / "1"))
+    loaded = [load(model, DetectConfig(batch_sizes=(1,))) for model in (given, copied)]
+    for each in loaded:
+        each.engine.close()
+    assert loaded[1].metadata == loaded[0].metadata
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,8 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
     return start(prepared, detect)
 
 
-def described_signature(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> tuple[Any, DetectorMetadata]:
-    """The signature of a SavedModel to call, and its metadata: its own, or as recognised, overridden by the config.
+def described_signature(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> tuple[Any, Any, DetectorMetadata]:
+    """A loaded SavedModel, its signature to call, and its metadata: its own, or as recognised, overridden by the config.
 
     Args:
       local: Its files on this machine.
@@ -107,7 +107,7 @@ def described_signature(local: str, folder: str, model: ModelConfig, detect: Det
     metadata = describe(signature, described, model, folder, notes)
     if detect.labels_per_box == "several":
         check_several_labels(metadata, folder)
-    return signature, metadata
+    return loaded, signature, metadata
 
 
 def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig, *, gpu: bool) -> PreparedModel:
@@ -124,7 +124,7 @@ def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig,
       ModelError: The model is missing or damaged, or has no matching signature.
     """
     with local_copy(folder) as local:
-        signature, metadata = described_signature(local, folder, model, detect)
+        _loaded, signature, metadata = described_signature(local, folder, model, detect)  # it owns the signature's variables
         try:
             requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
         except Exception as err:
