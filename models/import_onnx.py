@@ -26,7 +26,7 @@ from models.quiet import quiet_stderr
 TOLERANCE = 1e-3  # of the largest value of a channel
 _ZERO = 1e-6  # values below it count as zero
 _WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "onnx", "worker.py")
-_PHOTO = os.path.join(os.path.dirname(os.path.abspath(__file__)), "digits", "samples", "scene_000.jpg")
+SCENE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "digits", "samples", "scene_000.jpg")
 
 Values = npt.NDArray[Any]
 Convert = Callable[[Sequence[str], str], None]
@@ -61,7 +61,7 @@ def import_onnx(
     names = read_names(names_path) if names_path else ()
     Path(path).open("rb").close()
     with tempfile.TemporaryDirectory(prefix=".import-", dir=existing_ancestor(output_dir)) as scratch:
-        (convert or in_environment())([os.path.abspath(path), _PHOTO, *map(str, input_hw or ())], scratch)
+        (convert or in_environment())([os.path.abspath(path), SCENE, *map(str, input_hw or ())], scratch)
         answer = json.loads(Path(scratch, "answer.json").read_text(encoding="utf-8"))
         with np.load(os.path.join(scratch, "reference.npz"), allow_pickle=False) as reference:
             share = _write(scratch, answer["outputs"], dict(reference))

@@ -24,7 +24,7 @@ OTHER_FLAGS = {  # of other commands of this project, of the launcher, and of ot
     "--resume", "--detach", "--attach", "--config", "--help", "--help-all", "--dry-run", "--verbose", "--model",
     "--images", "--images-per-second", "--machines", "--machine-hour", "--class-a", "--class-b", "--hours", "--inline",
     "--ramp-minutes", "--startup-minutes", "--page", "--multi-label", "--reference", "--resamples", "--threshold",
-    "--match", "--json", "--full", "--print-completion", "--export", "--converter",
+    "--match", "--json", "--full", "--print-completion", "--export", "--converter", "--image",
     "--annotate", "--crops", "--margin", "--min-confidence", "--class", "--table", "--dead-letters-table",
 }  # fmt: skip
 

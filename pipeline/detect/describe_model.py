@@ -152,6 +152,7 @@ def _guess(signature: Any, given: Mapping[str, Any], notes: ExportNotes, folder:
         if spec is not None and hw == (None, None) and not (notes.input_hw or given.get("input_hw"))
         else "stretch",
         "class_names": notes.class_names,
+        "signature": "serving_default",
         "input_name": name,
         "input_dtype": dtype,
         "value_range": (0.0, 255.0) if dtype == "uint8" else (0.0, 1.0),

@@ -82,6 +82,34 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
     return start(prepared, detect)
 
 
+def described_signature(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> tuple[Any, Any, DetectorMetadata]:
+    """A loaded SavedModel, its signature to call, and its metadata: its own, or as recognised, overridden by the config.
+
+    Args:
+      local: Its files on this machine.
+      folder: Where it is from, for messages and as the model's name.
+      model: Its description in the config.
+      detect: How to run it.
+
+    Raises:
+      ModelError: TensorFlow cannot load it, or it is no detector that is recognised.
+    """
+    tf = tensorflow_setup.configure_tensorflow(detect)
+    described = _described(local, folder)
+    try:
+        loaded = tf.saved_model.load(local)
+    except Exception as err:
+        raise ModelError(f"model {folder}: TensorFlow cannot load it: {first_line(err)}") from err
+    if described and described.threshold_inputs and detect.labels_per_box == "several":
+        described = for_several_labels(described)
+    signature = pick_signature(loaded.signatures, described, model, folder)
+    notes = None if described else packed_output.read_notes(local, folder)
+    metadata = describe(signature, described, model, folder, notes)
+    if detect.labels_per_box == "several":
+        check_several_labels(metadata, folder)
+    return loaded, signature, metadata
+
+
 def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig, *, gpu: bool) -> PreparedModel:
     """Loads, freezes and optimises a detector.
 
@@ -95,20 +123,8 @@ def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig,
     Raises:
       ModelError: The model is missing or damaged, or has no matching signature.
     """
-    tf = tensorflow_setup.configure_tensorflow(detect)
     with local_copy(folder) as local:
-        described = _described(local, folder)
-        try:
-            loaded = tf.saved_model.load(local)
-        except Exception as err:
-            raise ModelError(f"model {folder}: TensorFlow cannot load it: {first_line(err)}") from err
-        if described and described.threshold_inputs and detect.labels_per_box == "several":
-            described = for_several_labels(described)
-        signature = pick_signature(loaded.signatures, described, model, folder)
-        notes = None if described else packed_output.read_notes(local, folder)
-        metadata = describe(signature, described, model, folder, notes)
-        if detect.labels_per_box == "several":
-            check_several_labels(metadata, folder)
+        _loaded, signature, metadata = described_signature(local, folder, model, detect)  # it owns the signature's variables
         try:
             requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
         except Exception as err:

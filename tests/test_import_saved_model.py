@@ -1,0 +1,128 @@
+"""`detect-objects import` copies a SavedModel of others with what the loader recognises, once it has run on a picture."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from models.metadata import read_metadata
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_model import load
+from pipeline.import_model import import_saved_model, main
+from tests.detect.test_mixed_batches import save_yolov4
+from tests.tiny_models import bright_box, save_model
+from tests.yolo_exports import export_yolo
+
+HW = (32, 64)
+
+
+@pytest.fixture(scope="module")
+def foreign_model(tmp_path_factory):
+    """A detector with the outputs of the TF Object Detection API, without metadata."""
+    import tensorflow as tf
+
+    def predict(images):
+        boxes = tf.cast(tf.gather(bright_box(images), [1, 0, 3, 2], axis=1), tf.float32)[:, None]
+        ones = tf.ones(tf.shape(boxes)[:2])
+        contrast = tf.cast(tf.reduce_max(images, [1, 2, 3]) > tf.reduce_min(images, [1, 2, 3]), tf.float32)
+        return {
+            "detection_boxes": boxes,
+            "detection_scores": contrast[:, None],
+            "detection_classes": ones,
+            "num_detections": ones[:, 0],
+        }
+
+    return save_model(tmp_path_factory.mktemp("foreign") / "api", predict, tf.TensorSpec((None, *HW, 3), tf.uint8, "images"))
+
+
+@pytest.fixture
+def photo(tmp_path):
+    pixels = np.zeros((*HW, 3), np.uint8)
+    pixels[8:16, 16:48] = 255
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    return str(tmp_path / "photo.png")
+
+
+@pytest.mark.slow
+def test_a_saved_model_becomes_one_that_describes_itself(foreign_model, photo, tmp_path, capfd):
+    """With its class names, and with the picture as a golden image."""
+    names = tmp_path / "m.names"
+    names.write_text("lamp\n", encoding="utf-8")
+    out = tmp_path / "lamps" / "1"
+    assert main([foreign_model, "--names", str(names), "--image", photo, "--output", str(out)]) == 0
+    assert (
+        capfd.readouterr()
+        .out.strip()
+        .endswith(f"{out}: api, input 32x64 (stretch), 1 class names, suppression by the model; 1 objects in {photo}")
+    )
+    metadata = read_metadata(str(out))
+    assert metadata.class_names == ("lamp",) and metadata.class_id_offset == 1 and metadata.box_format == "yxyx"
+    (row,) = (out / "assets.extra/golden/detections.jsonl").read_text(encoding="utf-8").splitlines()
+    (found,) = json.loads(row)["detections"]
+    assert found["class_name"] == "lamp" and found["box_xyxy"] == pytest.approx([16, 8, 48, 16])
+    assert [path.name for path in (tmp_path / "lamps").iterdir()] == ["1"], "scratch files stay behind"
+
+
+@pytest.mark.slow
+def test_a_model_that_finds_nothing_is_imported_with_a_warning(foreign_model, tmp_path, capfd):
+    blank = tmp_path / "blank.png"
+    Image.new("RGB", (64, 32)).save(blank)
+    assert main([foreign_model, "--image", str(blank), "--output", str(tmp_path / "1")]) == 0
+    assert f"no class names (give --names), suppression by the model; warning: no object in {blank}" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_sample_scene_becomes_no_golden_image(foreign_model, tmp_path, capfd):
+    assert main([foreign_model, "--output", str(tmp_path / "1")]) == 0
+    assert "1 objects in a sample scene" in capfd.readouterr().out
+    assert read_metadata(str(tmp_path / "1")) and not (tmp_path / "1/assets.extra/golden").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "save",
+    [
+        pytest.param(lambda folder: export_yolo(folder, "4+C,M", metadata={}), id="Ultralytics"),
+        pytest.param(lambda folder: export_yolo(folder, "M,6", metadata={}), id="Ultralytics, suppressed"),
+        pytest.param(lambda folder: save_yolov4(folder, 0.2), id="YOLOv4 of TensorFlow"),
+    ],
+)
+def test_the_copy_is_loaded_as_the_model_itself_is(save, tmp_path):
+    """Nothing of what the loader recognises is lost on the way through the metadata."""
+    names = tmp_path / "m.names"
+    names.write_text("ant\nbee\ncow\n", encoding="utf-8")
+    folder = save(tmp_path / "given")
+    import_saved_model(folder, str(tmp_path / "m" / "1"), names_path=str(names))
+    given, copied = ModelConfig(path=folder, class_names=(str(names),)), ModelConfig(path=str(tmp_path / "m" / "1"))
+    loaded = [load(model, DetectConfig(batch_sizes=(1,))) for model in (given, copied)]
+    for each in loaded:
+        each.engine.close()
+    assert loaded[1].metadata == loaded[0].metadata
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        pytest.param(lambda folder: None, "expected a SavedModel", id="an empty folder"),
+        pytest.param(lambda folder: (folder / "m.pt").touch(), "yolo export", id="a PyTorch model"),
+        pytest.param(lambda folder: (folder / "m.tflite").touch(), "export a SavedModel from", id="TFLite"),
+        pytest.param(lambda folder: (folder / "saved_model.pb").write_bytes(b"no"), "model ", id="a damaged one"),
+    ],
+)
+def test_a_folder_without_a_model_is_refused_in_one_line(make, reason, tmp_path, capfd):
+    folder = tmp_path / "given"
+    folder.mkdir()
+    make(folder)
+    assert main([str(folder), "--output", str(tmp_path / "out" / "1")]) == 2
+    last = capfd.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("import: ") and reason in last
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_picture_that_cannot_be_read_leaves_nothing(foreign_model, tmp_path, capfd):
+    (tmp_path / "photo.jpg").write_bytes(b"no photo")
+    assert main([foreign_model, "--image", str(tmp_path / "photo.jpg"), "--output", str(tmp_path / "out" / "1")]) == 2
+    assert "photo.jpg" in capfd.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
