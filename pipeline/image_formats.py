@@ -1,4 +1,4 @@
-"""Image formats by the first bytes of a file (magic numbers), and videos by their names."""
+"""Image formats by the first bytes of a file (magic numbers); archives and videos by their names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,18 @@ _BRANDS = (
     ("HEIF", {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"}),
 )
 _MOST_BRANDS_BYTES = 4096
+_ARCHIVE = re.compile(r"(.*?\.(?:zip|tar|tgz|tbz2?|txz|tar\.(?:gz|bz2|xz)))(?:#(.+))?", re.IGNORECASE | re.DOTALL)
 _VIDEO = re.compile(r"(.*?\.(?:mp4|m4v|mov|mkv|avi|webm))(?:#t=(\d{1,9})(?:\.(\d{1,3}))?)?", re.IGNORECASE | re.DOTALL)
+
+
+def archive_member(name: str) -> tuple[str, str | None] | None:
+    """The archive that a name means, and the name of the file in it; None where it names the whole archive, or none.
+
+    >>> [archive_member(name) for name in ("a.zip", "gs://b/a.TAR.gz#c/d.jpg", "a.zip.jpg")]
+    [('a.zip', None), ('gs://b/a.TAR.gz', 'c/d.jpg'), None]
+    """
+    found = _ARCHIVE.fullmatch(name)
+    return (found[1], found[2]) if found else None
 
 
 def video_frame(name: str) -> tuple[str, int | None] | None:

@@ -20,13 +20,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pipeline.failures import ImageError
-from pipeline.image_formats import HEAD_BYTES, format_by_start
+from pipeline.image_formats import HEAD_BYTES, archive_member, format_by_start
 from pipeline.read.fetch import RETRY_SECONDS, is_transient_error, open_file, storage_failures
 from pipeline.read.image_names import names_image
 from pipeline.read.videos import is_video
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
-_NAME = re.compile(r"(.*?\.(?:zip|tar|tgz|tbz2?|txz|tar\.(?:gz|bz2|xz)))(?:#(.+))?", re.IGNORECASE | re.DOTALL)
 _BLOCK = 512  # of a tar file: each header is one
 _HEADERS_BYTES = 1 << 20  # of one member's headers, which tarfile takes into memory
 _BAD_FORMAT = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError, struct.error)
@@ -41,7 +40,7 @@ def is_archive(name: str) -> bool:
     >>> [is_archive(name) for name in ("a.zip", "gs://b/*.tar.gz", "a.zip#b/c.jpg", "a.zip/b.jpg", "a.zip.jpg")]
     [True, True, True, False, False]
     """
-    return _NAME.fullmatch(name) is not None
+    return archive_member(name) is not None
 
 
 def archive_of(uri: str) -> str:
@@ -50,8 +49,7 @@ def archive_of(uri: str) -> str:
     >>> archive_of("a.zip#b.jpg"), archive_of("a#b.jpg")
     ('a.zip', 'a#b.jpg')
     """
-    found = _NAME.fullmatch(uri)
-    return found[1] if found else uri
+    return (archive_member(uri) or [uri])[0]
 
 
 class _Member(NamedTuple):
@@ -85,8 +83,7 @@ def images_of_archive(
       behind damage. An image's URI is `<archive>#<member>`, its generation its size and CRC-32. Hidden members and folders are
       left out, as in folders on a disk. Of members with one name the first is read.
     """
-    found = _NAME.fullmatch(archive.uri)
-    path, wanted = (found[1], found[2]) if found else (archive.uri, None)
+    path, wanted = archive_member(archive.uri) or (archive.uri, None)
     seen = set[int]()
     try:
         with storage_failures(path), open_file(path, retry_seconds) as opened:

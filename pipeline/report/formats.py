@@ -6,7 +6,7 @@ import datetime
 import math
 import urllib.parse
 
-from pipeline.image_formats import video_frame
+from pipeline.image_formats import archive_member, video_frame
 
 MISSING = "—"
 _JOINERS = "\u200c\u200d"  # zero-width, but part of correctly written Persian, Hindi and emoji
@@ -22,10 +22,10 @@ def readable(value: object) -> str:
 
 
 def link(uri: str) -> str:
-    """The address at which a browser shows an image; empty for all but absolute paths, `https` and `gs`.
+    """The address at which a browser shows an image, or fetches its archive; empty for all but absolute paths, `https` and `gs`.
 
-    >>> link("/photos/clip.mp4#t=12.480")
-    'file:///photos/clip.mp4#t=12.480'
+    >>> link("/photos/clip.mp4#t=12.480"), link("/photos/a.zip#b.jpg")
+    ('file:///photos/clip.mp4#t=12.480', 'file:///photos/a.zip')
     >>> link("/photos/a b.jpg"), link("gs://bucket/a#1.jpg"), link("javascript:alert(1)")
     ('file:///photos/a%20b.jpg', 'https://storage.cloud.google.com/bucket/a%231.jpg', '')
     """
@@ -33,6 +33,7 @@ def link(uri: str) -> str:
         return urllib.parse.quote(uri, safe=":/?#[]@!$&'()*+,;=%", errors="surrogatepass")
     for start, address in (("/", "file:///"), ("gs://", "https://storage.cloud.google.com/")):
         if uri.startswith(start):
+            uri = (archive_member(uri) or [uri])[0]
             file = (video_frame(uri) or [uri])[0]  # a browser shows a video from the time behind it
             return address + urllib.parse.quote(file.removeprefix(start).lstrip("/"), errors="surrogatepass") + uri[len(file) :]
     return ""
