@@ -26,6 +26,7 @@ from pipeline.detect.golden import GOLDEN
 from pipeline.detect.other_formats import what_it_is
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
+from pipeline.report.formats import counted
 
 _DESCRIPTION = """\
 Turns a model into a SavedModel that the pipeline runs: an ONNX file, a YOLO model in Darknet's format (--cfg, --weights and
@@ -138,14 +139,14 @@ def _objects(version: str, image: str | None, folder: str) -> int:
 def _text(metadata: DetectorMetadata) -> str:
     height, width = metadata.input_hw
     size = "images at their own size" if metadata.resize == "none" else f"input {height}x{width} ({metadata.resize})"
-    classes = f"{len(metadata.class_names)} class names" if metadata.class_names else "no class names (give --names)"
+    classes = counted(len(metadata.class_names), "class name") if metadata.class_names else "no class names (give --names)"
     return f"{metadata.name}, {size}, {classes}, suppression by the {metadata.nms}"
 
 
 def _found(count: int, image: str | None) -> str:
     picture = image or "a sample scene"
     if count:
-        return f"{count} objects in {picture}"
+        return f"{counted(count, 'object')} in {picture}"
     return f"warning: no object in {picture}; try --image with a photo of what the model knows"
 
 

@@ -54,7 +54,7 @@ def test_a_saved_model_becomes_one_that_describes_itself(foreign_model, photo, t
     assert (
         capfd.readouterr()
         .out.strip()
-        .endswith(f"{out}: api, input 32x64 (stretch), 1 class names, suppression by the model; 1 objects in {photo}")
+        .endswith(f"{out}: api, input 32x64 (stretch), 1 class name, suppression by the model; 1 object in {photo}")
     )
     metadata = read_metadata(str(out))
     assert metadata.class_names == ("lamp",) and metadata.class_id_offset == 1 and metadata.box_format == "yxyx"
@@ -75,7 +75,7 @@ def test_a_model_that_finds_nothing_is_imported_with_a_warning(foreign_model, tm
 @pytest.mark.slow
 def test_a_sample_scene_becomes_no_golden_image(foreign_model, tmp_path, capfd):
     assert main([foreign_model, "--output", str(tmp_path / "1")]) == 0
-    assert "1 objects in a sample scene" in capfd.readouterr().out
+    assert "1 object in a sample scene" in capfd.readouterr().out
     assert read_metadata(str(tmp_path / "1")) and not (tmp_path / "1/assets.extra/golden").exists()
 
 
