@@ -93,7 +93,7 @@ def _tune(flags: argparse.Namespace) -> None:
     for result in search.results(candidates(config)):
         results.append(result)
         print(_line(result), file=sys.stderr, flush=True)
-    best = max(results, key=lambda one: one.speed)
+    best = search.best
     ratios = search.final(best.settings) if best.settings else []
     won = is_faster(ratios)
     verdict = _verdict(best, ratios, won)

@@ -169,6 +169,9 @@ class Search:
       min_agreement: Candidates are refused that agree less with the start on the objects of the photos.
       seconds: No candidate begins after that.
       turn_s: Seconds of a turn.
+
+    Attributes:
+      best: The result of the settings that are the best so far.
     """
 
     def __init__(
@@ -185,6 +188,7 @@ class Search:
         self._min_agreement = min_agreement
         self._ends = time.monotonic() + seconds
         self._expected: list[dict[str, Any]] = []
+        self.best = Result({})
 
     def results(self, stages: Iterable[Sequence[Settings]]) -> Iterator[Result]:
         """Measures the start, then the candidates of each stage beside the best of the stages before it.
@@ -201,20 +205,19 @@ class Search:
             self._expected = best.rows()
             if not self._expected:
                 raise InputError(f"input: none of the {len(self._photos)} files is an image that can be decoded")
-            working = won = _finished(best, Result({}, [1.0], 1.0, best.throughput()))
-            yield won
+            working = self.best = _finished(best, Result({}, [1.0], 1.0, best.throughput()))
+            yield self.best
             for stage in stages:
-                if working is not won and time.monotonic() < self._ends:
+                if working is not self.best and time.monotonic() < self._ends:
                     at_work.pop_all().close()
-                    working, best = won, at_work.enter_context(self._trial(won.settings))
+                    working, best = self.best, at_work.enter_context(self._trial(self.best.settings))
                 results = []
-                for settings in ({**won.settings, **change} for change in stage):
-                    if settings != won.settings and time.monotonic() < self._ends:
-                        results.append(self._result(settings, best, won))
+                for settings in ({**working.settings, **change} for change in stage):
+                    if settings != working.settings and time.monotonic() < self._ends:
+                        results.append(self._result(settings, best, working))
                         yield results[-1]
-                first = max(results, key=lambda one: one.speed, default=won)
-                if first.speed >= _GAIN * won.speed:
-                    won = first
+                faster = [one for one in results if one.ratios and min(one.ratios) > 1 and one.speed >= _GAIN * working.speed]
+                self.best = max(faster, key=lambda one: one.speed, default=self.best)
 
     def final(self, settings: Settings) -> list[float]:
         """The ratios of the rates with these settings and with those of the start, in a race of new processes."""
@@ -224,7 +227,7 @@ class Search:
     def _trial(self, settings: Settings) -> Trial:
         return Trial(self._configs, {**self._given, **settings}, self._photos, self._turn_s)
 
-    def _result(self, settings: Settings, best: Trial, won: Result) -> Result:
+    def _result(self, settings: Settings, best: Trial, of_best: Result) -> Result:
         try:
             with self._trial(settings) as trial:
                 agreement = compare(trial.rows(), self._expected, match="path")["agreement"]
@@ -232,7 +235,7 @@ class Search:
                     why = f"it finds other objects: agreement {agreement:.3f}, wanted {self._min_agreement}"
                     return Result(settings, agreement=agreement, refused=why)
                 ratios, rates = race(best, trial, ROUNDS)
-                speed = won.speed * statistics.median(ratios)
+                speed = of_best.speed * statistics.median(ratios)
                 return _finished(trial, Result(settings, ratios, speed, statistics.median(rates), agreement=agreement))
         except ModelError as err:
             return Result(settings, refused=str(err))

@@ -18,6 +18,7 @@ import functools
 import itertools
 import json
 import os
+import queue
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,27 +64,22 @@ def latencies(detector: Detector, photos: Sequence[EncodedImage], rate: float, s
       rate: Images per second; 0: each arrives when the one before is done.
       seconds: How long images arrive.
     """
-    images, began = itertools.cycle(photos), time.monotonic()
-    taken: list[float] = []
-    waiting: list[Future[Any]] = []
+    images, began, started = itertools.cycle(photos), time.monotonic(), 0
+    taken = queue.SimpleQueue[float]()
 
     def note(arrived: float, _result: Future[Any]) -> None:
-        taken.append(time.monotonic() - arrived)
+        taken.put(time.monotonic() - arrived)
 
-    for number in itertools.count():
-        arrives = began + number / rate if rate else time.monotonic()
-        if arrives >= began + seconds and number:
-            break
+    while True:
+        arrives = began + started / rate if rate else time.monotonic()
+        if arrives >= began + seconds and started:
+            return [taken.get() for _ in range(started)]  # waits for each
         time.sleep(max(0.0, arrives - time.monotonic()))
         result = detector.start(next(images))
         result.add_done_callback(functools.partial(note, arrives))
-        if rate:
-            waiting.append(result)
-        else:
+        started += 1
+        if not rate:
             result.result()
-    for result in waiting:
-        result.result()
-    return taken
 
 
 def rows(detector: Detector, photos: Sequence[EncodedImage]) -> list[dict[str, Any]]:
