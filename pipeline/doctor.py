@@ -20,14 +20,13 @@ from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
-from pipeline.limits import available_cpus, memory_limit_bytes
+from pipeline.limits import NVIDIA_DEVICES, available_cpus, memory_limit_bytes
 
 PROJECT = "hybrid-detection-pipeline"
 _SHOWN = ("apache-beam", "tensorflow", "tfx-bsl", "numpy", "opencv-python-headless")
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
 _BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 _EMULATORS = ("PUBSUB_EMULATOR_HOST", "STORAGE_EMULATOR_HOST")
-_NVIDIA = "/dev/nvidia[0-9]*"
 _IMPORTS = """\
 import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -157,7 +156,7 @@ def cpu_features(path: str = "/proc/cpuinfo") -> list[str]:
 
 def _devices(full: bool) -> Finding:
     """TensorFlow's devices; it is imported only where there is a GPU, or on request."""
-    gpus = glob.glob(_NVIDIA)
+    gpus = glob.glob(NVIDIA_DEVICES)
     if not (gpus or full):
         return Finding("devices", "CPU; no NVIDIA GPU here, so TensorFlow was not imported (--full imports it)")
     print("importing TensorFlow and Beam to list the devices …", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+NVIDIA_DEVICES = "/dev/nvidia[0-9]*"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LEAST_BYTES = 1_000_000.0  # an image always gets through, one at a time
 _SHARE = 0.25  # of free memory for one buffer of encoded images: there are three, and decoded images need the rest
@@ -41,7 +42,7 @@ def machine() -> str:
             model = re.search(r"^model name\s*:\s*(.*)$", file.read(), re.MULTILINE)
     except OSError:
         model = None
-    gpus = len(glob.glob("/dev/nvidia[0-9]*"))
+    gpus = len(glob.glob(NVIDIA_DEVICES))
     processor = " ".join(model[1].split()) if model else platform.machine()
     return f"{processor}, {available_cpus()} CPUs" + (f", {gpus} GPUs" if gpus else "")
 

@@ -31,8 +31,8 @@ from pipeline.detect.versions import locate
 from pipeline.errors import InputError, ModelError, OutputError, UserError
 from pipeline.limits import available_cpus, machine
 from pipeline.read.list_images import check_inputs, list_images
-from pipeline.report.tuning import Measured, render_tuning
 from pipeline.storage.files import write_files
+from pipeline.tuning.page import render_tuning
 from pipeline.tuning.search import Result, Search, Settings, is_faster
 
 DONE, UNUSABLE, WRONG = 0, 1, 2
@@ -100,8 +100,7 @@ def _tune(flags: argparse.Namespace) -> None:
     print(verdict, file=sys.stderr)
     text = _config_text(best.settings if won else {}, verdict)
     facts = [("Machine", machine()), ("Model", config.model.path), ("Images", str(len(photos)))]
-    shown = [Measured(_named(one.settings), one.speed, *one[3:]) for one in results]
-    write_files({flags.output: text.encode(), page: render_tuning(shown, verdict, facts, text).encode()})
+    write_files({flags.output: text.encode(), page: render_tuning(results, verdict, facts, text).encode()})
     print(f"{flags.output}, {page}")
 
 
@@ -160,20 +159,12 @@ def _photos(patterns: Sequence[str]) -> list[str]:
     return photos
 
 
-def _named(settings: Settings) -> str:
-    parts = [
-        f"{key.rpartition('.')[2]} {','.join(map(str, value)) if isinstance(value, list) else value}"
-        for key, value in settings.items()
-    ]
-    return ", ".join(parts) or "the settings of the start"
-
-
 def _line(result: Result) -> str:
     if result.refused:
-        return f"{_named(result.settings)}: not possible: {result.refused}"
+        return f"{result.name}: not possible: {result.refused}"
     latency = f", p99 {result.alone_ms:.0f} ms alone, {result.half_load_ms:.0f} ms at half load" if result.alone_ms else ""
     speed = f"{result.rate:.1f} images/s, {result.speed:.2f} of the start"
-    return f"{_named(result.settings)}: {speed}{latency}, {result.memory_mb:.0f} MB"
+    return f"{result.name}: {speed}{latency}, {result.memory_mb:.0f} MB"
 
 
 def _verdict(best: Result, ratios: Sequence[float], won: bool) -> str:
@@ -181,8 +172,8 @@ def _verdict(best: Result, ratios: Sequence[float], won: bool) -> str:
         return "Nothing is faster than the settings of the start."
     measured = f"{statistics.median(ratios):.2f} times the start ({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds)"
     if won:
-        return f"{_named(best.settings)}: {measured}."
-    return f"Cannot tell whether {_named(best.settings)} is faster: {measured}. The settings of the start stay."
+        return f"{best.name}: {measured}."
+    return f"Cannot tell whether {best.name} is faster: {measured}. The settings of the start stay."
 
 
 def _config_text(settings: Settings, verdict: str) -> str:

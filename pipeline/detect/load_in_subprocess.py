@@ -20,9 +20,8 @@ from typing import Any, BinaryIO
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.prepared_model import PreparedModel
 from pipeline.errors import ModelError
+from pipeline.own_python import command_of, environment
 
-# packages come from this process's path, not from the current folder, which may have a `models` of its own
-_START = "import sys; sys.path = [part for part in sys.path if part]; from pipeline.detect.load_in_subprocess import main; main()"
 _NICENESS = 5  # at 10, beside a model that keeps each core busy, loading another takes minutes; at 19, half an hour
 
 
@@ -41,12 +40,12 @@ class Preparation:
         self._folder = folder
         self._asked = pickle.dumps((folder, version, model, detect, gpu))
         self._process = subprocess.Popen(  # noqa: S603  this Python and this module
-            [sys.executable, "-c", _START],
+            command_of(__name__),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,  # else closing the pipe to an ended process would try to write the rest of the buffer
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path)},
+            env=environment(),
             start_new_session=True,  # Ctrl-C is for the job, which then ends this process
         )
         own = os.getpriority(os.PRIO_PROCESS, 0)

@@ -12,7 +12,6 @@ import os
 import signal
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,9 +20,8 @@ import numpy as np
 
 from models.evaluate.agreement import compare
 from pipeline.errors import InputError, ModelError
+from pipeline.own_python import command_of, environment
 
-# packages come from this process's path, not from the current folder, which may have a `models` of its own
-_START = "import sys; sys.path = [part for part in sys.path if part]; from pipeline.tuning.trial import main; main()"
 ROUNDS = 3  # of a race; a candidate that is clearly slower ends after one
 FINAL_ROUNDS = 7  # who is not faster wins all of them by chance once in 128 times
 TURN_SECONDS = 1.5  # longer than any batch; a turn of latencies takes twice as long
@@ -49,12 +47,12 @@ class Trial:
     def __init__(self, configs: Sequence[str], settings: Settings, photos: Sequence[str], turn_s: float):
         self._turn_s = turn_s
         self._process = subprocess.Popen(  # noqa: S603  this Python and a module of this program
-            [sys.executable, "-c", _START],
+            command_of("pipeline.tuning.trial"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path)},
+            env=environment(),
             start_new_session=True,  # Ctrl-C is for the command, which then ends this process
         )
         try:
@@ -133,6 +131,15 @@ class Result(NamedTuple):
     memory_mb: float = 0.0
     agreement: float = 1.0
     refused: str = ""
+
+    @property
+    def name(self) -> str:
+        """The settings in words."""
+        parts = [
+            f"{key.rpartition('.')[2]} {','.join(map(str, value)) if isinstance(value, list) else value}"
+            for key, value in self.settings.items()
+        ]
+        return ", ".join(parts) or "the settings of the start"
 
 
 def race(best: Trial, other: Trial, rounds: int) -> tuple[list[float], list[float]]:
