@@ -19,8 +19,10 @@ from models.evaluate.agreement import compare
 from pipeline.config import DetectConfig
 from pipeline.detect.golden import DetectIn
 from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.thumbnails import make_thumbnail
+from pipeline.failures import ImageError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, detection_row, identity_hash
-from pipeline.stats.canary import MORE_FAILURES, CanaryStats
+from pipeline.stats.canary import MORE_FAILURES, CanaryStats, Disagreement
 
 _THREADS = 2
 _MOST_WAITING = 16  # groups of images
@@ -48,10 +50,18 @@ class Canary:
       detect: Share, mode and bounds.
       detect_in: Detects with the canary.
       longest_s: How long a live image waits for it.
+      pictures: Whether the report shows images that the versions differ on.
     """
 
     def __init__(
-        self, model: LoadedModel, stable: str, detect: DetectConfig, detect_in: DetectIn, longest_s: float = _LONGEST_SECONDS
+        self,
+        model: LoadedModel,
+        stable: str,
+        detect: DetectConfig,
+        detect_in: DetectIn,
+        longest_s: float = _LONGEST_SECONDS,
+        *,
+        pictures: bool = False,
     ):
         self.model = model
         self.is_live = detect.canary_mode == "live"
@@ -59,6 +69,7 @@ class Canary:
         self._settings = detect
         self._detect_in = detect_in
         self._longest_s = longest_s
+        self._pictures = pictures
         self._waiting: queue.Queue[_Group | None] = queue.Queue(_MOST_WAITING)
         self._figures = CanaryStats(model.version, stable, detect.canary_mode)
         self._reported: Counter[str] = Counter()
@@ -161,7 +172,7 @@ class Canary:
             counts: dict[str, float] = {"images": len(group.images), "failed": len(group.images)}
             with contextlib.suppress(BaseException):  # any error is a failure of the canary
                 found = self._detect_in(group.images)
-                counts = self._counts(found, group.beside)
+                counts = self._counts(group.images, found, group.beside)
                 group.found = found
             with self._lock:
                 group.done.set()
@@ -172,9 +183,12 @@ class Canary:
         self._waiting.task_done()
 
     def _counts(
-        self, found: Sequence[DetectedImage | DeadLetter], beside: Sequence[DetectedImage | DeadLetter]
+        self,
+        images: Sequence[EncodedImage],
+        found: Sequence[DetectedImage | DeadLetter],
+        beside: Sequence[DetectedImage | DeadLetter],
     ) -> dict[str, float]:
-        pairs = [self._compared(*pair) for pair in zip(found, beside, strict=True)] if beside else []
+        pairs = [self._compared(*each) for each in zip(images, found, beside, strict=True)] if beside else []
         answered = [result for result in found if _is_answer(result)]
         return {
             "images": len(answered),
@@ -185,13 +199,26 @@ class Canary:
             "score_shift_sum": sum(shift for _, _, shift in pairs),
         }
 
-    def _compared(self, ours: DetectedImage | DeadLetter, theirs: DetectedImage | DeadLetter) -> tuple[int, int, float]:
+    def _compared(
+        self, image: EncodedImage, ours: DetectedImage | DeadLetter, theirs: DetectedImage | DeadLetter
+    ) -> tuple[int, int, float]:
         """(objects that both detected, objects of both in all, sum of the differences of confidence)."""
         if isinstance(ours, DeadLetter) or isinstance(theirs, DeadLetter):
             return 0, 0, 0.0
         result = compare([detection_row(ours)], [detection_row(theirs)])
         shift = (result["mean_score_difference"] or 0.0) * result["matched"]
-        return result["matched"], result["detections"] + result["reference_detections"], shift
+        objects = result["detections"] + result["reference_detections"]
+        self._keep_picture(objects - 2 * result["matched"], image, theirs, ours)
+        return result["matched"], objects, shift
+
+    def _keep_picture(self, different: int, image: EncodedImage, stable: DetectedImage, ours: DetectedImage) -> None:
+        """Keeps an image for the report if few images differ more; the image is decoded again, since few are kept."""
+        if not self._pictures or not self._figures.wants_picture(different):
+            return
+        with contextlib.suppress(ImageError):
+            thumbnail = make_thumbnail(image.content, self._settings.max_megapixels * 1e6)
+            with self._lock:
+                self._figures.add_disagreement(Disagreement(different, dataclasses.replace(stable, thumbnail=thumbnail), ours))
 
     def _count(self, **counts: float) -> None:
         with self._lock:

@@ -100,7 +100,7 @@ class Detector:
         self._settings = detect
         self._decoders = detect.decode_threads or available_cpus()
         self._decoding = threading.BoundedSemaphore(self._decoders)
-        self._sampler = Sampler(samples)
+        self._sampler, self._has_samples = Sampler(samples), samples > 0
         self._waiting: deque[tuple[EncodedImage, Future[DetectedImage | DeadLetter]]] = deque()
         self._submitting = threading.Lock()
         self._threads = self._threads_for(model)
@@ -140,7 +140,8 @@ class Detector:
 
     def try_canary(self, model: LoadedModel) -> None:
         """Gives this version a fraction of the images too, or instead (`canary_mode`)."""
-        self.use_canary(Canary(model, self.model.version, self._settings, functools.partial(self._detect_with, model)))
+        detect_in = functools.partial(self._detect_with, model)
+        self.use_canary(Canary(model, self.model.version, self._settings, detect_in, pictures=self._has_samples))
 
     def use_canary(self, canary: Canary | None) -> None:
         """Replaces the canary and closes the former one."""

@@ -16,6 +16,7 @@ from pipeline.config import WriteConfig
 from pipeline.config.secrets import masked_text
 from pipeline.errors import UserError
 from pipeline.log_lines import say_at_once
+from pipeline.records import DetectedImage
 from pipeline.report.annotate import annotate, can_be_drawn
 from pipeline.report.page import render_report
 from pipeline.results import cancellation
@@ -59,7 +60,7 @@ class JobReport:
         """
         summary = summarise(stats, facts)
         PROCESS.summary = {"run": run, **summary}
-        self._write(summary, stats, run)
+        self._write(summary, stats, run, facts.canary.pictures() if facts.canary else [])
         self._say(summary, [*notes, facts.canary.line()] if facts.canary else notes)
         return self._judge(summary["images"], stats)
 
@@ -74,7 +75,9 @@ class JobReport:
         }
         return ["report.html", "summary.json", *(name for name, wanted in optional.items() if wanted)]
 
-    def _write(self, summary: dict[str, Any], stats: JobStats, run: str) -> None:
+    def _write(
+        self, summary: dict[str, Any], stats: JobStats, run: str, disagreements: Sequence[tuple[str, DetectedImage]]
+    ) -> None:
         """Writes the reports to `runs/<run>/`, then their copies to the top."""
         wanted = max(self.write.samples, self.write.report_samples)
         samples = [(purpose, image) for purpose, image in chosen(stats.pictures, wanted) if can_be_drawn(image)]
@@ -85,7 +88,8 @@ class JobReport:
         }
         about = {"run": run, "name": name, "samples": list(contents)}
         examples = [row for rows in stats.dead_examples.values() for row in rows]
-        report = render_report(summary, samples[: self.write.report_samples], examples)
+        shown = disagreements if self.write.report_samples else ()
+        report = render_report(summary, samples[: self.write.report_samples], examples, shown)
         contents[REPORT] = report.encode("utf-8", "backslashreplace")
         contents[SUMMARY] = to_json({**summary, **about})
         own, coco = f"{self.results}/{RUNS}/{name}", (COCO_RESULTS, COCO_IMAGES)

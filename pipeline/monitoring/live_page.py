@@ -116,11 +116,16 @@ class LivePage:
         kept = [
             (identity_hash(image.ref.identity), image) for _, image in chosen(stats.pictures, self._config.write.report_samples)
         ]
-        images = PROCESS.newest.look() or kept
-        self._pictures = {str(key): image for key, image in images}
+        newest = [("", image, key) for key, image in PROCESS.newest.look() or kept]
+        compared = stats.canary.pictures() if stats.canary else []
+        pairs = [(title, image, identity_hash(f"{title} {image.ref.identity}")) for title, image in compared]
+        self._pictures = {str(key): image for _, image, key in (*newest, *pairs)}
         letters = [letter for letters in stats.dead_examples.values() for letter in letters]
-        pictures = [("", image, f"picture?{key}" if image.thumbnail else "") for key, image in self._pictures.items()]
-        values = report_values(summarise(stats, facts), pictures, letters)
+        pictures, disagreements = (
+            [(title, image, f"picture?{key}" if image.thumbnail else "") for title, image, key in images]
+            for images in (newest, pairs)
+        )
+        values = report_values(summarise(stats, facts), pictures, letters, disagreements)
         left = max(0, stats.read - stats.detected - stats.failed - stats.skipped)
         values["account"].append(("left", "+", left, "in hand"))
         values["parts"].append(("left", left))

@@ -45,10 +45,14 @@ _MAPPINGS = ("images", "model", "batch_sizes", "dead_by_reason", "classes", "sta
 _SHOWN_AS_THEY_ARE = ("started_at", "finished_at", "wall_seconds", "command", "warnings")
 
 Bar = tuple[str, float | None, str, str]  # name, share of the longest, figure, note beside it
+Picture = tuple[str, DetectedImage, str]  # its title, a result, the URL of the annotated picture; empty: a placeholder
 
 
 def render_report(
-    summary: Mapping[str, Any], samples: Sequence[tuple[str, DetectedImage]], dead_letters: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any],
+    samples: Sequence[tuple[str, DetectedImage]],
+    dead_letters: Sequence[Mapping[str, Any]],
+    disagreements: Sequence[tuple[str, DetectedImage]] = (),
 ) -> str:
     """Renders the report page.
 
@@ -56,23 +60,28 @@ def render_report(
       summary: The content of `summary.json`; the page leaves out what a missing key would show.
       samples: Results to show as pictures, each with its purpose; one without a thumbnail gets a placeholder.
       dead_letters: Rows as in `dead_letters/*.jsonl`, all or examples of each reason.
+      disagreements: Images on which the canary and the version in use differ, each twice: one result after the other.
 
     Returns:
       A complete HTML document, to be written as UTF-8.
     """
-    pictures = [(purpose, image, _inline(image)) for purpose, image in samples]
-    return environment().get_template("page.html").render(**page_style(), **report_values(summary, pictures, dead_letters))
+    pictures, pairs = ([(title, image, _inline(image)) for title, image in images] for images in (samples, disagreements))
+    return environment().get_template("page.html").render(**page_style(), **report_values(summary, pictures, dead_letters, pairs))
 
 
 def report_values(
-    summary: Mapping[str, Any], samples: Sequence[tuple[str, DetectedImage, str]], dead_letters: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any],
+    samples: Sequence[Picture],
+    dead_letters: Sequence[Mapping[str, Any]],
+    disagreements: Sequence[Picture] = (),
 ) -> dict[str, Any]:
     """The values that `page.html` shows.
 
     Args:
       summary: The content of `summary.json`; the page leaves out what a missing key would show.
-      samples: Results to show, each with its purpose and the URL of its annotated picture; empty: a placeholder.
+      samples: Results to show.
       dead_letters: Rows as in `dead_letters/*.jsonl`, all or examples of each reason.
+      disagreements: See `render_report`.
     """
     summary = {**summary, **{key: summary.get(key) or {} for key in _MAPPINGS}}
     unit = "messages" if summary.get("mode") == "streaming" else "images"
@@ -99,6 +108,7 @@ def report_values(
         "stages": _stages(summary["stage_seconds"], summary["images"].get("detected")),
         "latencies": _latencies(summary),
         "canary": canary_values(summary.get("canary"), summary["config"].get("detect")),
+        "disagreements": [_sample(*picture, ()) for picture in disagreements],
         "model_settings": list(_flatten(model)),
         "changed": changed,
         "unchanged": unchanged,
@@ -175,7 +185,7 @@ def _inline(image: DetectedImage) -> str:
     return ""
 
 
-def _gallery(samples: Sequence[tuple[str, DetectedImage, str]]) -> dict[str, Any]:
+def _gallery(samples: Sequence[Picture]) -> dict[str, Any]:
     """The samples, and the classes and confidences by which the page filters them; a sample has a CSS class for each."""
     counts = collections.Counter(name for _, image, _ in samples for name in set(image.detections.class_names))
     classes = [name for name, _ in counts.most_common(_FILTERED_CLASSES)]

@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
+
+from pipeline.records import DetectedImage
 
 MORE_FAILURES = 0.01  # a canary may fail on this share of images more than the version in use
 _LONGEST_VERSION = 100  # digits; `int` refuses thousands of them
+_PICTURES = 4
 
 
 def _is_version(text: str) -> bool:
     return text.isdecimal() and len(text) < _LONGEST_VERSION
+
+
+class Disagreement(NamedTuple):
+    """An image in which two versions detect different objects.
+
+    Attributes:
+      different: Objects that only one of them detects.
+      stable: The result of the version in use, with a thumbnail.
+      canary: The result of the canary, without one.
+    """
+
+    different: int
+    stable: DetectedImage
+    canary: DetectedImage
 
 
 @dataclasses.dataclass
@@ -34,6 +51,7 @@ class CanaryStats:
       score_shift_sum: Over the matched objects, the canary's confidence minus that of the version in use.
       outcome: `promoted` or `dropped`, once that is decided.
       not_up: Why the canary was never loaded; empty if it was.
+      disagreements: A few images that the versions differ most on; see `add_disagreement`.
     """
 
     version: Annotated[str, _is_version]
@@ -51,6 +69,7 @@ class CanaryStats:
     score_shift_sum: float = 0.0
     outcome: str = ""
     not_up: str = ""
+    disagreements: tuple[Disagreement, ...] = ()
 
     @property
     def why_no_images(self) -> str:
@@ -76,6 +95,28 @@ class CanaryStats:
     def stable_failure_rate(self) -> float:
         """The same share of the version in use."""
         return self.stable_failed / max(self.stable_images, 1)
+
+    def wants_picture(self, different: int) -> bool:
+        """Whether an image with so many different objects may be among the few that are shown."""
+        return different > 0 and (len(self.disagreements) < _PICTURES or different > self.disagreements[-1].different)
+
+    def add_disagreement(self, *added: Disagreement) -> None:
+        """Keeps the images with the most different objects, each one once."""
+        kept: dict[str, Disagreement] = {}
+        for each in sorted([*self.disagreements, *added], key=lambda each: -each.different):
+            kept.setdefault(each.stable.ref.identity, each)
+        self.disagreements = tuple(kept.values())[:_PICTURES]
+
+    def pictures(self) -> list[tuple[str, DetectedImage]]:
+        """For each disagreement the result of the version in use, then that of the canary, each with a title."""
+        return [
+            pair
+            for _, stable, canary in self.disagreements
+            for pair in (
+                (f"version {stable.model_version}", stable),
+                (f"canary {canary.model_version}", dataclasses.replace(canary, thumbnail=stable.thumbnail)),
+            )
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """The part `canary` of summary.json."""
@@ -118,6 +159,7 @@ def merge_canaries(figures: Iterable[CanaryStats]) -> CanaryStats | None:
             for field in dataclasses.fields(each):
                 if isinstance(amount := getattr(each, field.name), (int, float)):
                     setattr(merged, field.name, getattr(merged, field.name) + amount)
+            merged.add_disagreement(*each.disagreements)
             merged.outcome = merged.outcome or each.outcome
             merged.not_up = merged.not_up or each.not_up
     return merged

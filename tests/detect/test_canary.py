@@ -21,6 +21,7 @@ from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory, 
 from pipeline.errors import ModelError
 from pipeline.launch.streaming import line_of
 from pipeline.records import EncodedImage, ImageRef, identity_hash
+from pipeline.report.annotate import can_be_drawn
 from pipeline.stats.process import PROCESS
 from pipeline.stream.live import LiveStats
 from tests.detect.versioned_models import HW, NEVER, elsewhere, look, opened_detectors, save_version, version_of
@@ -30,9 +31,9 @@ CPU = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0
 LIVE = dataclasses.replace(CPU, canary_mode="live")
 
 
-def png():
+def png(bright=255):
     pixels = np.zeros((*HW, 3), np.uint8)
-    pixels[20:60, 30:90] = 255
+    pixels[20:60, 30:90] = bright
     return cv2.imencode(".png", pixels)[1].tobytes()
 
 
@@ -156,10 +157,44 @@ class Hanging(Sure):
         return super().__call__(images)
 
 
-def detector_with(engine, detect):
-    detector = Detector(LoadedModel(METADATA, "7", Sure(0.07)), detect)
+class Elsewhere(Sure):
+    """An engine that finds as many objects as the image is wide, and none where `Sure` finds one."""
+
+    def __call__(self, images):
+        corner = np.array([[0.8, 0.8, 0.9, 0.9]], np.float32)
+        sizes = [int(image.max()) for image in images]
+        return [Output({"boxes": corner.repeat(n, 0), "scores": np.linspace(0.5, 0.6, n, dtype=np.float32)}) for n in sizes]
+
+
+def detector_with(engine, detect, samples=0):
+    detector = Detector(LoadedModel(METADATA, "7", Sure(0.07)), detect, samples)
     detector.try_canary(LoadedModel(METADATA, "8", engine))
     return detector
+
+
+def test_in_the_shadow_the_images_that_differ_most_are_kept_for_the_report():
+    sizes = (3, 9, 1, 5, 2, 7)
+    images = [EncodedImage(ImageRef(f"{n}.png"), png(bright=n)) for n in sizes]
+    detector = detector_with(Elsewhere(0.5), dataclasses.replace(CPU, canary_share=1.0, iou_threshold=1.0), samples=1)
+    detector.detect([*images, *images])
+    shown = detector.canary_stats(30.0)
+    detector.close()
+    assert [(each.different, each.stable.ref.uri, each.canary.ref.uri) for each in shown.disagreements] == [
+        (1 + n, f"{n}.png", f"{n}.png") for n in (9, 7, 5, 3)
+    ]
+    assert [(title, len(image.detections)) for title, image in shown.pictures()[:2]] == [("version 7", 1), ("canary 8", 9)]
+    assert all(can_be_drawn(image) for _, image in shown.pictures())
+
+
+@pytest.mark.parametrize(
+    ("engine", "samples"), [(Sure(0.08), 1), (Elsewhere(0.5), 0)], ids=["they agree", "a report without pictures"]
+)
+def test_otherwise_it_keeps_no_image(engine, samples):
+    detector = detector_with(engine, dataclasses.replace(CPU, canary_share=1.0), samples)
+    detector.detect(IMAGES)
+    shown = detector.canary_stats(30.0)
+    detector.close()
+    assert (shown.images, shown.disagreements) == (12, ())
 
 
 @pytest.mark.parametrize("detect", [CPU, LIVE], ids=["shadow", "live"])

@@ -1,10 +1,14 @@
 """The figures of a canary, as the summary, the lines and the report have them."""
 
+import dataclasses
+
 import pytest
 
+from pipeline.data_format import pack, unpack
 from pipeline.report.page import render_report
-from pipeline.stats.canary import CanaryStats, merge_canaries
+from pipeline.stats.canary import CanaryStats, Disagreement, merge_canaries
 from pipeline.stats.summary import JobStats, RunFacts, summarise
+from tests.report.test_page import Page, sample
 
 SHOWN = CanaryStats(
     "8",
@@ -106,8 +110,36 @@ def test_those_of_all_processes_add_up(figures, merged):
     assert merge_canaries(figures) == merged
 
 
+def disagreement(different, uri, thumbnail=b""):
+    _, image = sample(uri, ("cat",) * different, thumbnail)
+    return Disagreement(different, image, dataclasses.replace(image, model_version="8"))
+
+
+def test_of_two_processes_the_images_that_differ_most_are_kept_and_each_once():
+    first, second = (CanaryStats("8", "7", "shadow") for _ in range(2))
+    first.add_disagreement(disagreement(3, "a"), disagreement(9, "b"), disagreement(1, "c"))
+    second.add_disagreement(disagreement(5, "d"), disagreement(2, "e"), disagreement(9, "b"), disagreement(8, "f"))
+    merged = merge_canaries([first, second])
+    assert [(each.different, each.stable.ref.uri) for each in merged.disagreements] == [(9, "b"), (8, "f"), (5, "d"), (3, "a")]
+    assert pack(unpack(CanaryStats, pack(merged))) == pack(merged), "workers send them to the launcher"
+    assert not merged.wants_picture(3)
+    assert merged.wants_picture(4)
+
+
 def test_the_report_has_a_part_for_a_canary_where_there_was_one():
     page = render_report(summarise(JobStats(), facts(SHOWN)), [], [])
     assert "Version 8 beside version 7, shadow: dropped." in page
     assert ">Same objects<" in page
+    assert "Where they differ most" not in page
     assert "<h2>Canary</h2>" not in render_report(summarise(JobStats(), facts(None)), [], [])
+
+
+def test_the_report_shows_both_results_in_an_image_that_they_differ_on():
+    figures = dataclasses.replace(SHOWN)
+    figures.add_disagreement(disagreement(2, "/photos/a.jpg", sample()[1].thumbnail))
+    page = Page(render_report(summarise(JobStats(), facts(figures)), [sample()], [], figures.pictures()))
+    assert "Where they differ most" in page.text_of("h3")
+    assert [text for text in page.text_of("span") if text in ("Version 1", "Canary 8", "a.jpg")] == [
+        *("Version 1", "a.jpg"),
+        *("Canary 8", "a.jpg"),
+    ]
