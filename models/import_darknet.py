@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     args = make_parser().parse_args(argv)
     try:
-        import_darknet(
+        said = import_darknet(
             cfg_path=args.cfg,
             weights_path=args.weights,
             names_path=args.names,
@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         reason = f"{err.filename}: {err.strerror}" if isinstance(err, OSError) and err.filename else str(err)
         print(f"import_darknet: {reason}", file=sys.stderr)
         return 2
+    print(f"{args.output}: {said}")
     return 0
 
 
@@ -59,7 +60,7 @@ def import_darknet(
     input_hw: tuple[int, int] | None = None,
     resize: Resize | None = None,
     name: str = "",
-) -> None:
+) -> str:
     """Reads a Darknet model and writes it as a SavedModel.
 
     Args:
@@ -70,6 +71,9 @@ def import_darknet(
       input_hw: Height and width of the input, multiples of 32; default: those in the cfg.
       resize: How images are resized to the input; default: `letterbox` if the cfg has `letter_box=1`, else `stretch`.
       name: Name of the model; default: that of the cfg.
+
+    Returns:
+      A line that says what the model is.
 
     Raises:
       DarknetError: A file cannot be used; the message names it, and has what was expected and what came.
@@ -89,9 +93,9 @@ def import_darknet(
 
     _export(network, weights, metadata, output_dir)
     h, w = network.input_hw
-    print(
-        f"{output_dir}: {metadata.name}, {len(network.layers)} layers, {network.value_count:,} values, "
-        f"{network.classes} classes, input {h}x{w} ({metadata.resize})"
+    return (
+        f"{metadata.name}, Darknet, {len(network.layers)} layers, {network.value_count:,} values, {network.classes} classes, "
+        f"input {h}x{w} ({metadata.resize})"
     )
 
 

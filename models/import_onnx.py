@@ -50,7 +50,7 @@ def import_onnx(
       convert: Runs the worker's arguments in a scratch folder; default: in the converter's environment, which is made first.
 
     Returns:
-      A line that says what was written and how far the outputs agree.
+      How far the outputs agree, for a person.
 
     Raises:
       OnnxError: The model cannot be converted, or the outputs differ by more than `TOLERANCE`.
@@ -68,8 +68,7 @@ def import_onnx(
         _write_notes(scratch, answer["notes"], names)
         os.makedirs(os.path.dirname(os.path.abspath(output_dir)), exist_ok=True)
         os.rename(os.path.join(scratch, "model"), output_dir)
-    height, width = answer["input_hw"]
-    return f"{output_dir}: input {height}x{width}; the largest difference from ONNX Runtime is {share:.2g} of the tolerance"
+    return f"the largest difference from ONNX Runtime is {share:.2g} of the tolerance"
 
 
 def in_environment(python: str | None = None) -> Convert:

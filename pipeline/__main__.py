@@ -39,7 +39,7 @@ VERBS = {
     "evaluate": Verb("models.evaluate.__main__", "how good an output is beside labels, or how far two outputs agree"),
     "view": Verb("models.view", "open a run in FiftyOne, beside its labels"),
     "pictures": Verb("models.pictures", "draw the objects of a run into its images, or cut them out"),
-    "import": Verb("pipeline.import_model", "turn a Darknet YOLO or an ONNX model into a SavedModel"),
+    "import": Verb("pipeline.import_model", "turn a Darknet YOLO, an ONNX or a Keras model into a SavedModel"),
     "quantize": Verb("pipeline.quantize", "write an int8 version of a model for OpenVINO, if it is good enough"),
     "tune": Verb("pipeline.tune", "find the settings with which this machine detects fastest"),
     "compact": Verb("pipeline.compact", "merge the many small files of a results folder"),

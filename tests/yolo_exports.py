@@ -132,3 +132,14 @@ def _overlap(a: np.ndarray, b: np.ndarray) -> float:
     wh = np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2])
     both = max(wh[0], 0) * max(wh[1], 0)
     return both / (np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2]) - both)
+
+
+def keras_yolo() -> Any:
+    """A Keras network with the joined output of YOLOv8, which is the same for all images."""
+    import keras
+
+    images = keras.Input((*INPUT_HW, 3), name="images")
+    grid = keras.layers.Conv2D(4 + len(NAMES), 8, strides=8, bias_initializer="ones", kernel_initializer="zeros")(images)
+    coarse = [keras.layers.MaxPooling2D(size)(grid) for size in (1, 2, 4)]
+    rows = keras.layers.Concatenate(axis=1)([keras.layers.Reshape((-1, 4 + len(NAMES)))(cells) for cells in coarse])
+    return keras.Model(images, keras.layers.Permute((2, 1))(rows))

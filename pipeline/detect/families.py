@@ -38,6 +38,30 @@ _QUERIES = {  # (queries, logits): activation and normalisation of the published
 }
 
 
+_LAYOUTS = {
+    "4+C,M": "YOLO of Ultralytics",
+    "M,4+C": "RT-DETR of Ultralytics",
+    "M,5+C": "YOLOv5, YOLOv6 or YOLOv7",
+    "M,6": "YOLO of Ultralytics with suppression",
+}
+
+
+def family_of(metadata: DetectorMetadata) -> str:
+    """The name of the family that a description fits, for a person."""
+    if metadata.letterbox_rule == "yolox":
+        return "YOLOX"
+    if metadata.letterbox_rule == "super_gradients":
+        return "YOLO-NAS"
+    if metadata.boxes_output == "pred_boxes":
+        like_rt_detr = "Deformable DETR" if metadata.normalisation else "RT-DETR"
+        return "DETR or YOLOS" if metadata.score_activation == "softmax" else like_rt_detr
+    if metadata.boxes_output == "detection_boxes":
+        return "TF Object Detection API"
+    if metadata.packed_layout == "M,4+C" and metadata.nms == "pipeline":
+        return "YOLOv4 of tensorflow-yolov4-tflite"
+    return _LAYOUTS.get(metadata.packed_layout, "a detector")
+
+
 def of_one_box_a_cell(metadata: DetectorMetadata, rows: np.ndarray, given: Collection[str]) -> DetectorMetadata:
     """The metadata of a model with one box and an objectness for each cell, by its rows for noise: YOLOX or YOLOv6.
 

@@ -6,10 +6,14 @@ import pytest
 
 from models.geometry import iou_matrix
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.families import family_of
 from pipeline.detect.load_detector import load_detector
+from pipeline.detect.saved_model import described_signature
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
+from tests.detect.test_mixed_batches import save_yolov4
 from tests.tiny_models import save_model
+from tests.yolo_exports import export_yolo
 
 HW = (64, 96)
 STRIDES = (8, 16, 32)
@@ -277,6 +281,28 @@ def test_boxes_are_those_of_the_tools_own_steps(tmp_path, save, config, fit, rea
         np.testing.assert_allclose(found.confidences[match], confidences, atol=2e-5)
         counts.append(len(boxes))
     assert min(counts) > 1  # else nothing would have been compared
+
+
+@pytest.mark.parametrize(
+    ("save", "family"),
+    [
+        (save_yolox, "YOLOX"),
+        (save_yolov6, "YOLOv5, YOLOv6 or YOLOv7"),
+        (save_yolo_nas, "YOLO-NAS"),
+        (lambda folder: save_detr(folder, 4), "DETR or YOLOS"),
+        (lambda folder: save_detr(folder, 91, 300), "Deformable DETR"),
+        (lambda folder: save_detr(folder, 80, 300), "RT-DETR"),
+        (save_rtdetr_of_ultralytics, "RT-DETR of Ultralytics"),
+        (lambda folder: export_yolo(folder, "4+C,M", metadata={}), "YOLO of Ultralytics"),
+        (lambda folder: export_yolo(folder, "M,6", metadata={}), "YOLO of Ultralytics with suppression"),
+        (lambda folder: save_yolov4(folder, 0.2), "YOLOv4 of tensorflow-yolov4-tflite"),
+    ],
+)
+def test_the_family_has_a_name_for_a_person(tmp_path, save, family):
+    folder = save(tmp_path / "model")
+    names = () if family in ("Deformable DETR", "RT-DETR") else NAMES
+    *_, metadata = described_signature(folder, folder, ModelConfig(path=folder, class_names=names or None), SETTINGS)
+    assert family_of(metadata) == family
 
 
 def save_joined(folder, width, low, high):

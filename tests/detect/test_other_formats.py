@@ -16,6 +16,7 @@ from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
 from tests.fixtures import REPO
 from tests.models.darknet_cases import HEAD, STEM, random_values, write_weights
+from tests.yolo_exports import keras_yolo
 
 FIRST_BYTES = {
     "a PyTorch model": b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P",
@@ -30,10 +31,10 @@ FIRST_BYTES = {
 COMMANDS = {
     "m.pt": "yolo export model={}/m.pt format=saved_model",
     "m.onnx": "detect-objects import {}/m.onnx --output m/1",
-    "m.h5": "keras.saving.load_model",
-    "m.keras": "keras.saving.load_model",
+    "m.h5": "detect-objects import {}/m.h5 --output m/1",
+    "m.keras": "detect-objects import {}/m.keras --output m/1",
     "m.tflite": "export a SavedModel from what it was made of",
-    "m.weights": "python -m models.import_darknet --cfg {0}/m.cfg --weights {0}/m.weights --names {0}/m.names --output m/1",
+    "m.weights": "detect-objects import --cfg {0}/m.cfg --weights {0}/m.weights --names {0}/m.names --output m/1",
     "m.pb": "tf.saved_model.simple_save",
 }
 
@@ -101,10 +102,7 @@ def test_the_path_of_the_file_means_its_folder_in_the_current_one(bright_model, 
 
 
 def keras_model(path):
-    import keras
-
-    images = keras.Input((32, 32, 3), name="images")
-    keras.Model(images, keras.layers.Conv2D(6, 32)(images)).save(path)
+    keras_yolo().save(path)
 
 
 def frozen_graph(path):
@@ -129,8 +127,8 @@ def darknet_model(path):
 
 @pytest.mark.parametrize(
     ("name", "make"),
-    [("m o.weights", darknet_model), ("m o.keras", keras_model), ("m o.h5", keras_model), ("m o.pb", frozen_graph)],
-    ids=["Darknet", "Keras", "HDF5", "frozen"],
+    [("m o.weights", darknet_model), ("m o.keras", keras_model), ("m o.pb", frozen_graph)],
+    ids=["Darknet", "Keras", "frozen"],
 )
 def test_the_command_makes_a_saved_model(name, make, tmp_path):
     """As it is printed, in a shell; the folder that it names is one."""

@@ -46,7 +46,7 @@ def load(folder):
 def test_an_imported_model_answers_as_the_slow_reference(files, capsys):
     assert main(arguments(files)) == 0
     output = files / "models" / "small" / "1"
-    assert capsys.readouterr().out == f"{output}: small, 6 layers, 3,320 values, 3 classes, input 64x96 (stretch)\n"
+    assert capsys.readouterr().out == f"{output}: small, Darknet, 6 layers, 3,320 values, 3 classes, input 64x96 (stretch)\n"
     assert read_metadata(str(output)) == DetectorMetadata("small", (64, 96), "stretch", ("cat", "dog", "potted plant"))
     image = np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8)
     loaded = load(output)

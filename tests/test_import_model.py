@@ -1,6 +1,8 @@
-"""`detect-objects import` copies a SavedModel of others with what the loader recognises, once it has run on a picture."""
+"""`detect-objects import` says what a model is, and writes it with what the loader recognises, once it has run on a picture."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,11 +10,14 @@ from PIL import Image
 
 from models.metadata import read_metadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.golden import read_golden
 from pipeline.detect.load_model import load
-from pipeline.import_model import import_saved_model, main
+from pipeline.import_model import main
 from tests.detect.test_mixed_batches import save_yolov4
+from tests.fixtures import fixtures_dir
+from tests.models.test_import_onnx import converter, program
 from tests.tiny_models import bright_box, save_model
-from tests.yolo_exports import export_yolo
+from tests.yolo_exports import export_yolo, keras_yolo
 
 HW = (32, 64)
 
@@ -54,7 +59,10 @@ def test_a_saved_model_becomes_one_that_describes_itself(foreign_model, photo, t
     assert (
         capfd.readouterr()
         .out.strip()
-        .endswith(f"{out}: api, input 32x64 (stretch), 1 class name, suppression by the model; 1 object in {photo}")
+        .endswith(
+            f"{out}: api, TF Object Detection API, input 32x64 (stretch), 1 class name, suppression by the model; "
+            f"1 object in {photo}"
+        )
     )
     metadata = read_metadata(str(out))
     assert metadata.class_names == ("lamp",) and metadata.class_id_offset == 1 and metadata.box_format == "yxyx"
@@ -75,7 +83,7 @@ def test_a_model_that_finds_nothing_is_imported_with_a_warning(foreign_model, tm
 @pytest.mark.slow
 def test_a_sample_scene_becomes_no_golden_image(foreign_model, tmp_path, capfd):
     assert main([foreign_model, "--output", str(tmp_path / "1")]) == 0
-    assert "1 object in a sample scene" in capfd.readouterr().out
+    assert "runs on a sample picture; --image tries a photo of yours" in capfd.readouterr().out
     assert read_metadata(str(tmp_path / "1")) and not (tmp_path / "1/assets.extra/golden").exists()
 
 
@@ -93,7 +101,7 @@ def test_the_copy_is_loaded_as_the_model_itself_is(save, tmp_path):
     names = tmp_path / "m.names"
     names.write_text("ant\nbee\ncow\n", encoding="utf-8")
     folder = save(tmp_path / "given")
-    import_saved_model(folder, str(tmp_path / "m" / "1"), names_path=str(names))
+    assert main([folder, "--output", str(tmp_path / "m" / "1"), "--names", str(names)]) == 0
     given, copied = ModelConfig(path=folder, class_names=(str(names),)), ModelConfig(path=str(tmp_path / "m" / "1"))
     loaded = [load(model, DetectConfig(batch_sizes=(1,))) for model in (given, copied)]
     for each in loaded:
@@ -118,6 +126,73 @@ def test_a_folder_without_a_model_is_refused_in_one_line(make, reason, tmp_path,
     last = capfd.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("import: ") and reason in last
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.parametrize("ending", ["keras", "h5"])
+def test_a_keras_file_is_exported_and_recognised(ending, tmp_path, capfd):
+    keras_yolo().save(tmp_path / f"net.{ending}")
+    (tmp_path / "m.names").write_text("ant\nbee\ncow\n", encoding="utf-8")
+    out = tmp_path / "net" / "1"
+    code = main([str(tmp_path / f"net.{ending}"), "--names", str(tmp_path / "m.names"), "--output", str(out)])
+    said = capfd.readouterr()
+    assert code == 0, said.err
+    line = f"{out}: net, YOLO of Ultralytics, input 96x128 (letterbox), 3 class names, suppression by the pipeline; runs on"
+    assert said.out.splitlines()[-1].startswith(line)
+    loaded = load(ModelConfig(path=str(out)), DetectConfig(batch_sizes=(1,)))
+    loaded.engine.close()
+    assert loaded.metadata.class_names == ("ant", "bee", "cow")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+@pytest.mark.parametrize("ending", ["keras", "h5"])
+def test_code_in_a_keras_file_does_not_run(ending, tmp_path, capfd):
+    import keras
+
+    ran = str(tmp_path / "ran")
+    images = keras.Input((32, 32, 3))
+    keras.Model(images, keras.layers.Lambda(lambda x: (open(ran, "w").close(), x)[1])(images)).save(tmp_path / f"m.{ending}")
+    Path(ran).unlink(missing_ok=True)
+    assert main([str(tmp_path / f"m.{ending}"), "--output", str(tmp_path / "m" / "1")]) == 2
+    last = capfd.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith(f"import: {tmp_path}/m.{ending}: Keras ") and "Lambda" in last
+    assert not os.path.exists(ran) and not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("name", ["m.keras", "m.h5"])
+def test_a_damaged_keras_file_is_one_line(name, tmp_path, capfd):
+    (tmp_path / name).write_bytes(b"no")
+    assert main([str(tmp_path / name), "--output", str(tmp_path / "m" / "1")]) == 2
+    assert capfd.readouterr().err.strip().splitlines()[-1].startswith(f"import: {tmp_path}/{name}: Keras ")
+
+
+@pytest.mark.slow
+def test_a_darknet_model_is_tried_on_a_photo_which_becomes_a_golden_image(tmp_path, capfd):
+    darknet, photo, out = fixtures_dir() / "darknet", fixtures_dir() / "photos" / "dog.jpg", tmp_path / "m" / "1"
+    network = darknet / "mobilenetv2-yolov3-nano"
+    flags = ["--cfg", f"{network}.cfg", "--weights", f"{network}.weights", "--names", str(darknet / "coco.names")]
+    assert main([*flags, "--image", str(photo), "--output", str(out)]) == 0
+    said = capfd.readouterr().out.splitlines()[-1]
+    assert said.startswith(f"{out}: mobilenetv2-yolov3-nano, Darknet, ") and said.endswith(f" objects in {photo}")
+    assert len(read_golden(str(out))) == 1
+
+
+@pytest.mark.slow
+def test_an_onnx_model_that_is_not_recognised_is_kept_with_a_warning(tmp_path, capfd):
+    """Its conversion took minutes, and a job's config may describe it. The converter is a program that copies its result."""
+    made = tmp_path / "made"
+    made.mkdir()
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x08")
+    converter()([str(tmp_path / "m.onnx"), str(tmp_path / "m.onnx")], str(made))
+    program(tmp_path / "bin" / "python", f"cp -r {made}/* .")
+    out = tmp_path / "m" / "1"
+    assert main([str(tmp_path / "m.onnx"), "--converter", str(tmp_path / "bin" / "python"), "--output", str(out)]) == 0
+    said = capfd.readouterr().out.splitlines()[-1]
+    assert said.startswith(f"{out}: warning: not recognised: model {tmp_path}/m.onnx: ") and "; set model." in said
+    assert "; the largest difference from ONNX Runtime is " in said
+    assert (out / "saved_model.pb").is_file() and not read_metadata(str(out))
 
 
 @pytest.mark.slow
