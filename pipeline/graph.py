@@ -65,7 +65,7 @@ def worker_context(config: Config, run: Run, launched_at: float) -> WorkerContex
       launched_at: When the launcher created its folder; 0: no launcher did.
     """
     watch = functools.partial(watch_worker, config.monitoring.stuck_after_s)
-    return WorkerContext(run, functools.partial(name_and_version, config.model), launched_at, watch)
+    return WorkerContext(run, functools.partial(name_and_version, config.model, config.detect.engine), launched_at, watch)
 
 
 def source_of(

@@ -111,7 +111,8 @@ def _config(flags: argparse.Namespace) -> Config:
 def _model(flags: argparse.Namespace) -> tuple[str, str] | None:
     if not flags.model:
         return None
-    return name_and_version(load_config(flags.config, {"model.path": flags.model}).model)
+    config = load_config(flags.config, {"model.path": flags.model})
+    return name_and_version(config.model, config.detect.engine)
 
 
 def _manifest(flags: argparse.Namespace, status: str) -> str | None:

@@ -27,6 +27,7 @@ import yaml
 from models.evaluate.detection_rows import RowsError
 from pipeline.config import Config, load_config
 from pipeline.detect.openvino_int8 import INT8
+from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import locate
 from pipeline.errors import InputError, ModelError, OutputError, UserError
 from pipeline.limits import available_cpus, machine
@@ -116,7 +117,7 @@ def candidates(config: Config) -> Iterator[list[Settings]]:
 
 
 def _engines(config: Config) -> Iterator[Settings]:
-    if config.detect.engine == "triton":  # the server has the model
+    if config.detect.engine in PROTOCOLS:  # the server has the model
         return
     with_openvino = config.detect.device in ("auto", "cpu") and importlib.util.find_spec("openvino")
     for engine in ("tensorflow", "openvino") if with_openvino else ("tensorflow",):

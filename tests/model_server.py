@@ -1,14 +1,18 @@
-"""A server of the KServe v2 protocol over gRPC, made of the stubs in `tritonclient`; the test's own function is its model."""
+"""Model servers made of the stubs in `tritonclient` and `tensorflow-serving-api`; the test's own function is the model."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, prediction_service_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
@@ -24,16 +28,21 @@ class Refused(Exception):
         self.code = code
 
 
-class ModelServer(service_pb2_grpc.GRPCInferenceServiceServicer):
-    """Serves one model on a port of this machine; the port stays its own between `stop` and `start`.
+class ModelServer:
+    """Serves one model, `toy`, on a port of this machine; the port stays its own between `stop` and `start`.
 
     Args:
       run: Inputs to outputs; raises `Refused`.
-      inputs: Datatype and shape by name.
+      inputs: Datatype, as Triton names it, and shape by name.
       outputs: As inputs.
       versions: Of the model.
       credentials: Of a server with TLS.
+
+    Attributes:
+      engine: The value of `--engine`.
     """
+
+    engine = ""
 
     def __init__(
         self,
@@ -52,7 +61,7 @@ class ModelServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         """Listens, from the second time on at the same port."""
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 1)]
         server = grpc.server(ThreadPoolExecutor(8), options=options)
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
+        self._serve_on(server)
         place = f"localhost:{self.port}"
         self.port = server.add_secure_port(place, self._credentials) if self._credentials else server.add_insecure_port(place)
         server.start()
@@ -64,6 +73,25 @@ class ModelServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             self._server.stop(0).wait()
         self._server = None
 
+    def _serve_on(self, server: grpc.Server) -> None:
+        raise NotImplementedError
+
+    def _found(self, given: Arrays, context: Any) -> Arrays:
+        self.requests += 1
+        try:
+            return self.run(given)
+        except Refused as err:
+            context.abort(err.code, str(err))
+
+
+class KServeServer(ModelServer, service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Speaks the KServe v2 protocol."""
+
+    engine = "triton"
+
+    def _serve_on(self, server: grpc.Server) -> None:
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
+
     def ModelMetadata(self, request: Any, context: Any) -> Any:
         if request.name != "toy":
             context.abort(grpc.StatusCode.NOT_FOUND, f"unknown model {request.name}")
@@ -74,19 +102,58 @@ class ModelServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         return answer
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
-        self.requests += 1
         given = {
             tensor.name: np.frombuffer(raw, triton_to_np_dtype(tensor.datatype)).reshape(tensor.shape)
             for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
         }
-        try:
-            found = self.run(given)
-        except Refused as err:
-            context.abort(err.code, str(err))
+        found = self._found(given, context)
         answer = service_pb2.ModelInferResponse(model_name=request.model_name, model_version=request.model_version)
         for name in (output.name for output in request.outputs if output.name in found):
             answer.outputs.add(name=name, datatype=np_to_triton_dtype(found[name].dtype), shape=found[name].shape)
             answer.raw_output_contents.append(np.ascontiguousarray(found[name]).tobytes())
+        return answer
+
+
+class TensorFlowServer(ModelServer, prediction_service_pb2_grpc.PredictionServiceServicer):
+    """Speaks TensorFlow Serving's protocol.
+
+    Attributes:
+      signatures: Of the model, by name; default: `serving_default` with the inputs and outputs.
+    """
+
+    engine = "tf-serving"
+    signatures: Mapping[str, Any] = MappingProxyType({})
+
+    def _serve_on(self, server: grpc.Server) -> None:
+        prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(self, server)
+
+    def GetModelMetadata(self, request: Any, context: Any) -> Any:
+        if request.model_spec.name != "toy":
+            context.abort(grpc.StatusCode.NOT_FOUND, f"Servable not found: unknown model {request.model_spec.name}")
+        answer = get_model_metadata_pb2.GetModelMetadataResponse()
+        answer.model_spec.version.value = max(map(int, self._versions))
+        answer.metadata["signature_def"].Pack(
+            get_model_metadata_pb2.SignatureDefMap(signature_def=self.signatures or self._own())
+        )
+        return answer
+
+    def _own(self) -> dict[str, Any]:
+        signature = meta_graph_pb2.SignatureDef()
+        for tensors, field in ((self._inputs, signature.inputs), (self._outputs, signature.outputs)):
+            for name, (datatype, shape) in tensors.items():
+                field[name].dtype = tf.as_dtype(triton_to_np_dtype(datatype)).as_datatype_enum
+                for size in shape:
+                    field[name].tensor_shape.dim.add(size=size)
+        return {"serving_default": signature}
+
+    def Predict(self, request: Any, context: Any) -> Any:
+        if str(request.model_spec.version.value) not in self._versions:
+            context.abort(grpc.StatusCode.NOT_FOUND, "Servable not found for request")
+        found = self._found({name: tf.make_ndarray(tensor) for name, tensor in request.inputs.items()}, context)
+        answer = predict_pb2.PredictResponse(model_spec=request.model_spec)
+        for name in request.output_filter:
+            if name in found:
+                answer.outputs[name].CopyFrom(tf.make_tensor_proto(found[name]))
         return answer
 
 

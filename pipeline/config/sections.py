@@ -153,10 +153,10 @@ class DetectConfig:
         False, "after canary_images, move the label of model_version to the canary if it agrees (min_agreement), else drop it"
     )
     canary_images: Count = setting(1000, "images that a canary needs before canary_auto promotes or drops it")
-    engine: Literal["tensorflow", "openvino", "triton"] = setting(
+    engine: Literal["tensorflow", "openvino", "triton", "tf-serving"] = setting(
         "tensorflow",
         "what runs the model; openvino is the faster one on CPUs and needs the extra openvino; triton is a model server "
-        "(KServe v2 protocol) and needs the extra triton",
+        "of the KServe v2 protocol and needs the extra triton; tf-serving is TensorFlow Serving",
     )
     precision: Literal["float32", "bfloat16", "int8"] = setting(
         "float32",

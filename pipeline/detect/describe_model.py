@@ -159,7 +159,7 @@ def _guess(signature: Any, given: Mapping[str, Any], notes: ExportNotes, folder:
         "classes_output": "classes" if "classes" in outputs else "",
         "count_output": "num_detections" if "num_detections" in outputs else "",
         "nms": "model",
-        "threshold_inputs": False,
+        "threshold_inputs": inputs.keys() >= {*_THRESHOLDS},  # as this project exports them
     }
     if _OBJECT_DETECTION_API["boxes_output"] in outputs:
         guess.update(_OBJECT_DETECTION_API, value_range=(0.0, 255.0))

@@ -26,6 +26,7 @@ from pipeline.detect.openvino_graph import OpenVinoGraph, check_installed
 from pipeline.detect.openvino_int8 import INT8
 from pipeline.detect.prepared_model import PreparedModel, start
 from pipeline.detect.remote_server import check_engine
+from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import files_of, first_line, lacking, locate
 from pipeline.errors import ModelError
 
@@ -45,7 +46,7 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
         raise ModelError(f"precision int8: expected --engine openvino, got {detect.engine}")
     if detect.engine == "openvino":
         return start(converted_model(model, detect), detect)
-    return remote_model.load(model, detect) if detect.engine == "triton" else saved_model.load(model, detect)
+    return remote_model.load(model, detect) if detect.engine in PROTOCOLS else saved_model.load(model, detect)
 
 
 def converted_model(model: ModelConfig, detect: DetectConfig) -> PreparedModel:

@@ -36,21 +36,26 @@ class RemoteSignature:
 
         self._server = server
         self._channels_first = {
-            name for name, one in server.inputs.items() if len(one.shape) == 4 and one.shape[1] == 3 and one.shape[3] != 3
+            name
+            for name, one in server.inputs.items()
+            if one.shape and len(one.shape) == 4 and one.shape[1] == 3 and one.shape[3] != 3
         }
         inputs, self.structured_outputs = (
             {name: tf.TensorSpec(self._sizes(name, one.shape), one.dtype) for name, one in tensors.items()}
             for tensors in (server.inputs, server.outputs)
         )
         self.structured_input_signature = (), inputs
-        self.function_type = SimpleNamespace(parameters=dict.fromkeys(inputs, SimpleNamespace(optional=False)))
+        optional = {name: SimpleNamespace(optional=one.has_default) for name, one in server.inputs.items()}
+        self.function_type = SimpleNamespace(parameters=optional)
         self.graph = tf.Graph()  # the server's operations are unknown
 
     def keep(self, outputs: Sequence[str]) -> None:
         """Asks the server for these outputs only."""
         self.structured_outputs = {name: spec for name, spec in self.structured_outputs.items() if name in outputs}
 
-    def _sizes(self, name: str, shape: tuple[int, ...]) -> list[int | None]:
+    def _sizes(self, name: str, shape: tuple[int, ...] | None) -> list[int | None] | None:
+        if shape is None:
+            return None
         sizes = [None if size < 0 else size for size in shape]
         return [sizes[0], *sizes[2:], sizes[1]] if name in self._channels_first else sizes
 
@@ -102,9 +107,9 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
       ModelError: The server is away for too long, has no such model, the model is no detector, or fails on a blank image.
     """
     if detect.precision != "float32" or detect.xla:
-        raise ModelError("engine triton: expected no --precision and no --xla, which are the server's own settings")
+        raise ModelError(f"engine {detect.engine}: expected no --precision and no --xla, which are the server's own settings")
     tensorflow_setup.configure_tensorflow(dataclasses.replace(detect, device="cpu"))
-    server = RemoteServer(model)
+    server = RemoteServer(model, detect.engine)
     try:
         return _loaded(server, model, detect)
     except BaseException:

@@ -29,7 +29,7 @@ from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.openvino_graph import converted
 from pipeline.detect.prepared_model import OptimisedGraph, PreparedModel, start
 from pipeline.detect.process_memory import return_free_memory
-from pipeline.detect.remote_server import RemoteServer
+from pipeline.detect.remote_server import RemoteServer, check_engine
 from pipeline.detect.tensorflow_internals import freeze, meta_graph, optimise
 from pipeline.detect.versions import files_of, first_line, is_remote, lacking, locate, partial_versions
 from pipeline.errors import ModelError
@@ -42,14 +42,19 @@ _WEIGHT_BYTES = 1 << 14  # larger constants are kept apart from the graph
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
-def name_and_version(model: ModelConfig) -> tuple[str, str]:
+def name_and_version(model: ModelConfig, engine: str = "tensorflow") -> tuple[str, str]:
     """Name and version that rows will have, without loading the model.
+
+    Args:
+      model: The model.
+      engine: What runs it; a model server is asked.
 
     Raises:
       ModelError: The model is missing or malformed.
     """
     if is_remote(model.path):
-        return name_of_model(model, None, model.path), RemoteServer(model).version
+        check_engine(model, engine)
+        return name_of_model(model, None, model.path), RemoteServer(model, engine).version
     folder, version = locate(model.path, model.model_version)
     for newer in () if model.model_version else partial_versions(model.path, than=version):
         print(f"model {model.path}: version {newer.name} is left alone, since it lacks {newer.lacks} (yet)", file=sys.stderr)

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions, PortableOptions
 from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 from apache_beam.runners.portability.flink_runner import FlinkJarJobServer

@@ -33,7 +33,8 @@ def model_known(job: Job) -> tuple[str, str]:
     Raises:
       ModelError: The model is missing, or is no detector.
     """
-    return name_and_version(job.config.model) if job.in_process or job.config.only_new else ("", "")
+    known = job.in_process or job.config.only_new
+    return name_and_version(job.config.model, job.config.detect.engine) if known else ("", "")
 
 
 def detector_used(config: Config) -> Detector | None:

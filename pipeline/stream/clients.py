@@ -79,7 +79,7 @@ def connect_subscriber() -> Any:
     emulator = os.environ.get("PUBSUB_EMULATOR_HOST")
     if not emulator:
         return pubsub_v1.SubscriberClient()
-    import grpc  # type: ignore[import-untyped]
+    import grpc
     from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
 
     channel = grpc.insecure_channel(emulator, options=[("grpc.max_receive_message_length", -1)])

@@ -1,4 +1,4 @@
-"""Models on servers of the KServe v2 protocol: TensorFlow's detections, and one result for each image whatever the servers do."""
+"""Models on servers, of both protocols: TensorFlow's detections, and one result for each image whatever the servers do."""
 
 import contextlib
 import os
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -22,12 +23,13 @@ from tests.processes import running, wait_until
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
-from tests.model_server import ModelServer, Refused, serving  # noqa: E402  after the checks
+from tests.model_server import KServeServer, Refused, TensorFlowServer, serving  # noqa: E402  after the checks
 
 SCENES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
 INPUTS = {"images": ("FP32", (-1, 3, 8, 12))}
 OUTPUTS = {"boxes": ("FP32", (-1, -1, 4)), "scores": ("FP32", (-1, -1))}
 POISON, NEEDS = 13, {"server_wait_s": 120.0}
+SIGNATURE = "detect"  # of the bundled detector: takes pixels; its default one takes files
 
 
 def image(grey):
@@ -48,15 +50,22 @@ def poisoned(arrays):
     return any(round(float(one[0, 0, 0]) * 255) == POISON for one in arrays["images"])
 
 
-def toy(run=answer, **how):
-    return serving(ModelServer(run, INPUTS, OUTPUTS, **how))
+@pytest.fixture(params=[KServeServer, TensorFlowServer], ids=lambda kind: kind.engine)
+def server_of(request):
+    return lambda run=answer, **how: request.param(run, INPUTS, OUTPUTS, **how)
+
+
+@pytest.fixture
+def toy(server_of):
+    """Serves a toy model while a block lasts."""
+    return lambda *args, **how: serving(server_of(*args, **how))
 
 
 @contextlib.contextmanager
 def detector_of(*servers, scheme="grpc", detect=None, **model):
     path = f"{scheme}://{','.join(f'localhost:{server.port}' for server in servers)}/toy"
     config = ModelConfig(path=path, **{"nms": "pipeline", "box_format": "xyxy", **NEEDS, **model})
-    detector = load_detector(config, DetectConfig(engine="triton", score_threshold=0.0, **(detect or {})))
+    detector = load_detector(config, DetectConfig(engine=servers[0].engine, score_threshold=0.0, **(detect or {})))
     try:
         yield detector
     finally:
@@ -89,7 +98,7 @@ def test_the_bundled_detector_gives_the_rows_of_tensorflow():
     local.close()
     fields = ("input_hw", "resize", "class_names", "letterbox_value", "box_format", "box_units")
     described = {field: getattr(metadata, field) for field in fields}
-    server = ModelServer(
+    server = KServeServer(
         run,
         {"images": ("UINT8", (-1, 320, 320, 3))},
         {"boxes": ("FP32", (-1, -1, 4)), "scores": ("FP32", (-1, -1, 10))},
@@ -109,7 +118,51 @@ def test_the_bundled_detector_gives_the_rows_of_tensorflow():
             np.testing.assert_allclose(found, wanted, atol=0.02)
 
 
-def test_images_share_batches_and_each_gets_its_own_output():
+@pytest.mark.parametrize("settings", [{}, {"score_threshold": 0.7, "max_detections": 3}], ids=["defaults", "other thresholds"])
+def test_tensorflow_serving_gives_the_rows_of_the_same_saved_model(settings):
+    """The server has the signature of the bundled detector, whose thresholds are inputs with defaults."""
+    import tensorflow as tf
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    folder, version = locate("digits", None)
+    predict = tf.saved_model.load(folder).signatures[SIGNATURE]
+
+    def run(arrays):
+        return {
+            name: found.numpy() for name, found in predict(**{key: tf.constant(value) for key, value in arrays.items()}).items()
+        }
+
+    images = [EncodedImage(ImageRef(file.name), file.read_bytes()) for file in SCENES]
+    local = load_detector(ModelConfig(), DetectConfig(**settings))
+    expected, metadata = [detection_row(found) for found in local.detect(images)], local.model.metadata
+    local.close()
+    described = {field: getattr(metadata, field) for field in ("resize", "class_names", "box_format", "box_units")}
+    server = TensorFlowServer(run, {}, {}, versions=(version,))
+    saved = saved_model_pb2.SavedModel.FromString(Path(folder, "saved_model.pb").read_bytes())
+    server.signatures = dict(saved.meta_graphs[0].signature_def)
+    with serving(server):
+        model = ModelConfig(path=f"grpc://localhost:{server.port}/toy", name=metadata.name, signature=SIGNATURE, **described)
+        detector = load_detector(model, DetectConfig(engine="tf-serving", **settings))
+        rows = [detection_row(found) for found in detector.detect(images)]
+        detector.close()
+    assert sum(len(row["detections"]) for row in rows) > 30
+    for row, other in zip(rows, expected, strict=True):
+        assert row["model"] == other["model"]
+        assert [one["class_id"] for one in row["detections"]] == [one["class_id"] for one in other["detections"]]
+        for field in ("box_xyxy", "confidence"):
+            found, wanted = ([one[field] for one in each["detections"]] for each in (row, other))
+            np.testing.assert_allclose(found, wanted, atol=0.02)
+
+
+def test_a_signature_that_tensorflow_serving_does_not_have_is_one_line():
+    with serving(TensorFlowServer(answer, INPUTS, OUTPUTS)) as server, pytest.raises(ModelError) as refused:
+        load_detector(
+            ModelConfig(path=f"grpc://localhost:{server.port}/toy", signature="other"), DetectConfig(engine="tf-serving")
+        )
+    assert "it has no signature 'other' but ['serving_default']; set model.signature" in str(refused.value)
+
+
+def test_images_share_batches_and_each_gets_its_own_output(toy):
     sizes = []
 
     def run(arrays):
@@ -122,7 +175,7 @@ def test_images_share_batches_and_each_gets_its_own_output():
         assert len(sizes) < len(GREYS)
 
 
-def test_a_server_that_takes_only_small_batches_gets_small_ones():
+def test_a_server_that_takes_only_small_batches_gets_small_ones(toy):
     def run(arrays):
         if len(arrays["images"]) > 2:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "batch-size must be <= 2")
@@ -159,13 +212,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_an_image_that_the_server_refuses_is_one_dead_letter(wrong):
+def test_an_image_that_the_server_refuses_is_one_dead_letter(toy, wrong):
     with toy(lambda arrays: wrong(arrays) if poisoned(arrays) else answer(arrays)) as server, detector_of(server) as detector:
         found = confidences(detector.detect([image(grey) for grey in [*GREYS, POISON]]))
         assert found == [*GREYS, "model_failed"]
 
 
-def test_an_image_beyond_the_deadline_is_one_dead_letter():
+def test_an_image_beyond_the_deadline_is_one_dead_letter(toy):
     ended = threading.Event()
 
     def run(arrays):
@@ -183,7 +236,7 @@ BROKEN = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.
 
 
 @pytest.mark.parametrize("code", BROKEN, ids=lambda code: code.name)
-def test_no_image_is_blamed_while_the_server_fails_on_a_blank_one_too(code):
+def test_no_image_is_blamed_while_the_server_fails_on_a_blank_one_too(toy, code):
     """It fails on everything for a while, and then works again."""
     failures = iter(range(20))
 
@@ -199,7 +252,7 @@ def test_no_image_is_blamed_while_the_server_fails_on_a_blank_one_too(code):
         assert next(failures, None) is None
 
 
-def test_a_server_that_dies_and_starts_again_costs_no_image(capfd):
+def test_a_server_that_dies_and_starts_again_costs_no_image(toy, capfd):
     with toy() as server, detector_of(server) as detector:
         assert confidences(detector.detect([image(100)])) == [100]
         server.stop()
@@ -210,8 +263,8 @@ def test_a_server_that_dies_and_starts_again_costs_no_image(capfd):
         assert confidences([one.result() for one in started]) == GREYS
 
 
-def test_a_server_that_starts_later_is_waited_for():
-    server = ModelServer(answer, INPUTS, OUTPUTS)
+def test_a_server_that_starts_later_is_waited_for(server_of):
+    server = server_of()
     server.start()
     server.stop()  # its port is known now
     begun = threading.Timer(0.5, server.start)
@@ -224,7 +277,7 @@ def test_a_server_that_starts_later_is_waited_for():
         server.stop()
 
 
-def test_a_server_that_stays_away_fails_the_job_and_no_image():
+def test_a_server_that_stays_away_fails_the_job_and_no_image(toy):
     """Its next run takes the images again."""
     with toy() as server, detector_of(server, server_wait_s=0.2) as detector:
         server.stop()
@@ -239,7 +292,7 @@ def test_a_server_that_stays_away_fails_the_job_and_no_image():
         wait_until(works)
 
 
-def test_two_servers_share_the_work_and_one_that_dies_costs_no_image():
+def test_two_servers_share_the_work_and_one_that_dies_costs_no_image(toy):
     with toy() as one, toy() as other, detector_of(one, other) as detector:
         assert confidences(detector.detect([image(grey) for grey in GREYS])) == GREYS
         assert one.requests and other.requests
@@ -247,7 +300,7 @@ def test_two_servers_share_the_work_and_one_that_dies_costs_no_image():
         assert confidences(detector.detect([image(grey) for grey in GREYS])) == GREYS
 
 
-def test_answers_of_many_megabytes_arrive():
+def test_answers_of_many_megabytes_arrive(toy):
     """gRPC's own limit is 4 MB."""
 
     def run(arrays):
@@ -258,7 +311,7 @@ def test_answers_of_many_megabytes_arrive():
         assert confidences(detector.detect([image(100)])) == [100]
 
 
-def test_tls(tmp_path):
+def test_tls(toy, tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, *subject]
@@ -266,10 +319,10 @@ def test_tls(tmp_path):
     credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
     script = (
         "import sys\nfrom pipeline.config import ModelConfig\nfrom pipeline.detect.remote_server import RemoteServer\n"
-        "print(RemoteServer(ModelConfig(path=sys.argv[1], server_wait_s=60)).version)"
+        "print(RemoteServer(ModelConfig(path=sys.argv[1], server_wait_s=60), sys.argv[2]).version)"
     )
     with toy(credentials=credentials) as server:
-        command = [sys.executable, "-c", script, f"grpcs://localhost:{server.port}/toy"]
+        command = [sys.executable, "-c", script, f"grpcs://localhost:{server.port}/toy", server.engine]
         trusted = {**os.environ, "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(certificate)}
         done = subprocess.run(command, cwd=REPO, env=trusted, capture_output=True, text=True, check=False, timeout=500)
         assert done.stdout.strip() == "3", done.stderr
@@ -291,7 +344,7 @@ def test_a_job_that_waits_for_a_server_is_stopped_by_sigterm(tmp_path):
     ("path", "settings", "message"),
     [
         ("grpc://localhost:1", {}, "expected grpc://host:port/name"),
-        ("grpc://localhost:1/toy", {"engine": "tensorflow"}, "expected --engine triton for a model server"),
+        ("grpc://localhost:1/toy", {"engine": "tensorflow"}, "expected --engine triton or tf-serving for a model server"),
         ("digits", {}, "expected grpc://host:port/name as --model"),
         ("grpc://localhost:1/toy", {"precision": "bfloat16"}, "which are the server's own settings"),
     ],
@@ -301,6 +354,6 @@ def test_settings_that_do_not_fit_are_one_line(path, settings, message):
         load_detector(ModelConfig(path=path, model_poll_s=0), DetectConfig(**{"engine": "triton", **settings}))
 
 
-def test_a_model_that_the_server_does_not_have_is_one_line():
+def test_a_model_that_the_server_does_not_have_is_one_line(toy):
     with toy() as server, pytest.raises(ModelError, match="unknown model other"):
-        load_detector(ModelConfig(path=f"grpc://localhost:{server.port}/other"), DetectConfig(engine="triton"))
+        load_detector(ModelConfig(path=f"grpc://localhost:{server.port}/other"), DetectConfig(engine=server.engine))
