@@ -119,6 +119,12 @@ $(PRISM) $(FAKE_GCS):
 	@if command -v go >/dev/null; then echo "building $(notdir $@)"; GOBIN=$(abspath $(dir $@)) go install $(GO_PACKAGE) 2>/dev/null || true; fi
 	@test -x $@ || echo "no $(notdir $@): install Go; tests that need it are skipped"
 
+AZURITE := .tools/azurite
+# The emulator of Azure Blob Storage, for tests.
+$(AZURITE):
+	@if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix $@ azurite@3.37.0 || true; fi
+	@test -d $@ || echo "no $(notdir $@): install npm; tests that need it are skipped"
+
 FLINK := .tools/flink/.ready
 flink: $(FLINK) ## Get Flink and Beam's job server for it; needs a JDK and Maven
 

@@ -17,8 +17,8 @@ from pipeline.errors import UserError
 from pipeline.failures import ImageError
 from pipeline.prefetch import NoRoomError
 from pipeline.records import ImageRef
-from pipeline.storage.etag_stores import etag_store
 from pipeline.storage.cloud import blob_of, storage_client
+from pipeline.storage.etag_stores import etag_store
 from pipeline.storage.web import TooLargeAnswerError, download, is_web, without_query
 from pipeline.storage.web import look_up as look_up_web
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.read.fetch import open_file
-from pipeline.storage.etag_stores import etag_store
 from pipeline.storage.cloud import read_range
+from pipeline.storage.etag_stores import etag_store
 from pipeline.storage.listing_backends import GS, FoundFile
 
 _IMAGE_NAME = re.compile(  # the formats of the second line are not decoded, and become dead letters

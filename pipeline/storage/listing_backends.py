@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
-from pipeline.storage.etag_stores import etag_store
 from pipeline.storage.beginnings import beginnings
 from pipeline.storage.cloud import storage_client
+from pipeline.storage.etag_stores import etag_store
 from pipeline.storage.globs import fixed_beginning, has_wildcard, to_regex
 
 GS = "gs://"
