@@ -1,15 +1,18 @@
 """Images on Azure Blob Storage: listed by folder and glob, read with their ETag, refused with the reasons of other storage."""
 
+import os
+import re
 import sys
 
 import pytest
 
 from pipeline.errors import InputError
 from pipeline.failures import ImageError
-from pipeline.read.fetch import fetch, look_up
+from pipeline.read.fetch import StorageUnavailableError, fetch, look_up
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import ImageRef
 from pipeline.storage import azure, s3
+from tests.emulators import free_ports
 from tests.read.test_s3 import LIMIT, NAMES, refusal
 
 
@@ -51,6 +54,17 @@ def test_an_open_object_that_is_replaced_gives_an_error_not_parts_of_two(azure_c
         azure_container.upload_blob("a", b"x" * (s3._BUFFER_BYTES + 10), overwrite=True)
         with pytest.raises(Exception, match="condition"):
             file.read()
+
+
+def test_wrong_credentials_and_no_answer_have_the_reasons_of_other_storage(azure_container, monkeypatch):
+    said, name = os.environ["AZURE_STORAGE_CONNECTION_STRING"], f"abfs://{azure_container.container_name}/a.jpg"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", said.replace("AccountKey=", "AccountKey=AAAA"))
+    azure._client_of.cache_clear()
+    assert refusal(name).reason == "permission_denied"
+    (port,) = free_ports(1)
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", re.sub(r"1:\d+/", f"1:{port}/", said))
+    azure._client_of.cache_clear()
+    assert isinstance(refusal(name), StorageUnavailableError)
 
 
 def test_without_the_library_one_line_names_the_extra(monkeypatch):
