@@ -70,7 +70,8 @@ def _client_of(_process: int, account: str) -> Any:
         from azure.storage.blob import BlobServiceClient
     except ImportError as err:
         raise OSError(f"{ABFS} is read by azure-storage-blob: pip install 'hybrid-detection-pipeline[azure]'") from err
-    options = {"retry_total": 1, "connection_timeout": 10, "read_timeout": 30, "max_single_get_size": _FIRST_BYTES}
+    again = {"retry_total": 1, "initial_backoff": 1, "random_jitter_range": 1}  # callers try again, too
+    options = {**again, "connection_timeout": 10, "read_timeout": 30, "max_single_get_size": _FIRST_BYTES}
     said = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
     if said and not account:
         return BlobServiceClient.from_connection_string(said, **options)
