@@ -10,6 +10,8 @@ PRISM_VERSION := v2.77.0
 PRISM := .tools/prism
 FAKE_GCS_VERSION := v1.56.1
 FAKE_GCS := .tools/fake-gcs-server
+AZURITE_VERSION := 3.37.0
+AZURITE := .tools/azurite
 
 FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
 CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
@@ -42,7 +44,7 @@ demo-flink: $(READY) flink ## Run the batch and the streaming job on a Flink clu
 	$(BIN)/python -m tests.flink.demo
 
 TEST_PROCESSES ?= 2
-test: $(READY) $(PRISM) $(FAKE_GCS) ## Pass the tests (TEST_PROCESSES side by side)
+test: $(READY) $(PRISM) $(FAKE_GCS) $(AZURITE) ## Pass the tests (TEST_PROCESSES side by side)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
 
 test-fast: $(READY) ## Pass the tests that need neither whole jobs nor emulators, for the inner loop
@@ -118,6 +120,13 @@ $(PRISM) $(FAKE_GCS):
 	@mkdir -p $(dir $@)
 	@if command -v go >/dev/null; then echo "building $(notdir $@)"; GOBIN=$(abspath $(dir $@)) go install $(GO_PACKAGE) 2>/dev/null || true; fi
 	@test -x $@ || echo "no $(notdir $@): install Go; tests that need it are skipped"
+
+# The emulator of Azure Blob Storage, for tests.
+$(AZURITE):
+	@mkdir -p $(dir $@)
+	@if command -v npm >/dev/null; then echo "installing $(notdir $@)"; rm -rf $@.part; \
+	  npm install --silent --no-audit --no-fund --prefix $@.part azurite@$(AZURITE_VERSION) && mv $@.part $@ || true; fi
+	@test -d $@ || echo "no $(notdir $@): install npm; tests that need it are skipped"
 
 FLINK := .tools/flink/.ready
 flink: $(FLINK) ## Get Flink and Beam's job server for it; needs a JDK and Maven

@@ -19,10 +19,12 @@ from pipeline.detect.tensorflow_scheduler import TensorFlowScheduler
 from pipeline.stats.process import PROCESS
 from tests.bright_model import export_bright_model
 from tests.emulators import (  # noqa: F401  fixtures
+    _azure_process,
     _gcs_process,
     _pubsub_process,
     _s3_process,
     _strict_gcs_process,
+    azure_container,
     gcs_bucket,
     pubsub_emulator,
     s3_bucket,
@@ -45,7 +47,15 @@ _SLOW_FILES = {
     *("test_golden.py", "test_loaded_models.py", "test_load_in_subprocess.py", "test_other_formats.py", "test_cost.py"),
     *("test_demo_backfill.py", "test_packaging.py", "test_attempts.py", "test_power_cut.py", "test_secrets.py"),
 }
-_SLOW_FIXTURES = {"gcs_bucket", "pubsub_emulator", "s3_bucket", "strict_gcs_bucket", "run_job", "warm_preparations"}
+_SLOW_FIXTURES = {
+    "azure_container",
+    "gcs_bucket",
+    "pubsub_emulator",
+    "s3_bucket",
+    "strict_gcs_bucket",
+    "run_job",
+    "warm_preparations",
+}
 _EMULATED = {"gs", "gcs", "storage", "usual emulator", "strict emulator"}  # parameters
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from pipeline.launch.prism import WITH_PARENT
-from pipeline.storage import cloud, s3
+from pipeline.storage import azure, cloud, s3
 
 START_SECONDS = 90.0
 PUBSUB_MISSING = (
@@ -34,6 +34,9 @@ PUBSUB_MISSING = (
 GCS_MISSING = "gcp-storage-emulator is not installed; get it with `pip install gcp-storage-emulator`"
 
 S3_MISSING = "moto is not installed; get it with `pip install 'moto[s3]' flask flask-cors`"
+
+AZURE_MISSING = "no Azurite, the emulator of Azure Blob Storage; get it with `make .tools/azurite`, where npm is"
+_AZURITE_KEY = "a2V5IG9mIGFuIGVtdWxhdG9yIGZvciB0ZXN0cw=="
 
 STRICT_GCS_MISSING = (
     "no fake-gcs-server, the storage emulator that honours preconditions; get it with `make .tools/fake-gcs-server`, where Go is"
@@ -209,6 +212,46 @@ def s3_bucket(_s3_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     s3._client_of.cache_clear()
     yield boto3.resource("s3").create_bucket(Bucket=f"bucket-{uuid.uuid4().hex[:12]}")
     s3._client_of.cache_clear()
+
+
+@contextlib.contextmanager
+def running_azurite() -> Iterator[str]:
+    """Starts an emulator of Azure Blob Storage that keeps its objects in memory; yields its connection string.
+
+    Raises:
+      EmulatorMissing: It is not installed.
+    """
+    places = [str(_TOOLS / "azurite/node_modules/.bin"), os.environ.get("PATH", "")]
+    server = shutil.which("azurite-blob", path=os.pathsep.join(places))
+    if server is None or importlib.util.find_spec("azure.storage.blob") is None:
+        raise EmulatorMissing(AZURE_MISSING)
+    (port,) = free_ports(1)
+    command = [server, "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort", str(port)]
+    with _environment(AZURITE_ACCOUNTS=f"testing:{_AZURITE_KEY}"), running_server(command, port):
+        place = f"BlobEndpoint=http://127.0.0.1:{port}/testing"
+        yield f"DefaultEndpointsProtocol=http;AccountName=testing;AccountKey={_AZURITE_KEY};{place};"
+
+
+@pytest.fixture(scope="session")
+def _azure_process() -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        try:
+            started = stack.enter_context(running_azurite())
+        except (EmulatorMissing, ModuleNotFoundError):
+            pytest.skip(AZURE_MISSING)  # also in CI: npm may be missing there
+        yield started
+
+
+@pytest.fixture
+def azure_container(_azure_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A new empty container on Azurite, which the environment names for the length of one test."""
+    from azure.storage.blob import BlobServiceClient
+
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", _azure_process)
+    azure._client_of.cache_clear()
+    service = BlobServiceClient.from_connection_string(_azure_process)
+    yield service.create_container(f"container-{uuid.uuid4().hex[:12]}")
+    azure._client_of.cache_clear()
 
 
 @pytest.fixture(scope="session")

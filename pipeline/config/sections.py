@@ -308,7 +308,8 @@ class Config:
 
     input: ListOf[_Input] = setting(
         (),
-        "images: files, folders, globs (with **), gs://, s3://; manifests .txt .csv .jsonl; TFRecord shards, archives, videos; "
+        "images: files, folders, globs (with **), gs://, s3://, abfs://; "
+        "manifests .txt .csv .jsonl; TFRecord shards, archives, videos; "
         "{date} or {date:%Y/%m/%d}, with any strftime directives, stands for each of --dates",
     )
     time_zone: _Zone = setting("UTC", "where days begin and end, e.g. Europe/Zurich", examples=["Europe/Zurich", "UTC"])

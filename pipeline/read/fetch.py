@@ -17,8 +17,8 @@ from pipeline.errors import UserError
 from pipeline.failures import ImageError
 from pipeline.prefetch import NoRoomError
 from pipeline.records import ImageRef
-from pipeline.storage import s3
 from pipeline.storage.cloud import blob_of, storage_client
+from pipeline.storage.etag_stores import etag_store
 from pipeline.storage.web import TooLargeAnswerError, download, is_web, without_query
 from pipeline.storage.web import look_up as look_up_web
 
@@ -96,9 +96,10 @@ def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
                 blob = blob_of(client, ref.uri, ref.generation)
                 again(blob.reload)(retry=None)
                 return str(blob.generation or ref.generation)
-        if is_web(ref.uri) or ref.uri.startswith(s3.S3):
+        store = etag_store(ref.uri)
+        if is_web(ref.uri) or store:
             again = retry.Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds)
-            return again(look_up_web if is_web(ref.uri) else s3.look_up)(ref.uri)[2] or ref.generation
+            return again(store.look_up if store else look_up_web)(ref.uri)[2] or ref.generation
         return ref.generation if "://" in ref.uri else _generation(os.stat(ref.uri))
 
 
@@ -112,8 +113,8 @@ def open_file(uri: str, retry_seconds: float = RETRY_SECONDS, generation: str = 
             again = DEFAULT_RETRY.with_timeout(retry_seconds)
             blob = blob_of(opened.enter_context(storage_client()), uri, generation)
             file = opened.enter_context(blob.open("rb", chunk_size=_CHUNK_BYTES, raw_download=True, retry=again))
-        elif uri.startswith(s3.S3):
-            file = opened.enter_context(s3.open_object(uri))
+        elif store := etag_store(uri):
+            file = opened.enter_context(store.open_object(uri))
         elif is_web(uri):
             raise ImageError("read", "unreadable", f"{uri}: only images are read from web addresses; copy the file first")
         elif "://" in uri:
@@ -189,7 +190,7 @@ def _image_error(uri: str, err: Exception) -> ImageError:
         return StorageUnavailableError(f"{uri} cannot be read now, storage does not answer as it should: {said}")
     kind = "" if isinstance(cause, (OSError, ValueError, exceptions.GoogleAPIError)) and said else f"{type(cause).__name__}: "
     scheme, is_uri, _ = uri.partition("://")
-    if is_uri and scheme not in ("gs", "s3", "file", "http", "https"):
+    if is_uri and scheme not in ("gs", "s3", "abfs", "file", "http", "https"):
         kind = f"{scheme}:// is read only where Beam is set up for it, so copy the image first; Beam says: {kind}"
     return ImageError("read", "unreadable", f"{uri} cannot be read: {kind}{said}")
 
@@ -197,8 +198,8 @@ def _image_error(uri: str, err: Exception) -> ImageError:
 def _fetch_once(ref: ImageRef, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
     if ref.uri.startswith("gs://"):
         return _fetch_object(ref, max_bytes, reserve)
-    if ref.uri.startswith(s3.S3):
-        return _fetch_s3(ref.uri, max_bytes, reserve)
+    if store := etag_store(ref.uri):
+        return _fetch_with_etag(store, ref.uri, max_bytes, reserve)
     if is_web(ref.uri):
         return _fetch_web(ref.uri, max_bytes, reserve)
     if "://" in ref.uri:
@@ -265,12 +266,13 @@ class _AtMost(io.BytesIO):
         return super().write(content)
 
 
-def _fetch_s3(uri: str, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
+def _fetch_with_etag(store: Any, uri: str, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:
     def check(size: int) -> None:
         _check_size(uri, size, max_bytes)
         reserve(size)
 
-    return s3.download(uri, check)
+    content, etag = store.download(uri, check)
+    return content, etag
 
 
 def _fetch_web(uri: str, max_bytes: int, reserve: Reserve) -> tuple[bytes, str]:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.read.fetch import open_file
-from pipeline.storage import s3
 from pipeline.storage.cloud import read_range
+from pipeline.storage.etag_stores import etag_store
 from pipeline.storage.listing_backends import GS, FoundFile
 
 _IMAGE_NAME = re.compile(  # the formats of the second line are not decoded, and become dead letters
@@ -53,8 +53,8 @@ def kind_of(path: str) -> str:
 def _read_head(path: str) -> bytes:
     if path.startswith(GS):
         return read_range(path, 0, HEAD_BYTES)
-    if path.startswith(s3.S3):
-        return s3.read_range(path, 0, HEAD_BYTES)
+    if store := etag_store(path):
+        return bytes(store.read_range(path, 0, HEAD_BYTES))
     with open_file(path) as file:
         head: bytes = file.read(HEAD_BYTES)
     return head

@@ -14,9 +14,9 @@ from itertools import islice
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import InputError
+from pipeline.storage.etag_stores import ETAG_STORES
 from pipeline.storage.globs import fixed_beginning, has_wildcard
-from pipeline.storage.listing_backends import GS, FoundFile, ListingBackend, LocalListing, ObjectListing, S3Listing
-from pipeline.storage.s3 import S3
+from pipeline.storage.listing_backends import GS, ETagListing, FoundFile, ListingBackend, LocalListing, ObjectListing
 from pipeline.storage.web import is_web, web_listing
 
 MAX_PARALLEL = 16  # folders listed in parallel; each waits for storage
@@ -37,8 +37,9 @@ def listing_backend_of(pattern: str) -> ListingBackend:
     if _LIVE.fullmatch(pattern) and not (os.path.isdir(pattern) or os.path.isfile(pattern)):
         said = "live streams and cameras are not read; record them to files, e.g. with ffmpeg -f segment, and give their folder"
         raise InputError(f"input {pattern}: {said}")
-    if pattern.startswith((GS, S3)):
-        scheme, kind = (GS, ObjectListing) if pattern.startswith(GS) else (S3, S3Listing)
+    if pattern.startswith((GS, *ETAG_STORES)):
+        scheme = pattern[: pattern.index("://") + 3]
+        kind = ObjectListing if scheme == GS else ETagListing
         pattern += "/" * (pattern.count("/") == 2)
         folder, rest = _split(pattern)
         if folder.count("/") < 3 or folder[len(scheme)] == "/":
@@ -147,8 +148,8 @@ def _listed(place: ListingBackend) -> Iterator[None]:
         if isinstance(place, _OtherListing):
             scheme = place.pattern.partition("://")[0]
             said = (
-                f"expected files on this machine, gs://bucket/name or s3://bucket/name; {scheme}:// is read only where Beam "
-                f"is set up for it, so copy the images first ({said})"
+                f"expected files on this machine, gs://bucket/name, s3://bucket/name or abfs://container/name; "
+                f"{scheme}:// is read only where Beam is set up for it, so copy the images first ({said})"
             )
         raise InputError(f"input {place.pattern}: cannot be listed: {said}") from err
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
-from pipeline.storage import s3
 from pipeline.storage.beginnings import beginnings
 from pipeline.storage.cloud import storage_client
+from pipeline.storage.etag_stores import etag_store
 from pipeline.storage.globs import fixed_beginning, has_wildcard, to_regex
 
 GS = "gs://"
@@ -256,8 +256,8 @@ class ObjectListing(ListingBackend):
         return bucket, name
 
 
-class S3Listing(ObjectListing):
-    """A place on Amazon S3."""
+class ETagListing(ObjectListing):
+    """A place on Amazon S3 or Azure Blob Storage."""
 
     def cut(self, wanted: int, long: int) -> list[ListingBackend]:
         return [self]
@@ -266,14 +266,14 @@ class S3Listing(ObjectListing):
         from google.api_core.exceptions import NotFound
 
         try:
-            yield FoundFile(*s3.look_up(self.here + self.rest[0]))
+            yield FoundFile(*etag_store(self.here).look_up(self.here + self.rest[0]))
         except NotFound:
             if self.deeper:
-                yield S3Listing(f"{self.here}{self.rest[0]}/", ("**",), hidden=False)
+                yield type(self)(f"{self.here}{self.rest[0]}/", ("**",), hidden=False)
 
     def _list(self, one_folder: bool) -> Iterator[FoundFile | str]:
         bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
-        for found in s3.list_objects(bucket, prefix, one_folder):
+        for found in etag_store(self.here).list_objects(bucket, prefix, one_folder):
             yield found if isinstance(found, str) else FoundFile(*found)
 
 
@@ -287,11 +287,11 @@ def generation_of(path: str) -> str:
     """The generation of a file or object, as in a listing; empty if it is missing, or has none."""
     if "://" not in path:
         return next((found.generation for found in _found(path)), "")
-    if path.startswith(s3.S3):
+    if store := etag_store(path):
         from google.api_core.exceptions import NotFound
 
         with contextlib.suppress(NotFound):
-            return s3.look_up(path)[2]
+            return str(store.look_up(path)[2])
         return ""
     if not path.startswith(GS):
         return ""

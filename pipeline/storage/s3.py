@@ -47,7 +47,7 @@ def list_objects(bucket: str, prefix: str, one_folder: bool) -> Iterator[Found |
 
 def open_object(path: str) -> io.BufferedReader:
     """Opens an object as a file; reading fails if it is replaced meanwhile."""
-    return io.BufferedReader(_Object(*look_up(path)), _BUFFER_BYTES)
+    return ObjectFile.opened(look_up(path), read_range)
 
 
 def read_range(path: str, start: int, end: int, etag: str = "") -> bytes:
@@ -59,10 +59,17 @@ def read_range(path: str, start: int, end: int, etag: str = "") -> bytes:
     return content
 
 
-class _Object(io.RawIOBase):
-    def __init__(self, path: str, size: int, etag: str) -> None:
-        self._path, self._size, self._etag = path, size, etag
-        self._at = 0
+class ObjectFile(io.RawIOBase):
+    """An object as a file; `read` takes its path, the first byte, the byte after the last, and the ETag."""
+
+    def __init__(self, found: Found, read: Callable[[str, int, int, str], bytes]) -> None:
+        self._path, self._size, self._etag = found
+        self._read, self._at = read, 0
+
+    @classmethod
+    def opened(cls, found: Found, read: Callable[[str, int, int, str], bytes]) -> io.BufferedReader:
+        """The object as a file that reads ahead."""
+        return io.BufferedReader(cls(found, read), _BUFFER_BYTES)
 
     def readable(self) -> bool:
         return True
@@ -76,7 +83,7 @@ class _Object(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         end = min(self._size, self._at + len(buffer))
-        content = read_range(self._path, self._at, end, self._etag) if end > self._at else b""
+        content = self._read(self._path, self._at, end, self._etag) if end > self._at else b""
         buffer[: len(content)] = content
         self._at += len(content)
         return len(content)

@@ -99,7 +99,7 @@ def test_an_object_whose_size_is_known_takes_one_request(strict_gcs_bucket, monk
     assert sum("/o/a%2Fb.jpg?" in url for url in sent) == requests  # a new client looks once at the bucket as well
 
 
-@pytest.mark.parametrize("uri", ["abfs://container/a.jpg", "hdfs://host/a.jpg"])
+@pytest.mark.parametrize("uri", ["wasbs://container/a.jpg", "hdfs://host/a.jpg"])
 def test_an_address_that_only_beam_could_read_is_refused_in_one_line_that_says_so(uri):
     refused = refusal(uri)
     scheme = uri.partition("://")[0]

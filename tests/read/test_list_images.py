@@ -246,8 +246,8 @@ def test_no_manifest_takes_more_memory_than_a_line_of_it(tree, name, content):
         (["projects/p/subscriptions/s"], "input projects/p/subscriptions/s: no file; a subscription is read in --mode streaming"),
         (["nosuchscheme://x/y"], "input nosuchscheme://x/y: cannot be listed"),
         (
-            ["abfs://b/*.jpg"],
-            "input abfs://b/*.jpg: cannot be listed: expected files on this machine, gs://bucket/name or s3://bucket/name",
+            ["hdfs://b/*.jpg"],
+            "input hdfs://b/*.jpg: cannot be listed: expected files on this machine, gs://bucket/name, s3://bucket/name or abfs:",
         ),
     ],
 )

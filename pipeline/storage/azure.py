@@ -1,0 +1,127 @@
+"""Azure Blob Storage through azure-storage-blob: its errors become those of Google's libraries, which callers know."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pipeline.storage.s3 import Found, ObjectFile
+
+ABFS = "abfs://"
+_FIRST_BYTES = 8 << 20  # of an object, in the answer that says its size
+_ACCOUNT = re.compile(r"([a-z0-9]{3,24})\.dfs\.core\.windows\.net")  # no other host gets the credentials
+
+
+def look_up(path: str) -> Found:
+    """An object; raises errors of `google.api_core`, and `ConnectionError` where no answer comes."""
+    from google.api_core.exceptions import NotFound
+
+    with _blob(path) as blob:
+        found = blob.get_blob_properties()
+    if _is_folder(found):
+        raise NotFound(f"{path} is a folder")
+    return path, found.size, _etag(found)
+
+
+def download(path: str, check: Callable[[int], None]) -> tuple[bytes, str]:
+    """The content of an object and its ETag; `check` is called with its size before more than 8 MiB of memory is taken."""
+    with _blob(path) as blob:
+        answer = blob.download_blob()
+        check(answer.size)
+        return answer.readall(), _etag(answer.properties)
+
+
+def list_objects(container: str, prefix: str, one_folder: bool) -> Iterator[Found | str]:
+    """Objects page by page, and the names of subfolders if only one folder is listed."""
+    with _container(container) as client:
+        wanted = {"name_starts_with": prefix or None, "include": ["metadata"]}
+        for each in client.walk_blobs(**wanted) if one_folder else client.list_blobs(**wanted):
+            if "etag" not in each:  # a prefix
+                yield each["name"][:-1].rpartition("/")[2]
+            elif not _is_folder(each):
+                yield f"{ABFS}{container}/{each.name}", each.size, _etag(each)
+
+
+def open_object(path: str) -> io.BufferedReader:
+    """Opens an object as a file; reading fails if it is replaced meanwhile."""
+    return ObjectFile.opened(look_up(path), read_range)
+
+
+def read_range(path: str, start: int, end: int, etag: str = "") -> bytes:
+    """Reads the bytes `[start, end)` of an object, if it has such bytes, and only of the given ETag."""
+    with _blob(path) as blob:
+        from azure.core import MatchConditions
+
+        only_if = {"etag": f'"{etag}"', "match_condition": MatchConditions.IfNotModified} if etag else {}
+        content: bytes = blob.download_blob(offset=start, length=end - start, **only_if).readall()
+    return content
+
+
+@functools.lru_cache(maxsize=8)
+def _client_of(_process: int, account: str) -> Any:
+    """A client for all threads of a process; it keeps connections open."""
+    try:
+        from azure.identity import DefaultAzureCredential
+        from azure.storage.blob import BlobServiceClient
+    except ImportError as err:
+        raise OSError(f"{ABFS} is read by azure-storage-blob: pip install 'hybrid-detection-pipeline[azure]'") from err
+    again = {"retry_total": 1, "initial_backoff": 1, "random_jitter_range": 1}  # callers try again, too
+    options = {**again, "connection_timeout": 10, "read_timeout": 30, "max_single_get_size": _FIRST_BYTES}
+    said = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    if said and not account:
+        return BlobServiceClient.from_connection_string(said, **options)
+    account = account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
+    if not account:
+        raise ValueError(
+            f"no storage account: set AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT_NAME, "
+            f"or write {ABFS}<container>@<account>.dfs.core.windows.net/<name>"
+        )
+    credential = os.environ.get("AZURE_STORAGE_ACCOUNT_KEY") or DefaultAzureCredential()
+    return BlobServiceClient(f"https://{account}.blob.core.windows.net", credential=credential, **options)
+
+
+@contextlib.contextmanager
+def _container(place: str) -> Iterator[Any]:
+    container, has_host, host = place.partition("@")
+    account = _ACCOUNT.fullmatch(host)
+    if has_host and not account:
+        raise ValueError(f"{host} is no storage account: expected <account>.dfs.core.windows.net")
+    client = _client_of(os.getpid(), account[1] if account else "")
+    from azure.core import exceptions
+    from google.api_core.exceptions import Forbidden, from_http_status
+
+    try:
+        yield client.get_container_client(container)
+    except exceptions.ClientAuthenticationError as err:
+        raise Forbidden(_said(err)) from err
+    except exceptions.HttpResponseError as err:
+        if err.status_code is None or err.status_code < 400:
+            raise ConnectionError(_said(err)) from err
+        raise from_http_status(err.status_code, _said(err)) from err
+    except exceptions.AzureError as err:
+        raise ConnectionError(_said(err)) from err
+
+
+@contextlib.contextmanager
+def _blob(path: str) -> Iterator[Any]:
+    container, _, name = path.removeprefix(ABFS).partition("/")
+    with _container(container) as client:
+        yield client.get_blob_client(name)
+
+
+def _is_folder(found: Any) -> bool:
+    """Whether this stands for a folder, as accounts with a hierarchical namespace keep them."""
+    return (found.metadata or {}).get("hdi_isfolder") == "true"
+
+
+def _said(err: Exception) -> str:
+    return str(err).partition("\n")[0]
+
+
+def _etag(found: Any) -> str:
+    return str(found.etag).strip('"')

@@ -1,0 +1,198 @@
+"""Images on Amazon S3 and Azure Blob Storage: listed by folder and glob, read with their ETag, refused with usual reasons."""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import run
+from pipeline.errors import InputError
+from pipeline.failures import ImageError
+from pipeline.read.fetch import StorageUnavailableError, fetch, look_up
+from pipeline.read.list_images import check_inputs, list_images
+from pipeline.read.reconciled import reconcile
+from pipeline.records import ImageRef
+from pipeline.storage import azure, s3
+from tests.conftest import write_bright_image
+from tests.emulators import free_ports
+from tests.launch.jobs import rows_of
+from tests.read.test_videos import frames, write_video
+
+NAMES = ["a.jpg", "d/b.png", "d/e/c.jpg", "d/.hidden/x.jpg", "d/notes.md", "ä b+%20.jpg", "dd/f.jpg"]
+LIMIT = 1000
+KINDS = {"s3": (s3, "s3_bucket"), "azure": (azure, "azure_container")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Store:
+    """A new bucket or container on an emulator; `put` writes an object."""
+
+    url: str
+    module: Any
+    put: Callable[[str, bytes], object]
+
+
+@pytest.fixture(params=KINDS)
+def store(request):
+    module, fixture = KINDS[request.param]
+    made = request.getfixturevalue(fixture)
+    if module is s3:
+        return Store(f"s3://{made.name}", s3, lambda name, content: made.put_object(Key=name, Body=content))
+    return Store(f"abfs://{made.container_name}", azure, lambda name, content: made.upload_blob(name, content, overwrite=True))
+
+
+@pytest.fixture
+def filled(store):
+    for name in NAMES:
+        store.put(f"in/{name}", f"content of {name}".encode())
+    return store
+
+
+def refusal(uri, **known):
+    with pytest.raises(ImageError) as caught:
+        fetch(ImageRef(uri, **known), LIMIT, retry_seconds=0.0)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("in", ["a.jpg", "d/b.png", "d/e/c.jpg", "dd/f.jpg", "ä b+%20.jpg"]),
+        ("in/", ["a.jpg", "d/b.png", "d/e/c.jpg", "dd/f.jpg", "ä b+%20.jpg"]),
+        ("in/*", ["a.jpg", "ä b+%20.jpg"]),
+        ("in/*/*.jpg", ["dd/f.jpg"]),
+        ("in/**/*.jpg", ["a.jpg", "d/.hidden/x.jpg", "d/e/c.jpg", "dd/f.jpg", "ä b+%20.jpg"]),
+        ("in/d/b.png", ["d/b.png"]),
+        ("in/d", ["d/b.png", "d/e/c.jpg"]),
+        ("in/absent/*", []),
+    ],
+)
+def test_folders_globs_and_names_are_listed_with_size_and_etag(filled, pattern, found):
+    listed = list(list_images([f"{filled.url}/{pattern}"]))
+    assert sorted(ref.uri for ref in listed) == [f"{filled.url}/in/{name}" for name in found]
+    for ref in listed:
+        assert (ref.size_bytes, ref.generation) == filled.module.look_up(ref.uri)[1:]
+        content, generation = fetch(ref, LIMIT)
+        assert content.decode() == f"content of {ref.uri.partition('/in/')[2]}"
+        assert generation == ref.generation == look_up(ref) != ""
+
+
+def test_a_listing_of_several_pages_is_whole(s3_bucket):
+    for number in range(1003):
+        s3_bucket.put_object(Key=f"{number:04}.jpg", Body=b"x")
+    assert len(list(list_images([f"s3://{s3_bucket.name}"]))) == 1003
+
+
+def test_what_cannot_be_read_has_the_reason_of_other_storage(store):
+    store.put("large.jpg", bytes(LIMIT + 1))
+    assert refusal(f"{store.url}/gone.jpg").reason == "not_found"
+    assert refusal(f"{store.url.partition('://')[0]}://no-such-bucket-here/a.jpg").reason == "not_found"
+    large = refusal(f"{store.url}/large.jpg")
+    assert large.reason == "too_large_file" and "max_file_mb" in str(large)
+
+
+def test_a_server_that_does_not_answer_is_a_transient_failure(store, monkeypatch):
+    (port,) = free_ports(1)
+    for name in ("AWS_ENDPOINT_URL", "AZURE_STORAGE_CONNECTION_STRING"):
+        monkeypatch.setenv(name, re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", os.environ.get(name, "")))
+    store.module._client_of.cache_clear()
+    error = refusal(f"{store.url}/a.jpg")
+    assert isinstance(error, StorageUnavailableError) and error.reason == "storage_unavailable"
+
+
+def test_without_credentials_an_image_is_a_dead_letter_and_an_input_an_error_at_once(s3_bucket, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    s3._client_of.cache_clear()
+    assert refusal("s3://bucket/a.jpg").reason == "permission_denied"
+    with pytest.raises(InputError, match=r"input s3://bucket/\*\*: cannot be listed: .*Unable to locate credentials"):
+        check_inputs({"s3://bucket/": ["s3://bucket/"]})
+
+
+def test_wrong_credentials_for_azure_are_a_refused_permission(azure_container, monkeypatch):
+    said = os.environ["AZURE_STORAGE_CONNECTION_STRING"]
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", said.replace("AccountKey=", "AccountKey=AAAA"))
+    azure._client_of.cache_clear()
+    assert refusal(f"abfs://{azure_container.container_name}/a.jpg").reason == "permission_denied"
+
+
+def test_without_an_account_one_line_says_how_to_name_it(monkeypatch):
+    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    azure._client_of.cache_clear()
+    with pytest.raises(InputError, match=r"input abfs://c/\*\*: cannot be listed: no storage account: set AZURE_STORAGE_CONN"):
+        check_inputs({"abfs://c/": ["abfs://c/"]})
+
+
+def test_credentials_for_azure_go_to_no_other_host():
+    assert "evil.example is no storage account" in str(refusal("abfs://c@evil.example/a.jpg"))
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "scheme", "said"),
+    [
+        (s3, "boto3", "s3", "s3:// is read by boto3: pip install 'hybrid-detection-pipeline[s3]'"),
+        (
+            azure,
+            "azure.identity",
+            "abfs",
+            "abfs:// is read by azure-storage-blob: pip install 'hybrid-detection-pipeline[azure]'",
+        ),
+    ],
+)
+def test_without_the_library_one_line_names_the_extra(module, library, scheme, said, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    module._client_of.cache_clear()
+    assert str(refusal(f"{scheme}://bucket/a.jpg")) == f"{scheme}://bucket/a.jpg cannot be read: {said}"
+    with pytest.raises(InputError) as caught:
+        check_inputs({f"{scheme}://bucket/": [f"{scheme}://bucket/"]})
+    assert str(caught.value) == f"input {scheme}://bucket/**: cannot be listed: {said}"
+
+
+def test_archives_and_videos_are_read_there_piece_by_piece(store, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("x.jpg", b"x" * 100)
+    store.put("a.zip", (tmp_path / "a.zip").read_bytes())
+    store.put("a.mp4", Path(write_video(tmp_path / "a.mp4")).read_bytes())
+    assert frames(f"{store.url}/a.mp4") == [("0.000", 0), ("1.000", 25)]
+    with store.module.open_object(f"{store.url}/a.zip") as file, zipfile.ZipFile(file) as archive:
+        assert archive.read("x.jpg") == b"x" * 100
+
+
+def test_an_open_object_that_is_replaced_gives_an_error_not_parts_of_two(store):
+    store.put("a", bytes(s3._BUFFER_BYTES + 10))
+    with store.module.open_object(f"{store.url}/a") as file:
+        assert file.read(10) == bytes(10)
+        store.put("a", b"x" * (s3._BUFFER_BYTES + 10))
+        with pytest.raises(Exception, match="condition"):
+            file.read()
+
+
+def test_a_job_reads_adds_and_reconciles_images_there(store, tmp_path, bright_model, capsys):
+    """A replaced object is another image generation, also within the same second."""
+    for number in range(3):
+        write_bright_image(tmp_path / f"{number}.png", (64, 48), (10, 10 + number, 30, 30))
+        store.put(f"in/{number}.png", (tmp_path / f"{number}.png").read_bytes())
+    pattern, out = f"{store.url}/in", tmp_path / "out"
+
+    def images(*flags):
+        assert run.main(["--input", pattern, "--output", str(out), "--model", bright_model, *flags]) == 0, capsys.readouterr().err
+        return json.loads((out / "summary.json").read_text())["images"]
+
+    assert images()["detected"] == 3
+    assert sorted(row["image"]["uri"] for row in rows_of(out)) == [f"{pattern}/{number}.png" for number in range(3)]
+    assert reconcile([pattern], str(out)).counts == {"done": 3}
+    store.put("in/0.png", (tmp_path / "2.png").read_bytes())
+    assert reconcile([pattern], str(out)).counts == {"done": 2, "stale": 1}
+    again = images("--only-new")
+    assert (again["detected"], again["skipped"]) == (1, 2)
