@@ -17,8 +17,8 @@ HERE = {"yolov4.cfg": "yolo-fastest-1.1.cfg", "yolov4.weights": "yolo-fastest-1.
 
 def commands():
     page = (REPO / "docs/evaluation.md").read_text(encoding="utf-8")
-    lines = [line.strip() for line in page.split("## Labels")[0].splitlines() if line.startswith("    python -m ")]
-    return [[HERE.get(word, word) for word in shlex.split(line)][1:] for line in lines]
+    lines = [line.strip() for line in page.split("## Labels")[0].splitlines() if line.startswith("    detect-objects ")]
+    return [["-m", "pipeline", *(HERE.get(word, word) for word in shlex.split(line)[1:])] for line in lines]
 
 
 def write_photos(folder):
