@@ -1,10 +1,11 @@
-"""`python -m tests.write_docs`: writes what docs/ has of the code: the settings, the reasons of dead letters, the metrics."""
+"""`python -m tests.write_docs`: writes the settings, reasons of dead letters, commands and metrics into docs/."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
+from pipeline.__main__ import VERBS
 from pipeline.config import settings
 from pipeline.config.setting import Setting
 from pipeline.failures import MAY_PASS, REASONS
@@ -16,8 +17,9 @@ _HEAD = """# Settings
 Every setting is a key of the YAML config; most are flags, too. A flag wins over a key. Lists take commas or several values.
 This page is written by `python -m tests.write_docs` from `pipeline/config/sections.py`.
 """
-_WRITTEN = r"(?<=`python -m tests.write_docs` -->\n).*?(?=<!-- end of {} -->)"
+_WRITTEN = r"(?<=<!-- {0}: written by `python -m tests.write_docs` -->\n).*?(?=<!-- end of {0} -->)"
 _REASONS = re.compile(_WRITTEN.format("reasons"), re.DOTALL)
+_COMMANDS = re.compile(_WRITTEN.format("commands"), re.DOTALL)
 _METRICS = re.compile(_WRITTEN.format("metrics"), re.DOTALL)
 
 
@@ -38,6 +40,14 @@ def with_reasons(page: str) -> str:
     ]
     table = "\n".join(["| stage | reason | failure | why |", "|---|---|---|---|", *rows])
     return _REASONS.sub(lambda _: table + "\n", page)
+
+
+def with_commands(page: str) -> str:
+    """docs/operations.md with the table of all verbs of the command."""
+    modules = {name: " ".join([verb.module.removesuffix(".__main__"), *verb.flags]) for name, verb in VERBS.items()}
+    rows = [f"| `detect-objects {name}` | `python -m {modules[name]}` | {verb.purpose} |" for name, verb in VERBS.items()]
+    table = "\n".join(["| command | also | what for |", "|---|---|---|", *rows])
+    return _COMMANDS.sub(lambda _: table + "\n", page)
 
 
 def with_metrics(page: str) -> str:
@@ -81,7 +91,7 @@ def pages() -> Mapping[str, str]:
     return {
         "docs/settings.md": settings_page(),
         "docs/results.md": with_reasons(results),
-        "docs/operations.md": with_metrics(operations),
+        "docs/operations.md": with_commands(with_metrics(operations)),
     }
 
 
