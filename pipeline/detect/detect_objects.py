@@ -30,6 +30,7 @@ from pipeline.detect.loaded_model import LoadModel
 from pipeline.limits import MEMORY
 from pipeline.prefetch import Prefetcher, Slot
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage
+from pipeline.results.cancellation import until_cancelled
 from pipeline.stats import metrics
 
 _REQUEST_IMAGES = 64  # that RunInference waits for at once; up to request_images more are under way
@@ -184,7 +185,7 @@ class DetectorHandler(ModelHandler[StartedImage, DetectedImage | DeadLetter, Cal
         self, batch: Sequence[StartedImage], model: Callable[[], Detector], inference_args: dict[str, Any] | None = None
     ) -> Iterable[DetectedImage | DeadLetter]:
         results, detector = [], model()
-        for started in batch:
+        for started in until_cancelled(batch):
             result = started.finish(detector)
             metrics.count_result(result, len(started.image.content))  # one by one, so that the display moves
             results.append(result)

@@ -37,6 +37,7 @@ from pipeline.failures import ImageError
 from pipeline.limits import available_cpus
 from pipeline.prefetch import started_pool
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Timing
+from pipeline.results.cancellation import until_cancelled
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import Sampler
@@ -193,7 +194,7 @@ class Detector:
                 images.append(image)
                 results.append(result)
         try:
-            found = list(map(self._with_thumbnail, images, self._detect_together(images)))
+            found = list(map(self._with_thumbnail, images, self._detect_together(list(until_cancelled(images)))))
         except BaseException as err:  # noqa: BLE001  the futures pass it on
             for result in results:
                 result.set_exception(err)

@@ -1,4 +1,8 @@
-"""Beam's in-memory runner, extended to run streams: in this process, with nothing beyond pip.
+"""Beam's in-memory runner in threads, extended to run streams: in this process, with nothing beyond pip.
+
+A job's steps run in threads of their own, while the main thread waits for signals. Python raises a signal's KeyboardInterrupt in
+the main thread, between any two instructions. If these take or release a lock of `threading`, the lock stays locked, and the
+process hangs at its end (https://github.com/python/cpython/issues/74174).
 
 A stream of this project is one fused stage from pulling to publishing, so this runner can finalize a bundle, and acknowledge its
 messages, when all of its steps have ended. A stage behind a shuffle would read from memory whose messages are acknowledged
@@ -24,56 +28,75 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from pipeline.beam_internals import add_up_metrics_at_once
+from pipeline.results.cancellation import cancel_steps
 
 _WAKE_SECONDS = 0.2  # another thread may get a signal; Python runs its handler when the main thread wakes up
+_CANCEL_SECONDS = 20.0  # a step that does not end by then, such as one that waits for storage, ends with the process
 _COPIES = 2  # one reads images while the other detects and publishes
 
 
 class InMemoryRunner(FnApiRunner):
-    """Runs a batch job as Beam does, and a stream in threads."""
+    """Runs a batch job as Beam does, and a stream; both in threads."""
 
     def run_via_runner_api(self, pipeline_proto: Any, options: Any) -> Any:
         """Runs a batch job to its end; returns a running stream at once."""
         add_up_metrics_at_once()
         if options.view_as(DirectOptions).direct_running_mode == "multi_processing":
             _share_packages()
-        if not options.view_as(StandardOptions).streaming:
-            return super().run_via_runner_api(pipeline_proto, options)
-        running = _RunningStream()
-        for number in range(_COPIES):
-            job = copy.deepcopy(pipeline_proto)  # Beam changes its argument
-            running.begin(f"stream {number}", super().run_via_runner_api, job, options)
-        return running
+        running, streaming = _RunningJob(), options.view_as(StandardOptions).streaming
+        for number in range(_COPIES if streaming else 1):
+            job = copy.deepcopy(pipeline_proto) if streaming else pipeline_proto  # Beam changes its argument
+            running.begin(f"job {number}", super().run_via_runner_api, job, options)
+        if streaming:
+            return running
+        running.wait_until_finish()
+        return running.result
 
 
-class _RunningStream(PipelineResult):
-    """A stream that runs in daemon threads."""
+class _RunningJob(PipelineResult):
+    """A job that runs in daemon threads.
+
+    Attributes:
+      result: What Beam returned for the copy that ended last.
+    """
 
     def __init__(self) -> None:
         super().__init__(PipelineState.RUNNING)
+        self.result: PipelineResult | None = None
         self._running = 0
-        self._ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()  # in C, so that signals do it no harm
 
     def begin(self, name: str, run: Any, *arguments: Any) -> None:
         self._running += 1
         threading.Thread(target=self._run, args=(run, *arguments), name=name, daemon=True).start()
 
     def wait_until_finish(self, duration: int | None = None) -> str:
-        """Waits for all threads; raises the first failure at once."""
-        while self._running:
-            with contextlib.suppress(queue.Empty):
-                failure = self._ended.get(timeout=_WAKE_SECONDS)
-                if failure is not None:
-                    self._state = PipelineState.FAILED
-                    raise failure
-                self._running -= 1
+        """Waits for all threads; raises the first failure at once. A KeyboardInterrupt cancels the steps first."""
+        try:
+            while self._running:
+                with contextlib.suppress(queue.Empty):
+                    failure = self._ended.get(timeout=_WAKE_SECONDS)
+                    self._running -= 1
+                    if failure is not None:
+                        self._state = PipelineState.FAILED
+                        raise failure
+        except KeyboardInterrupt:
+            self._cancel()
+            raise
         self._state = PipelineState.DONE
         return str(self._state)
 
+    def _cancel(self) -> None:
+        cancel_steps()
+        with contextlib.suppress(queue.Empty):
+            while self._running:
+                self._ended.get(timeout=_CANCEL_SECONDS)
+                self._running -= 1
+
     def _run(self, run: Any, *arguments: Any) -> None:
         try:
-            run(*arguments)
-        except Exception as err:  # noqa: BLE001  raised by `wait_until_finish`
+            self.result = run(*arguments)
+        except BaseException as err:  # noqa: BLE001  raised by `wait_until_finish`
             self._ended.put(err)
         else:
             self._ended.put(None)

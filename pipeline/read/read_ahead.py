@@ -19,6 +19,7 @@ from pipeline.failures import ImageError
 from pipeline.prefetch import NoRoomError, Prefetcher, Slot, started_pool
 from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError, fetch
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
 
@@ -175,6 +176,8 @@ def read_image(
 
     def wait(err: Exception) -> None:
         patience.failed(err)
+        if steps_are_cancelled():
+            raise KeyboardInterrupt from err  # no dead letter
         if place.abandoned:  # nobody waits for it any more
             raise err
 

@@ -36,6 +36,7 @@ from pipeline.read.only_new import (
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes, name_of
+from pipeline.results.cancellation import until_cancelled
 from pipeline.results.completion import CompletionRule
 from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.ledger import RowsFile, list_files_of_rows
@@ -203,7 +204,7 @@ class _ListImages(_Counting):
             yield from _as_listed(_DONE, self._blocks[_DONE].add(keys_completed(files, self._of.done)))
         spills = [each for each in group if isinstance(each, SpillFile)]
         yield from _as_listed(_RESUMED, self._blocks[_RESUMED].add(keys_resumed(spills)))
-        for ref in self._refs(files, [each for each in group if not isinstance(each, (RowsFile, SpillFile))]):
+        for ref in until_cancelled(self._refs(files, [each for each in group if not isinstance(each, (RowsFile, SpillFile))])):
             if not _holds_images(ref.uri):
                 metrics.count_read()
             key = packed_key(ref) if self._of.done else b""
@@ -302,7 +303,7 @@ class _OpenTFRecords(_Counting):
         if self._done is None:
             self._resumed = CompletedKeys(keys_resumed(self._of.resumed))
             self._done = CompletedKeys.of(self._of.exclude, self._of.done) if self._of.done else ()
-        for image in self._images(ref):
+        for image in until_cancelled(self._images(ref)):
             if isinstance(image, str):
                 self._leave_out(kind_of(image))
                 continue

@@ -1,7 +1,8 @@
 """Stop or commit: the first of the two in this process decides, once for a run.
 
-After a stop the run commits nothing. After the commit has begun, a stop has no effect and the run ends by itself. This state
-belongs to the process, as signals do; one job runs in a process at a time.
+After a stop the run commits nothing. After the commit has begun, a stop has no effect and the run ends by itself. Steps that run
+in threads of a stopped process are cancelled: they end at the next element. This state belongs to the process, as signals do; one
+job runs in a process at a time.
 """
 
 from __future__ import annotations
@@ -9,32 +10,34 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
-_STOPPED, _COMMITTING = "stopped", "committing"
+_Element = TypeVar("_Element")
+_STOPPED, _COMMITTING, _CANCELLED = "stopped", "committing", "cancelled"
 # `setdefault` is atomic, also in a signal's handler; a lock could be held by the very thread that the handler interrupts
-_first: dict[str, str] = {}
+_state: dict[str, str] = {}
 _confirmations: list[Callable[[], None]] = []
 
 
 @contextlib.contextmanager
 def one_run() -> Iterator[None]:
     """The time of one run, which can be stopped; the next run starts undecided."""
-    _first.clear()
+    _state.clear()
     try:
         yield
     finally:
-        _first.clear()
+        _state.clear()
 
 
 def stop() -> bool:
     """Stops the run; returns False if the run commits already."""
-    return _first.setdefault("came", _STOPPED) == _STOPPED
+    return _state.setdefault("came", _STOPPED) == _STOPPED
 
 
 def stopped() -> bool:
     """Whether the run was stopped."""
-    return _first.get("came") == _STOPPED
+    return _state.get("came") == _STOPPED
 
 
 def begin_commit() -> None:
@@ -43,8 +46,30 @@ def begin_commit() -> None:
     Raises:
       KeyboardInterrupt: The run was stopped before.
     """
-    if _first.setdefault("came", _COMMITTING) == _STOPPED:
+    if _state.setdefault("came", _COMMITTING) == _STOPPED:
         raise KeyboardInterrupt
+
+
+def cancel_steps() -> None:
+    """Makes the steps that run in threads of this process end soon; their results are not wanted any more."""
+    _state["steps"] = _CANCELLED
+
+
+def steps_are_cancelled() -> bool:
+    """Whether the steps shall end."""
+    return "steps" in _state
+
+
+def until_cancelled(elements: Iterable[_Element]) -> Iterator[_Element]:
+    """Yields the elements until the steps are cancelled.
+
+    Raises:
+      KeyboardInterrupt: The steps are cancelled.
+    """
+    for element in elements:
+        if "steps" in _state:
+            raise KeyboardInterrupt
+        yield element
 
 
 def stop_from_thread() -> None:

@@ -23,6 +23,7 @@ from pipeline.config import WriteConfig
 from pipeline.data_format import pack, unpack
 from pipeline.errors import OutputError
 from pipeline.records import dead_letter_row, detection_row
+from pipeline.results.cancellation import until_cancelled
 from pipeline.results.completion import Provenance
 from pipeline.results.layout import (
     COCO_IMAGES,
@@ -199,7 +200,7 @@ class WriteFiles(Sink):
         made_at = self.began_at if self.launched else time.time()
         indexing = writing_index(f"{attempt}/{index}", kind, Provenance.of(self.settings, self.model), made_at)
         with create(f"{attempt}/{name}.jsonl") as file, indexing as note:
-            file.writelines(map(note, lines))
+            file.writelines(map(note, until_cancelled(lines)))
         begin_sync(f"{attempt}/{name}.jsonl")
         yield StagedFile(f"{attempt}/{name}.jsonl", f"{name}.jsonl")
         yield StagedFile(f"{attempt}/{index}", index)

@@ -1,5 +1,7 @@
-"""Beam's in-memory runner as streams have it: flat, two bundles side by side, and what fails one of them fails the job."""
+"""Beam's in-memory runner in threads: flat, two bundles of a stream side by side, and signals that harm no step."""
 
+import itertools
+import os
 import signal
 import threading
 from typing import Any
@@ -8,8 +10,11 @@ import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from pipeline.launch.finalize import stopped_by_signals
 from pipeline.launch.in_memory import InMemoryRunner
+from pipeline.results.cancellation import stopped, until_cancelled
 from tests.forked_jobs import run_forked
+from tests.processes import wait_until
 
 both, one_is_done, heard = threading.Barrier(2), threading.Event(), threading.Event()
 
@@ -90,3 +95,36 @@ def test_a_signal_is_heard_whichever_thread_it_comes_to():
         assert stream_of(Signalled()).wait_until_finish() == "DONE"
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+class SignalledCondition(threading.Condition):
+    """SIGTERM comes when its lock has just been taken."""
+
+    def __enter__(self) -> bool:
+        taken = super().__enter__()
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(stopped)
+        return taken
+
+
+class WithCondition(beam.DoFn):
+    """Takes a condition's lock, then works without end."""
+
+    def process(self, element: int) -> None:
+        with condition:
+            pass
+        for _ in until_cancelled(itertools.repeat(None)):
+            pass
+
+
+condition = SignalledCondition()
+
+
+def test_a_signal_interrupts_no_step_of_a_batch_job_and_ends_it_at_the_next_element():
+    """A KeyboardInterrupt in `Condition.__enter__` once left the lock locked, and the job hung at its end."""
+    pipeline = beam.Pipeline(runner=InMemoryRunner())
+    _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(WithCondition())
+    with stopped_by_signals(), pytest.raises(KeyboardInterrupt):
+        pipeline.run()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("job ")]
+    assert condition.acquire(blocking=False)
