@@ -35,9 +35,10 @@ from models.export import check_output_dir
 from models.progress import bar, shown, step
 from pipeline.config import BUNDLED, DetectConfig, load_config
 from pipeline.detect.detector import Detector, fitted
-from pipeline.detect.load_model import converted_model, write_converted
+from pipeline.detect.load_model import converted_model
 from pipeline.detect.openvino_graph import OpenVinoGraph
 from pipeline.detect.openvino_int8 import FIGURES, INT8, check_nncf, quantised
+from pipeline.detect.prepared_cache import write_entry
 from pipeline.detect.prepared_model import PreparedModel, start
 from pipeline.detect.versions import locate
 from pipeline.errors import ConfigError, InputError, UserError
@@ -229,7 +230,7 @@ def _write(folder: str, target: str, small: PreparedModel, figures: dict[str, An
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=parent) as unfinished:
         whole = shutil.copytree(folder, os.path.join(unfinished, "version"))
-        write_converted(os.path.join(whole, INT8), small)
+        write_entry(os.path.join(whole, INT8), small)
         with open(os.path.join(whole, FIGURES), "w", encoding="utf-8") as file:
             file.write(json.dumps(figures, indent=2) + "\n")
         os.rename(whole, target)

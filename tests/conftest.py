@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from models.digits.cache import cache_folder
 from pipeline.detect import load_detector
 from pipeline.detect.tensorflow_scheduler import TensorFlowScheduler
 from pipeline.stats.process import PROCESS
@@ -112,6 +113,20 @@ def nothing_is_left():
 def bright_model(tmp_path_factory) -> str:
     """A SavedModel that finds the bright rectangle of an image, stretched to its input."""
     return export_bright_model(tmp_path_factory.mktemp("models") / "stretch" / "3", resize="stretch")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Tests fill a cache of their own with their models; what takes long to make is the user's."""
+    folder = tmp_path_factory.mktemp("cache")
+    users, own = Path(cache_folder()), folder / "hybrid-detection-pipeline"
+    own.mkdir()
+    for name in ("digits", "onnx"):
+        (users / name).mkdir(parents=True, exist_ok=True)
+        (own / name).symlink_to(users / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield
 
 
 @pytest.fixture(scope="session")

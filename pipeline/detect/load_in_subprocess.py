@@ -86,10 +86,12 @@ def _serve(asking: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _prepared(folder: str, version: str, model: ModelConfig, detect: DetectConfig, gpu: bool) -> Any:
-    from pipeline.detect.saved_model import prepare
+    from pipeline.detect.saved_model import prepared_model
+    from pipeline.detect.tensorflow_setup import configure_tensorflow
 
     try:
-        return prepare(folder, version, model, detect, gpu=gpu)
+        configure_tensorflow(detect)
+        return prepared_model(folder, version, model, detect, gpu=gpu)
     except ModelError as err:
         return ModelError(str(err))
     except Exception as err:  # noqa: BLE001  storage that fails

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import glob
-import hashlib
-import importlib.metadata
 import os
-import tempfile
-import zipfile
-from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
-from models.digits.cache import cache_folder
-from models.metadata import metadata_from_json, metadata_to_json
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import remote_model, saved_model
-from pipeline.detect.golden import read_golden
 from pipeline.detect.load_in_subprocess import Preparation
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.openvino_graph import OpenVinoGraph, check_installed
 from pipeline.detect.openvino_int8 import INT8
+from pipeline.detect.prepared_cache import entry_of, read_entry
 from pipeline.detect.prepared_model import PreparedModel, start
 from pipeline.detect.remote_server import check_engine
 from pipeline.detect.server_protocols import PROTOCOLS
-from pipeline.detect.versions import files_of, first_line, lacking, locate
+from pipeline.detect.versions import files_of, lacking, locate
 from pipeline.errors import ModelError
-
-_OF_CONVERSION = ("score_threshold", "iou_threshold", "max_detections", "classes")  # settings that a graph may contain
-_PARTS = ("xml", "weights", "batch", "metadata")  # of a converted model; its warm-up requests follow
 
 
 def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
@@ -59,65 +44,24 @@ def converted_model(model: ModelConfig, detect: DetectConfig) -> PreparedModel:
     folder, version = locate(model.path, model.model_version)
     if missing := lacking(files_of(folder)):
         raise ModelError(f"model {folder}: lacks {missing}; copy it whole, then start again")
-    settings = folder, version, model, [getattr(detect, name) for name in _OF_CONVERSION], importlib.metadata.version("openvino")
     with saved_model.local_copy(folder) as local:
         if detect.precision == "int8":
             return _int8_version(model, folder, version, local)
-        digest = _digest(local, settings)
-        cached = os.path.join(cache_folder(), "openvino", f"{digest}.npz")
-        try:
-            return _read(cached, folder, version, local)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # none yet, or damaged
-            prepared = Preparation(folder, version, model, detect, gpu=False).result()
-        if "://" not in folder and digest != _digest(local, settings):
+        files = files_of(folder)
+        cached = read_entry(entry_of(local, folder, version, model, detect, gpu=False), folder, version, local)
+        prepared = cached or Preparation(folder, version, model, detect, gpu=False).result()  # which keeps it in the cache
+        if files_of(folder) != files:
             raise ModelError(f"model {folder}: its files changed while it was loaded; start again once it is copied")
-    with contextlib.suppress(OSError):  # a full disk, or a cache that cannot be written: the next start converts again
-        write_converted(cached, prepared)
     return prepared
 
 
 def _int8_version(model: ModelConfig, folder: str, version: str, local: str) -> PreparedModel:
     """The int8 network that `detect-objects quantize` wrote into a version."""
-    try:
-        prepared = _read(os.path.join(local, INT8), folder, version, local)
-    except FileNotFoundError as err:
-        raise ModelError(f"model {folder}: has no int8 network ({INT8}); make a version: detect-objects quantize") from err
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as err:
-        raise ModelError(f"model {folder}: {INT8} cannot be read: {first_line(err)}") from err
+    path = os.path.join(local, INT8)
+    if not os.path.isfile(path):
+        raise ModelError(f"model {folder}: has no int8 network ({INT8}); make a version: detect-objects quantize")
+    prepared = read_entry(path, folder, version, local)
+    if not (prepared and isinstance(prepared.optimised, OpenVinoGraph)):
+        raise ModelError(f"model {folder}: {INT8} cannot be read; write it anew: detect-objects quantize")
     name = model.name or prepared.metadata.name
     return dataclasses.replace(prepared, metadata=dataclasses.replace(prepared.metadata, name=name))
-
-
-def _digest(local: str, settings: Sequence[Any]) -> str:
-    """Of all files of a model, and of all that its conversion depends on."""
-    found = hashlib.sha256(repr(settings).encode())
-    class_names = settings[2].class_names or ()
-    for path in [*sorted(glob.glob(os.path.join(glob.escape(local), "**"), recursive=True)), *class_names]:
-        if os.path.isfile(path):
-            found.update(path.encode() if path in class_names else os.path.relpath(path, local).encode())
-            with open(path, "rb") as file:
-                while part := file.read(1 << 20):
-                    found.update(part)
-    return found.hexdigest()[:32]
-
-
-def _read(cached: str, folder: str, version: str, local: str) -> PreparedModel:
-    with np.load(cached, allow_pickle=False) as parts:
-        graph = OpenVinoGraph(parts["xml"], parts["weights"], int(parts["batch"]))
-        requests = [parts[name] for name in parts.files if name not in _PARTS]
-        metadata = metadata_from_json(str(parts["metadata"]))
-    warmup = tuple(request.tobytes() if request.ndim == 1 else request for request in requests)
-    return PreparedModel(folder, version, metadata, graph, warmup, read_golden(local))
-
-
-def write_converted(cached: str, prepared: PreparedModel) -> None:
-    """Writes a converted model, whole or not at all."""
-    graph = prepared.optimised
-    assert isinstance(graph, OpenVinoGraph)  # noqa: S101  for mypy
-    values: list[Any] = [graph.xml, graph.weights, graph.batch, metadata_to_json(prepared.metadata)]
-    requests = [np.frombuffer(one, np.uint8) if isinstance(one, bytes) else one for one in prepared.warmup_requests]
-    os.makedirs(os.path.dirname(cached), exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="unfinished-", dir=os.path.dirname(cached)) as unfinished:
-        whole = os.path.join(unfinished, "model.npz")
-        np.savez(whole, *requests, **dict(zip(_PARTS, values, strict=True)))
-        os.replace(whole, cached)

@@ -27,6 +27,7 @@ from pipeline.detect.describe_model import (
 from pipeline.detect.golden import GOLDEN, read_golden
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.openvino_graph import converted
+from pipeline.detect.prepared_cache import entry_of, keep_in_cache, read_entry, settings_of_graph
 from pipeline.detect.prepared_model import OptimisedGraph, PreparedModel, start
 from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.remote_server import RemoteServer, check_engine
@@ -80,7 +81,7 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
     if missing := lacking(files):
         raise ModelError(f"model {folder}: lacks {missing}; copy it whole, then start again")
     tensorflow_setup.configure_tensorflow(detect)
-    prepared = prepare(folder, version, model, detect, gpu=tensorflow_setup.uses_gpu())
+    prepared = prepared_model(folder, version, model, detect, gpu=tensorflow_setup.uses_gpu())
     if files_of(folder) != files:
         raise ModelError(f"model {folder}: its files changed while it was loaded; start again once it is copied")
     return_free_memory()  # optimising took several times the model
@@ -115,8 +116,8 @@ def described_signature(local: str, folder: str, model: ModelConfig, detect: Det
     return loaded, signature, metadata
 
 
-def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig, *, gpu: bool) -> PreparedModel:
-    """Loads, freezes and optimises a detector.
+def prepared_model(folder: str, version: str, model: ModelConfig, detect: DetectConfig, *, gpu: bool) -> PreparedModel:
+    """A detector after the slow part of loading: from the user's cache, else loaded, frozen, optimised, and kept there.
 
     Args:
       folder: Its SavedModel.
@@ -128,16 +129,27 @@ def prepare(folder: str, version: str, model: ModelConfig, detect: DetectConfig,
     Raises:
       ModelError: The model is missing or damaged, or has no matching signature.
     """
+    detect = settings_of_graph(detect)
     with local_copy(folder) as local:
-        _loaded, signature, metadata = described_signature(local, folder, model, detect)  # it owns the signature's variables
-        try:
-            requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
-        except Exception as err:
-            raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {first_line(err)}; repair or remove it") from err
-        try:
-            golden = read_golden(local)
-        except (OSError, ValueError) as err:
-            raise ModelError(f"model {folder}: {GOLDEN} cannot be read: {first_line(err)}; repair or remove it") from err
+        entry = entry_of(local, folder, version, model, detect, gpu=gpu)
+        if cached := read_entry(entry, folder, version, local):
+            return cached
+        prepared = _prepare(local, folder, version, model, detect, gpu=gpu)
+        if entry == entry_of(local, folder, version, model, detect, gpu=gpu):  # else its files have changed meanwhile
+            keep_in_cache(entry, prepared)
+    return prepared
+
+
+def _prepare(local: str, folder: str, version: str, model: ModelConfig, detect: DetectConfig, *, gpu: bool) -> PreparedModel:
+    _loaded, signature, metadata = described_signature(local, folder, model, detect)  # it owns the signature's variables
+    try:
+        requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
+    except Exception as err:
+        raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {first_line(err)}; repair or remove it") from err
+    try:
+        golden = read_golden(local)
+    except (OSError, ValueError) as err:
+        raise ModelError(f"model {folder}: {GOLDEN} cannot be read: {first_line(err)}; repair or remove it") from err
     if metadata.resize == "none" and (detect.xla or detect.engine != "tensorflow"):
         raise ModelError(
             f"model {folder}: takes images at their own size; leave out --xla and --engine, which compile it for one size"

@@ -10,7 +10,7 @@ from models.quiet import quiet_stderr
 from pipeline.config import DetectConfig
 from pipeline.detect.process_memory import share_heaps, spare_modules
 from pipeline.detect.share_gpus import take_gpu
-from pipeline.detect.tensorflow_internals import process_config
+from pipeline.detect.tensorflow_internals import import_without_keras, process_config
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus, resident_bytes
 
@@ -25,7 +25,7 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
         os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
     keep_to_cores(detect.cpu_affinity)
     with quiet_stderr():
-        import tensorflow as tf
+        tf = import_without_keras()
     spare_modules()
 
     gpu = _chosen_gpu(detect.device, tf.config.list_physical_devices("GPU"))

@@ -19,8 +19,10 @@ import contextlib
 import copy
 import os
 import queue
+import signal
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from apache_beam.options.pipeline_options import DirectOptions, StandardOptions
@@ -32,6 +34,7 @@ from pipeline.results.cancellation import cancel_steps
 
 _WAKE_SECONDS = 0.2  # another thread may get a signal; Python runs its handler when the main thread wakes up
 _CANCEL_SECONDS = 20.0  # a step that does not end by then, such as one that waits for storage, ends with the process
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _COPIES = 2  # one reads images while the other detects and publishes
 
 
@@ -43,12 +46,12 @@ class InMemoryRunner(FnApiRunner):
         add_up_metrics_at_once()
         if options.view_as(DirectOptions).direct_running_mode == "multi_processing":
             _share_packages()
-        running, streaming = _RunningJob(), options.view_as(StandardOptions).streaming
-        for number in range(_COPIES if streaming else 1):
-            job = copy.deepcopy(pipeline_proto) if streaming else pipeline_proto  # Beam changes its argument
-            running.begin(f"job {number}", super().run_via_runner_api, job, options)
-        if streaming:
+        running, run = _RunningJob(), super().run_via_runner_api
+        if options.view_as(StandardOptions).streaming:
+            for _ in range(_COPIES):
+                running.begin(run, copy.deepcopy(pipeline_proto), options)  # Beam changes its argument
             return running
+        running.begin(run, pipeline_proto, options)
         running.wait_until_finish()
         return running.result
 
@@ -66,9 +69,14 @@ class _RunningJob(PipelineResult):
         self._running = 0
         self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()  # in C, so that signals do it no harm
 
-    def begin(self, name: str, run: Any, *arguments: Any) -> None:
-        self._running += 1
-        threading.Thread(target=self._run, args=(run, *arguments), name=name, daemon=True).start()
+    def begin(self, run: Any, *arguments: Any) -> None:
+        try:
+            with _signals_blocked():  # a thread that has started is counted
+                threading.Thread(target=self._run, args=(run, *arguments), name=f"job {self._running}", daemon=True).start()
+                self._running += 1
+        except KeyboardInterrupt:
+            self._cancel()
+            raise
 
     def wait_until_finish(self, duration: int | None = None) -> str:
         """Waits for all threads; raises the first failure at once. A KeyboardInterrupt cancels the steps first."""
@@ -94,12 +102,23 @@ class _RunningJob(PipelineResult):
                 self._running -= 1
 
     def _run(self, run: Any, *arguments: Any) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # for the processes that the steps start
         try:
             self.result = run(*arguments)
         except BaseException as err:  # noqa: BLE001  raised by `wait_until_finish`
             self._ended.put(err)
         else:
             self._ended.put(None)
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Delays signals of this thread to the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _share_packages() -> None:

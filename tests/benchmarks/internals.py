@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import pickle
 import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -157,8 +159,10 @@ def _prepare(variant: str, path: str, kept: Path) -> None:
     from pipeline.detect import saved_model
 
     _WITHOUT.get(variant, lambda: None)()
-    began = time.process_time()
-    prepared = saved_model.prepare(path, "1", ModelConfig(path=path), _DETECT, gpu=False)
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["XDG_CACHE_HOME"] = empty  # else another variant's model would be read
+        began = time.process_time()
+        prepared = saved_model.prepared_model(path, "1", ModelConfig(path=path), _DETECT, gpu=False)
     kept.write_bytes(pickle.dumps((prepared, time.process_time() - began), pickle.HIGHEST_PROTOCOL))
 
 

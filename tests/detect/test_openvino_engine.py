@@ -17,7 +17,7 @@ from pipeline.detect.load_detector import load_detector
 from pipeline.detect.loaded_model import ModelFailed, OutOfMemory
 from pipeline.detect.openvino_engine import OpenVinoEngine
 from pipeline.detect.openvino_graph import OpenVinoGraph
-from pipeline.detect.saved_model import prepare
+from pipeline.detect.saved_model import prepared_model
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef, detection_row
@@ -41,7 +41,7 @@ def digits():
 def cache(tmp_path, monkeypatch):
     """The user's cache is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "hybrid-detection-pipeline" / "openvino"
+    return tmp_path / "cache" / "hybrid-detection-pipeline" / "models"
 
 
 def rows(folder, files, **settings):
@@ -68,13 +68,14 @@ def test_the_bundled_detector_gives_the_same_rows_on_both_engines(digits, settin
         np.testing.assert_allclose(objects(found), objects(expected), atol=0.02)
 
 
+@pytest.mark.usefixtures("cache")
 def test_no_conversion_is_reported_to_anyone(digits, monkeypatch):
     """OpenVINO's converter of models counts its users over the network, without asking them."""
     telemetry, reports = pytest.importorskip("openvino_telemetry"), []
     for name in ("start_session", "send_event"):
         monkeypatch.setattr(telemetry.Telemetry, name, lambda self, *said: reports.append(said))
     detect = DetectConfig(engine="openvino", batch_sizes=(1,))
-    assert prepare(digits, "1", ModelConfig(path=digits), detect, gpu=False).optimised.weights_bytes > 0
+    assert prepared_model(digits, "1", ModelConfig(path=digits), detect, gpu=False).optimised.weights_bytes > 0
     assert reports == []
 
 

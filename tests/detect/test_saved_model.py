@@ -12,7 +12,7 @@ from models.metadata import METADATA_PATH, DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.prepared_model import _function_of
-from pipeline.detect.saved_model import _take_weights, load, locate, name_and_version, optimised_graph, prepare
+from pipeline.detect.saved_model import _take_weights, load, locate, name_and_version, optimised_graph, prepared_model
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
 from tests.conftest import write_bright_image
@@ -380,7 +380,7 @@ def test_the_model_is_called_as_a_function_of_its_own(settings, bright_model):
     """TensorFlow fuses a function's operations when it calls it on a device, where that was not done before."""
     import tensorflow as tf
 
-    prepared = prepare(*locate(bright_model), ModelConfig(bright_model), dataclasses.replace(CPU, **settings), gpu=False)
+    prepared = prepared_model(*locate(bright_model), ModelConfig(bright_model), dataclasses.replace(CPU, **settings), gpu=False)
     predict = _function_of(prepared.optimised, prepared.metadata.input_hw)
     with tf.Graph().as_default() as graph:
         predict(tf.compat.v1.placeholder(tf.uint8, (None, *prepared.metadata.input_hw, 3)))

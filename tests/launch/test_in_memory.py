@@ -107,14 +107,21 @@ class SignalledCondition(threading.Condition):
         return taken
 
 
-class WithCondition(beam.DoFn):
-    """Takes a condition's lock, then works without end."""
+class Endless(beam.DoFn):
+    """Works until it is cancelled."""
+
+    def process(self, element: int) -> None:
+        for _ in until_cancelled(itertools.repeat(None)):
+            pass
+
+
+class WithCondition(Endless):
+    """Takes a condition's lock first."""
 
     def process(self, element: int) -> None:
         with condition:
             pass
-        for _ in until_cancelled(itertools.repeat(None)):
-            pass
+        super().process(element)
 
 
 condition = SignalledCondition()
@@ -128,3 +135,20 @@ def test_a_signal_interrupts_no_step_of_a_batch_job_and_ends_it_at_the_next_elem
         pipeline.run()
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("job ")]
     assert condition.acquire(blocking=False)
+
+
+def test_a_signal_while_the_thread_of_a_batch_job_starts_ends_the_thread(monkeypatch):
+    """Else it would go on writing while the launcher removes what the run has written."""
+
+    def start_signalled(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("job "):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start_signalled)
+    pipeline = beam.Pipeline(runner=InMemoryRunner())
+    _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(Endless())
+    with stopped_by_signals(), pytest.raises(KeyboardInterrupt):
+        pipeline.run()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("job ")]

@@ -115,4 +115,4 @@ def test_a_job_that_lost_its_images_while_it_worked_ends_at_once_and_commits_not
         f"error: output {output}: another run took over, since this one had not renewed its lease; nothing was committed"
     )
     assert [name for name in left(output) if ".lease" not in name] == []
-    assert cancellation._first == {}, "that it was stopped is not the next run's"
+    assert not cancellation.stopped() and not cancellation.steps_are_cancelled(), "the next run is not stopped"
