@@ -53,7 +53,7 @@ def test_the_best_of_a_stage_is_measured_again_beside_the_candidates_of_the_next
     assert of_stage[None].settings == best and of_stage[1].settings == {**best, **further, "detect.decode_threads": 1}
     assert sorted(len(one.ratios) for one in results[2:])[0] == 1, "the slowest of three gets one turn"
     final = search.final(best)
-    assert is_faster(final.ratios) and final.settings == best
+    assert (len(final.ratios), final.settings, final.refused) == (FINAL_ROUNDS, best, "")
 
 
 @pytest.mark.slow
@@ -169,6 +169,14 @@ def test_stages_try_what_changes_something():
     for stage in (tune.concurrent_batches, tune.threads, tune.decoders, tune.batch_sizes):
         for change in stage(Config()):
             assert change not in stage(load_config([], change)), "the best of an earlier stage"
+
+
+def test_what_wins_is_a_config_to_include_that_names_its_machine(tmp_path):
+    (tmp_path / "tuned.yaml").write_text(
+        tune._config_text({"detect.batch_sizes": [1, 2], "detect.precision": "bfloat16"}, "Won.")
+    )
+    config = load_config([str(tmp_path / "tuned.yaml")], {})
+    assert config == Config(detect=DetectConfig(batch_sizes=(1, 2), precision="bfloat16", tuned_on=machine()))
 
 
 def test_cores_with_several_threads_are_tried_with_one_each(monkeypatch):

@@ -183,13 +183,15 @@ class Result:
 
 
 def take_turns(start: Trial, others: Iterable[tuple[Trial, Result]]) -> None:
-    """Gives each trial one turn, between two turns of the start, and adds to its result.
+    """Gives each trial that is not refused one turn, between two turns of the start, and adds to its result.
 
     Raises:
       ModelError: The start failed.
     """
     before = start.throughput()
     for trial, result in others:
+        if result.refused:
+            continue
         try:
             rate = trial.throughput()
         except ModelError as err:
@@ -252,7 +254,7 @@ class Search:
         """
         with self.start() as start:
             first = Result({}, [start.throughput()], [1.0])
-            self._finish(start, first)
+            _finish(start, first, enough=0.0)
             self.best = first
             yield first
             for stage in stages:
@@ -302,7 +304,7 @@ class Search:
         result = Result(settings)
         with self.start() as start, self.trial(settings) as best:
             self.check(best, result)
-            take_turns(start, [(best, result)] * (0 if result.refused else FINAL_ROUNDS))
+            take_turns(start, [(best, result)] * FINAL_ROUNDS)
         return result
 
     def _halve(self, start: Trial, candidates: Sequence[Settings]) -> Iterator[Result]:
@@ -317,11 +319,12 @@ class Search:
                 self.check(trial, result)
             for number in range(ROUNDS):
                 if number == 0 or time.monotonic() < self._ends:
-                    take_turns(start, [(trial, result) for trial, result in field if not result.refused])
+                    take_turns(start, field)
                 kept = [] if number == ROUNDS - 1 else _better_half(field)
+                enough = _HOPELESS * max(result.speed for result in results)
                 for trial, result in field:
                     if (trial, result) not in kept:
-                        self._finish(trial, result)
+                        _finish(trial, result, enough)
                         trial.close()
                         yield result
                 field = kept
@@ -335,19 +338,20 @@ class Search:
         if min(fastest.ratios) > self.best.speed and fastest.speed >= _GAIN * self.best.speed:
             self.best = fastest
 
-    def _finish(self, trial: Trial, result: Result) -> None:
-        """Adds the memory, and the latencies unless it is too slow for them to matter."""
-        if result.refused:
-            return
-        try:
-            result.memory_mb = trial.memory_mb()
-            if result.speed >= _HOPELESS * self.best.speed:
-                result.alone_ms, result.half_load_ms = trial.latency_ms(0.0), trial.latency_ms(result.rate / 2)
-        except ModelError as err:
-            result.refused = str(err)
-
 
 def _better_half(field: Sequence[tuple[Trial, Result]]) -> list[tuple[Trial, Result]]:
     """The faster half, but two at least; without those that are refused, or far behind the first."""
     ranked = sorted((one for one in field if not one[1].refused), key=lambda one: one[1].speed, reverse=True)
     return [one for one in ranked[: max(2, math.ceil(len(ranked) / 2))] if one[1].speed >= _HOPELESS * ranked[0][1].speed]
+
+
+def _finish(trial: Trial, result: Result, enough: float) -> None:
+    """Adds the memory, and the latencies unless it is too slow for them to matter."""
+    if result.refused:
+        return
+    try:
+        result.memory_mb = trial.memory_mb()
+        if result.speed >= enough:
+            result.alone_ms, result.half_load_ms = trial.latency_ms(0.0), trial.latency_ms(result.rate / 2)
+    except ModelError as err:
+        result.refused = str(err)

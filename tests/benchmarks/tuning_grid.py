@@ -74,7 +74,7 @@ def _measured(search: Search, start: Trial, settings: Sequence[Settings], rounds
         for trial, result in field:
             search.check(trial, result)
         for _ in range(rounds):
-            take_turns(start, [one for one in field if not one[1].refused])
+            take_turns(start, field)
     return [result for _, result in field]
 
 
