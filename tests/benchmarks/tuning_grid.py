@@ -84,7 +84,7 @@ def _grid_table(cells: Sequence[Result]) -> str:
     lines = [f"| times the default | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
     for engine, row in itertools.groupby(cells, lambda cell: (cell.settings["detect.engine"], cell.settings["detect.precision"])):
         speeds = {_column(cell): f"{cell.speed:.2f}" if cell.ratios and not cell.refused else "refused" for cell in row}
-        lines.append(f"| {' '.join(engine)} | {' | '.join(speeds[column] for column in columns)} |")
+        lines.append(f"| {' '.join(engine)} | {' | '.join(speeds.get(column, '') for column in columns)} |")
     return "\n".join([*lines, *(f"\nrefused: {cell.name}: {cell.refused}" for cell in cells if cell.refused)])
 
 
@@ -94,7 +94,7 @@ def _column(cell: Result) -> str:
 
 def _final_table(final: Sequence[Result]) -> str:
     """Markdown: the choice and the best cells, against the default and against the best of these cells, round by round."""
-    best = max((cell for cell in final[1:] if not cell.refused), key=lambda result: result.speed)
+    best = max((cell for cell in final if not cell.refused), key=lambda result: result.speed * (result is not final[0]))
     lines = ["| final race | times the default | least | most | times the best cell |", "|---|---|---|---|---|"]
     for number, result in enumerate(final):
         if result.refused:
