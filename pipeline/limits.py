@@ -16,6 +16,8 @@ from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
+_MEMINFO = Path("/proc/meminfo")
 NVIDIA_DEVICES = "/dev/nvidia[0-9]*"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _LEAST_BYTES = 1_000_000.0  # an image always gets through, one at a time
@@ -35,6 +37,14 @@ def available_cpus(groups: Path = _GROUPS, own: Path = _OWN) -> int:
     return max(1, min([cores, *quotas]))
 
 
+def first_threads(cpus: Path = _CPUS) -> list[int]:
+    """One hardware thread of each core that this process may use; empty if each core has one only."""
+    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    siblings = [(cpus / f"cpu{cpu}/topology/thread_siblings_list", cpu) for cpu in sorted(mine)]
+    first_of = {file.read_text(): cpu for file, cpu in reversed(siblings) if file.exists()}
+    return sorted(first_of.values()) if 0 < len(first_of) < len(mine) else []
+
+
 def machine() -> str:
     """What decides the speed here: processor, CPUs that may be used, and NVIDIA's devices."""
     try:
@@ -50,6 +60,17 @@ def machine() -> str:
 def memory_limit_bytes(groups: Path = _GROUPS, own: Path = _OWN) -> int | None:
     """The least memory limit of this process's control groups, in bytes; None without one."""
     return min((int(line) for line in _values("memory.max", groups, own) if line != "max"), default=None)
+
+
+def memory_room_bytes(groups: Path = _GROUPS, own: Path = _OWN, meminfo: Path = _MEMINFO) -> float:
+    """Bytes that further processes may take: what the machine has free, or what a control group leaves if that is less."""
+    try:
+        free = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), re.MULTILINE)
+    except OSError:
+        free = None
+    limits = zip(_values("memory.max", groups, own), _values("memory.stat", groups, own), strict=False)  # the root has no limit
+    left = [int(most) - int(stat.split()[1]) for most, stat in limits if most != "max"]  # "anon <bytes>" comes first
+    return min([1024.0 * int(free[1]) if free else math.inf, *left])
 
 
 def _values(name: str, groups: Path, own: Path) -> Iterator[str]:

@@ -3,8 +3,8 @@
     detect-objects tune --model models/yolov4 --input 'photos/*.jpg'
     detect-objects run --config tuned.yaml --model models/yolov4 --input 'photos/**/*.jpg' --output out/
 
-The settings of the start are the defaults, or those of --config. Candidates change the engine, the precision, the batch sizes,
-the batches in flight and the decoders, one after the other. Each runs in a process of its own, in turns with the best so far. At
+The settings of the start are the defaults, or those of --config. Candidates change engine and precision, then the batches in
+flight, the threads, the batch sizes, the decoders and the cores. Each runs in a process of its own, in turns with the start. At
 the end the best races against the start. Only what wins each of seven rounds, by two percent, is written.
 
 Exit code 0: done, also where nothing is faster; 1: the model cannot be used; 2: a wrong command or place; 130: stopped.
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import glob
 import importlib.util
 import itertools
 import os
 import signal
-import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import yaml
 
@@ -30,7 +30,7 @@ from pipeline.detect.openvino_int8 import INT8
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import locate
 from pipeline.errors import InputError, ModelError, OutputError, UserError
-from pipeline.limits import available_cpus, machine
+from pipeline.limits import NVIDIA_DEVICES, available_cpus, first_threads, machine
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.storage.files import write_files
 from pipeline.tuning.page import render_tuning
@@ -88,48 +88,82 @@ def _tune(flags: argparse.Namespace) -> None:
     page = _check_output(flags.output)
     given = {"model.path": flags.model} if flags.model else {}
     config = load_config(flags.config, given)
-    photos = _photos(flags.input)
+    photos = first_photos(flags.input)
     search = Search(flags.config, given, photos, min_agreement=flags.min_agreement, seconds=flags.budget_s)
-    results = []
-    for result in search.results(candidates(config)):
-        results.append(result)
+    stages = (
+        stage(load_config(flags.config, {**given, **search.best.settings})) for stage in STAGES
+    )  # on top of the best by then
+    results = {}
+    for result in search.results(stages):
+        results[result.name] = result
         print(_line(result), file=sys.stderr, flush=True)
-    best = search.best
-    ratios = search.final(best.settings) if best.settings else []
-    won = is_faster(ratios)
-    verdict = _verdict(best, ratios, won)
+    best = search.best.settings
+    final = search.final(best) if best else Result({})
+    won = is_faster(final.ratios)
+    verdict = _verdict(final, won)
     print(verdict, file=sys.stderr)
-    text = _config_text(best.settings if won else {}, verdict)
+    text = _config_text(best if won else {}, verdict)
     facts = [("Machine", machine()), ("Model", config.model.path), ("Images", str(len(photos)))]
-    write_files({flags.output: text.encode(), page: render_tuning(results, verdict, facts, text).encode()})
+    write_files({flags.output: text.encode(), page: render_tuning([*results.values()], verdict, facts, text).encode()})
     print(f"{flags.output}, {page}")
 
 
-def candidates(config: Config) -> Iterator[list[Settings]]:
-    """The stages of the search: what each candidate changes, by dotted key."""
+def engines(config: Config) -> list[Settings]:
+    """Engines and precisions, all but the config's; none for a model server."""
+    detect = config.detect
+    if detect.engine in PROTOCOLS:
+        return []
+    with_openvino = detect.device in ("auto", "cpu") and importlib.util.find_spec("openvino")
+    has_int8 = with_openvino and os.path.exists(os.path.join(locate(config.model.path, config.model.model_version)[0], INT8))
+    pairs = [
+        *itertools.product(("tensorflow", "openvino") if with_openvino else ("tensorflow",), ("float32", "bfloat16")),
+        *([("openvino", "int8")] if has_int8 else []),
+    ]
+    start = (detect.engine, detect.precision)
+    return [
+        {"detect.engine": engine, "detect.precision": precision} for engine, precision in pairs if (engine, precision) != start
+    ]
+
+
+def concurrent_batches(config: Config) -> list[Settings]:
+    """Batches in flight: one, as many as CPUs, and twice that."""
     cpus = available_cpus()
-    start = {"detect.engine": config.detect.engine, "detect.precision": config.detect.precision}
-    yield [change for change in _engines(config) if change != start]
-    yield [{"detect.concurrent_batches": number} for number in sorted({1, 2, cpus, cpus + 1, 2 * cpus})]
-    yield [{"detect.intra_op_threads": number} for number in sorted({1, cpus})]
-    yield [{"detect.decode_threads": number} for number in sorted({max(1, cpus // 2), cpus, 2 * cpus})]
-    yield [{"detect.batch_sizes": _ladder(most)} for most in (1, 4, 8, 16, 32)]  # OpenVINO ignores them
+    return _each("concurrent_batches", {1, cpus, 2 * cpus} - {config.detect.concurrent_batches})
 
 
-def _engines(config: Config) -> Iterator[Settings]:
-    if config.detect.engine in PROTOCOLS:  # the server has the model
-        return
-    with_openvino = config.detect.device in ("auto", "cpu") and importlib.util.find_spec("openvino")
-    for engine in ("tensorflow", "openvino") if with_openvino else ("tensorflow",):
-        has_int8 = engine == "openvino" and os.path.exists(
-            os.path.join(locate(config.model.path, config.model.model_version)[0], INT8)
-        )
-        for precision in ("float32", "bfloat16", *(("int8",) if has_int8 else ())):
-            yield {"detect.engine": engine, "detect.precision": precision}
+def threads(config: Config) -> list[Settings]:
+    """Threads inside an operation: one, or all."""
+    if config.detect.engine in PROTOCOLS:
+        return []
+    return _each("intra_op_threads", {1, available_cpus()} - {config.detect.intra_op_threads})
 
 
-def _ladder(most: int) -> list[int]:
-    return [2**power for power in range(most.bit_length())]
+def batch_sizes(config: Config) -> list[Settings]:
+    """Up to so many images in a batch; none for OpenVINO, which takes one at a time."""
+    if config.detect.engine == "openvino":
+        return []
+    most = (1, 8, 16, 64) if glob.glob(NVIDIA_DEVICES) else (1, 8, 16)
+    ladders = [[2**power for power in range(each.bit_length())] for each in most]
+    return [{"detect.batch_sizes": sizes} for sizes in ladders if sizes != list(config.detect.batch_sizes)]
+
+
+def decoders(config: Config) -> list[Settings]:
+    """Images decoded in parallel: half as many as CPUs, and twice as many."""
+    cpus = available_cpus()
+    return _each("decode_threads", {max(1, cpus // 2), 2 * cpus} - {config.detect.decode_threads or cpus})
+
+
+def cores(config: Config) -> list[Settings]:
+    """One hardware thread of each core, where cores have several; other subsets would crowd what runs beside the job."""
+    firsts = first_threads()
+    return [{"detect.cpu_affinity": firsts}] if firsts and not config.detect.cpu_affinity else []
+
+
+STAGES = (engines, concurrent_batches, threads, batch_sizes, decoders, cores)  # what matters most comes first
+
+
+def _each(key: str, values: Iterable[int | None]) -> list[Settings]:
+    return [{f"detect.{key}": value} for value in sorted(each for each in values if each)]
 
 
 def _check_output(path: str) -> str:
@@ -145,7 +179,7 @@ def _check_output(path: str) -> str:
     return page
 
 
-def _photos(patterns: Sequence[str]) -> list[str]:
+def first_photos(patterns: Sequence[str]) -> list[str]:
     """The first images that fit into memory."""
     check_inputs({pattern: (pattern,) for pattern in patterns})
     photos: list[str] = []
@@ -162,19 +196,22 @@ def _photos(patterns: Sequence[str]) -> list[str]:
 
 def _line(result: Result) -> str:
     if result.refused:
-        return f"{result.name}: not possible: {result.refused}"
+        return f"{result.name}: {result.refused}"
     latency = f", p99 {result.alone_ms:.0f} ms alone, {result.half_load_ms:.0f} ms at half load" if result.alone_ms else ""
     speed = f"{result.rate:.1f} images/s, {result.speed:.2f} of the start"
     return f"{result.name}: {speed}{latency}, {result.memory_mb:.0f} MB"
 
 
-def _verdict(best: Result, ratios: Sequence[float], won: bool) -> str:
-    if not best.settings:
+def _verdict(final: Result, won: bool) -> str:
+    if not final.settings:
         return "Nothing is faster than the settings of the start."
-    measured = f"{statistics.median(ratios):.2f} times the start ({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds)"
+    ratios = final.ratios
+    measured = (
+        f"{final.speed:.2f} times the start ({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds)" if ratios else ""
+    )
     if won:
-        return f"{best.name}: {measured}."
-    return f"Cannot tell whether {best.name} is faster: {measured}. The settings of the start stay."
+        return f"{final.name}: {measured}."
+    return f"Cannot tell whether {final.name} is faster: {final.refused or measured}. The settings of the start stay."
 
 
 def _config_text(settings: Settings, verdict: str) -> str:

@@ -1,5 +1,6 @@
 """The tuner measures each candidate beside the start, and writes only settings that are faster beyond doubt."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,11 +8,14 @@ import sys
 import psutil
 import pytest
 
+import pipeline.tuning.search as search_module
+from pipeline import tune
 from pipeline.config import Config, DetectConfig, ModelConfig, load_config
 from pipeline.detect.load_detector import load_detector
+from pipeline.errors import ModelError
 from pipeline.limits import machine
-from pipeline.tune import candidates, main
-from pipeline.tuning.search import FINAL_ROUNDS, Search, is_faster
+from pipeline.tune import main
+from pipeline.tuning.search import FINAL_ROUNDS, Search, Trial, is_faster
 from tests.conftest import REPO
 from tests.processes import has_ended, running, wait_until
 
@@ -20,15 +24,71 @@ SCENES = sorted(map(str, (REPO / "models" / "digits" / "samples").glob("*.jpg"))
 
 @pytest.mark.slow
 def test_each_candidate_is_measured_beside_the_start_and_an_impossible_one_ends_nothing(bright_model):
-    search = Search([], {"model.path": bright_model}, SCENES, min_agreement=0.9, seconds=580, turn_s=0.2)
-    changes = [{"detect.batch_sizes": [1]}, {"detect.batch_sizes": [2, 1]}, {"detect.score_threshold": 1.0}]
-    start, smaller, impossible, other = search.results([changes])
-    assert (start.settings, start.speed, start.refused, smaller.settings, smaller.refused) == ({}, 1, "", changes[0], "")
-    for measured in (start, smaller):
-        assert measured.ratios and measured.speed > 0 and measured.rate > 0 and measured.memory_mb > 0 and measured.agreement == 1
-    assert start.alone_ms > 0 and start.half_load_ms > 0
+    """The faster half of a stage gets further turns; of each candidate there are figures, or the reason why not."""
+    search = Search([], {"model.path": bright_model}, SCENES, min_agreement=0.9, seconds=580, turn_s=0.1)
+    possible = [{"detect.decode_threads": number} for number in (1, 2, 4)]
+    start, *others = search.results(
+        [[*possible[:2], {"detect.batch_sizes": [2, 1]}, {"detect.score_threshold": 1.0}], possible[2:]]
+    )
+    assert (start.settings, start.speed, start.refused) == ({}, 1, "") and start.alone_ms > 0 and start.half_load_ms > 0
+    impossible = next(one for one in others if one.settings == {"detect.batch_sizes": [2, 1]})
+    blind = next(one for one in others if one.settings == {"detect.score_threshold": 1.0})
+    measured = [one for one in others if one not in (impossible, blind)]
     assert "ascending sizes" in impossible.refused and impossible.speed == 0
-    assert other.refused.startswith("it finds other objects: agreement 0.000") and other.speed == 0
+    assert blind.refused.startswith("it finds other objects: agreement 0.000") and blind.speed == 0
+    assert {one.settings["detect.decode_threads"] for one in measured} == {1, 2, 4}
+    for one in measured:
+        assert one.speed > 0 and one.rate > 0 and one.memory_mb > 0 and one.agreement == 1 and one.refused == ""
+
+
+@pytest.mark.slow
+def test_the_best_of_a_stage_is_measured_again_beside_the_candidates_of_the_next(bright_model):
+    """Here a stage makes the model another one, so trivial that it is faster on any machine."""
+    search = Search([], {"model.path": "digits"}, SCENES, min_agreement=0.0, seconds=580, turn_s=0.1)
+    best, further = {"model.path": bright_model}, {"detect.classes": ["rectangle"]}
+    results = list(search.results([[best], [{**further, "detect.decode_threads": number} for number in (1, 3)]]))
+    assert [one.settings for one in results[:2]] == [{}, best]
+    of_stage = {one.settings.get("detect.decode_threads"): one for one in results[2:]}
+    assert of_stage.keys() == {None, 1, 3} and len(results) == 5
+    assert of_stage[None].settings == best and of_stage[1].settings == {**best, **further, "detect.decode_threads": 1}
+    assert sorted(len(one.ratios) for one in results[2:])[0] == 1, "the slowest of three gets one turn"
+    final = search.final(best)
+    assert (len(final.ratios), final.settings, final.refused) == (FINAL_ROUNDS, best, "")
+
+
+@pytest.mark.slow
+def test_a_candidate_that_hangs_ends_and_is_reported_in_lines_and_page(tmp_path, bright_model, monkeypatch, capsys):
+    """It reads class names from a pipe to which nobody writes."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    monkeypatch.setattr(tune, "STAGES", [lambda _: [{"model.class_names": str(tmp_path / "pipe.txt")}]])
+    monkeypatch.setattr(search_module, "_ANSWERS_S", 1.0)
+    monkeypatch.setattr(search_module, "_TIMES_START", 0.0)
+    output = tmp_path / "tuned.yaml"
+    assert main(["--input", SCENES[0], "--model", bright_model, "--output", str(output)]) == 0
+    _start, hanging, verdict = capsys.readouterr().err.splitlines()
+    assert hanging == f"class_names {tmp_path}/pipe.txt: did not answer for 1 s"
+    assert hanging.partition(": ")[2] in output.with_suffix(".html").read_text()
+    assert verdict == "Nothing is faster than the settings of the start."
+    assert psutil.Process().children() == []
+
+
+def test_a_trial_that_hangs_ends_with_all_of_its_group(tmp_path, monkeypatch):
+    pids = tmp_path / "pids"
+    hang = ["sh", "-c", f"tail -f /dev/null & echo $$ $! > {pids}; wait"]
+    monkeypatch.setattr(search_module, "command_of", lambda _: hang)
+    with Trial([], {}, SCENES, turn_s=0.1, answers_s=0.5) as trial:
+        wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
+        with pytest.raises(ModelError, match="did not answer for 0 s"):
+            trial.loaded()
+        for pid in map(int, pids.read_text().split()):
+            wait_until(lambda pid=pid: has_ended(pid))
+
+
+@pytest.mark.slow
+def test_what_the_budget_does_not_reach_is_named(bright_model):
+    search = Search([], {"model.path": bright_model}, SCENES, min_agreement=0.9, seconds=0, turn_s=0.1)
+    _, late = search.results([[{"detect.decode_threads": 1}]])
+    assert (late.name, late.refused) == ("decode_threads 1", "not tried: the time was over")
 
 
 @pytest.mark.slow
@@ -99,10 +159,32 @@ def test_only_what_wins_every_round_by_enough_is_faster(ratios, faster):
     assert is_faster(ratios) is faster
 
 
-def test_the_settings_of_the_start_are_no_candidate():
-    first, *_ = candidates(Config())
-    assert {"detect.engine": "tensorflow", "detect.precision": "float32"} not in first
-    assert {"detect.engine": "tensorflow", "detect.precision": "bfloat16"} in first
+def test_stages_try_what_changes_something():
+    assert {"detect.engine": "tensorflow", "detect.precision": "float32"} not in tune.engines(Config())
+    assert {"detect.engine": "tensorflow", "detect.precision": "bfloat16"} in tune.engines(Config())
+    served = Config(detect=DetectConfig(engine="triton"))
+    assert tune.engines(served) == tune.threads(served) == []
+    assert tune.batch_sizes(Config(detect=DetectConfig(engine="openvino"))) == []
+    assert [1, 2, 4, 8] in [one["detect.batch_sizes"] for one in tune.batch_sizes(Config())]
+    for stage in (tune.concurrent_batches, tune.threads, tune.decoders, tune.batch_sizes):
+        for change in stage(Config()):
+            assert change not in stage(load_config([], change)), "the best of an earlier stage"
+
+
+def test_what_wins_is_a_config_to_include_that_names_its_machine(tmp_path):
+    (tmp_path / "tuned.yaml").write_text(
+        tune._config_text({"detect.batch_sizes": [1, 2], "detect.precision": "bfloat16"}, "Won.")
+    )
+    config = load_config([str(tmp_path / "tuned.yaml")], {})
+    assert config == Config(detect=DetectConfig(batch_sizes=(1, 2), precision="bfloat16", tuned_on=machine()))
+
+
+def test_cores_with_several_threads_are_tried_with_one_each(monkeypatch):
+    monkeypatch.setattr(tune, "first_threads", lambda: [0, 2])
+    assert tune.cores(Config()) == [{"detect.cpu_affinity": [0, 2]}]
+    assert tune.cores(Config(detect=DetectConfig(cpu_affinity=(0,)))) == []
+    monkeypatch.setattr(tune, "first_threads", list)
+    assert tune.cores(Config()) == []
 
 
 @pytest.mark.parametrize(("tuned_on", "lines"), [("a machine with 96 cores", 1), (machine(), 0), ("", 0)])

@@ -1,12 +1,12 @@
 """A trial of `detect-objects tune`: a process that loads the detector with some settings, and measures on request.
 
-The parent writes a JSON object a line, first what to load, then what to measure; each gets one line of JSON as its answer:
+The parent writes a JSON object a line; each gets one line of JSON as its answer. The first one says what to load, and its answer
+has the rows of the photos. The others say what to measure:
 
     {"config": ["job.yaml"], "overrides": {"detect.precision": "bfloat16"}, "photos": ["a.jpg"]}
     {"measure": "throughput", "seconds": 2.0}
     {"measure": "latency", "rate": 10.0, "seconds": 3.0}
     {"measure": "memory"}
-    {"measure": "rows"}
 
 The process ends with its standard input.
 """
@@ -37,7 +37,7 @@ from pipeline.storage.files import read_file
 def throughput(detector: Detector, photos: Sequence[EncodedImage], seconds: float) -> float:
     """Images per second while as many are in flight as the detector can use."""
     images = itertools.cycle(photos)
-    ahead = 2 * detector.model.engine.images_in_flight + 2 * available_cpus()
+    ahead = detector.model.engine.images_in_flight + 2 * available_cpus()
     in_flight = collections.deque(detector.start(next(images)) for _ in range(ahead))
 
     def finish(count: int) -> None:
@@ -82,11 +82,6 @@ def latencies(detector: Detector, photos: Sequence[EncodedImage], rate: float, s
             result.result()
 
 
-def rows(detector: Detector, photos: Sequence[EncodedImage]) -> list[dict[str, Any]]:
-    """The row of each photo that can be read."""
-    return [detection_row(found) for found in detector.detect(photos) if isinstance(found, DetectedImage)]
-
-
 def memory_mb(_detector: Detector, _photos: Sequence[EncodedImage]) -> float:
     """Resident memory of this process."""
     return resident_bytes() / 1e6
@@ -95,7 +90,6 @@ def memory_mb(_detector: Detector, _photos: Sequence[EncodedImage]) -> float:
 _MEASURES: dict[str, Callable[..., Any]] = {
     "throughput": throughput,
     "latency": latencies,
-    "rows": rows,
     "memory": memory_mb,
 }
 
@@ -105,7 +99,7 @@ def _answers(requests: Iterator[str]) -> Iterator[dict[str, Any]]:
     config = load_config(job["config"], job["overrides"])
     photos = [EncodedImage(ImageRef(uri), read_file(uri)) for uri in job["photos"]]
     detector = load_detector(config.model, config.detect)
-    yield {"loaded": detector.batch_sizes}
+    yield {"rows": [detection_row(found) for found in detector.detect(photos) if isinstance(found, DetectedImage)]}
     for line in requests:
         request = json.loads(line)
         measure = request.pop("measure")
