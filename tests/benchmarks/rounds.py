@@ -140,7 +140,7 @@ def _times(contender: Contender, watched: Watched, output: Path) -> _Times:
     if contender.is_ours:
         summary = json.loads((output / "summary.json").read_text())
         start = watched.started_at + summary["startup_seconds"] + summary.get("submission_seconds", 0.0)
-        return _Times(start, start + summary["wall_seconds"], start + summary["latency_ms"]["p50"] / 1e3, [])
+        return _Times(start, start + summary["wall_seconds"], start + summary.get("latency_ms", {}).get("p50", 0.0) / 1e3, [])
     lines = [line for line in watched.output.splitlines() if line.startswith(work.RESULT)]
     if not lines:
         raise RunFailed("a contender ended without its line of times")
