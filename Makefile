@@ -94,21 +94,17 @@ bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet mach
 	$(BIN)/python -m tests.benchmarks.differences
 	$(MAKE) bench-darknet
 
-bench-darknet: $(READY) .bench/onnx/.ready ## Measure imported Darknet models beside OpenCV and ONNX Runtime
+bench-darknet: $(READY) ## Measure imported Darknet models beside OpenCV and ONNX Runtime
 	@test -n "$(CFGS)" || echo "no Darknet cfgs to measure; name some: make bench-darknet CFGS='yolov4-tiny.cfg'"
-	test -z "$(CFGS)" || $(BIN)/python -m tests.benchmarks.darknet_speed --onnx-python .bench/onnx/bin/python $(CFGS)
-
-.bench/onnx/.ready:
-	$(PYTHON) -m venv .bench/onnx
-	.bench/onnx/bin/pip install --quiet --disable-pip-version-check "onnxruntime==1.31.1" "tf2onnx==1.17.0" "tensorflow-cpu==2.19.1"
-	@touch $@
+	test -z "$(CFGS)" || $(BIN)/python -m tests.benchmarks.environments onnxruntime
+	test -z "$(CFGS)" || $(BIN)/python -m tests.benchmarks.darknet_speed --onnx-python .bench/envs/onnxruntime/bin/python $(CFGS)
 
 bench-flink: $(READY) flink ## Measure batch and streaming jobs on a Flink cluster of this machine, and what pipeline.cost says of them
 	$(BIN)/python -m tests.flink.figures
 	$(BIN)/python -m tests.flink.cost
 
-bench-peers: $(READY) ## Measure against Ray Data and Daft, in environments of their own
-	$(BIN)/python -m tests.benchmarks.throughput --peers
+bench-peers: $(READY) ## Measure beside OpenVINO's and ONNX Runtime's loops, Triton, Daft, Ray Data, tfx_bsl and plain Beam; a quarter of an hour
+	$(BIN)/python -m tests.benchmarks.peers --hostile $(FIXTURES)/hostile
 
 prism: $(PRISM) ## Get the Prism runner's binary
 

@@ -6,11 +6,14 @@ contenders.py        who takes part, and the command that runs each
 plain_loop.py        no framework: the upper bound
 beam_documented.py   the pipeline that Beam's documentation shows
 tfx_bsl_bytes.py     tfx_bsl's RunInference
-peer_*.py            frameworks that have environments of their own
+peer_*.py            frameworks and engines of others
+environments.py      their environments, below .bench/envs
 work.py              what these have in common: rows, times
 process_tree.py      memory and CPU of a command, and of everything else meanwhile
 rounds.py            runs commands alternately, and again where the machine was busy
-throughput.py        images per second          `make bench`, `make bench-peers`
+throughput.py        images per second          `make bench`
+peers.py             other people's ways        `make bench-peers`
+hostile.py           what each of them loses beside damaged images
 memory.py            1,000 against 20,000 images
 swaps.py             new versions of the model under a stream at half rate
 rows.py              300,000 against 3,000,000 rows, without a model

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.benchmarks.environments import python_of
 from tests.benchmarks.images import BENCH
 
 REFERENCE = "plain loop, float32"
@@ -14,13 +15,6 @@ PLAIN_BF16 = "plain loop, bfloat16"
 OURS, OURS_BF16 = "ours, float32", "ours, bfloat16"
 PRISM = Path(".tools/prism")
 _ALONE = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": "."}
-
-# the environments of other frameworks, by the name of their folder in .bench
-PEER_REQUIREMENTS = {
-    "ray": ["ray[data]==2.60.0"],
-    "daft": ["daft==0.7.26"],
-}
-PEERS_ALSO_NEED = ["tensorflow==2.21.0", "opencv-python-headless==4.14.0.94", "numpy==2.4.6"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +53,31 @@ def own_contenders() -> dict[str, Contender]:
 
 
 def peer_contenders() -> dict[str, Contender]:
-    """Those with environments of their own, and what they are compared with."""
+    """Other people's ways to do the work beside the pipeline's, all at float32 over the same network."""
     own = own_contenders()
-    peers = {
-        "Ray Data": _module("peer_ray", python=peer_python("ray")),
-        "Daft": _module("peer_daft", python=peer_python("daft")),
+    onnx = {"model": BENCH / "model.onnx"}
+    onnxruntime = python_of("onnxruntime")
+    return {
+        REFERENCE: own[REFERENCE],
+        OURS: own[OURS],
+        "ours on OpenVINO, float32": ours(config="ours_openvino.yaml"),
+        "OpenVINO's loop": _module("peer_onnx", "--engine", "openvino", **onnx),
+        "ONNX Runtime's loop": _module("peer_onnx", "--engine", "onnxruntime", python=onnxruntime, **onnx),
+        "tfx_bsl RunInference": own["tfx_bsl RunInference"],
+        "Beam as documented": own["Beam as documented"],
+        "Daft": _module("peer_daft", python=python_of("daft")),
+        "Ray Data": _module("peer_ray", python=python_of("ray")),
+        "Triton (PyTriton)": _module("peer_triton", python=python_of("triton")),
     }
-    return {REFERENCE: own[REFERENCE], OURS: own[OURS], **peers}
+
+
+def skipping_contenders() -> dict[str, Contender]:
+    """Those that have something against bad images, with that switched on."""
+    return {
+        "Beam as documented": _module("beam_documented", "--skip-bad"),
+        "Daft": _module("peer_daft", "--skip-bad", python=python_of("daft")),
+        "Ray Data": _module("peer_ray", "--skip-bad", python=python_of("ray")),
+    }
 
 
 def earlier_contenders(checkout: Path) -> dict[str, Contender]:
@@ -76,7 +88,7 @@ def earlier_contenders(checkout: Path) -> dict[str, Contender]:
     }
 
 
-def ours(*flags: str, checkout: Path | None = None) -> Contender:
+def ours(*flags: str, checkout: Path | None = None, config: str = "ours.yaml") -> Contender:
     """The pipeline as a user runs it; from another checkout of the project where one is given."""
 
     def command(images: Path, output: Path) -> list[str]:
@@ -89,19 +101,14 @@ def ours(*flags: str, checkout: Path | None = None) -> Contender:
             "--model",
             str((BENCH / "model").resolve()),
         ]
-        return [*there, sys.executable, "-m", "pipeline.run", "--config", "tests/benchmarks/ours.yaml", *places, *flags]
+        return [*there, sys.executable, "-m", "pipeline.run", "--config", f"tests/benchmarks/{config}", *places, *flags]
 
     return Contender(command, is_ours=True, env={})
 
 
-def peer_python(name: str) -> str:
-    """The interpreter of a peer's environment."""
-    return str(BENCH / "envs" / name / "bin" / "python")
-
-
-def _module(name: str, *flags: str, python: str = sys.executable) -> Contender:
+def _module(name: str, *flags: str, python: str = sys.executable, model: Path = BENCH / "model") -> Contender:
     def command(images: Path, output: Path) -> list[str]:
-        places = ["--images", str(images), "--model", str(BENCH / "model"), "--output", str(output / "detections")]
+        places = ["--images", str(images), "--model", str(model), "--output", str(output / "detections")]
         return [python, "-m", f"tests.benchmarks.{name}", *places, *flags]
 
     return Contender(command)

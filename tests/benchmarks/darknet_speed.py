@@ -1,12 +1,12 @@
 """How fast imported Darknet models are on CPU, beside OpenCV's `dnn` module and ONNX Runtime. float32, two threads each.
 
-    python -m tests.benchmarks.darknet_speed [--onnx-python .bench/onnx/bin/python] CFG ...
+    python -m tests.benchmarks.darknet_speed [--onnx-python .bench/envs/onnxruntime/bin/python] CFG ...
 
 A cfg's weights lie beside it, or are random. Each round times every engine once, in turn, so that a noisy machine hurts all
 alike; ratios are medians over rounds of the same round's times. OpenCV and ONNX Runtime do no suppression; ours does.
 ONNX Runtime needs an environment of its own, since the converter wants other versions:
 
-    python -m venv .bench/onnx && .bench/onnx/bin/pip install onnxruntime tf2onnx "tensorflow-cpu==2.19.1"
+    python -m tests.benchmarks.environments onnxruntime
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def main() -> None:
     args = flags.parse_args()
     streams = min(4, len(os.sched_getaffinity(0)))
     predict = _load(args.model, args.precision, streams)
-    files = sorted(args.images.glob("*.jpg"))
+    files = work.files(args.images)
     batches = [files[start : start + work.BATCH] for start in range(0, len(files), work.BATCH)]
     warm_up = [np.zeros((size, work.SIDE, work.SIDE, 3), np.uint8) for size in {len(batch) for batch in batches}]
     _in_threads(streams, lambda: [predict(pixels) for pixels in warm_up * 2])

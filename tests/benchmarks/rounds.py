@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.benchmarks import work
 from tests.benchmarks.contenders import Contender
@@ -20,6 +20,10 @@ NOISE_CPUS = 0.12  # more than this used by other processes makes a run noisy
 _TRIES = 3
 _QUIET_WAIT_SECONDS = 300.0
 _TIMEOUT_SECONDS = 1800.0
+
+
+class RunFailed(SystemExit):
+    """A contender ended with an error, or without rows or times; ends the command where nobody catches it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +37,9 @@ class Run:
       images_per_second: Over the work; start-up and loading the model are not in it.
       work_seconds: From the start of the work to its last row.
       startup_seconds: From the start of the process to the start of the work, and loading the model.
+      first_row_seconds: From the start of the process to its first row; for the pipeline, its start-up and median latency.
       peak_rss_mb: Highest resident memory of the process tree.
-      cpu_seconds_per_image: User and system time of the process tree during the work.
+      cpu_seconds_per_image: User and system time of the process tree during the work; loading the model is not in it.
       other_cpus: CPUs that other processes used during the work.
       noisy: Whether that was too many.
     """
@@ -45,6 +50,7 @@ class Run:
     images_per_second: float
     work_seconds: float
     startup_seconds: float
+    first_row_seconds: float
     peak_rss_mb: float
     cpu_seconds_per_image: float
     other_cpus: float
@@ -71,49 +77,75 @@ def run_rounds(
                 waited = 0.0 if accept_noise else _wait_for_quiet()
                 run = run_once(name, contender, number, images, output_of(output, name))
                 if run.images != count:
-                    raise SystemExit(f"{name}: expected {count} rows, got {run.images}")
-                _show(run, waited)
+                    raise RunFailed(f"{name}: expected {count} rows, got {run.images}")
+                show(run, waited)
                 if not run.noisy:
                     break
             runs.append(run)
     return runs
 
 
-def run_once(name: str, contender: Contender, number: int, images: Path, output: Path) -> Run:
-    """Runs one contender once."""
-    shutil.rmtree(output, ignore_errors=True)
-    (output / "detections").mkdir(parents=True)
-    log = BENCH / "logs" / f"{_file_name(name)}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    watched = watch(contender.command(images, output), str(log), contender.env, _TIMEOUT_SECONDS)
+def run_once(
+    name: str, contender: Contender, number: int, images: Path, output: Path, timeout_s: float = _TIMEOUT_SECONDS
+) -> Run:
+    """Runs one contender once.
+
+    Raises:
+      RunFailed: It ended with an error, or after `timeout_s`.
+    """
+    watched = run_contender(name, contender, images, output, timeout_s)
     if watched.exit_code:
-        raise SystemExit(f"{name}: ended with {watched.exit_code}; see {log}:\n{watched.output[-1500:]}")
-    start, end, load = _times(contender, watched, output)
+        raise RunFailed(f"{name}: ended with {watched.exit_code}; see {log_of(name)}:\n{watched.output[-1500:]}")
+    times = _times(contender, watched, output)
+    start, end = times.start, times.end
+    load_s = sum(until - since for since, until in times.loads)
+    cpu_s = watched.cpu_seconds(start, end) - sum(watched.cpu_seconds(*load) for load in times.loads)
     rows = sum(1 for file in (output / "detections").glob("*.jsonl") for _ in file.open("rb"))
+    if not rows:
+        raise RunFailed(f"{name}: wrote no rows; see {log_of(name)}")
     other = watched.other_cpus(start, end)
     return Run(
         contender=name,
         round=number,
         images=rows,
-        images_per_second=rows / (end - start - load),
-        work_seconds=end - start - load,
-        startup_seconds=start + load - watched.started_at,
+        images_per_second=rows / (end - start - load_s),
+        work_seconds=end - start - load_s,
+        startup_seconds=start + load_s - watched.started_at,
+        first_row_seconds=times.first_row - watched.started_at,
         peak_rss_mb=watched.peak_rss_mb,
-        cpu_seconds_per_image=watched.cpu_seconds(start, end) / rows,
+        cpu_seconds_per_image=cpu_s / rows,
         other_cpus=other,
         noisy=other > NOISE_CPUS,
     )
 
 
-def _times(contender: Contender, watched: Watched, output: Path) -> tuple[float, float, float]:
-    """Start and end of the work, and the seconds of loading within it."""
+def run_contender(name: str, contender: Contender, images: Path, output: Path, timeout_s: float) -> Watched:
+    """Runs a contender's command over a fresh folder for its output."""
+    shutil.rmtree(output, ignore_errors=True)
+    (output / "detections").mkdir(parents=True)
+    log_of(name).parent.mkdir(parents=True, exist_ok=True)
+    return watch(contender.command(images, output), str(log_of(name)), contender.env, timeout_s)
+
+
+class _Times(NamedTuple):
+    """Of one run, seconds since the epoch; `loads` are when it was loading the model within its work."""
+
+    start: float
+    end: float
+    first_row: float
+    loads: list[tuple[float, float]]
+
+
+def _times(contender: Contender, watched: Watched, output: Path) -> _Times:
     if contender.is_ours:
         summary = json.loads((output / "summary.json").read_text())
         start = watched.started_at + summary["startup_seconds"] + summary.get("submission_seconds", 0.0)
-        return start, start + summary["wall_seconds"], 0.0
-    line = next(line for line in watched.output.splitlines() if line.startswith(work.RESULT))
-    times: dict[str, Any] = json.loads(line[len(work.RESULT) :])
-    return times["started_at"], times["finished_at"], times["load_seconds"]
+        return _Times(start, start + summary["wall_seconds"], start + summary.get("latency_ms", {}).get("p50", 0.0) / 1e3, [])
+    lines = [line for line in watched.output.splitlines() if line.startswith(work.RESULT)]
+    if not lines:
+        raise RunFailed("a contender ended without its line of times")
+    times: dict[str, Any] = json.loads(lines[-1][len(work.RESULT) :])
+    return _Times(times["started_at"], times["finished_at"], times["first_row_at"], times["loads"])
 
 
 def _wait_for_quiet() -> float:
@@ -123,7 +155,8 @@ def _wait_for_quiet() -> float:
     return time.monotonic() - started
 
 
-def _show(run: Run, waited: float) -> None:
+def show(run: Run, waited: float = 0.0) -> None:
+    """Prints a line about a run."""
     noise = f"  NOISY: others used {run.other_cpus:.2f} CPUs" if run.noisy else ""
     waiting = f"  (waited {waited:.0f} s for a quiet machine)" if waited > 10 else ""
     print(
@@ -137,6 +170,11 @@ def _show(run: Run, waited: float) -> None:
 def output_of(output: Path, name: str) -> Path:
     """The folder of one contender's last rows (in `detections/`)."""
     return output / _file_name(name)
+
+
+def log_of(name: str) -> Path:
+    """What a contender printed, in its last run."""
+    return BENCH / "logs" / f"{_file_name(name)}.log"
 
 
 def _file_name(name: str) -> str:

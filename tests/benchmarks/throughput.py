@@ -1,7 +1,6 @@
 """Images per second of every contender over the same images and the same model.
 
     python -m tests.benchmarks.throughput                                          # small and large images, 3 rounds
-    python -m tests.benchmarks.throughput --peers                                  # the frameworks with environments of their own
     python -m tests.benchmarks.throughput --only ours,plain,before --before ../earlier   # beside another checkout of the project
     python -m tests.benchmarks.throughput --rounds 1 --only ours,plain --count 64 --accept-noise    # while developing
 
@@ -23,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from models.evaluate.agreement import compare
-from tests.benchmarks import peers, results
+from tests.benchmarks import results
 from tests.benchmarks.contenders import (
     OURS,
     OURS_BF16,
@@ -32,7 +31,6 @@ from tests.benchmarks.contenders import (
     Contender,
     earlier_contenders,
     own_contenders,
-    peer_contenders,
 )
 from tests.benchmarks.images import BENCH, COUNTS, LARGE, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
@@ -47,8 +45,6 @@ _TARGETS = {
         (OURS_BF16, OURS, 1.7),
         (OURS, "Beam as documented", 1.4),
         (OURS, "tfx_bsl RunInference", 1.2),
-        (OURS, "Ray Data", 1.25),
-        (OURS, "Daft", 1.25),
     ],
     LARGE: [(OURS, REFERENCE, 0.9), (OURS_BF16, PLAIN_BF16, 0.9)],
 }
@@ -57,10 +53,8 @@ _TARGETS = {
 def main() -> None:
     """Runs the rounds and prints the tables."""
     args = _parser().parse_args()
-    if args.peers:
-        peers.make_environments()
     make_model()
-    everyone = peer_contenders() if args.peers else own_contenders()
+    everyone = own_contenders()
     if args.before:
         everyone |= earlier_contenders(args.before)
     wanted = {n: c for n, c in everyone.items() if not args.only or any(part in n for part in args.only.split(","))}
@@ -77,14 +71,13 @@ def _measure(kind: str, contenders: Mapping[str, Contender], args: argparse.Name
     runs = run_rounds(contenders, images, count, args.rounds, args.accept_noise, output)
     kept = [run for run in runs if args.accept_noise or not run.noisy]
     agreement = _agreement(contenders, output)
-    suffix = " (peers)" if args.peers else ""
-    print(f"\n### {count} {_TITLES[kind]}{suffix}\n\n{results.machine()}; runs left out as noisy: {len(runs) - len(kept)}\n")
+    print(f"\n### {count} {_TITLES[kind]}\n\n{results.machine()}; runs left out as noisy: {len(runs) - len(kept)}\n")
     print(results.runs_table(kept, contenders, agreement), "\n")
     print(_targets_table(kept, _TARGETS[kind]), flush=True)
     if args.only or args.count or args.before:
         return  # a look while developing: not to be mistaken for the full figures
     figures = {"runs": [dataclasses.asdict(run) for run in runs], "agreement": agreement}
-    results.keep(f"throughput {kind}{suffix}", figures)
+    results.keep(f"throughput {kind}", figures)
 
 
 def _agreement(contenders: Mapping[str, Contender], output: Path) -> dict[str, float]:
@@ -112,7 +105,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--count", type=int, default=0, help="only the first so many images")
     parser.add_argument("--accept-noise", action="store_true", help="take runs as they are, however busy the machine is")
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="also the pipeline of another checkout of the project")
-    parser.add_argument("--peers", action="store_true", help="the frameworks with environments of their own")
     return parser
 
 
