@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import re
 import tempfile
 from typing import Any
 
@@ -75,8 +76,14 @@ def converted(function: Any, metadata: DetectorMetadata, nms: Suppressor, folder
     try:
         xml, weights = _intermediate_representation(frozen, sorted(function.structured_outputs), [batch, *metadata.input_hw, 3])
     except Exception as err:
-        raise ModelError(f"model {folder}: OpenVINO cannot convert it: {first_line(err)}; use --engine tensorflow") from err
+        raise ModelError(f"model {folder}: OpenVINO cannot convert it: {_reason(err)}; use --engine tensorflow") from err
     return OpenVinoGraph(xml, weights, batch), metadata
+
+
+def _reason(err: Exception) -> str:
+    """The line of an error of OpenVINO that names the cause, which stands below its places in the source."""
+    found = re.search(r"No conversion rule found for operations: [^\n]*", str(err))
+    return found[0] if found else first_line(err)
 
 
 def _before_suppression(frozen: Any) -> Any | None:

@@ -23,6 +23,7 @@ from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef, detection_row
 from tests.conftest import REPO
 from tests.fixtures import fixtures_dir
+from tests.tiny_models import save_model
 
 openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
 pytestmark = pytest.mark.usefixtures("warm_preparations")
@@ -132,6 +133,22 @@ def test_a_model_of_other_content_is_converted_again(bright_model, bright_letter
         target.symlink_to(Path(source) / "3")
         load_detector(ModelConfig(path=str(target)), DetectConfig(engine="openvino")).close()
     assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.usefixtures("cache")
+def test_an_operation_that_openvino_lacks_is_named(tmp_path):
+    """Its own message begins with a place in its source."""
+
+    def suppressed(images):
+        boxes = tf.image.combined_non_max_suppression(tf.zeros((1, 8, 1, 4)), tf.reshape(images, (1, -1, 1))[:, :8] / 255, 4, 4)
+        return {"boxes": boxes.nmsed_boxes, "scores": boxes.nmsed_scores}
+
+    tf = pytest.importorskip("tensorflow")
+    save_model(tmp_path / "1", suppressed, tf.TensorSpec((1, 8, 8, 3), tf.float32, "images"))
+    with pytest.raises(
+        ModelError, match=r"OpenVINO cannot convert it: No conversion rule found for .*CombinedNonMax.*; use --eng"
+    ):
+        load_detector(ModelConfig(path=str(tmp_path / "1")), DetectConfig(engine="openvino"))
 
 
 def test_a_missing_package_is_one_line_that_names_the_extra(bright_model, monkeypatch):
