@@ -364,7 +364,7 @@ def test_stages_stand_in_the_order_of_the_data_with_their_times_for_an_image_tha
     page = Page(
         report.render_report({"images": {"read": 900, "detected": 100, "skipped": 800}, "stage_seconds": seconds}, [], [])
     )
-    assert re.findall(r"(read|decode|model|write)(\d\.0 s), (\d0 ms) each", page.text) == [
+    assert re.findall(r"(read|decode|model|write)(\d\.0 s) (\d0 ms) each", page.text) == [
         ("read", "1.0 s", "10 ms"),
         ("decode", "2.0 s", "20 ms"),
         ("model", "3.0 s", "30 ms"),
