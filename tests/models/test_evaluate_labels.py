@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -163,6 +164,13 @@ def test_xml_with_entities_is_refused(tmp_path, attack):
     write(tmp_path / "a.xml", attack)
     with pytest.raises(RowsError, match=r"a.xml: expected a Pascal VOC annotation, got EntitiesForbidden"):
         read_truth(tmp_path)
+
+
+def test_without_its_package_pascal_voc_names_the_extra_in_a_line(tmp_path, monkeypatch):
+    voc(tmp_path)
+    monkeypatch.setitem(sys.modules, "defusedxml", None)
+    with pytest.raises(RowsError, match=r"^Pascal VOC is read by defusedxml: pip install 'hybrid-detection-pipeline\[voc\]'$"):
+        read_truth(str(tmp_path))
 
 
 MISTAKES = {
