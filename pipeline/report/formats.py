@@ -25,7 +25,7 @@ def readable(value: object) -> str:
 def link(uri: str) -> str:
     """The address at which a browser shows an image, or fetches its archive; empty for all but paths, `https` and `gs`.
 
-    A relative path counts from the current folder, and has an address only if its file is there: messages name images as they like.
+    A relative path counts from the current folder. It has an address only if its file is there: a message may name anything.
 
     >>> link("/photos/clip.mp4#t=12.480"), link("/photos/a.zip#b.jpg")
     ('file:///photos/clip.mp4#t=12.480', 'file:///photos/a.zip')
