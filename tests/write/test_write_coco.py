@@ -95,7 +95,7 @@ def test_pycocotools_loads_results_beside_the_ground_truth_whose_ids_they_have(w
 def test_a_member_of_an_archive_has_the_id_of_its_name_in_the_archive(write, tmp_path):
     truth = {"images": [{"id": 7, "file_name": "a.jpg"}], "categories": []}
     (tmp_path / "truth.json").write_text(json.dumps(truth))
-    _, images = write([row("photos.zip#x/a.jpg"), row("photos.tar#b.jpg")], truth=str(tmp_path / "truth.json"))
+    _, images = write([row("photos.zip#a.jpg"), row("photos.tar#x/b.jpg")], truth=str(tmp_path / "truth.json"))
     assert [image["id"] for image in images["images"]] == [7]
 
 
