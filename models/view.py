@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.evaluate.detection_rows import ImageRow, RowsError, read_rows
+from models.evaluate.detection_rows import ImageRow, RowsError, read_rows, unpacked
 from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
 from models.evaluate.text import printable
@@ -89,7 +89,7 @@ def refuse_doubled(rows: Sequence[ImageRow]) -> None:
 def local_file(uri: str, folder: str) -> str:
     """The absolute path of an image; empty if it is not on this disk."""
     path = uri.removeprefix("file://")
-    parts = path.split("/")
+    parts = unpacked(path).split("/")
     places = [os.path.join(folder, *parts[n:]) for n in range(len(parts)) if parts[n]] if folder else [path]
     return next((os.path.abspath(place) for place in places if os.path.isfile(place)), "")
 

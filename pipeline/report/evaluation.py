@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 
 from models.evaluate.average_precision import FIGURES, Measurement
 from models.evaluate.coco_matching import RECALLS, Boxes, Floats
+from models.evaluate.detection_rows import unpacked
 from models.evaluate.mistakes import CONFIDENCES, Kind, Mistake, Mistakes, calibration, threshold_curves, unsure_first
 from models.progress import shown as progress
 from pipeline.report.formats import MISSING, counted, number
@@ -257,7 +258,7 @@ def _window(boxes: Floats, size_wh: tuple[int, int]) -> tuple[int, int, int, int
 
 def _opened(uri: str, folder: str) -> Image.Image | None:
     """The upright image; None if it cannot be read. Its size may be a fraction of the original's."""
-    parts = uri.removeprefix("file://").split("/")
+    parts = unpacked(uri.removeprefix("file://")).split("/")
     places = [posixpath.join(folder, *parts[n:]) for n in range(len(parts)) if parts[n]] if folder else [uri]
     for place in places:
         try:

@@ -61,6 +61,14 @@ def test_images_that_have_moved_are_found_below_the_named_folder(photos, capsys)
     assert "warning: 1 of 2 images are not on this disk" in capsys.readouterr().err
 
 
+def test_images_of_an_archive_are_found_where_it_is_unpacked(photos):
+    text = (photos / "rows.jsonl").read_text()
+    (photos / "rows.jsonl").write_text(text.replace("/photos/", "/photos.zip#"))
+    code, files = exported(photos, "--images", photos / "photos", "--ground-truth", photos / "truth.json")
+    assert (code, list(files["detections"])) == (0, [f"{photos}/photos/a.jpg", f"{photos}/photos/b.jpg"])
+    assert files["ground_truth"].keys() == files["detections"].keys()
+
+
 def test_two_rows_of_an_image_are_refused(photos, capsys):
     with (photos / "rows.jsonl").open("a") as rows:
         rows.write(json.dumps(row(f"{photos}/photos/a.jpg")) + "\n")

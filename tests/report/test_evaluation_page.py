@@ -153,6 +153,10 @@ def test_images_are_found_in_another_folder_and_a_missing_one_is_said(errors):
     folder, rows, content = errors
     moved = json.loads(json.dumps(rows).replace(str(folder / "photos"), "gs-that-was/day/photos"))
     assert page_of(folder, moved, content, "--threshold", "0.5", "--images", str(folder)).count("data:image/jpeg") == 4
+    packed = json.loads(json.dumps(moved).replace("/photos/", "/photos.zip#"))
+    assert (
+        page_of(folder, packed, content, "--threshold", "0.5", "--images", str(folder / "photos")).count("data:image/jpeg") == 4
+    )
     page = page_of(folder, moved, content, "--threshold", "0.5")
     assert "data:image/jpeg" not in page
     assert page.count("image not readable") == 8
