@@ -24,6 +24,7 @@ from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
 from models.evaluate.text import printable
 
+_NO_MONGODB = "FiftyOne finds no MongoDB: FIFTYONE_DATABASE_URI names one, or write with --export what FiftyOne imports elsewhere"
 _INSTALL = "FiftyOne is not installed: pip install 'hybrid-detection-pipeline[fiftyone]', or write with --export what it imports"
 _Objects = list[dict[str, Any]]
 
@@ -140,7 +141,10 @@ def _show(args: argparse.Namespace) -> None:
         except ImportError as err:
             raise RowsError(_INSTALL) from err
         images = _export(args, Path(folder))
-        dataset = loaded(fiftyone, Path(folder))
+        try:
+            dataset = loaded(fiftyone, Path(folder))
+        except (fiftyone.core.config.FiftyOneConfigError, ConnectionError) as err:
+            raise RowsError(_NO_MONGODB) from err
     session = fiftyone.launch_app(dataset, port=args.port, address="127.0.0.1")
     print(f"FiftyOne shows {images} images at http://127.0.0.1:{args.port}; Ctrl-C ends it", flush=True)
     session.wait(-1)

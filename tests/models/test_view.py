@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,6 +82,22 @@ def test_without_fiftyone_one_line_names_the_extra(photos, monkeypatch, capsys):
     assert view.main([str(photos / "rows.jsonl")]) == 2
     said = capsys.readouterr().err
     assert "hybrid-detection-pipeline[fiftyone]" in said and said.count("\n") == 1
+
+
+def test_without_mongodb_one_line_says_what_to_do(photos, monkeypatch, capsys):
+    """FiftyOne raises this where it can neither start MongoDB nor connect to one."""
+    config = SimpleNamespace(FiftyOneConfigError=type("FiftyOneConfigError", (Exception,), {}))
+
+    def refuses():
+        raise config.FiftyOneConfigError("MongoDB could not be installed on your system")
+
+    fiftyone = SimpleNamespace(
+        core=SimpleNamespace(config=config), Dataset=refuses, types=SimpleNamespace(FiftyOneImageDetectionDataset=None)
+    )
+    monkeypatch.setitem(sys.modules, "fiftyone", fiftyone)
+    assert view.main([str(photos / "rows.jsonl")]) == 2
+    said = capsys.readouterr().err
+    assert "FIFTYONE_DATABASE_URI" in said and "--export" in said and said.count("\n") == 1
 
 
 @pytest.mark.skipif(
