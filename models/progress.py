@@ -37,9 +37,13 @@ def bar(what: str, unit: str, total: int | None = None, **how: Any) -> Any:
       total: Their number, if known.
       **how: What else `tqdm` takes.
     """
-    look = {"mininterval": 0.1} if sys.stderr.isatty() else {"mininterval": _LINE_SECONDS, "file": _Lines(), "ncols": 0}
+    is_terminal = sys.stderr.isatty()
+    look = {"mininterval": 0.1} if is_terminal else {"mininterval": _LINE_SECONDS, "file": _Lines(), "ncols": 0, "smoothing": 0}
     look |= {"maxinterval": look["mininterval"], "delay": _DELAY_SECONDS, "leave": False}
-    return tqdm(desc=what, unit=f" {unit}", total=total, **look, **how)
+    made = tqdm(desc=what, unit=f" {unit}", total=total, **look, **how)
+    if not is_terminal:  # the first line comes after the delay, and not a whole interval later
+        made.last_print_t -= _LINE_SECONDS - _DELAY_SECONDS
+    return made
 
 
 def shown(loop: Iterable[_Each], what: str, unit: str, total: int | None = None) -> Iterator[_Each]:

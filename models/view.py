@@ -19,11 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.evaluate.detection_rows import ImageRow, RowsError, read_rows
+from models.evaluate.detection_rows import ImageRow, RowsError, read_rows, unpacked
 from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
 from models.evaluate.text import printable
 
+_NO_MONGODB = "FiftyOne finds no MongoDB: FIFTYONE_DATABASE_URI names one, or write with --export what FiftyOne imports elsewhere"
 _INSTALL = "FiftyOne is not installed: pip install 'hybrid-detection-pipeline[fiftyone]', or write with --export what it imports"
 _Objects = list[dict[str, Any]]
 
@@ -89,7 +90,7 @@ def refuse_doubled(rows: Sequence[ImageRow]) -> None:
 def local_file(uri: str, folder: str) -> str:
     """The absolute path of an image; empty if it is not on this disk."""
     path = uri.removeprefix("file://")
-    parts = path.split("/")
+    parts = unpacked(path).split("/")
     places = [os.path.join(folder, *parts[n:]) for n in range(len(parts)) if parts[n]] if folder else [path]
     return next((os.path.abspath(place) for place in places if os.path.isfile(place)), "")
 
@@ -140,7 +141,10 @@ def _show(args: argparse.Namespace) -> None:
         except ImportError as err:
             raise RowsError(_INSTALL) from err
         images = _export(args, Path(folder))
-        dataset = loaded(fiftyone, Path(folder))
+        try:
+            dataset = loaded(fiftyone, Path(folder))
+        except (fiftyone.core.config.FiftyOneConfigError, ConnectionError) as err:
+            raise RowsError(_NO_MONGODB) from err
     session = fiftyone.launch_app(dataset, port=args.port, address="127.0.0.1")
     print(f"FiftyOne shows {images} images at http://127.0.0.1:{args.port}; Ctrl-C ends it", flush=True)
     session.wait(-1)

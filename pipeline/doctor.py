@@ -26,7 +26,7 @@ PROJECT = "hybrid-detection-pipeline"
 _SHOWN = ("apache-beam", "tensorflow", "tfx-bsl", "numpy", "opencv-python-headless")
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
 _BFLOAT16 = {"avx512_bf16", "amx_bf16"}
-_EMULATORS = ("PUBSUB_EMULATOR_HOST", "STORAGE_EMULATOR_HOST")
+_EMULATORS = ("PUBSUB_EMULATOR_HOST", "STORAGE_EMULATOR_HOST", "BIGQUERY_EMULATOR_HOST", "AWS_ENDPOINT_URL")
 _IMPORTS = """\
 import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -86,8 +86,10 @@ def findings(*, full: bool = False) -> Iterator[Finding]:
     yield from _machine()
     yield _devices(full)
     yield Finding("Google", google_credentials())
+    yield Finding("Amazon", amazon_credentials())
+    yield Finding("Azure", azure_credentials())
     emulators = [f"{name}={os.environ[name]}" for name in _EMULATORS if os.environ.get(name)]
-    yield Finding("emulators", ", ".join(emulators) or f"none: neither {' nor '.join(_EMULATORS)} is set")
+    yield Finding("emulators", ", ".join(emulators) or f"none: {', '.join(_EMULATORS)} are not set")
 
 
 def packages(project: Distribution | None = None) -> Iterator[Finding]:
@@ -181,6 +183,34 @@ def google_credentials() -> str:
     if named:
         return f"GOOGLE_APPLICATION_CREDENTIALS names {named}, which does not exist"
     return "no credentials, except on Google Cloud's own machines; run gcloud auth application-default login"
+
+
+def amazon_credentials() -> str:
+    """Where boto3 would find credentials, without asking the network.
+
+    Source: https://docs.aws.amazon.com/boto3/latest/guide/credentials.html
+    """
+    files = (
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+        os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"),
+    )
+    return _found_in(("AWS_ACCESS_KEY_ID",), files) or "no credentials, except on Amazon's own machines; run aws configure"
+
+
+def azure_credentials() -> str:
+    """Where the reader of `abfs://` would find credentials, without asking the network.
+
+    Source: https://learn.microsoft.com/python/api/azure-identity/azure.identity.defaultazurecredential
+    """
+    names = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_CLIENT_ID")
+    return _found_in(names, ("~/.azure/azureProfile.json",)) or "no credentials, except on Azure's own machines; run az login"
+
+
+def _found_in(names: Sequence[str], paths: Sequence[str]) -> str:
+    """The variables that are set and the files that are there, in a line; empty if there are none."""
+    files = [path for path in map(os.path.expanduser, paths) if os.path.isfile(path)]
+    found = [*(name for name in names if os.environ.get(name)), *files]
+    return f"credentials in {', '.join(found)}" if found else ""
 
 
 if __name__ == "__main__":

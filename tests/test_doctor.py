@@ -96,6 +96,28 @@ def test_where_googles_credentials_are_is_said_without_asking_the_network(tmp_pa
     assert doctor.google_credentials() == f"GOOGLE_APPLICATION_CREDENTIALS names {tmp_path}/absent.json, which does not exist"
 
 
+@pytest.mark.parametrize(
+    ("credentials", "name", "file", "install"),
+    [
+        pytest.param(doctor.amazon_credentials, "AWS_ACCESS_KEY_ID", ".aws/credentials", "aws configure", id="Amazon"),
+        pytest.param(doctor.azure_credentials, "AZURE_CLIENT_ID", ".azure/azureProfile.json", "az login", id="Azure"),
+    ],
+)
+def test_where_the_credentials_of_other_stores_are_is_said_without_a_secret(
+    tmp_path, monkeypatch, credentials, name, file, install
+):
+    for each in [each for each in doctor.os.environ if each.startswith(("AWS_", "AZURE_"))]:
+        monkeypatch.delenv(each)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert credentials().startswith("no credentials, except") and credentials().endswith(install)
+    (path := tmp_path / file).parent.mkdir()
+    path.write_text("secret")
+    assert credentials() == f"credentials in {path}"
+    monkeypatch.setenv(name, "secret")
+    assert credentials() == f"credentials in {name}, {path}"
+    assert [part for part, found, _ in doctor.findings() if found == credentials()]
+
+
 def test_emulators_that_clients_would_talk_to_are_named(monkeypatch):
     monkeypatch.setenv("PUBSUB_EMULATOR_HOST", "localhost:8085")
     assert doctor.Finding("emulators", "PUBSUB_EMULATOR_HOST=localhost:8085") in [*doctor.findings()]

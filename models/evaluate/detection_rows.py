@@ -15,6 +15,7 @@ import dataclasses
 import glob
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from models.progress import shown
 from models.quiet import quiet_stderr
 
 _ROWS_AT_ONCE = 2000
+_MEMBER = re.compile(r"(\.(?:zip|tar|tgz|tbz2?|txz|tar\.(?:gz|bz2|xz)))#", re.IGNORECASE)
 
 Source = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 
@@ -61,8 +63,17 @@ class ImageRow:
 
     @property
     def name(self) -> str:
-        """The file's name without its folder."""
-        return self.uri.rpartition("/")[2]
+        """The file's name without its folder or archive."""
+        return unpacked(self.uri).rpartition("/")[2]
+
+
+def unpacked(uri: str) -> str:
+    """The name of an image, that of an archive's member as if the archive were a folder.
+
+    >>> unpacked("a.zip#b/1.jpg"), unpacked("street#1.jpg")
+    ('a.zip/b/1.jpg', 'street#1.jpg')
+    """
+    return _MEMBER.sub(r"\1/", uri)
 
 
 def read_rows(source: Source) -> list[ImageRow]:

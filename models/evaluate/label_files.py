@@ -102,7 +102,7 @@ def _voc_objects(path: Path) -> tuple[tuple[int, int], list[tuple[str, list[floa
         from defusedxml import DefusedXmlException
         from defusedxml.ElementTree import parse
     except ImportError as err:
-        raise RowsError(f"Pascal VOC needs defusedxml (pip install defusedxml): {err}") from err
+        raise RowsError("Pascal VOC is read by defusedxml: pip install 'hybrid-detection-pipeline[voc]'") from err
     try:
         root = parse(path).getroot()
         size_wh = tuple(int(float(root.findtext(f"size/{side}") or 0)) for side in ("width", "height"))

@@ -1,7 +1,8 @@
 """Which row belongs to which labelled image, and which class of the model to which category of the labels.
 
 A row has the file name of its image: with its ending where the labels name it, else without, as YOLO labels and Pascal VOC
-need. If several labelled images have that name, their folders decide. A row that still fits several images is an error.
+need; the frame of a video has none. A member of an archive has the name that it has there. If several labelled images have that
+name, their folders decide. A row that still fits several images is an error.
 Classes are paired by name. The order of trial is: the exact name, the name without case, spaces and punctuation, then
 Darknet's older names of COCO classes. If the output or the labels have only numbers for names, class id k is the k-th
 category in the order of category ids, from 0. COCO results without an image list carry the ids of the ground truth.
@@ -17,10 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.evaluate.agreement import Match
-from models.evaluate.detection_rows import ImageRow, RowsError
+from models.evaluate.detection_rows import ImageRow, RowsError, unpacked
 
 # Darknet's coco.names spells these classes in another way than the COCO annotations
 _DARKNET_NAMES = {"aeroplane": "airplane", "motorbike": "motorcycle", "sofa": "couch", "tvmonitor": "tv"}
+_FRAME = re.compile(r"#t=\d+\.\d+$")
 _NUMBER = re.compile(r"(class[ _-]?)?\d*")
 
 
@@ -73,7 +75,7 @@ def _pair_images(rows: Sequence[ImageRow], truth: Mapping[str, Any], match: Matc
     ids = {image["id"] for image in truth["images"]}
     by_name: dict[str, list[Mapping[str, Any]]] = collections.defaultdict(list)
     for image in truth["images"]:
-        by_name[posixpath.basename(image["file_name"])].append(image)
+        by_name[posixpath.basename(unpacked(image["file_name"]))].append(image)
     paired: dict[Any, ImageRow] = {}
     unlabelled = []
     for row in rows:
@@ -109,10 +111,11 @@ def _image_id(
     """The id of the labelled image of a row; None if there is none."""
     if row.image_id is not None:
         return row.image_id if row.image_id in ids else None
-    path = "/" + (posixpath.splitext(row.uri)[0] if without_endings else row.uri).strip("/")
+    uri = unpacked(row.uri)
+    path = "/" + (posixpath.splitext(uri)[0] if without_endings and not _FRAME.search(uri) else uri).strip("/")
     images = by_name.get(posixpath.basename(path), [])
     if match == "path" or len(images) > 1:
-        of_folder = [image for image in images if path.endswith("/" + image["file_name"].strip("/"))]
+        of_folder = [image for image in images if path.endswith("/" + unpacked(image["file_name"]).strip("/"))]
         longest = max((len(image["file_name"]) for image in of_folder), default=0)
         fitting = [image for image in of_folder if len(image["file_name"]) == longest]
         images = fitting if fitting or match == "path" else images

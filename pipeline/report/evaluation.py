@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 
 from models.evaluate.average_precision import FIGURES, Measurement
 from models.evaluate.coco_matching import RECALLS, Boxes, Floats
+from models.evaluate.detection_rows import unpacked
 from models.evaluate.mistakes import CONFIDENCES, Kind, Mistake, Mistakes, calibration, threshold_curves, unsure_first
 from models.progress import shown as progress
 from pipeline.report.formats import MISSING, counted, number
@@ -80,7 +81,7 @@ def render_evaluation(
             facts=[(FIGURES[key], _share(figures[key])) for key in FIGURES if key not in ("AP", "AP50", "AR_100")],
             operating=[(name, _share(curves[name][at])) for name in ("precision", "recall", "f1")],
             precision_recall=_precision_recall(measured),
-            threshold_curves=[(name, _points(CONFIDENCES, curves[name])) for name in ("f1", "precision", "recall")],
+            threshold_curves=[(name, _points(CONFIDENCES, curves[name.lower()])) for name in ("F1", "precision", "recall")],
             histogram=_histogram(measured),
             calibration=[("right", _points([mean for mean, _, _ in bins], [right for _, right, _ in bins]))],
             calibration_bins=[(_share(mean), _share(right), number(n)) for mean, right, n in bins if n],
@@ -142,7 +143,7 @@ def _classes(measured: Measurement, figures: Mapping[str, Any]) -> dict[str, Any
     """Classes with objects, the lowest AP first, and what the figures mean."""
     objects = np.bincount(measured.matches.objects.classes[measured.matches.counts[0]], minlength=measured.matches.n_classes)
     rows = [
-        (name, ap, f"{ap:.3f}", f" recall {_share(figures['recall_per_class'][name])}, {counted(int(n), 'object')}")
+        (name, ap, f"{ap:.3f}", f"recall {_share(figures['recall_per_class'][name])}, {counted(int(n), 'object')}")
         for (name, ap), n in zip(figures["per_class"].items(), objects, strict=True)
         if ap is not None
     ]
@@ -157,9 +158,8 @@ def _confusion(measured: Measurement, mistakes: Mistakes) -> dict[str, Any]:
     """The rows and columns of the classes that are confused most, and of the background."""
     matrix = mistakes.confusion
     wrong = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * np.diag(matrix)
-    chosen = [
-        c for c in np.argsort(-wrong[:-1], kind="stable")[:_SHOWN_CONFUSED].tolist() if matrix[c].any() or matrix[:, c].any()
-    ]
+    present = [c for c in np.argsort(-wrong[:-1], kind="stable").tolist() if matrix[c].any() or matrix[:, c].any()]
+    chosen = present[:_SHOWN_CONFUSED]
     names = [*(measured.class_names[c] for c in chosen), "background"]
     cells = matrix[np.ix_([*chosen, -1], [*chosen, -1])]
     of_row = np.maximum(cells.sum(axis=1, keepdims=True), 1)
@@ -167,7 +167,7 @@ def _confusion(measured: Measurement, mistakes: Mistakes) -> dict[str, Any]:
         (name, [(number(int(n)) if n else "", f"{0.7 * n / total:.2f}", row == column) for column, n in enumerate(line)])
         for row, (name, line, total) in enumerate(zip(names, cells, of_row[:, 0], strict=True))
     ]
-    return {"names": names, "rows": rows, "left_out": int((wrong[:-1] > 0).sum()) - len(chosen)}
+    return {"names": names, "rows": rows, "left_out": len(present) - len(chosen)}
 
 
 def _gallery(measured: Measurement, mistakes: Mistakes, folder: str) -> list[tuple[str, str, list[dict[str, Any]], str]]:
@@ -258,7 +258,7 @@ def _window(boxes: Floats, size_wh: tuple[int, int]) -> tuple[int, int, int, int
 
 def _opened(uri: str, folder: str) -> Image.Image | None:
     """The upright image; None if it cannot be read. Its size may be a fraction of the original's."""
-    parts = uri.removeprefix("file://").split("/")
+    parts = unpacked(uri.removeprefix("file://")).split("/")
     places = [posixpath.join(folder, *parts[n:]) for n in range(len(parts)) if parts[n]] if folder else [uri]
     for place in places:
         try:

@@ -269,7 +269,7 @@ def _reasons(dead_by_reason: Mapping[str, int], dead_letters: Sequence[Mapping[s
 def _stages(seconds: Mapping[str, float], detected: int | None) -> list[Bar]:
     """Time by stage, in all and for each detected image: skipped and failed images have no times."""
     names = [name for name in _STAGES if name in seconds] + sorted(seconds.keys() - set(_STAGES))
-    each = {name: f", {duration(seconds[name] / detected)} each" for name in names} if detected else {}
+    each = {name: f"{duration(seconds[name] / detected)} each" for name in names} if detected else {}
     return _bars([(name, seconds[name], duration(seconds[name]), each.get(name, "")) for name in names])
 
 

@@ -27,6 +27,7 @@ from apache_beam.io.filesystems import FileSystems
 from google.api_core import exceptions
 from google.cloud import bigquery
 
+from models.progress import shown
 from pipeline.errors import OutputError
 from pipeline.results.cancellation import confirm_commit, stop_from_thread
 from pipeline.results.claims import EVERYTHING
@@ -154,9 +155,8 @@ class _Loader:
         found = {entry.path: entry for match in matches for entry in match.metadata_list}
         rows: dict[str, bytes] = {}
         ids, gone = [], 0
-        for file in list_files_of_rows(output):
-            if file.kind != kind or file.path not in found:
-                continue
+        files = [file for file in list_files_of_rows(output) if file.kind == kind and file.path in found]
+        for file in shown(files, f"loading {kind}", "files"):
             time = found[file.path].last_updated_in_seconds
             file_id = _id(f"{posixpath.basename(file.path)} {file.size_bytes} {time}".encode())
             if self._is_loaded(file_id):

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pipeline.errors import InputError
+from pipeline.image_formats import archive_member
 from pipeline.records import row_bytes
 from pipeline.results.layout import COCO_IMAGES, COCO_RESULTS
 from pipeline.storage.files import create, read_file
@@ -22,7 +23,7 @@ class GroundTruth:
     """The ids in COCO annotations.
 
     Attributes:
-      image_ids: By file name without its folder.
+      image_ids: By file name without its folder or archive.
       category_ids: By class name.
     """
 
@@ -38,7 +39,7 @@ def read_ground_truth(path: str) -> GroundTruth:
     """
     try:
         truth = json.loads(read_file(path))
-        images = {posixpath.basename(image["file_name"]): image["id"] for image in truth["images"]}
+        images = {_file_name(image["file_name"]): image["id"] for image in truth["images"]}
         return GroundTruth(images, {category["name"]: category["id"] for category in truth["categories"]})
     except Exception as err:
         raise InputError(
@@ -95,7 +96,7 @@ def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = 
     with create(f"{folder}/{COCO_RESULTS}") as results_file, create(f"{folder}/{COCO_IMAGES}") as images_file:
         results, images = JsonList(results_file, b"["), JsonList(images_file, b'{"images": [')
         for row in map(json.loads, lines):
-            name = posixpath.basename(row["image"]["uri"])
+            name = _file_name(row["image"]["uri"])
             if truth and name not in truth.image_ids:
                 left_out += 1
                 continue
@@ -117,6 +118,12 @@ def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = 
         named = [{"id": category, "name": categories[category]} for category in sorted(categories)]
         images_file.write(b'],\n"annotations": [], "categories": ' + row_bytes(named) + b"}\n")
     return LeftOut(left_out, unknown.total(), tuple(sorted(unknown)), same_name)
+
+
+def _file_name(uri: str) -> str:
+    """The name without its folder; that of an archive's member is the one that it has there."""
+    _, member = archive_member(uri) or ("", None)
+    return posixpath.basename(member or uri)
 
 
 class JsonList:

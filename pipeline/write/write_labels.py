@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import yaml
 
+from pipeline.image_formats import video_frame
 from pipeline.records import identity_hash
 from pipeline.storage.files import create
 
@@ -67,7 +68,9 @@ def _write(
             archive.writestr(zipfile.ZipInfo(name), text.encode("utf-8", "backslashreplace"), zipfile.ZIP_DEFLATED)
 
         for row in map(json.loads, lines):
-            stem, kind = posixpath.splitext(_path_of(row["image"]["uri"]))
+            of_image = _path_of(row["image"]["uri"])
+            _, time_ms = video_frame(of_image) or ("", None)
+            stem, kind = posixpath.splitext(of_image) if time_ms is None else (of_image, "")  # 12.480 has no ending
             while place.format(stem) in archive.NameToInfo:  # 1.jpg and 1.png in a folder, or two generations of one
                 stem, kind = f"{stem}{kind or '_'}", ""
             add(place.format(stem), label(row))

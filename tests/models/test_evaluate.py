@@ -169,6 +169,13 @@ def test_images_of_one_name_are_told_apart_by_their_folders(match):
     assert evaluate(rows, content, match=match)["AP"] == ONE
 
 
+@pytest.mark.parametrize("match", ["name", "path"])
+@pytest.mark.parametrize("archive", ["gs://b/photos.zip#", "photos.tar.gz#x/", "photos.TGZ#"])
+def test_a_member_of_an_archive_has_the_labels_of_its_name_in_the_archive(archive, match):
+    rows = [row(f"{archive}{name}.jpg", found()) for name in "ab"]
+    assert evaluate(rows, truth(["a.jpg", "photos.tar.gz#x/b.jpg" if "x" in archive else "b.jpg"]), match=match)["AP"] == ONE
+
+
 def test_a_row_that_fits_several_images_is_refused():
     with pytest.raises(RowsError, match=r"z/a.jpg fits 2 ground-truth images: x/a.jpg and y/a.jpg"):
         evaluate([row("z/a.jpg", found())], truth(["x/a.jpg", "y/a.jpg"]))

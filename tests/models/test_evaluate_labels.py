@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+import zipfile
 
 import pytest
 
@@ -9,6 +11,7 @@ from models.evaluate import FIGURES, evaluate
 from models.evaluate.__main__ import main
 from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
+from pipeline.write.write_labels import write_yolo as write_yolo_labels
 
 NAMES = ["cat", "dog", "potted plant"]
 WIDTH, HEIGHT = 640, 480
@@ -163,6 +166,26 @@ def test_xml_with_entities_is_refused(tmp_path, attack):
     write(tmp_path / "a.xml", attack)
     with pytest.raises(RowsError, match=r"a.xml: expected a Pascal VOC annotation, got EntitiesForbidden"):
         read_truth(tmp_path)
+
+
+def test_labels_that_the_pipeline_wrote_for_frames_and_members_are_labels_of_these(tmp_path):
+    """A frame's name ends with a time, which is no ending of a file."""
+    names = {"a": "clip.mp4#t=0.480", "b": "clip.mp4#t=0.520", "c": "photos.zip#c.jpg"}
+    written = rows(folder="x")
+    for each in written:
+        each["image"]["uri"] = f"x/{names[each['image']['uri'][2]]}"
+    write_yolo_labels([json.dumps(each).encode() for each in written], f"{tmp_path}/rows.yolo.zip")
+    with zipfile.ZipFile(tmp_path / "rows.yolo.zip") as archive:
+        assert {f"labels/x/{name.removesuffix('.jpg')}.txt" for name in names.values()} < {*archive.namelist()}
+        archive.extractall(tmp_path)
+    assert evaluate(written, tmp_path / "labels")["AP50"] == pytest.approx(1)
+
+
+def test_without_its_package_pascal_voc_names_the_extra_in_a_line(tmp_path, monkeypatch):
+    voc(tmp_path)
+    monkeypatch.setitem(sys.modules, "defusedxml", None)
+    with pytest.raises(RowsError, match=r"^Pascal VOC is read by defusedxml: pip install 'hybrid-detection-pipeline\[voc\]'$"):
+        read_truth(str(tmp_path))
 
 
 MISTAKES = {

@@ -15,9 +15,18 @@ from tests.fixtures import REPO, fixtures_dir
 HERE = {"yolov4.cfg": "yolo-fastest-1.1.cfg", "yolov4.weights": "yolo-fastest-1.1.weights", "608": "320"}  # a model of 1 MB
 
 
+def shown(page, end):
+    """The commands of a page before `end`."""
+    text = (REPO / page).read_text(encoding="utf-8").split(end)[0]
+    return [line.strip() for line in text.splitlines() if line.startswith("    detect-objects ")]
+
+
+def test_the_readme_shows_the_same_three_commands_together():
+    assert shown("README.md", "A row:")[-3:] == shown("docs/evaluation.md", "## Labels")
+
+
 def commands():
-    page = (REPO / "docs/evaluation.md").read_text(encoding="utf-8")
-    lines = [line.strip() for line in page.split("## Labels")[0].splitlines() if line.startswith("    detect-objects ")]
+    lines = shown("docs/evaluation.md", "## Labels")
     return [["-m", "pipeline", *(HERE.get(word, word) for word in shlex.split(line)[1:])] for line in lines]
 
 

@@ -26,6 +26,15 @@ def test_elsewhere_than_on_a_terminal_each_state_is_a_line_of_its_own_with_an_es
     assert not [line for line in lines if "\r" in line or not line.strip()]
 
 
+def test_elsewhere_than_on_a_terminal_the_first_line_comes_after_the_delay(capsys, monkeypatch):
+    """A command of several loops, each shorter than the time between two lines, shows each of them."""
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 1e-9)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 3600)
+    assert list(progress.shown(range(4), "reading", "rows")) == [0, 1, 2, 3]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("reading:") and "/4 [00:00<" in line
+
+
 def test_a_step_that_cannot_be_counted_shows_its_seconds_although_standard_error_is_redirected(capfd, monkeypatch):
     """TensorFlow's import, for instance, whose messages go nowhere."""
     monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.01)

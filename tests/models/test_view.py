@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,6 +62,14 @@ def test_images_that_have_moved_are_found_below_the_named_folder(photos, capsys)
     assert "warning: 1 of 2 images are not on this disk" in capsys.readouterr().err
 
 
+def test_images_of_an_archive_are_found_where_it_is_unpacked(photos):
+    text = (photos / "rows.jsonl").read_text()
+    (photos / "rows.jsonl").write_text(text.replace("/photos/", "/photos.zip#"))
+    code, files = exported(photos, "--images", photos / "photos", "--ground-truth", photos / "truth.json")
+    assert (code, list(files["detections"])) == (0, [f"{photos}/photos/a.jpg", f"{photos}/photos/b.jpg"])
+    assert files["ground_truth"].keys() == files["detections"].keys()
+
+
 def test_two_rows_of_an_image_are_refused(photos, capsys):
     with (photos / "rows.jsonl").open("a") as rows:
         rows.write(json.dumps(row(f"{photos}/photos/a.jpg")) + "\n")
@@ -73,6 +82,22 @@ def test_without_fiftyone_one_line_names_the_extra(photos, monkeypatch, capsys):
     assert view.main([str(photos / "rows.jsonl")]) == 2
     said = capsys.readouterr().err
     assert "hybrid-detection-pipeline[fiftyone]" in said and said.count("\n") == 1
+
+
+def test_without_mongodb_one_line_says_what_to_do(photos, monkeypatch, capsys):
+    """FiftyOne raises this where it can neither start MongoDB nor connect to one."""
+    config = SimpleNamespace(FiftyOneConfigError=type("FiftyOneConfigError", (Exception,), {}))
+
+    def refuses():
+        raise config.FiftyOneConfigError("MongoDB could not be installed on your system")
+
+    fiftyone = SimpleNamespace(
+        core=SimpleNamespace(config=config), Dataset=refuses, types=SimpleNamespace(FiftyOneImageDetectionDataset=None)
+    )
+    monkeypatch.setitem(sys.modules, "fiftyone", fiftyone)
+    assert view.main([str(photos / "rows.jsonl")]) == 2
+    said = capsys.readouterr().err
+    assert "FIFTYONE_DATABASE_URI" in said and "--export" in said and said.count("\n") == 1
 
 
 @pytest.mark.skipif(

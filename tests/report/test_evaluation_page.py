@@ -80,6 +80,18 @@ def test_each_error_is_shown_with_its_picture_and_in_words(errors):
     assert "Precision 0.250 Recall 0.250" in text(section(page, "At confidence 0.50"))
 
 
+@pytest.mark.parametrize(("present", "left_out"), [(11, True), (10, False)])
+def test_the_confusion_matrix_has_every_class_that_occurs_before_it_leaves_one_out(tmp_path, present, left_out):
+    """Of 30 classes the last ones occur, and all their detections are right."""
+    categories = [{"id": number, "name": f"class {number}"} for number in range(30)]
+    images = [f"{number}.jpg" for number in range(30 - present, 30)]
+    boxes = [(at, 30 - present + at, [10, 10, 100, 100]) for at in range(present)]
+    rows = [row(name, found(f"class {name.removesuffix('.jpg')}")) for name in images]
+    shown = section(page_of(tmp_path, rows, truth(images, boxes, categories)), "Confusion")
+    assert shown.count('<th scope="row">class ') == 10
+    assert ("Only the classes with the most errors." in shown) == left_out
+
+
 def test_the_figures_of_the_page_are_those_of_the_command(errors, capsys):
     page = page_of(*errors, "--json", str(errors[0] / "figures.json"))
     figures = json.loads((errors[0] / "figures.json").read_text())
@@ -141,6 +153,10 @@ def test_images_are_found_in_another_folder_and_a_missing_one_is_said(errors):
     folder, rows, content = errors
     moved = json.loads(json.dumps(rows).replace(str(folder / "photos"), "gs-that-was/day/photos"))
     assert page_of(folder, moved, content, "--threshold", "0.5", "--images", str(folder)).count("data:image/jpeg") == 4
+    packed = json.loads(json.dumps(moved).replace("/photos/", "/photos.zip#"))
+    assert (
+        page_of(folder, packed, content, "--threshold", "0.5", "--images", str(folder / "photos")).count("data:image/jpeg") == 4
+    )
     page = page_of(folder, moved, content, "--threshold", "0.5")
     assert "data:image/jpeg" not in page
     assert page.count("image not readable") == 8

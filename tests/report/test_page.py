@@ -196,6 +196,17 @@ def test_only_uris_of_known_schemes_are_links(uri, address):
     assert links == ([wanted] if address else [])
 
 
+@pytest.mark.parametrize(("file", "uri"), [("a b.jpg", "a b.jpg"), ("clip.mp4", "clip.mp4#t=1.500")])
+def test_a_relative_path_is_a_link_if_its_file_is_there(tmp_path, monkeypatch, file, uri):
+    """As `--input photos/` names images."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    assert '<a href="' not in report.render_report({}, [sample(f"photos/{uri}")], [])
+    (tmp_path / "photos" / file).touch()
+    page = report.render_report({}, [sample(f"photos/{uri}")], [])
+    assert f'<a href="file://{tmp_path}/photos/{uri.replace(" ", "%20")}"' in page
+
+
 def test_the_content_security_policy_allows_this_style_and_no_script():
     page = Page(rendered("word"))
     (policy,) = [value for tag, name, value in page.attributes if tag == "meta" and name == "content" and "default-src" in value]
@@ -364,7 +375,7 @@ def test_stages_stand_in_the_order_of_the_data_with_their_times_for_an_image_tha
     page = Page(
         report.render_report({"images": {"read": 900, "detected": 100, "skipped": 800}, "stage_seconds": seconds}, [], [])
     )
-    assert re.findall(r"(read|decode|model|write)(\d\.0 s), (\d0 ms) each", page.text) == [
+    assert re.findall(r"(read|decode|model|write)(\d\.0 s) (\d0 ms) each", page.text) == [
         ("read", "1.0 s", "10 ms"),
         ("decode", "2.0 s", "20 ms"),
         ("model", "3.0 s", "30 ms"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from models import progress
 from pipeline.compact import compact
 from pipeline.load_bigquery import main
 from pipeline.results import bigquery_loader
@@ -71,6 +72,14 @@ def test_tables_are_created_with_columns_from_the_schema_by_day_and_model(server
     state = glob.glob(f"{output}/bigquery/*/*")
     assert state
     assert all(is_result(path, output) for path in state)
+
+
+def test_a_load_that_takes_long_shows_how_far_it_is(server, output, capsys, monkeypatch):
+    write_rows(output, HOURS[1], [found("c")])
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
+    assert load(output) == 0
+    assert "loading detections:  50% 1/2" in capsys.readouterr().err
 
 
 def test_a_second_load_sends_what_is_new_and_a_merged_file_is_nothing_new(server, output):

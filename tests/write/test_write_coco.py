@@ -92,6 +92,13 @@ def test_pycocotools_loads_results_beside_the_ground_truth_whose_ids_they_have(w
     assert sorted(names) == ["cat", "dog"]
 
 
+def test_a_member_of_an_archive_has_the_id_of_its_name_in_the_archive(write, tmp_path):
+    truth = {"images": [{"id": 7, "file_name": "a.jpg"}], "categories": []}
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    _, images = write([row("photos.zip#a.jpg"), row("photos.tar#x/b.jpg")], truth=str(tmp_path / "truth.json"))
+    assert [image["id"] for image in images["images"]] == [7]
+
+
 def test_what_a_ground_truth_does_not_know_is_said(write, tmp_path):
     """Images and objects that are left out are counted; images of one name that lie in several folders are, too."""
     truth = {"images": [{"id": 80, "file_name": "a.jpg"}], "categories": [{"id": 5, "name": "dog"}]}
