@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from models import digits
+from models.quiet import uncollected
 from pipeline.config import BUNDLED, Config, MonitoringConfig, load_config, load_monitoring, settings
 from pipeline.config.secrets import masked_arguments, masked_text
 from pipeline.errors import BusyError, ConfigError, FullError, TakenOverError, UserError
@@ -92,7 +93,8 @@ def _run(argv: Sequence[str], started_at: float) -> int:
         config = load_config(flags.config, overrides)
         if not config.output.strip():
             raise ConfigError(f"no output: expected --output with a folder, local or gs://{_elsewhere(beam_flags, config)}")
-        launch = importlib.import_module("pipeline.launch.streaming" if config.mode == "streaming" else "pipeline.launch.batch")
+        with uncollected():
+            launch = importlib.import_module(f"pipeline.launch.{'streaming' if config.mode == 'streaming' else 'batch'}")
         command = shlex.join(["python", "-m", "pipeline.run", *masked_arguments(argv)])
         job = launch.prepare(config, beam_flags, command, started_at)
         if "model.path" not in overrides and config.model.path == BUNDLED and not _are_samples(config.input):

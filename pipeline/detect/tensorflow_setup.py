@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from models.quiet import quiet_stderr
+from models.quiet import quiet_stderr, uncollected
 from pipeline.config import DetectConfig
 from pipeline.detect.process_memory import share_heaps, spare_modules
 from pipeline.detect.share_gpus import take_gpu
@@ -24,7 +24,7 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     if detect.xla:
         os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
     keep_to_cores(detect.cpu_affinity)
-    with quiet_stderr():
+    with quiet_stderr(), uncollected():
         tf = import_without_keras()
     spare_modules()
 

@@ -1,6 +1,8 @@
 """Each private function of TensorFlow does what this project needs of it; after an upgrade the test of one fails by its name."""
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -77,3 +79,20 @@ def test_no_other_module_of_the_pipeline_uses_private_parts_of_tensorflow():
     private = re.compile(r"tensorflow\.python|_add_function_recursive|_remove_function\b")
     users = {path.name for path in (REPO / "pipeline").rglob("*.py") if private.search(path.read_text(encoding="utf-8"))}
     assert users == {"tensorflow_internals.py"}
+
+
+IMPORTED = """
+import gc, sys
+from pipeline.config import DetectConfig
+from pipeline.detect.tensorflow_setup import configure_tensorflow
+tf = configure_tensorflow(DetectConfig())
+print("keras" in sys.modules, gc.isenabled())
+from tensorflow.keras import layers
+print(tf.keras.layers.Dense is layers.Dense, layers.Dense.__module__.partition(".")[0])
+"""
+
+
+def test_import_without_keras():
+    """A job imports no Keras; a user's own code may still do so, in both ways that TensorFlow offers."""
+    done = subprocess.run([sys.executable, "-c", IMPORTED], cwd=REPO, capture_output=True, text=True, timeout=580, check=False)
+    assert done.stdout.split() == ["False", "True", "True", "keras"], done.stderr
