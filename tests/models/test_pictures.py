@@ -88,7 +88,8 @@ def test_a_run_is_drawn_and_cut_out(tmp_path, bright_model, capsys):
     drawn, cut = tmp_path / "drawn", tmp_path / "cut"
     assert made(tmp_path / "out", "--annotate", drawn, "--crops", cut) == 0
     said = capsys.readouterr()
-    assert said.out == f"3 images; 3 annotated in {drawn}; 2 crops in {cut}\n" and said.err == ""
+    assert said.out == f"3 images; 3 annotated in {drawn}; 2 crops in {cut}\n"
+    assert "warning" not in said.err and "error" not in said.err  # a busy machine may take long enough for a line of progress
     assert files_of(drawn) == ["a.jpg", "b.jpg", "none.jpg"]
     assert files_of(cut) == ["rectangle/a-1-0.90.jpg", "rectangle/b-1-0.90.jpg"]
     for name, (x0, y0, x1, y1) in boxes.items():
