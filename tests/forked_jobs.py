@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 KILLED = -signal.SIGKILL
 _PRELOADED = ["tests.forked_jobs", "tests.forked_imports"]
+_handled = threading.Event()
 _SECONDS = 580.0  # no test depends on it: a job that takes as long has hung
 
 
@@ -149,6 +150,7 @@ def _job(
     os.environ.update(environment)
     for number, path in enumerate(printed, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    signal.signal(signal.SIGRTMIN, lambda *_: _handled.set())
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background, and its children, ignore it
     if "STORAGE_EMULATOR_HOST" in environment:
         from apache_beam.internal.gcp import auth
@@ -188,7 +190,7 @@ def _die_at(moment: Moment) -> None:
             return function(*args, **kwargs)
         left[0] = -1
         _WHEN[moment.when](function, args, kwargs)
-        os.kill(os.getpid(), moment.sent)
+        _signal(moment.sent)
         return function(*args, **kwargs)
 
     called.__wrapped__ = function  # type: ignore[attr-defined]
@@ -207,9 +209,20 @@ def _happen_at(call: SystemCall) -> None:
         if call.sent is None and len(found) >= int(number or 1):
             raise OSError("storage is gone")
         if call.sent is not None and len(found) == int(number or 1):
-            os.kill(os.getpid(), call.sent)
+            _signal(call.sent)
 
     sys.addaudithook(happen)
+
+
+def _signal(sent: signal.Signals) -> None:
+    """Sends this process a signal; returns when its handler has run, which Python does in the main thread."""
+    if threading.current_thread() is threading.main_thread() or sent == signal.SIGKILL:
+        os.kill(os.getpid(), sent)
+        return
+    _handled.clear()
+    os.kill(os.getpid(), sent)
+    os.kill(os.getpid(), signal.SIGRTMIN)  # Python runs handlers in the order of their numbers
+    _handled.wait()
 
 
 def _half(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

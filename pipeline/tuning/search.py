@@ -261,7 +261,7 @@ class Search:
                 changed = [{**self.best.settings, **change} for change in stage]
                 left = [settings for settings in changed if settings != self.best.settings]
                 while left:
-                    room = memory_room_bytes() / (_PEAK * first.memory_mb * 1e6)
+                    room = min(AT_ONCE + 1, memory_room_bytes() / (_PEAK * first.memory_mb * 1e6))
                     count = max(1, min(AT_ONCE, int(room) - bool(self.best.settings)))
                     yield from self._halve(start, left[:count])
                     left = left[count:]
