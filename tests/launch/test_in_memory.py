@@ -133,7 +133,7 @@ def test_a_signal_interrupts_no_step_of_a_batch_job_and_ends_it_at_the_next_elem
     _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(WithCondition())
     with stopped_by_signals(), pytest.raises(KeyboardInterrupt):
         pipeline.run()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("job ")]
+    wait_until(lambda: not any(thread.name.startswith("job ") for thread in threading.enumerate()))
     assert condition.acquire(blocking=False)
 
 
@@ -151,4 +151,4 @@ def test_a_signal_while_the_thread_of_a_batch_job_starts_ends_the_thread(monkeyp
     _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(Endless())
     with stopped_by_signals(), pytest.raises(KeyboardInterrupt):
         pipeline.run()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("job ")]
+    wait_until(lambda: not any(thread.name.startswith("job ") for thread in threading.enumerate()))
