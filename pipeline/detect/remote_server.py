@@ -140,7 +140,10 @@ class RemoteServer:
         code, reason = _code_and_reason(err)
         if code in _AWAY:
             self._failed_at[number] = time.monotonic()
-        may_pass = code in _AWAY and not (self._loading and code == "NOT_FOUND")
+        is_no_name = (
+            self._loading and code == "NOT_FOUND" and self._away_since is None
+        )  # one that has just come may still load it
+        may_pass = code in _AWAY and not is_no_name
         if not may_pass and (code not in _BUSY or attempt >= _TRIES) and blame():
             raise ValueError(reason) from err
         PROCESS.parts["detector"].progressed()  # waiting is not being stuck

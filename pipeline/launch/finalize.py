@@ -198,9 +198,10 @@ def stopped_by_signals() -> Iterator[None]:
     """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt; once it commits, they only print a line."""
 
     def stop() -> None:
-        if cancellation.stop():
+        if not cancellation.stop():
+            say_at_once(_COMMITTING)
+        elif not cancellation.is_delayed():
             raise KeyboardInterrupt
-        say_at_once(_COMMITTING)
 
     with cancellation.one_run(), _signals_call(stop):
         yield

@@ -19,10 +19,9 @@ import contextlib
 import copy
 import os
 import queue
-import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
 from typing import Any
 
 from apache_beam.options.pipeline_options import DirectOptions, StandardOptions
@@ -30,11 +29,11 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
 from pipeline.beam_internals import add_up_metrics_at_once
-from pipeline.results.cancellation import cancel_steps
+from pipeline.results.cancellation import cancel_steps, delayed_stop
 
 _WAKE_SECONDS = 0.2  # another thread may get a signal; Python runs its handler when the main thread wakes up
 _CANCEL_SECONDS = 20.0  # a step that does not end by then, such as one that waits for storage, ends with the process
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOOK_SECONDS = 0.02
 _COPIES = 2  # one reads images while the other detects and publishes
 
 
@@ -51,8 +50,13 @@ class InMemoryRunner(FnApiRunner):
             for _ in range(_COPIES):
                 running.begin(run, copy.deepcopy(pipeline_proto), options)  # Beam changes its argument
             return running
-        running.begin(run, pipeline_proto, options)
-        running.wait_until_finish()
+        try:
+            with delayed_stop():  # while a thread starts
+                running.begin(run, pipeline_proto, options)
+            running.wait_until_finish()
+        except KeyboardInterrupt:
+            running.cancel()
+            raise
         return running.result
 
 
@@ -66,59 +70,43 @@ class _RunningJob(PipelineResult):
     def __init__(self) -> None:
         super().__init__(PipelineState.RUNNING)
         self.result: PipelineResult | None = None
-        self._running = 0
+        self._threads: list[threading.Thread] = []
         self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()  # in C, so that signals do it no harm
 
     def begin(self, run: Any, *arguments: Any) -> None:
-        try:
-            with _signals_blocked():  # a thread that has started is counted
-                threading.Thread(target=self._run, args=(run, *arguments), name=f"job {self._running}", daemon=True).start()
-                self._running += 1
-        except KeyboardInterrupt:
-            self._cancel()
-            raise
+        name = f"job {len(self._threads)}"
+        self._threads.append(threading.Thread(target=self._run, args=(run, *arguments), name=name, daemon=True))
+        self._threads[-1].start()
 
     def wait_until_finish(self, duration: int | None = None) -> str:
-        """Waits for all threads; raises the first failure at once. A KeyboardInterrupt cancels the steps first."""
-        try:
-            while self._running:
-                with contextlib.suppress(queue.Empty):
-                    failure = self._ended.get(timeout=_WAKE_SECONDS)
-                    self._running -= 1
-                    if failure is not None:
-                        self._state = PipelineState.FAILED
-                        raise failure
-        except KeyboardInterrupt:
-            self._cancel()
-            raise
+        """Waits for all threads; raises the first failure at once."""
+        ended = 0
+        while ended < len(self._threads):
+            with contextlib.suppress(queue.Empty):
+                failure = self._ended.get(timeout=_WAKE_SECONDS)
+                ended += 1
+                if failure is not None:
+                    self._state = PipelineState.FAILED
+                    raise failure
         self._state = PipelineState.DONE
         return str(self._state)
 
-    def _cancel(self) -> None:
+    def cancel(self) -> str:
+        """Cancels the steps, and waits until they have ended."""
         cancel_steps()
-        with contextlib.suppress(queue.Empty):
-            while self._running:
-                self._ended.get(timeout=_CANCEL_SECONDS)
-                self._running -= 1
+        late = time.monotonic() + _CANCEL_SECONDS
+        while any(thread.is_alive() for thread in self._threads) and time.monotonic() < late:
+            time.sleep(_LOOK_SECONDS)
+        self._state = PipelineState.CANCELLED
+        return str(self._state)
 
     def _run(self, run: Any, *arguments: Any) -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # for the processes that the steps start
         try:
             self.result = run(*arguments)
         except BaseException as err:  # noqa: BLE001  raised by `wait_until_finish`
             self._ended.put(err)
         else:
             self._ended.put(None)
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Delays signals of this thread to the end of the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _share_packages() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 _Element = TypeVar("_Element")
-_STOPPED, _COMMITTING, _CANCELLED = "stopped", "committing", "cancelled"
+_STOPPED, _COMMITTING, _CANCELLED, _DELAYED = "stopped", "committing", "cancelled", "delayed"
 # `setdefault` is atomic, also in a signal's handler; a lock could be held by the very thread that the handler interrupts
 _state: dict[str, str] = {}
 _confirmations: list[Callable[[], None]] = []
@@ -33,6 +33,23 @@ def one_run() -> Iterator[None]:
 def stop() -> bool:
     """Stops the run; returns False if the run commits already."""
     return _state.setdefault("came", _STOPPED) == _STOPPED
+
+
+@contextlib.contextmanager
+def delayed_stop() -> Iterator[None]:
+    """Delays the KeyboardInterrupt of a stop to the end of the block."""
+    _state["stop"] = _DELAYED
+    try:
+        yield
+    finally:
+        _state.pop("stop", None)
+    if stopped():
+        raise KeyboardInterrupt
+
+
+def is_delayed() -> bool:
+    """Whether a stop must not interrupt the main thread now."""
+    return "stop" in _state
 
 
 def stopped() -> bool:

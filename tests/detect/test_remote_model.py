@@ -14,10 +14,12 @@ import pytest
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
+from pipeline.detect.remote_server import RemoteServer
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, detection_row
 from tests.conftest import REPO
+from tests.emulators import free_ports
 from tests.processes import running, wait_until
 
 grpc = pytest.importorskip("grpc")
@@ -83,8 +85,9 @@ def confidences(results):
 GREYS = [*range(100, 130)]
 
 
-def test_the_bundled_detector_gives_the_rows_of_tensorflow():
-    """The server answers all candidates; the pipeline suppresses them."""
+@contextlib.contextmanager
+def served_here():
+    """The bundled detector's candidates on a small server of the protocol; yields the port and the version that rows name."""
     import tensorflow as tf
 
     candidates = tf.saved_model.load(locate("digits", None)[0]).signatures["candidates"]
@@ -92,26 +95,40 @@ def test_the_bundled_detector_gives_the_rows_of_tensorflow():
     def run(arrays):
         return {name: found.numpy() for name, found in candidates(images=tf.constant(arrays["images"])).items()}
 
+    inputs, outputs = {"images": ("UINT8", (-1, 320, 320, 3))}, {"boxes": ("FP32", (-1, -1, 4)), "scores": ("FP32", (-1, -1, 10))}
+    with serving(KServeServer(run, inputs, outputs, versions=("2", "11"))) as server:
+        yield server.port, "11"
+
+
+@contextlib.contextmanager
+def served_by_triton():
+    """The same on NVIDIA's server."""
+    python = os.environ.get("TRITON_PYTHON")
+    if not python:
+        pytest.skip("takes 2.5 GB; TRITON_PYTHON=<path> names the Python of an environment with PyTriton and TensorFlow")
+    ports = free_ports(2)
+    command = [python, str(REPO / "tests" / "triton_server.py"), locate("digits", None)[0], *map(str, ports)]
+    with running(command, cwd=REPO):  # the job itself waits until the server answers
+        yield ports[0], "1"
+
+
+@pytest.mark.parametrize("served", [served_here, pytest.param(served_by_triton, marks=pytest.mark.slow)])
+def test_the_bundled_detector_gives_the_rows_of_tensorflow(served):
+    """The server answers all candidates; the pipeline suppresses them."""
     images = [EncodedImage(ImageRef(file.name), file.read_bytes()) for file in SCENES]
     local = load_detector(ModelConfig(), DetectConfig())
     expected, metadata = [detection_row(found) for found in local.detect(images)], local.model.metadata
     local.close()
     fields = ("input_hw", "resize", "class_names", "letterbox_value", "box_format", "box_units")
     described = {field: getattr(metadata, field) for field in fields}
-    server = KServeServer(
-        run,
-        {"images": ("UINT8", (-1, 320, 320, 3))},
-        {"boxes": ("FP32", (-1, -1, 4)), "scores": ("FP32", (-1, -1, 10))},
-        versions=("2", "11"),
-    )
-    with serving(server):
-        path = f"grpc://localhost:{server.port}/toy"
-        detector = load_detector(ModelConfig(path=path, nms="pipeline", **described), DetectConfig(engine="triton"))
+    with served() as (port, version):
+        config = ModelConfig(path=f"grpc://localhost:{port}/toy", nms="pipeline", server_wait_s=300.0, **described)
+        detector = load_detector(config, DetectConfig(engine="triton"))
         rows = [detection_row(found) for found in detector.detect(images)]
         detector.close()
     assert sum(len(row["detections"]) for row in rows) > 50
     for row, other in zip(rows, expected, strict=True):
-        assert row["model"] == {"name": "toy", "version": "11"}
+        assert row["model"] == {"name": "toy", "version": version}
         assert [one["class_id"] for one in row["detections"]] == [one["class_id"] for one in other["detections"]]
         for field in ("box_xyxy", "confidence"):
             found, wanted = ([one[field] for one in each["detections"]] for each in (row, other))
@@ -352,6 +369,33 @@ def test_a_job_that_waits_for_a_server_is_stopped_by_sigterm(tmp_path):
 def test_settings_that_do_not_fit_are_one_line(path, settings, message):
     with pytest.raises(ModelError, match=message):
         load_detector(ModelConfig(path=path, model_poll_s=0), DetectConfig(**{"engine": "triton", **settings}))
+
+
+def test_a_server_that_has_just_come_may_not_have_loaded_the_model_yet(server_of):
+    """Triton answers like one that does not know it; the job waits, as for a server that is away."""
+    server, asked = server_of(), []
+    server.start()
+    server.stop()  # its port is known now
+    has = server.has
+
+    def loads(name):
+        asked.append(name)
+        return len(asked) > 3 and has(name)
+
+    server.has = loads
+    starting = threading.Thread(target=lambda: (wait_until(lambda: tried), server.start()))
+    tried = []
+    with pytest.MonkeyPatch.context() as patch:
+        note = RemoteServer._note_failure
+        patch.setattr(RemoteServer, "_note_failure", lambda *args: (tried.append(1), note(*args)))
+        starting.start()
+        try:
+            with detector_of(server) as detector:
+                assert confidences(detector.detect([image(100)])) == [100]
+        finally:
+            starting.join()
+            server.stop()
+    assert len(asked) > 3
 
 
 def test_a_model_that_the_server_does_not_have_is_one_line(toy):

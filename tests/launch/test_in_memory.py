@@ -131,9 +131,10 @@ def test_a_signal_interrupts_no_step_of_a_batch_job_and_ends_it_at_the_next_elem
     """A KeyboardInterrupt in `Condition.__enter__` once left the lock locked, and the job hung at its end."""
     pipeline = beam.Pipeline(runner=InMemoryRunner())
     _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(WithCondition())
+    before = threading.enumerate()
     with stopped_by_signals(), pytest.raises(KeyboardInterrupt):
         pipeline.run()
-    wait_until(lambda: not any(thread.name.startswith("job ") for thread in threading.enumerate()))
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "job 0" and thread not in before])
     assert condition.acquire(blocking=False)
 
 
@@ -144,11 +145,13 @@ def test_a_signal_while_the_thread_of_a_batch_job_starts_ends_the_thread(monkeyp
         start(thread)
         if thread.name.startswith("job "):
             os.kill(os.getpid(), signal.SIGTERM)
+            wait_until(stopped)
 
     start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", start_signalled)
     pipeline = beam.Pipeline(runner=InMemoryRunner())
     _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(Endless())
+    before = threading.enumerate()
     with stopped_by_signals(), pytest.raises(KeyboardInterrupt):
         pipeline.run()
-    wait_until(lambda: not any(thread.name.startswith("job ") for thread in threading.enumerate()))
+    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "job 0" and thread not in before])
