@@ -43,13 +43,16 @@ class InMemoryRunner(FnApiRunner):
     def run_via_runner_api(self, pipeline_proto: Any, options: Any) -> Any:
         """Runs a batch job to its end; returns a running stream at once."""
         add_up_metrics_at_once()
-        if options.view_as(DirectOptions).direct_running_mode == "multi_processing":
-            _share_packages()
         running, run = _RunningJob(), super().run_via_runner_api
+        elsewhere = options.view_as(DirectOptions).direct_running_mode == "multi_processing"
+        if elsewhere:
+            _share_packages()
         if options.view_as(StandardOptions).streaming:
             for _ in range(_COPIES):
                 running.begin(run, copy.deepcopy(pipeline_proto), options)  # Beam changes its argument
             return running
+        if elsewhere:  # a KeyboardInterrupt ends Beam's processes, too
+            return run(pipeline_proto, options)
         try:
             with delayed_stop():  # while a thread starts
                 running.begin(run, pipeline_proto, options)
