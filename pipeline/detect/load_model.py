@@ -42,12 +42,12 @@ def converted_model(model: ModelConfig, detect: DetectConfig) -> PreparedModel:
     """
     check_installed()
     folder, version = locate(model.path, model.model_version)
-    if missing := lacking(files_of(folder)):
+    files = files_of(folder)
+    if missing := lacking(files):
         raise ModelError(f"model {folder}: lacks {missing}; copy it whole, then start again")
     with saved_model.local_copy(folder) as local:
         if detect.precision == "int8":
             return _int8_version(model, folder, version, local)
-        files = files_of(folder)
         cached = read_entry(entry_of(local, folder, version, model, detect, gpu=False), folder, version, local)
         prepared = cached or Preparation(folder, version, model, detect, gpu=False).result()  # which keeps it in the cache
         if files_of(folder) != files:

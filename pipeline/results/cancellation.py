@@ -84,7 +84,7 @@ def until_cancelled(elements: Iterable[_Element]) -> Iterator[_Element]:
       KeyboardInterrupt: The steps are cancelled.
     """
     for element in elements:
-        if "steps" in _state:
+        if steps_are_cancelled():
             raise KeyboardInterrupt
         yield element
 

@@ -127,14 +127,19 @@ class WithCondition(Endless):
 condition = SignalledCondition()
 
 
-def test_a_signal_interrupts_no_step_of_a_batch_job_and_ends_it_at_the_next_element():
-    """A KeyboardInterrupt in `Condition.__enter__` once left the lock locked, and the job hung at its end."""
+def run_until_stopped(work: beam.DoFn) -> None:
+    """Runs a batch job that a signal stops; its thread ends, too."""
     pipeline = beam.Pipeline(runner=InMemoryRunner())
-    _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(WithCondition())
+    _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(work)
     before = threading.enumerate()
     with stopped_by_signals(), pytest.raises(KeyboardInterrupt):
         pipeline.run()
     wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "job 0" and thread not in before])
+
+
+def test_a_signal_interrupts_no_step_of_a_batch_job_and_ends_it_at_the_next_element():
+    """A KeyboardInterrupt in `Condition.__enter__` once left the lock locked, and the job hung at its end."""
+    run_until_stopped(WithCondition())
     assert condition.acquire(blocking=False)
 
 
@@ -149,9 +154,4 @@ def test_a_signal_while_the_thread_of_a_batch_job_starts_ends_the_thread(monkeyp
 
     start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", start_signalled)
-    pipeline = beam.Pipeline(runner=InMemoryRunner())
-    _ = pipeline | "Begin" >> beam.Create([0], reshuffle=False) | "Work" >> beam.ParDo(Endless())
-    before = threading.enumerate()
-    with stopped_by_signals(), pytest.raises(KeyboardInterrupt):
-        pipeline.run()
-    wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "job 0" and thread not in before])
+    run_until_stopped(Endless())
