@@ -112,7 +112,7 @@ class BatchedModel:
         """
         draw = np.random.default_rng(0)
         pair = [draw.integers(0, high, (*self._input_hw, 3), np.uint8) for high in (255, 128)]
-        size = self._batch_sizes[:2][-1]
+        size = self._batch_sizes[-1]
         try:
             mixed = self._scheduler.run(pair, size)
             for n, image in enumerate(pair):
