@@ -25,7 +25,7 @@ from pipeline.failures import ImageError
 
 # OpenCV's colour flags mean BGR and cannot be combined with RGB; these give the scale alone
 _SCALED_DECODES = ((8, cv2.IMREAD_REDUCED_GRAYSCALE_8), (4, cv2.IMREAD_REDUCED_GRAYSCALE_4), (2, cv2.IMREAD_REDUCED_GRAYSCALE_2))
-_SCALED_MARGIN = 1.5  # a scaled decode keeps at least this many pixels for each pixel of the model's input
+_MARGIN = 1.5  # a scaled decode keeps at least this many pixels for each pixel of the model's input
 _BYTES_PER_PIXEL = 16  # of decoding; formats that take more may have fewer pixels
 _SECONDS = 5.0  # most CPU time of one image, where at most so many pixels are allowed:
 _SECONDS_PIXELS = 100_000_000
@@ -44,7 +44,9 @@ class DecodedImage:
     image_wh: Size
 
 
-def decode_image(content: bytes, max_pixels: float, needed_wh: Callable[[Size], Size] | None = None) -> DecodedImage:
+def decode_image(
+    content: bytes, max_pixels: float, needed_wh: Callable[[Size], Size] | None = None, margin: float = _MARGIN
+) -> DecodedImage:
     """Decodes an image file to upright RGB.
 
     Args:
@@ -52,6 +54,7 @@ def decode_image(content: bytes, max_pixels: float, needed_wh: Callable[[Size], 
       max_pixels: Most pixels that decoding may produce (for JPEG in several scans: that the image may have). Fewer for formats
         that take more than 16 bytes a pixel to decode. It also bounds the CPU time: 5 s for each 100 million, and at least 5 s.
       needed_wh: Size of the upright image -> its size in the model's input; allows decoding at reduced scale. None: full scale.
+      margin: A reduced scale leaves at least so many pixels for each needed one, along each axis.
 
     Raises:
       ImageError: The bytes are empty, of no supported format, damaged, or too large or too much work.
@@ -64,7 +67,7 @@ def decode_image(content: bytes, max_pixels: float, needed_wh: Callable[[Size], 
         return DecodedImage(pixels, pixels.shape[1::-1])
     header = read_header(content)
     upright_wh = header.wh[::-1] if header.orientation >= 5 else header.wh
-    factor, flag = _choose_scale(header, upright_wh, needed_wh(upright_wh) if needed_wh else None)
+    factor, flag = _choose_scale(header, upright_wh, needed_wh(upright_wh) if needed_wh else None, margin)
     held_pixels = header.pixels / (factor**2 if header.scales else 1) * max(1.0, header.bytes_per_pixel / _BYTES_PER_PIXEL)
     _check_limits(header, held_pixels, max_pixels)
     with one_large_at_a_time(held_pixels):
@@ -92,11 +95,11 @@ def _most_seconds(max_pixels: float) -> float:
     return _SECONDS * max(1.0, max_pixels / _SECONDS_PIXELS)
 
 
-def _choose_scale(header: Header, upright_wh: Size, needed_wh: Size | None) -> tuple[int, int]:
-    """The largest reduction that leaves the model a margin: (factor, OpenCV's flag)."""
+def _choose_scale(header: Header, upright_wh: Size, needed_wh: Size | None, margin: float) -> tuple[int, int]:
+    """The largest reduction that leaves the margin: (factor, OpenCV's flag)."""
     if header.format == "JPEG" and needed_wh:
         for factor, flag in _SCALED_DECODES:
-            if all(have // factor >= _SCALED_MARGIN * need for have, need in zip(upright_wh, needed_wh, strict=True)):
+            if all(have // factor >= margin * need for have, need in zip(upright_wh, needed_wh, strict=True)):
                 return factor, flag | cv2.IMREAD_COLOR_RGB
     return 1, cv2.IMREAD_COLOR_RGB
 

@@ -32,7 +32,7 @@ from pipeline.detect.detections import to_detections
 from pipeline.detect.headers.header import Size
 from pipeline.detect.loaded_model import LoadedModel, ModelFailed, Output
 from pipeline.detect.model_in_use import ModelInUse
-from pipeline.detect.thumbnails import make_thumbnail
+from pipeline.detect.thumbnails import make_thumbnail, thumbnail_of
 from pipeline.failures import ImageError
 from pipeline.limits import available_cpus
 from pipeline.prefetch import started_pool
@@ -56,6 +56,7 @@ class _Prepared:
     pixels: np.ndarray
     decode_seconds: float
     fitted_at: float
+    thumbnail: bytes  # of an image that is likely to be wanted as a sample
 
 
 class Fitted(NamedTuple):
@@ -228,12 +229,13 @@ class Detector:
         return [self._finish(ready, next(outputs), model) if isinstance(ready, _Prepared) else ready for ready in prepared]
 
     def _with_thumbnail(self, image: EncodedImage, result: DetectedImage | DeadLetter) -> DetectedImage | DeadLetter:
-        """The same result, with a thumbnail if somebody wants one; the image is decoded again, since few are wanted."""
+        """The same result, with a thumbnail only if somebody wants one; the image is decoded again if the result has none."""
         is_detected = isinstance(result, DetectedImage)
         if not (self._sampler.wants(result) or (is_detected and PROCESS.newest.wants())):
-            return result
+            return dataclasses.replace(result, thumbnail=b"") if result.thumbnail else result
         with self._decoding, contextlib.suppress(ImageError):
-            result = dataclasses.replace(result, thumbnail=make_thumbnail(image.content, self._settings.max_megapixels * 1e6))
+            thumbnail = result.thumbnail or make_thumbnail(image.content, self._settings.max_megapixels * 1e6)
+            result = dataclasses.replace(result, thumbnail=thumbnail)
             if isinstance(result, DetectedImage):
                 PROCESS.newest.add(result)
         return result
@@ -247,7 +249,8 @@ class Detector:
             except ImageError as err:
                 return err.dead_letter(image.ref, _payload(image))
             fitted_at = time.monotonic()
-            return _Prepared(image, received_at, decoded.image_wh, transform, pixels, fitted_at - started, fitted_at)
+            thumbnail = thumbnail_of(decoded) if self._sampler.wants_any(image.ref.identity) else b""
+            return _Prepared(image, received_at, decoded.image_wh, transform, pixels, fitted_at - started, fitted_at, thumbnail)
 
     def _threads_for(self, model: LoadedModel) -> int:
         return math.ceil(model.engine.images_in_flight / _together(model)) + self._decoders
@@ -260,7 +263,8 @@ class Detector:
             detections = to_detections(output.arrays, model.metadata, ready.transform, self._settings)
         except ImageError as err:
             letter = err.dead_letter(image.ref, _payload(image))
-            return dataclasses.replace(letter, model_name=model.metadata.name, model_version=model.version)
+            named = {"model_name": model.metadata.name, "model_version": model.version}
+            return dataclasses.replace(letter, **named, thumbnail=ready.thumbnail)
         timing = Timing(
             read=image.read_seconds,
             decode=ready.decode_seconds,
@@ -271,7 +275,8 @@ class Detector:
             led_batch=output.led_batch,
             model=output.model_seconds,
         )
-        return DetectedImage(image.ref, *ready.image_wh, model.metadata.name, model.version, detections, timing)
+        named = model.metadata.name, model.version
+        return DetectedImage(image.ref, *ready.image_wh, *named, detections, timing, ready.thumbnail)
 
 
 def fitted(content: bytes, metadata: DetectorMetadata, settings: DetectConfig) -> Fitted:

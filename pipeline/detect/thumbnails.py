@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import cv2
 
-from pipeline.detect.decode import decode_image
+from pipeline.detect.decode import DecodedImage, decode_image
 from pipeline.detect.headers.header import Size
 
 _JPEG_QUALITY = 85
+_MOST_SIDE = 800
 
 
-def make_thumbnail(content: bytes, max_pixels: float, max_side: int = 800) -> bytes:
-    """Decodes an image and shrinks it so that its longer side has at most `max_side` pixels; never enlarges it.
+def make_thumbnail(content: bytes, max_pixels: float) -> bytes:
+    """Decodes an image, and shrinks it so that its longer side has at most 800 pixels; never enlarges it.
 
     Args:
       content: The image file's bytes.
       max_pixels: See `decode_image`.
-      max_side: Pixels.
 
     Returns:
       A JPEG of the upright image.
@@ -24,14 +24,23 @@ def make_thumbnail(content: bytes, max_pixels: float, max_side: int = 800) -> by
     Raises:
       ImageError: The image cannot be decoded.
     """
+    return _as_jpeg(decode_image(content, max_pixels, _thumbnail_wh, margin=1.0))
 
-    def shrunk_wh(image_wh: Size) -> Size:
-        scale = min(1.0, max_side / max(image_wh))
-        return max(1, round(image_wh[0] * scale)), max(1, round(image_wh[1] * scale))
 
-    decoded = decode_image(content, max_pixels, shrunk_wh)
-    pixels, thumbnail_wh = decoded.pixels, shrunk_wh(decoded.image_wh)
-    if thumbnail_wh != decoded.image_wh:
+def thumbnail_of(decoded: DecodedImage) -> bytes:
+    """As `make_thumbnail`, of pixels that are there; empty if the image was decoded at a smaller scale than a thumbnail needs."""
+    (width, height), needed = decoded.pixels.shape[1::-1], _thumbnail_wh(decoded.image_wh)
+    return _as_jpeg(decoded) if width >= needed[0] and height >= needed[1] else b""
+
+
+def _thumbnail_wh(image_wh: Size) -> Size:
+    scale = min(1.0, _MOST_SIDE / max(image_wh))
+    return max(1, round(image_wh[0] * scale)), max(1, round(image_wh[1] * scale))
+
+
+def _as_jpeg(decoded: DecodedImage) -> bytes:
+    pixels, thumbnail_wh = decoded.pixels, _thumbnail_wh(decoded.image_wh)
+    if thumbnail_wh != pixels.shape[1::-1]:
         averaging = cv2.INTER_LINEAR if 2 * thumbnail_wh[0] >= pixels.shape[1] else cv2.INTER_AREA  # linear: three times as fast
         pixels = cv2.resize(pixels, thumbnail_wh, interpolation=averaging)
     bgr = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR)

@@ -136,6 +136,12 @@ class Sampler:
         with self._lock:
             return keep(self._kept, ranks(image), None, self._size)
 
+    def wants_any(self, identity: str) -> bool:
+        """Whether the image with this identity has one of the smallest ranks of `ANY` so far, so that `wants` is likely."""
+        with self._lock:
+            best = self._kept.get(ANY, [])
+            return len(best) < self._size or (self._size > 0 and identity_hash(identity) <= best[-1][0])
+
 
 class NewestImages:
     """Keeps the newest images with a thumbnail; asks for one every two seconds while somebody looks at the live page."""
