@@ -16,7 +16,7 @@ from PIL import Image
 
 BENCH = Path(".bench")
 SMALL, LARGE = "images", "images12mp"
-COUNTS = {SMALL: 512, LARGE: 64}
+COUNTS = {SMALL: 512, LARGE: 256}
 _SEEDS = {SMALL: 20240601, LARGE: 20240602}
 _NOISE = 4.0  # standard deviation, of 255
 _QUALITY = 90
