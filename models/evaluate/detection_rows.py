@@ -15,7 +15,6 @@ import dataclasses
 import glob
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from models.image_uris import archive_member
 from models.progress import shown
 from models.quiet import quiet_stderr
 
 _ROWS_AT_ONCE = 2000
-_MEMBER = re.compile(r"(\.(?:zip|tar|tgz|tbz2?|txz|tar\.(?:gz|bz2|xz)))#", re.IGNORECASE)
 
 Source = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 
@@ -73,7 +72,8 @@ def unpacked(uri: str) -> str:
     >>> unpacked("a.zip#b/1.jpg"), unpacked("street#1.jpg")
     ('a.zip/b/1.jpg', 'street#1.jpg')
     """
-    return _MEMBER.sub(r"\1/", uri)
+    archive, member = archive_member(uri) or ("", None)
+    return f"{archive}/{member}" if member else uri
 
 
 def read_rows(source: Source) -> list[ImageRow]:

@@ -248,8 +248,8 @@ class Detector:
                 decoded, transform, pixels = fitted(image.content, metadata, self._settings)
             except ImageError as err:
                 return err.dead_letter(image.ref, _payload(image))
-            fitted_at = time.monotonic()
             thumbnail = thumbnail_of(decoded) if self._sampler.wants_any(image.ref.identity) else b""
+            fitted_at = time.monotonic()
             return _Prepared(image, received_at, decoded.image_wh, transform, pixels, fitted_at - started, fitted_at, thumbnail)
 
     def _threads_for(self, model: LoadedModel) -> int:
@@ -263,8 +263,8 @@ class Detector:
             detections = to_detections(output.arrays, model.metadata, ready.transform, self._settings)
         except ImageError as err:
             letter = err.dead_letter(image.ref, _payload(image))
-            named = {"model_name": model.metadata.name, "model_version": model.version}
-            return dataclasses.replace(letter, **named, thumbnail=ready.thumbnail)
+            name, version = model.metadata.name, model.version
+            return dataclasses.replace(letter, model_name=name, model_version=version, thumbnail=ready.thumbnail)
         timing = Timing(
             read=image.read_seconds,
             decode=ready.decode_seconds,
@@ -275,8 +275,8 @@ class Detector:
             led_batch=output.led_batch,
             model=output.model_seconds,
         )
-        named = model.metadata.name, model.version
-        return DetectedImage(image.ref, *ready.image_wh, *named, detections, timing, ready.thumbnail)
+        name, version = model.metadata.name, model.version
+        return DetectedImage(image.ref, *ready.image_wh, name, version, detections, timing, ready.thumbnail)
 
 
 def fitted(content: bytes, metadata: DetectorMetadata, settings: DetectConfig) -> Fitted:

@@ -19,8 +19,9 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from models.image_uris import archive_member
 from pipeline.failures import ImageError
-from pipeline.image_formats import HEAD_BYTES, archive_member, format_by_start
+from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.read.fetch import RETRY_SECONDS, is_transient_error, open_file, storage_failures
 from pipeline.read.image_names import names_image
 from pipeline.read.videos import is_video

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from models.image_uris import video_frame
 from pipeline.failures import ImageError
-from pipeline.image_formats import video_frame
 from pipeline.read.fetch import RETRY_SECONDS, look_up, open_file, storage_failures
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 

@@ -7,7 +7,7 @@ import math
 import os
 import urllib.parse
 
-from pipeline.image_formats import archive_member, video_frame
+from models.image_uris import archive_member, video_frame
 
 MISSING = "—"
 _JOINERS = "\u200c\u200d"  # zero-width, but part of correctly written Persian, Hindi and emoji

@@ -53,9 +53,13 @@ class Confidences:
           class_names: N names.
           confidences: `(N,) float32` in 0..1; others count in the first or last bin.
         """
-        bins = np.minimum(np.clip(np.nan_to_num(confidences), 0, 1) * BINS, BINS - 1).astype(int).tolist()
+        within = np.fmin(np.fmax(confidences, 0), 1)  # not a number counts as 0
+        bins = np.minimum(within * BINS, BINS - 1).astype(int).tolist()
         for name, number in zip(class_names, bins, strict=True):
-            self.by_class.setdefault(name, Counter())[number] += 1
+            of_class = self.by_class.get(name)
+            if of_class is None:
+                of_class = self.by_class[name] = Counter()
+            of_class[number] += 1
         self._bound()
 
     def __add__(self, other: Confidences) -> Confidences:

@@ -1,7 +1,7 @@
 """Successive halving over the detector's settings, one kind after the other, in processes that take turns with the start's.
 
 The machine may be busy with other work. So only ratios of neighbouring turns count, each candidate is compared with the same
-settings of the start, and the winner has to beat them in every round of a final race.
+settings of the start, and the winner has to beat them beyond doubt in a final race.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from pipeline.limits import memory_room_bytes
 from pipeline.own_python import command_of, environment
 
 ROUNDS = 4  # of a stage: each halves the candidates, down to two
-FINAL_ROUNDS = 7  # who is not faster wins all of them by chance once in 70 times
+FINAL_ROUNDS = 7
+_STUDENTS_T = 2.447  # two-sided 95 %, for the six degrees of freedom of so many rounds
 TURN_SECONDS = 1.0  # a turn of latencies takes three times as long
 AT_ONCE = 4  # candidates in memory, beside the start and the best so far
 _HOPELESS = 0.85  # of the rate of the fastest
@@ -204,8 +205,11 @@ def take_turns(start: Trial, others: Iterable[tuple[Trial, Result]]) -> None:
 
 
 def is_faster(ratios: Sequence[float]) -> bool:
-    """Whether a final race was won: in each of its rounds, and by enough to matter."""
-    return len(ratios) >= FINAL_ROUNDS and min(ratios) > 1 and statistics.median(ratios) >= _GAIN
+    """Whether a final race was won: beyond doubt (a paired t-test of the logarithms, 95 %), and by enough to matter."""
+    if len(ratios) < FINAL_ROUNDS or statistics.median(ratios) < _GAIN:
+        return False
+    gains = [math.log(ratio) for ratio in ratios]
+    return statistics.mean(gains) > _STUDENTS_T * statistics.stdev(gains) / math.sqrt(len(gains))
 
 
 class Search:

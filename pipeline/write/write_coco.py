@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from models.image_uris import archive_member
 from pipeline.errors import InputError
-from pipeline.image_formats import archive_member
 from pipeline.records import row_bytes
 from pipeline.results.layout import COCO_IMAGES, COCO_RESULTS
 from pipeline.storage.files import create, read_file

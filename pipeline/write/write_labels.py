@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import yaml
 
-from pipeline.image_formats import video_frame
+from models.image_uris import video_frame
 from pipeline.records import identity_hash
 from pipeline.storage.files import create
 

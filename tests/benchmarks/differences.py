@@ -21,7 +21,7 @@ from typing import Any
 
 from models.evaluate import compare, evaluate
 from tests.benchmarks import results
-from tests.benchmarks.images import BENCH, LARGE, make_images
+from tests.benchmarks.images import BENCH, COUNTS, LARGE, make_images
 from tests.benchmarks.model import make_model
 
 _SEED = 21
@@ -43,7 +43,9 @@ def main() -> None:
     found = {
         f"bfloat16 / float32, digits, {args.scenes} scenes": _difference(scenes, _DIGITS, bf16),
         f"scaled / full decoding, digits, {args.large_scenes} scenes of 12 MP": _difference(large_scenes, _DIGITS, (), full),
-        "scaled / full decoding, random weights, 64 photos of 12 MP": _difference(make_images(LARGE), _OURS, (), full),
+        f"scaled / full decoding, random weights, {COUNTS[LARGE]} photos of 12 MP": _difference(
+            make_images(LARGE), _OURS, (), full
+        ),
     }
     names = ["AP", "AP_reference", "agreement", "mean_iou", "mean_abs_score_difference"]
     header = [

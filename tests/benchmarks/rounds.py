@@ -35,6 +35,7 @@ class Run:
       round: Number of the round, from 0.
       images: Images with a row.
       images_per_second: Over the work; start-up and loading the model are not in it.
+      started_at: When the work started, seconds since the epoch.
       work_seconds: From the start of the work to its last row.
       startup_seconds: From the start of the process to the start of the work, and loading the model.
       first_row_seconds: From the start of the process to its first row; for the pipeline, its start-up and median latency.
@@ -48,6 +49,7 @@ class Run:
     round: int
     images: int
     images_per_second: float
+    started_at: float
     work_seconds: float
     startup_seconds: float
     first_row_seconds: float
@@ -109,6 +111,7 @@ def run_once(
         round=number,
         images=rows,
         images_per_second=rows / (end - start - load_s),
+        started_at=start,
         work_seconds=end - start - load_s,
         startup_seconds=start + load_s - watched.started_at,
         first_row_seconds=times.first_row - watched.started_at,

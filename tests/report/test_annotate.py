@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.detect import thumbnails
+from pipeline.detect.decode import decode_image
 from pipeline.detect.thumbnails import make_thumbnail
 from pipeline.failures import ImageError
 from pipeline.records import DetectedImage, Detections, ImageRef
@@ -61,6 +63,22 @@ def test_thumbnail_of_a_rotated_photo_is_upright():
     thumbnail = decoded(make_thumbnail(encoded(Image.fromarray(pixels), "JPEG", exif=exif), 1e6))
     assert thumbnail.shape == (60, 20, 3)
     assert thumbnail[:25, :, 2].mean() > 200 > 50 > thumbnail[35:, :, 2].mean()
+
+
+@pytest.mark.parametrize(("needed_wh", "is_made"), [((400, 300), True), ((200, 150), False)], ids=["half size", "a quarter"])
+def test_a_thumbnail_of_pixels_that_are_there_is_that_of_the_file(needed_wh, is_made):
+    """A JPEG that a model gets at reduced scale makes a thumbnail if the scale leaves 800 pixels."""
+    ramp = np.linspace(0, 255, 1600).astype(np.uint8)
+    content = encoded(
+        Image.fromarray(np.stack([np.tile(ramp, (1200, 1)), np.tile(ramp[:1200, None], (1, 1600)), grey(1200, 1600)[..., 0]], 2)),
+        "JPEG",
+    )
+    found = thumbnails.thumbnail_of(decode_image(content, 1e7, lambda _: needed_wh))
+    assert bool(found) == is_made
+    if is_made:
+        there, of_file = decoded(found), decoded(make_thumbnail(content, 1e7))
+        assert there.shape == of_file.shape == (600, 800, 3)
+        assert np.abs(there.astype(int) - of_file).mean() < 1
 
 
 def test_thumbnail_of_a_damaged_image_is_refused():

@@ -55,6 +55,17 @@ def test_a_sampler_wants_each_image_that_is_kept_in_the_end_also_if_it_comes_aga
     assert all(sampler.wants(each) for best in kept.values() for _, each in best)
 
 
+@given(IMAGES, SIZES)
+def test_an_image_that_is_wanted_whatever_it_shows_is_known_before_it_is_detected(images, size):
+    sampler, early = Sampler(size), set()
+    for each in images:
+        if sampler.wants_any(each.ref.identity):
+            early.add(each.ref.uri)
+        sampler.wants(each)
+    assert {each.ref.uri for _, each in kept_of(images, size).get(ANY, [])} <= early
+    assert not early or size
+
+
 @pytest.mark.parametrize("levels", [1, 100], ids=["as many objects in each", "more and more objects"])
 def test_few_of_many_images_are_wanted_whatever_their_order(levels):
     """Each that is wanted is decoded again. Confidences fall from image to image, which is the worst order of them."""
