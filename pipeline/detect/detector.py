@@ -233,11 +233,12 @@ class Detector:
         is_detected = isinstance(result, DetectedImage)
         if not (self._sampler.wants(result) or (is_detected and PROCESS.newest.wants())):
             return dataclasses.replace(result, thumbnail=b"") if result.thumbnail else result
-        with self._decoding, contextlib.suppress(ImageError):
-            thumbnail = result.thumbnail or make_thumbnail(image.content, self._settings.max_megapixels * 1e6)
-            result = dataclasses.replace(result, thumbnail=thumbnail)
-            if isinstance(result, DetectedImage):
-                PROCESS.newest.add(result)
+        if not result.thumbnail:
+            with self._decoding, contextlib.suppress(ImageError):
+                thumbnail = make_thumbnail(image.content, self._settings.max_megapixels * 1e6)
+                result = dataclasses.replace(result, thumbnail=thumbnail)
+        if result.thumbnail and isinstance(result, DetectedImage):
+            PROCESS.newest.add(result)
         return result
 
     def _prepare(self, image: EncodedImage, metadata: DetectorMetadata) -> _Prepared | DeadLetter:
@@ -257,13 +258,13 @@ class Detector:
 
     def _finish(self, ready: _Prepared, output: Output | ModelFailed, model: LoadedModel) -> DetectedImage | DeadLetter:
         image, returned_at = ready.image, time.monotonic()
+        name, version = model.metadata.name, model.version
         try:
             if isinstance(output, ModelFailed):
                 raise ImageError("detect", "model_failed", f"the model fails on this image alone: {output}") from output
             detections = to_detections(output.arrays, model.metadata, ready.transform, self._settings)
         except ImageError as err:
             letter = err.dead_letter(image.ref, _payload(image))
-            name, version = model.metadata.name, model.version
             return dataclasses.replace(letter, model_name=name, model_version=version, thumbnail=ready.thumbnail)
         timing = Timing(
             read=image.read_seconds,
@@ -275,7 +276,6 @@ class Detector:
             led_batch=output.led_batch,
             model=output.model_seconds,
         )
-        name, version = model.metadata.name, model.version
         return DetectedImage(image.ref, *ready.image_wh, name, version, detections, timing, ready.thumbnail)
 
 

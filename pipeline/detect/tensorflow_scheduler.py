@@ -48,7 +48,8 @@ class TensorFlowScheduler:
         graph = tf.Graph()
         with graph.as_default(), tf.device("CPU:0"):  # the scheduler reads its inputs there; whole batches go to the device
             inputs = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in traced.inputs]
-            # a queue for each list of batch sizes left after errors: they share the model, and an unused queue costs nothing
+            # a queue for each list of batch sizes left after errors: they share the model. One that was never called
+            # costs nothing; the threads of the others wake up each millisecond
             queues = {
                 batch_sizes[-1]: traced.queue(inputs, batch_sizes, concurrent_batches, timeout_ms)
                 for batch_sizes in batch_size_lists

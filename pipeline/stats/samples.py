@@ -12,7 +12,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
@@ -79,7 +79,7 @@ def chosen(kept: Ranked[DetectedImage], size: int) -> list[tuple[str, DetectedIm
 def _keep(kept: Ranked[_T], purpose: str, rank: int, value: _T, size: int) -> bool:
     wanted = _wanted(purpose, size)
     best = kept.get(purpose, [])
-    if len(best) >= wanted and (not wanted or rank > best[-1][0]):
+    if not _has_place(best, rank, wanted):
         return False
     if rank in (each for each, _ in best):
         return True
@@ -88,6 +88,11 @@ def _keep(kept: Ranked[_T], purpose: str, rank: int, value: _T, size: int) -> bo
     bisect.insort(kept.setdefault(purpose, best), (rank, value), key=itemgetter(0))
     del best[wanted:]
     return True
+
+
+def _has_place(best: Sequence[tuple[int, object]], rank: int, wanted: int) -> bool:
+    """Whether a rank is among the smallest `wanted` ones."""
+    return len(best) < wanted or (wanted > 0 and rank <= best[-1][0])
 
 
 def _has_room_for(kept: Ranked[_T], purpose: str) -> bool:
@@ -139,8 +144,7 @@ class Sampler:
     def wants_any(self, identity: str) -> bool:
         """Whether the image with this identity has one of the smallest ranks of `ANY` so far, so that `wants` is likely."""
         with self._lock:
-            best = self._kept.get(ANY, [])
-            return len(best) < self._size or (self._size > 0 and identity_hash(identity) <= best[-1][0])
+            return _has_place(self._kept.get(ANY, ()), identity_hash(identity), self._size)
 
 
 class NewestImages:

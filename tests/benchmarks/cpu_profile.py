@@ -75,7 +75,7 @@ def _profile(name: str, contender: Contender, images: Path) -> tuple[Counter[str
 
 def _part(library: str) -> str:
     name = library.rstrip(")").rpartition("/")[2]
-    return next((part for part, beginnings in _PARTS.items() if any(each in name for each in beginnings)), "other")
+    return next((part for part, names in _PARTS.items() if any(each in name for each in names)), "other")
 
 
 if __name__ == "__main__":
