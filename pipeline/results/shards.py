@@ -1,0 +1,428 @@
+"""Shards: self-describing Parquet files of rows, each with a name that no other file ever has, and their views for people.
+
+    detections/20261121T020000Z-<run>-<uuid>.parquet      rows of detected images
+    detections/20261121T020000Z-<run>-<uuid>.jsonl        the same rows for people; never read back
+    dead_letters/20261121T020000Z-<run>-<uuid>.parquet    rows of images and messages that failed
+
+A shard is written under another name, synced and renamed once; on Cloud Storage it is written with `ifGenerationMatch=0`. It is
+never overwritten. Its view is there before it. Only compaction deletes shards; the metadata of a merged shard names its sources,
+so a reader that sees both skips the sources.
+
+Of rows with the same key the newest counts, a detection before any dead letter.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import os
+import posixpath
+import re
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from apache_beam.io.filesystems import FileSystems
+
+from pipeline.errors import OutputError
+from pipeline.failures import FOR_GOOD
+from pipeline.records import DeadLetter, DetectedImage, name_bytes
+from pipeline.results.completion import RowVersion, row_key
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
+from pipeline.storage.cloud import move_object, read_range, write_object
+from pipeline.storage.files import create, exists, folders_of, make_folder, sync
+from pipeline.storage.globs import escape_glob
+from pipeline.storage.listing_backends import GS, generation_of
+from pipeline.storage.state import is_own_file, warn_unreadable
+
+COMPACTED = "compact"  # the run in the names of merged shards
+SOURCES = b"sources"  # metadata of a merged shard: the names of the shards in it
+_NAME = re.compile(r"(detections|dead_letters)/(\d{8}T\d{6}Z)-([\w-]+)-([0-9a-f]{32})\.parquet")
+_PART_BYTES = 1 << 20  # of an object a request
+_GROUP_ROWS = 16_384  # a row group has statistics, which exclude parts of a large shard
+BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, KeyError)  # what a damaged file raises
+
+_BOX = pa.list_(pa.float32(), 4)
+_DETECTION = pa.struct([("box_xyxy", _BOX), ("class_id", pa.int32()), ("class_name", pa.string()), ("confidence", pa.float32())])
+_COMMON = [
+    ("key", pa.uint64()),
+    ("uri", pa.string()),
+    ("uri_bytes", pa.binary()),  # of a name that is no Unicode, whose bytes stand escaped in `uri`; null for all others
+    ("generation", pa.string()),
+    ("model", pa.string()),
+    ("version", pa.string()),
+    ("settings", pa.string()),
+    ("run", pa.string()),
+    ("made_at", pa.timestamp("us", "UTC")),
+]
+SCHEMAS = {
+    DETECTIONS: pa.schema(
+        [*_COMMON, ("width", pa.int32()), ("height", pa.int32()), ("detections", pa.list_(_DETECTION)), ("extra", pa.string())]
+    ),
+    DEAD_LETTERS: pa.schema(
+        [
+            *_COMMON,
+            *((name, pa.string()) for name in ("stage", "reason", "message", "record")),
+            ("model_was_called", pa.bool_()),
+            ("payload", pa.binary()),
+            ("extra", pa.string()),
+        ]
+    ),
+}
+
+
+class Shard(NamedTuple):
+    """A shard in a results folder.
+
+    Attributes:
+      path: The file.
+      kind: `detections` or `dead_letters`.
+      size_bytes: Its size.
+      run: The run that wrote it; `compact` for a merged one.
+      written_at: The time in its name, as `20261121T020000Z`.
+    """
+
+    path: str
+    kind: str
+    size_bytes: int
+    run: str
+    written_at: str
+
+    @property
+    def view(self) -> str:
+        """Its JSON Lines file."""
+        return f"{self.path.removesuffix('.parquet')}.jsonl"
+
+
+class StagedShard(NamedTuple):
+    """A complete shard without its final name: its staged files and their final ones, the view first; objects are not staged."""
+
+    names: tuple[tuple[str, str], ...]
+
+
+def shard_of_name(path: str, size_bytes: int = 0) -> Shard | None:
+    """The shard with this path; None if the path is no shard's.
+
+    >>> shard_of_name("out/detections/20261121T020000Z-0a1b-" + "0" * 32 + ".parquet").run
+    '0a1b'
+    """
+    found = _NAME.fullmatch("/".join(path.rsplit("/", 2)[-2:]))
+    return Shard(path, found[1], size_bytes, found[3], found[2]) if found else None
+
+
+def list_shards(output: str, kinds: Sequence[str] = (DETECTIONS, DEAD_LETTERS)) -> list[Shard]:
+    """The shards of a results folder, by kind and name, without those that a merged shard holds too."""
+    found = []
+    for kind in kinds:
+        for match in FileSystems.match([f"{escape_glob(output)}/{kind}/*"]):
+            shards = (shard_of_name(entry.path, entry.size_in_bytes) for entry in match.metadata_list)
+            found += [shard for shard in shards if shard and is_own_file(shard.path)]
+    merged = {name for shard in found if shard.run == COMPACTED for name in sources_of(shard)}
+    return sorted(shard for shard in found if posixpath.basename(shard.path) not in merged)
+
+
+def sources_of(shard: Shard) -> frozenset[str]:
+    """The names of the shards that a merged shard holds, without their folder."""
+    try:
+        with open_shard(shard) as file:
+            return frozenset(json.loads((file.schema_arrow.metadata or {}).get(SOURCES, b"[]")))
+    except BROKEN as err:
+        _say_unreadable(shard, err)
+        return frozenset()
+
+
+@contextlib.contextmanager
+def open_shard(shard: Shard) -> Iterator[pq.ParquetFile]:
+    """Opens a shard; of an object only the parts that are read are fetched.
+
+    Raises:
+      OSError, pyarrow.ArrowException: It is damaged, or gone.
+    """
+    if not shard.path.startswith(GS):
+        with pq.ParquetFile(shard.path) as file:
+            yield file
+        return
+    with io.BufferedReader(_Object(shard.path, shard.size_bytes), _PART_BYTES) as source, pq.ParquetFile(source) as file:
+        yield file
+
+
+class _Object(io.RawIOBase):
+    """An object as a file that can seek."""
+
+    def __init__(self, path: str, size_bytes: int) -> None:
+        self._path, self._size, self._at = path, size_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._size, self._at + len(buffer))
+        content = read_range(self._path, self._at, end) if end > self._at else b""
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+
+def read_batches(shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a shard in parts; a damaged shard ends with a line on standard error.
+
+    Args:
+      shard: The shard.
+      columns: Only these; default: all.
+    """
+    try:
+        with open_shard(shard) as file:
+            yield from file.iter_batches(columns=columns)
+    except BROKEN as err:
+        _say_unreadable(shard, err)
+
+
+def done_keys(output: str, version: RowVersion, *, failed_too: bool = True, prefixes: Sequence[str] = ("",)) -> np.ndarray:
+    """The keys of the rows that count as done, sorted, `(N,) uint64`: 8 bytes of memory a row.
+
+    Args:
+      output: The results folder.
+      version: Only rows of this model, version and settings.
+      failed_too: Whether permanent dead letters count; transient ones never do.
+      prefixes: Only images whose URIs may begin with one of these; shards whose statistics exclude all of them are not read.
+    """
+    parts = [np.zeros(0, np.uint64)]
+    for shard in list_shards(output, (DETECTIONS, DEAD_LETTERS) if failed_too else (DETECTIONS,)):
+        parts += _keys_in(shard, version, prefixes)
+    return np.unique(np.concatenate(parts))
+
+
+def contains(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Which of some keys are among sorted keys, `(N,) bool`.
+
+    >>> contains(np.array([3, 7], np.uint64), np.array([7, 8, 2], np.uint64)).tolist()
+    [True, False, False]
+    """
+    places = np.searchsorted(keys, wanted)
+    return np.asarray((places < len(keys)) & (np.take(keys, places, mode="clip") == wanted) if len(keys) else wanted != wanted)
+
+
+def _keys_in(shard: Shard, version: RowVersion, prefixes: Sequence[str]) -> Iterator[np.ndarray]:
+    wanted = {"model": version.model, "version": version.version, "settings": version.settings_of(shard.kind)}
+    columns = ["key", *wanted, *(["reason"] if shard.kind == DEAD_LETTERS else [])]
+    try:
+        with open_shard(shard) as file:
+            groups = [n for n in range(file.num_row_groups) if _may_hold(file, n, wanted, prefixes)]
+            for batch in file.iter_batches(row_groups=groups, columns=columns) if groups else ():
+                mask = pc.is_in(batch["reason"], pa.array(sorted(FOR_GOOD))) if shard.kind == DEAD_LETTERS else None
+                for name, value in wanted.items():
+                    equal = pc.equal(batch[name], value)
+                    mask = equal if mask is None else pc.and_(mask, equal)
+                yield batch["key"].filter(mask).to_numpy(zero_copy_only=False)
+    except BROKEN as err:
+        _say_unreadable(shard, err)
+
+
+def _may_hold(file: pq.ParquetFile, group: int, wanted: dict[str, str], prefixes: Sequence[str]) -> bool:
+    """Whether the statistics of a row group allow wanted rows."""
+    of_group = file.metadata.row_group(group)
+    names = file.schema_arrow.names
+    for name, value in wanted.items():
+        found = of_group.column(names.index(name)).statistics
+        if found is not None and found.has_min_max and not found.min <= value <= found.max:
+            return False
+    uris = of_group.column(names.index("uri")).statistics
+    if uris is None or not uris.has_min_max:
+        return True
+    return any(uris.min[: len(prefix)] <= prefix <= uris.max[: len(prefix)] for prefix in prefixes)
+
+
+def detections_table(images: Sequence[DetectedImage], version: RowVersion, run: str, made_at: float) -> pa.Table:
+    """Rows of detected images, built from arrays; boxes are rounded to 0.01 pixel, confidences to 1e-5."""
+    found = [image.detections for image in images]
+    ends = np.cumsum([0, *map(len, found)])
+    boxes = np.concatenate([np.zeros((0, 4)), *(each.boxes_xyxy.reshape(-1, 4).astype(np.float64) for each in found)])
+    confidences = np.concatenate([np.zeros(0), *(each.confidences.astype(np.float64) for each in found)])
+    detections = pa.StructArray.from_arrays(
+        [
+            pa.FixedSizeListArray.from_arrays(pa.array(np.round(boxes, 2).astype(np.float32).ravel()), type=_BOX),
+            pa.array(np.concatenate([np.zeros(0, np.int32), *(each.class_ids for each in found)]).astype(np.int32)),
+            pa.array([_text(name) for each in found for name in each.class_names], pa.string()),
+            pa.array(np.round(confidences, 5).astype(np.float32)),
+        ],
+        fields=list(_DETECTION),
+    )
+    columns = [
+        *_common([(i.ref.uri, i.ref.generation, i.model_name, i.model_version) for i in images], version.settings),
+        *_of_run(len(images), version.settings, run, made_at),
+        pa.array([image.width for image in images], pa.int32()),
+        pa.array([image.height for image in images], pa.int32()),
+        pa.ListArray.from_arrays(pa.array(ends, pa.int32()), detections),
+        pa.array([_text(image.ref.extra) or None for image in images], pa.string()),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMAS[DETECTIONS])
+
+
+def dead_letters_table(letters: Sequence[DeadLetter], version: RowVersion, run: str, made_at: float) -> pa.Table:
+    """Rows of dead letters. One without an image has a key of its message, so that compaction merges only equal ones."""
+    named = [
+        (
+            each.ref.uri or f"{each.message}\0{each.payload.hex()}",
+            each.ref.generation,
+            each.model_name or version.model,
+            each.model_version if each.model_name else version.version,
+        )
+        for each in letters
+    ]
+    common = _common(named, version.settings)
+    common[1] = pa.array([_text(each.ref.uri) for each in letters], pa.string())
+    columns = [
+        *common,
+        *_of_run(len(letters), version.limits, run, made_at),
+        *(pa.array([_text(getattr(each, name)) for each in letters], pa.string()) for name in ("stage", "reason", "message")),
+        pa.array([_text(each.ref.record) or None for each in letters], pa.string()),
+        pa.array([bool(each.model_name) for each in letters], pa.bool_()),
+        pa.array([each.payload or None for each in letters], pa.binary()),
+        pa.array([_text(each.ref.extra) or None for each in letters], pa.string()),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMAS[DEAD_LETTERS])
+
+
+def _common(named: Sequence[tuple[str, str, str, str]], settings: str) -> list[pa.Array]:
+    """The columns `key` to `version`."""
+    uris = [_text(uri) for uri, *_ in named]
+    return [
+        pa.array(np.fromiter((row_key(*each, settings) for each in named), np.uint64, len(named))),
+        pa.array(uris, pa.string()),
+        pa.array([name_bytes(each[0]) if each[0] != uri else None for each, uri in zip(named, uris, strict=True)], pa.binary()),
+        *(pa.array([_text(each[place]) for each in named], pa.string()) for place in (1, 2, 3)),
+    ]
+
+
+def _of_run(rows: int, settings: str, run: str, made_at: float) -> list[pa.Array]:
+    """The columns `settings` to `made_at`."""
+    moment = pa.scalar(int(made_at * 1e6), pa.int64()).cast(pa.timestamp("us", "UTC"))
+    return [pa.array([settings] * rows, pa.string()), pa.array([run] * rows, pa.string()), pa.repeat(moment, rows)]
+
+
+def json_rows(table: pa.Table | pa.RecordBatch, kind: str) -> Iterator[dict[str, Any]]:
+    """The rows as `detection_row` and `dead_letter_row` make them, for views and exports."""
+    to_row = _detection_row if kind == DETECTIONS else _dead_letter_row
+    return map(to_row, table.to_pylist())
+
+
+def _detection_row(row: dict[str, Any]) -> dict[str, Any]:
+    for each in row["detections"]:
+        each["box_xyxy"] = [round(value, 2) for value in each["box_xyxy"]]
+        each["confidence"] = round(each["confidence"], 5)
+    return {
+        "image": {"uri": uri_of(row), "generation": row["generation"], "width": row["width"], "height": row["height"]},
+        "model": {"name": row["model"], "version": row["version"]},
+        "detections": row["detections"],
+        **({"extra": json.loads(row["extra"])} if row["extra"] else {}),
+    }
+
+
+def _dead_letter_row(row: dict[str, Any]) -> dict[str, Any]:
+    image = {"uri": uri_of(row), "generation": row["generation"]}
+    return {
+        "image": {name: value for name, value in image.items() if value},
+        **({"model": {"name": row["model"], "version": row["version"]}} if row["model_was_called"] else {}),
+        **{name: row[name] for name in ("stage", "reason", "message")},
+        **({"record": row["record"]} if row["record"] else {}),
+        **({"extra": json.loads(row["extra"])} if row["extra"] else {}),
+        **({"payload_base64": base64.b64encode(row["payload"]).decode("ascii")} if row["payload"] else {}),
+    }
+
+
+def uri_of(row: dict[str, Any]) -> str:
+    """The URI of a row, with the bytes of a name that is no Unicode."""
+    exact = row["uri_bytes"]
+    return str(row["uri"]) if exact is None else bytes(exact).decode("utf-8", "surrogatepass")
+
+
+def write_shard(output: str, kind: str, table: pa.Table, run: str, lines: Iterable[bytes] | None = None) -> str:
+    """Writes a shard, its view first, and gives it its name; durable when it returns.
+
+    Args:
+      output: The results folder.
+      kind: `detections` or `dead_letters`.
+      table: Its rows; sorted by URI, so that statistics exclude shards of other folders. Its metadata is the shard's.
+      run: Names the run, or `compact`.
+      lines: The lines of its view; None: it has none.
+
+    Returns:
+      Its path.
+    """
+    if not output.startswith(GS):
+        staged = stage_shard(output, kind, table, run, lines)
+        publish_shard(staged)
+        return staged.names[-1][1]
+    name = f"{output}/{kind}/{_new_name(run)}"
+    if lines is not None:
+        write_object(f"{name}.jsonl", b"".join(lines))
+    if not write_object(f"{name}.parquet", parquet_bytes(table), if_generation=0) and not exists(f"{name}.parquet"):
+        raise OutputError(f"output {output}: {name}.parquet could not be written")
+    return f"{name}.parquet"
+
+
+def stage_shard(output: str, kind: str, table: pa.Table, run: str, lines: Iterable[bytes] | None = None) -> StagedShard:
+    """Writes a shard under a staged name, for runners that may run a bundle again; see `write_shard`."""
+    name, staging = _new_name(run), f"{output}/{STAGING}{run}"
+    parts = ([("jsonl", b"".join(lines))] if lines is not None else []) + [("parquet", parquet_bytes(table))]
+    for ending, content in parts:
+        with create(f"{staging}/{name}.{ending}") as file:
+            file.write(content)
+    return StagedShard(tuple((f"{staging}/{name}.{ending}", f"{output}/{kind}/{name}.{ending}") for ending, _ in parts))
+
+
+def publish_shard(staged: StagedShard) -> None:
+    """Gives a staged shard its name; durable when it returns. May be repeated, also by several processes at once."""
+    sync([*(path for path, _ in staged.names), *folders_of(path for path, _ in staged.names)])
+    for path, final in staged.names:
+        make_folder(posixpath.dirname(final))
+        generation = generation_of(path)
+        moved = bool(generation) and move_object(path, final, generation) if path.startswith(GS) else _rename(path, final)
+        if not (moved or exists(final)):
+            raise OutputError(f"output: {path} is gone and {final} is not there; was the staging folder removed?")
+    sync(folders_of(final for _, final in staged.names))
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """A table as a Parquet file."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", row_group_size=_GROUP_ROWS)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _rename(path: str, final: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, final)
+        return True
+    return False
+
+
+def _new_name(run: str) -> str:
+    return f"{time_in_name(time.time())}-{run}-{uuid.uuid4().hex}"
+
+
+def _text(value: str) -> str:
+    """Text that Parquet can hold: bytes of a name that is no UTF-8 are escaped."""
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+
+
+def _say_unreadable(shard: Shard, err: Exception) -> None:
+    warn_unreadable(shard.path, " ".join(str(err).split())[:200])

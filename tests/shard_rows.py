@@ -1,0 +1,56 @@
+"""Results folders for tests: writes shards without a job, and reads the rows of a folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
+from pipeline.results.completion import RowVersion
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
+from pipeline.results.shards import dead_letters_table, detections_table, json_rows, list_shards, read_batches, write_shard
+
+VERSION = RowVersion("yolo", "7", "ab12cd34", "cd34ab12")
+
+
+def detected(uri: str, generation: str = "1", confidence: float = 0.5, *, version: RowVersion = VERSION) -> DetectedImage:
+    """A detected image with one object."""
+    boxes = np.array([[1.0, 2.0, 30.5, 40.25]], np.float32)
+    found = Detections(boxes, np.array([3], np.int32), np.array([confidence], np.float32), ("cat",))
+    return DetectedImage(ImageRef(uri, generation), 640, 480, version.model, version.version, found)
+
+
+def failed(uri: str, generation: str = "1", *, stage: str = "decode", reason: str = "not_an_image") -> DeadLetter:
+    """A dead letter of an image."""
+    return DeadLetter(ImageRef(uri, generation), stage, reason, "expected an image")
+
+
+def write_rows(
+    output: str,
+    images: Sequence[DetectedImage] = (),
+    letters: Sequence[DeadLetter] = (),
+    *,
+    version: RowVersion = VERSION,
+    run: str = "0a1b2c3d",
+    made_at: float | None = None,
+) -> list[str]:
+    """Writes a shard of each kind that has rows, with its view; returns their paths."""
+    made_at = time.time() if made_at is None else made_at
+    paths = []
+    if images:
+        images = sorted(images, key=lambda image: image.ref.uri)
+        lines = [row_bytes(detection_row(image)) + b"\n" for image in images]
+        paths.append(write_shard(output, DETECTIONS, detections_table(images, version, run, made_at), run, lines))
+    if letters:
+        lines = [row_bytes(dead_letter_row(letter)) + b"\n" for letter in letters]
+        paths.append(write_shard(output, DEAD_LETTERS, dead_letters_table(letters, version, run, made_at), run, lines))
+    return paths
+
+
+def rows_in(output: str, kind: str = DETECTIONS) -> list[dict[str, Any]]:
+    """The rows of a kind in a results folder, as its shards have them, sorted by image."""
+    rows = [row for shard in list_shards(output, (kind,)) for batch in read_batches(shard) for row in json_rows(batch, kind)]
+    return sorted(rows, key=row_bytes)
