@@ -1,28 +1,23 @@
-"""Stop or commit: the first of the two in this process decides, once for a run.
+"""How a signal stops a batch job: its steps, which run in threads, end at their next element.
 
-After a stop the run commits nothing. After the commit has begun, a stop has no effect and the run ends by itself. Steps that run
-in threads of a stopped process are cancelled: they end at the next element. This state belongs to the process, as signals do; one
-job runs in a process at a time.
+This state belongs to the process, as signals do; one job runs in a process at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 _Element = TypeVar("_Element")
-_STOPPED, _COMMITTING, _CANCELLED, _DELAYED = "stopped", "committing", "cancelled", "delayed"
-# `setdefault` is atomic, also in a signal's handler; a lock could be held by the very thread that the handler interrupts
-_state: dict[str, str] = {}
-_confirmations: list[Callable[[], None]] = []
+_STOPPED, _CANCELLED, _DELAYED = "stopped", "cancelled", "delayed"
+# setting an item is atomic, also in a signal's handler; a lock could be held by the very thread that the handler interrupts
+_state: dict[str, bool] = {}
 
 
 @contextlib.contextmanager
 def one_run() -> Iterator[None]:
-    """The time of one run, which can be stopped; the next run starts undecided."""
+    """The time of one run, which can be stopped; the next run starts anew."""
     _state.clear()
     try:
         yield
@@ -30,51 +25,41 @@ def one_run() -> Iterator[None]:
         _state.clear()
 
 
-def stop() -> bool:
-    """Stops the run; returns False if the run commits already."""
-    return _state.setdefault("came", _STOPPED) == _STOPPED
+def stop() -> None:
+    """Notes that the run was stopped."""
+    _state[_STOPPED] = True
+
+
+def stopped() -> bool:
+    """Whether the run was stopped."""
+    return _STOPPED in _state
 
 
 @contextlib.contextmanager
 def delayed_stop() -> Iterator[None]:
     """Delays the KeyboardInterrupt of a stop to the end of the block."""
-    _state["stop"] = _DELAYED
+    _state[_DELAYED] = True
     try:
         yield
     finally:
-        _state.pop("stop", None)
+        _state.pop(_DELAYED, None)
     if stopped():
         raise KeyboardInterrupt
 
 
 def is_delayed() -> bool:
     """Whether a stop must not interrupt the main thread now."""
-    return "stop" in _state
-
-
-def stopped() -> bool:
-    """Whether the run was stopped."""
-    return _state.get("came") == _STOPPED
-
-
-def begin_commit() -> None:
-    """Decides that the run commits; later stops have no effect.
-
-    Raises:
-      KeyboardInterrupt: The run was stopped before.
-    """
-    if _state.setdefault("came", _COMMITTING) == _STOPPED:
-        raise KeyboardInterrupt
+    return _DELAYED in _state
 
 
 def cancel_steps() -> None:
     """Makes the steps that run in threads of this process end soon; their results are not wanted any more."""
-    _state["steps"] = _CANCELLED
+    _state[_CANCELLED] = True
 
 
 def steps_are_cancelled() -> bool:
     """Whether the steps shall end."""
-    return "steps" in _state
+    return _CANCELLED in _state
 
 
 def until_cancelled(elements: Iterable[_Element]) -> Iterator[_Element]:
@@ -87,28 +72,3 @@ def until_cancelled(elements: Iterable[_Element]) -> Iterator[_Element]:
         if steps_are_cancelled():
             raise KeyboardInterrupt
         yield element
-
-
-def stop_from_thread() -> None:
-    """Stops the job as SIGTERM does; to be called in a thread that is not the main one."""
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # a running thread has an ident
-
-
-@contextlib.contextmanager
-def confirmed_before_commit(confirm: Callable[[], None]) -> Iterator[None]:
-    """While this lasts, a run in this process commits only if `confirm` does not raise."""
-    _confirmations.append(confirm)
-    try:
-        yield
-    finally:
-        _confirmations.remove(confirm)
-
-
-def confirm_commit() -> None:
-    """Makes sure that the run may still commit.
-
-    Raises:
-      TakenOverError: Another run took over.
-    """
-    for confirm in _confirmations:
-        confirm()
