@@ -324,7 +324,7 @@ class Config:
     runner: Text = setting(
         "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner, SparkRunner or DataflowRunner"
     )
-    max_dead_share: Share = setting(0.5, "exit with 1 when a larger share of the images became dead letters")
+    max_dead_share: Share = setting(0.5, "exit with 1 when a larger share of the images that were tried became dead letters")
     allow_empty: Switch = setting(False, "accept an input that names no image")
     when_busy: Literal["wait", "skip", "stop"] = setting(
         "wait", "when another run works at the same images for this output: wait, skip (exit code 0), or stop (3)"

@@ -40,7 +40,7 @@ class JobReport:
     Attributes:
       results: The results folder.
       write: How many samples go to files and to the report.
-      max_dead_share: The job fails if a larger share of its images failed; a stream never fails for it.
+      max_dead_share: The job fails if a larger share of the images that it tried failed; a stream never fails for it.
       name: The name in the names of the job's files; empty: the run's own.
     """
 
@@ -131,14 +131,20 @@ class JobReport:
         if lost:
             print(f"error: {lost} images have no result; this is a defect of the pipeline", file=sys.stderr)
             return FAILED
-        if images["dead"] > self.max_dead_share * max(images["read"], 1):
+        tried = images["detected"] + images["dead"]
+        if too_many_dead(images["detected"], images["dead"], self.max_dead_share):
             print(
-                f"error: {images['dead']} of {images['read']} images failed, more than max_dead_share = "
+                f"error: {images['dead']} of {tried} images failed, more than max_dead_share = "
                 f"{self.max_dead_share:g}{_commonest(stats)}; see {self.results}/dead_letters",
                 file=sys.stderr,
             )
             return FAILED
         return DONE
+
+
+def too_many_dead(detected: int, dead: int, max_dead_share: float) -> bool:
+    """Whether too large a share of the images that were tried failed; skipped images were not tried."""
+    return dead > max_dead_share * (detected + dead)
 
 
 def _named(model: Mapping[str, Any]) -> str:

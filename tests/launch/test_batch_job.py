@@ -205,6 +205,18 @@ def test_too_many_dead_letters_are_a_failure(tmp_path, run_job, bright_model):
     assert run_job(*arguments, "--max-dead-share", "0.75")[0] == 0
 
 
+def test_images_that_are_done_already_do_not_hide_that_all_new_ones_failed(tmp_path, run_job, bright_model):
+    """The share of dead letters is one of the images that were tried, so a nightly backfill raises its alarm."""
+    for n in range(3):
+        write_bright_image(tmp_path / "in" / f"{n}.png", (64, 48), (10, 10, 30, 30))
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--only-new"]
+    assert run_job(*arguments)[0] == 0
+    (tmp_path / "in" / "new.jpg").write_text("text")
+    code, stdout, err = run_job(*arguments)
+    assert stdout.startswith("4 images read: 0 detected, 1 dead, 3 skipped")
+    assert code == 1 and "1 of 1 images failed" in err
+
+
 def test_dead_letters_can_be_given_as_input_again(tmp_path, run_job, bright_model):
     """What was mended in between is detected."""
     broken = tmp_path / "in" / "broken.png"
