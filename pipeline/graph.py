@@ -1,7 +1,7 @@
 """The whole pipeline on one screen: every step of a batch job and of a stream.
 
 ReadImages ──> DetectObjects ── detected ──┐
-    │                │                     ├──> Results ──> each sink: WriteFiles, …
+    │                │                     ├──> Results ──> each sink: WriteShards, …
     ├────────────────┴─ dead letters ──────┤
     └─ counted ────────────────────────────┘        read = detected + dead + skipped
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import apache_beam as beam
 
@@ -20,10 +19,11 @@ from pipeline.detect.detect_objects import DetectObjects
 from pipeline.detect.saved_model import name_and_version
 from pipeline.monitoring.watchdog import watch_worker
 from pipeline.read.dead_letter_replay import DeadLetterReplay
+from pipeline.read.only_new import DoneRows
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.records import dead_letter_row, detection_row
-from pipeline.results.completion import CompletionRule
+from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.run import Run
 from pipeline.stats.worker_context import WorkerContext
@@ -35,11 +35,12 @@ from pipeline.stream.read_requested import ReadRequested
 from pipeline.stream.run import RunSettings
 from pipeline.stream.steps import ParseMessages, PublishResults
 from pipeline.write.sink import Results, Sink
-from pipeline.write.spill_rows import RowsResumePoint
-from pipeline.write.write_files import WriteFiles
+from pipeline.write.write_shards import WriteShards
 
 
-def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: Source | None = None) -> None:
+def build(
+    pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: Source | None = None, *, lazily: bool = False
+) -> None:
     """Adds a batch job to a pipeline.
 
     Args:
@@ -47,9 +48,10 @@ def build(pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: S
       config: The job.
       to: The sinks of its results; see `sinks`.
       source: The source of its images; default: `source_of`.
+      lazily: Whether the first image loads the model: perhaps there is nothing to do.
     """
     read = pipeline | "ReadImages" >> (source or source_of(config))
-    detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), lazily=config.only_new)
+    detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), lazily=lazily)
     found = read.images | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
     results = Results(found.detected, (read.dead, found.dead), read.counted)
     for sink in to:
@@ -68,35 +70,26 @@ def worker_context(config: Config, run: Run, launched_at: float) -> WorkerContex
     return WorkerContext(run, functools.partial(name_and_version, config.model, config.detect.engine), launched_at, watch)
 
 
-def source_of(
-    config: Config,
-    done: CompletionRule | None = None,
-    resumed: Sequence[RowsResumePoint] | None = None,
-    at: WorkerContext | None = None,
-) -> Source:
+def source_of(config: Config, done: DoneRows | None = None, worker_context: WorkerContext | None = None) -> Source:
     """The source of a batch job's images.
 
     Args:
       config: The job.
-      done: The rule by which rows in the output complete an image, which is then skipped; None: none does.
-      resumed: The resume points of killed runs of the same command.
-      at: The workers' place, if they run outside the launcher's process.
+      done: The rows in the output that complete an image, which is then skipped; None: none do.
+      worker_context: What workers elsewhere must reach; None: the launcher's process does all work.
     """
-    spills = tuple(spill for resume_point in resumed or () for _, spill in resume_point.spills)
     again = dead_letter_replay(config) if config.retry_dead else None
-    inputs = {} if again else config.patterns()
     return ReadImages(
-        inputs,
+        {} if again else config.patterns(),
         config.read,
         exclude=config.output,
         allowed=config.stream.allow_uri_prefix,
         allow_empty=config.allow_empty,
         done=done,
         again=again,
-        resumed=spills,
-        worker_context=at,
+        worker_context=worker_context,
         max_megapixels=config.detect.max_megapixels,
-        rebalance=at is not None,  # one process needs no rebalancing
+        rebalance=worker_context is not None,  # one process needs no rebalancing
     )
 
 
@@ -107,33 +100,16 @@ def dead_letter_replay(config: Config) -> DeadLetterReplay:
     return DeadLetterReplay(folders, functools.partial(replay_message, limits=limits))
 
 
-def sinks(
-    config: Config,
-    run: Run,
-    name: str = "",
-    *,
-    launched: bool = True,
-    model: tuple[str, str] = ("", ""),
-    resumed: Sequence[RowsResumePoint] | None = None,
-    at: WorkerContext | None = None,
-    began_at: float = 0.0,
-    settings: Mapping[str, Any] | None = None,
-) -> list[Sink]:
+def sinks(config: Config, run: Run, version: RowVersion, worker_context: WorkerContext | None = None) -> list[Sink]:
     """The sinks of a batch job's results.
 
     Args:
       config: The job.
-      run: The run; `WriteFiles` leaves the figures for the summary in its folder.
-      name: The part of the row files' names that identifies the run.
-      launched: Whether a launcher holds that folder while the job runs.
-      model: Name and version of the model, if known.
-      resumed: The resume points of killed runs of the same command; None: this run makes none.
-      at: The workers' place, if they run outside the launcher's process.
-      began_at: When the run began, seconds since the epoch.
-      settings: All settings, as the results name them; default: the config's.
+      run: The run; `WriteShards` leaves the statistics for the summary in its folder.
+      version: The version of its rows.
+      worker_context: What workers elsewhere must reach; None: the launcher's process does all work.
     """
-    named = settings or config.as_dict()
-    return [WriteFiles(run, named, config.write, samples_kept(config), launched, model, name, resumed, at, began_at)]
+    return [WriteShards(run, version, config.write, samples_kept(config), worker_context)]
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:

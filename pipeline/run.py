@@ -33,9 +33,9 @@ _DEFAULT_MODEL = """\
 warning: without --model the bundled detector of handwritten digits runs; give --model PATH, or --model digits if it is meant"""
 _PURPOSES = {  # of --help; --help-all shows every flag, by its section of the config
     "what to do": ("input", "output", "model.path", "mode", "runner"),
-    "which images": ("dates", "only_new", "retry_dead", "when_busy"),
+    "which images": ("dates", "again", "retry_dead", "when_busy"),
     "what counts as a detection": ("detect.score_threshold", "detect.iou_threshold", "detect.classes"),
-    "results": ("write.samples", "write.format", "write.coco", "write.replace"),
+    "results": ("write.samples", "write.export"),
     "speed": ("detect.precision", "detect.device"),
     "streams": ("stream.archive", "stream.allow_uri_prefix"),
 }

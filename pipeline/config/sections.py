@@ -215,30 +215,16 @@ class ReadConfig:
 class WriteConfig:
     """The outputs besides JSON Lines, summary and report."""
 
-    shards: Count | None = setting(None, "number of detections-*.jsonl files; default: one for each 100,000 rows")
-    replace: Switch = setting(False, "remove the results of earlier runs with other settings from the output folder")
-    parquet: Switch = setting(False, "also write detections/*.parquet, one row an image")
-    tfrecord: Switch = setting(False, "also write detections/*.tfrecord, tf.Examples with the TF Object Detection API's keys")
-    format: ListOf[Literal["csv", "yolo", "voc", "cvat", "label-studio"]] = setting(
-        (),
-        "also write csv (one line a detection), labels to train or annotate with (zip archives): yolo, voc, or what annotation "
-        "tools import to correct: cvat, label-studio",
+    view: Switch = setting(True, "write each file of rows as JSON Lines, too, for people")
+    shard_seconds: Annotated[float, Between(0.0)] = setting(
+        30.0, "most seconds of rows in one file; a job that was killed repeats at most these when it runs again"
     )
-    coco: Switch = setting(False, "also write coco/results.json (and coco/images.json), of up to 10,000,000 images")
-    coco_ground_truth: SomePath | None = setting(None, "COCO annotations whose image and category ids coco/results.json uses")
+    export: ListOf[Literal["csv", "coco", "yolo", "voc", "cvat", "label-studio", "tfrecord"]] = setting(
+        (), "at the end, export the results in these formats too, as detect-objects export does at any time"
+    )
+    coco_ground_truth: SomePath | None = setting(None, "COCO annotations whose image and category ids an export as coco uses")
     samples: CountFrom0 = setting(0, "write this many annotated images under samples/")
     report_samples: Annotated[int, Between(0, 200)] = setting(12, "annotated images shown in report.html")
-
-    resume_point_s: Annotated[float, Between(0.0)] = setting(
-        30.0, "most seconds of work that a killed job in one process repeats when its command runs again"
-    )
-
-    @field_validator("coco_ground_truth")
-    @classmethod
-    def _has_a_use(cls, path: str | None, before: ValidationInfo) -> str | None:
-        if path is not None and before.data.get("coco") is False:
-            raise PydanticCustomError("no_use", "coco (--coco) with it, since only coco/results.json uses it")
-        return path
 
 
 @checked
@@ -327,17 +313,11 @@ class Config:
     max_dead_share: Share = setting(0.5, "exit with 1 when a larger share of the images that were tried became dead letters")
     allow_empty: Switch = setting(False, "accept an input that names no image")
     when_busy: Literal["wait", "skip", "stop"] = setting(
-        "wait", "when another run works at the same images for this output: wait, skip (exit code 0), or stop (3)"
+        "wait", "when another run of this command is at work: wait, skip (exit code 0), or stop (3)"
     )
     busy_wait_s: Annotated[float, Between(0.0)] = setting(3600.0, "longest wait for another run, in seconds; then stop")
-    only_new: Switch = setting(
-        False,
-        "skip images that have a row in the output, of a batch job or stream with this model and settings",
-    )
-    retry_dead: Switch = setting(
-        False,
-        "retry failed images: the input is the output's dead letters; skips images that have a row by now, as only_new does",
-    )
+    again: Switch = setting(False, "detect images that are done again, too; the newest row of an image counts")
+    retry_dead: Switch = setting(False, "retry failed images: the input is the output's dead letters")
     beam_options: Mapping[Text, _BeamOption] = section(dict, "options of Beam and its runners, by their flag's name", **KEY_ONLY)
     model: ModelConfig = section(ModelConfig)
     detect: DetectConfig = section(DetectConfig)

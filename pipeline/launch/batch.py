@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -16,8 +17,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline import graph
 from pipeline.config import Config
-from pipeline.errors import BusyError, ConfigError, InputError
-from pipeline.failures import FOR_GOOD
+from pipeline.errors import BusyError, InputError
 from pipeline.launch.dry_run import first_images, input_lines, model_lines, say, to_try, tried
 from pipeline.launch.finalize import DONE, FAILED, JobReport, clean_up, failed, stopped_by_signals
 from pipeline.launch.loading import detector_loading, detector_used, load_detector, model_known
@@ -28,26 +28,19 @@ from pipeline.read.allowed import refusal
 from pipeline.read.containers import is_container
 from pipeline.read.list_images import NOT_ALLOWED, folders_in_manifests, folders_of, list_images, resolved
 from pipeline.read.manifests import is_manifest
-from pipeline.read.only_new import CompletedKeys, done_since, has_any
+from pipeline.read.only_new import DoneRows
 from pipeline.read.source import Source
-from pipeline.records import ImageRef
-from pipeline.results.cancellation import begin_commit, stop_from_thread
-from pipeline.results.claims import EVERYTHING
-from pipeline.results.completion import CompletionRule, Provenance
-from pipeline.results.layout import check_output, is_of_stream
-from pipeline.results.lease import leased
-from pipeline.results.ledger import list_files_of_rows
-from pipeline.results.other_runs import take_over_killed
-from pipeline.results.resume_points import resume_points_of
-from pipeline.results.run import Run, fence
-from pipeline.results.write_policy import run_name, same_work
+from pipeline.records import row_bytes
+from pipeline.results.completion import UNKNOWN, RowVersion
+from pipeline.results.layout import check_output
+from pipeline.results.lock import locked
+from pipeline.results.run import Run
 from pipeline.stats import progress
 from pipeline.stats.summary import JobStats, RunFacts, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
-from pipeline.storage.spill_files import SpillFile
+from pipeline.storage.listing_backends import GS
 from pipeline.write.sink import Sink
-from pipeline.write.spill_rows import RowsResumePoint, Shard
-from pipeline.write.write_files import read_written
+from pipeline.write.write_shards import read_stats
 
 
 def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:
@@ -58,9 +51,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     """
     config = dataclasses.replace(config, output=config.output.rstrip("/") or "/")
     if config.retry_dead:
-        config = dataclasses.replace(_allowing_inputs(config), only_new=True, allow_empty=True, input=(), dates="")
-    if config.only_new and config.write.replace:
-        raise ConfigError("only_new and replace: expected one of them, since the one adds to what the other removes")
+        config = dataclasses.replace(_allowing_inputs(config), allow_empty=True, input=(), dates="")
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
     graph.source_of(config).check()
@@ -77,7 +68,7 @@ def _allowing_inputs(config: Config) -> Config:
 def show_plan(job: Job) -> int:
     """Dry run: prints what a run would do, what it detects in a few images, and what is wrong; writes nothing."""
     config = job.config
-    for sink in graph.sinks(config, Run.new(config.output), settings=job.settings):
+    for sink in graph.sinks(config, Run.new(config.output), UNKNOWN):
         sink.check(write=False)
     detector = load_detector(config)
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
@@ -89,9 +80,10 @@ def show_plan(job: Job) -> int:
         refs = {ref.uri: ref for ref in graph.dead_letter_replay(config).refs_in_results(config.output)}
     if not (refs or config.allow_empty):
         raise _nothing(config)
-    done = _done(config, (detector.model.metadata.name, detector.model.version))
-    known: Container[ImageRef] = CompletedKeys.of(config.output, done) if done else ()
-    new = sorted((ref for ref in refs.values() if ref not in known), key=lambda ref: ref.uri)
+    model = detector.model.metadata.name, detector.model.version
+    done = _done(config, RowVersion.of(config.as_dict(), model))
+    known = done.among({ref.uri: ref.generation for ref in refs.values()}) if done else set()
+    new = sorted((ref for ref in refs.values() if ref.uri not in known), key=lambda ref: ref.uri)
     say(input_lines(new, len(refs) - len(new), left_out))
     say(f"         from {pattern}" for pattern in patterns if is_container(pattern) or is_manifest(pattern))
     say([f"         of {config.dates}, {config.time_zone}"] if config.dates else [])
@@ -114,14 +106,14 @@ def run(job: Job) -> int:
         try:
             model = model_known(job)
             if job.template:
-                steps = _steps(job, this_run, model, job.started_at)
+                steps = _steps(job, this_run, model)
                 steps.check()
                 job.write_template(steps.build)
                 return DONE
             check_output(config.output)
-            with _lease(job, this_run):
-                # the start is taken after the lease, so two runs of one command never have the same
-                return _run_to_end(job, this_run, model, time.time())
+            wait_s = config.busy_wait_s if config.when_busy == "wait" else 0.0
+            with locked(config.output, _lock_of(job, model), wait_s=wait_s, what=f"run {this_run.name}"):
+                return _run_to_end(job, this_run, model)
         except BusyError as busy:
             if config.when_busy != "skip":
                 raise
@@ -135,129 +127,88 @@ class _Steps(NamedTuple):
     """The ends of a job's graph.
 
     Attributes:
-      config: The job's settings, as its steps have them.
+      config: The job's settings.
       source: The source of images.
       sinks: The destinations of results.
-      name: The name in the names of files.
+      lazily: Whether the first new image loads the model, since perhaps there is none.
     """
 
     config: Config
     source: Source
     sinks: Sequence[Sink]
-    name: str
+    lazily: bool
 
     def check(self) -> None:
         for sink in self.sinks:
             sink.check()
 
     def build(self, pipeline: beam.Pipeline) -> None:
-        graph.build(pipeline, self.config, self.sinks, self.source)
+        graph.build(pipeline, self.config, self.sinks, self.source, lazily=self.lazily)
 
 
-def _steps(
-    job: Job, run: Run, model: tuple[str, str], began_at: float, resumed: Sequence[RowsResumePoint] | None = None
-) -> _Steps:
-    """The steps of a job; `resumed`: resume points of killed runs of the same command, None if the job makes none."""
-    config, name, launched = job.config, run_name(job.settings, began_at), not job.template
-    at = None if job.in_process else graph.worker_context(config, run, time.time() if launched else 0.0)
-    sinks = graph.sinks(
-        config, run, name, launched=launched, model=model, resumed=resumed, at=at, began_at=began_at, settings=job.settings
-    )
-    return _Steps(_settled(config, model), graph.source_of(config, _done(config, model), resumed, at), sinks, name)
+def _steps(job: Job, run: Run, model: tuple[str, str]) -> _Steps:
+    config, version = job.config, RowVersion.of(job.config.as_dict(), model)
+    done = _done(config, version, run.name)
+    launched_at = 0.0 if job.template else time.time()
+    workers = None if job.in_process else graph.worker_context(config, run, launched_at)
+    lazily = done is not None and (not job.in_process or len(done.keys) > 0)
+    return _Steps(config, graph.source_of(config, done, workers), graph.sinks(config, run, version, workers), lazily)
 
 
-def _settled(config: Config, model: tuple[str, str]) -> Config:
-    """The job's settings; one that leaves out what a version has done works with that very version to its end."""
-    if not (config.only_new and model[1]):
-        return config
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, model_version=model[1]))
-
-
-def _done(config: Config, model: tuple[str, str]) -> CompletionRule | None:
-    """What counts as done for a job; None where it does all."""
-    if not config.only_new:
+def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None:
+    """The rows that count as done for a job; None where it detects all images again."""
+    if config.again:
         return None
-    return CompletionRule(Provenance.of(config.as_dict(), model), frozenset() if config.retry_dead else FOR_GOOD)
-
-
-def _lease(job: Job, run: Run) -> AbstractContextManager[None]:
-    """The lease of the images that are worked at; of all, where that cannot be reports, or earlier results shall go."""
-    config = job.config
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
-    wait_s = config.busy_wait_s if config.when_busy == "wait" else 0.0
-    names_any = config.retry_dead or any(map(is_manifest, patterns))  # dead letters and manifests may name anybody's images
-    claimed = [EVERYTHING] if config.write.replace or names_any else patterns
-    return leased(run.folder, claimed, wait_s=wait_s, lost=stop_from_thread, fence=fence, works_here=job.in_process)
+    named = any(map(is_manifest, patterns)) or config.retry_dead  # these may name anybody's images
+    prefixes = ("",) if named else tuple(map(_beginning, (*config.stream.allow_uri_prefix, *folders_of(patterns))))
+    return DoneRows(config.output, version, not config.retry_dead, prefixes, run)
 
 
-def _run_to_end(job: Job, run: Run, model: tuple[str, str], began_at: float) -> int:
-    config, same = job.config, same_work(job.settings, model)
-    steps = _steps(job, run, model, began_at)
+def _beginning(folder: str) -> str:
+    """What the URIs of a folder's images begin with; empty where that is not known, as of addresses."""
+    if folder.startswith(GS):
+        return folder
+    return "" if "://" in folder else os.path.abspath(folder)
+
+
+def _lock_of(job: Job, model: tuple[str, str]) -> str:
+    """The name of the lock of a command: equal for two jobs that would do the same work."""
+    work = [
+        job.settings.get("resolved_input", []),
+        RowVersion.of(job.settings, model),
+        job.config.retry_dead,
+        job.config.read.fps,
+    ]
+    return hashlib.blake2b(row_bytes(work), digest_size=8).hexdigest()
+
+
+def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
+    config = job.config
+    steps = _steps(job, run, model)
     steps.check()
-    about = {"settings": job.settings, "command": job.command, "started_at": began_at, "same": same}
-    with _said_what_is_kept(run), run.held(about):
-        resumed: Sequence[RowsResumePoint] = ()
-        if job.in_process:
-            take_over_killed(run, same)
-            resumed = _resumed(config, run, model)
-            steps = _steps(job, run, model, began_at, resumed)
+    with run.opened():
         facts = _run_graph(job, steps, run)
-        stats, notes = read_written(run)
+        stats = read_stats(run)
         facts = facts if job.in_process else facts.elsewhere(stats.began)
-        if rows := sum(spill.lines for resume_point in resumed for _, spill in resume_point.spills):
-            notes = (*notes, f"{rows} of them were done by a run of this command that was cut short")
         if not (stats.named or config.allow_empty):
             raise _nothing(config)
-        code = _ending(config, steps.name).finish(stats, facts, run.name, notes)
-        clean_up(run)
-        return code
-
-
-@contextlib.contextmanager
-def _said_what_is_kept(run: Run) -> Iterator[None]:
-    """If the run fails, prints how many rows its command resumes from."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(Exception):  # the first error counts
-            if rows := run.rows_kept():
-                print(f"{rows} images are done; the same command goes on from there", file=sys.stderr)
-        raise
-
-
-def _resumed(config: Config, run: Run, model: tuple[str, str]) -> Sequence[RowsResumePoint]:
-    """The resume points of killed runs of this command, as one; empty if there are none.
-
-    A resume point with an image that another job has done since does not count, since its statistics cannot be divided.
-    Images that a stream has done since do no harm: streams and jobs may repeat each other.
-    """
-    spills = [spill for resume_point in resume_points_of(run.folder, RowsResumePoint) for _, spill in resume_point.spills]
-    complete = {spill.path for spill in spills}  # a thread of a stopped run may be writing one more
-    done, doubled = _done(config, model), set[tuple[int, int]]()
-    if spills and done:
-        of_jobs = [file for file in list_files_of_rows(config.output) if not is_of_stream(file.path)]
-        doubled = done_since(spills, of_jobs, done)
-    keyed, stats = list[tuple[Shard, SpillFile]](), JobStats()
-    for resume_point in resume_points_of(run.folder, RowsResumePoint):  # one at a time: each may have images as samples
-        own = [spill for _, spill in resume_point.spills]
-        if complete.issuperset(spill.path for spill in own) and not has_any(own, doubled):
-            keyed += resume_point.spills
-            stats.merge(resume_point.counted, graph.samples_kept(config))
-    return [RowsResumePoint(keyed, stats.as_resumed())] if keyed else []
+        code = _ending(config).finish(stats, facts, run.name)
+    clean_up(config.output)
+    return code
 
 
 def _run_graph(job: Job, steps: _Steps, run: Run) -> RunFacts:
-    """Runs the graph to its end, when the results are committed."""
+    """Runs the graph to its end, when all rows are durable."""
     launched_at = time.time()
     with (
         _displayed(job, run) as reports,  # first, since loading a model discards standard error
-        detector_loading(steps.config) if job.in_process and not job.config.only_new else contextlib.nullcontext() as loading,
+        detector_loading(steps.config) if job.in_process and not steps.lazily else contextlib.nullcontext() as loading,
         job.runner.served(job.options),
     ):
         pipeline = job.pipeline()
         steps.build(pipeline)
         _wait(job, pipeline.run())
-        begin_commit()  # only now, if other processes have committed
         detector = loading.result() if loading else detector_used(steps.config)
     return job.done(detector.ready_at, detector) if detector else job.done(launched_at, reports)
 
@@ -297,5 +248,5 @@ def _nothing(config: Config) -> InputError:
     return InputError(f"input {', '.join(config.input)}: names no image")
 
 
-def _ending(config: Config, name: str = "") -> JobReport:
-    return JobReport(config.output, config.write, config.max_dead_share, name)
+def _ending(config: Config) -> JobReport:
+    return JobReport(config.output, config.write, config.max_dead_share)

@@ -20,15 +20,12 @@ from pipeline.records import DetectedImage
 from pipeline.report.annotate import annotate, can_be_drawn
 from pipeline.report.page import render_report
 from pipeline.results import cancellation
-from pipeline.results.layout import COCO_IMAGES, COCO_RESULTS, REPORT, RUNS, SUMMARY, sample_name
-from pipeline.results.other_runs import remove_dead
-from pipeline.results.reports import reports_in
-from pipeline.results.run import Run
+from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_result_name, read_summary, sample_name
+from pipeline.results.run import Run, remove_abandoned
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import chosen
 from pipeline.stats.summary import JobStats, RunFacts, left_out_line, summarise, to_json
-from pipeline.storage.files import copy_file, delete_files, exists, write_file
-from pipeline.write.formats import endings_of
+from pipeline.storage.files import delete_files, write_file
 
 DONE, FAILED = 0, 1
 
@@ -41,13 +38,11 @@ class JobReport:
       results: The results folder.
       write: How many samples go to files and to the report.
       max_dead_share: The job fails if a larger share of the images that it tried failed; a stream never fails for it.
-      name: The name in the names of the job's files; empty: the run's own.
     """
 
     results: str
     write: WriteConfig
     max_dead_share: float = 1.0
-    name: str = ""
 
     def finish(self, stats: JobStats, facts: RunFacts, run: str, notes: Sequence[str] = ()) -> int:
         """Writes summary, report and samples, prints the outcome in a few lines, and returns the exit code.
@@ -67,40 +62,34 @@ class JobReport:
     def files(self, rows: bool = True) -> list[str]:
         """The names of the written files, for a person; `rows`: whether any image is read."""
         optional = {
-            "detections/*.jsonl": rows,
-            "dead_letters/*.jsonl": rows,
-            **{f"detections/*.{ending}": rows for ending in endings_of(self.write)},
-            "coco/": rows and self.write.coco,
+            "detections/": rows,
+            "dead_letters/": rows,
+            f"{EXPORTS}/": rows and bool(self.write.export),
             "samples/": rows and self.write.samples > 0,
         }
-        return ["report.html", "summary.json", *(name for name, wanted in optional.items() if wanted)]
+        return [REPORT, SUMMARY, *(name for name, wanted in optional.items() if wanted)]
 
     def _write(
         self, summary: dict[str, Any], stats: JobStats, run: str, disagreements: Sequence[tuple[str, DetectedImage]]
     ) -> None:
-        """Writes the reports to `runs/<run>/`, then their copies to the top."""
+        """Writes the reports to `runs/<run>/`, then their copies to the top; the summary last."""
         wanted = max(self.write.samples, self.write.report_samples)
         samples = [(purpose, image) for purpose, image in chosen(stats.pictures, wanted) if can_be_drawn(image)]
-        staging, name = Run(self.results, run).folder, self.name or run
         contents = {
             sample_name(number, image.ref.uri): annotate(image)
             for number, (_, image) in enumerate(samples[: self.write.samples], 1)
         }
-        about = {"run": run, "name": name, "samples": list(contents)}
+        about = {"run": run, "samples": list(contents)}
         examples = [row for rows in stats.dead_examples.values() for row in rows]
         shown = disagreements if self.write.report_samples else ()
         report = render_report(summary, samples[: self.write.report_samples], examples, shown)
         contents[REPORT] = report.encode("utf-8", "backslashreplace")
         contents[SUMMARY] = to_json({**summary, **about})
-        own, coco = f"{self.results}/{RUNS}/{name}", (COCO_RESULTS, COCO_IMAGES)
-        for folder in (own, self.results):
-            stale = [each for each in reports_in(folder) if each not in contents and not (folder == own and each in coco)]
-            delete_files(f"{folder}/{each}" for each in stale)
-        for folder in (own, self.results):
+        stale = [each for each in read_summary(self.results).get("samples", ()) if each not in contents and is_result_name(each)]
+        for folder in (Run(self.results, run).reports, self.results):
             for each, content in contents.items():
-                write_file(f"{folder}/{each}", content, staging)
-        for each in filter(lambda each: exists(f"{own}/{each}"), coco):  # last: the summary says that these are no stranger's
-            copy_file(f"{own}/{each}", f"{self.results}/{each}", staging)
+                write_file(f"{folder}/{each}", content, Run(self.results, run).folder)
+        delete_files(f"{self.results}/{each}" for each in stale)
 
     def _say(self, summary: dict[str, Any], notes: Sequence[str]) -> None:
         images = summary["images"]
@@ -111,7 +100,10 @@ class JobReport:
             f"{before}; {summary['detections']} objects; {summary['images_per_second']:.1f} images/s in "
             f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up{submission}"
         )
-        if summary["config"].get("only_new") and images["read"] == images["skipped"]:
+        if images["read"] and images["read"] == summary["done_before"]:
+            print(
+                f"nothing is new: each image has a row of model {_named(summary['model'])} and these settings in {self.results}"
+            )
             return
         for reason, count in summary["dead_by_reason"].items():
             print(f"  dead: {count} {reason}")
@@ -120,7 +112,7 @@ class JobReport:
         for warning in summary.get("warnings", ()):
             print(f"  warning: {warning}")
         if "mended" in summary:
-            print(f"  mended: {summary['mended']} of {images['read'] - images['skipped']} that had failed")
+            print(f"  recovered {summary['mended']} of {images['read'] - images['skipped']} failed images")
         for note in notes:
             print(f"  {note}")
         files = ", ".join(self.files(rows=images["read"] > 0))
@@ -160,13 +152,12 @@ def _commonest(stats: JobStats) -> str:
     return f"; {count} of them {reason}, such as: {' '.join(example.split())[:300]}"
 
 
-def clean_up(run: Run) -> None:
-    """Removes the unfinished files of this run, which is done, and of killed runs; an error here does not fail the job."""
+def clean_up(output: str) -> None:
+    """Removes what killed runs have left unfinished; an error here does not fail the job."""
     try:
-        remove_dead(run.output, but=run)
-        run.remove()
+        remove_abandoned(output)
     except Exception as err:  # noqa: BLE001  any error of storage
-        print(f"unfinished files are left in {run.output}: {last_line(err)}", file=sys.stderr)
+        print(f"unfinished files are left in {output}: {last_line(err)}", file=sys.stderr)
 
 
 def failed(err: Exception) -> int:
@@ -201,12 +192,11 @@ def last_line(err: Exception) -> str:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt; once it commits, they only print a line."""
+    """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt."""
 
     def stop() -> None:
-        if not cancellation.stop():
-            say_at_once(_COMMITTING)
-        elif not cancellation.is_delayed():
+        cancellation.stop()
+        if not cancellation.is_delayed():
             raise KeyboardInterrupt
 
     with cancellation.one_run(), _signals_call(stop):
@@ -228,7 +218,6 @@ def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_COMMITTING = "stopping: the results get their names, then the job ends"
 
 
 @contextlib.contextmanager

@@ -33,12 +33,12 @@ def model_known(job: Job) -> tuple[str, str]:
     Raises:
       ModelError: The model is missing, or is no detector.
     """
-    known = job.in_process or job.config.only_new
+    known = job.in_process or not job.config.again
     return name_and_version(job.config.model, job.config.detect.engine) if known else ("", "")
 
 
 def detector_used(config: Config) -> Detector | None:
-    """The detector of this process, once it is loaded; of an `only_new` job the first new image loads it."""
+    """The detector of this process, once it is loaded; perhaps only the first new image does that."""
     return detector_in_use(config.model, config.detect, graph.samples_kept(config))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.results.renewal import renewed
+from pipeline.stats.renewal import renewed
 
 _EVERY_SECONDS = 15.0
 _TIMEOUT_SECONDS = 5.0

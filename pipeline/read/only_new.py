@@ -1,197 +1,71 @@
-"""Anti-join of the input listing with the ledger, hash-partitioned by the images' names so that each partition fits in memory.
-
-Of the ledger only the keys of rows travel (see `ledger.key_of`), as one block for each partition. They come from the indexes, a
-column at a time. If an input names an image without its generation, storage is asked for it only if the image has a row.
-
-The rows that a killed run of the same command has spilled are joined in the same way, by name alone: each such image was read
-once, whatever became of it since.
-"""
+"""The anti-join: which images of a listing have a row already, by the keys of the rows in the results folder."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+import functools
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.limits import available_cpus
-from pipeline.records import ImageRef, identity_hash, name_of
-from pipeline.results.completion import UNKNOWN, CompletionRule
-from pipeline.results.layout import DETECTIONS
-from pipeline.results.ledger import RowsFile, entry_of, key_of, list_files_of_rows, read_keys
-from pipeline.storage.listing import MAX_PARALLEL
+from pipeline.records import ImageRef
+from pipeline.results.completion import RowVersion
+from pipeline.results.shards import contains, done_keys
 from pipeline.storage.listing_backends import generation_of
-from pipeline.storage.spill_files import SpillFile
 from pipeline.storage.web import is_web, look_up
 
-PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
-_KEY = struct.Struct("=QQ")
-_HALF = _KEY.size // 2  # the hash of the name
-_ROWS_AT_ONCE = 16_384
-_HELD = 1 << 20  # keys: 16 MB
 
+class DoneRows(NamedTuple):
+    """The rows that count as done for a job. Each process reads their keys once, 8 bytes of memory a row.
 
-def partition_of(uri: str) -> int:
-    """The partition of an image."""
-    return identity_hash(uri) % PARTITIONS
-
-
-def packed_key(ref: ImageRef) -> bytes:
-    """The key of an image; empty if its generation is not known."""
-    return _KEY.pack(*key_of(ref.uri, ref.generation)) if ref.generation else b""
-
-
-class KeyBlocks:
-    """Collects keys, and divides them by partition.
-
-    Args:
-      held: How many keys are held until they are divided.
+    Attributes:
+      output: The results folder.
+      version: Rows of this model, version and settings.
+      failed_too: Whether permanent dead letters count.
+      prefixes: What the URIs of the job's images may begin with.
+      run: Names the run, whose processes read the keys anew.
     """
 
-    def __init__(self, held: int = _HELD) -> None:
-        self._held = held
-        self._keys: list[np.ndarray] = []
+    output: str
+    version: RowVersion
+    failed_too: bool = True
+    prefixes: tuple[str, ...] = ("",)
+    run: str = ""
 
-    def add(self, parts: Iterable[np.ndarray]) -> Iterator[tuple[int, bytes]]:
-        """Adds keys `(N, 2) uint64`; yields (partition, keys) whenever enough are collected."""
-        for keys in parts:
-            self._keys.append(keys)
-            if sum(map(len, self._keys)) >= self._held:
-                yield from self.flush()
+    @property
+    def keys(self) -> np.ndarray:
+        """The keys, sorted."""
+        return _keys(self)
 
-    def flush(self) -> Iterator[tuple[int, bytes]]:
-        """Yields (partition, keys) of all that is left."""
-        if not self._keys:
-            return
-        keys, self._keys = np.concatenate(self._keys), []
-        partitions = (keys[:, 0] % PARTITIONS).astype(np.intp)
-        keys = keys[np.argsort(partitions, kind="stable")]
-        numbers, starts = np.unique(np.sort(partitions), return_index=True)
-        for number, block in zip(numbers.tolist(), np.split(keys, starts[1:]), strict=False):
-            yield number, block.tobytes()
+    def has(self, ref: ImageRef) -> bool:
+        """Whether an image is done."""
+        return bool(self.among({ref.uri: ref.generation}))
 
-
-class CompletedNames:
-    """The images of one partition that are done.
-
-    Args:
-      blocks: The keys of the partition's rows that count as done.
-      pool: For the requests for generations.
-    """
-
-    def __init__(self, blocks: Iterable[bytes], pool: ThreadPoolExecutor):
-        self._keys = set(_split(blocks))
-        self._pool = pool
-
-    def among(self, named: Mapping[bytes, bytes]) -> set[bytes]:
+    def among(self, generations: Mapping[str, str], pool: ThreadPoolExecutor | None = None) -> set[str]:
         """Those of some images that are done.
 
         Args:
-          named: Each name with its key, which is empty where its generation is not known.
+          generations: Each URI with its generation. Where that is not known, storage is asked for it.
+          pool: For these requests.
         """
-        if not self._keys:
+        if not len(self.keys) or not generations:
             return set()
-        done = {name for name, key in named.items() if key in self._keys}
-        have_rows = {key[:_HALF] for key in self._keys}
-        asked = [name for name, key in named.items() if not key and _packed_name(name) in have_rows]
-        return done | {name for name, key in zip(asked, self._pool.map(_asked_key, asked), strict=True) if key in self._keys}
+        unknown = [uri for uri, generation in generations.items() if not generation]
+        asked = zip(unknown, (pool.map if pool else map)(_asked_generation, unknown), strict=True)
+        known = {**generations, **dict(asked)}
+        wanted = np.fromiter((self.version.key(uri, generation) for uri, generation in known.items()), np.uint64, len(known))
+        found = contains(self.keys, wanted)
+        return {uri for (uri, generation), is_done in zip(known.items(), found.tolist(), strict=True) if is_done and generation}
 
 
-class ResumedNames:
-    """The images of one partition that have a row of a killed run of this command, whatever their version is by now.
-
-    Args:
-      blocks: The keys of these rows.
-    """
-
-    def __init__(self, blocks: Iterable[bytes]):
-        self._names = {key[:_HALF] for key in _split(blocks)}
-
-    def among(self, names: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Those of some images that have a row, each with its packed name."""
-        return {name: packed for name in names if (packed := _packed_name(name)) in self._names} if self._names else {}
-
-    def but(self, packed: Iterable[bytes]) -> int:
-        """How many other images have a row."""
-        return len(self._names.difference(packed))
+@functools.lru_cache(maxsize=2)
+def _keys(rows: DoneRows) -> np.ndarray:
+    return done_keys(rows.output, rows.version, failed_too=rows.failed_too, prefixes=rows.prefixes)
 
 
-class CompletedKeys(Container[ImageRef]):
-    """A set of keys, 16 bytes each: for images whose identity is known only once they are read, and for a dry run.
-
-    Args:
-      parts: The keys, each part `(N, 2) uint64`.
-    """
-
-    def __init__(self, parts: Iterable[np.ndarray]):
-        keys = _all_keys(parts)
-        self._keys = keys[np.argsort(keys[:, 1])]
-
-    @staticmethod
-    def of(output: str, done: CompletionRule) -> CompletedKeys:
-        """The keys of the rows in a results folder that count as done."""
-        return CompletedKeys(keys_completed(list_files_of_rows(output), done))
-
-    def __contains__(self, ref: object) -> bool:
-        if not isinstance(ref, ImageRef):
-            return False
-        of_name, of_identity = key_of(ref.uri, ref.generation)
-        place = int(np.searchsorted(self._keys[:, 1], np.uint64(of_identity)))
-        return place < len(self._keys) and tuple(self._keys[place].tolist()) == (of_name, of_identity)
-
-
-def keys_completed(files: Sequence[RowsFile], done: CompletionRule) -> Iterator[np.ndarray]:
-    """The keys of the rows in some files that count as done; reads a few files in parallel."""
-    with ThreadPoolExecutor(min(MAX_PARALLEL, available_cpus()) * 2, "read-ledger") as pool:
-        for parts in pool.map(lambda file: list(read_keys(file, done)), files):
-            yield from parts
-
-
-def keys_resumed(spills: Iterable[SpillFile]) -> Iterator[np.ndarray]:
-    """The keys of the rows in spill files."""
-    for spill in spills:
-        entries = filter(None, (entry_of(line, DETECTIONS, UNKNOWN) for line in spill.read()))
-        while some := [key_of(entry.uri, entry.generation) for entry in islice(entries, _ROWS_AT_ONCE)]:
-            yield np.array(some, np.uint64)
-
-
-def done_since(spills: Iterable[SpillFile], files: Sequence[RowsFile], done: CompletionRule) -> set[tuple[int, int]]:
-    """The keys of image generations that have a row both in a killed run's spill files and in files of rows.
-
-    Other runs wrote these files since the kill; with the killed run's rows the images would be there twice.
-
-    Args:
-      spills: The killed run's spill files.
-      files: The files of rows.
-      done: Which of their rows count as done.
-    """
-    resumed = np.unique(_all_keys(keys_resumed(spills))[:, 1])
-    of_others = [part[np.isin(part[:, 1], resumed)] for part in keys_completed(files, done)] if len(resumed) else []
-    return set(map(tuple, _all_keys(of_others).tolist()))
-
-
-def has_any(spills: Iterable[SpillFile], keys: Set[tuple[int, int]]) -> bool:
-    """Whether a row in spill files has one of some keys."""
-    return bool(keys) and any(not keys.isdisjoint(map(tuple, part.tolist())) for part in keys_resumed(spills))
-
-
-def _all_keys(parts: Iterable[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros((0, 2), np.uint64), *parts])
-
-
-def _split(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    return (block[place : place + _KEY.size] for block in blocks for place in range(0, len(block), _KEY.size))
-
-
-def _packed_name(name: bytes) -> bytes:
-    return _KEY.pack(identity_hash(name_of(name)), 0)[:_HALF]
-
-
-def _asked_key(name: bytes) -> bytes:
-    uri = name_of(name)
+def _asked_generation(uri: str) -> str:
     try:
-        return packed_key(ImageRef(uri, look_up(uri).generation if is_web(uri) else generation_of(uri)))
+        return look_up(uri).generation if is_web(uri) else generation_of(uri)
     except Exception:  # noqa: BLE001  the reader of the image reports what is wrong
-        return b""
+        return ""

@@ -1,13 +1,13 @@
 """`ReadImages`: lists inputs, drops doubles and what is done, and reads the rest.
 
 The work is divided: groups of folders are listed side by side, names are grouped by hash, and each worker reads its names.
-What is done is left out by an anti-join of the listing with the ledger, hash-partitioned by URI (`only_new`).
+What is done is left out by an anti-join of the listing with the keys of the rows that are there (`only_new`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, NamedTuple
@@ -23,35 +23,23 @@ from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.image_names import kind_of
 from pipeline.read.list_images import NOT_ALLOWED, Piece, check_inputs, folders_of, list_pieces, pieces_of
 from pipeline.read.manifests import is_bad_line, letter_of_line
-from pipeline.read.only_new import (
-    CompletedKeys,
-    CompletedNames,
-    KeyBlocks,
-    ResumedNames,
-    keys_completed,
-    keys_resumed,
-    packed_key,
-    partition_of,
-)
+from pipeline.read.only_new import DoneRows
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.source import ReadOutputs, Source
-from pipeline.records import DeadLetter, EncodedImage, ImageRef, name_bytes, name_of
+from pipeline.records import DeadLetter, EncodedImage, ImageRef, identity_hash, name_bytes, name_of
 from pipeline.results.cancellation import until_cancelled
-from pipeline.results.completion import CompletionRule
 from pipeline.results.layout import DEAD_LETTERS
-from pipeline.results.ledger import RowsFile, list_files_of_rows
+from pipeline.results.shards import Shard, list_shards
 from pipeline.stats import metrics
 from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.storage.listing import MAX_PARALLEL
-from pipeline.storage.spill_files import SpillFile
 
-# An image in the shuffle: its name in bytes, since not every name is Unicode; `extra`; `size_bytes`; its key, if what is done is
-# left out (see `only_new`). It takes 210 bytes of a local runner's memory; a record took 750. An entry without a name is a block
-# of keys, of the kind in its second part: `_DONE` or `_RESUMED`.
-_Listed = tuple[bytes, str, int, bytes]
-_DONE, _RESUMED = "done", "resumed"
+# An image in the shuffle: its name in bytes, since not every name is Unicode; `extra`; `size_bytes`; its generation, if what is
+# done is left out. It takes 210 bytes of a local runner's memory; a record took 750.
+_Listed = tuple[bytes, str, int, str]
 _Named = tuple[bytes, str, int]  # an image to read: the first three
+_PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one worker may take at the end
 
 
@@ -72,9 +60,8 @@ class ReadImages(Source):
       allowed: Folders below which found lists may name images, beside the folders of the inputs.
       allow_empty: For `check`: an input may name nothing.
       retry_seconds: How long an image is retried while storage fails.
-      done: Which images of the ledger in `exclude` are complete, and skipped; None: none are.
+      done: The rows that count as done, whose images are skipped; None: none do.
       again: With `done`: replays the dead letters in `exclude`, too.
-      resumed: Spill files of a killed run of this command. Their images count as read, and are not read again.
       worker_context: What remote workers must reach before they begin; None: the launcher's process does all.
       max_megapixels: Videos of larger frames are refused.
       rebalance: Whether to spread the names over the workers again after doubles are dropped. Else the worker that drops the
@@ -87,9 +74,8 @@ class ReadImages(Source):
     allowed: Sequence[str] = ()
     allow_empty: bool = False
     retry_seconds: float = RETRY_SECONDS
-    done: CompletionRule | None = None
+    done: DoneRows | None = None
     again: DeadLetterReplay | None = None
-    resumed: Sequence[SpillFile] = ()
     worker_context: WorkerContext | None = None
     max_megapixels: float = MAX_MEGAPIXELS
     rebalance: bool = True
@@ -108,8 +94,8 @@ class ReadImages(Source):
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
         """Wires listing, dropping of doubles, and reading, in one line: a Flatten would make the runner keep all images."""
         listed, distinct = self.list(begin)
-        opening = _OpenTFRecords(self._listing(), self.read, self.retry_seconds, self.max_megapixels)
-        opened = distinct.refs | "OpenTFRecords" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
+        opening = _OpenContainers(self._listing(), self.read, self.retry_seconds, self.max_megapixels)
+        opened = distinct.refs | "OpenContainers" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
         read = opened.images | "ReadAhead" >> beam.ParDo(ReadAhead(self.read, self.retry_seconds)).with_outputs(
             "dead", main="images"
         )
@@ -121,34 +107,33 @@ class ReadImages(Source):
 
     def list(self, begin: beam.pvalue.PBegin) -> tuple[Any, _Distinct]:
         """Wires the steps that need no bytes: the listing, and the distinct images to read; both have `refs` and `counted`."""
-        find = beam.FlatMap(_find_folders, self._patterns, self.exclude if self.done else "", self.resumed)
+        find = beam.FlatMap(_find_folders, self._patterns, self.exclude if self.again else "")
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
         listing = beam.ParDo(_ListImages(self._listing(), self.worker_context))
         listed = spread | "ListImages" >> listing.with_outputs("counted", main="refs")
         gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
-        distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles()).with_outputs("counted", main="groups")
+        distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles(self.done)).with_outputs("counted", main="groups")
         groups = distinct.groups | "SpreadImages" >> beam.Reshuffle() if self.rebalance else distinct.groups
         return listed, _Distinct(groups | "EachImage" >> beam.FlatMap(_refs_of), distinct.counted)
 
     def _listing(self) -> _Listing:
         allowed = (*self.allowed, *folders_of(self._patterns))
-        return _Listing(self.exclude, self.done, self.again, self.resumed, allowed)
+        return _Listing(self.exclude, self.done, self.again, allowed)
 
 
 class _Listing(NamedTuple):
     """The arguments of `ReadImages` by the same names, for its DoFns."""
 
     exclude: str
-    done: CompletionRule | None
+    done: DoneRows | None
     again: DeadLetterReplay | None
-    resumed: Sequence[SpillFile]
     allowed: Sequence[str]
 
 
-def _find_folders(_start: bytes, patterns: Sequence[str], ledger: str, resumed: Sequence[SpillFile]) -> Iterator[list[Any]]:
-    """Places to list, files of the ledger and spill files, in groups that one worker reads side by side."""
-    for pieces in (pieces_of(patterns), iter(list_files_of_rows(ledger) if ledger else ()), iter(resumed)):
+def _find_folders(_start: bytes, patterns: Sequence[str], output: str) -> Iterator[list[Any]]:
+    """Places to list, and shards of dead letters, in groups that one worker reads side by side."""
+    for pieces in (pieces_of(patterns), iter(list_shards(output, (DEAD_LETTERS,)) if output else ())):
         while group := list(islice(pieces, MAX_PARALLEL)):
             yield group
 
@@ -184,7 +169,7 @@ class _Counting(beam.DoFn):
 
 
 class _ListImages(_Counting):
-    """Lists groups of places, without own files and other non-images; reads the keys of what is done from files of rows."""
+    """Lists groups of places, without own files and other non-images, and the images of dead letters."""
 
     def __init__(self, of: _Listing, worker_context: WorkerContext | None):
         self._of = of
@@ -194,36 +179,19 @@ class _ListImages(_Counting):
         if self._worker_context:
             self._worker_context.check_worker()
 
-    def start_bundle(self) -> None:
-        super().start_bundle()
-        self._blocks = {_DONE: KeyBlocks(), _RESUMED: KeyBlocks()}
-
-    def process(self, group: Sequence[Piece | RowsFile | SpillFile]) -> Iterator[tuple[int, _Listed]]:
-        files = [each for each in group if isinstance(each, RowsFile)]
-        if files and self._of.done:
-            yield from _as_listed(_DONE, self._blocks[_DONE].add(keys_completed(files, self._of.done)))
-        spills = [each for each in group if isinstance(each, SpillFile)]
-        yield from _as_listed(_RESUMED, self._blocks[_RESUMED].add(keys_resumed(spills)))
-        for ref in until_cancelled(self._refs(files, [each for each in group if not isinstance(each, (RowsFile, SpillFile))])):
+    def process(self, group: Sequence[Piece | Shard]) -> Iterator[tuple[int, _Listed]]:
+        for ref in until_cancelled(self._refs(group)):
             if not _holds_images(ref.uri):
                 metrics.count_read()
-            key = packed_key(ref) if self._of.done else b""
-            yield partition_of(ref.uri), (name_bytes(ref.uri), ref.extra, ref.size_bytes, key)
+            generation = ref.generation if self._of.done else ""
+            yield identity_hash(ref.uri) % _PARTITIONS, (name_bytes(ref.uri), ref.extra, ref.size_bytes, generation)
 
-    def _refs(self, files: Sequence[RowsFile], pieces: Sequence[Piece]) -> Iterator[ImageRef]:
-        for file in files:
-            if self._of.again and file.kind == DEAD_LETTERS:
-                yield from self._of.again.refs_in(file)
+    def _refs(self, group: Sequence[Piece | Shard]) -> Iterator[ImageRef]:
+        for piece in group:
+            if isinstance(piece, Shard) and self._of.again:
+                yield from self._of.again.refs_in(piece)
+        pieces = [piece for piece in group if not isinstance(piece, Shard)]
         yield from list_pieces(pieces, self._of.exclude, self._leave_out, self._of.allowed)
-
-    def finish_bundle(self) -> Iterator[Any]:
-        for what, blocks in self._blocks.items():
-            yield from map(GlobalWindows.windowed_value_at_end_of_window, _as_listed(what, blocks.flush()))
-        yield from super().finish_bundle()
-
-
-def _as_listed(what: str, blocks: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, _Listed]]:
-    return ((partition, (b"", what, 0, keys)) for partition, keys in blocks)
 
 
 class _DropDoubles(_Counting):
@@ -233,6 +201,9 @@ class _DropDoubles(_Counting):
     thousands of images.
     """
 
+    def __init__(self, done: DoneRows | None):
+        self._done = done
+
     def setup(self) -> None:
         self._pool = ThreadPoolExecutor(MAX_PARALLEL, "ask-generation")  # its threads start when they are needed
 
@@ -241,29 +212,20 @@ class _DropDoubles(_Counting):
 
     def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[list[_Named]]:
         best: dict[bytes, tuple[bool, str, int]] = {}
-        keys: dict[bytes, bytes] = {}
-        blocks: dict[str, list[bytes]] = {_DONE: [], _RESUMED: []}
-        images = doubles = 0
-        for name, extra, size_bytes, key in partition[1]:
-            if not name:
-                blocks[extra].append(key)
-                continue
-            known = best.get(name)
+        generations: dict[str, str] = {}
+        images = 0
+        for name, extra, size_bytes, generation in partition[1]:
             # prefer one that may be read, then one with `extra`; deterministic
-            best[name] = max(known or (False, "", NOT_ALLOWED), (size_bytes != NOT_ALLOWED, extra, size_bytes))
-            if not _holds_images(name_of(name)):
+            best[name] = max(best.get(name, (False, "", NOT_ALLOWED)), (size_bytes != NOT_ALLOWED, extra, size_bytes))
+            uri = name_of(name)
+            if not _holds_images(uri):
                 images += 1
-                doubles += known is not None
-                keys[name] = max(keys.get(name, b""), key)
-        all_resumed = ResumedNames(blocks[_RESUMED])
-        resumed = all_resumed.among(best)
-        gone = all_resumed.but(resumed[name] for name in keys if name in resumed)  # no longer listed, or in a TFRecord file
-        done = CompletedNames(blocks[_DONE], self._pool).among({name: key for name, key in keys.items() if name not in resumed})
-        self._stats.read += images + gone
-        metrics.count_read(gone)
-        self._skip(doubles)
+                generations[uri] = max(generations.get(uri, ""), generation)
+        done = self._done.among(generations, self._pool) if self._done else set()
+        self._stats.read += images
+        self._skip(images - len(generations))
         self._skip(len(done), done=True)
-        wanted = [(name, *of_name[1:]) for name, of_name in best.items() if name not in done and name not in resumed]
+        wanted = [(name, *of_name[1:]) for name, of_name in best.items() if not done or name_of(name) not in done]
         yield from ([each] for each in wanted if _holds_images(name_of(each[0])))
         names = (each for each in wanted if not _holds_images(name_of(each[0])))
         while group := list(islice(names, _GROUP_IMAGES)):
@@ -280,18 +242,14 @@ def _holds_images(name: str) -> bool:
     return is_container(name) or is_letter(name) or is_bad_line(name)
 
 
-class _OpenTFRecords(_Counting):
-    """Replaces a container or a dead letter by its images, without those that are done or resumed; other refs pass."""
+class _OpenContainers(_Counting):
+    """Replaces a container or a dead letter by its images, without those that are done; other refs pass."""
 
     def __init__(self, of: _Listing, read: ReadConfig, retry_seconds: float, max_megapixels: float):
         self._of = of
         self._read = read
         self._retry_seconds = retry_seconds
         self._max_megapixels = max_megapixels
-
-    def setup(self) -> None:
-        self._resumed: Container[ImageRef] = ()
-        self._done: Container[ImageRef] | None = None
 
     def process(self, ref: ImageRef) -> Iterator[Any]:
         if ref.size_bytes == NOT_ALLOWED:
@@ -300,18 +258,13 @@ class _OpenTFRecords(_Counting):
         if not _holds_images(ref.uri):
             yield ref
             return
-        if self._done is None:
-            self._resumed = CompletedKeys(keys_resumed(self._of.resumed))
-            self._done = CompletedKeys.of(self._of.exclude, self._of.done) if self._of.done else ()
         for image in until_cancelled(self._images(ref)):
             if isinstance(image, str):
                 self._leave_out(kind_of(image))
                 continue
-            if image.ref in self._resumed:
-                continue  # `_DropDoubles` counts it, as a row without a name in the listing
             self._stats.read += 1
             metrics.count_read()
-            if image.ref in self._done:
+            if self._of.done and self._of.done.has(image.ref):
                 self._skip(done=True)
             elif isinstance(image, EncodedImage):
                 yield image

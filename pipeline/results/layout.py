@@ -20,21 +20,19 @@ import os
 import posixpath
 import re
 import uuid
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, FullError, OutputError
-from pipeline.records import ImageRef, identity_hash
-from pipeline.storage.files import UNFINISHED, create, delete_files, list_files, make_folder
+from pipeline.storage.files import UNFINISHED, create, delete_files, exists, make_folder, read_file
 from pipeline.storage.globs import escape_glob, is_below
-from pipeline.storage.state import lies_in, read_state
+from pipeline.storage.state import is_own_file, read_state
 from pipeline.storage.waiting import waiting_for
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
 SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
-RECONCILIATION = "reconcile.html"
 COCO_RESULTS, COCO_IMAGES = "coco/results.json", "coco/images.json"
 RUNS, EXPORTS = "runs", "exports"
 STAGING = UNFINISHED
@@ -47,6 +45,7 @@ _OTHERS = re.compile(
     re.DOTALL,
 )
 _TIME = "%Y%m%dT%H%M%SZ"
+_MARK_BYTES = 4096  # the mark is in the first bytes of a page
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 
 
@@ -113,6 +112,21 @@ def read_summary(output: str) -> dict[str, Any]:
     """The summary in a folder of results or reports; empty if there is none of this program."""
     summary: dict[str, Any] = read_state(f"{output}/{SUMMARY}", _Summary) or {}
     return summary
+
+
+def check_reports(output: str) -> None:
+    """Makes sure that summary and report at the top replace no file that is not this program's.
+
+    Raises:
+      OutputError: They would.
+    """
+    for name, mark in ((SUMMARY, b'"images"'), (REPORT, MADE_BY)):
+        path = f"{output}/{name}"
+        content = read_file(path)[:_MARK_BYTES] if exists(path) and is_own_file(path) else b""
+        if exists(path) and content.strip(b"\0") and mark not in content:
+            raise OutputError(
+                f"output {output}: {name} there is not of this program and would be replaced; move it, or give another folder"
+            )
 
 
 def check_output(output: str, write: bool = True) -> None:

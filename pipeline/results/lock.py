@@ -183,6 +183,7 @@ def _described(holder: bytes) -> str:
     try:
         said = json.loads(holder)
         since = datetime.datetime.fromtimestamp(float(said["since"]), datetime.timezone.utc)
-        return f"another run is processing the same ({said['what']}, process {said['pid']} on {said['host']}, since {since:%F %T} UTC)"
+        who = f"{said['what']}, process {said['pid']} on {said['host']}, since {since:%F %T} UTC"
+        return f"another run is processing the same ({who})"
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return "another run is processing the same"

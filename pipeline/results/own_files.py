@@ -7,14 +7,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, INDEX, STAGING, is_result_name, kind_of_rows
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, is_result_name, kind_of_rows
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_in, listing_backend_of
 
 _FOLDERS_KNOWN = 4096
 # One search excludes most files.
 _PERHAPS_OURS = re.compile(
-    r"/(?:(?:detections|dead_letters|index|coco|samples|runs)/|\.staging-|\.lease|(?:summary\.json|\w+\.html)$)"
+    r"/(?:(?:detections|dead_letters|exports|samples|runs)/|\.staging-|\.lock-|(?:summary\.json|\w+\.html)$)"
 )
 
 
@@ -22,7 +22,7 @@ class OwnFiles:
     """Separates this program's own files from images, in one listing.
 
     Compares real paths, so links hide nothing. Files in the job's own output count by their names. Other results folders may
-    lie below an input; rows, indexes or a run at work identify them. Their files count, unless the input names this very folder
+    lie below an input; their rows identify them. Their files count, unless the input names this very folder
     (then its dead letters are input) or a part of it (then everything is input).
 
     Args:
@@ -76,9 +76,6 @@ def _real_folder(folder: str) -> str:
 
 
 def _holds_results(folder: str) -> bool:
-    """Whether a folder has rows, indexes, or a run at work; looked up once for all its files."""
-    escaped = escape_glob(folder)
-    for kind in (INDEX, DETECTIONS, DEAD_LETTERS):
-        if any(kind_of_rows(file.path) for file in files_in(listing_backend_of(f"{escaped}/{kind}/*"))):
-            return True
-    return any(True for _ in files_in(listing_backend_of(f"{escaped}/{STAGING}*/run.json")))
+    """Whether a folder has rows; looked up once for all its files."""
+    places = [listing_backend_of(f"{escape_glob(folder)}/{kind}/*") for kind in (DETECTIONS, DEAD_LETTERS)]
+    return any(kind_of_rows(file.path) for place in places for file in files_in(place))

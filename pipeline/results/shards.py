@@ -216,7 +216,9 @@ def contains(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     [True, False, False]
     """
     places = np.searchsorted(keys, wanted)
-    return np.asarray((places < len(keys)) & (np.take(keys, places, mode="clip") == wanted) if len(keys) else np.zeros(len(wanted), bool))
+    return np.asarray(
+        (places < len(keys)) & (np.take(keys, places, mode="clip") == wanted) if len(keys) else np.zeros(len(wanted), bool)
+    )
 
 
 def _keys_in(shard: Shard, version: RowVersion, prefixes: Sequence[str]) -> Iterator[np.ndarray]:

@@ -49,7 +49,7 @@ class WorkerContext:
             if self.run.folder in process.entered:
                 return
             self._check()
-            if self.run.has_state():
+            if self.run.is_open():
                 own = JobStats()
                 if not figures:
                     process.begin_counting(own)
@@ -60,7 +60,7 @@ class WorkerContext:
 
     def _check(self) -> None:
         output, here = self.run.output, f"the worker on {socket.gethostname()}"
-        if abs(time.time() - self.launched_at) < _BEGIN_SECONDS and not self.run.has_state():
+        if abs(time.time() - self.launched_at) < _BEGIN_SECONDS and not self.run.is_open():
             raise OutputError(
                 f"output {output}: expected a folder that launcher and workers share, such as gs://<bucket>/<folder>, but {here} "
                 "does not find in it what the launcher has begun"

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable
 
 from pipeline.data_format import pack, unpack
-from pipeline.results.renewal import keep_renewing
+from pipeline.stats.renewal import keep_renewing
 from pipeline.results.run import Run
 from pipeline.stats.canary import CanaryStats, merge_canaries
 from pipeline.stats.process import PROCESS, ModelStats, ProcessState
@@ -67,7 +67,7 @@ class StatsReporter:
                 self._written = content
 
     def _tell_again(self) -> bool:
-        if not self._run.has_state():
+        if not self._run.is_open():
             self._process.reporters.remove(self.tell)
             return False
         self.tell()

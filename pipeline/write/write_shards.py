@@ -1,0 +1,152 @@
+"""`WriteShards`: results become rows of shards, which are only ever added to a results folder.
+
+A bundle writes a shard every few seconds or rows, so rows appear while the job runs, and a killed job repeats little. Where one
+process does all work, it gives each shard its name at once. Runners that retry bundles pass the names of staged shards through a
+Reshuffle first, as Beam's `FileBasedSink` does, so that a retried bundle leaves no second shard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.pvalue import TaggedOutput
+from apache_beam.transforms.window import GlobalWindows
+
+from pipeline.config import WriteConfig
+from pipeline.data_format import pack, unpack
+from pipeline.errors import OutputError
+from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
+from pipeline.results.completion import RowVersion
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, check_reports
+from pipeline.results.run import Run
+from pipeline.results.shards import dead_letters_table, detections_table, publish_shard, stage_shard, write_shard
+from pipeline.results.upgrade import refuse_old_files
+from pipeline.stats.summary import JobStats, merge_stats
+from pipeline.stats.worker_context import WorkerContext
+from pipeline.storage.files import write_file
+from pipeline.storage.state import read_checked
+from pipeline.write.sink import Results, Sink
+
+_STATS = "stats"
+_MOST_BYTES = 48_000_000  # of the records that a bundle holds, estimated
+_RECORD_BYTES, _BOX_BYTES = 1000, 40
+
+
+@dataclasses.dataclass
+class WriteShards(Sink):
+    """Writes results as shards.
+
+    Bounded: a bundle holds 48 MB of records at most. At least once where the runner retries bundles, and then of equal rows the
+    newest counts. Leaves the statistics in the run's folder, for `read_stats`.
+
+    Args:
+      run: The run.
+      version: The version of its rows.
+      write: Which files.
+      samples: How many samples the job wants.
+      worker_context: What workers elsewhere must reach before they begin; None: the launcher's process does all work.
+    """
+
+    run: Run
+    version: RowVersion
+    write: WriteConfig = dataclasses.field(default_factory=WriteConfig)
+    samples: int = 0
+    worker_context: WorkerContext | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def check(self, *, write: bool = True) -> None:
+        """Makes sure that the folder can be written, and that no report replaces a file of others."""
+        check_output(self.run.output, write)
+        refuse_old_files(self.run.output)
+        check_reports(self.run.output)
+
+    def expand(self, results: Results) -> beam.PCollection[None]:
+        """Wires the writing, the names of staged shards, and the statistics."""
+        written = [results.detected | "WriteDetections" >> self._writing(DETECTIONS)]
+        written += [dead | f"WriteDeadLetters{n}" >> self._writing(DEAD_LETTERS) for n, dead in enumerate(results.dead)]
+        if self.worker_context:
+            staged = [each.staged for each in written] | "AllShards" >> beam.Flatten()
+            _ = staged | "SpreadShards" >> beam.Reshuffle() | "PublishShards" >> beam.Map(publish_shard)
+        stats = [results.counted, *(each.stats for each in written)] | "AllStats" >> beam.Flatten()
+        merged = stats | "MergeStats" >> beam.CombineGlobally(functools.partial(merge_stats, samples=self.samples))
+        return merged | "WriteStats" >> beam.Map(self._write_stats)
+
+    def _writing(self, kind: str) -> Any:
+        return beam.ParDo(_WriteRows(kind, dataclasses.replace(self))).with_outputs("staged", main="stats")
+
+    def _write_stats(self, stats: JobStats) -> None:
+        write_file(f"{self.run.folder}/{_STATS}", pack(stats))
+
+
+class _WriteRows(beam.DoFn):
+    """Writes one kind of records; outputs statistics, and staged shards where the runner retries bundles."""
+
+    def __init__(self, kind: str, sink: WriteShards):
+        self._kind = kind
+        self._sink = sink
+
+    def setup(self) -> None:
+        if self._sink.worker_context:
+            self._sink.worker_context.check_worker()
+
+    def start_bundle(self) -> None:
+        self._begin()
+
+    def process(self, record: DetectedImage | DeadLetter) -> Iterator[Any]:
+        if isinstance(record, DetectedImage):
+            self._stats.add_detected(record, self._sink.samples)
+            self._held_bytes += _BOX_BYTES * len(record.detections)
+        else:
+            self._stats.add_dead(record)
+            self._held_bytes += len(record.payload)
+        self._held_bytes += _RECORD_BYTES + len(record.ref.extra)
+        self._records.append(dataclasses.replace(record, thumbnail=b"") if record.thumbnail else record)
+        is_late = time.monotonic() - self._began >= self._sink.write.shard_seconds
+        if is_late or self._held_bytes >= _MOST_BYTES:
+            yield from self._flush()
+
+    def finish_bundle(self) -> Iterator[Any]:
+        for each in self._flush():
+            tag, value = (each.tag, each.value) if isinstance(each, TaggedOutput) else ("", each)
+            windowed = GlobalWindows.windowed_value_at_end_of_window(value)
+            yield TaggedOutput(tag, windowed) if tag else windowed
+
+    def _begin(self) -> None:
+        self._records: list[Any] = []
+        self._stats = JobStats()
+        self._held_bytes, self._began = 0, time.monotonic()
+
+    def _flush(self) -> Iterator[Any]:
+        """Writes what is held as a shard."""
+        if not self._records:
+            return
+        sink, is_detection = self._sink, self._kind == DETECTIONS
+        records = sorted(self._records, key=lambda record: str(record.ref.uri))
+        table = (detections_table if is_detection else dead_letters_table)(records, sink.version, sink.run.name, time.time())
+        to_row: Any = detection_row if is_detection else dead_letter_row
+        lines = [row_bytes(to_row(record)) + b"\n" for record in records] if sink.write.view else None
+        if sink.worker_context:
+            yield TaggedOutput("staged", stage_shard(sink.run.output, self._kind, table, sink.run.name, lines))
+        else:
+            write_shard(sink.run.output, self._kind, table, sink.run.name, lines)
+        yield self._stats
+        self._begin()
+
+
+def read_stats(run: Run) -> JobStats:
+    """The statistics that a finished job left for its summary.
+
+    Raises:
+      OutputError: They are missing.
+    """
+    stats: JobStats | None = read_checked(f"{run.folder}/{_STATS}", functools.partial(unpack, JobStats))
+    if stats is None:
+        raise OutputError(f"output {run.output}: expected {_STATS} in {run.folder}, which has the job's statistics")
+    return stats
