@@ -72,7 +72,7 @@ class JobReport:
     def _write(
         self, summary: dict[str, Any], stats: JobStats, run: str, disagreements: Sequence[tuple[str, DetectedImage]]
     ) -> None:
-        """Writes the reports to `runs/<run>/`, then their copies to the top; the summary last."""
+        """Writes the reports to `runs/<run>/`, then their copies to the top if the run has tried any image; the summary last."""
         wanted = max(self.write.samples, self.write.report_samples)
         samples = [(purpose, image) for purpose, image in chosen(stats.pictures, wanted) if can_be_drawn(image)]
         contents = {
@@ -86,10 +86,11 @@ class JobReport:
         contents[REPORT] = report.encode("utf-8", "backslashreplace")
         contents[SUMMARY] = to_json({**summary, **about})
         stale = [each for each in read_summary(self.results).get("samples", ()) if each not in contents and is_result_name(each)]
-        for folder in (Run(self.results, run).reports, self.results):
+        is_newest = summary["images"]["read"] > summary["images"]["skipped"] or not read_summary(self.results)
+        for folder in (Run(self.results, run).reports, *([self.results] if is_newest else [])):
             for each, content in contents.items():
                 write_file(f"{folder}/{each}", content, Run(self.results, run).folder)
-        delete_files(f"{self.results}/{each}" for each in stale)
+        delete_files(f"{self.results}/{each}" for each in stale if is_newest)
 
     def _say(self, summary: dict[str, Any], notes: Sequence[str]) -> None:
         images = summary["images"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from pipeline.config import WriteConfig
 from pipeline.write.write_csv import write_csv
 from pipeline.write.write_cvat import write_cvat
 from pipeline.write.write_label_studio import write_label_studio
@@ -21,9 +20,3 @@ WRITERS: Mapping[str, Callable[[Iterable[bytes], str], None]] = {  # by ending; 
     "cvat.xml": write_cvat,
     "label-studio.json": write_label_studio,
 }
-
-
-def endings_of(write: WriteConfig) -> list[str]:
-    """The endings of the files that a job writes beside `.jsonl`."""
-    named = {"parquet": write.parquet, "tfrecord": write.tfrecord}
-    return [ending for ending in WRITERS if named.get(ending) or ending.partition(".")[0] in write.format]
