@@ -5,9 +5,9 @@ Put this file into the folder of DAGs and set the Airflow variables `detect_buck
 this project in an environment on the workers, `/opt/detect`, and the provider packages apache-beam and google; the second one
 the provider google alone.
 
-Each run is for the day before it, also one that Airflow runs again or for the past (`airflow backfill create`): what has a row
-already is not done again. A run that meets another one at the same images skips; what exits with 1, 2 or 3 fails, is retried,
-and can be alarmed on (`on_failure_callback`).
+Each run is for the seven days before it, also one that Airflow runs again or for the past (`airflow backfill create`): what has a
+row already is not done again, so the next runs make up for one that was missed or failed. A run that meets another one at the
+same images skips; what exits with 1, 2 or 3 fails, is retried, and can be alarmed on (`on_failure_callback`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow.providers.google.cloud.operators.dataflow import DataflowStartFlexT
 from airflow.sdk import DAG, CronTriggerTimetable
 
 BUCKET = "{{ var.value.detect_bucket }}"
-THE_DAY_BEFORE = "{{ macros.ds_add(ds, -1) }}"
+THE_DAYS_BEFORE = "{{ macros.ds_add(ds, -7) }}..{{ macros.ds_add(ds, -1) }}"
 REGION = "europe-west1"
 SCRATCH = f"{BUCKET}/tmp"  # noqa: S108  a bucket's
 NETWORK, SUBNETWORK = "", ""  # of the workers; empty: the default network
@@ -33,7 +33,7 @@ NIGHTLY = {
     "tags": ["detection"],
 }
 
-with DAG("detect_backfill", description="Yesterday's images that have no row yet, on this worker", **NIGHTLY):
+with DAG("detect_backfill", description="The last week's images that have no row yet, on this worker", **NIGHTLY):
     BeamRunPythonPipelineOperator(
         task_id="backfill",
         py_interpreter="/opt/detect/bin/python",
@@ -43,13 +43,13 @@ with DAG("detect_backfill", description="Yesterday's images that have no row yet
         pipeline_options={
             "config": "backfill_gcs_direct",
             "input": f"{BUCKET}/images/{{date:%Y/%m/%d}}/**",
-            "dates": THE_DAY_BEFORE,
+            "dates": THE_DAYS_BEFORE,
             "output": f"{BUCKET}/results",
             "model": f"{BUCKET}/models/yolov4",
         },
     )
 
-with DAG("detect_backfill_dataflow", description="Yesterday's images that have no row yet, on Dataflow", **NIGHTLY):
+with DAG("detect_backfill_dataflow", description="The last week's images that have no row yet, on Dataflow", **NIGHTLY):
     DataflowStartFlexTemplateOperator(
         task_id="backfill",
         project_id="{{ var.value.detect_project }}",
@@ -63,7 +63,7 @@ with DAG("detect_backfill_dataflow", description="Yesterday's images that have n
                 "parameters": {
                     "config": "batch_gcs_dataflow_gpu",
                     "input": f"{BUCKET}/images/{{date:%Y/%m/%d}}/**",
-                    "dates": THE_DAY_BEFORE,
+                    "dates": THE_DAYS_BEFORE,
                     "time_zone": "UTC",
                     "output": f"{BUCKET}/results",
                     "model": f"{BUCKET}/models/yolov4",

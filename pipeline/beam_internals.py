@@ -74,19 +74,8 @@ def drain_dataflow_job(running: Any) -> None:
     running._runner.dataflow_client.modify_job_state(running.job_id(), "JOB_STATE_DRAINING")
 
 
-def prism_cache() -> str:
-    """The folder in which Beam keeps the Prism binaries that it has fetched.
-
-    Missing in public, up to Beam 2.77: any way to look for a binary without fetching one.
-    """
-    from apache_beam.runners.portability.prism_runner import PrismJobServer
-
-    folder: str = PrismJobServer.BIN_CACHE
-    return folder
-
-
 def fetch_prism(options: Any) -> str:
-    """Has Beam fetch Prism from its release; returns the path of the binary.
+    """Has Beam fetch Prism from its release, unless its cache has it; returns the path of the binary.
 
     Missing in public, up to Beam 2.77: Prism in a process group of its own. `PrismRunner` starts it in the terminal's group,
     where Ctrl-C ends it before the job's work in hand is finished.

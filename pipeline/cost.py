@@ -19,6 +19,8 @@ ORDERS = tuple(10.0**n for n in range(3, 10))
 # what the steps do at once: listings of a worker, all listings, ranges, rows of a range; a test compares them with the steps'
 LISTINGS, ALL_LISTINGS, RANGES, RANGE_ROWS = 16, 1024, 256, 1_000_000
 _LEAST_MESSAGE = 1000.0  # bytes that Pub/Sub bills at least: https://cloud.google.com/pubsub/pricing
+_PULLED_IMAGES = 128.0  # most images of such a bundle (`pull_images`)
+_MORE_THAN_0 = ("machines", "cores", "bundle_images", "window_s")
 _INLINE_SHUFFLED = 1  # how often an image that came within its message passes the runner's shuffles
 
 
@@ -38,6 +40,10 @@ class Measured:
     class_b_a_job: float = 59.0  # reads of them
     class_a_a_spill: float = 1.0  # writes of a spill file of rows
     class_b_a_spill: float = 3.0  # reads of it, when it is merged
+    bundle_s: float = 0.1  # least seconds of a bundle of a stream in one process, which leaves a spill file; an assumption
+    class_a_a_window: float = 5.0  # of a stream in one process: listing, merging and indexing the spill files of a window
+    class_b_a_window: float = 6.0
+    class_a_a_stream_hour: float = 180.0  # its lease twice a minute, and a look for what killed runs left
     class_a_an_hour: float = 1200.0  # writes of a worker's reports in an hour, in a job of several machines
     class_b_an_hour: float = 4700.0  # the launcher's reads of them
     listed_at_once: float = 1000.0  # images in one listing operation (Cloud Storage's page)
@@ -58,7 +64,7 @@ class Work:
     images_per_second: Annotated[float, "rate of a machine with your model, from summary.json; 0: from cores and cpu_ms"] = 0.0
     startup_minutes: Annotated[float, "until a machine detects its first image"] = 5.0
     ramp_minutes: Annotated[float, "batch: from then until all machines have started, one after the other"] = 10.0
-    bundle_images: Annotated[float, "images in a bundle of the runner: each bundle leaves a spill file"] = 1000.0
+    bundle_images: Annotated[float, "batch: images in a bundle of the runner; each bundle leaves a spill file"] = 1000.0
     hours: Annotated[float, "streaming: how long the images take to come; 0: as long as the machines need"] = 0.0
     window_s: Annotated[float, "streaming: seconds of rows in one archive file"] = 60.0
     inline: Annotated[float, "streaming: share of images that come within their messages; messages name the others"] = 0.0
@@ -110,8 +116,10 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
     published = work.images * max(_LEAST_MESSAGE, row + each.attribute_bytes)
     reported = work.machines * hours if work.machines > 1 else 0.0  # a single machine is the launcher's, and writes no reports
     listed = work.images / each.listed_at_once
-    class_a = hours * 3600.0 / work.window_s if streaming else listed + spills * each.class_a_a_spill
-    class_b = named * each.class_b_unlisted if streaming else spills * each.class_b_a_spill
+    class_a, class_b = listed + spills * each.class_a_a_spill, spills * each.class_b_a_spill
+    if streaming:
+        class_a, class_b = _of_archive(work, each, hours)
+        class_b += named * each.class_b_unlisted
     shuffled = work.images * row + inline * image * _INLINE_SHUFFLED if streaming else 0.0
     return Usage(
         hours=hours,
@@ -125,12 +133,30 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
     )
 
 
+def _of_archive(work: Work, each: Measured, hours: float) -> tuple[float, float]:
+    """Operations of class A and B of a stream's archive.
+
+    A stream in one process writes the rows of each bundle, and lists, merges and indexes them when their window is over. Several
+    machines leave the bundles' rows to the runner.
+    """
+    windows = hours * 3600.0 / work.window_s
+    if work.machines > 1:
+        return windows, 0.0
+    images_a_bundle = min(max(1.0, work.images * each.bundle_s / max(hours * 3600.0, each.bundle_s)), _PULLED_IMAGES)
+    spills = work.images / images_a_bundle
+    windows = min(windows, spills)
+    class_a = spills * each.class_a_a_spill + windows * each.class_a_a_window + hours * each.class_a_a_stream_hour
+    return class_a, spills * each.class_b_a_spill + windows * each.class_b_a_window
+
+
 def _check(work: Work) -> None:
     if work.mode not in ("batch", "streaming"):
         raise ValueError(f"mode: expected batch or streaming, got {work.mode!r}")
-    if not 0 <= work.images < math.inf or min(work.machines, work.cores, work.bundle_images, work.window_s) <= 0:
-        raise ValueError("images: expected 0 or more; machines, cores, bundle_images and window_s: expected more than 0")
-    if not 0 <= work.inline <= (1 if work.mode == "streaming" else 0):
+    for name, amount in vars(work).items():
+        least = "more than 0" if name in _MORE_THAN_0 else "0 or more"
+        if name != "mode" and (not 0 <= amount < math.inf or (amount == 0 and name in _MORE_THAN_0)):
+            raise ValueError(f"{name}: expected {least}, got {amount:g}")
+    if work.inline > (1 if work.mode == "streaming" else 0):
         raise ValueError("inline: expected a share of a stream's images, 0 to 1")
 
 
@@ -163,6 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     prices = {name: given[name] for name in _PRICES if given[name] is not None}
     wanted = {field.name: given[field.name] for field in dataclasses.fields(Work) if field.name != "images"}
     try:
+        if min(prices.values(), default=0.0) < 0:
+            raise ValueError("prices: expected 0 or more")
         usages = {images: estimate(Work(images, **wanted)) for images in (given["images"] or ORDERS)}
     except ValueError as err:
         print(f"error: {err}", file=sys.stderr)

@@ -212,7 +212,8 @@ def say_at_once(text: str, severity: str = "INFO") -> None:
     """Writes a line without any lock: a signal handler may interrupt a `print`, and a stuck thread may hold its lock."""
     lines = sys.stderr
     line = lines.formatted(text, severity) if isinstance(lines, LogLines) else f"{text}\n"
-    os.write(2, line.encode())
+    with contextlib.suppress(OSError):  # the reader has left: a signal handler must act all the same
+        os.write(2, line.encode())
 
 
 def kept_open(stream: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import logging
 import os
 import re
 import shlex
@@ -104,6 +105,10 @@ def _run(argv: Sequence[str], started_at: float) -> int:
     except UserError as err:
         print(f"error: {masked_text(str(err))}", file=sys.stderr)
         return _CODES.get(type(err), WRONG)
+    except Exception as err:  # users get one line for any failure, such as of storage while a job is planned
+        logging.getLogger(__name__).info("the job failed", exc_info=err)
+        print(f"error: the job failed: {masked_text(' '.join(str(err).split()))}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("stopped; nothing was committed", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -35,6 +35,7 @@ from tests.forked_jobs import SystemCall, run_forked
 from tests.warm_preparations import preparing
 
 REPO = Path(__file__).resolve().parent.parent
+os.environ["PATH"] = f"{REPO / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}"  # Prism, where `make prism` has put it
 
 settings.register_profile("suite", deadline=None, derandomize=True)  # the same cases each time; `make fuzz` looks for new ones
 settings.register_profile("fuzz", deadline=None, max_examples=int(os.environ.get("FUZZ_EXAMPLES", "2000")))

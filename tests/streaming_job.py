@@ -36,6 +36,9 @@ class StreamingJob:
       killed: Whether it will be killed while it has messages; Pub/Sub delivers them again soon then.
       at: What happens to it.
       forked: Whether it is a fork of a process that has the libraries; else it is a new interpreter, as a user starts it.
+
+    Attributes:
+      errors: Where standard error of a fork goes; None: to the log, too.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class StreamingJob:
         output, dead_letter_topic, answer_topic = (topic for topic, _ in topics)
         self.archive = folder / "archive"
         self.log = folder / "job.log"
+        self.errors: Path | None = None
         self._module, self._at, self._forked = "tests.killed_stream" if killed else "pipeline.run", at, forked
         self._command = ["--config", config, "--input", subscription, "--output", output, "--archive", str(self.archive)]
         self._command += ["--dead-letter-topic", dead_letter_topic, *(["--answer-topic", answer_topic] if answers else [])]
@@ -85,7 +89,7 @@ class StreamingJob:
 
     def _started(self, module: str, argv: list[str], **variables: str) -> ForkedJob | subprocess.Popen[bytes]:
         if self._forked:
-            return ForkedJob(argv, self.log, self._at, module, environment=variables)
+            return ForkedJob(argv, self.log, self._at, module, self.errors, variables)
         command, environment = [sys.executable, "-m", module, *argv], {**os.environ, **variables}
         with self.log.open("ab") as log:
             return subprocess.Popen(command, cwd=REPO, env=environment, stdout=log, stderr=log, start_new_session=True)

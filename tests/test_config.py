@@ -170,6 +170,15 @@ def test_of_two_files_the_later_one_wins_key_by_key(write_config, tmp_path):
     assert (config.output, config.detect) == ("out", DetectConfig(score_threshold=0.5, max_detections=7))
 
 
+def test_an_empty_section_of_a_later_file_leaves_the_earlier_ones(write_config, tmp_path):
+    """As a section is whose keys are all commented out."""
+    first = write_config("output: out\nmodel: {path: /m}\ndetect: {score_threshold: 0.75}")
+    later = tmp_path / "tuned.yaml"
+    later.write_text("model:\n#  path: /other\ndetect: {max_detections: 7}\nbeam_options:\n")
+    config = load_config([first, str(later)], {})
+    assert (config.model.path, config.detect) == ("/m", DetectConfig(score_threshold=0.75, max_detections=7))
+
+
 def test_a_wrong_flag_is_named_as_a_flag():
     with pytest.raises(ConfigError, match=r"^--score-threshold: expected a number between 0\.0 and 1\.0, got 2$"):
         load_config([], {"detect.score_threshold": 2})

@@ -33,6 +33,10 @@ SIMPLE = Measured(
     class_b_a_job=40.0,
     class_a_a_spill=1.0,
     class_b_a_spill=3.0,
+    bundle_s=0.5,
+    class_a_a_window=5.0,
+    class_b_a_window=6.0,
+    class_a_a_stream_hour=180.0,
     class_a_an_hour=100.0,
     class_b_an_hour=300.0,
     listed_at_once=1000.0,
@@ -90,8 +94,17 @@ SIMPLE = Measured(
         pytest.param(
             Work(1_000_000, "streaming", objects=0, image_kb=3, images_per_second=1e9, hours=24, startup_minutes=0, inline=0.25),
             # a quarter of the messages has 3,000 bytes, and passes the shuffle with them; the rest is named and read
-            Usage(24.0, 24.0, 20 + 1440, 40 + 1_500_000, 2.25, 0.1, 5.75, 0.35 + 0.75),
-            id="streaming, a quarter within their messages",
+            # in one process: 11.6 images/s are 5.8 in a bundle of half a second, and each bundle's rows are written and merged
+            Usage(
+                *(24.0, 24.0, 20 + 172_800 + 1440 * 5 + 24 * 180, 40 + 1_500_000 + 172_800 * 3 + 1440 * 6),
+                *(2.25, 0.1, 5.75, 0.35 + 0.75),
+            ),
+            id="streaming in one process, a quarter within their messages",
+        ),
+        pytest.param(
+            Work(2, "streaming", objects=0, image_kb=0, images_per_second=1e9, hours=24, startup_minutes=0),
+            Usage(24.0, 24.0, 20 + 2 + 2 * 5 + 24 * 180, 40 + 4 + 2 * 3 + 2 * 6, 0, 2e-7, 1e-5, 7e-7),
+            id="a stream that is idle",
         ),
     ],
 )
@@ -163,7 +176,17 @@ def test_prices_stand_below_what_they_are_for(capsys):
 
 @pytest.mark.parametrize(
     "argv",
-    [["--mode", "daily"], ["--machines", "0"], ["--images", "-1"], ["--window-s", "0"], ["--images", "nan"], ["--inline", "0.5"]],
+    [
+        *(
+            ["--mode", "daily"],
+            ["--machines", "0"],
+            ["--images", "-1"],
+            ["--window-s", "0"],
+            ["--images", "nan"],
+            ["--inline", "0.5"],
+        ),
+        *(["--images-per-second", "-50"], ["--startup-minutes", "-5"], ["--hours", "inf"], ["--machine-hour", "-1"]),
+    ],
     ids=" ".join,
 )
 def test_what_is_no_amount_is_one_line_and_exit_code_2(argv, capsys):
@@ -190,6 +213,15 @@ def test_a_constant_of_an_image_is_what_a_real_run_takes(measured, name):
 @pytest.mark.parametrize("name", ["class_a_a_job", "class_b_a_job"])
 def test_a_constant_of_a_job_is_of_the_order_of_a_real_run(measured, name):
     assert abs(math.log10(getattr(Measured(), name) / measured[name])) < 0.5
+
+
+@pytest.mark.parametrize("name", ["class_a_a_spill", "class_b_a_spill", "class_a_a_window", "class_b_a_window"])
+def test_a_constant_of_a_streams_archive_is_what_it_takes(measured, name):
+    assert getattr(Measured(), name) == measured[name]
+
+
+def test_a_streams_archive_without_new_rows_costs_nothing(measured):
+    assert measured["idle"] == 0
 
 
 def test_no_image_of_a_batch_job_is_written_or_listed_by_itself(measured):

@@ -44,11 +44,6 @@ resource "google_storage_bucket" "this" {
   uniform_bucket_level_access = true
   public_access_prevention    = "enforced"
 
-  # scratch files are deleted by their jobs; keeping them for a week after that would only cost
-  soft_delete_policy {
-    retention_duration_seconds = 0
-  }
-
   # No job needs its temporary files for longer: Dataflow ends a batch job after 10 days. What a job stages (staging/) has no such rule: a
   # stream runs for months, and each worker that starts fetches it.
   lifecycle_rule {

@@ -27,7 +27,7 @@ variable "images_prefix" {
 }
 
 variable "nightly_input" {
-  description = "What the nightly job reads, below images_prefix; {date} stands for yesterday."
+  description = "What the nightly job reads, below images_prefix; {date} stands for each of the last seven days."
   type        = string
   default     = "{date:%Y/%m/%d}/**"
 }
@@ -81,7 +81,7 @@ variable "schedule" {
 }
 
 variable "time_zone" {
-  description = "Time zone of the schedule, and of the day that it takes for yesterday."
+  description = "Time zone of the schedule, and of the days that it reads."
   type        = string
   default     = "Etc/UTC"
 }

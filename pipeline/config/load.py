@@ -58,8 +58,8 @@ def _read(paths: Sequence[str]) -> dict[Any, Any]:
     merged: dict[Any, Any] = {}
     for path in paths:
         for key, part in _read_yaml(_as_path(path)).items():
-            both = isinstance(part, Mapping) and isinstance(merged.get(key), Mapping)
-            merged[key] = {**merged[key], **part} if both else part
+            both = (part is None or isinstance(part, Mapping)) and isinstance(merged.get(key), Mapping)
+            merged[key] = {**merged[key], **(part or {})} if both else part
     return merged
 
 

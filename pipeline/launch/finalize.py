@@ -209,10 +209,10 @@ def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
     """While this lasts, the first SIGTERM or SIGINT calls `end`, and the job finishes what it has; the next ends the process."""
 
     def stop() -> None:
-        say_at_once("stopping: finishing what is in hand")
         end()
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        say_at_once("stopping: finishing what is in hand")
 
     with _signals_call(stop):
         yield

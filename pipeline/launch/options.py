@@ -138,6 +138,8 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
       ConfigError: An option is unknown; Beam itself would only warn.
       RunnerError: The job server's endpoint does not answer.
     """
+    if "runner" in config.beam_options:
+        raise ConfigError("beam_options.runner: expected runner as a key of its own, outside of beam_options")
     of_config = [flag for name, value in config.beam_options.items() for flag in _as_flags(name, value)]
     flags = [*network_flags(config.worker), *of_config, *beam_flags]
     options = PipelineOptions([f"--runner={config.runner}", *flags])
@@ -229,8 +231,14 @@ def _hint(flag: str, of_beam: Sequence[str], value: str = "") -> str:
 
 def _as_flags(name: str, value: Any) -> list[str]:
     flag = "--" + name.lstrip("-")
-    if isinstance(value, bool):
-        return [flag] if value else []
+    if value is False:  # the flag that switches it off; what is off anyway needs none; Beam's parser refuses the others
+        parser, off = _parser_of_beam(), f"--no_{name}"
+        given, unknown = parser.parse_known_args([off])
+        if not unknown and vars(given).get(name) is False:
+            return [off]
+        return [] if vars(parser.parse_args([])).get(name, True) in (None, False) else [f"{flag}=false"]
+    if value is True:
+        return [flag]
     return [f"{flag}={element}" for element in (value if isinstance(value, list) else [value])]
 
 

@@ -6,7 +6,6 @@ Ctrl-C reaches every process of the terminal's group. A Prism that ended at once
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import shutil
 import signal
@@ -16,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.beam_internals import fetch_prism, prism_cache
+from pipeline.beam_internals import fetch_prism
 from pipeline.errors import RunnerError
 
 _START_SECONDS = 30.0
@@ -44,8 +43,8 @@ def running_prism(options: Any) -> Iterator[str]:
     """Runs Prism during a block; yields its job endpoint, `host:port`.
 
     Args:
-      options: Beam's options; `--prism_location` names the binary. Without it the binary of `go install` or of Beam's cache is
-        used, else Beam fetches its release.
+      options: Beam's options; `--prism_location` names the binary. Without it the binary on the PATH or of `go install` is used,
+        else that of Beam's own release, from Beam's cache or the web.
 
     Raises:
       RunnerError: There is no Prism, or it does not start.
@@ -74,9 +73,7 @@ def prism_binary(options: Any) -> str:
     location: str | None = options.view_as(PrismRunnerOptions).prism_location
     if location and not os.path.exists(location) and "://" not in location:
         raise RunnerError(f"--prism_location {location}: there is no such file; {_HOW}")
-    found = [location, shutil.which("prism"), ".tools/prism", os.path.expanduser("~/go/bin/prism")]
-    found += sorted(glob.glob(os.path.join(prism_cache(), "apache_beam-v*-prism-*[!p]")))
-    for path in found:
+    for path in (location, shutil.which("prism"), os.path.expanduser("~/go/bin/prism")):
         if path and os.path.isfile(path) and os.access(path, os.X_OK) and not path.endswith(".zip"):
             return path
     try:

@@ -136,10 +136,10 @@ def run(job: Job) -> int:
                     begin_commit()  # of the results that exist when a signal ends the intake
                     print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
                     runner.wait(running)
+            began = dataclasses.replace(job, started_at=detached.started_at) if detached else job
+            return _ended(began, run, model, figures, ready_at)
         except Exception as err:  # noqa: BLE001  users get one line for any failure
             return failed(err)
-        began = dataclasses.replace(job, started_at=detached.started_at) if detached else job
-        return _ended(began, run, model, figures, ready_at)
 
 
 def _ended(job: Job, run: Run, model: ModelStats, figures: LiveStats | WorkerFigures, ready_at: float) -> int:

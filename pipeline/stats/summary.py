@@ -150,8 +150,9 @@ class JobStats:
             examples.append({**row, **thumbnail})
 
     def as_resumed(self) -> JobStats:
-        """The same statistics, with all results counted as those of a killed run."""
-        return dataclasses.replace(self, resumed=Counter(detected=self.detected, dead=self.failed))
+        """The same statistics, with all results counted as those of a killed run; its times are none of the new run's."""
+        resumed = Counter(detected=self.detected, dead=self.failed)
+        return dataclasses.replace(self, resumed=resumed, finished=Intervals(), over_time=OverTime())
 
     def copy(self) -> JobStats:
         """An independent copy; it shares the images of the samples, which do not change."""

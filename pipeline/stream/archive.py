@@ -46,6 +46,7 @@ from pipeline.storage.spill_files import merge_lines
 from pipeline.storage.state import is_own_file
 
 _ENDING = ".rows"
+_UNKNOWN = ""  # stands for windows of spills that this process did not write, or did not finish
 _NAME = re.compile(
     r"(detections|dead_letters)-(\d{8}T\d{6}Z)-(\d{5})-of-(\d{5})-(?:([0-9a-f]*)-)?(?:m([0-9a-f]*)-)?[0-9a-f]+\.rows"
 )
@@ -116,6 +117,7 @@ class Archive:
         self._current = 0.0  # start of the window of now
         self._opened_at = -math.inf  # when that became the window of now, monotonic
         self._writing: Counter[str] = Counter()  # bundles that write to a window now
+        self._unfinished = {_UNKNOWN}  # windows that have spills
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._alive = contextlib.ExitStack()
@@ -140,9 +142,12 @@ class Archive:
     def close_windows(self) -> None:
         """Makes files of this run's windows that are over."""
         with self._lock:
-            current = self._start_now()
-            busy = set(self._writing)
-        self._finish(self._run, lambda start: start != current and start not in busy)
+            kept = {self._start_now(), *self._writing}
+            if self._unfinished <= kept:  # a listing of storage costs as much as a write
+                return
+            self._unfinished = self._unfinished & kept | {_UNKNOWN}  # until it is done
+        self._finish(self._run, lambda start: start not in kept)
+        self._unfinished.discard(_UNKNOWN)
 
     def finish(self) -> None:
         """Makes files of all that is left of this run; to be called when its last bundle has ended."""
@@ -175,6 +180,7 @@ class Archive:
         with self._lock:
             start = self._start_now()
             self._writing[start] += 1
+            self._unfinished.add(start)
         try:
             yield start
         finally:

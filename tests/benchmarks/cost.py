@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,16 @@ from pipeline import graph, run
 from pipeline.config import Config, WriteConfig
 from pipeline.read import only_new
 from pipeline.read.read_images import ReadImages
-from pipeline.records import DetectedImage, detection_row, row_bytes
+from pipeline.records import DetectedImage, ImageRef, detection_row, row_bytes
+from pipeline.results.completion import Provenance
 from pipeline.results.layout import DETECTIONS
 from pipeline.results.run import Run
 from pipeline.storage.spill_files import SpillWriter
+from pipeline.stream.archive import Archive, ArchivedRow
 from pipeline.stream.outgoing import detection_message
 from pipeline.write.spill_rows import BY_ROWS, Shard
 from pipeline.write.write_files import WriteFiles
+from tests.clock import Clock
 from tests.conftest import REPO
 
 SAMPLES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
@@ -122,9 +125,41 @@ def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
             if code:
                 raise RuntimeError(f"the job ended with {code}")
             seen.append(counts.copy())
+        of_archive = archive_operations(f"gs://{bucket.name}/archive", counts)
     an_image = {name: (seen[1][of] - seen[0][of]) / (sizes[1] - sizes[0]) for name, of in _COUNTED}
-    return {f"{name}_an_image": an_image[name] for name in an_image} | {
+    return {**of_archive, **{f"{name}_an_image": an_image[name] for name in an_image}} | {
         f"{name}_a_job": seen[0][name] - an_image[name] * sizes[0] for name in an_image
+    }
+
+
+def archive_operations(folder: str, counts: collections.Counter[str]) -> dict[str, float]:
+    """Operations of a stream's archive in one process: of a bundle, of a window, and of a hundred windows without a row."""
+    clock, row = Clock(1_000_020.0), ArchivedRow("detections", ImageRef("a"), b'{"image": {"uri": "a"}}')
+    archive = Archive(folder, "run", window_s=60.0, clock=clock, provenance=Provenance("a", "b", "m", "1"))
+    archive.close_windows()
+
+    def counted(*work: Callable[[], None]) -> collections.Counter[str]:
+        before = counts.copy()
+        for each in work:
+            each()
+        return counts - before
+
+    def close() -> None:
+        clock.now += 60.0
+        archive.close_windows()
+
+    def spill() -> None:
+        archive.spill([row])
+
+    one, two = counted(spill, close), counted(spill, spill, close)
+    idle = counted(*[close] * 100)
+    archive.finish()
+    of_spill = two - one
+    of_window = one - of_spill
+    return {
+        **{f"{name}_a_spill": float(of_spill[name]) for name in ("class_a", "class_b")},
+        **{f"{name}_a_window": float(of_window[name]) for name in ("class_a", "class_b")},
+        "idle": float(idle.total()),
     }
 
 

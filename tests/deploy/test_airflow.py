@@ -57,7 +57,7 @@ def dags(monkeypatch) -> dict[str, list[dict]]:
 def filled(value):
     """What Airflow makes of its templates, roughly."""
     text = re.sub(r"{{ var\.value\.\w+ }}", "gs://bucket", json.dumps(value))
-    return json.loads(text.replace("{{ macros.ds_add(ds, -1) }}", "2026-11-20"))
+    return json.loads(re.sub(r"{{ macros\.ds_add\(ds, -(\d)\) }}", lambda found: f"2026-11-{21 - int(found[1])}", text))
 
 
 def check_flags(flags: list[str]) -> None:
@@ -89,7 +89,11 @@ def test_the_request_to_dataflow_is_the_schedulers_own_but_for_its_days(dags):
     check_flags(list(LAUNCH["to_flags"](f"--{name}={value}" for name, value in given.items())))
 
 
-def test_a_day_is_that_before_the_run_and_a_run_meets_no_other_of_its_dag(dags):
+def test_the_days_are_the_seven_before_the_run_and_a_run_meets_no_other_of_its_dag(dags):
+    (on_worker,), (on_dataflow,) = dags["BeamRunPythonPipelineOperator"], dags["DataflowStartFlexTemplateOperator"]
+    options, request = filled(on_worker["pipeline_options"]), filled(on_dataflow["body"])["launchParameter"]["parameters"]
+    assert [options["dates"], request["dates"]] == ["2026-11-14..2026-11-20"] * 2
+    assert nightly()["launchParameter"]["parameters"]["dates"] == "last 7 days"
     for dag in dags["DAG"]:
         assert dag["max_active_runs"] == 1
         assert dag["catchup"] is False

@@ -61,6 +61,13 @@ def test_the_unit_of_a_stream_has_a_command_of_this_program_and_time_to_end():
     assert "TimeoutStopSec=5min" in unit and "RestartPreventExitStatus=2" in unit
 
 
+def test_the_stacks_of_a_stuck_stream_outlast_its_unit():
+    """systemd deletes a private /tmp with the unit; the watchdog writes into the folder of temporary files."""
+    unit = UNITS["detect-stream.service"]
+    (writable,) = re.findall("^ReadWritePaths=(.*)$", unit, re.MULTILINE)
+    assert "PrivateTmp=" not in unit and "/tmp" in writable.split()
+
+
 @pytest.fixture
 def places(tmp_path, bright_model) -> dict[str, str]:
     """What the document's paths stand for in a test."""

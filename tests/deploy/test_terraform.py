@@ -103,6 +103,12 @@ def test_the_bucket_is_closed_to_the_public():
     assert bucket["public_access_prevention"] == "enforced"
 
 
+def test_what_is_deleted_by_mistake_can_be_restored():
+    """Cloud Storage keeps deleted objects for a week unless a policy says otherwise."""
+    (bucket,) = resources("google_storage_bucket").values()
+    assert "soft_delete_policy" not in bucket
+
+
 def test_the_schedule_launches_with_its_own_account():
     (job,) = resources("google_cloud_scheduler_job").values()
     (target,) = job["http_target"]

@@ -9,6 +9,7 @@ from pipeline import run
 from pipeline.launch.dry_run import doubts
 from pipeline.records import DetectedImage, Detections, ImageRef, Timing
 from tests.conftest import write_bright_image
+from tests.forked_jobs import Moment
 from tests.tfrecord_files import example
 from tests.tfrecord_files import write as write_tfrecord
 from tests.tiny_models import bright_box, save_model
@@ -140,6 +141,14 @@ def test_a_dry_run_prints_what_it_would_do_also_where_a_name_is_no_unicode(tmp_p
     assert f"tried    {tmp_path}/in/caf\\udce9.png: 640x480, 1 objects" in out
     assert "1 images" in out and "bright 3, 128x96 stretch" in out and "nothing was written" in out
     assert not (tmp_path / "out").exists()
+
+
+def test_storage_that_fails_while_a_job_is_planned_is_one_line(tmp_path, run_job, bright_model):
+    """As in a run: exit code 1 and the reason, no traceback."""
+    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--dry-run"]
+    code, stdout, stderr = run_job(*arguments, at=Moment("pipeline.launch.batch:list_images", when="full"))
+    assert (code, stdout, stderr) == (1, "", "error: the job failed: [Errno 28] No space left on device\n")
 
 
 def test_an_input_that_names_nothing_is_an_error_in_a_dry_run_too(plan_of, tmp_path, bright_model, capsys):

@@ -1,18 +1,26 @@
 """One table says what a runner can do: each row as a user meets it, and nothing else that knows a runner by its name."""
 
 import ast
+import os
+import platform
 import re
+import shutil
 import socket
+import zipfile
 from concurrent import futures
 
+import apache_beam as beam
 import grpc
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
+from apache_beam.runners.portability.prism_runner import PrismJobServer
 
 from pipeline import run
 from pipeline.config import load_config, settings
 from pipeline.errors import ConfigError, RunnerError
 from pipeline.launch import options, runners
+from pipeline.launch.prism import prism_binary
 from pipeline.launch.runners import RUNNERS, Runner, runner_named
 from tests.conftest import REPO, write_bright_image
 
@@ -107,6 +115,58 @@ def test_options_that_only_the_job_server_knows_are_known(flags, known, listenin
             match=r"unknown flag --objekt_reuse; did you mean --object_reuse|--object_reuse: ignored explicit argument",
         ):
             options.beam_options(config, [f"--job_endpoint={listening}", *flags])
+
+
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ({"use_public_ips": False}, ["--no_use_public_ips"]),
+        ({"use_public_ips": True}, ["--use_public_ips"]),
+        ({"hdfs_full_urls": False}, []),
+        ({"pipeline_type_check": False}, ["--no_pipeline_type_check"]),
+    ],
+    ids=str,
+)
+def test_what_a_config_switches_on_or_off_reaches_beam(given, flags):
+    found = options.beam_options(load_config([], {"input": ["a"], "beam_options": given}), [])
+    assert found._flags[1:] == flags
+    assert found.get_all_options()[next(iter(given))] is next(iter(given.values()))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"runner": "FlinkRunner"}, "beam_options.runner: expected runner as a key of its own"),
+        ({"enable_streaming_engine": False}, "--enable_streaming_engine: ignored explicit argument 'false'"),
+        ({"use_publik_ips": False}, "unknown flag --use_publik_ips; did you mean --use-public-ips"),
+    ],
+    ids=str,
+)
+def test_what_beam_would_not_notice_in_a_config_is_an_error(given, expected):
+    with pytest.raises(ConfigError, match=expected):
+        options.beam_options(load_config([], {"input": ["a"], "beam_options": given}), [])
+
+
+def test_prism_is_that_of_beams_release(tmp_path, monkeypatch):
+    """Neither the oldest one in Beam's cache nor what lies in the current folder."""
+    for name in (f"v{beam.__version__}", "v2.70.0", "v99.0.0"):
+        url = PrismJobServer(PipelineOptions([])).construct_download_url(name, platform.system(), platform.machine())
+        archive = tmp_path / "cache" / os.path.basename(url)
+        binary = archive.with_suffix("")
+        binary.parent.mkdir(exist_ok=True)
+        binary.write_text("#!/bin/sh\n")
+        binary.chmod(0o755)
+        with zipfile.ZipFile(archive, "w") as file:
+            file.write(binary, binary.name)
+    (tmp_path / ".tools").mkdir()
+    shutil.copy(binary, tmp_path / ".tools" / "prism")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(PrismJobServer, "BIN_CACHE", str(tmp_path / "cache"))
+    found = prism_binary(PipelineOptions([]))
+    assert os.path.dirname(found) == str(tmp_path / "cache")
+    assert os.path.basename(found).startswith(f"apache_beam-v{beam.__version__}-prism-")
 
 
 def test_what_listens_but_is_no_job_server_is_one_line(error_of, tmp_path):

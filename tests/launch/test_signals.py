@@ -1,16 +1,20 @@
 """Signals that come while a job ends, each at a chosen system call."""
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import write_bright_image
-from tests.forked_jobs import SystemCall
+from tests.forked_jobs import ForkedJob, SystemCall
 from tests.launch.jobs import files_of, rows_of
+from tests.processes import wait_until
 from tests.streaming_job import CONFIG, StreamingJob
 
 # a module that Python imports at its start: SIGTERM comes when TensorFlow is half imported
@@ -71,6 +75,61 @@ def test_a_signal_while_results_get_their_names_does_not_lose_them(place, tmp_pa
     assert summary["images"] == {"read": 5, "detected": 4, "dead": 1, "skipped": 0}
     assert summary["run"] != before
     assert not list(out.glob(".*"))
+
+
+@contextlib.contextmanager
+def tee(pipe: Path, log: Path):
+    """Copies what comes through a named pipe to a log; yields a function that ends this, so that nobody reads the pipe."""
+    os.mkfifo(pipe)
+    log.touch()
+    with pipe.open("r+b", buffering=0) as end:
+        process = subprocess.Popen(["tee", "-a", str(log)], stdin=end, stdout=subprocess.DEVNULL)
+
+    def end_tee() -> None:
+        process.kill()
+        process.wait()
+
+    try:
+        yield end_tee
+    finally:
+        end_tee()
+
+
+def test_a_batch_that_commits_ends_well_when_nobody_reads_its_errors(tmp_path, done_before):
+    """As where Ctrl-C ends the `tee` behind the job first: the handler of the signal cannot write its line."""
+    out, printed, log = tmp_path / "out", tmp_path / "printed", tmp_path / "log"
+    at, pipe = SystemCall("os.rename:/report.html", signal.SIGINT), tmp_path / "pipe"
+    with tee(pipe, log) as end_tee, ForkedJob([*done_before[0], "--output", out], printed, at, errors=pipe) as job:
+        wait_until(lambda: list(out.glob(".staging-*")), log.read_text, job)
+        end_tee()
+        assert job.wait() == 0, printed.read_text()
+    assert json.loads((out / "summary.json").read_text())["images"]["detected"] == 4
+    assert files_of(out) == files_of(done_before[1])
+
+
+def test_a_stream_finishes_what_it_has_when_nobody_reads_its_errors(tmp_path, pubsub_emulator, bright_model):
+    """The first signal ends the intake, whether or not its line can be written."""
+    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 10, 30, 30))
+    job = StreamingJob(pubsub_emulator, tmp_path, bright_model)
+    job.errors = tmp_path / "pipe"
+    with tee(job.errors, job.log) as end_tee, job:
+        job.publish((tmp_path / "bright.png").read_bytes())
+        job.take(job.detections, 1)
+        end_tee()
+        assert job.signal(signal.SIGINT) == 0, job.output()
+    assert json.loads((tmp_path / "archive" / "summary.json").read_text())["images"]["detected"] == 1
+
+
+def test_a_stream_whose_summary_cannot_be_written_is_one_line(tmp_path, pubsub_emulator, bright_model):
+    """No traceback, exit code 1, and whoever is notified gets the reason."""
+    notice = tmp_path / "notice.json"
+    notify = f"tee {notice}"
+    gone = SystemCall("os.rename:/summary.json", None)
+    with StreamingJob(pubsub_emulator, tmp_path, bright_model, "--notify", notify, at=gone) as job:
+        assert job.signal(signal.SIGTERM) == 1, job.output()
+    *_, last = job.output().splitlines()
+    assert "Traceback" not in job.output() and re.match("error: the job failed: .*storage is gone", last)
+    assert last == f"error: {json.loads(notice.read_text())['error']}"
 
 
 def test_a_signal_before_the_first_file_has_its_name_stops_the_job(tmp_path, run_job, bright_model):

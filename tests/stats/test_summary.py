@@ -193,6 +193,17 @@ def test_what_a_killed_run_left_is_said_apart_and_makes_no_run_faster():
         assert (summary["resumed"], summary["images_per_second"]) == (2, 1.0)
 
 
+def test_the_curve_of_a_resumed_job_is_that_of_its_own_work():
+    """Not of the hours between: a killed run's results have times of another day."""
+    left = tally_of([detected(0), detected(0.5)])
+    left.over_time.add_result(1000.0, 5.0, 5.0)
+    own = tally_of([detected(57_600), detected(57_604)])
+    stats = merge_stats([left.as_resumed(), own], SAMPLES)
+    summary = summarise(stats, RunFacts(58_000.0, 58_600.0, 58_602.0, "run", {}, "batch", "/m"))
+    assert (summary["throughput"], summary["throughput_interval_s"]) == ([[0, 1], [1, 1]], 1)
+    assert "over_time" not in summary
+
+
 @pytest.mark.parametrize(
     ("began", "submission", "work"),
     [(1003.0, 1.0, 1.5), (990.0, 0.0, 2.5), (2000.0, 2.5, 0.0), (math.inf, 0.0, 2.5)],
