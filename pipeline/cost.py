@@ -66,7 +66,7 @@ class Work:
     ramp_minutes: Annotated[float, "batch: from then until all machines have started, one after the other"] = 10.0
     bundle_images: Annotated[float, "batch: images in a bundle of the runner; each bundle leaves a spill file"] = 1000.0
     hours: Annotated[float, "streaming: how long the images take to come; 0: as long as the machines need"] = 0.0
-    window_s: Annotated[float, "streaming: seconds of rows in one archive file"] = 60.0
+    window_s: Annotated[float, "streaming: seconds of rows in one shard"] = 10.0
     inline: Annotated[float, "streaming: share of images that come within their messages; messages name the others"] = 0.0
 
 

@@ -22,9 +22,13 @@ from pipeline.read.dead_letter_replay import DeadLetterReplay
 from pipeline.read.only_new import DoneRows
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
+<<<<<<< HEAD
 from pipeline.records import dead_letter_row, detection_row
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
+=======
+from pipeline.results.completion import CompletionRule
+>>>>>>> results
 from pipeline.results.run import Run
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.stream.archive_rows import ArchiveRows
@@ -139,13 +143,9 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
     _ = found.dead | "PublishUndetected" >> PublishResults(run)
     _ = found.detected | "PublishDetections" >> PublishResults(run)
 
-    if not run.in_process:  # in one process `PublishResults` writes them before the bundle ends
-        archive = functools.partial(
-            ArchiveRows, run.results, window_s=run.window_s, job=run.name, shards=run.shards, provenance=run.provenance
-        )
-        _ = (asked.dead, read.dead, found.dead) | "ArchiveDeadLetters" >> archive(DEAD_LETTERS, dead_letter_row)
-        if run.archive_detections:
-            _ = found.detected | "ArchiveDetections" >> archive(DETECTIONS, detection_row)
+    if not run.in_process:  # in one process `PublishResults` hands them to the archive
+        rows = (asked.dead, read.dead, found.dead, *((found.detected,) if run.archive_detections else ()))
+        _ = rows | "ArchiveRows" >> ArchiveRows(run.results, run.name, run.window_s, run.version)
 
 
 def allowed_prefixes(config: Config) -> Sequence[str]:

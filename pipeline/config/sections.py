@@ -232,7 +232,9 @@ class StreamConfig:
     """The settings of streaming jobs, whose input is a Pub/Sub subscription and whose output is the topic of the detections."""
 
     archive: Path = setting("", "folder for the rows as files, as batch jobs write them, and for summary and report")
-    archive_window_s: Annotated[float, Between(1.0)] = setting(60.0, "seconds of rows in one archive file")
+    archive_window_s: Annotated[float, Between(1.0, 10.0)] = setting(
+        10.0, "seconds of rows in one shard of the archive; so much may be published again after a crash"
+    )
     dead_letter_topic: Text = setting("", "topic for dead letters, which are also written to files")
     answer_topic: Text = setting("", "topic for one answer per request; default: no answers")
     answer_deadline_s: Annotated[float, Between(0.1)] = setting(

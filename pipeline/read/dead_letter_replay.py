@@ -2,7 +2,7 @@
 
 A dead letter that names its image is read again by that name. One that carries an image or a refused message is replayed from
 what it carries. In a batch job such a dead letter travels as an image ref without bytes. Its name is a hash of what it carries,
-so equal ones are tried once; its `extra` is its place, `<file>@<start>-<end>`, where the reading step opens it.
+so equal ones are tried once; its `extra` is a `StoredLetter`, by which the reading step finds its row in the shards.
 """
 
 from __future__ import annotations
@@ -12,23 +12,39 @@ import binascii
 import dataclasses
 import hashlib
 import json
+import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import REASONS, ImageError
 from pipeline.read.allowed import may_name, refusal
-from pipeline.read.fetch import RETRY_SECONDS, open_file
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
 from pipeline.results.layout import DEAD_LETTERS
-from pipeline.results.ledger import RowsFile, list_files_of_rows
-from pipeline.storage.files import read_lines
+from pipeline.results.shards import BROKEN, Shard, json_rows, list_shards, read_batches, shard_of_name
 
 MOST_VALUES = 200_000  # in a message's JSON; each takes at most 240 bytes of memory
+_ROWS_AT_ONCE = 64  # each may carry a message of 10 MB
 _NAME = re.compile(r"dead-letter:[0-9a-f]{32}")
-_PLACE = re.compile(r"(.*)@(\d+)-(\d+)", re.DOTALL)
+
+
+class StoredLetter(NamedTuple):
+    """A dead letter in a shard.
+
+    Attributes:
+      path: The shard, in which compaction may leave nothing.
+      size_bytes: Its size.
+      key: The key of its row.
+    """
+
+    path: str
+    size_bytes: int
+    key: int
 
 
 class Replayed(NamedTuple):
@@ -60,66 +76,78 @@ class DeadLetterReplay:
     folders: Sequence[str]
     parse: Callable[[bytes], Replayed]
 
-    def replay(self, line: bytes) -> Replayed:
-        """What a line of a file of dead letters asks for.
+    def replay(self, letter: dict[str, Any]) -> Replayed:
+        """What a row of dead letters asks for.
 
         Raises:
-          InputError: The line is no dead letter.
+          InputError: It is no dead letter.
         """
-        try:
-            letter = load_json(line)
-        except ImageError:
-            letter = None
         if not is_dead_letter(letter):
-            raise InputError(f"dead letters: expected the rows of an earlier run or of a stream, got {line[:80]!r}")
+            raise InputError(f"dead letters: expected the rows of an earlier run or of a stream, got {row_bytes(letter)[:80]!r}")
         uri, record = (value if isinstance(value, str) else "" for value in (letter["image"].get("uri"), letter.get("record")))
         if (uri or record) and letter["stage"] != "message" and "payload_base64" not in letter:
             extra = extra_text(extra_columns((), {"extra": letter.get("extra")}))
             return self._named(ImageRef(uri, extra=extra, record=record))
-        parsed, payload = self.parse(line), letter.get("payload_base64", "")
+        parsed, payload = self.parse(row_bytes(letter)), letter.get("payload_base64", "")
         carried = row_bytes([payload, uri if uri.startswith(INLINE) or not payload else ""])
-        return Replayed(tuple(map(_without_time, parsed.images)), parsed.dead, carried)
+        forged = [image for image in parsed.images if isinstance(image, ImageRef) and is_letter(image.uri)]
+        refused = (refusal(image.uri, self.folders).dead_letter(image) for image in forged)
+        images = (_without_time(image) for image in parsed.images if image not in forged)
+        return Replayed(tuple(images), (*parsed.dead, *refused), carried)
 
-    def refs_in(self, file: RowsFile) -> Iterator[ImageRef]:
-        """The images that a file of dead letters names, and a ref for each dead letter that carries its image."""
-        start = 0
-        for line in read_lines(file.path):
-            end = start + len(line)
-            replayed = self.replay(line)
+    def refs_in(self, shard: Shard) -> Iterator[ImageRef]:
+        """The images that dead letters in a shard name, and a ref for each dead letter that carries its image."""
+        for key, replayed in self._in_shard(shard):
             yield from (image for image in replayed.images if isinstance(image, ImageRef))
             if replayed.dead or any(isinstance(image, EncodedImage) for image in replayed.images):
-                digest = hashlib.blake2b(replayed.carried, digest_size=16).hexdigest()
-                yield ImageRef(f"dead-letter:{digest}", extra=f"{file.path}@{start}-{end}")
-            start = end
+                stored = StoredLetter(shard.path, shard.size_bytes, key)
+                yield ImageRef(_name_of(replayed), extra=json.dumps(stored))
 
     def refs_in_results(self, output: str) -> Iterator[ImageRef]:
         """The same for all dead letters in a results folder."""
-        for file in list_files_of_rows(output):
-            if file.kind == DEAD_LETTERS:
-                yield from self.refs_in(file)
+        for shard in list_shards(output, (DEAD_LETTERS,)):
+            yield from self.refs_in(shard)
 
-    def open(self, letter: ImageRef, retry_seconds: float = RETRY_SECONDS) -> Iterator[EncodedImage | DeadLetter]:
+    def open(self, letter: ImageRef) -> Iterator[EncodedImage | DeadLetter]:
         """The images that a dead letter carries, and dead letters of what cannot be tried.
+
+        Nothing, if compaction has dropped the dead letter since, as its image has a newer row.
 
         Args:
           letter: A ref from `refs_in`.
-          retry_seconds: How long to retry while storage fails.
         """
-        found = _PLACE.fullmatch(letter.extra)
-        if not found:
-            raise ValueError(f"expected the place of a dead letter, got {letter.extra!r}")
-        path, start, end = found[1], int(found[2]), int(found[3])
-        with open_file(path, retry_seconds) as file:
-            file.seek(start)
-            replayed = self.replay(file.read(end - start))
-        yield from (image for image in replayed.images if isinstance(image, EncodedImage))
-        yield from replayed.dead
+        stored = StoredLetter(*json.loads(letter.extra))
+        shard = shard_of_name(stored.path, stored.size_bytes)
+        if shard is None:
+            raise ValueError(f"expected the path of a shard, got {stored.path!r}")
+        replayed = next((each for _, each in self._in_shard(shard, stored.key) if _name_of(each) == letter.uri), None)
+        if replayed:
+            yield from (image for image in replayed.images if isinstance(image, EncodedImage))
+            yield from replayed.dead
+
+    def _in_shard(self, shard: Shard, key: int | None = None) -> Iterator[tuple[int, Replayed]]:
+        """The rows of a shard, or those with a key; of the whole folder if a compaction has taken the shard away."""
+        try:
+            for batch in read_batches(shard, rows=_ROWS_AT_ONCE):
+                chosen = batch if key is None else batch.filter(pc.equal(batch["key"], pa.scalar(key, pa.uint64())))
+                yield from zip(chosen["key"].to_pylist(), map(self.replay, json_rows(chosen, DEAD_LETTERS)), strict=True)
+        except FileNotFoundError:
+            for other in list_shards(posixpath.dirname(posixpath.dirname(shard.path)), (DEAD_LETTERS,)):
+                yield from self._in_shard(other, key)
+        except (*BROKEN, RecursionError) as err:
+            raise InputError(
+                f"dead letters: {shard.path}: expected the rows of an earlier run or of a stream, got {err}"
+            ) from err
 
     def _named(self, ref: ImageRef) -> Replayed:
         name = ref.record or ref.uri
         if may_name(name, self.folders) and not is_letter(name):
             return Replayed((ImageRef(name, extra=ref.extra),))
         return Replayed((), (refusal(name, self.folders).dead_letter(ref),), row_bytes([name]))
+
+
+def _name_of(replayed: Replayed) -> str:
+    return f"dead-letter:{hashlib.blake2b(replayed.carried, digest_size=16).hexdigest()}"
 
 
 def is_letter(name: str) -> bool:

@@ -70,13 +70,13 @@ UNKNOWN = RowVersion()
 
 
 def row_key(uri: str, generation: str, model: str, version: str, settings: str) -> int:
-    """The key of a row, 64 bits.
+    """The key of a row: 63 bits of a 64-bit hash.
 
     >>> row_key("gs://b/a.jpg", "17", "yolov4", "7", "ab12cd34") == row_key("gs://b/a.jpg", "18", "yolov4", "7", "ab12cd34")
     False
     """
     parts = name_bytes("\0".join((uri, generation, model, version, settings)))
-    return int.from_bytes(hashlib.blake2b(parts, digest_size=8).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(parts, digest_size=8).digest(), "big") >> 1  # fits into the signed integers of BigQuery
 
 
 def _hash(settings: Mapping[str, Any]) -> str:

@@ -47,6 +47,7 @@ SOURCES = b"sources"  # metadata of a merged shard: the names of the shards in i
 _NAME = re.compile(r"(detections|dead_letters)/(\d{8}T\d{6}Z)-([\w-]+)-([0-9a-f]{32})\.parquet")
 _PART_BYTES = 1 << 20  # of an object a request
 _GROUP_ROWS = 16_384  # a row group has statistics, which exclude parts of a large shard
+_GROUP_BYTES = 16 << 20  # dead letters may carry messages of 10 MB; readers hold a row group
 BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, KeyError)  # what a damaged file raises
 
 _BOX = pa.list_(pa.float32(), 4)
@@ -180,16 +181,22 @@ class _Object(io.RawIOBase):
         return len(content)
 
 
-def read_batches(shard: Shard, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read_batches(shard: Shard, columns: Sequence[str] | None = None, rows: int = _GROUP_ROWS) -> Iterator[pa.RecordBatch]:
     """The rows of a shard in parts; a damaged shard ends with a line on standard error.
 
     Args:
       shard: The shard.
       columns: Only these; default: all.
+      rows: At most so many in a part.
+
+    Raises:
+      FileNotFoundError: A compaction has deleted the shard; a newer listing names the shard that holds its rows.
     """
     try:
         with open_shard(shard) as file:
-            yield from file.iter_batches(columns=columns)
+            yield from file.iter_batches(rows, columns=columns)
+    except FileNotFoundError:
+        raise
     except BROKEN as err:
         _say_unreadable(shard, err)
 
@@ -405,7 +412,8 @@ def publish_shard(staged: StagedShard) -> None:
 def parquet_bytes(table: pa.Table) -> bytes:
     """A table as a Parquet file."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", row_group_size=_GROUP_ROWS)
+    rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(table) // max(1, table.nbytes)))
+    pq.write_table(table, sink, compression="zstd", row_group_size=rows)
     content: bytes = sink.getvalue().to_pybytes()
     return content
 

@@ -71,12 +71,12 @@ class Part:
 
 # each part, in the order of the images' way, with the parts whose progress counts as its own, since it waits for them
 PARTS: dict[str, tuple[str, ...]] = {
-    "archive": (),  # closes windows
+    "archive": (),  # writes windows
     "pull": (),  # calls Pub/Sub for messages
-    "subscriber": ("read", "detector", "publish"),  # holds messages that no bundle has taken
+    "subscriber": ("read", "detector", "publish", "archive"),  # holds messages that no bundle has taken
     "read": (),  # without those that wait for room
     "detector": (),
-    "publish": (),  # makes a bundle's rows durable and publishes its messages
+    "publish": (),  # publishes a bundle's messages
 }
 
 

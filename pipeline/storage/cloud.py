@@ -111,10 +111,19 @@ def move_object(path: str, new: str, generation: str) -> bool:
 
 
 def read_range(path: str, start: int, end: int) -> bytes:
-    """Reads the bytes `[start, end)` of an object, `gs://…`, in one request."""
-    with storage_client() as client:
-        # the checksum is of the whole object
-        content: bytes = blob_of(client, path).download_as_bytes(start=start, end=end - 1, raw_download=True, checksum=None)
+    """Reads the bytes `[start, end)` of an object, `gs://…`, in one request.
+
+    Raises:
+      FileNotFoundError: There is no such object.
+    """
+    from google.api_core.exceptions import NotFound
+
+    try:
+        with storage_client() as client:
+            # the checksum is of the whole object
+            content: bytes = blob_of(client, path).download_as_bytes(start=start, end=end - 1, raw_download=True, checksum=None)
+    except NotFound as err:
+        raise FileNotFoundError(f"{path} does not exist") from err
     return content
 
 

@@ -1,81 +1,85 @@
-"""A local stream's archive: rows are durable before their messages are acknowledged; each window becomes a file afterwards.
+"""A local stream's archive: the rows of a few seconds become one shard of each kind; then their messages are acknowledged.
 
-    .staging-<run>/archive/detections-20261121T020000Z-00000-of-00001-<provenance>-<id>.rows    the rows of a bundle, sorted
-    detections/detections-20261121T020000Z-<run>-00000-of-00001.jsonl                           those of a window
+    PublishResults ─> Archive.add ─> rows in memory ─> shards.write_shard ─> Subscriber.end_holds ─> Pub/Sub
+    results are       holds the      of one window     durable               acknowledges what is
+    published         messages                                               published, too
 
-A bundle's rows are written before the bundle ends, so before its messages are acknowledged. After a crash each message is
-delivered again or has its row here. Memory holds the rows of one bundle only. A window that is over is merged into its file by
-its own run or, after a kill, by the next run in this folder. A kill between two steps may duplicate rows, but loses none.
+The rows of a window are records in memory. The messages that asked for them are not acknowledged until the window's shards are
+durable. A process that dies loses the rows of its last window, and Pub/Sub delivers their messages again: what was published is
+published a second time, under the same `detection_id`. A death between shard and acknowledgement also adds a second row, and of
+two rows with the same key the newer one counts.
 
-An archive holds its run's lease (see `results.lease`) as long as it works. Only the spills of a run whose lease has ended are
-merged by another run.
+A window ends after `window_s`, or earlier with `_WINDOW_ROWS` rows or `_WINDOW_BYTES`. A bundle does not wait for the end of its
+window. While storage fails, the window waits, no message is acknowledged, and the job logs why. The next window fills meanwhile;
+once it is full, `add` waits. Then no bundle ends, and the subscriber pulls no more than it pulls ahead. So two windows and the
+bundles in progress bound the memory. They do not bound the throughput: a window holds the rows of ten seconds at 2,000 images a
+second, and at higher rates windows are shorter. A held message costs its ids only, since its bytes go when a bundle takes it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
+import dataclasses
 import logging
-import math
-import os
-import posixpath
-import re
 import threading
 import time
-import uuid
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from apache_beam.io.filesystems import FileSystems
+import pyarrow as pa
 from google.api_core import retry
 
-from pipeline.data_format import from_plain
 from pipeline.read.fetch import is_transient_error
-from pipeline.records import ImageRef, row_bytes
-from pipeline.results.completion import UNKNOWN, Provenance
-from pipeline.results.layout import ARCHIVE, STAGING, archive_name, is_run_name, shard_of, time_in_name
-from pipeline.results.lease import alive, if_dead, remove_lock
-from pipeline.results.ledger import write_index
-from pipeline.results.run import Run
+from pipeline.records import DeadLetter, DetectedImage
+from pipeline.results.completion import UNKNOWN, RowVersion
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
+from pipeline.results.shards import dead_letters_table, detections_table, write_shard
 from pipeline.stats.process import PROCESS
-from pipeline.storage.files import create, delete_files, list_files, move_files, read_lines, write_files
-from pipeline.storage.globs import escape_glob
-from pipeline.storage.spill_files import merge_lines
-from pipeline.storage.state import is_own_file
+from pipeline.stream.threads import RunThreads
 
-_ENDING = ".rows"
-_UNKNOWN = ""  # stands for windows of spills that this process did not write, or did not finish
-_NAME = re.compile(
-    r"(detections|dead_letters)-(\d{8}T\d{6}Z)-(\d{5})-of-(\d{5})-(?:([0-9a-f]*)-)?(?:m([0-9a-f]*)-)?[0-9a-f]+\.rows"
-)
-_MODEL_BYTES = 70  # of a model's name and version in a file's name; of a longer one that is not known which a killed run had
+_WINDOW_ROWS = 20_000
+_WINDOW_BYTES = 48_000_000
+_RECORD_BYTES = 1_000  # of a record without its text; measured
+_LOOK_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
 class ArchivedRow(NamedTuple):
-    """A row on its way to the archive: `detections` or `dead_letters`, its image, and the row as JSON without an end of line."""
+    """A row on its way to the archive: its record, without a thumbnail, and its line for people without an end of line."""
+
+    record: DetectedImage | DeadLetter
+    line: bytes
+
+
+class RowsOfKind(NamedTuple):
+    """The rows of one shard, sorted by URI: its kind, its table, and the lines of its view."""
 
     kind: str
-    ref: ImageRef
-    row: bytes
+    table: pa.Table
+    lines: list[bytes]
 
 
-class _Window(NamedTuple):
-    """What becomes one file."""
+def by_kind(rows: Iterable[ArchivedRow], version: RowVersion, run: str) -> Iterator[RowsOfKind]:
+    """The rows of each kind, made now."""
+    ordered = sorted(rows, key=lambda row: row.record.ref.uri)
+    found = [(row.record, row.line + b"\n") for row in ordered if isinstance(row.record, DetectedImage)]
+    dead = [(row.record, row.line + b"\n") for row in ordered if isinstance(row.record, DeadLetter)]
+    if found:
+        table = detections_table([record for record, _ in found], version, run, time.time())
+        yield RowsOfKind(DETECTIONS, table, [line for _, line in found])
+    if dead:
+        table = dead_letters_table([record for record, _ in dead], version, run, time.time())
+        yield RowsOfKind(DEAD_LETTERS, table, [line for _, line in dead])
 
-    run: str
-    kind: str
-    start: str
-    shard: int
-    shards: int
-    settings: str = ""
-    model: str = ""
+
+@dataclasses.dataclass
+class _Window:
+    opened_at: float = 0.0
+    rows: list[ArchivedRow] = dataclasses.field(default_factory=list)
+    size_bytes: int = 0
 
     @property
-    def file_name(self) -> str:
-        return archive_name(self.kind, self.start, self.run, self.shard, self.shards)
+    def is_full(self) -> bool:
+        return len(self.rows) >= _WINDOW_ROWS or self.size_bytes >= _WINDOW_BYTES
 
 
 class Archive:
@@ -84,181 +88,94 @@ class Archive:
     Args:
       folder: Local or `gs://`.
       run: Names the run.
-      window_s: Length of a window.
-      shards: Files a window and kind.
-      clock: Seconds since the epoch, by which windows are named. It may jump: one that steps back leaves rows in the last window
-        until that has been open for the length of a window.
-      monotonic: Seconds that have passed.
-      stop: Ends the waiting for storage that fails.
-      provenance: By what the rows are made; without its settings the ledger has no index of them.
+      window_s: Longest time from a window's first row to its end.
+      threads: The run's threads: `stop` ends all waiting, and the failure of a thread ends the waiting for room.
+      hold: Holds the acknowledgement of messages, once for each time that an id is named.
+      end_hold: Ends holds, likewise.
+      version: By what the rows are made.
+      clock: Seconds, monotonic.
     """
 
     def __init__(
         self,
         folder: str,
         run: str,
-        *,
         window_s: float,
-        shards: int = 1,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-        stop: threading.Event | None = None,
-        provenance: Provenance = UNKNOWN,
+        threads: RunThreads,
+        *,
+        hold: Callable[[Sequence[str]], object],
+        end_hold: Callable[[Sequence[str]], object],
+        version: RowVersion = UNKNOWN,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self._folder = folder
-        self._run = run
+        self._folder, self._run, self._version = folder, run, version
         self._window_s = window_s
-        self._shards = shards
+        self._hold, self._end_hold = hold, end_hold
+        self._threads = threads
         self._clock = clock
-        self._monotonic = monotonic
-        self._stop = stop or threading.Event()
-        self._provenance = provenance
-        self._write = retry.Retry(is_transient_error, initial=0.5, maximum=10.0, timeout=None, on_error=self._say)(write_files)
-        self._current = 0.0  # start of the window of now
-        self._opened_at = -math.inf  # when that became the window of now, monotonic
-        self._writing: Counter[str] = Counter()  # bundles that write to a window now
-        self._unfinished = {_UNKNOWN}  # windows that have spills
-        self._lock = threading.Lock()
-        self._closing = threading.Lock()
-        self._alive = contextlib.ExitStack()
-        self._alive.enter_context(alive(Run(folder, run).folder))
+        self._write = retry.Retry(is_transient_error, initial=0.5, maximum=10.0, timeout=None, on_error=self._say)(write_shard)
+        self._changed = threading.Condition()
+        self._filling, self._closed = _Window(), _Window()
+        self._writing = threading.Lock()
 
-    def spill(self, rows: Iterable[ArchivedRow]) -> None:
-        """Makes the rows of a bundle durable; waits for storage that fails transiently, and says so."""
-        groups: defaultdict[tuple[str, int], list[bytes]] = defaultdict(list)
-        for each in rows:
-            groups[each.kind, shard_of(each.ref, self._shards)].append(each.row + b"\n")
-        if not groups:
+    def add(self, rows: Sequence[ArchivedRow]) -> None:
+        """Adds the rows of a bundle whose results are published; waits only while two windows are full."""
+        if not rows:
             return
-        with PROCESS.parts["publish"].working(), self._in_window() as start:
-            spills: dict[str, bytes] = {}
-            for (kind, shard), lines in groups.items():
-                by = f"{self._provenance.settings(kind)}-m{_packed_model(self._provenance)}"
-                name = f"{kind}-{start}-{shard:05d}-of-{self._shards:05d}-{by}-{uuid.uuid4().hex}{_ENDING}"
-                spills[f"{self._spills(self._run)}/{name}"] = b"".join(sorted(lines))
-            self._write(spills)
-            PROCESS.failing.pop("archive", None)
+        self._hold([row.record.ref.message_id for row in rows])
+        with self._changed:
+            while self._filling.is_full and not self._threads.stop.is_set():
+                self._threads.raise_failure()
+                self._changed.wait(_LOOK_SECONDS)
+            window = self._filling
+            if not window.rows:
+                window.opened_at = self._clock()
+            window.rows += rows
+            window.size_bytes += sum(map(_size_bytes, rows))
 
-    def close_windows(self) -> None:
-        """Makes files of this run's windows that are over."""
-        with self._lock:
-            kept = {self._start_now(), *self._writing}
-            if self._unfinished <= kept:  # a listing of storage costs as much as a write
-                return
-            self._unfinished = self._unfinished & kept | {_UNKNOWN}  # until it is done
-        self._finish(self._run, lambda start: start not in kept)
-        self._unfinished.discard(_UNKNOWN)
+    def keep_writing(self) -> None:
+        """Writes each window that is over, until the run stops; the work of a thread."""
+        while not self._threads.stop.wait(_LOOK_SECONDS):
+            try:
+                self.write_if_over()
+            except Exception:
+                if not self._threads.stop.is_set():  # else `finish` tries once more
+                    raise
+
+    def write_if_over(self) -> None:
+        """Writes the window if it is over."""
+        with self._changed:
+            window = self._filling
+            is_over = window.is_full or (bool(window.rows) and self._clock() - window.opened_at >= self._window_s)
+        if is_over:
+            self._write_window()
 
     def finish(self) -> None:
-        """Makes files of all that is left of this run; to be called when its last bundle has ended."""
-        self._finish(self._run, lambda _start: True)
-        self._alive.close()
-        _remove(self._spills(self._run))
+        """Writes all that is left, without waiting for storage that fails; to be called when the last bundle has ended."""
+        while self._closed.rows or self._filling.rows:
+            self._write_window()
 
-    def recover(self) -> None:
-        """Makes files of what killed runs have left here."""
-        runs = {_run_of(path) for path in list_files(f"{escape_glob(self._folder)}/{STAGING}*/{ARCHIVE}/*")} - {self._run}
-        for run in sorted(filter(is_run_name, runs)):
-            with if_dead(Run(self._folder, run).folder) as dead:
-                if dead:
-                    self._finish(run, lambda _start: True)
-                    _remove(self._spills(run))
+    def _write_window(self) -> None:
+        """Writes a window, then ends the holds of its messages; after a failure the window stays closed."""
+        with self._writing, PROCESS.parts["archive"].working():
+            if not self._closed.rows:
+                with self._changed:
+                    self._closed, self._filling = self._filling, _Window()
+                    self._changed.notify_all()
+            for kind, table, lines in by_kind(self._closed.rows, self._version, self._run):
+                self._write(self._folder, kind, table, self._run, lines)
+            PROCESS.failing.pop("archive", None)
+            self._end_hold([row.record.ref.message_id for row in self._closed.rows])
+            self._closed = _Window()
 
     def _say(self, err: Exception) -> None:
-        if self._stop.is_set():
+        if self._threads.stop.is_set():
             raise err
-        PROCESS.parts["publish"].progressed()  # it has returned, and is tried again
+        PROCESS.parts["archive"].progressed()  # the write has returned, and is tried again
         PROCESS.failing["archive"] = str(err)[:300]
         _log.warning("the archive cannot be written (%s); waiting", " ".join(str(err).split())[:300])
 
-    def _spills(self, run: str) -> str:
-        return f"{Run(self._folder, run).folder}/{ARCHIVE}"
 
-    @contextlib.contextmanager
-    def _in_window(self) -> Iterator[str]:
-        """Keeps the window of now open; gives its start."""
-        with self._lock:
-            start = self._start_now()
-            self._writing[start] += 1
-            self._unfinished.add(start)
-        try:
-            yield start
-        finally:
-            with self._lock:
-                self._writing[start] -= 1
-                self._writing += Counter()  # drops those that are done
-
-    def _start_now(self) -> str:
-        start, now = self._clock() // self._window_s * self._window_s, self._monotonic()
-        if start > self._current or (start < self._current and now - self._opened_at >= self._window_s):
-            self._current, self._opened_at = start, now
-        return time_in_name(self._current)
-
-    def _finish(self, run: str, is_over: Callable[[str], bool]) -> None:
-        with PROCESS.parts["archive"].working(), self._closing:
-            windows: defaultdict[_Window, list[str]] = defaultdict(list)
-            for path in list_files(f"{escape_glob(self._spills(run))}/*"):
-                match = _NAME.fullmatch(posixpath.basename(path))
-                if match and is_over(match[2]) and is_own_file(path):
-                    provenance = match[5] or "", match[6] or ""
-                    windows[_Window(run, match[1], match[2], int(match[3]), int(match[4]), *provenance)].append(path)
-            for window, paths in sorted(windows.items()):
-                self._write_window(window, paths)
-                PROCESS.parts["archive"].progressed()
-
-    def _write_window(self, window: _Window, paths: list[str]) -> None:
-        """Makes a file of a window's spills; where there is one, it was killed before they went, or more came since."""
-        lines, name = merge_lines(paths, self._spills(window.run)), window.file_name
-        if FileSystems.exists(f"{self._folder}/{name}"):
-            there = {_digest(line) for line in read_lines(f"{self._folder}/{name}")}
-            lines = (line for line in lines if _digest(line) not in there)
-            self._index(window, name)  # a run that was killed may have left it without
-            name = window._replace(run=f"{window.run}{uuid.uuid4().hex[:4]}").file_name
-        merged, count = f"{self._spills(window.run)}/{uuid.uuid4().hex}", 0
-        with create(merged) as file:
-            for line in lines:
-                file.write(line)
-                count += 1
-        if count:
-            move_files({merged: f"{self._folder}/{name}"})
-            self._index(window, name)
-        else:
-            delete_files([merged])
-        delete_files(paths)
-
-    def _index(self, window: _Window, name: str) -> None:
-        """Writes the index of a file of a window; by what its rows were made, also a killed run's, the names of spills say."""
-        if window.settings:
-            provenance = Provenance(window.settings, window.settings, *_unpacked_model(window.model))
-            write_index(name, self._folder, provenance, self._spills(window.run))
-
-
-def _packed_model(provenance: Provenance) -> str:
-    """A model's name and version as a part of a file's name."""
-    packed = row_bytes([provenance.model, provenance.version])
-    return packed.hex() if provenance.model and len(packed) <= _MODEL_BYTES else ""
-
-
-def _unpacked_model(packed: str) -> tuple[str, str]:
-    """Name and version; both empty where they are not known."""
-    with contextlib.suppress(ValueError, RecursionError):
-        model, version = from_plain(tuple[str, str], json.loads(bytes.fromhex(packed)))
-        return model, version
-    return "", ""
-
-
-def _digest(line: bytes) -> bytes:
-    return hashlib.blake2b(line, digest_size=16).digest()
-
-
-def _run_of(path: str) -> str:
-    return Run.of_folder(posixpath.dirname(posixpath.dirname(path))).name
-
-
-def _remove(spills: str) -> None:
-    """Removes a local folder whose rows have all become files, if nothing else lies there, and its run's folder likewise."""
-    if "://" not in spills:
-        with contextlib.suppress(OSError):
-            os.rmdir(spills)
-        with contextlib.suppress(OSError):
-            remove_lock(posixpath.dirname(spills))
+def _size_bytes(row: ArchivedRow) -> int:
+    payload = row.record.payload if isinstance(row.record, DeadLetter) else b""
+    return _RECORD_BYTES + 2 * len(row.line) + len(payload)  # a record's text takes about as much as its line

@@ -2,16 +2,18 @@
 
     Pub/Sub ─> Subscriber.pull ─> ParseMessages ─> … ─> PublishResults ─> bundle finalizer ─> Subscriber.finalize ─> Pub/Sub
                holds              │                     │                 │                   │
-               the message        RequestAggregator     Archive.spill     DelayedAcks         acknowledges what awaits
-                                  .open asks the        makes the rows    adds a delay        no answer; the rest when
-                                  Subscriber to wait    durable           on Flink            the answer is published
+               the message        RequestAggregator     Archive.add       DelayedAcks         acknowledges what nobody
+                                  .open holds its       holds it until    adds a delay        holds; the rest when the
+                                  acknowledgement       rows are durable  on Flink            last hold ends
 
 A message is acknowledged when all of these hold:
 
-1. `Archive.spill`: its rows are durable. The bundle ends only then, so nothing else asks for this.
-2. `Publishing.wait`: Pub/Sub has its messages. The bundle ends only then, too.
-3. `DelayedAcks`: on a runner that finalizes early, one more checkpoint has begun; elsewhere the finalizer does not wait.
-4. `Subscriber`: its bundle is final, and its request, if it is one, is answered, perhaps by another bundle or at its deadline.
+1. `Publishing.wait`: Pub/Sub has its messages. The bundle ends only then.
+2. `DelayedAcks`: on a runner that finalizes early, one more checkpoint has begun; elsewhere the finalizer does not wait.
+3. `Archive`: its rows are durable in shards.
+4. `RequestAggregator`: its request, if it is one, is answered, perhaps by another bundle or at its deadline.
+
+The first two make its bundle final; the `Subscriber` counts the holds of the others.
 
 A message that is not acknowledged comes again, to the next run.
 """
@@ -22,11 +24,11 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pipeline.config import Config
 from pipeline.records import ImageRef
-from pipeline.results.completion import UNKNOWN, Provenance
+from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing, connect_subscriber
@@ -40,8 +42,6 @@ from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
 
 _OVERDUE_SECONDS = 0.25
-_CLOSE_SECONDS = 1.0
-_RECOVER_SECONDS = 60.0
 _BEGAN = time.time() - time.monotonic()
 
 
@@ -65,7 +65,7 @@ class RunSettings:
     """The settings of a run; steps carry them to their workers.
 
     Attributes:
-      name: Names the run: its archive files, and the one `StreamRun` of each process.
+      name: Names the run: its shards, and the one `StreamRun` of each process.
       subscription: Where messages come from.
       topics: Where answers go.
       in_process: Whether all steps are in the launcher's process, which opens and closes the run. Elsewhere the first step that
@@ -77,9 +77,8 @@ class RunSettings:
       samples: How many annotated images the report will show.
       results: Folder of the archive and the dead letters; empty: no files are written.
       archive_detections: Whether detections are archived, too.
-      window_s: Seconds of rows in one file there.
-      shards: Files a window there.
-      provenance: The model and settings that make these rows.
+      window_s: Seconds of rows in one shard there.
+      version: The model and settings that make these rows.
       finalizes_early: Whether the runner finalizes bundles before a checkpoint holds them; see `pipeline.stream.delayed_acks`.
       worker_context: What remote workers must reach before they begin.
     """
@@ -95,9 +94,8 @@ class RunSettings:
     samples: int = 0
     results: str = ""
     archive_detections: bool = False
-    window_s: float = 60.0
-    shards: int = 1
-    provenance: Provenance = UNKNOWN
+    window_s: float = 10.0
+    version: RowVersion = UNKNOWN
     finalizes_early: bool = False
     worker_context: WorkerContext | None = None
 
@@ -128,8 +126,7 @@ class RunSettings:
             results,
             bool(stream.archive),
             stream.archive_window_s,
-            config.write.shards or 1,
-            Provenance.of(config.as_dict(), model),
+            RowVersion.of(config.as_dict(), model),
             finalizes_early,
             worker_context,
         )
@@ -154,7 +151,7 @@ class StreamRun:
       recent: The deduplication cache.
       attempts: The failed attempts that runner state does not know; None if all steps are in one process.
       answers: Its open requests; None if there is no topic for answers.
-      archive: Writes its rows to files; None if another step does, or no files are wanted.
+      archive: Writes its rows; None if another step does, or no files are wanted.
     """
 
     def __init__(self, settings: RunSettings, clock: Callable[[], float] = time.time):
@@ -175,14 +172,13 @@ class StreamRun:
             self.archive = Archive(
                 settings.results,
                 settings.name,
-                window_s=settings.window_s,
-                shards=settings.shards,
-                clock=clock,
-                stop=self.threads.stop,
-                provenance=settings.provenance,
+                settings.window_s,
+                self.threads,
+                hold=self._hold_acks,
+                end_hold=self._end_holds,
+                version=settings.version,
             )
-            self.threads.repeat("closing windows of the archive", self.archive.close_windows, _CLOSE_SECONDS)
-            self.threads.repeat("looking after killed runs' archives", self.archive.recover, _RECOVER_SECONDS)
+            self.threads.start("archiving", self.archive.keep_writing)
 
     @property
     def subscriber(self) -> Subscriber:
@@ -201,8 +197,7 @@ class StreamRun:
     def open_request(self, request: Request) -> None:
         """Opens a request that wants an answer, and holds its message until that is published."""
         if self.answers and request.wants_answer:
-            if self._subscriber:
-                self._subscriber.hold_ack(request.message_id)
+            self._hold_acks([request.message_id])
             self.answers.open(request)
 
     def end_attempt(self, ref: ImageRef, outcome: Outcome, *, was_begun: bool) -> list[ImageRef]:
@@ -219,29 +214,41 @@ class StreamRun:
 
     def answered(self, published: Iterable[OutgoingMessage]) -> None:
         """Notes that these answers are published, so their requests may be acknowledged."""
-        if self._subscriber:
-            self._subscriber.answered([message.answers for message in published if message.answers])
+        self._end_holds([message.answers for message in published if message.answers])
 
     def nack(self, ref: ImageRef) -> None:
         """Leaves an image without an outcome: its message is held, and delivered again after the run."""
         self.figures.add_given_back()
+        self._hold_acks([ref.message_id])
+
+    def _hold_acks(self, message_ids: Iterable[str]) -> None:
         if self._subscriber:
-            self._subscriber.hold_ack(ref.message_id)
+            self._subscriber.hold_acks(message_ids)
+
+    def _end_holds(self, message_ids: Sequence[str]) -> None:
+        if self._subscriber:
+            self._subscriber.end_holds(message_ids)
 
     def stop(self) -> None:
         """Stops pulling; messages in progress are still finished."""
         self.threads.stop.set()
 
     def close(self) -> None:
-        """Ends the threads, and releases all messages that are not acknowledged."""
+        """Ends the threads, archives the last rows, and releases all messages that are not acknowledged.
+
+        Raises:
+          Exception: The last rows could not be archived; their messages are released, too.
+        """
         self.stop()
         if self._subscriber:
             self._subscriber.end_pulling()
         self.threads.close()  # answers are published, or not, before their messages are released
-        if self._subscriber:
-            self._subscriber.close()
-        if self.archive:
-            self.archive.finish()
+        try:
+            if self.archive:
+                self.archive.finish()
+        finally:
+            if self._subscriber:
+                self._subscriber.close()
 
     def _answer_overdue(self) -> None:
         """Publishes the answers of overdue requests; a permanent failure of Pub/Sub ends the job, as in a step."""

@@ -1,7 +1,7 @@
 """The first and last steps of a stream: `ParseMessages` makes images of messages, `PublishResults` publishes their results.
 
 All steps between are DoFns in one line, without flatten or shuffle. A local runner therefore fuses them, and acknowledges a
-message only after its answers are published and its rows are durable; `pipeline.stream.run` draws the way of an acknowledgement.
+message only after its results are published and its rows are durable; `pipeline.stream.run` draws the way of an acknowledgement.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, row_bytes
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.stream.archive import ArchivedRow
 from pipeline.stream.clients import Publishing
 from pipeline.stream.dedup_cache import Repeat
@@ -29,8 +28,8 @@ _BEFORE_DETECTING = ("message", "read")  # stages before an image counts as unde
 class PublishResults(beam.PTransform):
     """Publishes the message of each result, and the answer of each request that it completes; see `publish_result`.
 
-    Element in: `DetectedImage`, `DeadLetter`, or a `Repeat`. Nothing comes out. A bundle ends only when its rows are in the
-    archive and Pub/Sub has all of its messages.
+    Element in: `DetectedImage`, `DeadLetter`, or a `Repeat`. Nothing comes out. A bundle ends only when Pub/Sub has all of
+    its messages; the archive then has its rows, and holds the messages that asked for them until these are durable.
 
     Args:
       run: The stream's settings: topics, archive.
@@ -63,14 +62,14 @@ def publish_result(result: DetectedImage | DeadLetter | Repeat, run: StreamRun, 
     message = dead_letter_message(result, now) if isinstance(result, DeadLetter) else detection_message(result, now)
     bundle.send(run.settings.topics.dead_letters if is_dead else run.settings.topics.detections, message)
     if is_dead or run.settings.archive_detections:
-        bundle.rows.append(ArchivedRow(DEAD_LETTERS if is_dead else DETECTIONS, result.ref, message.row))
+        bundle.rows.append(ArchivedRow(dataclasses.replace(result, thumbnail=b""), message.row))
     run.figures.add_result(result, now)
     outcome = Outcome(_answered_row(result, message) if run.answers else b"", is_dead)
     bundle.answer([result.ref, *run.end_attempt(result.ref, outcome, was_begun=_was_begun(result))], outcome)
 
 
 class PublishedBundle:
-    """The messages and rows of one bundle, until they are durable.
+    """The messages and rows of one bundle, until its end.
 
     Attributes:
       rows: Rows for the archive.
@@ -95,10 +94,10 @@ class PublishedBundle:
                 self._answers.append(answer)
 
     def finish(self) -> None:
-        """Waits until the rows are in the archive and Pub/Sub has the messages; then requests may be acknowledged."""
-        if self._run.archive:
-            self._run.archive.spill(self.rows)
+        """Waits until Pub/Sub has the messages; then hands the rows to the archive, which holds what asked for them."""
         self._publishing.wait()
+        if self._run.archive:
+            self._run.archive.add(self.rows)
         self._run.answered(self._answers)
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.api_core import exceptions, retry
 
@@ -38,12 +38,15 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(slots=True)
 class _Held:
-    message: Message
     ack_ids: list[str]
-    images: int
     since: float
     final: bool = False
-    unanswered: bool = False
+    holds: int = 0
+
+
+class _Waiting(NamedTuple):
+    message: Message
+    images: int
 
 
 class Subscriber:
@@ -66,7 +69,7 @@ class Subscriber:
         self._threads = threads
         self._stop = threads.stop
         self._changed = threading.Condition()
-        self._waiting: deque[_Held] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._held: dict[str, _Held] = {}
         self._part = PROCESS.parts["subscriber"]
         self._mean_bytes: float | None = None
@@ -81,7 +84,7 @@ class Subscriber:
           Exception: Another thread of the run failed.
         """
         self._threads.raise_failure()
-        taken: list[_Held] = []
+        taken: list[_Waiting] = []
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._stop.is_set(), wait_s)
             images = size = 0
@@ -93,33 +96,39 @@ class Subscriber:
                 taken.append(self._waiting.popleft())
             self._part.end(len(taken))
             self._changed.notify_all()
-        return [held.message for held in taken]
+        return [each.message for each in taken]
 
-    def hold_ack(self, message_id: str) -> None:
-        """Holds the acknowledgement of a message until its request is answered."""
-        with self._changed:
-            if message_id in self._held:
-                self._held[message_id].unanswered = True
+    def hold_acks(self, message_ids: Iterable[str]) -> None:
+        """Holds the acknowledgement of messages, once for each time that an id is named.
 
-    def answered(self, message_ids: Iterable[str]) -> None:
-        """Notes that the answers to these messages are published; acknowledges those whose bundle is final."""
-        with self._changed:
-            held = {message_id: self._held[message_id] for message_id in message_ids if message_id in self._held}
-            for each in held.values():
-                each.unanswered = False
-        self.acknowledge([message_id for message_id, each in held.items() if each.final])
-
-    def finalize(self, message_ids: Iterable[str]) -> None:
-        """Notes that the bundle of these messages is committed; acknowledges those that await no answer.
-
-        An image of a request may be in progress in another bundle that asked for it first. If the process dies before that ends,
-        the request must be delivered again, or it would get no answer.
+        Its row may not be durable yet, or another bundle may have an image of the request in progress. If the process dies before
+        that ends, the message must be delivered again.
         """
         with self._changed:
-            held = {message_id: self._held[message_id] for message_id in message_ids if message_id in self._held}
-            for each in held.values():
-                each.final = True
-        self.acknowledge([message_id for message_id, each in held.items() if not each.unanswered])
+            for held in self._known(message_ids):
+                held.holds += 1
+
+    def end_holds(self, message_ids: Sequence[str]) -> None:
+        """Ends holds, one for each time that an id is named; acknowledges messages of final bundles without further holds."""
+        with self._changed:
+            for held in self._known(message_ids):
+                held.holds -= 1
+        self._acknowledge_done(message_ids)
+
+    def finalize(self, message_ids: Sequence[str]) -> None:
+        """Notes that the bundle of these messages is committed; acknowledges what nothing holds."""
+        with self._changed:
+            for held in self._known(message_ids):
+                held.final = True
+        self._acknowledge_done(message_ids)
+
+    def _acknowledge_done(self, message_ids: Sequence[str]) -> None:
+        with self._changed:
+            done = [each for each in {*message_ids} if (held := self._held.get(each)) and held.final and not held.holds]
+        self.acknowledge(done)
+
+    def _known(self, message_ids: Iterable[str]) -> list[_Held]:
+        return [self._held[message_id] for message_id in message_ids if message_id in self._held]
 
     def acknowledge(self, message_ids: Iterable[str]) -> None:
         """Acknowledges messages; if the call fails, Pub/Sub delivers them again."""
@@ -191,14 +200,14 @@ class Subscriber:
             self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        images = sum(held.images for held in self._waiting)
-        size = sum(len(held.message.data) for held in self._waiting)
+        images = sum(each.images for each in self._waiting)
+        size = sum(len(each.message.data) for each in self._waiting)
         return self._stop.is_set() or (images < self._max_images and size < MEMORY.budget(self._max_bytes))
 
     def _pull_size(self) -> int:
         """How many messages the bounds have room for, by the mean size so far."""
-        images = sum(held.images for held in self._waiting)
-        size = sum(len(held.message.data) for held in self._waiting)
+        images = sum(each.images for each in self._waiting)
+        size = sum(len(each.message.data) for each in self._waiting)
         if self._mean_bytes is None:
             return min(_FIRST_PULL_MESSAGES, self._max_images)
         by_bytes = (MEMORY.budget(self._max_bytes) - size) / max(self._mean_bytes, 1.0)
@@ -212,9 +221,8 @@ class Subscriber:
         message = Message(
             received.message.data, dict(received.message.attributes), message_id, received.message.publish_time.timestamp()
         )
-        held = _Held(message, [received.ack_id], image_count(message), now)
-        self._held[message_id] = held
-        self._waiting.append(held)
+        self._held[message_id] = _Held([received.ack_id], now)
+        self._waiting.append(_Waiting(message, image_count(message)))
         self._part.begin()
         size = len(message.data)
         self._mean_bytes = size if self._mean_bytes is None else self._mean_bytes + 0.1 * (size - self._mean_bytes)
@@ -248,7 +256,7 @@ class Subscriber:
 
     def _release_waiting(self) -> None:
         with self._changed:
-            ids = [held.message.message_id for held in self._waiting]
+            ids = [each.message.message_id for each in self._waiting]
             self._clear_waiting()
             self._changed.notify_all()
         with contextlib.suppress(ValueError):  # the channel is closed already

@@ -1,0 +1,107 @@
+"""Dead letters in shards: which images they ask for, what of them travels, and what a stranger's letter cannot do."""
+
+import functools
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.read.dead_letter_replay import DeadLetterReplay, is_letter
+from pipeline.records import DeadLetter, EncodedImage, ImageRef, row_bytes
+from pipeline.results.layout import DEAD_LETTERS
+from pipeline.results.shards import COMPACTED, SOURCES, dead_letters_table, list_shards, write_shard
+from pipeline.stream.messages import MessageLimits, replay_message
+from tests.shard_rows import VERSION, write_rows
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
+CAMERA = ImageRef("inline:cam.png", "ab12", extra='{"camera": 7}')
+
+
+def replay_of(*folders):
+    return DeadLetterReplay(folders, functools.partial(replay_message, limits=MessageLimits(allowed_prefixes=folders)))
+
+
+def letter(uri="", stage="read", reason="not_found", payload=b"", **more):
+    return DeadLetter(ImageRef(uri, **more), stage, reason, "no", payload)
+
+
+def message(value):
+    return letter(stage="message", reason="not_allowed", payload=json.dumps(value).encode())
+
+
+def outcomes(replay, output):
+    """The names that are read again, and what the dead letters with contents become."""
+    refs = list(replay.refs_in_results(output))
+    opened = [each for ref in refs if is_letter(ref.uri) for each in replay.open(ref)]
+    return [ref.uri for ref in refs if not is_letter(ref.uri)], opened
+
+
+def test_named_images_are_read_by_name_and_carried_ones_from_their_row(tmp_path):
+    letters = [
+        letter("in/a.png"),
+        letter("in/b.png", record="in/x.tfrecord@0-10"),
+        DeadLetter(CAMERA, "detect", "model_failed", "no", PNG),
+        message({"uri": "in/c.png"}),
+        message({"uri": "gs://other/d.png"}),
+        letter(stage="message", reason="bad_json", payload=b"{"),
+        letter("elsewhere/e.png"),
+    ]
+    write_rows(f"{tmp_path}", letters=letters)
+    named, opened = outcomes(replay_of("in"), f"{tmp_path}")
+    assert named == ["in/a.png", "in/x.tfrecord@0-10", "in/c.png"]
+    images = [each for each in opened if isinstance(each, EncodedImage)]
+    assert [(image.ref.uri, image.ref.extra, image.content) for image in images] == [("inline:cam.png", '{"camera": 7}', PNG)]
+    dead = [(each.ref.uri, each.reason) for each in opened if isinstance(each, DeadLetter)]
+    assert dead == [("gs://other/d.png", "not_allowed"), ("", "bad_json"), ("elsewhere/e.png", "not_allowed")]
+
+
+def test_equal_contents_have_one_name_and_a_reference_is_small(tmp_path):
+    for run in ("0a1b", "0a1c"):
+        write_rows(f"{tmp_path}", letters=[DeadLetter(CAMERA, "detect", "model_failed", "no", PNG)], run=run)
+    refs = list(replay_of().refs_in_results(f"{tmp_path}"))
+    assert len(refs) == 2 and len({ref.uri for ref in refs}) == 1
+    assert all(len(row_bytes(ref.extra)) < 300 for ref in refs)
+
+
+@pytest.mark.parametrize("when", ["listed", "opened"])
+def test_a_compaction_that_takes_the_shard_away_loses_no_letter(tmp_path, when):
+    letters = [letter("in/a.png"), DeadLetter(CAMERA, "detect", "model_failed", "no", PNG)]
+    write_rows(f"{tmp_path}", letters=letters)
+    (shard,) = list_shards(f"{tmp_path}", (DEAD_LETTERS,))
+    replay = replay_of("in")
+    refs = replay.refs_in(shard)
+    refs = refs if when == "listed" else iter(list(refs))
+
+    merged = pq.read_table(shard.path).replace_schema_metadata({SOURCES: json.dumps([shard.path.rpartition("/")[2]])})
+    write_shard(f"{tmp_path}", DEAD_LETTERS, merged, COMPACTED)
+    (tmp_path / "dead_letters" / shard.path.rpartition("/")[2]).unlink()
+
+    named, carried = refs
+    assert named.uri == "in/a.png"
+    assert [image.content for image in replay.open(carried)] == [PNG]
+    for path in (tmp_path / "dead_letters").glob("*.parquet"):
+        path.unlink()
+    assert list(replay.open(carried)) == [], "its image has a newer row, so compaction dropped the letter"
+
+
+def test_a_letter_of_a_stranger_opens_no_file_of_his_choice(tmp_path):
+    forged = "dead-letter:" + "0" * 32
+    write_rows(f"{tmp_path}", letters=[letter(forged), message({"uri": forged, "/etc/x": 1, "a": 2, "b": 3})])
+    named, opened = outcomes(replay_of("."), f"{tmp_path}")
+    assert named == [] and {each.reason for each in opened} == {"not_allowed"}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pytest.param(pa.table({"key": pa.array([1], pa.uint64()), "stage": ["read"]}), id="other columns"),
+        pytest.param(dead_letters_table([letter("a.png", reason="made_up")], VERSION, "r", 1.0), id="unknown reason"),
+        pytest.param(dead_letters_table([letter("a.png", extra="[" * 100_000)], VERSION, "r", 1.0), id="deep extra"),
+    ],
+)
+def test_what_is_no_dead_letter_is_one_line(tmp_path, table):
+    write_shard(f"{tmp_path}", DEAD_LETTERS, table, "0a1b")
+    with pytest.raises(InputError, match=r"dead letters: .*expected the rows of an earlier run or of a stream"):
+        list(replay_of().refs_in_results(f"{tmp_path}"))
