@@ -22,13 +22,7 @@ from pipeline.read.dead_letter_replay import DeadLetterReplay
 from pipeline.read.only_new import DoneRows
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
-<<<<<<< HEAD
-from pipeline.records import dead_letter_row, detection_row
 from pipeline.results.completion import RowVersion
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
-=======
-from pipeline.results.completion import CompletionRule
->>>>>>> results
 from pipeline.results.run import Run
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.stream.archive_rows import ArchiveRows
