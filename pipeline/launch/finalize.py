@@ -101,7 +101,7 @@ class JobReport:
             f"{before}; {summary['detections']} objects; {summary['images_per_second']:.1f} images/s in "
             f"{summary['wall_seconds']:.1f} s after {summary['startup_seconds']:.1f} s of start-up{submission}"
         )
-        if images["read"] and images["read"] == summary["done_before"]:
+        if summary["done_before"] and images["read"] == images["skipped"]:
             print(
                 f"nothing is new: each image has a row of model {_named(summary['model'])} and these settings in {self.results}"
             )
