@@ -284,5 +284,5 @@ class _OpenContainers(_Counting):
         if is_bad_line(ref.uri):
             return iter((letter_of_line(ref),))
         if self._of.again and is_letter(ref.uri):
-            return self._of.again.open(ref, self._retry_seconds)
+            return self._of.again.open(ref)
         return images_in(ref, self._read, self._retry_seconds, self._max_megapixels)
