@@ -50,7 +50,7 @@ def main() -> int:
     except (EmulatorMissing, DemoFailedError) as err:
         print(f"error: {err}", file=sys.stderr)
         return WRONG if isinstance(err, EmulatorMissing) else FAILED
-    print(f"\nOpen {out}/reconcile.html and {out}/report.html in a browser; the rows of all runs are in {out}/detections/.")
+    print(f"\nOpen {out}/report.html in a browser; the rows of all runs are in {out}/detections/.")
     return DONE
 
 

@@ -1,46 +1,40 @@
-"""Many small files become few large ones; whenever that is killed, no row is missing, and the next compaction finishes."""
+"""Many small shards become few large ones; whenever that is killed, paused or cut off from power, no reader loses a row."""
 
-import datetime
-import glob
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from models import progress
-from pipeline import compact as module
-from pipeline.compact import compact, main
+from pipeline.compact import main
 from pipeline.errors import BusyError
-from pipeline.results.cancellation import confirmed_before_commit
-from pipeline.results.claims import EVERYTHING
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, archive_name, is_result, shard_name
-from pipeline.results.lease import leased
-from pipeline.results.ledger import list_files_of_rows, read_entries
-from pipeline.results.run import Run, fence
-from pipeline.results.write_policy import check_write_policy, run_name
+from pipeline.records import row_bytes
+from pipeline.results.compact import Compacted, compact
+from pipeline.results.completion import RowVersion
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
+from pipeline.results.lock import LOCK, locked
+from pipeline.results.shards import COMPACTED, detections_table, json_rows, list_shards, read_batches, shard_of_name, write_shard
 from pipeline.storage.files import list_files, write_file
-from pipeline.write.write_parquet import write_parquet
-from tests.results.test_run import dies_at, visible
-from tests.rows_of_files import MAKER, dead, found, lines_in, uris_in, write_rows
+from tests.recorded_disk import laid_out, recorded
+from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows
 
-STREAM = [f"20261120T{hour:02d}0000Z-0a1b-00000-of-00001" for hour in range(4)]
-EXPECTED = sorted([*(found(uri).line for uri in "abcde"), dead("x").line, dead(message="?").line])
+OTHERS = ("detections/mine.jsonl", "detections/mine.parquet", "notes.txt")
+MESSAGE = failed("", "", stage="message", reason="bad_json")
 
 
 def fill(output):
-    """A batch job's files, a stream's windows, and files of somebody else."""
-    write_rows(output, "00000-of-00001", [found("a"), found("b", boxes=1), dead("x")])
-    write_rows(output, STREAM[0], [found("b"), found("c"), dead("d")])
-    write_rows(output, STREAM[1], [found("c"), found("d"), dead(message="?")], None)
-    write_rows(output, STREAM[2], [found("e")])
-    old = datetime.datetime(2026, 11, 19).timestamp()
-    for path in glob.glob(f"{output}/*/*-00000-of-00001.jsonl"):
-        os.utime(path, (old, old))
-    for name in ("detections/mine.jsonl", "notes.txt", "summary.json"):
+    """Shards of a job, of a stream, of one without views, and files of somebody else."""
+    write_rows(output, [detected("a"), detected("b")], [failed("x"), failed("d"), failed("e", "")], made_at=1.0)
+    write_rows(output, [detected("b", confidence=0.75), detected("c")], [MESSAGE, failed("a"), failed("z", "")], made_at=2.0)
+    write_rows(output, [], [MESSAGE], made_at=3.0)
+    write_shard(output, DETECTIONS, detections_table([detected("d"), detected("e", "2")], VERSION, "0a1b", 4.0), "0a1b")
+    for name in OTHERS:
         write_file(f"{output}/{name}", b"{}")
 
 
@@ -50,291 +44,327 @@ def output(tmp_path):
     return f"{tmp_path}/out"
 
 
-def rows_in(output):
-    return sorted(line for kind in (DETECTIONS, DEAD_LETTERS) for line in lines_in(output, kind) if line != b"{}")
+def counted(output):
+    """Key -> the row that counts, for every reader of the folder."""
+    best = {}
+    for kind in (DEAD_LETTERS, DETECTIONS):
+        for shard in list_shards(output, (kind,)):
+            for batch in read_batches(shard):
+                for key, made_at, row in zip(
+                    batch["key"].to_pylist(), batch["made_at"].to_pylist(), json_rows(batch, kind), strict=True
+                ):
+                    best[key] = max(best.get(key, (False,)), (kind == DETECTIONS, made_at, row_bytes(row)))
+    return {key: row[-1] for key, row in best.items()}
 
 
-def settings_in(output):
-    """What the ledger says of each image."""
-    entries = [entry for file in list_files_of_rows(output) for entry in read_entries(file)]
-    return {(entry.kind, entry.uri): entry.settings for entry in entries}
+def count_rows(output):
+    return len(rows_in(output)) + len(rows_in(output, DEAD_LETTERS))
 
 
-def test_many_files_become_one_of_each_kind_and_each_row_stands_once(output):
-    assert compact(output) == (7, 2, 7, 3)
-    names = [file.path.removeprefix(f"{output}/") for file in list_files_of_rows(output)]
-    assert [name.partition("-20261120T020000Z-compact")[0] for name in names] == [
-        "detections/detections",
-        "dead_letters/dead_letters",
-    ]
-    assert all(is_result(f"{output}/{name}", output) for name in names)
-    assert rows_in(output) == EXPECTED
-    assert lines_in(output)[:-1] == sorted(lines_in(output)[:-1])  # the last is somebody else's
-    others = {name: content for name, content in visible(output).items() if content == b"{}"}
-    assert set(others) == {"detections/mine.jsonl", "notes.txt", "summary.json"}
-    assert len(visible(output)) == 3 + 2 + 2
-    assert not glob.glob(f"{output}/.staging-*/*.json")
+def names_in(output, kind=DETECTIONS):
+    return sorted(os.listdir(f"{output}/{kind}"))
 
 
-def test_the_ledger_knows_as_much_as_before(output):
-    compact(output)
-    assert settings_in(output) == {
-        **{(DETECTIONS, uri): MAKER.detections for uri in "abce"},
-        (DETECTIONS, "d"): "",  # the window that has no index
-        (DEAD_LETTERS, "x"): MAKER.dead_letters,
-    }
+def uris(rows):
+    return [row["image"].get("uri", "") for row in rows]
+
+
+class _Changes:
+    """Calls a function before the n-th change of the disk below a folder; a hook of Python stays for good, so there is one."""
+
+    def __init__(self):
+        self._act = None
+        sys.addaudithook(self._happen)
+
+    def _happen(self, event, args):
+        if self._act and event in ("os.rename", "os.remove", "os.mkdir") and self._folder in str(args[0]):
+            self._left -= 1
+            if self._left == 0 or (self._left < 0 and self._each):
+                act, self._act = self._act, None
+                act(*map(str, args[:2]))
+                self._act = act if self._each else None
+
+    def before(self, folder, number, act, *, each=False):
+        """Arms it, for the `number`-th change, or for each one from there on."""
+        self._folder, self._left, self._each, self._act = folder, number, each, act
+
+    def disarm(self):
+        """Whether the moment came."""
+        came, self._act = self._left <= 0, None
+        return came
+
+
+changes = _Changes()
+
+
+def test_many_files_become_one_of_each_kind_and_each_key_has_one_row(output):
+    before = counted(output)
+    assert compact(output) == Compacted(before=6, files=2, rows=8, dropped=5)
+    assert [row["detections"][0]["confidence"] for row in rows_in(output)] == [0.5, 0.75, 0.5, 0.5, 0.5]
+    assert uris(rows_in(output)) == ["a", "b", "c", "d", "e"]
+    assert sorted(uris(rows_in(output, DEAD_LETTERS))) == ["", "x", "z"]
+    assert counted(output).items() <= before.items() and count_rows(output) == len(counted(output))
+    for kind in (DETECTIONS, DEAD_LETTERS):
+        (shard,) = list_shards(output, (kind,))
+        assert shard.run == COMPACTED
+        assert sorted(Path(shard.view).read_bytes().splitlines()) == [row_bytes(row) for row in rows_in(output, kind)]
+    assert names_in(output)[-2:] == ["mine.jsonl", "mine.parquet"] and len(names_in(output)) == 4
+    assert all(Path(output, name).read_bytes() == b"{}" for name in OTHERS)
 
 
 def test_compacting_again_changes_nothing_until_there_is_something_new(output):
     compact(output)
-    before = visible(output)
-    assert compact(output) == (0, 0, 0, 0)
-    assert visible(output) == before
-    write_rows(output, STREAM[3], [found("f"), found("a")])
-    assert compact(output) == (3, 2, 8, 1)
-    assert rows_in(output) == sorted([*EXPECTED, found("f").line])
+    before = names_in(output), names_in(output, DEAD_LETTERS)
+    assert compact(output) == Compacted()
+    assert (names_in(output), names_in(output, DEAD_LETTERS)) == before
+    write_rows(output, [detected("f"), detected("a")])
+    assert compact(output) == Compacted(2, 1, 6, 1)
 
 
-def test_large_files_are_cut(output):
-    assert compact(output, rows_per_file=2).files == 4
-    files = [file for file in list_files_of_rows(output) if file.kind == DETECTIONS]
-    assert [file.path[-20:] for file in files] == [f"{n:05d}-of-00003.jsonl"[-20:] for n in range(3)]
-    assert [[entry.uri for entry in read_entries(file)] for file in files] == [["a", "b"], ["c", "d"], ["e"]]
-    assert all(file.index_path for file in files)
+def test_a_merged_file_has_no_view_if_no_source_has_one(tmp_path):
+    output = str(tmp_path)
+    for uri in "ab":
+        write_shard(output, DETECTIONS, detections_table([detected(uri)], VERSION, "0a1b", 4.0), "0a1b")
+    compact(output)
+    assert [name.rpartition(".")[2] for name in names_in(output)] == ["parquet"]
+
+
+OTHER = RowVersion("yolo", "8", "ab12cd34", "cd34ab12")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "kept"),
+    [
+        pytest.param(([detected("a")], []), ([detected("a", confidence=0.75)], []), [0.75], id="the newest row"),
+        pytest.param(([detected("a")], []), ([], [failed("a")]), [0.5], id="a detection before a newer dead letter"),
+        pytest.param(([], [failed("a")]), ([], [failed("a", reason="corrupt")]), ["corrupt"], id="the newest dead letter"),
+        pytest.param(([], [failed("a", "")]), ([detected("a", "7")], []), [0.5], id="one without a generation is answered"),
+        pytest.param(([detected("a", "7")], []), ([], [failed("a", "")]), [0.5, "not_an_image"], id="not by an older row"),
+        pytest.param(
+            ([], [failed("a", "")]), ([detected("a", version=OTHER)], []), [0.5, "not_an_image"], id="nor by another version"
+        ),
+        pytest.param(([detected("a")], []), ([detected("a", "2")], []), [0.5, 0.5], id="each generation has its row"),
+        pytest.param(([], [failed("a")]), ([detected("a", "2")], []), [0.5, "not_an_image"], id="a dead letter its generation's"),
+    ],
+)
+@pytest.mark.parametrize("is_later_first", [False, True])
+def test_which_row_stays(tmp_path, earlier, later, kept, is_later_first):
+    """It depends on when rows were made, not on the names of their files."""
+    for made_at, rows in sorted([(1.0, earlier), (2.0, later)], reverse=is_later_first):
+        write_rows(str(tmp_path), *rows, made_at=made_at)
+    compact(str(tmp_path))
+    detections = [row["detections"][0]["confidence"] for row in rows_in(str(tmp_path))]
+    assert detections + [row["reason"] for row in rows_in(str(tmp_path), DEAD_LETTERS)] == kept
+
+
+ROW = st.tuples(st.sampled_from("abc"), st.sampled_from("12"), st.booleans(), st.integers(1, 3))
+
+
+@given(st.lists(st.lists(ROW, min_size=1, max_size=4), max_size=6), st.data())
+@settings(max_examples=30)
+def test_however_rows_are_spread_over_files_the_same_ones_stay(tmp_path_factory, shards, data):
+    """Also if some were merged before the others came."""
+    output = str(tmp_path_factory.mktemp("out"))
+    for number, rows in enumerate(shards):
+        for uri, generation, is_detection, made_at in rows:
+            images, letters = ([detected(uri, generation)], []) if is_detection else ([], [failed(uri, generation)])
+            write_rows(output, images, letters, made_at=float(made_at))
+        expected = counted(output)
+        if data.draw(st.booleans()) or number == len(shards) - 1:
+            compact(output)
+        assert counted(output) == expected
+    assert count_rows(output) == len(counted(output))
+
+
+def test_keep_latest_leaves_one_detection_of_each_image_and_model(tmp_path, capsys):
+    output = str(tmp_path)
+    again = VERSION._replace(settings="00000000")
+    write_rows(output, [detected("a"), detected("b"), detected("\udcff")], [failed("a", "0")], made_at=1.0)
+    write_rows(output, [detected("a", "2"), detected("\udcff", "2")], made_at=2.0)
+    write_rows(output, [detected("a", "2", 0.75)], version=again, made_at=3.0)
+    write_rows(output, [detected("a", version=RowVersion("other", "1", "ab12cd34", "cd34ab12"))], made_at=1.0)
+    compact(output)
+    assert len(rows_in(output)) == 7
+    assert main([output, "--keep", "latest"]) == 0
+    found = [(row["image"]["uri"], row["image"]["generation"], row["model"]["name"]) for row in rows_in(output)]
+    assert sorted(found) == [("a", "1", "other"), ("a", "2", "yolo"), ("b", "1", "yolo"), ("\udcff", "2", "yolo")]
+    assert uris(rows_in(output, DEAD_LETTERS)) == ["a"]
+    assert capsys.readouterr().out == "1 files of rows became 1: 4 rows; 3 dropped as duplicate or superseded\n"
+
+
+def test_one_new_row_costs_one_small_file_and_not_everything(tmp_path):
+    output = str(tmp_path)
+    images = [detected(f"gs://bucket/{n * 2654435761 % 2**32}.jpg") for n in range(20_000)]
+    (large,) = write_rows(output, images)
+    write_rows(output, [detected("a")])
+    assert compact(output) == Compacted()
+    write_rows(output, [detected("b")])
+    assert compact(output) == Compacted(2, 1, 2, 0)
+    assert os.path.exists(large)
+    write_rows(output, images[:3000], made_at=4e9)
+    assert compact(output).dropped == 0  # less than a fifth of the large file: readers apply the rule
+    write_rows(output, images[3000:5000], made_at=4e9)
+    assert compact(output).dropped == 5000
+    assert not os.path.exists(large) and count_rows(output) == len(counted(output)) == 20_002
 
 
 def test_only_what_was_written_until_a_day(output):
-    write_rows(output, "20261121T000000Z-0a1b-00000-of-00001", [found("f")])
+    new = f"{output}/detections/20261121T000000Z-0a1b-{0:032x}.parquet"
+    for shard in list_shards(output):
+        os.rename(shard.path, shard.path.replace(os.path.basename(shard.path)[:8], "20261120"))
+    (path,) = write_rows(output, [detected("f")])
+    os.rename(path, new)
     assert main(["--output", output, "--until", "2026-11-20"]) == 0
-    assert f"{output}/detections/detections-20261121T000000Z-0a1b-00000-of-00001.jsonl" in list_files(f"{output}/detections/*")
-    assert rows_in(output) == sorted([*EXPECTED, found("f").line])
-    assert len(list_files_of_rows(output)) == 3
-
-
-def test_a_row_of_a_newer_file_wins_also_after_older_ones_were_compacted(output):
-    write_rows(output, "20261121T000000Z-0a1b-00000-of-00001", [found("a", boxes=3)])
-    main(["--output", output, "--until", "2026-11-20"])
-    compact(output)
-    assert rows_in(output) == sorted([*EXPECTED[1:], found("a", boxes=3).line] if EXPECTED[0] == found("a").line else [])
-
-
-DAY = 86_400.0
-NOON = datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.timezone.utc).timestamp()
-NOON_NAME, EVENING_NAME = "20261120T120000Z-0a1b-00000-of-00001", "20261120T180000Z-0a1b-00000-of-00001"
-
-
-def copied(output, copy, seconds):
-    """As `cp -r` does it: each file is as old as its copy, whenever that was made."""
-    shutil.copytree(output, copy)
-    for path in Path(copy).rglob("*"):
-        os.utime(path, (seconds, seconds))
-    return str(copy)
-
-
-@pytest.mark.parametrize("copied_at", [NOON - DAY, NOON + DAY], ids=["older than any row", "newer than any row"])
-@pytest.mark.parametrize(
-    ("job_at", "kept"),
-    [pytest.param(NOON - 3600, 1, id="job before the window"), pytest.param(NOON + 3600, 2, id="job after the window")],
-)
-def test_which_row_is_the_newest_does_not_depend_on_when_files_were_copied(tmp_path, job_at, kept, copied_at):
-    output = f"{tmp_path}/out"
-    write_rows(output, "3f2a9c01-00000-of-00001", [found("a", boxes=2), dead("gone")], made_at=job_at)
-    write_rows(output, NOON_NAME, [found("a", boxes=1), found("gone")])
-    copy = copied(output, tmp_path / "copy", copied_at)
-    letters = [dead("gone").line] if job_at > NOON else []  # one that is older is mended by the row
-    for each in (output, copy):
-        compact(each)
-        assert rows_in(each) == sorted([found("a", boxes=kept).line, found("gone").line, *letters])
-    assert [Path(path).name[:28] for path in list_files(f"{output}/detections/*.jsonl")] == [
-        Path(path).name[:28] for path in list_files(f"{copy}/detections/*.jsonl")
-    ]
-
-
-@pytest.mark.parametrize("copied_at", [NOON - DAY, NOON + DAY], ids=["older than any row", "newer than any row"])
-def test_rows_in_a_merged_file_are_as_old_as_they_were(tmp_path, copied_at):
-    """A window that comes later is newer than they are, although a still later one was merged with them."""
-    output = f"{tmp_path}/out"
-    write_rows(output, STREAM[0], [found("a", boxes=2), dead("gone")])
-    write_rows(output, EVENING_NAME, [found("z")])
-    compact(output)
-    output = copied(output, tmp_path / "copy", copied_at)
-    write_rows(output, NOON_NAME, [found("a", boxes=1), found("gone")])
-    compact(output)
-    assert rows_in(output) == sorted(row.line for row in (found("a", boxes=1), found("gone"), found("z")))
-
-
-def test_an_index_of_an_earlier_version_says_no_age_and_the_time_of_the_file_counts(tmp_path):
-    output = f"{tmp_path}/out"
-    write_rows(output, "00000-of-00001", [found("a", boxes=2)])
-    index = f"{output}/index/detections-00000-of-00001.parquet"
-    table = pq.read_table(index)
-    pq.write_table(table.drop_columns(["made_at"]), index)
-    write_rows(output, NOON_NAME, [found("a", boxes=1)])
-    os.utime(f"{output}/detections/detections-00000-of-00001.jsonl", (NOON + 1, NOON + 1))
-    assert settings_in(output) == {(DETECTIONS, "a"): MAKER.detections}
-    compact(output)
-    assert rows_in(output) == [found("a", boxes=2).line]
-
-
-@pytest.mark.parametrize("planted", [float("nan"), float("inf"), -1.0, 1e300])
-def test_an_age_that_is_none_is_not_known(tmp_path, planted):
-    output = f"{tmp_path}/out"
-    write_rows(output, NOON_NAME, [found("a", boxes=2)], made_at=planted)
-    write_rows(output, EVENING_NAME, [found("a", boxes=1)])
-    compact(output)
-    assert rows_in(output) == [found("a", boxes=1).line]
-
-
-def test_where_there_was_parquet_or_tfrecord_there_is(output):
-    stem = f"{output}/{shard_name(DETECTIONS, 0, 1)}"
-    write_parquet([found("a").line, found("b").line], f"{stem}.parquet")
-    compact(output)
-    (path,) = list_files(f"{output}/detections/*.parquet")
-    assert [row["image"]["uri"] for row in pq.read_table(path).to_pylist()] == list("abcde")
-    assert "-compact" in path and is_result(path, output)
-
-
-@pytest.mark.parametrize(
-    ("mode", "run", "window", "left"),
-    [
-        pytest.param("batch", "0a1b", "20261120T000000Z", True, id="a batch job's"),
-        pytest.param("batch", "another", "20261120T000000Z", False, id="not those of others"),
-        pytest.param("streaming", "0a1b", "20261120T033000Z", True, id="a stream's last hour"),
-        pytest.param("streaming", "0a1b", "20261120T000000Z", False, id="not what it did before"),
-    ],
-)
-def test_files_of_a_job_at_work_stay(output, mode, run, window, left):
-    name = archive_name(DETECTIONS, window, "0a1b", 1, 2)
-    write_file(f"{output}/{name}", found("z").line)
-    four = datetime.datetime(2026, 11, 20, 4, tzinfo=datetime.timezone.utc).timestamp()
-    with Run(output, run).held({"settings": {"mode": mode}}):
-        compact(output, now=four)
-        assert (name in visible(output)) is left
-    assert uris_in(output) >= {*"abcdez"}
-
-
-def test_what_a_batch_job_at_work_has_just_committed_stays(output):
-    """Its files carry the name of its command."""
-    about = {"settings": {"mode": "batch", "input": ["in/"]}, "started_at": 1795226400.0}
-    name = f"{run_name(about['settings'], about['started_at'])}-00000-of-00001"
-    write_rows(output, name, [found("z")])
-    with Run.new(output).held(about):
-        compact(output)
-    assert f"detections/detections-{name}.jsonl" in visible(output)
-    assert compact(output).before == 3
-    assert rows_in(output) == sorted([*EXPECTED, found("z").line])
-
-
-@pytest.mark.parametrize(
-    "settings", [{"mode": "streaming"}, {"mode": "batch", "input": ["in/"]}, {"mode": "batch", "only_new": True}]
-)
-def test_a_job_may_start_beside_a_compaction(tmp_path, settings):
-    with Run.new(str(tmp_path)).held({"settings": {"mode": "compact"}}):
-        check_write_policy(str(tmp_path), settings)
-
-
-def test_a_second_compaction_beside_the_first_is_refused(output):
-    before = visible(output)
-    with leased(Run.new(output).folder, [EVERYTHING], wait_s=0.0, lost=lambda: None, fence=fence):
-        with pytest.raises(BusyError):
-            compact(output)
-        assert visible(output) == before
-
-
-@pytest.fixture(params=["local", "storage"])
-def place(request, output):
-    """A results folder, on a local disk or on Cloud Storage."""
-    if request.param == "local":
-        return output
-    there = f"gs://{request.getfixturevalue('gcs_bucket').name}/out"
-    write_rows(there, STREAM[0], [found("b"), found("c")])
-    write_rows(there, STREAM[1], [found("c"), found("d")])
-    return there
-
-
-def another_run(output):
-    return leased(Run.new(output).folder, ["photos/*"], wait_s=0.0, lost=lambda: None, fence=fence)
-
-
-def test_while_rows_stand_twice_no_batch_job_looks_there_and_no_other_compaction(place, monkeypatch, capsys):
-    """The large files have their names, the small ones have not gone yet."""
-    remove, said = module._remove, []
-
-    def looked_at_before(output, sources):
-        with pytest.raises(BusyError, match=r"run [0-9a-f]{12} \(.*\) works at \*\* since "), another_run(output):
-            pass
-        said.append((main(["--output", output, "--busy-wait-s", "0"]), capsys.readouterr().err))
-        remove(output, sources)
-
-    monkeypatch.setattr(module, "_remove", looked_at_before)
-    assert main(["--output", place]) == 0
-    ((code, err),) = said
-    assert code == 3 and err.startswith(f"error: output {place}: run ") and err.endswith(" UTC\n") and err.count("\n") == 1
-    with another_run(place):
-        pass
-
-
-def test_it_waits_for_a_batch_job_at_work(place, capsys):
-    before = [file.path for file in list_files_of_rows(place)]
-    with another_run(place):
-        assert main(["--output", place, "--busy-wait-s", "0.05"]) == 3
-        assert [file.path for file in list_files_of_rows(place)] == before
-    said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith(f"waiting: output {place}: run ")
-    assert said[1].startswith(f"error: output {place}: run ") and said[1].endswith(", and this one waited for 0.05 s")
-    assert main(["--output", place]) == 0
-
-
-def test_one_that_was_taken_over_gives_nothing_its_name(gcs_bucket):
-    output = f"gs://{gcs_bucket.name}/out"
-    write_rows(output, STREAM[0], [found("b"), found("c")])
-    write_rows(output, STREAM[1], [found("c"), found("d")])
-    before = [file.path for file in list_files_of_rows(output)]
-    with confirmed_before_commit(gcs_bucket.blob("out/.lease").delete):
-        assert main(["--output", output]) == 3
-    assert [file.path for file in list_files_of_rows(output)] == before
-    assert [blob.name for blob in gcs_bucket.list_blobs() if "/." in blob.name] == []
-
-
-def test_a_file_that_is_overwritten_meanwhile_stays(output):
-    name = "detections/detections-00000-of-00001.jsonl"
-    with confirmed_before_commit(lambda: write_file(f"{output}/{name}", found("new").line)):  # a job writes beside it
-        compact(output)
-    assert visible(output)[name] == found("new").line
-    assert uris_in(output) >= {*"abcde", "new"}
+    assert sorted(shard.run for shard in list_shards(output)) == ["0a1b", COMPACTED, COMPACTED]
+    assert os.path.exists(new) and uris(rows_in(output)) == list("abcdef")
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_no_row_is_missing_and_the_next_one_finishes(output, tmp_path):
-    number, killed = 0, True
-    while killed:
+def test_killed_or_cut_off_from_power_at_any_moment_no_reader_loses_a_row_and_the_next_one_finishes(tmp_path):
+    """Between any two changes of the disk, with what a power cut then leaves."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    fill(f"{disk}/out")
+    before = counted(f"{disk}/out")
+    compact(str(shutil.copytree(disk / "out", tmp_path / "undisturbed")))
+    after = counted(f"{tmp_path}/undisturbed")
+    code, cuts = recorded(disk, "pipeline.compact", f"{disk}/out")
+    assert code == 0 and len(cuts) > 20
+    seen, half_deleted = [], 0
+    for number, cut in enumerate(cuts):
+        for kind, tree in enumerate([cut.live, *cut.left]):
+            if tree in seen:
+                continue
+            seen.append(tree)
+            folder, what = laid_out(tree, tmp_path / f"{number}-{kind}"), f"{kind} before {cut.before}: {sorted(tree)}"
+            out = f"{folder}/out"
+            assert after.items() <= counted(out).items() <= before.items(), what
+            half_deleted += len(list_shards(out)) < sum(shard_of_name(path) is not None for path in tree)
+            compact(out)
+            assert counted(out) == after and count_rows(out) == len(after), what
+            names = [name for kind in (DETECTIONS, DEAD_LETTERS) for name in names_in(out, kind) if not name.startswith("mine")]
+            assert len(names) == 4 and all(f"-{COMPACTED}-" in name for name in names), what
+            shutil.rmtree(folder)
+    assert half_deleted
+
+
+def test_one_that_was_paused_for_a_day_loses_and_hides_nothing(output, tmp_path):
+    """Its lock has expired, another one has merged and deleted everything, and new rows have come."""
+    number, came = 0, True
+    while came:
         number += 1
         copy = f"{tmp_path}/{number}"
         shutil.copytree(output, copy)
-        killed = dies_at(number, lambda copy=copy: compact(copy))
-        assert set(rows_in(copy)) >= set(EXPECTED), number
-        known = {key for key, settings in settings_in(copy).items() if settings}
+        expected = {}
+
+        def meanwhile(*_, copy=copy, expected=expected):
+            for path in list_files(f"{copy}/{LOCK}*"):
+                os.remove(path)
+            write_rows(copy, [detected("a", confidence=0.25), detected("new")], [failed("new")], made_at=9.0)
+            compact(copy)
+            expected.update(counted(copy))
+
+        changes.before(copy, number, meanwhile)
         compact(copy)
-        assert rows_in(copy) == EXPECTED, number
-        assert len(list_files_of_rows(copy)) == 2
-        assert {key for key, settings in settings_in(copy).items() if settings} >= known - {
-            (DETECTIONS, "d"),
-            (DEAD_LETTERS, "d"),
-        }
-        assert all(file.index_path for file in list_files_of_rows(copy))
-        assert len(list_files(f"{copy}/index/*")) == 2
+        came = changes.disarm()
+        if came:
+            assert counted(copy).items() >= expected.items(), number
+            compact(copy)
+            assert counted(copy) == expected and count_rows(copy) == len(expected), number
         shutil.rmtree(copy)
     assert number > 20
 
 
+def test_of_equal_rows_that_in_the_merged_file_stays_whatever_the_clock_was(tmp_path):
+    """So a copy that another compaction relies on never loses to an older one."""
+    output = str(tmp_path)
+    for uri in "ab":
+        write_rows(output, [detected(uri)], made_at=1.0)
+    compact(output)
+    (merged,) = list_shards(output)
+    os.rename(merged.path, f"{output}/detections/20200101T000000Z-{COMPACTED}-{0:032x}.parquet")
+    write_rows(output, [detected("a", confidence=0.25)], made_at=1.0)
+    assert compact(output).dropped == 1
+    assert [row["detections"][0]["confidence"] for row in rows_in(output)] == [0.5, 0.5]
+
+
+def test_jobs_and_streams_write_while_it_runs(output):
+    added = []
+
+    def add(*_):
+        added.append(f"new-{len(added):03d}")
+        write_rows(output, [detected(added[-1])])
+
+    changes.before(output, 1, add, each=True)
+    compact(output)
+    changes.disarm()
+    assert len(added) > 20 and uris(rows_in(output)) == [*"abcde", *added]
+
+
+def test_a_file_that_is_replaced_meanwhile_is_not_deleted(output, tmp_path):
+    """When the merged one gets its name."""
+    (new,) = write_rows(f"{tmp_path}/elsewhere", [detected("new")])
+    source = list_shards(output, (DETECTIONS,))[0].path
+
+    def replace(_, final):
+        if f"/{DETECTIONS}/" in final and f"-{COMPACTED}-" in final:
+            shutil.copy(new, source)
+
+    changes.before(output, 1, replace, each=True)
+    compact(output)
+    changes.disarm()
+    assert Path(source).read_bytes() == Path(new).read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["cut off", "empty", "other columns", "a folder", "a link"])
+def test_what_is_no_whole_shard_of_this_release_is_left_alone(output, damage, tmp_path, capsys):
+    (path,) = write_rows(output, [detected("f")])
+    content = Path(path).read_bytes()
+    os.remove(path)
+    if damage == "a folder":
+        os.mkdir(path)
+    elif damage == "a link":
+        Path(tmp_path / "f").write_bytes(content)
+        os.symlink(tmp_path / "f", path)
+    elif damage == "other columns":
+        table = detections_table([detected("f")], VERSION, "0a1b", 1.0).drop_columns(["extra"])
+        os.rename(write_shard(output, DETECTIONS, table, "0a1b"), path)
+    else:
+        Path(path).write_bytes(content[: len(content) // 2] if damage == "cut off" else b"")
+    assert compact(output).before == 6
+    assert os.path.lexists(path)
+    assert (f"warning: {path} cannot be read" in capsys.readouterr().err) is (damage not in ("a folder", "a link"))
+
+
+def test_unfinished_files_of_killed_runs_go_after_a_day(output):
+    for run, age in (("old", 90_000), ("young", 80_000)):
+        for name in ("a.parquet", "deep/b.parquet"):
+            write_file(path := f"{output}/.staging-{run}/{name}", b"")
+            os.utime(path, (0, 0) if name == "a.parquet" else (os.stat(output).st_mtime - age,) * 2)
+    compact(output)
+    assert not os.path.exists(f"{output}/.staging-old")
+    assert len(list_files(f"{output}/.staging-young/**")) == 2
+
+
+def test_a_second_compaction_beside_the_first_is_refused(output, capsys):
+    before = names_in(output)
+    with locked(output, COMPACTED):
+        with pytest.raises(BusyError):
+            compact(output)
+        assert main([output, "--busy-wait-s", "0"]) == 3
+        assert names_in(output) == before
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main([output]) == 0
+
+
 def dies_at_request(number, do):
-    """Does something in a process of its own that is killed before its `number`-th copy or deletion of an object: whether so."""
+    """Does something in a process of its own that is killed before its `number`-th change of storage: whether so."""
     child = os.fork()
     if child == 0:
         left, send = [number], requests.Session.request
 
         def request(self, method, url, *args, **kwargs):
-            left[0] -= "/copyTo/" in url or method == "DELETE"
+            left[0] -= method != "GET"
             if not left[0]:
                 os.kill(os.getpid(), signal.SIGKILL)
             return send(self, method, url, *args, **kwargs)
@@ -347,26 +377,29 @@ def dies_at_request(number, do):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("number", [3, 5, 7, 8, 11, 13])  # in the middle of names, of what is made of rows, of what goes
-def test_killed_while_cloud_storage_changes_no_row_is_missing(gcs_bucket, number):
-    everything = sorted([*(found(uri).line for uri in "bcd"), dead(message="?").line])
-    output = f"gs://{gcs_bucket.name}/out"
-    write_rows(output, STREAM[0], [found("b"), found("c"), dead("d")], None)
-    write_rows(output, STREAM[1], [found("c"), found("d"), dead(message="?")], None)
-    assert dies_at_request(number, lambda: compact(output))
-    assert set(rows_in(output)) >= set(everything)
-    for path in list_files(f"{output}/.staging-**"):  # a quarter of an hour later it counts as dead
-        gcs_bucket.blob(path.removeprefix(f"gs://{gcs_bucket.name}/")).delete()
-    compact(output)
-    assert rows_in(output) == everything
-    assert len(list_files_of_rows(output)) == 2
+def test_killed_while_cloud_storage_changes_no_reader_loses_a_row(strict_gcs_bucket):
+    number, killed = 0, True
+    while killed:
+        number += 1
+        output = f"gs://{strict_gcs_bucket.name}/{number}"
+        write_rows(output, [detected("a"), detected("b")], [failed("x")], made_at=1.0)
+        write_rows(output, [detected("b", confidence=0.75), detected("c")], [failed("a")], made_at=2.0)
+        expected = counted(output)
+        killed = dies_at_request(number, lambda output=output: compact(output))
+        assert counted(output) == expected, number
+        for path in list_files(f"{output}/{LOCK}*"):  # it expires
+            strict_gcs_bucket.blob(path.removeprefix(f"gs://{strict_gcs_bucket.name}/")).delete()
+        compact(output)
+        assert counted(output) == expected and count_rows(output) == len(expected), number
+        assert [len(list_files(f"{output}/{kind}/*")) for kind in (DETECTIONS, DEAD_LETTERS)] == [2, 2], number
+    assert number > 10
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--output", "nosuchscheme://x"], "error: output nosuchscheme://x: expected a folder"),
-        (["--output", "OUT", "--until", "soon"], "error: --until: expected days such as 2026-11-20"),
+        (["nosuchscheme://x"], "error: output nosuchscheme://x: expected a folder"),
+        (["OUT", "--until", "soon"], "error: --until: expected days such as 2026-11-20"),
     ],
 )
 def test_a_wrong_command_is_one_line(tmp_path, capsys, arguments, said):
@@ -377,22 +410,15 @@ def test_a_wrong_command_is_one_line(tmp_path, capsys, arguments, said):
 
 
 def test_an_empty_folder_has_nothing_to_compact(tmp_path, capsys):
-    assert main(["--output", str(tmp_path)]) == 0
+    assert main([str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"nothing to compact in {tmp_path}\n"
     assert list(Path(tmp_path).iterdir()) == []
 
 
-def test_the_command_says_what_it_did(output, capsys):
-    assert main(["--output", f"{output}/"]) == 0
-    assert capsys.readouterr().out == "7 files of rows became 2: 7 rows; 3 dropped, doubled or mended by others\n"
-
-
-def test_a_compaction_that_takes_long_shows_how_far_it_is(output, capsys, monkeypatch):
-    """By the bytes that it has read and written."""
+def test_the_command_says_what_it_did_and_how_far_it_is(output, capsys, monkeypatch):
     monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
-    assert main(["--output", output]) == 0
-    lines = capsys.readouterr().err.splitlines()
-    shares = [int(line.partition("%")[0].removeprefix("merging:")) for line in lines if line.startswith("merging:")]
-    assert shares == sorted(shares) and shares[0] < 30 and 70 < shares[-1] <= 100
-    assert any(line.startswith("finishing detections: 100% 1/1 ") for line in lines)
+    assert main([f"{output}/"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "6 files of rows became 2: 8 rows; 5 dropped as duplicate or superseded\n"
+    assert "merging:  53%" in captured.err

@@ -1,4 +1,4 @@
-"""The command that says what of a listing has a result: its table, its manifests, its page, its exit codes."""
+"""The command that says what of a listing has a result: its table, its manifests, its exit codes."""
 
 import json
 import re
@@ -8,9 +8,8 @@ import pytest
 from models import progress
 from pipeline import run
 from pipeline.reconcile import main
-from pipeline.report.reconciliation import render_reconciliation
 from tests.conftest import write_bright_image
-from tests.rows_of_files import dead, found, write_rows
+from tests.shard_rows import detected, failed, write_rows
 
 
 @pytest.fixture
@@ -32,15 +31,11 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
     assert run.main(["--input", "in/**", "--output", "out", "--model", bright_model]) == 0
     capsys.readouterr()
     code, said, _ = reconciled(capsys, "--model", bright_model)
-    assert (code, said[:2], said[-2:]) == (
-        0,
-        ["          3 listed", "          3 done"],
-        ["complete", "page in out/reconcile.html"],
-    )
+    assert (code, said[:2], said[-1]) == (0, ["          3 listed", "          3 done"], "complete")
 
     write_bright_image(folder / "in" / "d.png", (64, 48), (10, 12, 30, 36))
     (folder / "in" / "2026/11/20/a.png").write_bytes((folder / "in" / "2026/11/20/a.png").read_bytes() + b" ")
-    code, said, _ = reconciled(capsys, "--write-missing", "missing.jsonl", "--write-stale", "stale.jsonl", "--no-page")
+    code, said, _ = reconciled(capsys, "--write-missing", "missing.jsonl", "--write-stale", "stale.jsonl")
     assert code == 1
     assert said == [
         "          4 listed",
@@ -52,7 +47,7 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
         "            in/d.png",
         "          0 doubled",
         "          0 orphaned",
-        "not complete: python -m pipeline.run … --only-new does what is missing or stale",
+        "not complete: the same detect-objects run does what is missing or stale",
     ]
     for name, uri in (("missing", "in/d.png"), ("stale", "in/2026/11/20/a.png")):
         (row,) = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
@@ -64,31 +59,6 @@ def test_a_mistyped_results_folder_is_an_error_and_is_not_made(folder, capsys):
     code, said, err = reconciled(capsys)
     assert (code, said) == (2, []) and err.startswith("error: output 'out': expected a results folder") and err.count("\n") == 1
     assert not (folder / "out").exists()
-
-
-def test_the_page_shows_days_and_examples_and_escapes_names(folder, capsys):
-    write_rows("out", "20261120T000000Z-0a1b-00000-of-00001", [found("in/2026/11/20/<gone>.png"), dead("in/2026/11/20/b.png")])
-    code, said, _ = reconciled(capsys)
-    assert code == 1
-    assert "          1 dead (1 of them for a transient reason)" in said
-    page = (folder / "out" / "reconcile.html").read_text()
-    assert "in/2026/11/20/&lt;gone&gt;.png" in page and "<gone>" not in page
-    assert re.findall(r'<th scope="row">(2026-\d\d-\d\d)</th>', page) == ["2026-11-20", "2026-11-21"]
-    assert "<script" not in page and "style-src 'sha256-" in page.replace("&#39;", "'")
-
-
-def test_many_days_are_shown_as_months_and_more_as_years():
-    def names(days):
-        page = render_reconciliation("o", ["i"], counts={}, days=dict.fromkeys(days, 1), examples={}, when="")
-        return re.findall(r'<th scope="row">(.*?)</th>', page)
-
-    assert names([("2026-11-20", "done"), ("", "missing")]) == ["unknown", "2026-11-20"]
-    days = [f"20{year}-{month:02d}-{day:02d}" for year in (25, 26) for month in range(1, 13) for day in range(1, 11)]
-    assert len(names([(day, "done") for day in days])) == 24
-    assert names([(f"{year}-{month:02d}-01", "done") for year in range(2000, 2020) for month in range(1, 13)])[:2] == [
-        "2000",
-        "2001",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -124,17 +94,16 @@ def test_on_cloud_storage(gcs_bucket, capsys):
         gcs_bucket.blob(f"raw/2026/11/20/{name}.png").upload_from_string(b"x")
     output, uri = f"gs://{gcs_bucket.name}/out", f"gs://{gcs_bucket.name}/raw/2026/11/20/a.png"
     generation = str(gcs_bucket.get_blob("raw/2026/11/20/a.png").generation)
-    write_rows(output, "20261120T000000Z-0a1b-00000-of-00001", [found(uri, generation)])
+    write_rows(output, [detected(uri, generation)])
     assert main(["--input", f"gs://{gcs_bucket.name}/raw/**", "--output", output]) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == ["          2 listed", "          1 done"]
-    assert b"2026-11-20" in gcs_bucket.get_blob("out/reconcile.html").download_as_bytes()
 
 
 def test_a_reconciliation_that_takes_long_shows_how_far_it_is(folder, capsys, monkeypatch):
     monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
-    write_rows("out", "00000-of-00001", [found("in/2026/11/20/a.png")])
-    code, _, shown = reconciled(capsys, "--no-page")
-    assert code == 1
-    assert "listing: 4 images and rows" in shown and "comparing: 100% 4/4 " in shown
+    write_rows("out", [detected("in/2026/11/20/a.png")], [failed("in/2026/11/20/b.png", "")])
+    code, said, shown = reconciled(capsys)
+    assert code == 1 and "          1 dead" in said
+    assert "comparing: 3 images" in shown

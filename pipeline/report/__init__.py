@@ -1,1 +1,1 @@
-"""The report pages of runs, reconciliations and evaluations."""
+"""The report pages of runs and evaluations."""

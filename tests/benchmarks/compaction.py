@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.compaction [--rows 300000,3000000]
 
-The rows are made without a model, with 0 to 9 boxes, and lie in files of 3,000 as a stream's archive has them, each with its
-index; one in a hundred stands in two files. The listing is a manifest that names the same images and one in a hundred more. Each
-step runs in a process of its own; the peak is that of the process (`ru_maxrss`), and what it has after its imports stands beside.
+The rows are made without a model, with 0 to 9 boxes, and lie in shards of 3,000, as a stream leaves them, without views; one in a
+hundred stands in two shards. The listing is a manifest that names the same images and one in a hundred more. Each step runs in a
+process of its own; the peak is that of the process (`ru_maxrss`), and what it has after its imports stands beside.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
+from pipeline.records import DetectedImage, Detections, ImageRef
 from tests.benchmarks.images import BENCH
 
 _SIZES = "300000,3000000"
@@ -48,25 +51,17 @@ def main() -> None:
 
 
 def make(rows: int) -> dict[str, Any]:
-    """Writes the files and the manifest."""
-    from pipeline.results.completion import Provenance
-    from pipeline.results.layout import DETECTIONS, archive_name, index_name
-    from pipeline.results.ledger import writing_index
-    from pipeline.storage.files import create
+    """Writes the shards and the manifest."""
+    from pipeline.results.completion import RowVersion
+    from pipeline.results.layout import DETECTIONS
+    from pipeline.results.shards import detections_table, write_shard
 
     shutil.rmtree(OUT, ignore_errors=True)
     started, start_mb = (time.monotonic(), time.process_time()), _peak_mb()
-    files = -(-rows // _IN_A_FILE)
+    version, files = RowVersion("yolov4", "1", "5e771265", "5e771266"), -(-rows // _IN_A_FILE)
     for number in range(files):
-        name = archive_name(DETECTIONS, f"20261120T{number // 3600:02d}{number // 60 % 60:02d}{number % 60:02d}Z", "0a1b", 0, 1)
-        lines = sorted(_lines(number, files, rows))
-        with (
-            create(f"{OUT}/rows/{name}") as file,
-            writing_index(
-                f"{OUT}/rows/{index_name(name)}", DETECTIONS, Provenance("5e771265", "5e771266", "yolov4", "1")
-            ) as note,
-        ):
-            file.writelines(map(note, lines))
+        images = sorted(_images(number, files, rows), key=lambda image: image.ref.uri)
+        write_shard(f"{OUT}/rows", DETECTIONS, detections_table(images, version, "0a1b", float(number)), "0a1b")
     with open(OUT / "listing.txt", "w") as listing:
         listing.writelines(f"{_uri(number)}\n" for number in range(rows + rows // 100))
     return _figures(started, start_mb)
@@ -74,7 +69,7 @@ def make(rows: int) -> dict[str, Any]:
 
 def compacted(rows: int) -> dict[str, Any]:
     """Compacts them."""
-    from pipeline.compact import compact
+    from pipeline.results.compact import compact
 
     started, start_mb = (time.monotonic(), time.process_time()), _peak_mb()
     done = compact(f"{OUT}/rows")
@@ -95,22 +90,13 @@ def reconciled(rows: int) -> dict[str, Any]:
 _STEPS = {"make": make, "compact": compacted, "reconcile": reconciled}
 
 
-def _lines(file: int, files: int, rows: int) -> Iterator[bytes]:
+def _images(file: int, files: int, rows: int) -> Iterator[DetectedImage]:
     """The rows of one file: images of all days; of each hundredth image also the file after has a row."""
-    from pipeline.records import row_bytes
-
-    found = {"box_xyxy": [1234.56, 7.89, 2345.67, 890.12], "class_id": 9, "class_name": "traffic light", "confidence": 0.98765}
     for number in (*range(file, rows, files), *range((file - 1) % files, rows, files * 100)):
-        yield (
-            row_bytes(
-                {
-                    "image": {"uri": _uri(number), "generation": "1795226400500000", "width": 4000, "height": 3000},
-                    "model": {"name": "yolov4", "version": "1"},
-                    "detections": [found] * (number % 10),
-                }
-            )
-            + b"\n"
-        )
+        boxes = np.tile(np.array([1234.56, 7.89, 2345.67, 890.12], np.float32), (number % 10, 1))
+        ids, confidences = np.full(number % 10, 9, np.int32), np.full(number % 10, 0.98765, np.float32)
+        found = Detections(boxes, ids, confidences, ("traffic light",) * (number % 10))
+        yield DetectedImage(ImageRef(_uri(number), "1795226400500000"), 4000, 3000, "yolov4", "1", found)
 
 
 def _uri(number: int) -> str:

@@ -3,15 +3,15 @@
 import base64
 import json
 
+import pyarrow as pa
 import pytest
 
 from pipeline import run
-from pipeline.records import row_bytes
-from pipeline.storage.files import write_file
+from pipeline.records import DeadLetter, ImageRef
+from pipeline.results.layout import DEAD_LETTERS
+from pipeline.results.shards import write_shard
 from tests.conftest import write_bright_image
-from tests.launch.jobs import rows_of
-
-ARCHIVED = "dead_letters/dead_letters-20261120T000000Z-0a1b-00000-of-00001.jsonl"
+from tests.shard_rows import rows_in, write_rows
 
 
 @pytest.fixture
@@ -34,13 +34,11 @@ def job(folder, bright_model, capsys):
 
 
 def detected(folder):
-    return sorted(row["image"]["uri"] for row in rows_of(folder / "out"))
+    return sorted(row["image"]["uri"] for row in rows_in(f"{folder}/out"))
 
 
-def letter(stage, reason, uri="", payload=b"", **more):
-    image = {"image": {"uri": uri} if uri else {}}
-    carried = {"payload_base64": base64.b64encode(payload).decode()} if payload else {}
-    return row_bytes({**image, "stage": stage, "reason": reason, "message": "no", **more, **carried})
+def letter(stage, reason, uri="", payload=b"", extra=""):
+    return DeadLetter(ImageRef(uri, extra=extra), stage, reason, "no", payload)
 
 
 def test_what_failed_is_tried_again_and_a_success_counts(folder, job):
@@ -58,7 +56,7 @@ def test_what_failed_is_tried_again_and_a_success_counts(folder, job):
     assert summary["images"] == {"read": 3, "detected": 2, "dead": 1, "skipped": 0}
     assert summary["mended"] == 2 and "  mended: 2 of 3 that had failed" in said
     assert detected(folder) == ["in/good.png", "in/late.png", "in/mended.png"]
-    assert {row["image"]["uri"] for row in rows_of(folder / "out", "dead_letters")} == {
+    assert {row["image"]["uri"] for row in rows_in(f"{folder}/out", DEAD_LETTERS)} == {
         f"in/{n}.png" for n in ("mended", "broken", "late")
     }
 
@@ -72,23 +70,23 @@ def test_images_that_came_within_messages_are_tried_again_from_their_dead_letter
     png, named = (folder / "a.png").read_bytes(), str(folder / "a.png")
     inline = json.dumps({"bytes": base64.b64encode(png).decode(), "name": "b.png"}).encode()
     letters = [
-        letter("detect", "model_failed", "inline:cam.png", png, extra={"camera": 7}),
+        letter("detect", "model_failed", "inline:cam.png", png, extra='{"camera": 7}'),
         letter("decode", "truncated", "inline:broken.png", png[:60]),
         letter("message", "too_large", payload=inline),
         letter("message", "not_allowed", payload=json.dumps({"uri": named}).encode()),
         letter("message", "bad_json", payload=b"{"),
         letter("read", "not_found", named),
     ]
-    write_file(f"out/{ARCHIVED}", b"".join(sorted(each + b"\n" for each in letters)))
+    written = write_rows("out", letters=letters)
 
     summary = job("--retry-dead")[1]
 
     assert summary["images"] == {"read": 6, "detected": 2, "dead": 4, "skipped": 0}
     assert detected(folder) == ["inline:b.png", "inline:cam.png"]
-    (camera,) = [row for row in rows_of(folder / "out") if row["image"]["uri"] == "inline:cam.png"]
+    (camera,) = [row for row in rows_in(f"{folder}/out") if row["image"]["uri"] == "inline:cam.png"]
     assert camera["extra"] == {"camera": 7} and camera["detections"]
-    (folder / "out" / ARCHIVED).unlink()
-    again = sorted((row["reason"], row.get("payload_base64", "")) for row in rows_of(folder / "out", "dead_letters"))
+    (folder / written[0]).unlink()
+    again = sorted((row["reason"], row.get("payload_base64", "")) for row in rows_in(f"{folder}/out", DEAD_LETTERS))
     refused = json.dumps({"uri": named}).encode()
     assert [(reason, base64.b64decode(payload)) for reason, payload in again] == [
         ("bad_json", b"{"),
@@ -97,7 +95,7 @@ def test_images_that_came_within_messages_are_tried_again_from_their_dead_letter
         ("truncated", png[:60]),
     ]
 
-    write_file(f"out/{ARCHIVED}", b"".join(sorted(each + b"\n" for each in letters)))
+    write_rows("out", letters=letters)
     for _ in range(2):
         images = job("--retry-dead")[1]["images"]
         assert (images["detected"], images["dead"]) == (0, 4), "what failed twice is tried once"
@@ -115,13 +113,13 @@ def test_where_nothing_failed_there_is_nothing_to_do(folder, job):
 def test_a_dry_run_says_what_would_be_tried(folder, job, bright_model, capsys):
     write_bright_image(folder / "a.png", (64, 48), (10, 12, 30, 36))
     letters = [letter("read", "not_found", "a.png"), letter("detect", "model_failed", "inline:b.png", b"png")]
-    write_file(f"out/{ARCHIVED}", b"".join(sorted(each + b"\n" for each in letters)))
+    write_rows("out", letters=letters)
     assert run.main(["--output", "out", "--model", bright_model, "--retry-dead", "--dry-run", "--allow-uri-prefix", "."]) == 0
     said = capsys.readouterr().out
     assert "input    2 images" in said and "a.png" in said and "dead-letter:" in said
 
 
 def test_what_is_no_dead_letter_is_one_line(folder, bright_model, capsys):
-    write_file(f"out/{ARCHIVED}", b'{"image": {"uri": "a.png"}}\n')
+    write_shard("out", DEAD_LETTERS, pa.table({"uri": ["a.png"]}), "0a1b")
     assert run.main(["--output", "out", "--model", bright_model, "--retry-dead"]) == 2
-    assert capsys.readouterr().err.startswith("error: dead letters: expected the rows of an earlier run or of a stream, got")
+    assert capsys.readouterr().err.startswith("error: dead letters: out/dead_letters/")

@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.read import reconciled
 from pipeline.read.reconciled import Found, reconcile
-from tests.rows_of_files import dead, found, write_rows
+from pipeline.results.completion import RowVersion
+from pipeline.results.layout import DETECTIONS
+from tests.shard_rows import VERSION, detected, failed, write_rows
 
-NAME = "20261120T{number:02d}0000Z-0a1b-00000-of-00001"
+OTHER = RowVersion("yolo", "8", "ab12cd34", "cd34ab12")
 SECOND = 1_700_000_000
 
 
@@ -28,99 +31,120 @@ def put(name, version=1):
     return f"{version + 3}-{SECOND}000000000"
 
 
-def statuses(*patterns, rows=(), model=None, output="out", spill_bytes=0):
+def put_rows(images, letters=(), *, version=VERSION, output="out"):
+    """Writes rows of images, each a name with its generation."""
+    write_rows(
+        output, [detected(*image, version=version) for image in images], [failed(*each) for each in letters], version=version
+    )
+
+
+def statuses(*patterns, model=None, output="out"):
     """Each image's status, and the outcome."""
-    for number, some in enumerate(rows):
-        write_rows(output, NAME.format(number=number), some)
     told: list[Found] = []
-    outcome = reconcile(patterns or ("in/**",), output, model, told.append, spill_bytes)
-    assert [found.uri for found in told] == sorted(found.uri for found in told)
+    outcome = reconcile(patterns or ("in/**",), output, model, told.append)
+    assert len(told) == len(set(told))
     return {(found.status, found.uri) for found in told}, outcome
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"),
+    ("rows", "letters", "expected"),
     [
-        pytest.param([], {"missing"}, id="nothing"),
-        pytest.param([[found("in/a", "NOW")]], {"done"}, id="a row"),
-        pytest.param([[found("in/a", "0-1")]], {"stale"}, id="of an older version"),
-        pytest.param([[found("in/a", "0-1")], [found("in/a", "NOW")]], {"done"}, id="and one of this"),
-        pytest.param([[dead("in/a", "NOW", reason="unreadable")]], {"dead"}, id="a dead letter"),
-        pytest.param([[dead("in/a")]], {"dead"}, id="a dead letter that knows no version"),
-        pytest.param([[dead("in/a", "0-1")]], {"missing"}, id="a dead letter of an older version"),
-        pytest.param([[dead("in/a")], [found("in/a", "NOW")]], {"done"}, id="one that was mended"),
-        pytest.param([[found("in/a", "NOW")], [found("in/a", "NOW")]], {"done", "doubled"}, id="two rows"),
-        pytest.param([[found("in/a", "NOW")], [found("in/a", "NOW", version="4")]], {"done"}, id="of two models"),
-        pytest.param([[found("in/a\udc80", "NOW")]], {"missing", "orphaned"}, id="a row of another image"),
-        pytest.param([[found("elsewhere/a", "NOW")], [found("inline:a", "1")]], {"missing"}, id="rows of others"),
+        pytest.param([], [], {"missing"}, id="nothing"),
+        pytest.param(["NOW"], [], {"done"}, id="a row"),
+        pytest.param(["0-1"], [], {"stale"}, id="of an older generation"),
+        pytest.param(["0-1", "NOW"], [], {"done"}, id="and one of this"),
+        pytest.param([], ["NOW"], {"dead"}, id="a dead letter"),
+        pytest.param([], [""], {"dead"}, id="a dead letter that knows no generation"),
+        pytest.param([], ["0-1"], {"missing"}, id="a dead letter of an older generation"),
+        pytest.param(["NOW"], [""], {"done"}, id="one that was resolved"),
+        pytest.param(["NOW", "NOW"], [], {"done", "doubled"}, id="two rows of one key"),
     ],
 )
-def test_the_status_of_an_image(folder, rows, expected):
+def test_the_status_of_an_image(folder, rows, letters, expected):
     now = put("in/a")
-    named = [[row._replace(row=dated(row.row, now)) for row in some] for some in rows]
-    assert {status for status, _ in statuses(rows=named)[0]} == expected
+    dated = [[("in/a", now if each == "NOW" else each) for each in some] for some in (rows, letters)]
+    put_rows(*dated)
+    assert {status for status, _ in statuses()[0]} == expected
 
 
-def dated(row, now):
-    if row["image"].get("generation") == "NOW":
-        row = {**row, "image": {**row["image"], "generation": now}}
-    return row
-
-
-def test_only_the_rows_of_a_model_count_where_one_is_named(folder):
+def test_rows_of_other_images_count_only_where_the_pattern_names_them(folder):
     now = put("in/a")
-    rows = [[found("in/a", now)]]
-    assert statuses(rows=rows, model=("bright", "3"))[0] == {("done", "in/a")}
-    assert statuses(rows=rows, model=("bright", "4"))[0] == {("missing", "in/a")}
+    put_rows([("in/gone\udc80", now), ("in/gone\udc80", "0-1"), ("elsewhere/a", "1"), ("inline:a", "1")])
+    assert statuses()[0] == {("missing", "in/a"), ("orphaned", "in/gone\udc80")}
 
 
-def test_a_manifest_names_images_of_any_version_and_no_orphans(folder):
+def test_rows_of_two_models_are_not_doubled_and_only_a_named_one_counts(folder):
+    now = put("in/a")
+    put_rows([("in/a", now)])
+    assert statuses(model=("yolo", "7"))[0] == {("done", "in/a")}
+    assert statuses(model=("yolo", "8"))[0] == {("missing", "in/a")}
+    put_rows([("in/a", now)], version=OTHER)
+    assert statuses()[0] == {("done", "in/a")}
+
+
+def test_a_manifest_names_images_of_any_generation_and_no_orphans(folder):
     put("in/a")
     (folder / "list.txt").write_text("in/a\nin/b\ngs://b/c\n")
-    rows = [[found("in/a", "0-1"), found("in/other"), dead("gs://b/c")]]
-    assert statuses("list.txt", rows=rows)[0] == {("done", "in/a"), ("missing", "in/b"), ("dead", "gs://b/c")}
+    put_rows([("in/a", "0-1"), ("in/other", "1")], [("gs://b/c", "7")])
+    assert statuses("list.txt")[0] == {("done", "in/a"), ("missing", "in/b"), ("dead", "gs://b/c")}
+
+
+def test_an_image_that_several_inputs_name_counts_once_however_few_are_compared_at_once(folder, monkeypatch):
+    monkeypatch.setattr(reconciled, "_AT_ONCE", 2)
+    for number in range(9):
+        put(f"in/{number}")
+    assert statuses("in/**", "in/[0-4]", "in/3")[1].listed == 9
 
 
 def test_what_is_complete(folder):
     now = put("in/a")
-    rows = [[dead("in/a", now, stage="decode", reason="corrupt")]]
-    assert statuses(rows=rows)[1].is_complete, "permanently dead is done"
+    put_rows([], [("in/a", now)])
+    assert statuses()[1].is_complete, "permanently dead is done"
     put("in/b")
     assert not statuses()[1].is_complete
-    rows = [[dead("in/b", reason="storage_unavailable")]]
-    outcome = statuses(rows=rows, output="other")[1]
-    assert (outcome.is_transient, outcome.is_complete) == (1, False)
-
-
-def test_images_are_counted_by_the_day_of_their_name_else_of_their_generation(folder):
-    now = [put(f"in/{name}") for name in ("2026/11/20/a", "2026/11/21/b", "c")]
-    outcome = statuses(rows=[[found("in/2026/11/20/a", now[0])]])[1]
-    assert outcome.days == {("2026-11-20", "done"): 1, ("2026-11-21", "missing"): 1, ("2023-11-14", "missing"): 1}
+    write_rows("other", letters=[failed("in/a", stage="read", reason="storage_unavailable"), failed("in/b", "")])
+    outcome = statuses("in/b", output="other")[1]
+    assert (outcome.transient, outcome.is_complete) == (0, True)
+    write_rows("other", letters=[failed("in/b", "", stage="read", reason="storage_unavailable")], made_at=2e9)
+    outcome = statuses("in/b", output="other")[1]
+    assert (outcome.transient, outcome.is_complete) == (1, False)
 
 
 def test_tfrecord_files_and_results_are_no_images(folder):
     put("in/a.tfrecord")
-    write_rows("in", NAME.format(number=1), [found("x")])
+    put_rows([("x", "1")], output="in")
     outcome = reconcile(["in/**"], "in")
-    assert (outcome.listed, outcome.left_out) == (0, 1)
+    assert (outcome.listed, outcome.counts) == (0, {"left out": 1})
+
+
+def test_a_shard_that_a_compaction_takes_away_meanwhile_is_an_error_and_no_missing_image(folder):
+    """The command then compares again."""
+    for name in ("in/a", "in/b"):
+        put_rows([(name, "1")])
+    rows = reconciled._rows("out", DETECTIONS, None)
+    next(rows)
+    for shard in (folder / "out" / "detections").glob("*.parquet"):
+        shard.unlink()
+    with pytest.raises(FileNotFoundError):
+        list(rows)
 
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_all_that_is_listed_has_one_status_however_small_the_spills_are(tmp_path_factory, data):
+def test_all_that_is_listed_has_one_status_however_few_are_compared_at_once(tmp_path_factory, data):
     names = [f"{n:02d}" for n in range(12)]
     there = data.draw(st.sets(st.sampled_from(names)))
     old, now, twice, letters = (data.draw(st.sets(st.sampled_from(names))) for _ in range(4))
     root = tmp_path_factory.mktemp("reconcile")
     generations = {name: put(f"{root}/in/{name}") for name in there}
-    rows = [
-        [found(f"{root}/in/{name}", "0-1") for name in old],
-        [found(f"{root}/in/{name}", generations.get(name, "9-9")) for name in now],
-        [found(f"{root}/in/{name}", generations.get(name, "9-9")) for name in twice],
-        [dead(f"{root}/in/{name}") for name in letters],
-    ]
-    told, outcome = statuses(f"{root}/in/**", rows=rows, output=f"{root}/out", spill_bytes=300)
+    put_rows([(f"{root}/in/{name}", "0-1") for name in old], output=f"{root}/out")
+    for some in (now, twice):
+        put_rows([(f"{root}/in/{name}", generations.get(name, "9-9")) for name in some], output=f"{root}/out")
+    put_rows([], [(f"{root}/in/{name}", "") for name in letters], output=f"{root}/out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reconciled, "_AT_ONCE", data.draw(st.integers(1, 5)))
+        told, outcome = statuses(f"{root}/in/**", output=f"{root}/out")
     done = there & (now | twice)
     dead_ones = (there & letters) - done
     stale = (there & old) - done - dead_ones

@@ -1,4 +1,4 @@
-"""The power goes at any moment of a batch job, a stream or a compaction: what was readable or acknowledged is there."""
+"""The power goes at any moment of a batch job or a stream: what was readable or acknowledged is there."""
 
 import errno
 import json
@@ -6,11 +6,9 @@ import os
 import re
 import shutil
 import stat
-from pathlib import Path
 
 import pytest
 
-from pipeline.compact import compact
 from pipeline.results.other_runs import finish_dead
 from pipeline.results.resume_points import rows_in
 from pipeline.storage.files import delete_if_generation_match, generations_of, move_files, sync, write_file
@@ -20,8 +18,6 @@ from tests.clock import Clock
 from tests.conftest import write_bright_image
 from tests.recorded_disk import laid_out, recorded
 from tests.rows_of_files import lines_in, uris_in
-from tests.test_compact import EXPECTED, fill, settings_in
-from tests.test_compact import rows_in as rows_of
 
 LATER = 1795230000.0
 IMAGES = 5
@@ -43,21 +39,6 @@ def folders_after(cuts, tmp_path):
                 folder = laid_out(tree, tmp_path / f"{number}-{kind}")
                 yield cut, folder, f"{kind} before {cut.before}: {sorted(tree)}"
                 shutil.rmtree(folder)
-
-
-def test_a_compaction_loses_no_row(disk, tmp_path):
-    fill(f"{disk}/out")
-    undisturbed = str(shutil.copytree(disk / "out", tmp_path / "undisturbed"))
-    compact(undisturbed)
-    code, cuts = recorded(disk, "pipeline.compact", "--output", f"{disk}/out")
-    assert code == 0
-    for cut, folder, what in folders_after(cuts, tmp_path):
-        out = f"{folder}/out"
-        assert {*rows_of(out)} >= {*EXPECTED}, what
-        if cut is cuts[-1]:
-            assert len(list(Path(out).glob("*/*-compact*"))) == 4, what
-        compact(out)
-        assert (rows_of(out), settings_in(out)) == (EXPECTED, settings_in(undisturbed)), what
 
 
 def test_what_a_stream_has_acknowledged_is_in_its_archive(disk, tmp_path):

@@ -1,0 +1,271 @@
+"""Compaction: merges small shards into large ones and drops rows that do not count; no reader loses a row, whenever it ends.
+
+1. It deletes the sources that an earlier compaction has merged and, since it died, not deleted, and views without a shard.
+2. It reads the key and the age of all rows and marks those that lost: 17 bytes of memory a row, 8 more while they are sorted.
+3. It groups small shards of similar size, so that a new row costs a few files of its own size, and larger ones of which more than
+   a fifth of the rows lost.
+4. For each group it writes the merged shard, whose metadata names its sources, so that readers skip these. Then it deletes the
+   sources' views and, last, the sources, all of them only in the generations that it read.
+
+Of one key the newest row stays, a detection before any dead letter; of equal ones that in the shard of the highest level, then of
+the last name. A merged shard has a higher level than its sources, so a row that stays only ever rises in one order that all
+compactions share. So two at once, of which one was paused for a day, never each drop the other's copy of a row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import posixpath
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from apache_beam.io.filesystems import FileSystems
+
+from models.progress import bar
+from pipeline.records import row_bytes
+from pipeline.results.completion import row_key
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
+from pipeline.results.lock import locked
+from pipeline.results.shards import (
+    BROKEN,
+    COMPACTED,
+    SCHEMAS,
+    SOURCES,
+    Shard,
+    contains,
+    json_rows,
+    list_shards,
+    open_shard,
+    shard_of_name,
+    uri_of,
+    write_shard,
+)
+from pipeline.storage.files import delete_files, delete_if_generation_match, folders_of, generations_of, list_files, sync
+from pipeline.storage.globs import escape_glob
+from pipeline.storage.state import is_own_file, warn_unreadable
+
+_ROWS, _BYTES, _FILES = 100_000, 16 << 20, 500  # of a group of sources at most; each reader reads their names
+_SMALL_BYTES = 64 << 10  # below it the number of files costs more than their bytes
+_SHARE = 0.2  # of lost rows
+_LEVEL = b"level"  # metadata of a merged shard: a character for each merge behind it
+_STALE_SECONDS = 86_400.0  # since the last write of a run that was killed
+
+
+class Compacted(NamedTuple):
+    """What a compaction did.
+
+    Attributes:
+      before: Number of shards that were merged.
+      files: Number of shards that replace them.
+      rows: Number of rows in these.
+      dropped: Number of rows that were duplicates, or superseded by better ones.
+    """
+
+    before: int = 0
+    files: int = 0
+    rows: int = 0
+    dropped: int = 0
+
+
+class _Part(NamedTuple):
+    """A shard, its level, and of each row the key, the age, the image (only with `keep_latest`), and whether it lost."""
+
+    shard: Shard
+    level: bytes
+    keys: np.ndarray
+    made_at: np.ndarray
+    images: np.ndarray
+    lost: np.ndarray
+
+    @property
+    def kept(self) -> int:
+        return len(self.lost) - int(np.count_nonzero(self.lost))
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.shard.size_bytes * self.kept // max(1, len(self.lost))
+
+
+def compact(output: str, until: str = "", *, keep_latest: bool = False, wait_s: float = 0.0) -> Compacted:
+    """Merges the shards of a results folder.
+
+    Args:
+      output: The folder, local or `gs://`, which is there.
+      until: Only shards written before this time, such as `20261121T000000Z`; empty: all.
+      keep_latest: Of an image and a model only the newest detection stays, whatever its generation, version and settings.
+      wait_s: The longest wait for another compaction.
+
+    Raises:
+      BusyError: Another compaction works there.
+    """
+    with locked(output, COMPACTED, wait_s=wait_s, what="compact"):
+        _delete_stale_staging(output)
+        shards = [shard for shard in _finish(output) if not until or shard.written_at < until]
+        read = (_part(shard, keep_latest and shard.kind == DETECTIONS) for shard in shards)
+        parts = sorted(filter(None, read), key=lambda part: (part.level, posixpath.basename(part.shard.path)))
+        _mark_lost(parts, [part.keys for part in parts])
+        _mark_answered(parts)
+        share = 0.0 if keep_latest else _SHARE
+        if keep_latest:
+            detected = [part for part in parts if part.shard.kind == DETECTIONS]
+            _mark_lost(detected, [part.images for part in detected])
+        groups = [group for kind in SCHEMAS for group in _groups([part for part in parts if part.shard.kind == kind], share)]
+        sizes = [sum(part.shard.size_bytes for part in group) for group in groups]
+        done = [Compacted()]
+        with bar("merging", "B", sum(sizes), unit_scale=True) as progress:
+            for group, size in zip(groups, sizes, strict=True):
+                done.append(_merge(output, group, share))
+                progress.update(size)
+        return Compacted(*map(sum, zip(*done, strict=True)))
+
+
+def _delete_stale_staging(output: str) -> None:
+    """Deletes the folders of unfinished files to which nothing was written for a day."""
+    found = FileSystems.match([f"{escape_glob(output)}/{STAGING}*/**"])[0].metadata_list
+    by_path = sorted(found, key=lambda entry: str(entry.path))
+    by_folder = itertools.groupby(by_path, lambda entry: entry.path[len(output) + 1 :].partition("/")[0])
+    for folder, entries in ((f"{output}/{name}", list(entries)) for name, entries in by_folder):
+        if max(entry.last_updated_in_seconds for entry in entries) < time.time() - _STALE_SECONDS:
+            delete_files(entry.path for entry in entries)
+            if "://" not in folder:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _finish(output: str) -> list[Shard]:
+    """Deletes what earlier compactions and killed runs have left; returns the shards that readers see."""
+    paths = {path for kind in SCHEMAS for path in list_files(f"{escape_glob(output)}/{kind}/*") if is_own_file(path)}
+    shards = list_shards(output)  # after `paths`, so that a shard that is only in these is a source of a merged one, or gone
+    merged = paths - {shard.path for shard in shards}
+    named = {shard for path in paths if (shard := shard_of_name(f"{path.rpartition('.')[0]}.parquet"))}
+    left = [shard for shard in named if shard.path in merged]
+    sync(folders_of(shard.path for shard in left))  # whoever died may not have done so after renaming the merged shard
+    _delete(generations_of(path for shard in left for path in (shard.view, shard.path)))
+    old = time_in_name(time.time() - _STALE_SECONDS)
+    delete_files(shard.view for shard in named if shard.path not in paths and (shard.run == COMPACTED or shard.written_at < old))
+    return shards
+
+
+def _delete(generations: Mapping[str, str]) -> None:
+    """Deletes views, then shards: as long as a source is there, the next compaction finds what is left."""
+    for is_shard in (False, True):
+        delete_if_generation_match({path: each for path, each in generations.items() if path.endswith(".parquet") is is_shard})
+
+
+def _part(shard: Shard, with_images: bool) -> _Part | None:
+    table = _read(shard, ["key", "made_at", *(["uri", "uri_bytes", "model"] if with_images else [])])
+    if table is None or table["key"].null_count or table["made_at"].null_count:
+        return None
+    images = (row_key(uri_of(row), "", row["model"], "", "") for row in (table.to_pylist() if with_images else ()))
+    keys, made_at = table["key"].to_numpy(), table["made_at"].cast(pa.int64()).to_numpy()
+    level = (table.schema.metadata or {}).get(_LEVEL, b"")
+    return _Part(shard, level, keys, made_at, np.fromiter(images, np.uint64), np.zeros(len(table), bool))
+
+
+def _read(shard: Shard, columns: Sequence[str] | None = None) -> pa.Table | None:
+    """Columns of a shard; None if it is damaged or has others than this release writes: compaction leaves it alone."""
+    try:
+        with open_shard(shard) as file:
+            if not file.schema_arrow.equals(SCHEMAS[shard.kind]):
+                raise ValueError("expected the columns of this release")
+            return file.read(columns)
+    except BROKEN as err:
+        warn_unreadable(shard.path, " ".join(str(err).split())[:200])
+        return None
+
+
+def _mark_lost(parts: Sequence[_Part], numbers: Sequence[np.ndarray]) -> None:
+    """Marks all rows with the same number but the one that counts; of equal ones, the last in the order of `parts`."""
+    every = np.sort(np.concatenate([np.zeros(0, np.uint64), *numbers]))
+    doubled = np.unique(every[1:][every[1:] == every[:-1]])
+    del every
+    places = [np.flatnonzero(contains(doubled, each)) for each in numbers]
+    counts = list(map(len, places))
+    if not sum(counts):
+        return
+    number = np.concatenate([each[place] for each, place in zip(numbers, places, strict=True)])
+    made_at = np.concatenate([part.made_at[place] for part, place in zip(parts, places, strict=True)])
+    is_detection = np.repeat([part.shard.kind == DETECTIONS for part in parts], counts)
+    order = np.lexsort((made_at, is_detection, number))  # a stable sort
+    lost = np.zeros(len(order), bool)
+    lost[order[:-1]] = number[order][1:] == number[order][:-1]
+    for part, place, mask in zip(parts, places, np.split(lost, np.cumsum(counts)[:-1]), strict=True):
+        part.lost[place[mask]] = True
+
+
+def _mark_answered(parts: Sequence[_Part]) -> None:
+    """Marks dead letters without a generation whose image has a detection of their version that is not older."""
+    columns = ["uri", "model", "version"]
+    letters = []
+    for number, part in enumerate(parts):
+        if part.shard.kind == DEAD_LETTERS and (table := _read(part.shard, [*columns, "generation", "made_at"])):
+            table = table.append_column("part", [np.full(len(table), number)]).append_column("place", [np.arange(len(table))])
+            letters.append(table.filter(pc.and_(pc.equal(table["generation"], ""), pc.not_equal(table["uri"], ""))))
+    if not any(map(len, letters)):
+        return
+    unknown = pa.concat_tables(letters)
+    uris = unknown["uri"].unique()
+    detected = (_read(part.shard, [*columns, "made_at"]) for part in parts if part.shard.kind == DETECTIONS)
+    found = [table.filter(pc.is_in(table["uri"], uris)) for table in detected if table]
+    every = pa.concat_tables([unknown[:0].select([*columns, "made_at"]), *found])
+    newest = every.group_by(columns).aggregate([("made_at", "max")])
+    both = unknown.join(newest, columns, join_type="inner")
+    answered = both.filter(pc.greater_equal(both["made_at_max"], both["made_at"]))
+    for number, place in zip(answered["part"].to_pylist(), answered["place"].to_pylist(), strict=True):
+        parts[number].lost[place] = True
+
+
+def _groups(parts: Sequence[_Part], share: float) -> list[list[_Part]]:
+    """The groups of one kind's shards that are worth merging."""
+    groups: list[list[_Part]] = []
+    rows = size = 0
+    for part in sorted(parts, key=lambda part: part.kept_bytes):
+        is_small = 2 * len(part.lost) < _ROWS and 2 * part.shard.size_bytes < _BYTES
+        if not (is_small or _is_worth([part], share)):
+            continue
+        fits = rows + part.kept <= _ROWS and size + part.kept_bytes <= _BYTES and part.kept_bytes <= 2 * max(size, _SMALL_BYTES)
+        if not (groups and fits and len(groups[-1]) < _FILES):
+            groups.append([])
+            rows = size = 0
+        groups[-1].append(part)
+        rows, size = rows + part.kept, size + part.kept_bytes
+    return [group for group in groups if _is_worth(group, share)]
+
+
+def _is_worth(group: Sequence[_Part], share: float) -> bool:
+    """Whether a merge saves a file, or drops a large share of rows; of a small file any row."""
+    if len(group) != 1:
+        return len(group) > 1
+    lost = len(group[0].lost) - group[0].kept
+    return lost > share * len(group[0].lost) or (lost > 0 and group[0].shard.size_bytes < _SMALL_BYTES)
+
+
+def _merge(output: str, group: Sequence[_Part], share: float) -> Compacted:
+    """Writes a merged shard and deletes its sources; one that is damaged, or no longer what was decided on, stays."""
+    found = generations_of(path for part in group for path in (part.shard.view, part.shard.path))
+    tables = [_kept_rows(part) for part in group]
+    group = [part for part, table in zip(group, tables, strict=True) if table is not None]
+    generations = {path: found[path] for part in group for path in (part.shard.view, part.shard.path) if path in found}
+    # some have gone if this compaction was paused for long, and another one has merged them
+    if not _is_worth(group, share) or generations_of(generations) != generations:
+        return Compacted()
+    kind, sources = group[0].shard.kind, json.dumps(sorted(posixpath.basename(part.shard.path) for part in group))
+    metadata = {SOURCES: sources, _LEVEL: max(part.level for part in group) + b"+"}
+    kept = [table for table in tables if table is not None]
+    merged = pa.concat_tables(kept).sort_by("uri").replace_schema_metadata(metadata)
+    rows = (row for batch in merged.to_batches(max_chunksize=1000) for row in json_rows(batch, kind))
+    has_view = any(path.endswith(".jsonl") for path in generations)
+    if len(merged):
+        write_shard(output, kind, merged, COMPACTED, (row_bytes(row) + b"\n" for row in rows) if has_view else None)
+    _delete(generations)
+    return Compacted(len(group), int(len(merged) > 0), len(merged), sum(len(part.lost) for part in group) - len(merged))
+
+
+def _kept_rows(part: _Part) -> pa.Table | None:
+    table = _read(part.shard)
+    return table.filter(~part.lost) if table is not None and np.array_equal(table["key"], part.keys) else None
