@@ -53,7 +53,7 @@ hold commas, so for --input only as --input a b.
 Flags that are none of these go to Beam, e.g. --runner DataflowRunner --region europe-west1; unknown ones are errors.
 exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command,
 config, model or place; 3 another run is at work at the same images, or took them over; 130 stopped by Ctrl-C or SIGTERM before
-a batch job was done. After 2, 3 and 130 nothing was committed.
+a batch job was done. After 2, 3 and 130 nothing was committed, nor after 1 for max_dead_share.
 """
 
 

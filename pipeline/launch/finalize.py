@@ -52,6 +52,8 @@ class JobReport:
     def finish(self, stats: JobStats, facts: RunFacts, run: str, notes: Sequence[str] = ()) -> int:
         """Writes summary, report and samples, prints the outcome in a few lines, and returns the exit code.
 
+        A job that fails `max_dead_share` has committed nothing, so it writes none of them and replaces none.
+
         Args:
           stats: The job's statistics.
           facts: What the launcher knows.
@@ -60,8 +62,10 @@ class JobReport:
         """
         summary = summarise(stats, facts)
         PROCESS.summary = {"run": run, **summary}
-        self._write(summary, stats, run, facts.canary.pictures() if facts.canary else [])
-        self._say(summary, [*notes, facts.canary.line()] if facts.canary else notes)
+        committed = stats.dead_share <= self.max_dead_share
+        if committed:
+            self._write(summary, stats, run, facts.canary.pictures() if facts.canary else [])
+        self._say(summary, [*notes, facts.canary.line()] if facts.canary else notes, committed)
         return self._judge(summary["images"], stats)
 
     def files(self, rows: bool = True) -> list[str]:
@@ -102,7 +106,7 @@ class JobReport:
         for each in filter(lambda each: exists(f"{own}/{each}"), coco):  # last: the summary says that these are no stranger's
             copy_file(f"{own}/{each}", f"{self.results}/{each}", staging)
 
-    def _say(self, summary: dict[str, Any], notes: Sequence[str]) -> None:
+    def _say(self, summary: dict[str, Any], notes: Sequence[str], committed: bool) -> None:
         images = summary["images"]
         before = f" ({summary['done_before']} of them done before)" if summary["done_before"] else ""
         submission = f" and {summary['submission_seconds']:.1f} s of submission" if "submission_seconds" in summary else ""
@@ -123,28 +127,23 @@ class JobReport:
             print(f"  mended: {summary['mended']} of {images['read'] - images['skipped']} that had failed")
         for note in notes:
             print(f"  {note}")
-        files = ", ".join(self.files(rows=images["read"] > 0))
-        print(f"results of model {_named(summary['model'])} in {self.results}: {files}")
+        if committed:
+            files = ", ".join(self.files(rows=images["read"] > 0))
+            print(f"results of model {_named(summary['model'])} in {self.results}: {files}")
 
     def _judge(self, images: dict[str, int], stats: JobStats) -> int:
         lost = images["read"] - images["detected"] - images["dead"] - images["skipped"]
         if lost:
             print(f"error: {lost} images have no result; this is a defect of the pipeline", file=sys.stderr)
             return FAILED
-        tried = images["detected"] + images["dead"]
-        if too_many_dead(images["detected"], images["dead"], self.max_dead_share):
+        if stats.dead_share > self.max_dead_share:
             print(
-                f"error: {images['dead']} of {tried} images failed, more than max_dead_share = "
-                f"{self.max_dead_share:g}{_commonest(stats)}; see {self.results}/dead_letters",
+                f"error: {stats.failed} of {stats.detected + stats.failed} images failed, more than max_dead_share = "
+                f"{self.max_dead_share:g}{_commonest(stats)}; nothing was committed",
                 file=sys.stderr,
             )
             return FAILED
         return DONE
-
-
-def too_many_dead(detected: int, dead: int, max_dead_share: float) -> bool:
-    """Whether too large a share of the images that were tried failed; skipped images were not tried."""
-    return dead > max_dead_share * (detected + dead)
 
 
 def _named(model: Mapping[str, Any]) -> str:

@@ -92,8 +92,8 @@ SIZES = Sizes()
 class WriteFiles(Sink):
     """Writes rows, and on request Parquet and COCO files, to a results folder.
 
-    Bounded. Commits when all files are complete; if nothing was read, commits nothing. Leaves the statistics in the run's folder,
-    for `read_written`.
+    Bounded. Commits when all files are complete; commits nothing if nothing was read, or if more than `max_dead_share` of the
+    images failed. Leaves the statistics in the run's folder, for `read_written`.
 
     Args:
       run: The run, whose folder of unfinished files the launcher holds.
@@ -219,7 +219,10 @@ class WriteFiles(Sink):
             return  # an earlier attempt has committed: its files and statistics are the run's
         notes = [note for note in coco if isinstance(note, str)]
         files: list[StagedFile] = []
-        if stats.named:  # a run without input replaces nothing
+        too_many_dead = stats.dead_share > self.settings.get("max_dead_share", 1.0)
+        if too_many_dead and not self.launched:  # nobody reads the statistics
+            raise OutputError(f"output {self.run.output}: {stats.dead_share:.0%} of the images failed, so nothing is committed")
+        if stats.named and not too_many_dead:  # a run without input replaces nothing
             files = list(finished)
             if not self.settings.get("only_new"):  # a run that adds writes no empty files
                 files += self._empty_shards({file.final for file in files})

@@ -78,7 +78,7 @@ def test_where_all_images_die_of_one_cause_the_line_says_it(tmp_path, run_job, b
     assert code == 1
     head, example = err.split(", such as: ")
     assert head == "error: 8 of 8 images failed, more than max_dead_share = 0.5; 7 of them not_found"
-    assert example in [f"{path} does not exist; see {tmp_path}/out/dead_letters\n" for path in gone]
+    assert example in [f"{path} does not exist; nothing was committed\n" for path in gone]
 
 
 def test_a_sample_is_named_after_its_image_whatever_that_is_called(tmp_path, run_job, bright_model):

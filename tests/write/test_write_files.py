@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import apache_beam as beam
@@ -150,6 +151,15 @@ def test_a_run_that_read_nothing_leaves_earlier_results_alone(tmp_path):
     before = files_of(tmp_path)
     write(tmp_path, [])
     assert files_of(tmp_path) == before
+
+
+def test_a_job_without_a_launcher_fails_where_too_many_of_its_images_did(tmp_path):
+    """A template's: nobody else would say that it has committed nothing."""
+    sink = WriteFiles(Run(str(tmp_path), "0123456789ab"), {"max_dead_share": 0.5}, WriteConfig(), launched=False)
+    stats = JobStats(read=2, dead=Counter({("read", "not_found"): 2}))
+    with pytest.raises(OutputError, match="100% of the images failed, so nothing is committed"):
+        sink._commit(b"", (), stats)
+    assert files_of(tmp_path) == {}
 
 
 def test_shards_of_an_earlier_run_go_and_other_peoples_files_stay(tmp_path):
