@@ -23,12 +23,12 @@ from models import digits
 from models.quiet import uncollected
 from pipeline.config import BUNDLED, Config, MonitoringConfig, load_config, load_monitoring, settings
 from pipeline.config.secrets import masked_arguments, masked_text
-from pipeline.errors import BusyError, ConfigError, FullError, TakenOverError, UserError
+from pipeline.errors import BusyError, ConfigError, FullError, StorageAwayError, TakenOverError, UserError
 from pipeline.log_lines import log_lines
 from pipeline.storage.globs import is_below
 
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
-_CODES = {FullError: FAILED, BusyError: BUSY, TakenOverError: BUSY}  # of errors of users; of the others: WRONG
+_CODES = {FullError: FAILED, StorageAwayError: FAILED, BusyError: BUSY, TakenOverError: BUSY}  # of errors of users; others: WRONG
 
 _DEFAULT_MODEL = """\
 warning: without --model the bundled detector of handwritten digits runs; give --model PATH, or --model digits if it is meant"""
