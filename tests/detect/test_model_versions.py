@@ -427,7 +427,7 @@ def test_versions_are_found_on_disk_and_on_storage(request, tmp_path, place):
     write_file(f"{path}/7/variables/x", b"other")
     assert [old == new for old, new in zip(first, wanted(path), strict=True)] == [True, False]
     assert is_watchable(ModelConfig(path=path)) and not is_watchable(ModelConfig(path=f"{path}/7"))
-    assert not is_watchable(ModelConfig(path=path, model_poll_s=0)) and not is_watchable(ModelConfig())
+    assert not is_watchable(ModelConfig(path=path, model_poll_s=0)) and not is_watchable(ModelConfig("digits"))
 
 
 def test_a_link_that_is_moved_is_a_release(tmp_path, saved, open_detector):
