@@ -135,10 +135,7 @@ def test_a_version_that_is_swapped_in_runs_as_one_that_a_job_starts_with(model, 
         (model / "labels.json").write_text('{"stable": 8}')
         look(detector)
         assert version_of(detector.detect([image()])[0]) == version_of(started.detect([image()])[0]) == answers
-        runs = {
-            (one.version, type(one.engine), one.memory.weights_bytes, one.metadata)
-            for one in (started.model, canary, detector.model)
-        }
+        runs = {(one.version, type(one.engine), one.metadata) for one in (started.model, canary, detector.model)}
         assert len(runs) == 1 and runs.pop()[0] == "8"
 
 
@@ -316,6 +313,28 @@ def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(t
     assert detector.model.version == now and detector.model.engine is not old
     assert {(result.model_version, version_of(result)) for result in results} <= {("7", "7"), ("8", "8")}
     assert results[-1].model_version == now
+    detector.close()
+
+
+def test_a_version_that_made_way_and_cannot_be_loaded_again_is_tried_at_each_look(tmp_path, capfd):
+    """The next version is refused while the files of the old one are out of reach; once they are back, images are detected."""
+    model, away = tmp_path / "detector", tmp_path / "away"
+    save_version(model, 7, values=200_000), save_version(model, 8, values=200_000)
+    save_failing_request(model / "8")
+    watched = ModelConfig(path=str(model), model_poll_s=NEVER, model_memory_mb=1)
+    detector = load_detector(dataclasses.replace(watched, model_version="7"), CPU)
+    versions = wanted(str(model))
+    detector.watched = ModelWatcher(watched, CPU, detector, in_use=versions[1], others=versions)
+    (model / "7").rename(away)
+    for _ in range(2):
+        with pytest.raises(ModelError, match="found none"):
+            look(detector, 1)
+        with pytest.raises(ModelError, match="it was in use, and made way for another version that cannot be used"):
+            detector.detect([image()])
+    away.rename(model / "7")
+    look(detector, 1)
+    assert version_of(detector.detect([image()])[0]) == "7"
+    assert capfd.readouterr().err.splitlines()[-1] == "model detector: version 7 is in use again"
     detector.close()
 
 
