@@ -137,7 +137,7 @@ def read_names(names_path: str, classes: int | None = None) -> tuple[str, ...]:
     Raises:
       DarknetError: A line is empty, or there are not as many names as `classes`.
     """
-    names = tuple(line.strip() for line in _read_text(names_path).strip().splitlines())
+    names = tuple(line.strip() for line in _read_text(names_path).rstrip().splitlines())
     if classes is not None and len(names) != classes:
         raise DarknetError(
             f"{names_path}: expected {classes} names, one a line, for the cfg's classes={classes}, got {len(names)}"

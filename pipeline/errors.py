@@ -1,7 +1,7 @@
 """The errors of users: one class for each thing that a user gives or that stops a run.
 
 Each message is one line: what was expected, what came, what to do. `pipeline.run` prints it and exits with 2; it exits with 3 if
-another run is in the way, and with 1 if the disk is full.
+another run is in the way, and with 1 if the disk is full or a store is away.
 """
 
 
@@ -23,6 +23,10 @@ class OutputError(UserError):
 
 class FullError(OutputError):
     """The output's disk is full, or the user's quota of it: the command is right, and works once there is room."""
+
+
+class StorageAwayError(UserError):
+    """The store of the images has not answered for long: the command is right, and works once the store is back."""
 
 
 class ModelError(UserError):

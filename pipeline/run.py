@@ -19,19 +19,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from models import digits
 from models.quiet import uncollected
-from pipeline.config import BUNDLED, Config, MonitoringConfig, load_config, load_monitoring, settings
+from pipeline.config import Config, MonitoringConfig, check_model_is_named, load_config, load_monitoring, settings
 from pipeline.config.secrets import masked_arguments, masked_text
-from pipeline.errors import BusyError, ConfigError, FullError, TakenOverError, UserError
+from pipeline.errors import BusyError, ConfigError, FullError, StorageAwayError, TakenOverError, UserError
 from pipeline.log_lines import log_lines
-from pipeline.storage.globs import is_below
 
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
-_CODES = {FullError: FAILED, BusyError: BUSY, TakenOverError: BUSY}  # of errors of users; of the others: WRONG
+_CODES = {FullError: FAILED, StorageAwayError: FAILED, BusyError: BUSY, TakenOverError: BUSY}  # of errors of users; others: WRONG
 
-_DEFAULT_MODEL = """\
-warning: without --model the bundled detector of handwritten digits runs; give --model PATH, or --model digits if it is meant"""
 _PURPOSES = {  # of --help; --help-all shows every flag, by its section of the config
     "what to do": ("input", "output", "model.path", "mode", "runner"),
     "which images": ("dates", "again", "retry_dead", "when_busy"),
@@ -42,18 +38,19 @@ _PURPOSES = {  # of --help; --help-all shows every flag, by its section of the c
 }
 _EPILOG = """\
 examples:
-  detect-objects run --config configs/batch_local_direct.yaml --input 'photos/**/*.jpg' --output out/
+  detect-objects run --config configs/batch_local_direct.yaml --input 'photos/**/*.jpg' --output out/ \\
+      --model models/yolov4
   detect-objects run --config configs/batch_gcs_direct.yaml --input 'gs://bucket/2026/**' --output gs://bucket/detections \\
       --model gs://bucket/models/yolov4 --score-threshold 0.4 --classes person,dog
-  detect-objects run --input photos/ --output out/ --dry-run
+  detect-objects run --input photos/ --output out/ --model models/yolov4 --dry-run
 
 --help-all lists all flags. Each is a key of the config file, too; flags win. The keys that describe foreign models are no flags;
 docs/settings.md has them. Lists are given with commas or by repeating values, --classes a,b or --classes a b; file names may
 hold commas, so for --input only as --input a b.
 Flags that are none of these go to Beam, e.g. --runner DataflowRunner --region europe-west1; unknown ones are errors.
 exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command,
-config, model or place; 3 another run is at work at the same images, or took them over; 130 stopped by Ctrl-C or SIGTERM before
-a batch job was done. After 2, 3 and 130 nothing was committed.
+config, model or place; 3 another run of this command is at work; 130 stopped by Ctrl-C or SIGTERM before a batch job was done.
+Rows that a job has written stay; the same command does the rest.
 """
 
 
@@ -98,8 +95,7 @@ def _run(argv: Sequence[str], started_at: float) -> int:
             launch = importlib.import_module(f"pipeline.launch.{'streaming' if config.mode == 'streaming' else 'batch'}")
         command = shlex.join(["python", "-m", "pipeline.run", *masked_arguments(argv)])
         job = launch.prepare(config, beam_flags, command, started_at)
-        if "model.path" not in overrides and config.model.path == BUNDLED and not _are_samples(config.input):
-            print(_DEFAULT_MODEL, file=sys.stderr)
+        check_model_is_named(config)
         code: int = launch.show_plan(job) if flags.dry_run else launch.run(job)
         return code
     except UserError as err:
@@ -114,12 +110,6 @@ def _run(argv: Sequence[str], started_at: float) -> int:
         return 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: set by another language than Python
-
-
-def _are_samples(patterns: Sequence[str]) -> bool:
-    """Whether all inputs are sample images of the bundled detector."""
-    samples = os.path.join(os.path.dirname(digits.__file__), "samples")
-    return all(is_below(pattern, samples) for pattern in patterns)
 
 
 def _elsewhere(beam_flags: Sequence[str], config: Config) -> str:
@@ -156,7 +146,7 @@ def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
     """
     parser = _Parser(
         prog="detect-objects run",
-        usage="detect-objects run [--config FILE] --input PATTERN [PATTERN ...] --output FOLDER [--model PATH] "
+        usage="detect-objects run [--config FILE] --input PATTERN [PATTERN ...] --output FOLDER --model PATH "
         "[--dry-run] [settings] [Beam flags]",
         description="Detects objects in many images: reads them, batches them through one shared model, writes detections.",
         epilog=_EPILOG,

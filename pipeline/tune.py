@@ -26,7 +26,7 @@ from collections.abc import Iterable, Sequence
 import yaml
 
 from models.evaluate.detection_rows import RowsError
-from pipeline.config import Config, load_config
+from pipeline.config import Config, check_model_is_named, load_config
 from pipeline.detect.openvino_int8 import INT8
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import locate
@@ -90,6 +90,7 @@ def _tune(flags: argparse.Namespace) -> None:
     given = {"model.path": flags.model} if flags.model else {}
     config = load_config(flags.config, given)
     photos = first_photos(flags.input)
+    check_model_is_named(config)
     search = Search(flags.config, given, photos, min_agreement=flags.min_agreement, seconds=flags.budget_s)
     stages = (
         stage(load_config(flags.config, {**given, **search.best.settings})) for stage in STAGES

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.results.resume_points import rows_in
+
 from tests.emulators import EmulatorMissing, PubSubEmulator, running_pubsub_emulator
 from tests.processes import end_group, running
 

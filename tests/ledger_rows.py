@@ -1,11 +1,11 @@
 """Rows of one image each, and files of them as jobs and streams name them."""
 
 import numpy as np
+from pipeline.results.ledger import write_index
 
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
 from pipeline.results.completion import Provenance
 from pipeline.results.layout import archive_name, shard_name
-from pipeline.results.ledger import write_index
 from pipeline.storage.files import write_file
 
 DETECTIONS = f"{shard_name('detections', 0, 1)}.jsonl"

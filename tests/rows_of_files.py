@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
+from pipeline.results.ledger import writing_index
 
 from pipeline.records import row_bytes
 from pipeline.results.completion import Provenance
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, index_name
-from pipeline.results.ledger import writing_index
 from pipeline.storage.files import list_files, read_lines, write_file
 
 MAKER = Provenance("5e771265", "5e771266", "bright", "3")

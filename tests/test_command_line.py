@@ -6,6 +6,7 @@ import re
 import pytest
 
 from models import pictures
+from pipeline import __main__ as command_line
 from pipeline import compact, reconcile, run
 from pipeline.config import load_config, settings
 from pipeline.config.synonyms import _KNOWN, synonym_of
@@ -55,6 +56,25 @@ def said(capsys, *argv):
 )
 def test_a_flag_of_another_tool_is_said_in_the_words_of_this_one(argv, expected, capsys):
     assert expected in said(capsys, *JOB, *argv)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        pytest.param(["run", *JOB], id="run"),
+        pytest.param(["run", *JOB, "--dry-run"], id="a dry run"),
+        pytest.param(["replay", "--output", "out", "--allow-uri-prefix", "gs://b/"], id="replay"),
+        pytest.param(["tune", "--input", "a.jpg"], id="tune"),
+    ],
+)
+def test_a_command_that_runs_a_model_must_name_it(argv, tmp_path, monkeypatch, capsys):
+    """The bundled detector of digits instead would write its rows beside those of the model that was meant."""
+    write_bright_image(tmp_path / "a.jpg", (64, 48), (10, 10, 30, 30))
+    monkeypatch.chdir(tmp_path)
+    assert command_line.main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: no model: expected --model ") and err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jpg"]
 
 
 def test_what_a_synonym_names_is_there():
@@ -126,9 +146,8 @@ def test_a_file_uri_of_another_machine_is_refused(flag, capsys):
     assert f"{flag}: expected file:/// and an absolute path, got " in said(capsys, *JOB, flag, "file://there/a.jpg")
 
 
-@pytest.mark.parametrize("flag", ["--input", "--model"])
-def test_an_empty_path_means_nothing_rather_than_the_root(flag, capsys):
-    assert f"{flag}: expected a path, got " in said(capsys, *JOB, flag, "")
+def test_an_empty_path_means_nothing_rather_than_the_root(capsys):
+    assert "--input: expected a path, got " in said(capsys, *JOB, "--input", "")
 
 
 @pytest.mark.parametrize("place", ["", " ", "detectoins"])

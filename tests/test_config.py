@@ -284,11 +284,11 @@ def test_lists_given_in_code_become_tuples():
 def test_a_transform_checks_its_settings_like_a_file():
     from pipeline import DetectObjects
 
-    transform = DetectObjects(ModelConfig(class_names=["a"]), classes=["a"], batch_sizes=[1, 2])
+    transform = DetectObjects(ModelConfig("m", class_names=["a"]), classes=["a"], batch_sizes=[1, 2])
     assert transform._detect == DetectConfig(classes=("a",), batch_sizes=(1, 2))
     assert isinstance(hash((transform._model, transform._detect)), int)
     with pytest.raises(ConfigError, match=r"^DetectConfig: score_threshold: expected a number between 0\.0 and 1\.0, got 40$"):
-        DetectObjects(score_threshold=40)
+        DetectObjects("m", score_threshold=40)
 
 
 @pytest.mark.parametrize("made", [ModelConfig, DetectConfig, ReadConfig, WriteConfig, StreamConfig, Config])

@@ -20,6 +20,7 @@ from tests.conftest import REPO
 from tests.processes import has_ended, running, wait_until
 
 SCENES = sorted(map(str, (REPO / "models" / "digits" / "samples").glob("*.jpg")))[:4]
+DIGITS = Config(model=ModelConfig("digits"))
 
 
 @pytest.mark.slow
@@ -134,7 +135,18 @@ def test_files_that_are_no_images_are_one_line(tmp_path, bright_model, capsys):
 
 @pytest.mark.slow
 def test_a_stopped_command_ends_its_trials_and_writes_nothing(tmp_path):
-    command = [sys.executable, "-m", "pipeline", "tune", "--input", *SCENES, "--output", str(tmp_path / "tuned.yaml")]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline",
+        "tune",
+        "--input",
+        *SCENES,
+        "--model",
+        "digits",
+        "--output",
+        str(tmp_path / "tuned.yaml"),
+    ]
     with running(command, cwd=REPO, stderr=subprocess.PIPE) as process:
         children = wait_until(lambda: psutil.Process(process.pid).children(), process=process)
         process.send_signal(signal.SIGTERM)
@@ -161,14 +173,14 @@ def test_only_what_wins_beyond_doubt_and_by_enough_is_faster(ratios, faster):
 
 
 def test_stages_try_what_changes_something():
-    assert {"detect.engine": "tensorflow", "detect.precision": "float32"} not in tune.engines(Config())
-    assert {"detect.engine": "tensorflow", "detect.precision": "bfloat16"} in tune.engines(Config())
+    assert {"detect.engine": "tensorflow", "detect.precision": "float32"} not in tune.engines(DIGITS)
+    assert {"detect.engine": "tensorflow", "detect.precision": "bfloat16"} in tune.engines(DIGITS)
     served = Config(detect=DetectConfig(engine="triton"))
     assert tune.engines(served) == tune.threads(served) == []
     assert tune.batch_sizes(Config(detect=DetectConfig(engine="openvino"))) == []
-    assert [1, 2, 4, 8] in [one["detect.batch_sizes"] for one in tune.batch_sizes(Config())]
+    assert [1, 2, 4, 8] in [one["detect.batch_sizes"] for one in tune.batch_sizes(DIGITS)]
     for stage in (tune.concurrent_batches, tune.threads, tune.decoders, tune.batch_sizes):
-        for change in stage(Config()):
+        for change in stage(DIGITS):
             assert change not in stage(load_config([], change)), "the best of an earlier stage"
 
 
@@ -182,10 +194,10 @@ def test_what_wins_is_a_config_to_include_that_names_its_machine(tmp_path):
 
 def test_cores_with_several_threads_are_tried_with_one_each(monkeypatch):
     monkeypatch.setattr(tune, "first_threads", lambda: [0, 2])
-    assert tune.cores(Config()) == [{"detect.cpu_affinity": [0, 2]}]
+    assert tune.cores(DIGITS) == [{"detect.cpu_affinity": [0, 2]}]
     assert tune.cores(Config(detect=DetectConfig(cpu_affinity=(0,)))) == []
     monkeypatch.setattr(tune, "first_threads", list)
-    assert tune.cores(Config()) == []
+    assert tune.cores(DIGITS) == []
 
 
 @pytest.mark.parametrize(("tuned_on", "lines"), [("a machine with 96 cores", 1), (machine(), 0), ("", 0)])

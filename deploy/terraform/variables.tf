@@ -33,9 +33,8 @@ variable "nightly_input" {
 }
 
 variable "model" {
-  description = "A SavedModel or a folder of versions: gs://, or /models/<name> where it is in the image."
+  description = "A SavedModel or a folder of versions: gs://, or /models/<name> where it is in the image; digits: the bundled one."
   type        = string
-  default     = "digits"
 }
 
 variable "image_tag" {

@@ -9,10 +9,11 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import subprocess
+import sys
 import tempfile
 
-from models.digits.export import WEIGHTS_PATH, export_digits
-from models.quiet import quiet_stderr
+from models.digits.export import WEIGHTS_PATH
 
 _MODELS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -32,14 +33,22 @@ def cached_digits() -> str:
         os.makedirs(base, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="unfinished-", dir=base) as unfinished:
             exported = os.path.join(unfinished, "1")
-            with quiet_stderr():
-                export_digits(exported)
+            _export(exported)
             try:
                 os.rename(exported, version)
             except OSError:
                 if not os.path.isdir(version):  # otherwise another process was faster
                     raise
     return base
+
+
+def _export(output: str) -> None:
+    """Exports in another process: TensorFlow would start in this one before it has the settings of a job."""
+    code = f"import sys; sys.path = {sys.path!r}; from models.digits.export import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "--output", output]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  this program itself, without a shell
+    if done.returncode:
+        raise OSError((done.stderr.strip().splitlines() or [f"the export ended with {done.returncode}"])[-1])
 
 
 def cache_folder() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from models.class_names import read_class_names
 from models.evaluate.detection_rows import RowsError
 from models.progress import shown
 
@@ -43,12 +44,14 @@ def read_yolo_dataset(path: Path) -> tuple[list[Labels], list[str], bool]:
         content = yaml.safe_load(path.read_bytes())
         split = next(content[key] for key in ("val", "test", "train") if content.get(key))
         named = content["names"]
-        names = [str(named[number]) for number in sorted(named)] if isinstance(named, dict) else list(map(str, named))
+        numbered = {int(number): str(name) for number, name in (named.items() if isinstance(named, dict) else enumerate(named))}
+        names = [numbered[number] for number in range(len(numbered))]
         root = path.parent / str(content.get("path") or "")
     except OSError as err:
         raise RowsError(f"{path} cannot be read: {err.strerror or err}") from err
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError, StopIteration) as err:
-        raise RowsError(f"{path}: expected the keys val (or test, train) and names, got {type(err).__name__}: {err}") from err
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError, StopIteration) as err:
+        expected = "expected the keys val (or test, train) and names, by number from 0 without gaps"
+        raise RowsError(f"{path}: {expected}, got {type(err).__name__}: {err}") from err
     # a path that is relative to somebody's working folder is looked for beside the file, too
     root = root if root.is_dir() else path.parent
     images = [image for one in ([split] if isinstance(split, str) else split) for image in _listed_images(root, str(one))]
@@ -145,7 +148,10 @@ def _class_names(folder: Path) -> list[str]:
     """Names by class id, from a file of names in the folder or above it; empty without one."""
     places = [place / name for place in (folder, folder.parent) for name in _NAME_FILES]
     path = next((path for path in places if path.is_file()), None)
-    return [] if path is None else [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        return [] if path is None else list(read_class_names(path))
+    except (OSError, ValueError) as err:
+        raise RowsError(f"{path}: expected one class name a line: {err}") from err
 
 
 def _listed_images(root: Path, split: str) -> Iterator[Path]:

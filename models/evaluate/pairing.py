@@ -5,7 +5,9 @@ need; the frame of a video has none. A member of an archive has the name that it
 name, their folders decide. A row that still fits several images is an error.
 Classes are paired by name. The order of trial is: the exact name, the name without case, spaces and punctuation, then
 Darknet's older names of COCO classes. If the output or the labels have only numbers for names, class id k is the k-th
-category in the order of category ids, from 0. COCO results without an image list carry the ids of the ground truth.
+category in the order of category ids, from 0; but a model of the TensorFlow Object Detection API, whose names are the numbers
+of its label map from 1 (`class 18` is class id 17), has the ids of the categories, which in COCO have gaps. COCO results
+without an image list carry the ids of the ground truth.
 """
 
 from __future__ import annotations
@@ -150,6 +152,8 @@ def _pair_classes(rows: Sequence[ImageRow], categories: Sequence[Mapping[str, An
             f"the labels have {', '.join(their_names[:5])}: give both the same names"
         )
     in_order = [category["id"] for category in categories]
+    if all(name == f"class {number + 1}" for name, number in classes) and 0 not in in_order:
+        return {(name, number): number + 1 for name, number in classes if number + 1 in in_order}, "category_id"
     return {(name, number): in_order[number] for name, number in classes if 0 <= number < len(in_order)}, "class_id"
 
 

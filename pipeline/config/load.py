@@ -37,6 +37,18 @@ def load_config(paths: Sequence[str], overrides: Mapping[str, Any]) -> Config:
         raise ConfigError(what_is_wrong(err, Config, " and ".join(paths) or "the flags", flags)) from err
 
 
+def check_model_is_named(config: Config) -> None:
+    """Refuses a config that names no model: the bundled one instead would publish digits as results.
+
+    Raises:
+      ConfigError: No model is named.
+    """
+    if not config.model.path:
+        raise ConfigError(
+            "no model: expected --model with a SavedModel or a folder of versions; --model digits is the bundled one"
+        )
+
+
 def load_monitoring(paths: Sequence[str], overrides: Mapping[str, Any]) -> MonitoringConfig:
     """The section `monitoring` of a config whose other keys may be wrong.
 

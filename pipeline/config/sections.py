@@ -68,9 +68,9 @@ class ModelConfig:
     Everything below `name` overrides the model's own description.
     """
 
-    path: SomePath = setting(
-        BUNDLED,
-        "SavedModel, or a folder of versions <path>/<integer>; local or gs://. 'digits' is the bundled detector; "
+    path: Path = setting(
+        "",
+        "required: SavedModel, or a folder of versions <path>/<integer>; local or gs://. 'digits' is the bundled detector; "
         "on a model server grpc://host:port/name, with TLS grpcs://, and with commas between several servers",
     )
     model_version: _Version | None = setting(

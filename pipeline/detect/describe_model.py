@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from models.class_names import read_class_names
 from models.export import CANDIDATES
 from models.metadata import DetectorMetadata
 from pipeline.config import ModelConfig
@@ -134,8 +135,7 @@ def _class_names(names: tuple[str, ...], folder: str) -> tuple[str, ...]:
     if len(names) != 1 or not (os.path.isfile(names[0]) or names[0].endswith((".txt", ".names"))):
         return names
     try:
-        with open(names[0], encoding="utf-8") as file:
-            return tuple(line.strip() for line in file if line.strip())
+        return read_class_names(names[0])
     except (OSError, ValueError) as err:
         raise ModelError(f"model {folder}: class_names {names[0]}: expected a text file with one name a line: {err}") from err
 

@@ -65,7 +65,7 @@ class DetectObjects(beam.PTransform):
 
     def __init__(
         self,
-        model: str | ModelConfig | LoadModel = "digits",
+        model: str | ModelConfig | LoadModel,
         detect: DetectConfig | None = None,
         samples: int = 0,
         *,

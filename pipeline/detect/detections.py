@@ -118,8 +118,10 @@ def _class_ids(classes: np.ndarray, offset: int) -> np.ndarray:
 
 
 def class_name(metadata: DetectorMetadata, class_id: int) -> str:
-    """The name of a class; `class <id>` if the model has no name for it."""
-    return metadata.class_names[class_id] if 0 <= class_id < len(metadata.class_names) else f"class {class_id}"
+    """The name of a class; `class <number>`, by the model's own number, if the model has no name for it."""
+    if 0 <= class_id < len(metadata.class_names):
+        return metadata.class_names[class_id]
+    return f"class {class_id + metadata.class_id_offset}"
 
 
 def check_classes(classes: tuple[str, ...], metadata: DetectorMetadata) -> None:

@@ -90,7 +90,7 @@ def _prepared(folder: str, version: str, model: ModelConfig, detect: DetectConfi
     from pipeline.detect.tensorflow_setup import configure_tensorflow
 
     try:
-        configure_tensorflow(detect)  # first: a graph's own settings have the defaults for threads and device
+        configure_tensorflow(detect)  # first, before an entry of the cache imports it with Keras and its warnings
         return prepared_model(folder, version, model, detect, gpu=gpu)
     except ModelError as err:
         return ModelError(str(err))

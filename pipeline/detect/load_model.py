@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import remote_model, saved_model
 from pipeline.detect.load_in_subprocess import Preparation
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.detect.openvino_graph import OpenVinoGraph, check_installed
-from pipeline.detect.openvino_int8 import INT8
-from pipeline.detect.prepared_cache import entry_of, read_entry
+from pipeline.detect.openvino_graph import check_installed
+from pipeline.detect.prepared_cache import entry_of, read_prepared
 from pipeline.detect.prepared_model import PreparedModel, start
 from pipeline.detect.remote_server import check_engine
 from pipeline.detect.server_protocols import PROTOCOLS
@@ -46,22 +42,9 @@ def converted_model(model: ModelConfig, detect: DetectConfig) -> PreparedModel:
     if missing := lacking(files):
         raise ModelError(f"model {folder}: lacks {missing}; copy it whole, then start again")
     with saved_model.local_copy(folder) as local:
-        if detect.precision == "int8":
-            return _int8_version(model, folder, version, local)
-        cached = read_entry(entry_of(local, folder, version, model, detect, gpu=False), folder, version, local)
+        entry = entry_of(local, folder, version, model, detect, gpu=False)
+        cached = read_prepared(entry, local, folder, version, model=model, detect=detect)
         prepared = cached or Preparation(folder, version, model, detect, gpu=False).result()  # which keeps it in the cache
         if files_of(folder) != files:
             raise ModelError(f"model {folder}: its files changed while it was loaded; start again once it is copied")
     return prepared
-
-
-def _int8_version(model: ModelConfig, folder: str, version: str, local: str) -> PreparedModel:
-    """The int8 network that `detect-objects quantize` wrote into a version."""
-    path = os.path.join(local, INT8)
-    if not os.path.isfile(path):
-        raise ModelError(f"model {folder}: has no int8 network ({INT8}); make a version: detect-objects quantize")
-    prepared = read_entry(path, folder, version, local)
-    if not (prepared and isinstance(prepared.optimised, OpenVinoGraph)):
-        raise ModelError(f"model {folder}: {INT8} cannot be read; write it anew: detect-objects quantize")
-    name = model.name or prepared.metadata.name
-    return dataclasses.replace(prepared, metadata=dataclasses.replace(prepared.metadata, name=name))

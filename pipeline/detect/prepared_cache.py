@@ -28,7 +28,9 @@ from models.metadata import metadata_from_json, metadata_to_json
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.golden import read_golden
 from pipeline.detect.openvino_graph import OpenVinoGraph
+from pipeline.detect.openvino_int8 import INT8
 from pipeline.detect.prepared_model import OptimisedGraph, PreparedModel
+from pipeline.errors import ModelError
 
 _KEPT_BYTES = 2_000_000_000  # of all entries; the ones that were not read for longest go first
 _OF_GRAPH = ("engine", "precision", "xla", "classes", "max_detections", "score_threshold", "iou_threshold", "labels_per_box")
@@ -62,6 +64,38 @@ def entry_of(local: str, folder: str, version: str, model: ModelConfig, detect: 
     return os.path.join(cache_folder(), "models", f"{found.hexdigest()[:32]}.npz")
 
 
+def read_prepared(
+    entry: str, local: str, folder: str, version: str, *, model: ModelConfig, detect: DetectConfig
+) -> PreparedModel | None:
+    """What a version runs as: its int8 network for that precision, else its entry of the cache; None if it is to be prepared.
+
+    The start, a swap and a canary all ask here, so that none runs a version as something else.
+
+    Args:
+      entry: Its file of the cache.
+      local: Its files on this machine.
+      folder: Where they are from.
+      version: Its version.
+      model: Its description in the config.
+      detect: How to run it.
+
+    Raises:
+      ModelError: It has no int8 network that can be read.
+    """
+    if detect.precision != "int8":
+        with contextlib.suppress(OSError):
+            os.utime(entry)  # the newest entries are kept
+        return read_entry(entry, folder, version, local)
+    path = os.path.join(local, INT8)
+    if not os.path.isfile(path):
+        raise ModelError(f"model {folder}: has no int8 network ({INT8}); make a version: detect-objects quantize")
+    prepared = read_entry(path, folder, version, local)
+    if not (prepared and isinstance(prepared.optimised, OpenVinoGraph)):
+        raise ModelError(f"model {folder}: {INT8} cannot be read; write it anew: detect-objects quantize")
+    name = model.name or prepared.metadata.name
+    return dataclasses.replace(prepared, metadata=dataclasses.replace(prepared.metadata, name=name))
+
+
 def read_entry(path: str, folder: str, version: str, local: str) -> PreparedModel | None:
     """A prepared model; None if there is none.
 
@@ -79,8 +113,6 @@ def read_entry(path: str, folder: str, version: str, local: str) -> PreparedMode
             golden = read_golden(local)
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
         return None
-    with contextlib.suppress(OSError):
-        os.utime(path)  # the newest entries are kept
     warmup = tuple(request.tobytes() if request.ndim == 1 else request for request in requests)
     return PreparedModel(folder, version, metadata, optimised, warmup, golden)
 

@@ -27,7 +27,7 @@ from pipeline.detect.describe_model import (
 from pipeline.detect.golden import GOLDEN, read_golden
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.openvino_graph import converted
-from pipeline.detect.prepared_cache import entry_of, keep_in_cache, read_entry, settings_of_graph
+from pipeline.detect.prepared_cache import entry_of, keep_in_cache, read_prepared, settings_of_graph
 from pipeline.detect.prepared_model import OptimisedGraph, PreparedModel, start
 from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.remote_server import RemoteServer, check_engine
@@ -129,10 +129,9 @@ def prepared_model(folder: str, version: str, model: ModelConfig, detect: Detect
     Raises:
       ModelError: The model is missing or damaged, or has no matching signature.
     """
-    detect = settings_of_graph(detect)
     with local_copy(folder) as local:
         entry = entry_of(local, folder, version, model, detect, gpu=gpu)
-        if cached := read_entry(entry, folder, version, local):
+        if cached := read_prepared(entry, local, folder, version, model=model, detect=detect):
             return cached
         prepared = _prepare(local, folder, version, model, detect, gpu=gpu)
         if entry == entry_of(local, folder, version, model, detect, gpu=gpu):  # else its files have changed meanwhile
@@ -142,6 +141,7 @@ def prepared_model(folder: str, version: str, model: ModelConfig, detect: Detect
 
 def _prepare(local: str, folder: str, version: str, model: ModelConfig, detect: DetectConfig, *, gpu: bool) -> PreparedModel:
     _loaded, signature, metadata = described_signature(local, folder, model, detect)  # it owns the signature's variables
+    detect = settings_of_graph(detect)  # the graph may depend on no other, since its entry of the cache does not
     try:
         requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
     except Exception as err:

@@ -7,6 +7,7 @@ the lock when the process ends.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import tempfile
@@ -18,8 +19,9 @@ _MOST = 64  # processes that a GPU may have
 _held = contextlib.ExitStack()  # for as long as this process lives
 
 
+@functools.cache
 def take_gpu(gpus: int) -> int:
-    """Picks this process's GPU, from 0.
+    """Picks this process's GPU, from 0; the same one each time.
 
     Args:
       gpus: How many the machine has.

@@ -124,20 +124,14 @@ class JobReport:
         if lost:
             print(f"error: {lost} images have no result; this is a defect of the pipeline", file=sys.stderr)
             return FAILED
-        tried = images["detected"] + images["dead"]
-        if too_many_dead(images["detected"], images["dead"], self.max_dead_share):
+        if stats.dead_share > self.max_dead_share:
             print(
-                f"error: {images['dead']} of {tried} images failed, more than max_dead_share = "
+                f"error: {stats.failed} of {stats.detected + stats.failed} images failed, more than max_dead_share = "
                 f"{self.max_dead_share:g}{_commonest(stats)}; see {self.results}/dead_letters",
                 file=sys.stderr,
             )
             return FAILED
         return DONE
-
-
-def too_many_dead(detected: int, dead: int, max_dead_share: float) -> bool:
-    """Whether too large a share of the images that were tried failed; skipped images were not tried."""
-    return dead > max_dead_share * (detected + dead)
 
 
 def _named(model: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Reads images from zip and tar archives, one member at a time; what cannot be read becomes a dead letter, and the rest is read.
 
-The reader writes no member to the disk and follows no link. A zip file needs its directory in memory, a tar file one header.
+The reader writes no member to the disk and follows no link. A zip file needs its directory in memory, a tar file one header and a
+hash of each name; both are bounded.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import math
 import posixpath
 import re
 import stat
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 from models.image_uris import archive_member
 from pipeline.failures import ImageError
 from pipeline.image_formats import HEAD_BYTES, format_by_start
+from pipeline.limits import MEMORY
 from pipeline.read.fetch import RETRY_SECONDS, is_transient_error, open_file, storage_failures
 from pipeline.read.image_names import names_image
 from pipeline.read.videos import is_video
@@ -29,6 +32,9 @@ from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
 _BLOCK = 512  # of a tar file: each header is one
 _HEADERS_BYTES = 1 << 20  # of one member's headers, which tarfile takes into memory
+_MEMBERS_BYTES = 2e9  # of memory for what is known of all members
+_OF_DIRECTORY = 12  # bytes of memory for each of a zip file's directory, measured: 500 for the least entry of 47
+_OF_NAME = 100  # bytes of memory for each name that was seen
 _BAD_FORMAT = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError, struct.error)
 _BAD_CONTENT = (*_BAD_FORMAT, ValueError, OverflowError, NotImplementedError, IndexError)
 _KNOWN_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile unpacks others without a limit on memory
@@ -121,7 +127,9 @@ def _is_hidden(name: str) -> bool:
 
 
 def _in_zip(opened: Any) -> Iterator[_Member]:
-    with zipfile.ZipFile(opened) as archive:
+    bounded = _BoundedReads(opened, MEMORY.budget(_MEMBERS_BYTES) / _OF_DIRECTORY)
+    with zipfile.ZipFile(bounded) as archive:
+        bounded.most = math.inf
         for info in archive.infolist():
             if info.is_dir():
                 continue
@@ -140,6 +148,25 @@ def _in_zip(opened: Any) -> Iterator[_Member]:
                 yield _Member(info.filename, info.file_size, file)
 
 
+class _BoundedReads:
+    """A file of which no more than so many bytes are read at once."""
+
+    def __init__(self, file: Any, most: float) -> None:
+        self._file = file
+        self.most = most
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, size: int = -1) -> bytes:
+        if size > self.most:
+            raise zipfile.BadZipFile(
+                f"its directory has {size / 1e6:.1f} MB, and {self.most / 1e6:.1f} MB fit in memory; divide it"
+            )
+        content: bytes = self._file.read(size)
+        return content
+
+
 def _fault_in_zip(info: zipfile.ZipInfo) -> str:
     if info.flag_bits & 0x1:
         return "is encrypted"
@@ -153,10 +180,14 @@ def _fault_in_zip(info: zipfile.ZipInfo) -> str:
 def _in_tar(opened: Any, start: bytes) -> Iterator[_Member]:
     unpack = next((unpack for magic, unpack in _UNPACK if start.startswith(magic)), None)
     blocks = _Blocks(unpack(opened, "rb") if unpack else opened)
+    left = MEMORY.budget(_MEMBERS_BYTES) / _OF_NAME
     with tarfile.open(fileobj=blocks, mode="r|", bufsize=_BLOCK) as archive:  # type: ignore[call-overload]  # needs only `read`
         while (info := archive.next()) is not None:
             archive.members = []  # else it keeps all
             blocks.most = archive.offset + _HEADERS_BYTES
+            left -= 1
+            if left < 0:
+                raise tarfile.ReadError("it has more members than fit in memory; divide it")
             if info.isreg():
                 yield _Member(info.name, info.size, archive.extractfile(info))
             elif not info.isdir():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 
 from pipeline.config import DetectConfig, ReadConfig
+from pipeline.config.paths import local_path
 from pipeline.read import tfrecords
 from pipeline.read.archives import archive_of, images_of_archive, is_archive
 from pipeline.read.fetch import RETRY_SECONDS
@@ -12,6 +14,7 @@ from pipeline.read.image_names import names_image
 from pipeline.read.tfrecords import images_of_file, is_tfrecord
 from pipeline.read.videos import images_of_video, is_video, video_of
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.storage.globs import real_folder, real_path
 
 MAX_MEGAPIXELS = DetectConfig().max_megapixels
 
@@ -29,6 +32,15 @@ def is_image_by_name(path: str) -> bool:
 def file_of(uri: str) -> str:
     """The file of a part of a container; any other name is that of a file itself."""
     return video_of(archive_of(tfrecords.file_of(uri)))
+
+
+def full_name(uri: str, real_folder: Callable[[str], str] = real_folder) -> str:
+    """The one name of an image or a part of a container: of a local one, also as a `file:` URI, see `real_path`; a URI stays."""
+    path = file = file_of(uri)
+    if file.lower().startswith("file:"):
+        with contextlib.suppress(ValueError):  # of another machine
+            path = local_path(file)
+    return real_path(path, real_folder) + uri[len(file) :]
 
 
 def images_in(

@@ -18,7 +18,7 @@ from pipeline.read.manifests import digest_of, is_bad_line, is_manifest, is_mani
 from pipeline.records import ImageRef
 from pipeline.results.layout import DEAD_LETTERS, kind_of_rows
 from pipeline.results.own_files import OwnFiles
-from pipeline.storage.globs import has_wildcard, real_pattern
+from pipeline.storage.globs import has_wildcard, real_path, real_pattern
 from pipeline.storage.listing import MAX_PARALLEL, divided, files_in, files_in_all, listing_backend_of
 from pipeline.storage.listing_backends import FoundFile, ListingBackend
 from pipeline.storage.waiting import waiting_for
@@ -52,7 +52,7 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
         if not is_manifest(pattern):
             places.append(listing_backend_of(pattern))
         elif os.path.isfile(pattern):
-            yield Manifest(pattern)
+            yield Manifest(real_path(pattern))
         else:
             paths = sorted(file.path for file in files_in(listing_backend_of(pattern)))
             yield from (Manifest(path, found=path != pattern) for path in paths)
@@ -62,7 +62,7 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
 def folders_of(patterns: Iterable[str]) -> tuple[str, ...]:
     """The folders of inputs; lists that are found there may name images below them."""
     folders = (
-        listing_backend_of(pattern).folder or "./"
+        listing_backend_of(pattern).folder
         for pattern in patterns
         if not os.path.isfile(pattern) and (has_wildcard(pattern) or not is_manifest(pattern))
     )
@@ -77,7 +77,7 @@ def folders_in_manifests(patterns: Iterable[str]) -> set[str]:
     """
     named = (piece.path for piece in pieces_of(filter(is_manifest, patterns)) if isinstance(piece, Manifest) and not piece.found)
     refs = (ref for path in named for ref in read_manifest(path) if not is_bad_line(ref.uri))
-    return {os.path.dirname(file_of(ref.uri)) + "/" if "/" in ref.uri else "./" for ref in refs}
+    return {os.path.dirname(file_of(ref.uri)) + "/" for ref in refs}
 
 
 def list_pieces(

@@ -8,6 +8,7 @@ time, of a bounded length.
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import io
 import itertools
@@ -20,16 +21,18 @@ from typing import Any, NamedTuple, TypeVar
 from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
-from pipeline.read.containers import file_of
+from pipeline.read.containers import file_of, full_name
 from pipeline.read.fetch import open_file, storage_failures
 from pipeline.read.image_names import names_image
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import DeadLetter, ImageRef, name_bytes
+from pipeline.storage.globs import real_folder
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
 _BAD_LINE = re.compile(r"\.(txt|csv|jsonl):\d+$", re.IGNORECASE)
 _NAMING = ("uri", "path", "file", "filename", "image")  # columns that name the image, the best first
 _OURS = frozenset({"uri", "path", "image", "generation"})
+_FOLDERS_KNOWN = 4096
 _LONGEST_LINE = 1 << 20  # characters; as JSON it may take 25 times as many bytes
 
 Named = tuple[str, Mapping[str, Any]]  # an image's URI, and what else is said of it
@@ -63,6 +66,7 @@ def read_manifest(path: str) -> Iterator[ImageRef]:
       InputError: It cannot be read.
     """
     folder = path.rsplit("/", 1)[0] if "/" in path else "."
+    real = functools.lru_cache(_FOLDERS_KNOWN)(real_folder)
     try:
         with storage_failures(path), open_file(path) as file:
             for named in named_images(_lines(file), path, lambda uri: os.path.isfile(_resolve(uri, folder))):
@@ -70,7 +74,7 @@ def read_manifest(path: str) -> Iterator[ImageRef]:
                     yield _as_ref(f"{path}:{named.number}", named.why)
                     continue
                 uri, extra = named
-                yield ImageRef(_resolve(uri, folder), extra=extra_text(extra) if extra else "")
+                yield ImageRef(full_name(_resolve(uri, folder), real), extra=extra_text(extra) if extra else "")
     except ImageError as err:
         raise InputError(f"manifest {err}") from err
 
@@ -103,8 +107,7 @@ def digest_of(path: str) -> str:
     """
     digest = hashlib.blake2b(digest_size=8)
     for ref in read_manifest(path):
-        uri = ref.uri if "://" in ref.uri else os.path.abspath(ref.uri)
-        digest.update(name_bytes(f"{uri}\0{ref.extra}\n"))
+        digest.update(name_bytes(f"{ref.uri}\0{ref.extra}\n"))
     return digest.hexdigest()
 
 

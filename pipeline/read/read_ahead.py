@@ -1,8 +1,7 @@
-"""Prefetching of images on threads, bounded by count and bytes, with a circuit breaker for storage that fails."""
+"""Prefetching of images on threads, bounded by count and bytes, with a circuit breaker for stores that fail."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
@@ -15,6 +14,7 @@ import apache_beam as beam
 from apache_beam.utils.windowed_value import WindowedValue
 
 from pipeline.config import ReadConfig
+from pipeline.errors import StorageAwayError
 from pipeline.failures import ImageError
 from pipeline.prefetch import NoRoomError, Prefetcher, Slot, started_pool
 from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError, fetch
@@ -22,23 +22,25 @@ from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
+from pipeline.storage.web import is_web
 
 GIVE_UP_SECONDS = 10 * RETRY_SECONDS
 _READ_AHEAD_IMAGES = 512  # enough for the detector's next request, so that it finds its images read
 _READ_AHEAD_BYTES = 64_000_000
 
+_SCHEMES = ("gs://", "s3://", "abfs://", "https://", "http://")
+
 _log = logging.getLogger(__name__)
 
 
 class CircuitBreaker:
-    """Circuit breaker for storage, shared by concurrent reads; thread-safe.
+    """Circuit breaker for stores, shared by concurrent reads; thread-safe. A store is all that one scheme names.
 
-    While storage fails, each read is retried for `retry_seconds`. When no read has succeeded for `give_up_seconds`, the circuit
-    opens: one read at a time tries once, and all others fail at once, until one succeeds.
+    While a store fails, each read is retried for `retry_seconds`. A store that has answered none for `give_up_seconds` is away.
 
     Args:
       retry_seconds: How long one read is retried.
-      give_up_seconds: How long all reads may fail before the circuit opens.
+      give_up_seconds: How long all reads of a store may fail before it is away.
       clock: Monotonic seconds.
     """
 
@@ -51,49 +53,48 @@ class CircuitBreaker:
         self._retry_seconds = retry_seconds
         self._give_up_seconds = give_up_seconds
         self._clock = clock
-        self._failing_since: float | None = None
-        self._probing = False
+        self._failing_since: dict[str, float] = {}
+        self._answered_at: dict[str, float] = {}
         self._lock = threading.Lock()
 
-    @contextlib.contextmanager
-    def trying(self, uri: str) -> Iterator[float]:
-        """Surrounds the read of a file; yields for how many seconds it may be retried.
+    def is_away(self, uri: str) -> bool:
+        """Whether no read of this image's store has succeeded for long."""
+        return self._clock() - self._failing_since.get(_store_of(uri), math.inf) >= self._give_up_seconds
 
-        Raises:
-          StorageUnavailableError: The circuit is open, and another read is trying.
-        """
-        with self._lock:
-            failing_s = 0.0 if self._failing_since is None else self._clock() - self._failing_since
-            given_up = self._failing_since is not None and failing_s >= self._give_up_seconds
-            if given_up and self._probing:
-                raise StorageUnavailableError(f"{uri} was not tried: nothing could be read from storage for {failing_s:.0f} s")
-            self._probing = given_up
-        try:
-            yield 0.0 if given_up else self._retry_seconds
-        finally:
-            if given_up:
-                with self._lock:
-                    self._probing = False
+    def has_answered(self, uri: str, since: float) -> bool:
+        """Whether this image's store has answered any read since then."""
+        return self._answered_at.get(_store_of(uri), -math.inf) >= since
 
-    def failed(self, err: Exception) -> None:
+    def retry_seconds(self, uri: str) -> float:
+        """How long the read of an image is retried; not at all if it is one of many at web servers that are away."""
+        return 0.0 if is_web(uri) and self.is_away(uri) else self._retry_seconds
+
+    def failed(self, uri: str, err: Exception) -> None:
         """Notes a transient failure of one try."""
         PROCESS.parts["read"].progressed()  # it has returned, and is tried again
         PROCESS.failing["storage"] = str(err)[:300]
         with self._lock:
-            if self._failing_since is not None:
+            if _store_of(uri) in self._failing_since:
                 return
-            self._failing_since = self._clock()
-        how_long = "until it is back" if math.isinf(self._retry_seconds) else f"for {self._retry_seconds:g} s"
+            self._failing_since[_store_of(uri)] = self._clock()
+        is_waited_for = math.isinf(self._give_up_seconds) and not is_web(uri)
+        how_long = "until it is back" if is_waited_for else f"for {self._retry_seconds:g} s"
         _log.warning("storage fails (%s); each image is tried again %s", " ".join(str(err).split())[:300], how_long)
 
-    def succeeded(self) -> None:
-        """Notes a success, which closes the circuit."""
-        if self._failing_since is None:  # without the lock, as for each image but those of an outage
+    def succeeded(self, uri: str) -> None:
+        """Notes that the store of an image has answered."""
+        store = _store_of(uri)
+        self._answered_at[store] = self._clock()
+        if store not in self._failing_since:  # without the lock, as for each image but those of an outage
             return
         with self._lock:
-            self._failing_since = None
+            self._failing_since.pop(store, None)
         PROCESS.failing.pop("storage", None)
         _log.warning("storage is back")
+
+
+def _store_of(uri: str) -> str:
+    return next((scheme for scheme in _SCHEMES if uri.startswith(scheme)), "")
 
 
 class ReadAhead(beam.DoFn):
@@ -105,7 +106,7 @@ class ReadAhead(beam.DoFn):
     Args:
       read: How to read.
       retry_seconds: How long an image is retried while storage fails.
-      give_up_seconds: How long storage may fail for all images before they become dead letters untried.
+      give_up_seconds: How long a store may fail for all images before the job ends.
     """
 
     def __init__(self, read: ReadConfig, retry_seconds: float = RETRY_SECONDS, give_up_seconds: float = GIVE_UP_SECONDS):
@@ -172,10 +173,11 @@ def read_image(
 
     Raises:
       NoRoomError: Its bytes have no room now; see `Slot.reserve`.
+      StorageAwayError: Its store is away; web servers, which are many, never are.
     """
 
     def wait(err: Exception) -> None:
-        patience.failed(err)
+        patience.failed(ref.uri, err)
         if steps_are_cancelled():
             raise KeyboardInterrupt from err  # no dead letter
         if place.abandoned:  # nobody waits for it any more
@@ -183,12 +185,13 @@ def read_image(
 
     received_at, started = time.time(), time.monotonic()
     try:
-        with patience.trying(ref.uri) as retry_seconds:
-            content, generation = fetch(ref, int(read.max_file_mb * 1e6), place.reserve, retry_seconds, wait)
+        content, generation = fetch(ref, int(read.max_file_mb * 1e6), place.reserve, patience.retry_seconds(ref.uri), wait)
     except StorageUnavailableError as err:
+        if patience.is_away(ref.uri) and not is_web(ref.uri):
+            raise StorageAwayError(f"storage is away, and nothing could be read from it for minutes: {err}") from err
         return err.dead_letter(ref)
     except ImageError as err:
-        patience.succeeded()  # it answered
+        patience.succeeded(ref.uri)  # it answered
         return err.dead_letter(ref)
-    patience.succeeded()
+    patience.succeeded(ref.uri)
     return EncodedImage(dataclasses.replace(ref, generation=generation), content, time.monotonic() - started, received_at)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import os
 import urllib.parse
 
 from models.image_uris import archive_member, video_frame
@@ -25,16 +24,11 @@ def readable(value: object) -> str:
 def link(uri: str) -> str:
     """The address at which a browser shows an image, or fetches its archive; empty for all but paths, `https` and `gs`.
 
-    A relative path counts from the current folder. It has an address only if its file is there: a message may name anything.
-
     >>> link("/photos/clip.mp4#t=12.480"), link("/photos/a.zip#b.jpg")
     ('file:///photos/clip.mp4#t=12.480', 'file:///photos/a.zip')
     >>> link("/photos/a b.jpg"), link("gs://bucket/a#1.jpg"), link("javascript:alert(1)")
     ('file:///photos/a%20b.jpg', 'https://storage.cloud.google.com/bucket/a%231.jpg', '')
     """
-    local = (archive_member(uri) or video_frame(uri) or [uri])[0]
-    if "://" not in uri and os.path.isfile(local):
-        uri = os.path.abspath(local) + uri[len(local) :]
     if uri.startswith("https://"):
         return urllib.parse.quote(uri, safe=":/?#[]@!$&'()*+,;=%", errors="surrogatepass")
     for start, address in (("/", "file:///"), ("gs://", "https://storage.cloud.google.com/")):

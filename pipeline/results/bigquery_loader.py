@@ -44,6 +44,7 @@ _SCHEMAS = {DETECTIONS: detection_schema, DEAD_LETTERS: dead_letter_schema}
 _TYPES = {"integer": "INTEGER", "number": "FLOAT", "string": "STRING"}
 _ID_BYTES = 12
 _ROWS_A_JOB = 100_000
+_BYTES_A_JOB = 64_000_000  # a job takes three times its size in memory; BigQuery allows 1,500 jobs a table and day
 _ATTEMPTS = 3
 _MOST_REFUSED = 20  # more are no accident of a few rows
 
@@ -154,7 +155,7 @@ class _Loader:
         matches = FileSystems.match([f"{escape_glob(output)}/{kind}/*"])
         found = {entry.path: entry for match in matches for entry in match.metadata_list}
         rows: dict[str, bytes] = {}
-        ids, gone = [], 0
+        ids, gone, size_bytes = [], 0, 0
         files = [file for file in list_files_of_rows(output) if file.kind == kind and file.path in found]
         for file in shown(files, f"loading {kind}", "files"):
             time = found[file.path].last_updated_in_seconds
@@ -165,9 +166,11 @@ class _Loader:
                 for row_id, row in _rows_of(file, seconds_in_name(file.path) or time):
                     if not self._is_loaded(row_id):
                         rows[row_id] = row
-                    if len(rows) == _ROWS_A_JOB:
+                        size_bytes += len(row)
+                    if len(rows) == _ROWS_A_JOB or size_bytes >= _BYTES_A_JOB:
                         self._submit([*rows.values()])
                         rows.clear()
+                        size_bytes = 0
             except FileNotFoundError:
                 gone += 1
                 continue

@@ -115,6 +115,11 @@ class JobStats:
         """Dead letters of all stages."""
         return self.dead.total()
 
+    @property
+    def dead_share(self) -> float:
+        """The share of the tried images that failed; skipped ones were not tried."""
+        return self.failed / max(self.detected + self.failed, 1)
+
     def leave_out(self, kind: str, files: int = 1) -> None:
         """Counts files that are no images; kinds beyond a bound as `other`."""
         self.left_out[kind if kind in self.left_out or len(self.left_out) < _MOST_KINDS else "other"] += files

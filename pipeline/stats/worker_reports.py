@@ -16,10 +16,10 @@ import uuid
 from collections.abc import Callable
 
 from pipeline.data_format import pack, unpack
-from pipeline.stats.renewal import keep_renewing
 from pipeline.results.run import Run
 from pipeline.stats.canary import CanaryStats, merge_canaries
 from pipeline.stats.process import PROCESS, ModelStats, ProcessState
+from pipeline.stats.renewal import keep_renewing
 from pipeline.stats.summary import JobStats
 from pipeline.storage.files import list_files, make_folder, write_file
 from pipeline.storage.globs import escape_glob

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections.abc import Callable
 
 _WILDCARD = re.compile(r"[*?[]")
 _TOKEN = re.compile(r"(?:(?<=/)|\A)\*\*/|\*\*|\*|\?|\[!?\]?[^]/]*\]|.", re.DOTALL)
@@ -69,6 +70,20 @@ def is_below(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip("/") + "/")
 
 
+def real_folder(folder: str) -> str:
+    """A local folder as an absolute path free of links that ends with a slash; empty: the current one."""
+    try:
+        return f"/{os.path.realpath(folder).strip('/')}".rstrip("/") + "/"
+    except ValueError:  # no folder can have this name
+        return folder
+
+
+def real_path(path: str, real_folder: Callable[[str], str] = real_folder) -> str:
+    """The one name of a local file: its folder absolute and free of links, then its own name, perhaps a link's; a URI stays."""
+    folder, slash, name = path.rpartition("/")
+    return path if "://" in path else real_folder(folder + slash) + name
+
+
 def real_pattern(pattern: str) -> str:
     """A pattern in one spelling: the folder of a local pattern becomes absolute and free of links; a URI stays.
 
@@ -80,5 +95,4 @@ def real_pattern(pattern: str) -> str:
     if not has_wildcard(pattern):
         return f"/{os.path.realpath(pattern).lstrip('/')}"
     folder, slash, _ = fixed_beginning(pattern).rpartition("/")
-    real = f"/{os.path.realpath(folder or slash or '.').strip('/')}".rstrip("/")
-    return f"{real}/{pattern[len(folder + slash) :]}"
+    return real_folder(folder + slash) + pattern[len(folder + slash) :]

@@ -15,7 +15,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import InputError
 from pipeline.storage.etag_stores import ETAG_STORES
-from pipeline.storage.globs import fixed_beginning, has_wildcard
+from pipeline.storage.globs import fixed_beginning, has_wildcard, real_folder, real_path
 from pipeline.storage.listing_backends import GS, ETagListing, FoundFile, ListingBackend, LocalListing, ObjectListing
 from pipeline.storage.web import is_web, web_listing
 
@@ -49,15 +49,13 @@ def listing_backend_of(pattern: str) -> ListingBackend:
         return web_listing(pattern)
     if "://" in pattern:
         return _OtherListing(*_split(pattern), hidden=not pattern.endswith("/"))
-    pattern = pattern.removeprefix("./")
     if os.path.isfile(pattern):  # also when its name looks like a pattern
-        folder, name = pattern[: pattern.rfind("/") + 1], pattern[pattern.rfind("/") + 1 :]
-        return LocalListing(folder, (glob.escape(name),))
+        folder, _, name = real_path(pattern).rpartition("/")
+        return LocalListing(f"{folder}/", (glob.escape(name),))
     if os.path.isdir(pattern or "."):
-        folder = os.path.normpath(pattern)
-        return LocalListing("" if folder == "." else folder.rstrip("/") + "/", ("**",), hidden=False)
+        return LocalListing(real_folder(pattern), ("**",), hidden=False)
     folder, rest = _split(pattern)
-    return LocalListing(folder, rest, hidden=not pattern.endswith("/"))
+    return LocalListing(real_folder(folder), rest, hidden=not pattern.endswith("/"))
 
 
 def divided(places: Iterable[ListingBackend], wanted: int, long: int = LONG) -> list[ListingBackend]:
@@ -93,22 +91,27 @@ def divided(places: Iterable[ListingBackend], wanted: int, long: int = LONG) -> 
         return [part for parts in pool.map(cut, whole) for part in parts]
 
 
-def files_in(place: ListingBackend) -> Iterator[FoundFile]:
+def files_in(place: ListingBackend, linked: dict[ListingBackend, ListingBackend] | None = None) -> Iterator[FoundFile]:
     """All files that match in a place.
+
+    Args:
+      place: The place.
+      linked: Places that links led to before, which are listed once.
 
     Raises:
       InputError: It cannot be listed.
     """
-    listings = [place.entries()]
+    linked = {} if linked is None else linked
+    listings: list[Iterator[FoundFile | ListingBackend]] = [iter([place])]
     with _listed(place):
         while listings:
             found = next(listings[-1], None)
             if found is None:
                 listings.pop()
-            elif isinstance(found, ListingBackend):
-                listings.append(found.entries())
-            else:
+            elif isinstance(found, FoundFile):
                 yield found
+            elif not (isinstance(found, LocalListing) and found.at) or linked.setdefault(found.without_way(), found) is found:
+                listings.append(found.entries())
 
 
 def files_in_all(places: Iterable[ListingBackend]) -> Iterator[FoundFile]:
@@ -118,6 +121,7 @@ def files_in_all(places: Iterable[ListingBackend]) -> Iterator[FoundFile]:
       InputError: A place cannot be listed.
     """
     waiting = iter(places)
+    linked: dict[ListingBackend, ListingBackend] = {}
     running: dict[Future[list[FoundFile]], Iterator[FoundFile]] = {}
     with ThreadPoolExecutor(MAX_PARALLEL, "list-files") as pool:
 
@@ -125,7 +129,7 @@ def files_in_all(places: Iterable[ListingBackend]) -> Iterator[FoundFile]:
             running[pool.submit(lambda: list(islice(files, _CHUNK)))] = files
 
         for place in islice(waiting, MAX_PARALLEL):
-            go_on(files_in(place))
+            go_on(files_in(place, linked))
         while running:
             for ready in wait(running, return_when=FIRST_COMPLETED).done:
                 files, chunk = running.pop(ready), ready.result()
@@ -133,7 +137,7 @@ def files_in_all(places: Iterable[ListingBackend]) -> Iterator[FoundFile]:
                     go_on(files)
                 else:
                     for place in islice(waiting, 1):
-                        go_on(files_in(place))
+                        go_on(files_in(place, linked))
                 yield from chunk
 
 

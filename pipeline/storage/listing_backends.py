@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pipeline.storage.beginnings import beginnings
 from pipeline.storage.cloud import storage_client
 from pipeline.storage.etag_stores import etag_store
-from pipeline.storage.globs import fixed_beginning, has_wildcard, to_regex
+from pipeline.storage.globs import fixed_beginning, has_wildcard, real_folder, to_regex
 
 GS = "gs://"
 _LOOKED_AT = 10_000  # names read from one folder, to find out whether it can be divided
@@ -43,7 +43,7 @@ class ListingBackend:
     """A folder, and the pattern that a path below it must match.
 
     Attributes:
-      folder: Empty for the current folder, else ends with a slash.
+      folder: Ends with a slash; a local one is absolute and free of links.
       rest: The pattern, split at its slashes. Only the last part may be without a wildcard.
       below: If the first part has `**`, the folder below `folder` to look in; empty, or ends with a slash.
       deeper: Whether to look in subfolders as well; for a plain name, whether it may be a folder.
@@ -65,7 +65,7 @@ class ListingBackend:
 
     @property
     def here(self) -> str:
-        """The folder to look in; empty for the current one, else ends with a slash."""
+        """The folder to look in; ends with a slash."""
         return self.folder + self.below
 
     @property
@@ -130,8 +130,45 @@ class ListingBackend:
         raise NotImplementedError
 
 
+@dataclasses.dataclass(frozen=True)
 class LocalListing(ListingBackend):
-    """A place on a local disk. Links to folders that a wildcard matches are not followed, so there are no circles."""
+    """A place on a local disk. Links to folders are followed, and files have the names that they have in the real folder.
+
+    Attributes:
+      at: The real folder to look in, if a link below `folder` led there; else empty.
+      way: The real folders of the links on the way; a link back to one of them is not followed.
+    """
+
+    at: str = ""
+    way: tuple[str, ...] = ()
+
+    @property
+    def here(self) -> str:
+        return self.at or super().here
+
+    @property
+    def in_any_folder(self) -> bool:
+        """Whether the pattern is the same in all folders: `**`, or `**/` and a name."""
+        return self.rest[0] == "**" and len(self.rest) <= 2
+
+    def without_way(self) -> ListingBackend:
+        """The same files, equal whichever links led to them."""
+        return dataclasses.replace(self, way=(), below="" if self.in_any_folder else self.below)
+
+    def inside(self, name: str) -> ListingBackend | None:
+        place, path = super().inside(name), self.here + name
+        if not isinstance(place, LocalListing):
+            return None
+        is_link, further = os.path.islink(path), place.folder[len(self.folder + name) :]
+        if further:  # the pattern has no `**` yet, and so ends by itself
+            return dataclasses.replace(place, folder=real_folder(path + further)) if is_link or further != "/" else place
+        if not is_link:
+            return dataclasses.replace(place, at=self.at and f"{path}/")
+        at = real_folder(path)
+        is_listed = at.startswith(self.folder) and (self.hidden or "/." not in at[len(self.folder) - 1 :])
+        if (is_listed and self.in_any_folder) or any(folder.startswith(at) for folder in (*self.way, self.here)):
+            return None
+        return dataclasses.replace(place, at=at, way=(*self.way, self.here))
 
     def entries(self) -> Iterator[FoundFile | ListingBackend]:
         """Lists one folder. A folder that cannot be read is yielded as a file, so that its reader reports the error."""
@@ -141,7 +178,7 @@ class LocalListing(ListingBackend):
         for entry in _entries(self.here):
             if entry is None:
                 yield FoundFile(self.here.rstrip("/") or self.here)
-            elif entry.is_dir(follow_symlinks=False):
+            elif _is_folder(entry):
                 place = self.inside(entry.name)
                 if place:
                     yield place
@@ -150,13 +187,17 @@ class LocalListing(ListingBackend):
 
     def _folders(self) -> Iterator[str]:
         for entry in _entries(self.here):
-            yield entry.name if entry and entry.is_dir(follow_symlinks=False) else ""
+            yield entry.name if entry and _is_folder(entry) else ""
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return os.path.isdir(entry) if entry.is_symlink() else entry.is_dir(follow_symlinks=False)
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str] | None]:
     """The entries of a folder, none if it is gone; None if the system refuses to list (all of) them."""
     try:
-        with os.scandir(folder or ".") as entries:
+        with os.scandir(folder) as entries:
             yield from entries
     except (FileNotFoundError, NotADirectoryError):
         return

@@ -32,6 +32,7 @@ from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
 from pipeline.image_formats import format_by_start
 from pipeline.read.allowed import MAX_URI, is_allowed
+from pipeline.read.containers import full_name
 from pipeline.read.dead_letter_replay import MOST_VALUES, Replayed, image_entry, is_dead_letter, load_json, original_message
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
 from pipeline.stream.outgoing import utc
@@ -262,7 +263,7 @@ def _image(entry: Any, limits: MessageLimits, bytes_left: int) -> ImageRef | Enc
         if not is_allowed(uri, limits.allowed_prefixes):
             allowed = ", ".join(limits.allowed_prefixes)
             raise ImageError("message", "not_allowed", f"{uri[:200]!r} lies under none of the allowed prefixes ({allowed})")
-        return ImageRef(uri, _text(entry.get("generation")), extra=extra_text(extra_columns(_OURS, entry)))
+        return ImageRef(full_name(uri), _text(entry.get("generation")), extra=extra_text(extra_columns(_OURS, entry)))
     content = (
         entry["content"]
         if "content" in entry and isinstance(entry["content"], bytes)

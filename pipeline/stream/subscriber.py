@@ -26,7 +26,7 @@ from pipeline.stream.threads import RunThreads
 
 EXTEND_SECONDS = 20
 _EXTEND_EVERY_SECONDS = 4.0  # a subscription's own deadline can be as short as 10 s
-_HOLD_SECONDS = 3600.0  # after this time Pub/Sub may deliver again
+_HOLD_SECONDS = 3600.0  # after this time Pub/Sub may deliver again, which begins the next hour
 _PULL_SECONDS = 1.0  # a job takes so much longer to end (see `end_pulling`)
 _PULL_MESSAGES = 200
 _FIRST_PULL_MESSAGES = 10
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(slots=True)
 class _Held:
-    ack_ids: list[str]
+    ack_id: str
     since: float
     final: bool = False
     holds: int = 0
@@ -215,13 +215,13 @@ class Subscriber:
 
     def _hold(self, received: Any, now: float) -> None:
         message_id = received.message.message_id
-        if message_id in self._held:  # a redelivery: one acknowledgement is_complete both
-            self._held[message_id].ack_ids.append(received.ack_id)
+        if known := self._held.get(message_id):  # a redelivery, whose id acknowledges all deliveries
+            known.ack_id, known.since = received.ack_id, now
             return
         message = Message(
             received.message.data, dict(received.message.attributes), message_id, received.message.publish_time.timestamp()
         )
-        self._held[message_id] = _Held([received.ack_id], now)
+        self._held[message_id] = _Held(received.ack_id, now)
         self._waiting.append(_Waiting(message, image_count(message)))
         self._part.begin()
         size = len(message.data)
@@ -230,7 +230,7 @@ class Subscriber:
     def _extend(self) -> None:
         oldest = time.monotonic() - _HOLD_SECONDS
         with self._changed:
-            ack_ids = [held.ack_ids[-1] for held in self._held.values() if held.since > oldest]
+            ack_ids = [held.ack_id for held in self._held.values() if held.since > oldest]
         self._set_deadline(ack_ids, EXTEND_SECONDS)
 
     def _set_deadline(self, ack_ids: Sequence[str], seconds: int) -> None:
@@ -248,7 +248,7 @@ class Subscriber:
     def _forget(self, message_ids: Iterable[str]) -> list[str]:
         with self._changed:
             held = [self._held.pop(message_id) for message_id in message_ids if message_id in self._held]
-        return [ack_id for each in held for ack_id in each.ack_ids]
+        return [each.ack_id for each in held]
 
     def _clear_waiting(self) -> None:
         self._part.end(len(self._waiting))

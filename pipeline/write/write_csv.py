@@ -39,17 +39,18 @@ def write_csv(lines: Iterable[bytes], path: str) -> None:
         for row in map(json.loads, lines):
             image, model = row["image"], row["model"]
             of_image = (
-                _not_a_formula(image["uri"]),
-                image["generation"],
+                _not_a_formula(image["uri"], "./"),
+                _not_a_formula(image["generation"], "'"),
                 image["width"],
                 image["height"],
-                model["name"],
-                model["version"],
+                _not_a_formula(model["name"], "'"),
+                _not_a_formula(model["version"], "'"),
             )
             for found in row["detections"]:
-                table.writerow((*of_image, *found["box_xyxy"], found["class_id"], found["class_name"], found["confidence"]))
+                name = _not_a_formula(found["class_name"], "'")
+                table.writerow((*of_image, *found["box_xyxy"], found["class_id"], name, found["confidence"]))
         text.detach()
 
 
-def _not_a_formula(uri: str) -> str:
-    return f"./{uri}" if uri.startswith(_FORMULA) else uri
+def _not_a_formula(text: str, prefix: str) -> str:
+    return prefix + text if text.startswith(_FORMULA) else text

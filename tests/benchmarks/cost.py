@@ -30,6 +30,9 @@ from apache_beam import coders
 from apache_beam.metrics import Metrics, MetricsFilter
 from apache_beam.pipeline import PipelineVisitor
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from pipeline.storage.spill_files import SpillWriter
+from pipeline.write.spill_rows import BY_ROWS, Shard
+from pipeline.write.write_files import WriteFiles
 
 from pipeline import graph, run
 from pipeline.config import Config, WriteConfig
@@ -39,11 +42,8 @@ from pipeline.records import DetectedImage, ImageRef, detection_row, row_bytes
 from pipeline.results.completion import Provenance
 from pipeline.results.layout import DETECTIONS
 from pipeline.results.run import Run
-from pipeline.storage.spill_files import SpillWriter
 from pipeline.stream.archive import Archive, ArchivedRow
 from pipeline.stream.outgoing import detection_message
-from pipeline.write.spill_rows import BY_ROWS, Shard
-from pipeline.write.write_files import WriteFiles
 from tests.clock import Clock
 from tests.conftest import REPO
 

@@ -113,8 +113,9 @@ def _make(size: int, share: float) -> None:
 
 
 def _write_ledger(images: Path, output: Path, rows: int) -> None:
-    from pipeline.results.layout import DETECTIONS, index_name, shard_name
     from pipeline.results.ledger import writing_index
+
+    from pipeline.results.layout import DETECTIONS, index_name, shard_name
     from pipeline.storage.files import create
 
     lines = _rows(images, rows)

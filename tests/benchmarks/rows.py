@@ -57,12 +57,12 @@ def write(rows: int, parquet: bool, coco: bool) -> dict[str, Any]:
     """Writes so many rows, and measures it."""
     import apache_beam as beam
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+    from pipeline.write.write_files import WriteFiles
 
     from pipeline.config import WriteConfig
     from pipeline.results.run import Run
     from pipeline.stats.summary import JobStats
     from pipeline.write.sink import Results
-    from pipeline.write.write_files import WriteFiles
 
     shutil.rmtree(OUT, ignore_errors=True)
     staging, started, start_mb = Run.new(str(OUT)), time.monotonic(), _peak_mb()

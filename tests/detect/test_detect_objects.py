@@ -21,7 +21,7 @@ from pipeline.records import EncodedImage, ImageRef
 )
 def test_a_request_is_bounded_by_images_and_by_bytes(kilobytes, settings, requests):
     content = b"x" * (kilobytes * 1000)
-    handler = DetectorHandler(ModelConfig(), DetectConfig(**settings))
+    handler = DetectorHandler(ModelConfig("digits"), DetectConfig(**settings))
     with beam.Pipeline() as pipeline:
         images = pipeline | beam.Create([150]) | beam.FlatMap(lambda n: [StartedImage(EncodedImage(ImageRef("a"), content))] * n)
         sizes = images | beam.BatchElements(**handler.batch_elements_kwargs()) | beam.Map(len)

@@ -87,6 +87,12 @@ def test_ties_keep_the_models_order_and_boxes_stay_unclipped():
             [("class 3", 0.9, [0, 0, 200, 100]), ("class -1", 0.8, [0, 0, 200, 100])],
             id="classes without a name",
         ),
+        pytest.param(
+            answer([UNIT], [0.9], [18]),
+            dataclasses.replace(MODEL, class_id_offset=1, class_names=()),
+            [("class 18", 0.9, [0, 0, 200, 100])],
+            id="classes from 1 without a name",
+        ),
         pytest.param(answer([UNIT], [[0.1, 0.7, 0.2]]), MODEL, [("dog", 0.7, [0, 0, 200, 100])], id="scores of all classes"),
         pytest.param(answer([UNIT], [0.7]), MODEL, [("cat", 0.7, [0, 0, 200, 100])], id="one class, no class output"),
         pytest.param(

@@ -18,8 +18,11 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.check_model import incompatible
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
+from pipeline.detect.load_model import converted_model
 from pipeline.detect.loaded_model import LoadedModel, Output
 from pipeline.detect.model_watcher import ModelWatcher
+from pipeline.detect.openvino_int8 import INT8
+from pipeline.detect.prepared_cache import write_entry
 from pipeline.detect.versions import is_watchable, locate, wanted
 from pipeline.errors import ModelError
 from pipeline.records import DetectedImage, EncodedImage, ImageRef
@@ -107,6 +110,49 @@ def test_swaps_under_load_lose_no_image_and_each_row_says_which_version_made_it(
     assert all(isinstance(result, DetectedImage) for result in results)
     assert {(result.model_version, version_of(result)) for result in results} == {("7", "7"), ("8", "8")}
     assert results[-1].model_version == "7"
+
+
+def with_int8(folder, network_of):
+    """Gives a version, as its int8 network, the network of another one: its answers then say that it was used."""
+    small = converted_model(ModelConfig(path=str(network_of), name="detector"), dataclasses.replace(CPU, engine="openvino"))
+    write_entry(str(folder / INT8), small)
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "answers"),
+    [("tensorflow", "bfloat16", "8"), ("openvino", "float32", "8"), ("openvino", "int8", "9")],
+)
+def test_a_version_that_is_swapped_in_runs_as_one_that_a_job_starts_with(model, saved, engine, precision, answers):
+    """Also as a canary: with its int8 network it has the answers of that."""
+    detect = dataclasses.replace(CPU, engine=engine, precision=precision, canary_share=1.0)
+    release(saved, model, 8)
+    with_int8(model / "7", saved / "6"), with_int8(model / "8", saved / "9")
+    (model / "labels.json").write_text('{"stable": 7, "canary": 8}')
+    with opened_detectors() as load:
+        started, detector = load(model / "8", None, detect), load(model, "stable", detect)
+        look(detector)
+        canary = detector.canary.model
+        (model / "labels.json").write_text('{"stable": 8}')
+        look(detector)
+        assert version_of(detector.detect([image()])[0]) == version_of(started.detect([image()])[0]) == answers
+        runs = {(one.version, type(one.engine), one.metadata) for one in (started.model, canary, detector.model)}
+        assert len(runs) == 1 and runs.pop()[0] == "8"
+
+
+@pytest.mark.parametrize("labels", [{"stable": 8}, {"stable": 7, "canary": 8}], ids=["the next version", "the canary"])
+def test_a_version_without_an_int8_network_is_refused_where_a_job_asks_for_one(model, saved, capfd, labels):
+    detect = dataclasses.replace(CPU, engine="openvino", precision="int8", canary_share=1.0)
+    with_int8(model / "7", saved / "6")
+    (model / "labels.json").write_text('{"stable": 7}')
+    with opened_detectors() as load:
+        detector = load(model, "stable", detect)
+        release(saved, model, 8)
+        (model / "labels.json").write_text(json.dumps(labels))
+        look(detector)
+        assert (detector.model.version, detector.canary) == ("7", None)
+        assert version_of(detector.detect([image()])[0]) == "6"
+    said = capfd.readouterr().err
+    assert "8 is refused" in said and f"has no int8 network ({INT8}); make a version: detect-objects quantize" in said
 
 
 class _Slow:
@@ -270,6 +316,28 @@ def test_where_two_versions_have_no_room_the_old_one_makes_way_and_images_wait(t
     detector.close()
 
 
+def test_a_version_that_made_way_and_cannot_be_loaded_again_is_tried_at_each_look(tmp_path, capfd):
+    """The next version is refused while the files of the old one are out of reach; once they are back, images are detected."""
+    model, away = tmp_path / "detector", tmp_path / "away"
+    save_version(model, 7, values=200_000), save_version(model, 8, values=200_000)
+    save_failing_request(model / "8")
+    watched = ModelConfig(path=str(model), model_poll_s=NEVER, model_memory_mb=1)
+    detector = load_detector(dataclasses.replace(watched, model_version="7"), CPU)
+    versions = wanted(str(model))
+    detector.watched = ModelWatcher(watched, CPU, detector, in_use=versions[1], others=versions)
+    (model / "7").rename(away)
+    for _ in range(2):
+        with pytest.raises(ModelError, match="found none"):
+            look(detector, 1)
+        with pytest.raises(ModelError, match="it was in use, and made way for another version that cannot be used"):
+            detector.detect([image()])
+    away.rename(model / "7")
+    look(detector, 1)
+    assert version_of(detector.detect([image()])[0]) == "7"
+    assert capfd.readouterr().err.splitlines()[-1] == "model detector: version 7 is in use again"
+    detector.close()
+
+
 def test_images_do_not_wait_for_a_version_that_cannot_be_loaded_again():
     """The old version made way, its files are gone, and the new one is of no use: the job fails, with the reason."""
     old = slow(7)
@@ -378,7 +446,7 @@ def test_versions_are_found_on_disk_and_on_storage(request, tmp_path, place):
     write_file(f"{path}/7/variables/x", b"other")
     assert [old == new for old, new in zip(first, wanted(path), strict=True)] == [True, False]
     assert is_watchable(ModelConfig(path=path)) and not is_watchable(ModelConfig(path=f"{path}/7"))
-    assert not is_watchable(ModelConfig(path=path, model_poll_s=0)) and not is_watchable(ModelConfig())
+    assert not is_watchable(ModelConfig(path=path, model_poll_s=0)) and not is_watchable(ModelConfig("digits"))
 
 
 def test_a_link_that_is_moved_is_a_release(tmp_path, saved, open_detector):

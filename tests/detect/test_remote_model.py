@@ -116,7 +116,7 @@ def served_by_triton():
 def test_the_bundled_detector_gives_the_rows_of_tensorflow(served):
     """The server answers all candidates; the pipeline suppresses them."""
     images = [EncodedImage(ImageRef(file.name), file.read_bytes()) for file in SCENES]
-    local = load_detector(ModelConfig(), DetectConfig())
+    local = load_detector(ModelConfig("digits"), DetectConfig())
     expected, metadata = [detection_row(found) for found in local.detect(images)], local.model.metadata
     local.close()
     fields = ("input_hw", "resize", "class_names", "letterbox_value", "box_format", "box_units")
@@ -150,7 +150,7 @@ def test_tensorflow_serving_gives_the_rows_of_the_same_saved_model(settings):
         }
 
     images = [EncodedImage(ImageRef(file.name), file.read_bytes()) for file in SCENES]
-    local = load_detector(ModelConfig(), DetectConfig(**settings))
+    local = load_detector(ModelConfig("digits"), DetectConfig(**settings))
     expected, metadata = [detection_row(found) for found in local.detect(images)], local.model.metadata
     local.close()
     described = {field: getattr(metadata, field) for field in ("resize", "class_names", "box_format", "box_units")}

@@ -307,8 +307,13 @@ def test_names_come_from_the_config_then_the_model_then_its_folder(bright_model,
 
 def test_class_names_may_stand_in_a_file(tmp_path, plain_model):
     names = tmp_path / "names.txt"
-    names.write_text("ant\n\n bee \n", encoding="utf-8")
+    names.write_text("ant\n bee \n\n", encoding="utf-8")
     assert load(ModelConfig(path=plain_model, class_names=(str(names),)), CPU).metadata.class_names == ("ant", "bee")
+    names.write_text("ant\n\nbee\n", encoding="utf-8")
+    with pytest.raises(
+        ModelError, match=r"names.txt: expected a text file with one name a line: line 2 is empty, expected a class"
+    ):
+        load(ModelConfig(path=plain_model, class_names=(str(names),)), CPU)
 
 
 @pytest.fixture(scope="module")

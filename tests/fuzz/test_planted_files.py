@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipeline.results.lease import leased
+from pipeline.results.other_runs import attached_run, committed_states, finish_dead, remove_dead, runs_at_work, take_over_killed
+from pipeline.results.reports import check_reports
+from pipeline.results.resume_points import ResumePoint, footer_of, resume_points_of
+from pipeline.results.write_policy import check_write_policy
+from pipeline.storage.spill_files import SpillFile
+from pipeline.write.spill_rows import RowsResumePoint, Shard
 
 from pipeline import reconcile
 from pipeline.compact import compact
 from pipeline.errors import UserError
 from pipeline.results.layout import StagedFile
-from pipeline.results.lease import leased
-from pipeline.results.other_runs import attached_run, committed_states, finish_dead, remove_dead, runs_at_work, take_over_killed
-from pipeline.results.reports import check_reports
-from pipeline.results.resume_points import ResumePoint, footer_of, resume_points_of
 from pipeline.results.run import Run, fence
-from pipeline.results.write_policy import check_write_policy
 from pipeline.stats.summary import JobStats, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.files import write_file
-from pipeline.storage.spill_files import SpillFile
 from pipeline.stream.archive import Archive
-from pipeline.write.spill_rows import RowsResumePoint, Shard
 from tests.rows_of_files import found
 
 ROWS = "detections/detections-3f2a9c01-20261121T02000%dZ-00000-of-00001.jsonl"

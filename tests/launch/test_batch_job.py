@@ -13,7 +13,17 @@ from PIL import Image
 
 from tests.conftest import write_bright_image
 from tests.fixtures import fixtures_dir
-from tests.launch.jobs import RUNNERS, files_of, needs_prism, rows_of, signal_at_work, without_run, write_work
+from tests.launch.jobs import (
+    RUNNERS,
+    files_of,
+    needs_prism,
+    rows_by_name,
+    rows_of,
+    signal_at_work,
+    without_run,
+    write_images,
+    write_work,
+)
 
 SIZES_AND_BOXES = {
     "landscape": ((640, 480), (100, 60, 400, 300)),
@@ -193,16 +203,26 @@ def test_a_stopped_run_says_so_in_one_line_and_leaves_nothing(sent, tmp_path, br
     assert [path for path in out.rglob("*") if path.is_file()] == []
 
 
-def test_too_many_dead_letters_are_a_failure(tmp_path, run_job, bright_model):
-    """The results are written all the same, and the exit code says that something is wrong."""
-    (tmp_path / "in").mkdir()
-    for n in range(3):
-        (tmp_path / "in" / f"{n}.jpg").write_text("text")
-    write_bright_image(tmp_path / "in" / "good.png", (64, 48), (10, 10, 30, 30))
-    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
-    code, _, err = run_job(*arguments)
-    assert code == 1 and "3 of 4 images failed" in err and len(rows_of(tmp_path / "out")) == 1
+@pytest.mark.parametrize("flags", [[], ["--replace"]], ids=["again", "replace"])
+def test_too_many_dead_letters_are_a_failure_that_replaces_nothing(flags, tmp_path, run_job, bright_model):
+    """A scheduled command whose second night finds three of its four images broken keeps the rows and reports of the first."""
+    names, out = [f"{n}.png" for n in range(4)], tmp_path / "out"
+    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, *flags]
+
+    def everything():
+        return {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    write_images(tmp_path / "in", *names)
+    assert run_job(*arguments)[0] == 0
+    before = everything()
+    for name in names[1:]:
+        (tmp_path / "in" / name).write_text("403 Forbidden")
+    code, stdout, err = run_job(*arguments)
+    assert code == 1 and "3 of 4 images failed" in err and err.endswith("; nothing was committed\n")
+    assert "results of model" not in stdout
+    assert everything() == before
     assert run_job(*arguments, "--max-dead-share", "0.75")[0] == 0
+    assert (rows_by_name(out), rows_by_name(out, "dead_letters")) == (names[:1], names[1:])
 
 
 def test_images_that_are_done_already_do_not_hide_that_all_new_ones_failed(tmp_path, run_job, bright_model):

@@ -10,7 +10,7 @@ from pipeline import run
 from pipeline.config import WriteConfig
 from pipeline.launch.finalize import DONE, JobReport
 from pipeline.stats.summary import JobStats, RunFacts, merge_stats
-from tests.conftest import REPO, without_progress, write_bright_image
+from tests.conftest import without_progress, write_bright_image
 from tests.forked_jobs import SystemCall
 from tests.launch.jobs import rows_of
 from tests.stats.test_summary import detected, tally_of
@@ -78,7 +78,7 @@ def test_where_all_images_die_of_one_cause_the_line_says_it(tmp_path, run_job, b
     assert code == 1
     head, example = err.split(", such as: ")
     assert head == "error: 8 of 8 images failed, more than max_dead_share = 0.5; 7 of them not_found"
-    assert example in [f"{path} does not exist; see {tmp_path}/out/dead_letters\n" for path in gone]
+    assert example in [f"{path} does not exist; nothing was committed\n" for path in gone]
 
 
 def test_a_sample_is_named_after_its_image_whatever_that_is_called(tmp_path, run_job, bright_model):
@@ -113,23 +113,14 @@ def test_storage_that_fails_at_the_end_is_one_line(place, code, said, tmp_path, 
     assert stdout.startswith("1 images read") == (code == 0)
 
 
-def test_the_last_line_names_the_model_and_a_default_is_warned_of(tmp_path, run_job, bright_model):
-    """The bundled detector finds nothing in photos, and says nothing else of that; its own samples are what it is there for."""
+@pytest.mark.parametrize(("model", "named"), [("digits", "digits 1"), ("bright_model", "bright 3")])
+def test_the_last_line_names_the_model(model, named, tmp_path, run_job, bright_model):
+    """Also the bundled detector, which finds nothing in photos."""
     write_bright_image(tmp_path / "in" / "good.png", (64, 48), (10, 10, 30, 30))
-
-    def ends(*flags):
-        code, out, err = run_job("--output", tmp_path / "out", "--replace", *flags)
-        assert code == 0, err
-        return out.splitlines()[-1].partition(" in ")[0], err
-
-    photos, samples = ("--input", tmp_path / "in"), ("--input", REPO / "models/digits/samples/*.jpg")
-    warning = "warning: without --model the bundled detector of handwritten digits runs; give --model PATH, or --model digits"
-    line, err = ends(*photos)
-    assert line == "results of model digits 1" and err.startswith(warning) and err.count("\n") == 1
-    assert ends(*photos, "--config", "configs/batch_gcs_direct.yaml")[1].startswith(warning)
-    assert ends(*photos, "--model", "digits") == ("results of model digits 1", "")
-    assert ends(*samples) == ("results of model digits 1", "")
-    assert ends(*photos, "--model", bright_model) == ("results of model bright 3", "")
+    path = bright_model if model == "bright_model" else model
+    code, out, err = run_job("--input", tmp_path / "in", "--output", tmp_path / "out", "--model", path)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith(f"results of model {named} in ")
 
 
 def test_a_thumbnail_that_is_no_picture_costs_the_job_its_sample_alone(tmp_path):

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pipeline.results.lease import leased
 
 from pipeline import run
-from pipeline.results.lease import leased
 from pipeline.results.run import Run, fence
 from tests.conftest import write_bright_image
 from tests.launch.jobs import files_of, rows_of

@@ -6,13 +6,13 @@ import threading
 import types
 
 import pytest
+from pipeline.results.claims import EVERYTHING, LeaseTimes
+from pipeline.results.lease import leased
 
 from pipeline import run
 from pipeline.config import load_config
 from pipeline.launch import batch
 from pipeline.results import cancellation
-from pipeline.results.claims import EVERYTHING, LeaseTimes
-from pipeline.results.lease import leased
 from pipeline.results.run import Run, fence
 from tests.conftest import write_bright_image
 from tests.launch.jobs import files_of, rows_of

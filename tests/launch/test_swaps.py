@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from pipeline.results.ledger import list_files_of_rows, read_entries
+
 from tests.conftest import write_bright_image
 from tests.detect.versioned_models import save_version
 from tests.forked_jobs import ForkedJob

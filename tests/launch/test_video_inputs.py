@@ -33,7 +33,7 @@ def reconciled(capsys, *arguments):
 def test_the_frames_of_a_found_video_are_images_and_a_dry_run_tries_one(tmp_path, job, given, capsys):
     write_video(tmp_path / "in" / "clip.mp4", 75, draw=bright)
     (tmp_path / "in" / "notes.md").write_text("text")
-    assert run.main(["--input", given, "--output", "out", "--dry-run"]) == 0
+    assert run.main(["--input", given, "--output", "out", "--model", "digits", "--dry-run"]) == 0
     assert "tried    in/clip.mp4#t=0.000: 64x48" in capsys.readouterr().out
     assert job("--input", given)["detected"] == 3
     assert names(tmp_path) == [f"in/clip.mp4#t={second}.000" for second in range(3)]

@@ -16,13 +16,13 @@ ASK = """
 import sys
 from models.digits import cache
 
-ready = cache.export_digits
+ready = cache._export
 def when_told(output):
     ready(output)
     print("exported", flush=True)
     sys.stdin.readline()
 
-cache.export_digits = when_told
+cache._export = when_told
 print(cache.cached_digits(), flush=True)
 """
 

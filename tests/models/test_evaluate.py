@@ -126,14 +126,25 @@ def test_the_figures_are_those_of_pycocotools(tmp_path):
         ("pottedplant", 0, "potted plant", "name"),
         ("class 1", 1, "dog", "class_id"),
         ("", 2, "potted plant", "class_id"),
+        ("class 3", 2, "dog", "category_id"),
     ],
-    ids=["as it stands", "other case", "Darknet's spelling", "no name: second category", "empty: third category"],
+    ids=[
+        *("as it stands", "other case", "Darknet's spelling", "no name: second category", "empty: third category"),
+        "the model's number, from 1: category 3",
+    ],
 )
 def test_classes_are_matched_by_name_else_by_their_order(name, class_id, category, by):
     number = next(one["id"] for one in CATEGORIES if one["name"] == category)
     result = evaluate([row("a.jpg", found(name, class_id=class_id))], truth(["a.jpg"], [(0, number, [10, 10, 100, 100])]))
     assert result["per_class"][category] == ONE
     assert result["classes_by"] == by
+
+
+def test_numbers_from_1_are_no_ids_of_categories_that_begin_at_0():
+    """Then they are the places of the categories, as for label files."""
+    categories = [{"id": 0, "name": "cat"}, {"id": 1, "name": "dog"}]
+    result = evaluate([row("a.jpg", found("class 1", class_id=0))], truth(["a.jpg"], [(0, 0, [10, 10, 100, 100])], categories))
+    assert (result["AP"], result["classes_by"]) == (ONE, "class_id")
 
 
 def test_darknets_older_names_of_coco_classes_are_known():

@@ -132,6 +132,13 @@ def test_labels_without_names_have_the_classes_of_the_model(tmp_path):
     assert result["AP"] == pytest.approx(evaluate(rows(), COCO)["AP"])
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r\n\n \n"], ids=repr)
+def test_blank_lines_may_follow_the_last_name(tmp_path, end):
+    write(tmp_path / "labels/a.txt", yolo_line(*BOXES[0][1:]))
+    write(tmp_path / "labels/classes.txt", "\n".join(NAMES) + end)
+    assert [category["name"] for category in read_truth(tmp_path / "labels")["categories"]] == list(NAMES)
+
+
 def test_a_polygon_counts_as_its_box(tmp_path):
     write(tmp_path / "a.txt", "1 0.1 0.2 0.5 0.2 0.5 0.6 0.3 0.7\n")
     assert read_truth(tmp_path)["annotations"][0]["bbox"] == pytest.approx([0.1, 0.2, 0.4, 0.5])
@@ -206,6 +213,16 @@ MISTAKES = {
     "XML of no objects": ({"a.xml": "<html/>"}, ".", "1 .xml files and no object"),
     "a box without corner": ({"a.xml": "<a><object><bndbox/></object></a>"}, ".", "an object without xmin"),
     "data.yaml without names": ({"data.yaml": "val: images"}, ".", "expected the keys val .* and names"),
+    "a name's line that is empty": (
+        {"a.txt": "1 0.5 0.5 1 1", "classes.txt": "cat\n \ndog\n"},
+        ".",
+        r"classes.txt: expected one class name a line: line 2 is empty, expected a class name",
+    ),
+    "a number without name": (
+        {"data.yaml": "val: im\nnames: {0: cat, 2: dog}", "im/a.jpg": ""},
+        "data.yaml",
+        "names, by number from 0 without gaps, got KeyError: 1",
+    ),
     "data.yaml without images": ({"data.yaml": "val: images\nnames: [cat]"}, "data.yaml", "no image in images"),
     "data.yaml without labels": (
         {"data.yaml": "val: im\nnames: [cat]", "im/a.jpg": ""},

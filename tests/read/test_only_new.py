@@ -3,6 +3,8 @@
 import os
 
 import pytest
+from pipeline.results.ledger import list_files_of_rows
+from pipeline.storage.spill_files import SpillFile
 
 from pipeline.config import ReadConfig
 from pipeline.read import only_new
@@ -10,10 +12,8 @@ from pipeline.read.only_new import PARTITIONS, CompletedKeys, KeyBlocks, keys_co
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef, dead_letter_row, row_bytes
 from pipeline.results.completion import CompletionRule
-from pipeline.results.ledger import list_files_of_rows
 from pipeline.stats.summary import merge_stats
 from pipeline.storage.listing_backends import generation_of
-from pipeline.storage.spill_files import SpillFile
 from tests.ledger_rows import ARCHIVED, DEAD, DETECTIONS, MAKER, dead, detected, write
 from tests.read.running import run
 

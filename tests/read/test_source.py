@@ -7,6 +7,7 @@ import zipfile
 import apache_beam as beam
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from pipeline.write.write_files import read_written
 
 from pipeline import graph
 from pipeline.config import Config, ModelConfig
@@ -15,7 +16,6 @@ from pipeline.read.source import ReadOutputs, Source
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.results.run import Run
 from pipeline.stats.summary import JobStats
-from pipeline.write.write_files import read_written
 from tests.conftest import write_bright_image
 
 

@@ -1,4 +1,4 @@
-"""Storage that fails: what may pass is tried again for a while, then is a dead letter of its own reason; nothing ends the job."""
+"""Storage that fails: what may pass is tried again for a while, then is a dead letter; a store that stays away ends the job."""
 
 import base64
 import errno
@@ -21,17 +21,24 @@ from google.api_core import exceptions
 from google.auth import exceptions as auth
 from google.cloud.storage.exceptions import DataCorruption
 
+from pipeline import run
 from pipeline.config import ReadConfig
+from pipeline.errors import StorageAwayError
 from pipeline.failures import ImageError
+from pipeline.launch.finalize import failed
 from pipeline.read.fetch import StorageUnavailableError, fetch, is_transient_error, storage_failures
 from pipeline.read.read_ahead import CircuitBreaker, ReadAhead
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
 from pipeline.storage import cloud
+from pipeline.stream.read_requested import _ReadGuarded
+from pipeline.stream.run import RunSettings, opened
 from tests.clock import Clock
 from tests.emulators import EmulatorMissing, running_gcs_emulator
+from tests.read import test_web
 
 LIMIT = 1_000_000
+web_server = test_web.server
 CONTENT = b"content of the object"
 CHECKSUM = base64.b64encode(google_crc32c.Checksum(CONTENT).digest()).decode()
 
@@ -56,6 +63,7 @@ class Storage(http.server.ThreadingHTTPServer):
     def __init__(self, script):
         super().__init__(("127.0.0.1", 0), RequestAggregator)
         self.script = list(script)
+        self.broken = ""
         self.requests = 0
 
 
@@ -74,6 +82,7 @@ class RequestAggregator(http.server.BaseHTTPRequestHandler):
     def answer_object(self):
         self.server.requests += 1
         failure = self.server.script.pop(0) if self.server.script else 200
+        failure = 503 if self.server.broken and self.server.broken in self.path else failure
         if failure == "reset":
             self.close_connection = True
             self.connection.close()
@@ -237,17 +246,63 @@ def read_all(read_ahead, refs):
     return [getattr(found.value, "value", found.value) for found in done]
 
 
-def test_where_storage_stays_away_images_are_given_up_untried(dead_storage):
-    """So that a job ends; one at a time still looks whether it is back."""
+def test_a_store_that_stays_away_ends_the_job(dead_storage):
+    """The images behind it are no dead letters: nothing is wrong with them, and the same command works once the store is back."""
     refs = [ImageRef(f"gs://b/{n}.jpg") for n in range(20)]
-    letters = read_all(ReadAhead(ReadConfig(read_threads=2), retry_seconds=0.0, give_up_seconds=0.0), refs)
-    assert [(letter.ref, letter.reason) for letter in letters] == [(ref, "storage_unavailable") for ref in refs]
+    with pytest.raises(StorageAwayError, match=r"^storage is away, .*: gs://b/\d+.jpg cannot be read now"):
+        read_all(ReadAhead(ReadConfig(read_threads=2), retry_seconds=0.0, give_up_seconds=0.0), refs)
+
+
+def test_a_job_whose_store_is_away_has_exit_code_1_and_one_line(dead_storage):
+    """Whatever a runner makes of the exception."""
+    with pytest.raises(StorageAwayError, match=r"^storage is away, .*$") as caught:
+        try:
+            with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+                refs = pipeline | beam.Create([ImageRef("gs://b/a.jpg")], reshuffle=False)
+                _ = refs | beam.ParDo(ReadAhead(ReadConfig(), retry_seconds=0.0, give_up_seconds=0.0)).with_outputs("dead")
+        except Exception as err:  # noqa: BLE001  runners raise what they like
+            failed(err)
+    assert run._CODES[type(caught.value)] == 1 and "\n" not in str(caught.value)
+
+
+def test_a_web_server_that_stays_away_ends_no_job(web_server):
+    """Lists from the web name many servers, and some are gone for good."""
+    read_ahead = ReadAhead(ReadConfig(read_threads=2), retry_seconds=0.0, give_up_seconds=0.0)
+    letters = read_all(read_ahead, [ImageRef(f"{web_server}/status/500?{n}") for n in range(20)])
+    assert [letter.reason for letter in letters] == ["storage_unavailable"] * 20
+
+
+def read_by_stream(refs):
+    """What becomes of refs in a stream, which waits for a store that answers nobody."""
+    with opened(RunSettings("a run")) as stream:
+        return read_all(_ReadGuarded(ReadConfig(read_threads=2), stream.settings, retry_seconds=0.2), refs)
+
+
+def test_a_web_address_that_always_fails_does_not_hold_its_neighbours_in_a_stream(web_server):
+    """Anybody may name one in a message; two of them used to end all progress."""
+    refs = [ImageRef(f"{web_server}/status/500"), *(ImageRef(f"{web_server}/ok/{n}.jpg") for n in range(20))]
+    found = read_by_stream(refs)
+    assert [getattr(image, "reason", "read") for image in found] == ["storage_unavailable"] + ["read"] * 20
+
+
+def test_an_object_that_always_fails_does_not_hold_its_neighbours_in_a_stream(storage):
+    """Its store answers others, so it is not waited for."""
+    storage().broken = "broken.jpg"
+    found = read_by_stream([ImageRef(f"gs://b/{name}.jpg", size_bytes=len(CONTENT)) for name in ("broken", *range(20))])
+    assert [getattr(image, "reason", "read") for image in found] == ["storage_unavailable"] + ["read"] * 20
+
+
+def test_a_store_that_answers_nobody_is_waited_for_in_a_stream(storage):
+    """Also for longer than one image is retried."""
+    storage(*[503] * 3)
+    (image,) = read_by_stream([ImageRef("gs://b/a.jpg", size_bytes=len(CONTENT))])
+    assert image.content == CONTENT
 
 
 def test_images_are_read_again_once_storage_is_back(storage):
     """A failure of one costs none of the others."""
     storage(*[503] * 3)
-    read_ahead = ReadAhead(ReadConfig(read_threads=1), retry_seconds=0.0, give_up_seconds=0.0)
+    read_ahead = ReadAhead(ReadConfig(read_threads=1), retry_seconds=0.0)
     found = read_all(read_ahead, [ImageRef(f"gs://b/{n}.jpg", size_bytes=len(CONTENT)) for n in range(6)])
     assert [getattr(image, "reason", "read") for image in found] == ["storage_unavailable"] * 3 + ["read"] * 3
 
@@ -262,28 +317,19 @@ def test_reads_end_when_the_bundle_around_them_does(dead_storage):
     read_ahead._pool.shutdown(wait=True)
 
 
-def test_patience_ends_when_nothing_was_read_for_long_and_is_back_with_the_first_success():
+def test_a_store_is_away_when_it_answered_nobody_for_long_and_is_back_with_the_first_answer():
+    """Each store for itself; a web server that is away costs its other images one try each."""
     clock, down = Clock(), ConnectionError("down")
-    patience = CircuitBreaker(60.0, 600.0, clock)
-    waits = []
-
-    def try_once(*, fails):
-        with patience.trying("a.jpg") as retry_seconds:
-            waits.append(retry_seconds)
-            patience.failed(down) if fails else patience.succeeded()
-
-    try_once(fails=True)
-    clock.now = 599.0
-    try_once(fails=True)
-    clock.now = 600.0
-    try_once(fails=True)
-    with patience.trying("probe.jpg") as probing:
-        assert probing == 0.0
-        with (
-            pytest.raises(StorageUnavailableError, match=r"^b.jpg was not tried: nothing .* for 600 s$"),
-            patience.trying("b.jpg"),
-        ):
-            pass
-    try_once(fails=False)
-    try_once(fails=True)
-    assert waits == [60.0, 60.0, 0.0, 0.0, 60.0]
+    breaker = CircuitBreaker(60.0, 600.0, clock)
+    for uri in ("gs://b/a.jpg", "https://h/a.jpg"):
+        breaker.failed(uri, down)
+        clock.now += 599.0
+        breaker.failed(uri, down)
+        breaker.succeeded("s3://b/a.jpg")
+        assert not breaker.is_away(uri)
+        clock.now += 1.0
+        assert breaker.is_away(uri) and not breaker.is_away("/a.jpg")
+    assert [breaker.retry_seconds(uri) for uri in ("gs://b/a.jpg", "https://h/a.jpg", "http://h/a.jpg")] == [60.0, 0.0, 60.0]
+    breaker.succeeded("gs://b/b.jpg")
+    assert not breaker.is_away("gs://b/a.jpg") and breaker.is_away("https://h/a.jpg")
+    assert breaker.has_answered("gs://b/a.jpg", since=clock.now) and not breaker.has_answered("https://h/a.jpg", since=0.0)

@@ -10,6 +10,12 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from pipeline.results.lease import leased
+from pipeline.results.ledger import list_files_of_rows, read_entries
+from pipeline.results.other_runs import committed_states, finish_dead, others, remove_dead, runs_at_work, take_over_killed
+from pipeline.results.reports import check_reports, replaced_files
+from pipeline.results.resume_points import resume_points_of
+from pipeline.write.write_files import read_written
 
 from pipeline.compact import compact
 from pipeline.config import WriteConfig
@@ -17,17 +23,11 @@ from pipeline.errors import OutputError
 from pipeline.launch.finalize import JobReport
 from pipeline.records import DetectedImage, Detections, ImageRef
 from pipeline.results.layout import StagedFile, read_summary
-from pipeline.results.lease import leased
-from pipeline.results.ledger import list_files_of_rows, read_entries
-from pipeline.results.other_runs import committed_states, finish_dead, others, remove_dead, runs_at_work, take_over_killed
-from pipeline.results.reports import check_reports, replaced_files
-from pipeline.results.resume_points import resume_points_of
 from pipeline.results.run import Run, fence
 from pipeline.stats.summary import JobStats, RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.files import write_file
 from pipeline.stream.archive import Archive
-from pipeline.write.write_files import read_written
 from tests.results.test_run import dies_at
 
 UNREADABLE = {

@@ -8,9 +8,9 @@ import shutil
 import stat
 
 import pytest
-
 from pipeline.results.other_runs import finish_dead
 from pipeline.results.resume_points import rows_in
+
 from pipeline.storage.files import delete_if_generation_match, generations_of, move_files, sync, write_file
 from pipeline.stream.archive import Archive
 from tests.archived_bundles import BUNDLES

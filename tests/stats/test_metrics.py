@@ -8,6 +8,7 @@ import threading
 import apache_beam as beam
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from pipeline.write.write_files import read_written
 
 from pipeline import graph
 from pipeline.config import load_config
@@ -19,7 +20,6 @@ from pipeline.stats.summary import STAGES, JobStats
 from pipeline.stream.messages import Message, MessageLimits
 from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ParseMessages
-from pipeline.write.write_files import read_written
 from tests.conftest import write_bright_image
 from tests.fixtures import REPO
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-
-from pipeline.records import ImageRef
-from pipeline.results.completion import Provenance
 from pipeline.results.lease import if_dead
 from pipeline.results.ledger import list_files_of_rows, read_entries
 from pipeline.results.other_runs import finish_dead, remove_dead
+
+from pipeline.records import ImageRef
+from pipeline.results.completion import Provenance
 from pipeline.results.run import Run
 from pipeline.stream.archive import Archive, ArchivedRow
 from tests.clock import Clock

@@ -197,6 +197,18 @@ def test_a_spreadsheet_takes_no_name_of_an_image_for_a_formula(tmp_path):
     ]
 
 
+def test_a_spreadsheet_takes_no_text_of_a_server_or_a_model_for_a_formula(tmp_path):
+    """A web server chooses the generation, and a model's author the names of its classes; numbers stay numbers."""
+    formula = '=HYPERLINK("http://elsewhere","x")'
+    row = json.loads(line("a.jpg", (CAT[0], 0, formula, 0.9), DOG))
+    row["image"]["generation"] = row["model"]["name"] = row["model"]["version"] = formula
+    WRITERS["csv"]([json.dumps(row).encode()], f"{tmp_path}/rows.csv")
+    first, second = pd.read_csv(tmp_path / "rows.csv").to_dict("records")
+    texts = ("generation", "model", "version", "class_name")
+    assert {name: first[name] for name in texts} == dict.fromkeys(texts, f"'{formula}")
+    assert (second["class_name"], second["x0"]) == ("dog, big", -5.0)
+
+
 @pytest.mark.parametrize("ending", ["yolo.zip", "voc.zip"])
 def test_no_name_of_an_image_leads_out_of_where_labels_are_unpacked_or_hides_another(tmp_path, ending):
     names = ["../../a.jpg", "/a.jpg", "gs://a.jpg", "a.png", "..\\a.jpg", "a\udc80.jpg", "b/.jpg", "\x01.jpg"]

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from pipeline.storage.spill_files import merge_lines
 from pycocotools.coco import COCO
 
 from pipeline.errors import InputError
-from pipeline.storage.spill_files import merge_lines
 from pipeline.write.write_coco import read_ground_truth, write_coco
 
 
