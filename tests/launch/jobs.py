@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.records import row_bytes
 from tests.conftest import REPO, without_progress, write_bright_image
 from tests.forked_jobs import ForkedJob
 from tests.processes import wait_until
-from tests.rows_of_files import without_age
+from tests.shard_rows import rows_in
 
 needs_prism = pytest.mark.skipif(
     not (REPO / ".tools" / "prism").exists(), reason="no Prism binary; `make prism` builds it where Go is installed"
@@ -23,19 +24,22 @@ WORK_IMAGES = 2000
 
 
 def rows_of(output: Path, kind: str = "detections") -> list[dict]:
-    return [json.loads(line) for path in sorted(glob.glob(f"{output}/{kind}/*.jsonl")) for line in open(path, encoding="utf-8")]
+    """The rows as the shards have them, sorted; their views say the same."""
+    rows = rows_in(str(output), kind)
+    views = [json.loads(line) for path in glob.glob(f"{output}/{kind}/*.jsonl") for line in open(path, encoding="utf-8")]
+    assert sorted(views, key=row_bytes) == rows or not views
+    return rows
 
 
 def files_of(output: Path) -> dict[str, str]:
-    """Every result file but the two that hold times, with a hash of its content; of an index without its times."""
+    """Every result file but the two that hold times, with a hash of its content."""
     files = [path for path in output.rglob("*") if path.is_file() and path.name not in ("summary.json", "report.html")]
-    contents = {str(path.relative_to(output)): path.read_bytes() for path in files}
-    return {name: hashlib.sha256(without_age(name, content)).hexdigest() for name, content in contents.items()}
+    return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def without_run(names) -> list[str]:
     """The names of files, sorted, without what each run puts into them."""
-    rows = (re.sub(r"-[0-9a-f]{8}(-\d{8}T\d{6}Z)?(-\d{5}-of)", r"\2", name) for name in names)
+    rows = (re.sub(r"/\d{8}T\d{6}Z-[\w-]+-[0-9a-f]{32}\.", "/<shard>.", name) for name in names)
     return sorted(re.sub(r"\bruns/[\w-]+/", "runs/<run>/", name) for name in rows)
 
 
@@ -48,10 +52,10 @@ def write_work(folder: Path, images: int = WORK_IMAGES, image_wh: tuple[int, int
 
 
 def signal_at_work(sent: signal.Signals, arguments: list, out: Path) -> tuple[int, str]:
-    """Sends a job a signal when its first rows are spilled; its exit code and what it printed on standard error."""
+    """Sends a job a signal when its first rows are written; its exit code and what it printed on standard error."""
     printed, errors = out.parent / "printed", out.parent / "errors"
     with ForkedJob(arguments, printed, errors=errors) as job:
-        wait_until(lambda: glob.glob(f"{out}/.staging-*/spill/*"), errors.read_text, job)
+        wait_until(lambda: glob.glob(f"{out}/detections/*.parquet"), errors.read_text, job)
         job.send_signal(sent)
         return job.wait(), without_progress(errors.read_text())
 

@@ -53,10 +53,10 @@ def test_every_listed_image_is_read_or_dead_or_skipped(tree):
 def test_names_leave_the_step_that_finds_doubles_in_groups_of_a_bounded_size():
     """Of a billion images it has 244,141 at once; what one worker reads of them is what it can do in a second."""
     names = [f"{number}.jpg".encode() for number in range(1000)]
-    doubles = _DropDoubles()
+    doubles = _DropDoubles(None)
     doubles.setup()
     doubles.start_bundle()
-    listed = [(name, "", 10, b"") for name in [*names, *names, b"many.tfrecord-00000-of-00001"]]
+    listed = [(name, "", 10, "") for name in [*names, *names, b"many.tfrecord-00000-of-00001"]]
     groups = list(doubles.process((7, listed)))
     doubles.teardown()
     assert max(map(len, groups)) <= 64
