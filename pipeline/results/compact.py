@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.io.filesystems import FileSystems
 
-from models.progress import bar
+from models.progress import shown
 from pipeline.records import row_bytes
 from pipeline.results.completion import row_key
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
@@ -107,22 +107,16 @@ def compact(output: str, until: str = "", *, keep_latest: bool = False, wait_s: 
     with locked(output, COMPACTED, wait_s=wait_s, what="compact"):
         _delete_stale_staging(output)
         shards = [shard for shard in _finish(output) if not until or shard.written_at < until]
-        read = (_part(shard, keep_latest and shard.kind == DETECTIONS) for shard in shards)
+        read = (_part(shard, keep_latest and shard.kind == DETECTIONS) for shard in shown(shards, "reading keys", "files"))
         parts = sorted(filter(None, read), key=lambda part: (part.level, posixpath.basename(part.shard.path)))
         _mark_lost(parts, [part.keys for part in parts])
         _mark_answered(parts)
+        detected = [part for part in parts if len(part.images)]
+        _mark_lost(detected, [part.images for part in detected])
         share = 0.0 if keep_latest else _SHARE
-        if keep_latest:
-            detected = [part for part in parts if part.shard.kind == DETECTIONS]
-            _mark_lost(detected, [part.images for part in detected])
         groups = [group for kind in SCHEMAS for group in _groups([part for part in parts if part.shard.kind == kind], share)]
-        sizes = [sum(part.shard.size_bytes for part in group) for group in groups]
-        done = [Compacted()]
-        with bar("merging", "B", sum(sizes), unit_scale=True) as progress:
-            for group, size in zip(groups, sizes, strict=True):
-                done.append(_merge(output, group, share))
-                progress.update(size)
-        return Compacted(*map(sum, zip(*done, strict=True)))
+        done = [_merge(output, group, share) for group in shown(groups, "merging", "groups of files")]
+        return Compacted(*map(sum, zip(Compacted(), *done, strict=True)))
 
 
 def _delete_stale_staging(output: str) -> None:
@@ -206,15 +200,13 @@ def _mark_answered(parts: Sequence[_Part]) -> None:
         if part.shard.kind == DEAD_LETTERS and (table := _read(part.shard, [*columns, "generation", "made_at"])):
             table = table.append_column("part", [np.full(len(table), number)]).append_column("place", [np.arange(len(table))])
             letters.append(table.filter(pc.and_(pc.equal(table["generation"], ""), pc.not_equal(table["uri"], ""))))
-    if not any(map(len, letters)):
-        return
-    unknown = pa.concat_tables(letters)
-    uris = unknown["uri"].unique()
-    detected = (_read(part.shard, [*columns, "made_at"]) for part in parts if part.shard.kind == DETECTIONS)
+    uris = pa.concat_tables(letters)["uri"].unique() if letters else []
+    detected = (_read(part.shard, [*columns, "made_at"]) for part in parts if part.shard.kind == DETECTIONS and len(uris))
     found = [table.filter(pc.is_in(table["uri"], uris)) for table in detected if table]
-    every = pa.concat_tables([unknown[:0].select([*columns, "made_at"]), *found])
-    newest = every.group_by(columns).aggregate([("made_at", "max")])
-    both = unknown.join(newest, columns, join_type="inner")
+    if not found:
+        return
+    newest = pa.concat_tables(found).group_by(columns).aggregate([("made_at", "max")])
+    both = pa.concat_tables(letters).join(newest, columns, join_type="inner")
     answered = both.filter(pc.greater_equal(both["made_at_max"], both["made_at"]))
     for number, place in zip(answered["part"].to_pylist(), answered["place"].to_pylist(), strict=True):
         parts[number].lost[place] = True
@@ -239,10 +231,9 @@ def _groups(parts: Sequence[_Part], share: float) -> list[list[_Part]]:
 
 def _is_worth(group: Sequence[_Part], share: float) -> bool:
     """Whether a merge saves a file, or drops a large share of rows; of a small file any row."""
-    if len(group) != 1:
-        return len(group) > 1
-    lost = len(group[0].lost) - group[0].kept
-    return lost > share * len(group[0].lost) or (lost > 0 and group[0].shard.size_bytes < _SMALL_BYTES)
+    rows = sum(len(part.lost) for part in group)
+    lost = rows - sum(part.kept for part in group)
+    return len(group) > 1 or lost > share * rows or (lost > 0 and group[0].shard.size_bytes < _SMALL_BYTES)
 
 
 def _merge(output: str, group: Sequence[_Part], share: float) -> Compacted:
@@ -256,8 +247,7 @@ def _merge(output: str, group: Sequence[_Part], share: float) -> Compacted:
         return Compacted()
     kind, sources = group[0].shard.kind, json.dumps(sorted(posixpath.basename(part.shard.path) for part in group))
     metadata = {SOURCES: sources, _LEVEL: max(part.level for part in group) + b"+"}
-    kept = [table for table in tables if table is not None]
-    merged = pa.concat_tables(kept).sort_by("uri").replace_schema_metadata(metadata)
+    merged = pa.concat_tables(table for table in tables if table is not None).sort_by("uri").replace_schema_metadata(metadata)
     rows = (row for batch in merged.to_batches(max_chunksize=1000) for row in json_rows(batch, kind))
     has_view = any(path.endswith(".jsonl") for path in generations)
     if len(merged):
