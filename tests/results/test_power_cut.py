@@ -1,26 +1,21 @@
-"""The power goes at any moment of a batch job or a stream: what was readable or acknowledged is there."""
+"""The power goes at any moment of a batch job: what was readable is there, and what has its name is whole."""
 
 import errno
-import json
 import os
 import re
 import shutil
 import stat
+from pathlib import Path
 
 import pytest
-from pipeline.results.other_runs import finish_dead
-from pipeline.results.resume_points import rows_in
 
+from pipeline.results.shards import json_rows, list_shards, open_shard
 from pipeline.storage.files import delete_if_generation_match, generations_of, move_files, sync, write_file
-from pipeline.stream.archive import Archive
-from tests.archived_bundles import BUNDLES
-from tests.clock import Clock
 from tests.conftest import write_bright_image
 from tests.recorded_disk import laid_out, recorded
-from tests.rows_of_files import lines_in, uris_in
+from tests.shard_rows import rows_in
 
-LATER = 1795230000.0
-IMAGES = 5
+IMAGES = 3
 
 
 @pytest.fixture
@@ -41,46 +36,25 @@ def folders_after(cuts, tmp_path):
                 shutil.rmtree(folder)
 
 
-def test_what_a_stream_has_acknowledged_is_in_its_archive(disk, tmp_path):
-    (disk / "acknowledged").mkdir()
-    code, cuts = recorded(disk, "tests.archived_bundles", f"{disk}/archive", f"{disk}/acknowledged")
-    assert code == 0
-    for cut, folder, what in folders_after(cuts, tmp_path):
-        acknowledged = [rows for number, rows in enumerate(BUNDLES) if f"acknowledged/{number}" in cut.live]
-        archive = Archive(f"{folder}/archive", "next", window_s=60.0, clock=Clock(LATER))
-        archive.recover()
-        archive.finish()
-        assert uris_in(f"{folder}/archive") >= {row.row["image"]["uri"] for rows in acknowledged for row in rows}, what
-    assert "acknowledged/3" in cuts[-1].live
-
-
-def test_a_batch_job_has_all_earlier_results_or_all_new_ones_and_its_resume_points(disk, tmp_path, bright_model, run_job):
+def test_a_batch_job_adds_whole_shards_and_loses_no_earlier_row(disk, tmp_path, bright_model, run_job):
+    """Each shard that has its name is whole, its view too, and a job that ended has all of its rows."""
     (tmp_path / "in").mkdir()
     for n in range(IMAGES):
         write_bright_image(tmp_path / "in" / f"{n}.png", (64, 48), (10, 10 + n, 30, 30))
-    shutil.copytree(f"{bright_model}/3", tmp_path / "stretch" / "4")
-    arguments = ["--input", tmp_path / "in", "--output", disk / "out", "--resume-point-s", 0, "--batch-sizes", 1]
-    assert run_job(*arguments, "--model", bright_model)[0] == 0
-    code, cuts = recorded(
-        disk, "pipeline.run", *arguments, "--model", tmp_path / "stretch", "--replace", "--parquet", "--samples", 2
-    )
+    arguments = ["--input", tmp_path / "in", "--output", disk / "out", "--shard-seconds", 0, "--batch-sizes", 1]
+    arguments += ["--model", bright_model]
+    assert run_job(*arguments)[0] == 0
+    earlier = rows_in(f"{disk}/out")
+    code, cuts = recorded(disk, "pipeline.run", *arguments, "--again", "--samples", 1)
     assert code == 0
-    points = set()
     for cut, folder, what in folders_after(cuts, tmp_path):
-        out = f"{folder}/out"
-        if is_merging(cut.live):
-            points.update(rows_in(str(path)) for path in folder.glob("out/.staging-*"))
-        finish_dead(out)
-        versions = sorted(json.loads(line)["model"]["version"] for line in lines_in(out))
-        assert versions in ([["4"] * IMAGES] if cut is cuts[-1] else [["3"] * IMAGES, ["4"] * IMAGES]), what
-    assert points == {IMAGES}
-
-
-def is_merging(live):
-    """Whether all is spilled and nothing committed."""
-    in_staging = [path for path in live if path.startswith("out/.staging-")]
-    states = [json.loads(live[path].content)["state"] for path in in_staging if path.endswith("/run.json")]
-    return any("/detections/" in path for path in in_staging) and states == ["running"]
+        rows = []
+        for shard in list_shards(f"{folder}/out"):
+            with open_shard(shard) as file:  # raises where it is damaged
+                rows += json_rows(file.read(), shard.kind)
+            assert len(Path(shard.view).read_bytes().splitlines()) == 1, what
+        assert all(rows.count(row) >= 1 for row in earlier), what
+        assert len(rows) == 2 * IMAGES or cut is not cuts[-1], what
 
 
 @pytest.fixture

@@ -1,0 +1,102 @@
+"""Locks: one process at a time does what a lock names; a lost lock costs work, never a row."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from pipeline.errors import BusyError
+from pipeline.results.lock import LockTimes, locked
+from tests.processes import wait_until
+
+HOLD = "import sys, time; from pipeline.results.lock import locked\nwith locked(sys.argv[1], 'a', what='run 0a1b'):\n print(1, flush=True); time.sleep(600)"
+SOON = LockTimes(beat_s=0.2, expires_s=3.0, poll_s=0.1)
+
+
+@pytest.fixture(params=["local", "gs"])
+def output(request, tmp_path):
+    return f"{tmp_path}/out" if request.param == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}/out"
+
+
+@pytest.mark.slow
+def test_one_holds_a_lock_and_others_are_told_who_or_wait(output, capsys):
+    with locked(output, "a", what="run 0a1b"):
+        with pytest.raises(BusyError, match=rf"run 0a1b, process {os.getpid()} on .* --when-busy wait"), locked(output, "a"):
+            pass
+        with locked(output, "b"):
+            pass  # another command
+        entered = threading.Event()
+
+        def wait():
+            with locked(output, "a", wait_s=60.0, times=SOON):
+                entered.set()
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        wait_until(lambda: "waiting: output" in capsys.readouterr().err)
+        assert not entered.is_set()
+    waiting.join()
+    assert entered.is_set()
+    with locked(output, "a"):
+        pass
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that holds a lock."""
+    processes = []
+
+    def start(output):
+        process = subprocess.Popen([sys.executable, "-c", HOLD, output], stdout=subprocess.PIPE, env={**os.environ})
+        processes.append(process)
+        assert process.stdout.readline() == b"1\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path, holder):
+    killed = holder(f"{tmp_path}/out")
+    with pytest.raises(BusyError), locked(f"{tmp_path}/out", "a"):
+        pass
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    with locked(f"{tmp_path}/out", "a"):
+        pass
+
+
+def test_on_cloud_storage_a_paused_holder_loses_its_lock_and_harms_nobody_when_it_wakes(gcs_bucket, caplog):
+    """It learns that by its next heartbeat; it neither writes over the new holder's lock nor deletes it."""
+    output = f"gs://{gcs_bucket.name}/out"
+    paused = LockTimes(beat_s=5.0, expires_s=1.0, poll_s=0.2)
+    with locked(output, "a", what="the first", times=paused):
+        with locked(output, "a", wait_s=60.0, what="the second", times=LockTimes(0.2, 3.0, 0.2)):
+            taken = gcs_bucket.get_blob("out/.lock-a").generation
+            wait_until(lambda: "another process has taken this lock" in caplog.text)
+            with pytest.raises(BusyError, match="the second"), locked(output, "a", times=SOON):
+                pass
+            assert gcs_bucket.get_blob("out/.lock-a").generation >= taken
+    assert gcs_bucket.get_blob("out/.lock-a") is None
+
+
+def test_on_cloud_storage_a_heartbeat_keeps_a_lock(gcs_bucket):
+    output = f"gs://{gcs_bucket.name}/out"
+    with locked(output, "a", times=LockTimes(0.3, 2.0, 0.1)):
+        first = gcs_bucket.get_blob("out/.lock-a").generation
+        wait_until(lambda: gcs_bucket.get_blob("out/.lock-a").generation != first)
+        with pytest.raises(BusyError), locked(output, "a", times=LockTimes(0.3, 2.0, 0.1)):
+            pass
+
+
+def test_a_planted_lock_file_is_described_as_far_as_it_can_be_and_followed_nowhere(tmp_path):
+    (tmp_path / "victim").write_text("precious")
+    os.symlink(tmp_path / "victim", tmp_path / ".lock-a")
+    with pytest.raises(OSError, match=r"\.lock-a"), locked(str(tmp_path), "a"):
+        pass
+    assert (tmp_path / "victim").read_text() == "precious"

@@ -1,0 +1,125 @@
+"""Shards: what is written is read back, whatever it is called, and a name is never used twice."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import OutputError
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
+from pipeline.results.shards import (
+    COMPACTED,
+    SOURCES,
+    StagedShard,
+    contains,
+    dead_letters_table,
+    detections_table,
+    done_keys,
+    json_rows,
+    list_shards,
+    publish_shard,
+    read_batches,
+    stage_shard,
+    write_shard,
+)
+from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows
+
+NAMES = ["a.jpg", "häslein.jpg", "\udc80.jpg", "x\\udc80.jpg", "gs://b/a,b.jpg", "=1+1.jpg", "a\n.jpg", "😀" * 50]
+
+
+@pytest.fixture(params=["local", "gs"])
+def output(request, tmp_path):
+    return f"{tmp_path}/out" if request.param == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}/out"
+
+
+def image(uri, boxes=2, extra=""):
+    random = np.random.default_rng(boxes)
+    found = Detections(
+        random.uniform(-5, 4000, (boxes, 4)).astype(np.float32),
+        np.arange(boxes, dtype=np.int32),
+        random.random(boxes).astype(np.float32),
+        tuple(f"cläss {n}" for n in range(boxes)),
+    )
+    return DetectedImage(ImageRef(uri, "17", extra=extra), 640, 480, "yolo", "7", found)
+
+
+@pytest.mark.slow
+def test_rows_are_read_back_as_they_were_whatever_they_are_called(output):
+    """The shard, its view and the JSON rows are the same rows; no box is an empty list."""
+    images = sorted((image(uri, n, '{"camera": 7}' * (n == 1)) for n, uri in enumerate(NAMES)), key=lambda each: each.ref.uri)
+    letters = [DeadLetter(ImageRef(uri, "1"), "read", "not_found", "gone") for uri in NAMES]
+    letters.append(DeadLetter(ImageRef("", record="a.tfrecord@1-2"), "message", "bad_json", "no", b"\xff{", "yolo", "7"))
+    lines = [row_bytes(detection_row(each)) + b"\n" for each in images]
+    write_shard(output, "detections", detections_table(images, VERSION, "run", 1.5), "run", lines)
+    write_shard(output, "dead_letters", dead_letters_table(letters, VERSION, "run", 1.5), "run")
+    assert rows_in(output) == sorted(map(detection_row, images), key=row_bytes)
+    assert rows_in(output, "dead_letters") == sorted(map(dead_letter_row, letters), key=row_bytes)
+    (shard,) = list_shards(output, ("detections",))
+    (batch,) = read_batches(shard, ["key", "uri", "generation", "made_at"])
+    assert batch["key"].to_pylist() == [VERSION.key(each.ref.uri, "17") for each in images]
+    assert batch["made_at"][0].as_py().timestamp() == 1.5
+
+
+def test_the_view_is_there_before_its_shard_and_says_the_same(tmp_path):
+    (path,) = write_rows(f"{tmp_path}", [detected("a.jpg"), detected("b.jpg")])
+    lines = Path(path.replace(".parquet", ".jsonl")).read_text().splitlines()
+    assert list(map(json.loads, lines)) == list(json_rows(pq.read_table(path), "detections"))
+    staged = stage_shard(f"{tmp_path}", "detections", pq.read_table(path), "run", [b"{}\n"])
+    assert [final.rpartition(".")[2] for _, final in staged.names] == ["jsonl", "parquet"]
+
+
+@pytest.mark.slow
+def test_a_staged_shard_gets_its_name_once_however_often_that_is_tried(output):
+    """A runner that retries the step, and a worker that comes late, change nothing."""
+    table = detections_table([detected("a.jpg")], VERSION, "run", 1.0)
+    staged = stage_shard(output, "detections", table, "run", [b"{}\n"])
+    assert list_shards(output) == []
+    for _ in range(2):
+        publish_shard(staged)
+    assert [row["image"]["uri"] for row in rows_in(output)] == ["a.jpg"]
+    lost = StagedShard(((f"{output}/.staging-run/gone.parquet", f"{output}/detections/gone.parquet"),))
+    with pytest.raises(OutputError, match="is gone"):
+        publish_shard(lost)
+
+
+@pytest.mark.slow
+def test_a_reader_that_sees_a_merged_shard_and_its_sources_counts_each_row_once(output):
+    sources = [write_rows(output, [detected(f"{n}.jpg")])[0].rpartition("/")[2] for n in range(3)]
+    before = rows_in(output)
+    table = detections_table([detected(f"{n}.jpg") for n in range(3)], VERSION, "run", 1.0)
+    merged = table.replace_schema_metadata({SOURCES: json.dumps(sources).encode()})
+    write_shard(output, "detections", merged, COMPACTED)
+    assert rows_in(output) == before and len(list_shards(output)) == 1
+    assert len(done_keys(output, VERSION)) == 3
+
+
+def test_a_damaged_shard_costs_a_line_and_not_the_job(tmp_path, capsys):
+    (good,) = write_rows(f"{tmp_path}", [detected("a.jpg")])
+    content = Path(good).read_bytes()
+    for number, damage in enumerate((b"", b"PAR1", content[:-20], content[:30] + b"\0" * 50 + content[80:])):
+        Path(good.replace(good[-40:-8], f"{number:032x}")).write_bytes(damage)
+    os.symlink(good, good.replace(good[-40:-8], f"{9:032x}"))
+    assert VERSION.key("a.jpg", "1") in done_keys(f"{tmp_path}", VERSION)
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_dead_letters_without_an_image_stay_apart_unless_they_are_equal(tmp_path):
+    letters = [DeadLetter(ImageRef(""), "message", "bad_json", "no", payload) for payload in (b"1", b"2", b"2")]
+    keys = dead_letters_table(letters, VERSION, "run", 1.0)["key"].to_pylist()
+    assert keys[0] != keys[1] == keys[2]
+
+
+def test_a_detection_and_a_dead_letter_of_one_image_have_one_key():
+    (letter,) = dead_letters_table([failed("a.jpg")], VERSION, "run", 1.0)["key"].to_pylist()
+    (row,) = detections_table([detected("a.jpg")], VERSION, "run", 1.0)["key"].to_pylist()
+    assert letter == row == VERSION.key("a.jpg", "1")
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted", "found"), [([], [1], [False]), ([5], [], []), ([1, 9], [9, 10, 0], [True, False, False])]
+)
+def test_contains(keys, wanted, found):
+    assert contains(np.array(keys, np.uint64), np.array(wanted, np.uint64)).tolist() == found
