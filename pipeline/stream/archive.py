@@ -157,7 +157,7 @@ class Archive:
 
     def _write_window(self) -> None:
         """Writes a window, then ends the holds of its messages; after a failure the window stays closed."""
-        with self._writing, PROCESS.parts["archive"].working():
+        with PROCESS.parts["archive"].working(), self._writing:
             if not self._closed.rows:
                 with self._changed:
                     self._closed, self._filling = self._filling, _Window()
