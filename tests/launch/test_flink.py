@@ -13,7 +13,7 @@ from apache_beam.utils.subprocess_server import JavaJarServer
 from pipeline.errors import OutputError, RunnerError
 from pipeline.launch import flink_options
 from pipeline.launch.finalize import failed
-from pipeline.launch.flink import Cluster, FlinkJob, FlinkRunner, _reason, master_of, set_restarts
+from pipeline.launch.flink import Cluster, FlinkJob, _reason, master_of, set_restarts
 from pipeline.launch.flink_options import FlinkStreamOptions
 
 JAVA = """org.apache.flink.runtime.JobException: Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy
