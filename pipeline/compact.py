@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         until = _end_of(flags.until) if flags.until else ""
-        check_output(output := results_folder(flags.folder or flags.output))
+        check_output(output := results_folder(flags.output if flags.folder is None else flags.folder))
         done = compact(output, until, keep_latest=flags.keep == "latest", wait_s=flags.busy_wait_s)
     except KeyboardInterrupt:
         print("stopped; no row is lost, the next compaction finishes this one", file=sys.stderr)
@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("folder", nargs="?", metavar="OUT", help="the results folder, local or gs://")
-    place.add_argument("--output", default="", metavar="OUT", help="the same")
+    place.add_argument("--output", metavar="OUT", help="the same")
     parser.add_argument("--until", default="", metavar="DAY", help="only files that were written until this day's end (UTC)")
     parser.add_argument(
         "--keep",

@@ -19,7 +19,6 @@ ORDERS = tuple(10.0**n for n in range(3, 10))
 # what the steps do at once: listings of a worker, all listings, ranges, rows of a range; a test compares them with the steps'
 LISTINGS, ALL_LISTINGS, RANGES, RANGE_ROWS = 16, 1024, 256, 1_000_000
 _LEAST_MESSAGE = 1000.0  # bytes that Pub/Sub bills at least: https://cloud.google.com/pubsub/pricing
-_PULLED_IMAGES = 128.0  # most images of such a bundle (`pull_images`)
 _MORE_THAN_0 = ("machines", "cores", "bundle_images", "window_s")
 _INLINE_SHUFFLED = 1  # how often an image that came within its message passes the runner's shuffles
 
@@ -40,10 +39,7 @@ class Measured:
     class_b_a_job: float = 59.0  # reads of them
     class_a_a_spill: float = 1.0  # writes of a spill file of rows
     class_b_a_spill: float = 3.0  # reads of it, when it is merged
-    bundle_s: float = 0.1  # least seconds of a bundle of a stream in one process, which leaves a spill file; an assumption
-    class_a_a_window: float = 5.0  # of a stream in one process: listing, merging and indexing the spill files of a window
-    class_b_a_window: float = 6.0
-    class_a_a_stream_hour: float = 180.0  # its lease twice a minute, and a look for what killed runs left
+    class_a_a_window: float = 2.0  # writes of a stream's window that has rows: a shard and its view
     class_a_an_hour: float = 1200.0  # writes of a worker's reports in an hour, in a job of several machines
     class_b_an_hour: float = 4700.0  # the launcher's reads of them
     listed_at_once: float = 1000.0  # images in one listing operation (Cloud Storage's page)
@@ -118,8 +114,8 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
     listed = work.images / each.listed_at_once
     class_a, class_b = listed + spills * each.class_a_a_spill, spills * each.class_b_a_spill
     if streaming:
-        class_a, class_b = _of_archive(work, each, hours)
-        class_b += named * each.class_b_unlisted
+        class_a = min(hours * 3600.0 / work.window_s, work.images) * each.class_a_a_window
+        class_b = named * each.class_b_unlisted
     shuffled = work.images * row + inline * image * _INLINE_SHUFFLED if streaming else 0.0
     return Usage(
         hours=hours,
@@ -131,22 +127,6 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
         pubsub_gb=2 * (requested + published) / 1e9 if streaming else 0.0,
         shuffle_gb=(work.images * each.shuffled_bytes + shuffled) / 1e9,
     )
-
-
-def _of_archive(work: Work, each: Measured, hours: float) -> tuple[float, float]:
-    """Operations of class A and B of a stream's archive.
-
-    A stream in one process writes the rows of each bundle, and lists, merges and indexes them when their window is over. Several
-    machines leave the bundles' rows to the runner.
-    """
-    windows = hours * 3600.0 / work.window_s
-    if work.machines > 1:
-        return windows, 0.0
-    images_a_bundle = min(max(1.0, work.images * each.bundle_s / max(hours * 3600.0, each.bundle_s)), _PULLED_IMAGES)
-    spills = work.images / images_a_bundle
-    windows = min(windows, spills)
-    class_a = spills * each.class_a_a_spill + windows * each.class_a_a_window + hours * each.class_a_a_stream_hour
-    return class_a, spills * each.class_b_a_spill + windows * each.class_b_a_window
 
 
 def _check(work: Work) -> None:

@@ -139,7 +139,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
 
     if not run.in_process:  # in one process `PublishResults` hands them to the archive
         rows = (asked.dead, read.dead, found.dead, *((found.detected,) if run.archive_detections else ()))
-        _ = rows | "ArchiveRows" >> ArchiveRows(run.results, run.name, run.window_s, run.version)
+        _ = rows | "ArchiveRows" >> ArchiveRows(run.results, run.name, run.window_s, run.version, run.view)
 
 
 def allowed_prefixes(config: Config) -> Sequence[str]:

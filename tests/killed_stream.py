@@ -13,22 +13,22 @@ from typing import Any
 
 from pipeline import run
 from pipeline.detect.canary import Canary
-from pipeline.stream import subscriber
+from pipeline.stream import archive, subscriber
 from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing
 from pipeline.stream.subscriber import Subscriber
 
 MOMENTS = {
-    "archived": (Archive, "spill"),
+    "durable": (archive, "write_shard"),
     "published": (Publishing, "wait"),
     "acknowledged": (Subscriber, "acknowledge"),
     "judged": (Canary, "verdict"),
 }
 
 
-def _die_after(cls: type, name: str) -> None:
-    """Kills this process as soon as a method that had something to do is done with it."""
-    method = getattr(cls, name)
+def _die_after(where: Any, name: str) -> None:
+    """Kills this process as soon as a method or function that had something to do is done with it."""
+    method = getattr(where, name)
 
     def last(self: Any, *arguments: Any) -> Any:
         had_work = bool(arguments[0] if arguments else getattr(self, "_open", True))
@@ -37,19 +37,19 @@ def _die_after(cls: type, name: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    setattr(cls, name, last)
+    setattr(where, name, last)
 
 
 def _lock_for_good() -> None:
-    """Lets the first bundle with rows take the archive's lock, and keep it."""
-    spill = Archive.spill
+    """Lets the first bundle with rows take the lock of the archive's writer, and keep it."""
+    add = Archive.add
 
     def locked(self: Archive, rows: Sequence[Any]) -> None:
         if rows:
-            self._lock.acquire()
-        spill(self, rows)
+            self._writing.acquire(blocking=False)
+        add(self, rows)
 
-    Archive.spill = locked  # type: ignore[method-assign,assignment]
+    Archive.add = locked  # type: ignore[method-assign]
 
 
 def main(argv: Sequence[str]) -> int:

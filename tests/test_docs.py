@@ -20,8 +20,8 @@ LONG_WORDS = 25
 FOLDERS = ["pipeline", "models", "tests", "configs", "deploy", "docs"]
 OTHER_FLAGS = {  # of other commands of this project, of the launcher, and of other tools
     "--calibration", "--max-ap-loss", "--budget-s",
-    "--cfg", "--weights", "--names", "--input-size", "--detections", "--ground-truth", "--until", "--keep", "--write-missing", "--out",
-    "--resume", "--detach", "--attach", "--config", "--help", "--help-all", "--dry-run", "--verbose", "--model",
+    "--cfg", "--weights", "--names", "--input-size", "--detections", "--ground-truth", "--until", "--keep", "--write-missing",
+    "--out", "--resume", "--config", "--help", "--help-all", "--dry-run", "--verbose", "--model",
     "--images", "--images-per-second", "--machines", "--machine-hour", "--class-a", "--class-b", "--hours", "--inline",
     "--ramp-minutes", "--startup-minutes", "--page", "--multi-label", "--reference", "--resamples", "--threshold",
     "--match", "--json", "--full", "--print-completion", "--export", "--converter", "--image",

@@ -36,14 +36,12 @@ class FlinkRunner(flink_runner.FlinkRunner):
     """Beam's runner, whose jobs on a cluster that `--flink_master` names are followed there."""
 
     def run_portable_pipeline(self, pipeline: Any, options: Any) -> Any:
-        """Submits a job, or finds the one that `--attach` names; gives back what its end can be waited for with."""
+        """Submits a job; gives back what its end can be waited for with."""
         master = master_of(options)
         if not master:
             return super().run_portable_pipeline(pipeline, options)
         stream, cloud = options.view_as(FlinkStreamOptions), options.view_as(GoogleCloudOptions)
         cluster = Cluster(master)
-        if stream.attach:
-            return FlinkJob(cluster, stream.attach)
         cloud.job_name = cloud.job_name or f"detect-{time.time_ns():x}"
         before = cluster.jobs_named(cloud.job_name)
         if stream.checkpointing_interval:
@@ -279,11 +277,6 @@ def wait(running: Any) -> None:
 def end_stream(running: Any) -> None:
     """Asks for a stream's end."""
     running.stop()
-
-
-def leave(running: Any, options: Any) -> str:
-    """The id of a job that the launcher is not to wait for, once Flink has it; "" where it is."""
-    return str(running.submitted()) if options.view_as(FlinkStreamOptions).detach else ""
 
 
 def _reason(text: str) -> str:

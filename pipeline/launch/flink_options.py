@@ -47,8 +47,6 @@ class FlinkStreamOptions(PipelineOptions):
         parser.add_argument(
             "--savepoint_path", "--resume", metavar="PATH", help="savepoint or checkpoint from which a stream goes on"
         )
-        parser.add_argument("--detach", action="store_true", default=None, help="start a stream, and leave it to itself")
-        parser.add_argument("--attach", metavar="JOB", help="wait for a stream that runs, and stop it when told to")
 
 
 def server_options(endpoint: str) -> dict[str, str]:

@@ -27,7 +27,7 @@ from pipeline.config import Config, WorkerConfig, settings
 from pipeline.config.synonyms import near_names, synonym_of
 from pipeline.errors import ConfigError, RunnerError
 from pipeline.launch.dataflow import check_machine, network_flags
-from pipeline.launch.flink_options import FlinkStreamOptions, server_options
+from pipeline.launch.flink_options import server_options
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 from pipeline.stats.process import ModelStats
 from pipeline.stats.summary import RunFacts
@@ -67,16 +67,6 @@ class Job:
     def in_process(self) -> bool:
         """Whether the launcher's process detects, and so needs the model."""
         return self.runner.in_process and self.options.view_as(DirectOptions).direct_running_mode != "multi_processing"
-
-    @property
-    def is_detached(self) -> bool:
-        """Whether the job is detached: it runs on without its launcher."""
-        return bool(self.options.view_as(FlinkStreamOptions).detach)
-
-    @property
-    def attached(self) -> str:
-        """The runner's name of a detached job that this launcher attaches to; "" for a new job."""
-        return self.options.view_as(FlinkStreamOptions).attach or ""
 
     @property
     def template(self) -> str:

@@ -57,7 +57,6 @@ class Runner:
       beam_name: The runner's name in Beam, or the full name of its class.
       wait: Waits for the end of a job, given Beam's result; raises if the job failed.
       end_stream: Makes a stream finish its work in hand, given Beam's result; for steps in other processes.
-      leave: Returns the runner's name of a detached stream, given Beam's result and options; "" if the launcher waits for it.
       finalizes_early: Whether a checkpoint also finalizes bundles that ended after it began, so that only the next checkpoint
         is sure to hold them.
       check: Checks that the runner can be reached or started, given Beam's options; raises a `RunnerError` if not.
@@ -79,7 +78,6 @@ class Runner:
     wait: Callable[[Any], object] = operator.methodcaller("wait_until_finish")
     end_stream: Callable[[Any], object] = _nothing
     finalizes_early: bool = False
-    leave: Callable[[Any, Any], str] = _nothing
     check: Callable[[Any], object] = _nothing
     check_stream: Callable[[Any], object] = _nothing
     served: Callable[[Any], AbstractContextManager[object]] = contextlib.nullcontext
@@ -135,7 +133,6 @@ RUNNERS = (
         check_stream=flink_options.check_stream,
         wait=flink.wait,
         end_stream=flink.end_stream,
-        leave=flink.leave,
         needs=(
             Need(
                 ("job_endpoint",),

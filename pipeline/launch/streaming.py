@@ -7,11 +7,9 @@ with 0. A second signal ends the job at once, and Pub/Sub delivers the messages 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import sys
 import time
-import uuid
 from collections.abc import Callable, Sequence
 
 from apache_beam.options.pipeline_options import StandardOptions
@@ -26,20 +24,14 @@ from pipeline.launch.options import Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.log_lines import of_run
 from pipeline.monitoring.monitor import monitored
-from pipeline.results.cancellation import begin_commit
 from pipeline.results.layout import check_output
-from pipeline.results.other_runs import attached_run
-from pipeline.results.reports import check_reports
 from pipeline.results.run import Run
-from pipeline.results.run_state import DetachedJob
-from pipeline.results.write_policy import check_write_policy
 from pipeline.stats.process import PROCESS, ModelStats
 from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.stream.check_pubsub import check_subscription, check_topic
 from pipeline.stream.live import LiveStats, WorkerFigures
 from pipeline.stream.run import RunSettings, opened
-from pipeline.write.formats import endings_of
 
 _WITHOUT_ARCHIVE = "out/streaming"
 
@@ -67,8 +59,8 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
 def _check_settings(config: Config) -> None:
     if len(config.input) != 1:
         raise InputError(f"expected one subscription as --input, got {len(config.input)} inputs")
-    if config.only_new:
-        raise ConfigError("only_new: expected --mode batch, since a stream detects whatever its messages name")
+    if config.again:
+        raise ConfigError("again: expected --mode batch, since a stream detects whatever its messages name")
     if config.retry_dead:
         raise ConfigError(
             "retry_dead: expected --mode batch; a stream retries the messages of a dead-letter topic given as --input"
@@ -76,8 +68,8 @@ def _check_settings(config: Config) -> None:
     runner = runner_named(config.runner)
     if runner.no_stream:
         raise ConfigError(f"runner {runner.name}: {runner.no_stream}")
-    if endings_of(config.write) or config.write.coco:
-        raise ConfigError("parquet, tfrecord, format and coco are written by batch jobs only; a stream's archive is JSON Lines")
+    if config.write.export:
+        raise ConfigError("export: expected --mode batch; detect-objects export exports the archive of a stream at any time")
     if config.stream.answer_topic and not runner.answers:
         able = " or ".join(other.name for other in RUNNERS if other.answers)
         raise ConfigError(f"answer_topic: answers by request need {able}, where all runs in one process; got {runner.name}")
@@ -99,11 +91,9 @@ def run(job: Job) -> int:
     config, runner = job.config, job.runner
     results = results_folder(config)
     check_output(results)
-    check_write_policy(results, config.as_dict())
-    check_reports(results, config.write.samples)
-    run, detached = attached_run(results, job.attached) or (Run(results, uuid.uuid4().hex[:8]), None)
-    of_run(run.name)
-    settings = _settings(job, run)
+    this_run = Run.new(results)
+    of_run(this_run.name)
+    settings = _settings(job, this_run)
     build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
     if job.template:
         try:
@@ -111,35 +101,33 @@ def run(job: Job) -> int:
         except Exception as err:  # noqa: BLE001  users get one line for any failure
             return failed(err)
         return DONE
-    about = {"settings": config.as_dict(), **({"detached": detached} if detached else {})}
-    with stopped_by_signals(), run.held(about):
+    with stopped_by_signals(), this_run.opened():
         try:
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
-                reports = None if job.in_process else WorkerReports(run)
+                reports = None if job.in_process else WorkerReports(this_run)
                 figures = WorkerFigures(reports, settings.samples) if reports else stream.figures
                 shown.enter_context(monitored(config, lambda: _stats_now(figures), line_of(figures, reports)))
                 model = reports or load_detector(config)
-                ready_at = detached.submitted_at if detached else time.time()
+                ready_at = time.time()
                 pipeline = job.pipeline()
                 build(pipeline)
                 running = pipeline.run()
-                if name := runner.leave(running, job.options):
-                    run.detach(config.as_dict(), DetachedJob(name, job.started_at, ready_at))
-                    print(f"job {name} runs without this launcher; --attach {name} comes back to it, and stops it by Ctrl-C")
-                    return DONE
 
                 def end() -> None:
                     stream.stop()
                     runner.end_stream(running)
 
                 with finished_by_signals(end):
-                    begin_commit()  # of the results that exist when a signal ends the intake
                     print(f"reading {config.input[0]}; {runner.guarantee}; Ctrl-C stops", file=sys.stderr, flush=True)
                     runner.wait(running)
-            began = dataclasses.replace(job, started_at=detached.started_at) if detached else job
-            return _ended(began, run, model, figures, ready_at)
+            with finished_by_signals(_nothing):
+                return _ended(job, this_run, model, figures, ready_at)
         except Exception as err:  # noqa: BLE001  users get one line for any failure
             return failed(err)
+
+
+def _nothing() -> None:
+    """What the first signal does while the summary is written: it will be there in a moment."""
 
 
 def _ended(job: Job, run: Run, model: ModelStats, figures: LiveStats | WorkerFigures, ready_at: float) -> int:
@@ -148,17 +136,15 @@ def _ended(job: Job, run: Run, model: ModelStats, figures: LiveStats | WorkerFig
     stats = figures.stats()
     if stats is None:
         print("no worker has reported its figures to this launcher; the runner has them, as Beam metrics", file=sys.stderr)
-        clean_up(run)
         return DONE
-    if not job.in_process:
-        facts = facts.elsewhere(stats.began)
+    facts = facts if job.in_process else facts.elsewhere(stats.began)
     code = JobReport(run.output, job.config.write).finish(stats, facts, run.name)
-    clean_up(run)
+    clean_up(run.output)
     return code
 
 
 def _settings(job: Job, run: Run) -> RunSettings:
-    launched_at = 0.0 if job.template or job.is_detached else time.time()
+    launched_at = 0.0 if job.template else time.time()
     return RunSettings.of(
         job.config,
         run.name,

@@ -93,6 +93,7 @@ class Archive:
       hold: Holds the acknowledgement of messages, once for each time that an id is named.
       end_hold: Ends holds, likewise.
       version: By what the rows are made.
+      view: Whether each shard has a view for people.
       clock: Seconds, monotonic.
     """
 
@@ -106,9 +107,10 @@ class Archive:
         hold: Callable[[Sequence[str]], object],
         end_hold: Callable[[Sequence[str]], object],
         version: RowVersion = UNKNOWN,
+        view: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._folder, self._run, self._version = folder, run, version
+        self._folder, self._run, self._version, self._view = folder, run, version, view
         self._window_s = window_s
         self._hold, self._end_hold = hold, end_hold
         self._threads = threads
@@ -157,13 +159,13 @@ class Archive:
 
     def _write_window(self) -> None:
         """Writes a window, then ends the holds of its messages; after a failure the window stays closed."""
-        with self._writing, PROCESS.parts["archive"].working():
+        with PROCESS.parts["archive"].working(), self._writing:
             if not self._closed.rows:
                 with self._changed:
                     self._closed, self._filling = self._filling, _Window()
                     self._changed.notify_all()
             for kind, table, lines in by_kind(self._closed.rows, self._version, self._run):
-                self._write(self._folder, kind, table, self._run, lines)
+                self._write(self._folder, kind, table, self._run, lines if self._view else None)
             PROCESS.failing.pop("archive", None)
             self._end_hold([row.record.ref.message_id for row in self._closed.rows])
             self._closed = _Window()

@@ -34,12 +34,14 @@ class ArchiveRows(beam.PTransform):
       run: Names the run.
       window_s: Length of a window.
       version: By what the rows are made.
+      view: Whether each shard has a view for people.
     """
 
     folder: str
     run: str
     window_s: float
     version: RowVersion = UNKNOWN
+    view: bool = True
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -67,7 +69,7 @@ class ArchiveRows(beam.PTransform):
     def _write(self, kind_and_records: tuple[str, Iterable[DetectedImage | DeadLetter]]) -> Iterator[str]:
         rows = [ArchivedRow(record, row_bytes(_row_of(record))) for record in kind_and_records[1]]
         for kind, table, lines in by_kind(rows, self.version, self.run):
-            yield write_shard(self.folder, kind, table, self.run, lines)
+            yield write_shard(self.folder, kind, table, self.run, lines if self.view else None)
 
 
 def _with_kind(record: DetectedImage | DeadLetter) -> TimestampedValue:

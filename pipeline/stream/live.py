@@ -112,7 +112,7 @@ class WorkerFigures:
     def __init__(self, told: WorkerReports, samples: int = 0):
         self._told = told
         self._samples = samples
-        self._before = self._merged(told.now())  # empty, unless a launcher attaches to a running stream
+        self._before = self._merged([])
 
     def line(self, seconds: float) -> str:
         """What happened since the last line, on one line; `seconds` is how long that is."""

@@ -79,6 +79,7 @@ class RunSettings:
       archive_detections: Whether detections are archived, too.
       window_s: Seconds of rows in one shard there.
       version: The model and settings that make these rows.
+      view: Whether each shard has a view for people.
       finalizes_early: Whether the runner finalizes bundles before a checkpoint holds them; see `pipeline.stream.delayed_acks`.
       worker_context: What remote workers must reach before they begin.
     """
@@ -96,6 +97,7 @@ class RunSettings:
     archive_detections: bool = False
     window_s: float = 10.0
     version: RowVersion = UNKNOWN
+    view: bool = True
     finalizes_early: bool = False
     worker_context: WorkerContext | None = None
 
@@ -127,6 +129,7 @@ class RunSettings:
             bool(stream.archive),
             stream.archive_window_s,
             RowVersion.of(config.as_dict(), model),
+            config.write.view,
             finalizes_early,
             worker_context,
         )
@@ -177,6 +180,7 @@ class StreamRun:
                 hold=self._hold_acks,
                 end_hold=self._end_holds,
                 version=settings.version,
+                view=settings.view,
             )
             self.threads.start("archiving", self.archive.keep_writing)
 

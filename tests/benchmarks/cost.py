@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,12 @@ from pipeline import graph, run
 from pipeline.config import Config, WriteConfig
 from pipeline.read import only_new
 from pipeline.read.read_images import ReadImages
-from pipeline.records import DetectedImage, ImageRef, detection_row, row_bytes
-from pipeline.results.completion import Provenance
+from pipeline.records import DetectedImage, Detections, ImageRef, detection_row, row_bytes
 from pipeline.results.layout import DETECTIONS
 from pipeline.results.run import Run
 from pipeline.stream.archive import Archive, ArchivedRow
 from pipeline.stream.outgoing import detection_message
+from pipeline.stream.threads import RunThreads
 from tests.clock import Clock
 from tests.conftest import REPO
 
@@ -133,34 +133,21 @@ def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
 
 
 def archive_operations(folder: str, counts: collections.Counter[str]) -> dict[str, float]:
-    """Operations of a stream's archive in one process: of a bundle, of a window, and of a hundred windows without a row."""
-    clock, row = Clock(1_000_020.0), ArchivedRow("detections", ImageRef("a"), b'{"image": {"uri": "a"}}')
-    archive = Archive(folder, "run", window_s=60.0, clock=clock, provenance=Provenance("a", "b", "m", "1"))
-    archive.close_windows()
+    """Operations of a stream's archive in one process: of a window of detections, and of a hundred windows without a row."""
+    clock, nobody = Clock(), {"hold": len, "end_hold": len}
+    archive = Archive(folder, "run", 10.0, RunThreads(), **nobody, clock=clock)
 
-    def counted(*work: Callable[[], None]) -> collections.Counter[str]:
+    def next_window() -> collections.Counter[str]:
         before = counts.copy()
-        for each in work:
-            each()
+        clock.now += 60.0
+        archive.write_if_over()
         return counts - before
 
-    def close() -> None:
-        clock.now += 60.0
-        archive.close_windows()
-
-    def spill() -> None:
-        archive.spill([row])
-
-    one, two = counted(spill, close), counted(spill, spill, close)
-    idle = counted(*[close] * 100)
-    archive.finish()
-    of_spill = two - one
-    of_window = one - of_spill
-    return {
-        **{f"{name}_a_spill": float(of_spill[name]) for name in ("class_a", "class_b")},
-        **{f"{name}_a_window": float(of_window[name]) for name in ("class_a", "class_b")},
-        "idle": float(idle.total()),
-    }
+    nothing = Detections(np.zeros((0, 4)), np.zeros(0, np.int32), np.zeros(0), ())
+    archive.add([ArchivedRow(DetectedImage(ImageRef("a"), 1, 1, "m", "1", nothing), b"{}")])
+    of_window = next_window()
+    idle = [next_window() for _ in range(100)]
+    return {"class_a_a_window": float(of_window["class_a"]), "idle": float(sum(each.total() for each in idle))}
 
 
 class _CountBytes(beam.DoFn):

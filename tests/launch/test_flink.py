@@ -13,7 +13,7 @@ from apache_beam.utils.subprocess_server import JavaJarServer
 from pipeline.errors import OutputError, RunnerError
 from pipeline.launch import flink_options
 from pipeline.launch.finalize import failed
-from pipeline.launch.flink import Cluster, FlinkJob, FlinkRunner, _reason, leave, master_of, set_restarts
+from pipeline.launch.flink import Cluster, FlinkJob, _reason, master_of, set_restarts
 from pipeline.launch.flink_options import FlinkStreamOptions
 
 JAVA = """org.apache.flink.runtime.JobException: Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy
@@ -223,18 +223,6 @@ def test_a_job_is_found_by_its_name_among_those_that_are_new(flink_of):
 def test_a_job_that_flink_does_not_know_is_an_error_of_the_user(flink_of):
     with pytest.raises(RunnerError, match="no job /jobs/none"):
         FlinkJob(flink_of(a=["RUNNING"]).cluster, "none").wait()
-
-
-def test_attaching_submits_nothing(flink_of):
-    flink = flink_of(a=["FINISHED"])
-    options = PipelineOptions([f"--flink_master=http://127.0.0.1:{flink.server_port}", "--attach=a"])
-    FlinkRunner().run_portable_pipeline(None, options).wait()
-
-
-def test_detaching_waits_only_until_flink_has_the_job(flink_of):
-    job = FlinkJob(flink_of(a=["RUNNING"]).cluster, "", "detect")
-    assert leave(job, PipelineOptions([])) == ""
-    assert leave(job, PipelineOptions(["--detach"])) == "a"
 
 
 @pytest.mark.parametrize(

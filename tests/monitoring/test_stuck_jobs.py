@@ -100,7 +100,7 @@ def test_the_launcher_of_workers_serves_their_counts_and_a_stuck_worker_ends_wit
 
 
 @pytest.mark.parametrize(
-    ("fault", "part"), [("model", "detector"), ("lock", "publish")], ids=["a model that hangs", "a lock that is never released"]
+    ("fault", "part"), [("model", "detector"), ("lock", "archive")], ids=["a model that hangs", "a lock that is never released"]
 )
 def test_a_stuck_stream_acknowledges_nothing_and_the_next_run_does_all(
     pubsub_emulator, tmp_path, hanging_model, bright_model, fault, part

@@ -1,322 +1,218 @@
-"""The archive of a stream: durable bundle by bundle, a file a window, and nothing kept in memory."""
+"""A stream's archive: rows of a window in memory, one shard of each kind, then the acknowledgement of their messages."""
 
-import collections
-import itertools
-import json
+import errno
+import logging
 import os
-import signal
-import subprocess
-import sys
+import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from pipeline.results.lease import if_dead
-from pipeline.results.ledger import list_files_of_rows, read_entries
-from pipeline.results.other_runs import finish_dead, remove_dead
 
-from pipeline.records import ImageRef
-from pipeline.results.completion import Provenance
-from pipeline.results.run import Run
-from pipeline.stream.archive import Archive, ArchivedRow
+from pipeline.results.layout import DEAD_LETTERS
+from pipeline.results.shards import list_shards
+from pipeline.stats.process import PROCESS
+from pipeline.stream import archive as module
+from pipeline.stream.archive import Archive
+from pipeline.stream.threads import RunThreads
+from tests.archived_stream import BUNDLES, archived
 from tests.clock import Clock
-from tests.conftest import REPO
-from tests.results.silence import fall_silent
-from tests.results.test_lease import process
+from tests.processes import wait_until
+from tests.recorded_disk import laid_out, recorded
+from tests.shard_rows import VERSION, rows_in
 
-START = 1795226400.0  # 2026-11-21T02:00:00Z
+
+class Stream:
+    """An archive, the holds of its messages, and its clock."""
+
+    def __init__(self, folder):
+        self.clock, self.threads, self.held = Clock(), RunThreads(), Counter()
+        self.folder = str(folder)
+        holds = {"hold": self.held.update, "end_hold": self._end_hold}
+        self.archive = Archive(self.folder, "0a1b", 10.0, self.threads, **holds, version=VERSION, clock=self.clock)
+        self.is_dead = False
+
+    def _end_hold(self, messages):
+        if not self.is_dead:
+            self.held.subtract(messages)
+
+    def add(self, *names, message=""):
+        self.archive.add([archived(name, message) for name in names])
+
+    def waiting(self):
+        """The messages that are not acknowledged."""
+        return sorted((+self.held).elements())
+
+    def rows(self):
+        return Counter(uri_of(row) for kind in ("detections", DEAD_LETTERS) for row in rows_in(self.folder, kind))
+
+
+def uri_of(row):
+    return row["image"]["uri"]
 
 
 @pytest.fixture
-def clock():
-    return Clock(START)
+def stream(tmp_path):
+    stream = Stream(tmp_path)
+    yield stream
+    stream.threads.close()
 
 
-def row(name, kind="detections"):
-    return ArchivedRow(kind, ImageRef(f"gs://b/{name}"), json.dumps({"image": {"uri": f"gs://b/{name}"}}).encode())
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk whose server is away, or back."""
+    fsync, away = os.fsync, threading.Event()
+
+    def fails(fd):
+        if away.is_set():
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fails)
+    return away
 
 
-def files(folder: Path) -> dict[str, list[str]]:
-    """The names of the images in each file of the archive."""
-    return {
-        str(path.relative_to(folder)): [json.loads(line)["image"]["uri"].removeprefix("gs://b/") for line in path.open()]
-        for path in sorted(folder.glob("[!.]*/*.jsonl"))
-    }
+@pytest.fixture
+def small_windows(monkeypatch):
+    monkeypatch.setattr(module, "_WINDOW_ROWS", 3)
 
 
-def spills(folder: Path) -> list[str]:
-    return [path.name for path in folder.glob(".staging-*/archive/*.rows")]
+def test_a_message_is_held_until_all_of_its_rows_are_in_shards_of_their_window(stream):
+    stream.add("b", "a", message="both")
+    stream.add("x1")
+    stream.clock.now += 9.9
+    stream.archive.write_if_over()
+    assert (stream.waiting(), stream.rows()) == (["both", "both", "x1"], {})
+    stream.clock.now += 0.2
+    stream.add("c", message="both")
+    stream.archive.write_if_over()
+    assert (stream.waiting(), stream.rows()) == ([], Counter(["a", "b", "c", "x1"]))
+    assert [(shard.kind, shard.run) for shard in list_shards(stream.folder)] == [("dead_letters", "0a1b"), ("detections", "0a1b")]
+    stream.add("d")
+    assert stream.waiting() == ["d"], "of the next window"
 
 
-def test_a_window_becomes_a_file_when_it_is_over(tmp_path, clock):
-    archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
-    archive.spill([row("c"), row("a")])
-    archive.spill([row("b"), row("x", "dead_letters")])
-    archive.close_windows()
-    assert files(tmp_path) == {}
-    clock.now += 60.0
-    archive.spill([row("d")])
-    archive.close_windows()
-    closed = {
-        "dead_letters/dead_letters-20261121T020000Z-run-00000-of-00001.jsonl": ["x"],
-        "detections/detections-20261121T020000Z-run-00000-of-00001.jsonl": ["a", "b", "c"],
-    }
-    assert files(tmp_path) == closed
-    archive.finish()
-    assert files(tmp_path) == {**closed, "detections/detections-20261121T020100Z-run-00000-of-00001.jsonl": ["d"]}
-    assert sorted(os.listdir(tmp_path)) == ["dead_letters", "detections"]
+def test_the_last_window_is_written_when_the_stream_stops(stream):
+    stream.add("a")
+    stream.threads.stop.set()
+    stream.archive.keep_writing()
+    assert (stream.waiting(), stream.rows()) == (["a"], {})
+    stream.archive.finish()
+    assert (stream.waiting(), stream.rows()) == ([], Counter("a"))
 
 
-def test_a_row_is_durable_when_its_bundle_ends(tmp_path, clock):
-    archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
-    archive.spill([row("a")])
-    (spill,) = tmp_path.glob(".staging-run/archive/*.rows")
-    assert spill.read_bytes() == row("a").row + b"\n"
+def test_a_stream_without_rows_writes_nothing(stream):
+    stream.add()
+    stream.clock.now += 60.0
+    stream.archive.write_if_over()
+    stream.archive.finish()
+    assert os.listdir(stream.folder) == []
 
 
-def test_nothing_is_written_for_a_bundle_without_rows(tmp_path, clock):
-    archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
-    archive.spill([])
-    archive.finish()
-    assert os.listdir(tmp_path) == []
+def test_names_that_are_no_unicode_and_numbers_that_are_none_end_no_stream(stream):
+    """Their messages would come again, and end the next stream as well."""
+    stream.add("\udc80.jpg", "x\ud800", "\0")
+    stream.archive.finish()
+    assert sum(stream.rows().values()) == 3
 
 
-def test_an_image_has_its_shard(tmp_path, clock):
-    archive = Archive(str(tmp_path), "run", window_s=60.0, shards=3, clock=clock)
-    archive.spill([row(str(n)) for n in range(100)])
-    archive.finish()
-    found = files(tmp_path)
-    assert list(found) == [f"detections/detections-20261121T020000Z-run-{n:05d}-of-00003.jsonl" for n in range(3)]
-    assert sorted(itertools.chain(*found.values())) == sorted(str(n) for n in range(100))
+@pytest.mark.usefixtures("small_windows")
+def test_while_storage_is_away_messages_wait_and_memory_is_bounded(stream, disk, caplog):
+    """Three rows fill a window: one is being written, the next is full, and the third bundle waits; nothing is acknowledged."""
+    caplog.set_level(logging.WARNING, "pipeline")
+    disk.set()
+    writer = stream.threads.start("archiving", stream.archive.keep_writing)
+    stream.add("a", "b", "c")
+    wait_until(lambda: "archive" in PROCESS.failing)
+    stream.add("d", "e", "f")
+    third = stream.threads.start("a bundle", lambda: stream.add("g"))
+    third.join(0.5)
+    assert third.is_alive() and stream.waiting() == [*"abcdefg"] and stream.rows() == {}
+    assert "the archive cannot be written ([Errno 116]" in caplog.text
+    disk.clear()
+    third.join()
+    wait_until(lambda: stream.waiting() == ["g"])
+    assert "archive" not in PROCESS.failing
+    stream.threads.stop.set()
+    writer.join()
+    stream.archive.finish()
+    assert (stream.waiting(), stream.rows()) == ([], Counter("abcdefg"))
 
 
-def test_a_clock_that_steps_back_opens_no_window_again(tmp_path, clock):
-    archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
-    archive.spill([row("a")])
-    clock.now += 60.0
-    archive.close_windows()
-    clock.now -= 120.0
-    archive.spill([row("b")])
-    archive.close_windows()
-    clock.now += 240.0
-    archive.close_windows()
-    assert list(files(tmp_path).values()) == [["a"], ["b"]]
+@pytest.mark.usefixtures("small_windows")
+def test_a_stream_that_stops_while_storage_is_away_acknowledges_nothing_and_ends(stream, disk):
+    disk.set()
+    writer = stream.threads.start("archiving", stream.archive.keep_writing)
+    stream.add("a", "b", "c")
+    wait_until(lambda: "archive" in PROCESS.failing)
+    stream.add("d", "e", "f")
+    stream.threads.stop.set()
+    writer.join()
+    stream.add("g")
+    with pytest.raises(OSError, match="Stale"):
+        stream.archive.finish()
+    stream.threads.raise_failure()
+    assert (stream.waiting(), stream.rows()) == ([*"abcdefg"], {})
+    disk.clear()
+    stream.archive.finish()
+    assert (stream.waiting(), stream.rows()) == ([], Counter("abcdefg"))
 
 
-@pytest.mark.parametrize("jump_s", [7200.0, -7200.0], ids=["forward", "back"])
-@pytest.mark.parametrize("stays_s", [1.0, 3600.0], ids=["a second", "an hour"])
-def test_a_clock_that_jumps_holds_up_no_file(tmp_path, clock, jump_s, stays_s):
-    """Two hours away and back again: files go on at the pace of the windows, and each row is in one of them."""
-    passed, number = Clock(), 0
-    archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock, monotonic=passed)
-
-    def work(seconds):
-        """A row each ten seconds; the greatest number of rows that are in no file yet."""
-        nonlocal number
-        waiting = 0
-        for _ in range(int(seconds // 10) + 1):
-            archive.spill([row(f"{number:05d}")])
-            number += 1
-            archive.close_windows()
-            waiting = max(waiting, number - sum(map(len, files(tmp_path).values())))
-            clock.now += 10.0
-            passed.now += 10.0
-        return waiting
-
-    usual = work(300.0)
-    clock.now += jump_s
-    while_away = work(stays_s)
-    clock.now -= jump_s
-    afterwards = work(300.0)
-    assert usual <= 6 and max(while_away, afterwards) <= 13, "at most what two windows hold"
-    archive.finish()
-    assert sorted(itertools.chain(*files(tmp_path).values())) == [f"{n:05d}" for n in range(number)]
+def test_a_permanent_failure_of_storage_ends_the_stream(stream, monkeypatch):
+    """Also the bundles that wait for room."""
+    monkeypatch.setattr(module, "_WINDOW_ROWS", 1)
+    (Path(stream.folder) / "detections").touch()
+    stream.threads.start("archiving", stream.archive.keep_writing)
+    stream.add("a")
+    with pytest.raises(OSError):
+        for name in "bc":
+            stream.add(name)
+    assert "a" in stream.waiting()
 
 
-def test_on_object_storage_a_clock_that_jumps_forward_makes_no_run_dead(gcs_bucket, clock):
-    folder, passed = f"gs://{gcs_bucket.name}/archive", Clock()
-    alive = Archive(folder, "alive", window_s=60.0, clock=clock, monotonic=passed)
-    jumping = Archive(folder, "jumping", window_s=60.0, clock=clock, monotonic=passed)
-    alive.spill([row("a")])
-    clock.now += 7200.0
-    jumping.recover()
-    assert [blob.name for blob in gcs_bucket.list_blobs(prefix="archive/detections")] == []
-    for archive in (alive, jumping):
-        archive.finish()
-
-
-KILLED = """
-import os, signal, sys
-from tests.stream.test_archive import Archive, START, row
-archive = Archive(sys.argv[1], "killed", window_s=60.0, clock=lambda: START)
-archive.spill([row("a"), row("b")])
-archive.spill([row("c", "dead_letters")])
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.slow
-def test_what_a_killed_run_left_is_finished_by_the_next(tmp_path, clock):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=REPO, check=False)
-    assert done.returncode == -signal.SIGKILL
-    archive = Archive(str(tmp_path), "next", window_s=60.0, clock=clock)
-    archive.recover()
-    archive.finish()
-    assert files(tmp_path) == {
-        "dead_letters/dead_letters-20261121T020000Z-killed-00000-of-00001.jsonl": ["c"],
-        "detections/detections-20261121T020000Z-killed-00000-of-00001.jsonl": ["a", "b"],
-    }
-    assert sorted(os.listdir(tmp_path)) == ["dead_letters", "detections"]
-
-
-STREAM = """
-import os, signal, sys
-from pipeline.results.run import Run
-from tests.stream.test_archive import Archive, START, row
-with Run(sys.argv[1], "0a1b2c3d").held({"settings": {"mode": "streaming"}}):
-    archive = Archive(sys.argv[1], "0a1b2c3d", window_s=60.0, clock=lambda: START)
-    archive.spill([row("a")])
-    if sys.argv[2] == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    raise ZeroDivisionError
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["killed", "failed"])
-def test_no_other_run_removes_rows_of_a_dead_stream_that_are_in_no_file_yet(how, tmp_path, clock):
-    """Their messages are acknowledged. A backfill in the same folder removes what dead runs leave, but not these rows."""
-    output = str(tmp_path)
-    subprocess.run([sys.executable, "-c", STREAM, output, how], cwd=REPO, check=False, stderr=subprocess.DEVNULL)
-    finish_dead(output)
-    remove_dead(output)
-    assert len(spills(tmp_path)) == 1
-    archive = Archive(output, "next", window_s=60.0, clock=clock)
-    archive.recover()
-    archive.finish()
-    remove_dead(output)
-    assert files(tmp_path) == {"detections/detections-20261121T020000Z-0a1b2c3d-00000-of-00001.jsonl": ["a"]}
-    assert os.listdir(tmp_path) == ["detections"]
-
-
-def test_the_archive_shows_its_run_as_alive_by_the_one_lock_that_the_run_has(tmp_path, clock):
-    run = Run(str(tmp_path), "0a1b2c3d")
-    with run.held({"settings": {"mode": "streaming"}}):
-        archive = Archive(run.output, run.name, window_s=60.0, clock=clock)
-        archive.spill([row("a")])
-        archive.finish()
-        with if_dead(run.folder) as dead:
-            assert not dead
-    assert os.listdir(tmp_path) == ["detections"]
-
-
-@pytest.mark.parametrize(
-    ("model", "known"),
-    [(("yolov4", "3"), True), (("a/ñ model's name", "1"), True), (("x" * 300, "1"), False), (("", ""), False)],
-    ids=["short", "any characters", "longer than a file's name", "none"],
-)
-@pytest.mark.parametrize("where", ["local", "storage"])
-def test_with_which_model_a_killed_run_had_failed_stands_in_the_index(where, model, known, tmp_path, clock, request):
-    """A backfill need not do again what failed for good; where it is not known, it does."""
-    folder = str(tmp_path) if where == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}/archive"
-    provenance = Provenance("0a", "0b", *model)
-    killed = Archive(folder, "killed", window_s=60.0, clock=clock, provenance=provenance)
-    killed.spill([row("a"), row("b", "dead_letters")])
-    killed._alive.close()  # a process that is killed lets go of its lock
-    clock.now += 3600.0
-    another = Archive(folder, "next", window_s=60.0, clock=clock, provenance=Provenance("0c", "0d", "another", "4"))
-    another.recover()
-    another.finish()
-    entries = [entry for file in list_files_of_rows(folder) for entry in read_entries(file)]
-    assert [(entry.uri, entry.settings) for entry in entries] == [("gs://b/a", "0a"), ("gs://b/b", "0b")]
-    assert (entries[1].model, entries[1].version) == (model if known else ("", ""))
-
-
-def test_a_run_that_lives_is_left_alone(tmp_path, clock):
-    first = Archive(str(tmp_path), "first", window_s=60.0, clock=clock)
-    first.spill([row("a")])
-    clock.now += 3600.0
-    second = Archive(str(tmp_path), "second", window_s=60.0, clock=clock)
-    second.recover()
-    assert files(tmp_path) == {}
-    first.finish()
-    second.finish()
-    assert list(files(tmp_path).values()) == [["a"]]
-
-
-def test_on_object_storage_the_spills_of_a_run_whose_lease_has_expired_are_nobodys(gcs_bucket, clock):
-    folder = f"gs://{gcs_bucket.name}/archive"
-    first = Archive(folder, "first", window_s=60.0, clock=clock)
-    first.spill([row("a")])
-    second = Archive(folder, "second", window_s=60.0, clock=clock)
-    clock.now += 3600.0
-    second.recover()
-    assert [blob.name for blob in gcs_bucket.list_blobs(prefix="archive/detections")] == []
-    fall_silent(folder)
-    second.recover()
-    second.finish()
-    (blob,) = gcs_bucket.list_blobs(prefix="archive/detections")
-    assert blob.name == "archive/detections/detections-20261121T020000Z-first-00000-of-00001.jsonl"
-    assert blob.download_as_bytes() == row("a").row + b"\n"
-    first.finish()
-    assert [each.name for each in gcs_bucket.list_blobs()] == [blob.name]
-
-
-def test_on_object_storage_what_a_killed_run_left_is_finished_at_once(gcs_bucket, clock):
-    folder = f"gs://{gcs_bucket.name}/archive"
-
-    def work(say, hear):
-        Archive(folder, "killed", window_s=60.0, clock=clock).spill([row("a")])
-        say("spilled")
-        hear()
-
-    with process(work) as (pid, _, hear):
-        assert hear() == "spilled"
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        archive = Archive(folder, "next", window_s=60.0, clock=clock)
-        archive.recover()
-        archive.finish()
-    names = [blob.name for blob in gcs_bucket.list_blobs()]
-    assert names == ["archive/detections/detections-20261121T020000Z-killed-00000-of-00001.jsonl"]
-
-
-def test_a_run_that_was_killed_before_its_spills_went_leaves_no_row_twice(tmp_path, clock):
-    archive = Archive(str(tmp_path), "run", window_s=60.0, clock=clock)
-    archive.spill([row("a"), row("b")])
-    left = {path: path.read_bytes() for path in tmp_path.glob(".staging-run/archive/*.rows")}
-    clock.now += 60.0
-    archive.close_windows()
-    for path, content in left.items():
-        path.write_bytes(content)
-    archive.spill([row("c")])
-    archive.finish()
-    assert sorted(itertools.chain(*files(tmp_path).values())) == ["a", "b", "c"]
-    assert spills(tmp_path) == []
+def test_what_a_stream_has_acknowledged_is_in_its_archive_after_a_power_cut(tmp_path):
+    (tmp_path / "disk" / "acknowledged").mkdir(parents=True)
+    code, cuts = recorded(tmp_path / "disk", "tests.archived_stream", f"{tmp_path}/disk/out", f"{tmp_path}/disk/acknowledged")
+    assert code == 0
+    seen = []
+    for number, cut in enumerate(cuts):
+        acknowledged = {path.rsplit("/")[-1] for path in cut.live if path.startswith("acknowledged/")}
+        for place, tree in enumerate(cut.left):
+            if tree not in seen:
+                seen.append(tree)
+                folder = laid_out(tree, tmp_path / f"{number}-{place}")
+                there = {uri_of(row) for kind in ("detections", DEAD_LETTERS) for row in rows_in(f"{folder}/out", kind)}
+                assert there >= acknowledged, f"before {cut.before}: {sorted(tree)}"
+    assert acknowledged == {*"".join(BUNDLES)}
 
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
-@given(st.lists(st.sampled_from(["spill", "wait", "back", "close", "restart"]), max_size=25))
-def test_each_row_is_in_the_archive_once_whatever_happens(tmp_path_factory, steps):
-    folder, clock, number = tmp_path_factory.mktemp("archive"), Clock(), 0
-    runs = [Archive(str(folder), "run0", window_s=60.0, clock=clock)]
+@given(st.lists(st.sampled_from(["bundle", "wait", "write", "killed", "killed before it acknowledges", "stopped"]), max_size=25))
+def test_each_message_gets_a_row_whatever_happens(tmp_path_factory, steps):
+    """What a killed stream held comes again; rows come twice only where it died between shard and acknowledgement."""
+    folder, asked, twice = tmp_path_factory.mktemp("archive"), [], Counter()
+    stream = Stream(folder)
     for step in steps:
-        if step == "spill":
-            runs[-1].spill([row(number), row(number + 1)])
-            number += 2
+        if step == "bundle":
+            asked.append(str(len(asked)))
+            stream.add(asked[-1], f"x{asked[-1]}", message=asked[-1])
         elif step == "wait":
-            clock.now += 45.0
-        elif step == "back":
-            clock.now -= 100.0
-        elif step == "close":
-            runs[-1].close_windows()
-        else:  # a killed process lets go of its lock
-            runs[-1]._alive.close()
-            runs.append(Archive(str(folder), f"run{len(runs)}", window_s=60.0, clock=clock))
-            runs[-1].recover()
-    runs[-1].finish()
-    rows = collections.Counter(name for names in files(folder).values() for name in names)
-    assert rows == collections.Counter(str(n) for n in range(number))
-    assert spills(folder) == []
+            stream.clock.now += 6.0
+        elif step == "write":
+            stream.archive.write_if_over()
+        else:
+            stream.is_dead = step != "stopped"
+            if step != "killed":
+                stream.archive.finish()
+            again = {*stream.waiting()}
+            assert {*asked} - again <= {*stream.rows()}
+            twice.update(again if step == "killed before it acknowledges" else ())
+            stream = Stream(folder)
+            for message in sorted(again):
+                stream.add(message, f"x{message}", message=message)
+    stream.archive.finish()
+    assert stream.waiting() == []
+    assert stream.rows() == Counter({name: 1 + twice[each] for each in asked for name in (each, f"x{each}")})

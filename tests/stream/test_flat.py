@@ -1,4 +1,4 @@
-"""A stream runs for months: what it keeps in memory and in staging after a day is what it kept after an hour."""
+"""A stream runs for months: what it keeps in memory after a day is what it kept after an hour."""
 
 import json
 import multiprocessing
@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
+from pipeline.results.shards import list_shards
 from pipeline.stream.archive import Archive, ArchivedRow
 from pipeline.stream.dedup_cache import DedupCache
 from pipeline.stream.live import LiveStats
 from pipeline.stream.messages import Message, MessageLimits, parse_message
 from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
 from pipeline.stream.request_aggregator import RequestAggregator
+from pipeline.stream.threads import RunThreads
 from tests.clock import Clock
 
 START = 1795226400.0
@@ -33,14 +35,16 @@ def ended(image: EncodedImage | ImageRef, number: int, now: float) -> DetectedIm
 
 
 def a_day(folder: Path) -> tuple[list[int], list[int], int]:
-    """Runs a day of bundles: of each hour the bytes in memory and the files of rows in staging, and the requests overdue.
+    """Runs a day of bundles: of each hour the bytes in memory and the messages that are held, and the requests overdue.
 
     Each bundle has two new images, one that was asked for before, and one that never ends.
     """
     clock = Clock(START)
-    archive = Archive(str(folder), "run", window_s=WINDOW_S, clock=clock)
+    held: list[str] = []
+    holds = {"hold": held.extend, "end_hold": lambda ended: held.__delitem__(slice(len(ended)))}
+    archive = Archive(str(folder), "run", WINDOW_S, RunThreads(), **holds, clock=clock)
     answers, recent, figures = RequestAggregator(60.0, clock), DedupCache(600.0, clock=clock), LiveStats()
-    kept, spills, overdue, number = [], [], 0, 0
+    kept, most_held, overdue, number = [], [], 0, 0
     tracemalloc.start()
     for bundle in range(int(HOURS * 3600 / BUNDLE_S)):
         names = [f"gs://b/{number}", f"gs://b/{number + 1}", f"gs://b/{max(0, number - 5)}", f"gs://b/never-{bundle}"]
@@ -60,27 +64,28 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
             failed = isinstance(result, DeadLetter)
             message = dead_letter_message(result, clock.now) if failed else detection_message(result, clock.now)
             figures.add_result(result, clock.now)
-            rows.append(ArchivedRow("dead_letters" if failed else "detections", image, message.data))
+            rows.append(ArchivedRow(result, message.data))
             for ref in (image, *recent.done(image, Outcome(message.data, failed))):
                 answers.done(ref, Outcome(message.data, failed))
-        archive.spill(rows)
+        archive.add(rows)
         clock.now += BUNDLE_S
         overdue += len(answers.overdue())
-        archive.close_windows()
+        archive.write_if_over()
         if bundle % 90 == 89:
             kept.append(tracemalloc.get_traced_memory()[0])
-            spills.append(len(list(folder.glob(".staging-run/archive/*.rows"))))
+            most_held.append(len(held))
     tracemalloc.stop()
     archive.finish()
-    return kept, spills, overdue
+    assert held == []
+    return kept, most_held, overdue
 
 
 @pytest.mark.slow
 def test_a_day_leaves_nothing_behind_that_an_hour_did_not(tmp_path):
     """The day runs in a process of its own, since `tracemalloc` counts what threads of other tests allocate."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        kept, spills, overdue = process.submit(a_day, tmp_path).result()
+        kept, most_held, overdue = process.submit(a_day, tmp_path).result()
     assert overdue > 2100  # each request but the last few was answered at its deadline, and forgotten
     assert max(kept[2:]) - min(kept[2:]) < 300_000, kept
-    assert max(spills) <= 2 * WINDOW_S / BUNDLE_S
-    assert len(list(tmp_path.glob("detections/*.jsonl"))) == HOURS * 3600 / WINDOW_S
+    assert max(most_held) <= 3 * WINDOW_S / BUNDLE_S
+    assert len(list_shards(str(tmp_path), ("detections",))) == HOURS * 3600 / WINDOW_S

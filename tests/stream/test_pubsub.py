@@ -120,23 +120,22 @@ def test_what_is_released_is_delivered_again_and_what_is_acknowledged_is_not(que
 
 
 @pytest.mark.parametrize("final_first", [True, False])
-def test_a_request_is_acknowledged_when_its_bundle_is_final_and_its_answer_published(queue, subscriber_of, final_first):
-    """Whichever comes first: an image of it may be under way in another bundle."""
-    queue.put(b"both", b"final only", b"answered only")
+def test_a_message_is_acknowledged_when_its_bundle_is_final_and_nothing_holds_it(queue, subscriber_of, final_first):
+    """Whichever comes first: an image of it may be under way in another bundle, and its rows in a window."""
+    queue.put(b"both", b"final only", b"let go only", b"held twice")
     subscriber, _ = subscriber_of(queue)
-    ids = {message.data: message.message_id for _ in range(3) for message in subscriber.pull(1, 1000, wait_s=10)}
-    for message_id in ids.values():
-        subscriber.hold_ack(message_id)
+    ids = {message.data: message.message_id for _ in range(4) for message in subscriber.pull(1, 1000, wait_s=10)}
+    subscriber.hold_acks([*ids.values(), ids[b"held twice"]])
     steps = [
-        lambda: subscriber.finalize([ids[b"both"], ids[b"final only"]]),
-        lambda: subscriber.answered([ids[b"both"], ids[b"answered only"]]),
+        lambda: subscriber.finalize([ids[b"both"], ids[b"final only"], ids[b"held twice"]]),
+        lambda: subscriber.end_holds([ids[b"both"], ids[b"let go only"], ids[b"held twice"]]),
     ]
     for step in steps if final_first else reversed(steps):
         step()
     subscriber.close()
     other = subscriber_of(queue)[0]
-    again = [message.data for _ in range(2) for message in other.pull(1, 1000, wait_s=10)]
-    assert sorted(again) == [b"answered only", b"final only"]
+    again = [message.data for _ in range(3) for message in other.pull(1, 1000, wait_s=10)]
+    assert sorted(again) == [b"final only", b"held twice", b"let go only"]
     assert other.pull(1, 1000, wait_s=1) == []
 
 

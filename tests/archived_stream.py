@@ -1,0 +1,46 @@
+"""A stream's archive without its stream, as a command: bundles come, windows become shards, messages are acknowledged.
+
+python -m tests.archived_stream FOLDER ACKNOWLEDGED
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from pipeline.records import ImageRef, dead_letter_row, detection_row, row_bytes
+from pipeline.stream.archive import Archive, ArchivedRow
+from pipeline.stream.threads import RunThreads
+from tests.clock import Clock
+from tests.shard_rows import VERSION, detected, failed
+
+BUNDLES = ["ab", "c", "dx", "e"]
+
+
+def archived(name: str, message: str = "") -> ArchivedRow:
+    """The row of an image; one whose name begins with `x` has failed."""
+    ref = ImageRef(name, "1", message_id=message or name)
+    if name.startswith("x"):
+        letter = dataclasses.replace(failed(name), ref=ref)
+        return ArchivedRow(letter, row_bytes(dead_letter_row(letter)))
+    image = dataclasses.replace(detected(name), ref=ref)
+    return ArchivedRow(image, row_bytes(detection_row(image)))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Two bundles a window; a folder is made for each message that is acknowledged."""
+    folder, acknowledged = argv
+    clock = Clock()
+
+    def acknowledge(messages: Sequence[str]) -> None:
+        for message in messages:
+            os.mkdir(f"{acknowledged}/{message}")
+
+    archive = Archive(folder, "0a1b", 10.0, RunThreads(), hold=len, end_hold=acknowledge, version=VERSION, clock=clock)
+    for names in BUNDLES:
+        archive.add([archived(name) for name in names])
+        clock.now += 5.0
+        archive.write_if_over()
+    archive.finish()
+    return 0
