@@ -47,16 +47,16 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
         "          2 done",
         "          0 dead",
         "          1 stale",
-        "            in/2026/11/20/a.png",
+        f"            {folder}/in/2026/11/20/a.png",
         "          1 missing",
-        "            in/d.png",
+        f"            {folder}/in/d.png",
         "          0 doubled",
         "          0 orphaned",
         "not complete: python -m pipeline.run … --only-new does what is missing or stale",
     ]
     for name, uri in (("missing", "in/d.png"), ("stale", "in/2026/11/20/a.png")):
         (row,) = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
-        assert row["uri"] == uri and re.fullmatch(r"\d+-\d+", row["generation"])
+        assert row["uri"] == f"{folder}/{uri}" and re.fullmatch(r"\d+-\d+", row["generation"])
     assert run.main(["--input", "missing.jsonl", "--output", "mended", "--model", bright_model]) == 0
 
 
@@ -67,7 +67,8 @@ def test_a_mistyped_results_folder_is_an_error_and_is_not_made(folder, capsys):
 
 
 def test_the_page_shows_days_and_examples_and_escapes_names(folder, capsys):
-    write_rows("out", "20261120T000000Z-0a1b-00000-of-00001", [found("in/2026/11/20/<gone>.png"), dead("in/2026/11/20/b.png")])
+    rows = [found(f"{folder}/in/2026/11/20/<gone>.png"), dead(f"{folder}/in/2026/11/20/b.png")]
+    write_rows("out", "20261120T000000Z-0a1b-00000-of-00001", rows)
     code, said, _ = reconciled(capsys)
     assert code == 1
     assert "          1 dead (1 of them for a transient reason)" in said

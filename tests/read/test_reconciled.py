@@ -31,11 +31,18 @@ def put(name, version=1):
 def statuses(*patterns, rows=(), model=None, output="out", spill_bytes=0):
     """Each image's status, and the outcome."""
     for number, some in enumerate(rows):
-        write_rows(output, NAME.format(number=number), some)
+        write_rows(output, NAME.format(number=number), map(absolute, some))
     told: list[Found] = []
     outcome = reconcile(patterns or ("in/**",), output, model, told.append, spill_bytes)
     assert [found.uri for found in told] == sorted(found.uri for found in told)
-    return {(found.status, found.uri) for found in told}, outcome
+    return {(found.status, found.uri.removeprefix(f"{os.getcwd()}/")) for found in told}, outcome
+
+
+def absolute(row):
+    """The row, of an image in the current folder if it names one of the folder `in`."""
+    image = row.row["image"]
+    uri = f"{os.getcwd()}/{image['uri']}" if image["uri"].startswith("in/") else image["uri"]
+    return row._replace(row={**row.row, "image": {**image, "uri": uri}})
 
 
 @pytest.mark.parametrize(

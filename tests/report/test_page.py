@@ -196,17 +196,6 @@ def test_only_uris_of_known_schemes_are_links(uri, address):
     assert links == ([wanted] if address else [])
 
 
-@pytest.mark.parametrize(("file", "uri"), [("a b.jpg", "a b.jpg"), ("clip.mp4", "clip.mp4#t=1.500")])
-def test_a_relative_path_is_a_link_if_its_file_is_there(tmp_path, monkeypatch, file, uri):
-    """As `--input photos/` names images."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
-    assert '<a href="' not in report.render_report({}, [sample(f"photos/{uri}")], [])
-    (tmp_path / "photos" / file).touch()
-    page = report.render_report({}, [sample(f"photos/{uri}")], [])
-    assert f'<a href="file://{tmp_path}/photos/{uri.replace(" ", "%20")}"' in page
-
-
 def test_the_content_security_policy_allows_this_style_and_no_script():
     page = Page(rendered("word"))
     (policy,) = [value for tag, name, value in page.attributes if tag == "meta" and name == "content" and "default-src" in value]
