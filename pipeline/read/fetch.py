@@ -105,17 +105,14 @@ def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
 
 @contextlib.contextmanager
 def open_file(uri: str, retry_seconds: float = RETRY_SECONDS, generation: str = "") -> Iterator[Any]:
-    """Opens a file, or an object of this generation, for reading, without decompression; use it within `storage_failures`.
-
-    All pieces of an object are of the generation that it has now: if it is replaced meanwhile, reading fails.
-    """
+    """Opens a file, or an object of this generation, for reading, without decompression; use it within `storage_failures`."""
     with contextlib.ExitStack() as opened:
         if uri.startswith("gs://"):
             from google.cloud.storage.retry import DEFAULT_RETRY
 
             again = DEFAULT_RETRY.with_timeout(retry_seconds)
             blob = blob_of(opened.enter_context(storage_client()), uri, generation)
-            blob.reload(retry=again)
+            blob.reload(retry=again)  # reading fails if the object is replaced meanwhile
             same = {"if_generation_match": blob.generation}
             file = opened.enter_context(blob.open("rb", chunk_size=_CHUNK_BYTES, raw_download=True, retry=again, **same))
         elif store := etag_store(uri):
