@@ -99,7 +99,7 @@ def show_plan(job: Job) -> int:
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(_ending(config).files())})"])
     refused = [ref.uri for ref in new if ref.size_bytes == NOT_ALLOWED]
     say(f"wrong?   {refusal(uri, allowed)}" for uri in refused[:1])
-    succeeded = tried(detector, first_images(to_try(ref.uri for ref in new if ref.uri not in refused), config))
+    succeeded = tried(detector, first_images(to_try(ref.location for ref in new if ref.uri not in refused), config))
     say(["dry run: nothing was written"])
     if not succeeded:
         print("error: none of the images that were tried can be detected in; see their dead letters above", file=sys.stderr)

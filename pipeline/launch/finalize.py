@@ -13,7 +13,6 @@ from typing import Any
 
 from pipeline import errors
 from pipeline.config import WriteConfig
-from pipeline.config.secrets import masked_text
 from pipeline.errors import UserError
 from pipeline.log_lines import say_at_once
 from pipeline.records import DetectedImage
@@ -24,6 +23,7 @@ from pipeline.results.layout import COCO_IMAGES, COCO_RESULTS, REPORT, RUNS, SUM
 from pipeline.results.other_runs import remove_dead
 from pipeline.results.reports import reports_in
 from pipeline.results.run import Run
+from pipeline.secrets import masked_text
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import chosen
 from pipeline.stats.summary import JobStats, RunFacts, left_out_line, summarise, to_json

@@ -66,7 +66,7 @@ def fetch(
       StorageUnavailableError: Storage failed for `retry_seconds`.
       ImageError: The image is missing, forbidden, too large or unreadable.
     """
-    with storage_failures(ref.uri):
+    with storage_failures(ref.location):
         try:
             return _fetch_once(ref, max_bytes, reserve)
         except Exception as err:  # `Retry` costs 20 microseconds, which all images but those of an outage can do without
@@ -89,7 +89,7 @@ def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
     Raises:
       ImageError: It cannot be looked up.
     """
-    with storage_failures(ref.uri):
+    with storage_failures(ref.location):
         if ref.uri.startswith("gs://"):
             again = retry.Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds)
             with storage_client() as client:
@@ -99,7 +99,7 @@ def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
         store = etag_store(ref.uri)
         if is_web(ref.uri) or store:
             again = retry.Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds)
-            return again(store.look_up if store else look_up_web)(ref.uri)[2] or ref.generation
+            return again(store.look_up if store else look_up_web)(ref.location)[2] or ref.generation
         return ref.generation if "://" in ref.uri else _generation(os.stat(ref.uri))
 
 
@@ -203,7 +203,7 @@ def _fetch_once(ref: ImageRef, max_bytes: int, reserve: Reserve) -> tuple[bytes,
     if store := etag_store(ref.uri):
         return _fetch_with_etag(store, ref.uri, max_bytes, reserve)
     if is_web(ref.uri):
-        return _fetch_web(ref.uri, max_bytes, reserve)
+        return _fetch_web(ref.location, max_bytes, reserve)
     if "://" in ref.uri:
         return _fetch_through_beam(ref, max_bytes, reserve), ref.generation
     return _fetch_file(ref.uri, max_bytes, reserve)

@@ -10,7 +10,7 @@ once, whatever became of it since.
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
@@ -85,18 +85,20 @@ class CompletedNames:
         self._keys = set(_split(blocks))
         self._pool = pool
 
-    def among(self, named: Mapping[bytes, bytes]) -> set[bytes]:
+    def among(self, named: Mapping[bytes, bytes], location_of: Callable[[bytes], bytes] = lambda name: name) -> set[bytes]:
         """Those of some images that are done.
 
         Args:
           named: Each name with its key, which is empty where its generation is not known.
+          location_of: Gives where the image of a name is read.
         """
         if not self._keys:
             return set()
         done = {name for name, key in named.items() if key in self._keys}
         have_rows = {key[:_HALF] for key in self._keys}
         asked = [name for name, key in named.items() if not key and _packed_name(name) in have_rows]
-        return done | {name for name, key in zip(asked, self._pool.map(_asked_key, asked), strict=True) if key in self._keys}
+        found = self._pool.map(_asked_key, map(location_of, asked))
+        return done | {name for name, key in zip(asked, found, strict=True) if key in self._keys}
 
 
 class ResumedNames:
@@ -189,9 +191,9 @@ def _packed_name(name: bytes) -> bytes:
     return _KEY.pack(identity_hash(name_of(name)), 0)[:_HALF]
 
 
-def _asked_key(name: bytes) -> bytes:
-    uri = name_of(name)
+def _asked_key(location: bytes) -> bytes:
+    uri = name_of(location)
     try:
-        return packed_key(ImageRef(uri, look_up(uri).generation if is_web(uri) else generation_of(uri)))
+        return packed_key(ImageRef.of_uri(uri, generation=look_up(uri).generation if is_web(uri) else generation_of(uri)))
     except Exception:  # noqa: BLE001  the reader of the image reports what is wrong
         return b""

@@ -40,15 +40,16 @@ from pipeline.results.cancellation import until_cancelled
 from pipeline.results.completion import CompletionRule
 from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.ledger import RowsFile, list_files_of_rows
+from pipeline.secrets import public_address
 from pipeline.stats import metrics
 from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.spill_files import SpillFile
 
-# An image in the shuffle: its name in bytes, since not every name is Unicode; `extra`; `size_bytes`; its key, if what is done is
-# left out (see `only_new`). It takes 210 bytes of a local runner's memory; a record took 750. An entry without a name is a block
-# of keys, of the kind in its second part: `_DONE` or `_RESUMED`.
+# An image in the shuffle: its location in bytes, since not every name is Unicode; `extra`; `size_bytes`; its key, if what is done
+# is left out (see `only_new`). It takes 210 bytes of a local runner's memory; a record took 750. An entry without a location is a
+# block of keys, of the kind in its second part: `_DONE` or `_RESUMED`.
 _Listed = tuple[bytes, str, int, bytes]
 _DONE, _RESUMED = "done", "resumed"
 _Named = tuple[bytes, str, int]  # an image to read: the first three
@@ -208,7 +209,7 @@ class _ListImages(_Counting):
             if not _holds_images(ref.uri):
                 metrics.count_read()
             key = packed_key(ref) if self._of.done else b""
-            yield partition_of(ref.uri), (name_bytes(ref.uri), ref.extra, ref.size_bytes, key)
+            yield partition_of(ref.uri), (name_bytes(ref.location), ref.extra, ref.size_bytes, key)
 
     def _refs(self, files: Sequence[RowsFile], pieces: Sequence[Piece]) -> Iterator[ImageRef]:
         for file in files:
@@ -240,17 +241,18 @@ class _DropDoubles(_Counting):
         self._pool.shutdown()
 
     def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[list[_Named]]:
-        best: dict[bytes, tuple[bool, str, int]] = {}
+        best: dict[bytes, tuple[bool, str, int, bytes]] = {}
         keys: dict[bytes, bytes] = {}
         blocks: dict[str, list[bytes]] = {_DONE: [], _RESUMED: []}
         images = doubles = 0
-        for name, extra, size_bytes, key in partition[1]:
-            if not name:
+        for location, extra, size_bytes, key in partition[1]:
+            if not location:
                 blocks[extra].append(key)
                 continue
+            name = name_bytes(public_address(name_of(location))) if location.startswith(b"http") else location
             known = best.get(name)
             # prefer one that may be read, then one with `extra`; deterministic
-            best[name] = max(known or (False, "", NOT_ALLOWED), (size_bytes != NOT_ALLOWED, extra, size_bytes))
+            best[name] = max(known or (False, "", NOT_ALLOWED, b""), (size_bytes != NOT_ALLOWED, extra, size_bytes, location))
             if not _holds_images(name_of(name)):
                 images += 1
                 doubles += known is not None
@@ -258,12 +260,15 @@ class _DropDoubles(_Counting):
         all_resumed = ResumedNames(blocks[_RESUMED])
         resumed = all_resumed.among(best)
         gone = all_resumed.but(resumed[name] for name in keys if name in resumed)  # no longer listed, or in a TFRecord file
-        done = CompletedNames(blocks[_DONE], self._pool).among({name: key for name, key in keys.items() if name not in resumed})
+        left = {name: key for name, key in keys.items() if name not in resumed}
+        done = CompletedNames(blocks[_DONE], self._pool).among(left, lambda name: best[name][3])
         self._stats.read += images + gone
         metrics.count_read(gone)
         self._skip(doubles)
         self._skip(len(done), done=True)
-        wanted = [(name, *of_name[1:]) for name, of_name in best.items() if name not in done and name not in resumed]
+        wanted = [
+            (where, extra, size) for name, (_, extra, size, where) in best.items() if name not in done and name not in resumed
+        ]
         yield from ([each] for each in wanted if _holds_images(name_of(each[0])))
         names = (each for each in wanted if not _holds_images(name_of(each[0])))
         while group := list(islice(names, _GROUP_IMAGES)):
@@ -272,7 +277,7 @@ class _DropDoubles(_Counting):
 
 def _refs_of(group: Iterable[_Named]) -> Iterator[ImageRef]:
     """The refs have no generation: the newest one is read."""
-    return (ImageRef(name_of(name), size_bytes=size_bytes, extra=extra) for name, extra, size_bytes in group)
+    return (ImageRef.of_uri(name_of(name), size_bytes=size_bytes, extra=extra) for name, extra, size_bytes in group)
 
 
 def _holds_images(name: str) -> bool:
