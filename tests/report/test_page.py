@@ -549,7 +549,7 @@ def test_a_name_that_nobody_fills_is_an_error():
         ({"failure_rate": 0.02}, "Not as good: it fails on more of its images than the version in use."),
         ({"failure_rate": 0.009}, "It agrees: both find 97.0 % of the objects, and it fails about as often or less."),
         ({"agreement": 0.9}, "It differs: both find 90.0 % of the objects; 95.0 % or more is expected."),
-        ({"agreement": None}, "Not compared: its objects were not compared"),
+        ({"agreement": None}, "Not compared: no image with an object went to both"),
         ({"why_no_images": "no share"}, None),
     ],
     ids=["too few images", "fails more", "fails hardly more", "differs", "live", "no images"],
