@@ -114,6 +114,17 @@ def test_photos_without_an_object_show_nothing(versions, tmp_path, labels, capsy
 
 
 @pytest.mark.slow
+def test_labels_of_which_float32_finds_none_show_nothing(versions, tmp_path, capsys):
+    """It has nothing to lose."""
+    truth = json.loads((SAMPLES / "ground_truth.json").read_text())
+    for one in truth["annotations"]:
+        one["bbox"] = [0, 0, 2, 2]
+    (tmp_path / "labels.json").write_text(json.dumps(truth))
+    assert quantize(versions, f"--ground-truth={tmp_path}/labels.json") == 2
+    assert "float32 finds none of its objects in the" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_the_bound_is_the_one_of_the_jobs(versions, tmp_path, capsys):
     """A version that jobs with this config would refuse is not announced."""
     (tmp_path / "job.yaml").write_text("detect: {min_agreement: 1}")
