@@ -61,7 +61,7 @@ def write_golden(
       The number of images.
 
     Raises:
-      GoldenError: The model or an image cannot be used, or the version has golden images already.
+      GoldenError: The model or an image cannot be used, no image has an object, or the version has golden images already.
       OSError: A file cannot be read or written.
     """
     target = Path(out, _GOLDEN)
@@ -72,6 +72,10 @@ def write_golden(
     thresholds = {"score_threshold": score_threshold, "iou_threshold": iou_threshold}
     with tempfile.TemporaryDirectory(prefix=".golden-", dir=out) as scratch:
         rows = _detected(model, images, thresholds, config, os.path.join(scratch, "job"))
+        if not any(row["detections"] for row in rows):
+            raise GoldenError(
+                f"{model} finds no object in {len(rows)} images, which would show nothing; give images with objects"
+            )
         ready = Path(scratch, "golden")
         ready.mkdir()
         with (ready / "detections.jsonl").open("w", encoding="utf-8") as file:

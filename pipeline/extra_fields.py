@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from pipeline.records import row_bytes
+from pipeline.secrets import with_public_addresses
 
 LEFT_OUT = "..."  # the field that counts those left out
 
@@ -86,7 +87,7 @@ def _plain(value: Any, deepest: int) -> Any:
         case None | bool():
             return value
         case str() if len(value) <= _MOST_BYTES:
-            return value
+            return with_public_addresses(value)
         case int() if value.bit_length() <= _MOST_BYTES:
             return value if -(2**63) <= value < 2**63 else str(value)
         case float():

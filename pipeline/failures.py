@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.records import DeadLetter, ImageRef
+from pipeline.secrets import masked_text
 
 REASONS: dict[str, dict[str, str]] = {
     "message": {
@@ -78,7 +79,7 @@ class ImageError(Exception):
 
     def __init__(self, stage: str, reason: str, message: str, generation: str = ""):
         REASONS[stage][reason]
-        super().__init__(message)
+        super().__init__(masked_text(message))
         self.stage = stage
         self.reason = reason
         self.generation = generation

@@ -20,6 +20,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pipeline.secrets import masked_text
+
 FIELDS = ("run", "image", "request", "reason")  # of a record's `extra`, shown as such in JSON
 _REPEAT_SECONDS = 60.0
 _MOST_REPEATED = 200  # different warnings that are counted at once
@@ -105,7 +107,7 @@ class LogLines(io.TextIOBase):
           same: What repeated lines share; None: it is always written.
         """
         if text.startswith("error: "):
-            self.last_error = text.removeprefix("error: ")
+            self.last_error = masked_text(text.removeprefix("error: "))
         with self._lock:
             self.end_repeats(older_than_s=_REPEAT_SECONDS)
             if same is not None and (before := self._repeated.get(same)):
@@ -131,7 +133,7 @@ class LogLines(io.TextIOBase):
         """A line as it is written, with its end; empty if it is not to be shown. Takes no lock, for signal handlers."""
         if self._quiet and severity not in ("ERROR", "CRITICAL"):
             return ""
-        now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
+        now, text = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None), masked_text(text)
         if self._json:
             of_all = {"time": now.isoformat(timespec="microseconds") + "Z", "severity": severity, "message": text.strip()}
             return json.dumps({**of_all, **self.fields, **(fields or {})}) + "\n"

@@ -84,7 +84,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--calibration", required=True, nargs="+", metavar="PATTERN", help="photos like those of the jobs, a few hundred")
     add("--ground-truth", metavar="PATH", help="labels of the photos, as detect-objects evaluate takes them")
     add("--max-ap-loss", type=float, default=1.0, help="with labels: most points of AP50 to lose (default: %(default)s)")
-    add("--min-agreement", type=float, default=0.85, help="without labels: least agreement with float32 (default: %(default)s)")
+    add(
+        "--min-agreement",
+        type=float,
+        help="least agreement, without labels with float32, and with golden images (default: the jobs' own)",
+    )
     add("--output", metavar="DIR", help="version to write, <model>/<integer> (default: the next one beside the others)")
     add("--config", action="append", default=[], metavar="FILE", help="a job's config, for a model that does not describe itself")
     return parser
@@ -92,7 +96,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _quantize(flags: argparse.Namespace) -> int:
     check_nncf()
-    model = load_config(flags.config, {"model.path": flags.model}).model
+    given = {} if flags.min_agreement is None else {"detect.min_agreement": flags.min_agreement}
+    config = load_config(flags.config, {"model.path": flags.model, **given})
+    model, flags.min_agreement = config.model, config.detect.min_agreement  # a job refuses what agrees less
     folder, version = locate(model.path, model.model_version)
     target = flags.output or _next_version(folder, "" if model.path == BUNDLED else version)
     check_output_dir(target)
@@ -105,14 +111,15 @@ def _quantize(flags: argparse.Namespace) -> int:
     pixels = _pixels(calibration, prepared)
     with step("3 of 5, quantising"):
         small = dataclasses.replace(prepared, optimised=quantised(prepared.optimised, pixels))
-    of_float, of_int8 = _rows(prepared, judging, "4 of 5, float32"), _rows(small, judging, "5 of 5, int8")
+    of_float, _ = _rows(prepared, judging, "4 of 5, float32", flags.min_agreement)
+    of_int8, refusal = _rows(small, judging, "5 of 5, int8", flags.min_agreement)
     figures = {
         "quantised": folder,
         "photos": {"calibration": len(pixels), "judged": len(of_float), "split": "by the hash of their content"},
         "nncf": importlib.metadata.version("nncf"),
         **_compared(of_float, of_int8, flags.ground_truth),
     }
-    problem = _too_far(figures, flags)
+    problem = _too_far(figures, flags) or refusal
     print(f"{'refused' if problem else target}: {_text(figures)}")
     if problem:
         print(f"error: {problem}; nothing is written", file=sys.stderr)
@@ -154,11 +161,13 @@ def _pixels(photos: Sequence[ImageRef], prepared: PreparedModel) -> list[np.ndar
     return pixels
 
 
-def _rows(prepared: PreparedModel, photos: Sequence[ImageRef], what: str) -> Rows:
-    """What a model finds in photos, by their URI."""
-    detector = Detector(start(prepared, _AP), _AP)
+def _rows(prepared: PreparedModel, photos: Sequence[ImageRef], what: str, min_agreement: float) -> tuple[Rows, str | None]:
+    """What a model finds in photos, by their URI; and why a job would refuse it, by its golden images and warm-up requests."""
+    detect = dataclasses.replace(_AP, min_agreement=min_agreement)
+    detector = Detector(start(prepared, detect), detect)
     rows, broken = {}, []
     try:
+        refusal = detector.check(detector.model)
         with bar(what, "photos", len(photos)) as progress:
             for first in range(0, len(photos), _TOGETHER):
                 refs = photos[first : first + _TOGETHER]
@@ -171,7 +180,7 @@ def _rows(prepared: PreparedModel, photos: Sequence[ImageRef], what: str) -> Row
     finally:
         detector.close()
     _check_readable(len(rows), broken)
-    return rows
+    return rows, refusal
 
 
 def _check_readable(readable: int, broken: Sequence[str]) -> None:
@@ -185,8 +194,16 @@ def _compared(of_float: Rows, of_int8: Rows, ground_truth: str | None) -> dict[s
     both = [(of_float[uri], of_int8[uri]) for uri in of_float if uri in of_int8]
     expected, found = ([_sure(row) for row in rows] for rows in zip(*both, strict=True))
     figures = {"agreement": compare(found, expected, match="path")["agreement"]}
+    if figures["agreement"] is None:
+        raise InputError(
+            f"calibration: no object in the {len(both)} photos that judge, which shows nothing; give photos with objects"
+        )
     if ground_truth:
         before, after = (_ap50(rows, ground_truth) for rows in zip(*both, strict=True))
+        if not before:
+            raise RowsError(
+                f"ground truth {ground_truth}: float32 finds none of its objects in the {len(both)} photos that judge"
+            )
         figures |= {"float32_ap50": before, "int8_ap50": after, "ap50_loss": before - after}
     return figures
 

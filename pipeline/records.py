@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from pipeline.secrets import public_address
+
 INLINE = "inline:"  # begins the URI of an image that came with its message
 
 
@@ -31,6 +33,7 @@ class ImageRef:
       message_id: The id of its message; empty in batch.
       extra: Extra columns of its manifest or message, as the JSON text of `extra_fields.extra_text`; mostly empty.
       record: Its place in a TFRecord file, `<file>@<start>-<end>` in bytes; empty for an image file.
+      signed_uri: The web address to read, where `uri` lacks its signature, token or password; it is never written.
     """
 
     uri: str
@@ -41,6 +44,18 @@ class ImageRef:
     message_id: str = ""
     extra: str = ""
     record: str = ""
+    signed_uri: str = ""
+
+    @classmethod
+    def of_uri(cls, uri: str, **fields: Any) -> ImageRef:
+        """The image at a URI that may be signed; each new signature of an address names the same image."""
+        public = public_address(uri)
+        return cls(public, signed_uri=uri if uri != public else "", **fields)
+
+    @property
+    def location(self) -> str:
+        """What to read."""
+        return self.signed_uri or self.uri
 
     @property
     def is_inline(self) -> bool:

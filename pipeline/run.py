@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 
 from models.quiet import uncollected
 from pipeline.config import Config, MonitoringConfig, check_model_is_named, load_config, load_monitoring, settings
-from pipeline.config.secrets import masked_arguments, masked_text
 from pipeline.errors import BusyError, ConfigError, FullError, StorageAwayError, TakenOverError, UserError
 from pipeline.log_lines import log_lines
+from pipeline.secrets import masked_arguments, masked_text
 
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
 _CODES = {FullError: FAILED, StorageAwayError: FAILED, BusyError: BUSY, TakenOverError: BUSY}  # of errors of users; others: WRONG

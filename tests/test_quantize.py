@@ -5,11 +5,13 @@ import re
 import shutil
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 
 from models.import_darknet import import_darknet
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.golden import GOLDEN
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.openvino_int8 import head_of
 from pipeline.detect.versions import locate
@@ -90,13 +92,57 @@ def test_an_int8_version_is_written_beside_the_others_and_a_job_uses_it(versions
     ("args", "reason"),
     [
         pytest.param([*LABELS, "--max-ap-loss=-1"], r"AP50 falls by -?\d\.\d\d points, --max-ap-loss is -1.0", id="labels"),
-        pytest.param(["--min-agreement=1.01"], r"the agreement with float32 is \d\.\d{3}, --min-agreement is 1.01", id="none"),
+        pytest.param(["--min-agreement=1"], r"the agreement with float32 is \d\.\d{3}, --min-agreement is 1.0", id="none"),
     ],
 )
 def test_a_version_beyond_the_bound_is_refused_in_one_line(versions, args, reason, capsys):
     assert quantize(versions, *args) == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(errors) == 1 and re.fullmatch(f"error: {reason}; nothing is written", errors[0])
+    assert [path.name for path in versions.iterdir()] == ["1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("labels", [[], LABELS], ids=["no labels", "labels"])
+def test_photos_without_an_object_show_nothing(versions, tmp_path, labels, capsys):
+    """Both networks find nothing in them, and so agree."""
+    for grey in range(6):
+        cv2.imwrite(str(tmp_path / f"{grey}.png"), np.full((64, 64, 3), grey, np.uint8))
+    assert quantize(versions, *labels, calibration=[tmp_path / "*.png"]) == 2
+    assert "error: calibration: no object in the 3 photos that judge" in capsys.readouterr().err
+    assert [path.name for path in versions.iterdir()] == ["1"]
+
+
+@pytest.mark.slow
+def test_labels_of_which_float32_finds_none_show_nothing(versions, tmp_path, capsys):
+    """It has nothing to lose."""
+    truth = json.loads((SAMPLES / "ground_truth.json").read_text())
+    for one in truth["annotations"]:
+        one["bbox"] = [0, 0, 2, 2]
+    (tmp_path / "labels.json").write_text(json.dumps(truth))
+    assert quantize(versions, f"--ground-truth={tmp_path}/labels.json") == 2
+    assert "float32 finds none of its objects in the" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_bound_is_the_one_of_the_jobs(versions, tmp_path, capsys):
+    """A version that jobs with this config would refuse is not announced."""
+    (tmp_path / "job.yaml").write_text("detect: {min_agreement: 1}")
+    assert quantize(versions, f"--config={tmp_path}/job.yaml") == 1
+    assert "error: the agreement with float32 is 0.9" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_version_that_jobs_would_refuse_for_its_golden_images_is_not_written(versions, capsys):
+    """Here they expect something else than it finds, at either precision."""
+    golden = versions / "1" / GOLDEN
+    golden.mkdir()
+    shutil.copy(SCENES[0], golden / "a.jpg")
+    detections = [{"box_xyxy": [0, 0, 5, 5], "class_id": 0, "class_name": "0", "confidence": 0.9}]
+    row = {"image": {"uri": "a.jpg"}, "score_threshold": 0.25, "iou_threshold": 0.45, "detections": detections}
+    (golden / "detections.jsonl").write_text(json.dumps(row))
+    assert quantize(versions, *LABELS) == 1
+    assert "error: its agreement with its golden images is 0.000, expected 0.9 or more" in capsys.readouterr().err
     assert [path.name for path in versions.iterdir()] == ["1"]
 
 

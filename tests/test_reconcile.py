@@ -42,16 +42,16 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
         "          2 done",
         "          0 dead",
         "          1 stale",
-        "            in/2026/11/20/a.png",
+        f"            {folder}/in/2026/11/20/a.png",
         "          1 missing",
-        "            in/d.png",
+        f"            {folder}/in/d.png",
         "          0 doubled",
         "          0 orphaned",
         "not complete: the same detect-objects run does what is missing or stale",
     ]
     for name, uri in (("missing", "in/d.png"), ("stale", "in/2026/11/20/a.png")):
         (row,) = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
-        assert row["uri"] == uri and re.fullmatch(r"\d+-\d+", row["generation"])
+        assert row["uri"] == f"{folder}/{uri}" and re.fullmatch(r"\d+-\d+", row["generation"])
     assert run.main(["--input", "missing.jsonl", "--output", "mended", "--model", bright_model]) == 0
 
 

@@ -7,8 +7,17 @@ import pytest
 
 from pipeline import run
 from pipeline.config import Config
+from pipeline.failures import ImageError
+from pipeline.monitoring import health
+from pipeline.records import ImageRef
+from pipeline.secrets import masked_text
+from pipeline.stats.process import PROCESS
+from pipeline.stats.summary import JobStats
+from pipeline.stream.messages import Message, MessageLimits, parse_message
+from pipeline.stream.outgoing import dead_letter_message
 from tests.conftest import write_bright_image
 from tests.forked_jobs import KILLED, Moment, run_forked
+from tests.read.test_web import Server, server  # noqa: F401  a fixture
 
 SECRETS = ("hunter2-flag", "hunter2-config", "hunter2-pair", "hunter2-apart", "hunter2-list")
 CONFIG = """
@@ -77,3 +86,127 @@ def test_the_option_itself_reaches_beam():
 
     config = Config(beam_options={"s3_session_token": "hunter2-config"})
     assert beam_options(config, []).get_all_options()["s3_session_token"] == "hunter2-config"
+
+
+# an address of each way to sign, whose secrets stand where the test puts them
+SIGNED = (
+    "sv=2024-11-04&se=2026-12-01T00%3A00%3A00Z&sr=b&sp=r&sig={}",
+    "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential={0}%2F20261124&X-Amz-Expires=60&X-Amz-Signature={0}&X-Amz-Security-Token={0}",
+    "X-Goog-Algorithm=GOOG4-RSA-SHA256&X-Goog-Credential={0}&X-Goog-Signature={0}",
+    "AWSAccessKeyId=AKIA&Expires=1795219200&Signature={}",
+    "v=7&token={}",
+    "access_token={}",
+)
+
+
+@pytest.mark.parametrize("query", SIGNED, ids=lambda query: query.partition("=")[0])
+def test_each_new_signature_names_the_same_image(query):
+    first, second = (ImageRef.of_uri(f"https://host/a.jpg?{query.format(secret)}", generation="1") for secret in ("one", "two"))
+    assert first.identity == second.identity == f"https://host/a.jpg{'?v=7' if 'v=7' in query else ''}#1"
+    assert (first.location, second.location) == tuple(f"https://host/a.jpg?{query.format(secret)}" for secret in ("one", "two"))
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *(
+            "https://host/a.jpg",
+            "https://host/a?",
+            "https://host/?id=1&sr=2&se=3",
+            "https://host/a.jpg?key=photos/1.jpg&size=[1]",
+        ),
+        *(
+            "gs://b/token=5/a.jpg",
+            "/data/a?sig=b.jpg",
+            "abfs://container@account.dfs.core.windows.net/a.jpg",
+            "a\udc80?token=b.jpg",
+        ),
+    ],
+)
+def test_what_is_no_secret_names_its_image(uri):
+    assert (ImageRef.of_uri(uri).uri, ImageRef.of_uri(uri).location) == (uri, uri)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cannot reach https://me:hunter2@host/x: refused",
+        "grpc://me:hunter2@host:8001/yolo does not answer",
+        "HTTPConnectionPool(host='h', port=80): Max retries exceeded with url: /x.jpg?sig=hunter2 (Caused by …)",
+        "url: /x.jpg?a=b&X-Amz-Signature=hunter2&X-Goog-Signature=hunter2",
+        "{'Authorization': 'Bearer hunter2'}",
+        "Authorization: Basic hunter2",
+        "x-api-key: hunter2",
+        "API_PASS=hunter2 detect",
+        '{"url": "https://h/a?se=2026\\u0026sig=hunter2"}',
+        "<a href='https://h/a?se=2026&amp;sig=hunter2'>",
+    ],
+)
+def test_a_text_shows_no_secret(text):
+    assert "hunter2" not in masked_text(text)
+
+
+def test_a_long_text_is_masked_at_once():
+    """No pattern looks at a text again from each of its characters."""
+    for text in ("a" * 300_000, "key" * 1000, "https://" * 2000, "x-" * 20_000, ":" * 100_000):
+        assert masked_text(text) == text
+
+
+def test_nothing_that_leaves_a_job_has_a_secret(server, tmp_path, bright_model):  # noqa: F811
+    """Signed addresses that are read, refused, and away for a while, in a manifest and as an input, beside secret settings."""
+    write_bright_image(tmp_path / "a.png", (64, 48), (10, 10, 30, 30))
+    content = (tmp_path / "a.png").read_bytes()
+    Server.images.update({f"/in/{n}.png?{query.format('hunter2')}": content for n, query in enumerate(SIGNED)})
+    Server.images["/in/named.png?token=hunter2"] = content
+    lines = [f"{server}/in/{n}.png?{query.format('hunter2')}" for n, query in enumerate(SIGNED)]
+    lines += [
+        f"{server}/status?sig=hunter2/403",
+        f"{server}/gone.png?sig=hunter2",
+        server.replace("//", "//me:hunter2@") + "/gone3.png?b=c",
+        f"{server}/busy/b.png?sig=hunter2",
+    ]
+    lines += ['{"uri": "https://h/a?sig=hunter2', f'{{"uri": "{server}/gone2?sig=hunter2", "page": "https://h/?token=hunter2"}}']
+    (tmp_path / "list.jsonl").write_text("\n".join(line if line[0] == "{" else json.dumps(line) for line in lines))
+    (tmp_path / "job.yaml").write_text(
+        "stream: {dead_letter_topic: 'https://me:hunter2@host/x'}\nmonitoring: {otlp_endpoint: 'http://me:hunter2@127.0.0.1:9'}\n"
+    )
+    inputs = ["--input", tmp_path / "list.jsonl", f"{server}/in/named.png?token=hunter2"]
+    command = ["--config", tmp_path / "job.yaml", *inputs, "--output", tmp_path / "out", "--model", bright_model]
+    command += ["--notify", f"sh -c 'cat > {tmp_path}/notified'", "--max-dead-share", "1", "--log-format", "json", "--verbose"]
+    log = tmp_path / "log"
+    assert run_forked(command, log) == 0
+    written = written_in(tmp_path / "out") | {"log": log.read_text(), "notified": (tmp_path / "notified").read_text()}
+    assert {name for name, text in written.items() if "hunter2" in text} == set()
+    counted = json.loads(written["summary.json"])["images"]
+    assert (counted["detected"], counted["dead"]) == (len(SIGNED) + 1, 6)
+    Server.images.update({path.replace("hunter2", "hunter3"): content for path in Server.images})
+    (tmp_path / "list.jsonl").write_text((tmp_path / "list.jsonl").read_text().replace("hunter2", "hunter3"))
+    assert run_forked([*command, "--dry-run"], log) == 0
+    assert "hunter" not in log.read_text()
+    assert run_forked([*command, "--only-new"], log) == 0
+    counted = json.loads(written_in(tmp_path / "out")["summary.json"])["images"]
+    assert counted["detected"] == 0 and counted["skipped"] >= len(SIGNED), "a new signature is no new image"
+
+
+@pytest.mark.parametrize("prefix", ["https://", "gs://"], ids=["allowed", "refused"])
+def test_nothing_that_a_stream_publishes_has_a_secret(prefix):
+    """Rows, attributes and dead letters, and the message within a dead letter."""
+    uri = "https://host/a.jpg?v=7&sig=hunter2"
+    asked = json.dumps({"uri": uri, "page": "https://host/?token=hunter2"}).encode()
+    request = parse_message(Message(asked, {}, "id", 100.0), MessageLimits(allowed_prefixes=(prefix,)))
+    if request.images:
+        (ref,) = request.images
+        assert (ref.uri, ref.location) == ("https://host/a.jpg?v=7", uri)
+        letter = ImageError("read", "unreadable", f"no answer from {uri}").dead_letter(ref)
+    else:
+        (letter,) = request.dead_letters
+        assert b"https://host/a.jpg?v=7" in letter.payload and b"hunter2" not in letter.payload
+    published = dead_letter_message(letter, 100.0)
+    assert b"hunter2" not in published.data and "hunter2" not in str(published.attributes)
+    assert published.attributes["image_uri"] == "https://host/a.jpg?v=7"
+
+
+def test_health_checks_show_no_secret(monkeypatch):
+    monkeypatch.setitem(PROCESS.failing, "storage", "Max retries exceeded with url: /x.jpg?sig=hunter2")
+    answered = b"".join(health.application(lambda: health.readiness(JobStats()))({}, lambda *_: None))
+    assert b"Max retries" in answered and b"hunter2" not in answered

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+import cv2
+import numpy as np
 import psutil
 import pytest
 
@@ -131,6 +133,16 @@ def test_files_that_are_no_images_are_one_line(tmp_path, bright_model, capsys):
     assert main(["--input", f"{tmp_path}/a.jpg", "--model", bright_model, "--output", str(tmp_path / "tuned.yaml")]) == 2
     assert capsys.readouterr().err == "error: input: none of the 1 files is an image that can be decoded\n"
     assert [path.name for path in tmp_path.iterdir()] == ["a.jpg"]
+
+
+@pytest.mark.slow
+def test_images_without_an_object_are_one_line(tmp_path, bright_model, capsys):
+    """Each candidate would agree with the start on them."""
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((40, 40, 3), np.uint8))
+    assert main(["--input", f"{tmp_path}/a.png", "--model", bright_model, "--output", str(tmp_path / "tuned.yaml")]) == 2
+    assert (
+        capsys.readouterr().err == "error: input: no object in 1 images, so nothing shows what a candidate finds; give others\n"
+    )
 
 
 @pytest.mark.slow

@@ -27,9 +27,9 @@ def compare(detections: Source, reference: Source, *, iou_threshold: float = 0.5
 
     Returns:
       `images` in both, `images_only_in_detections`, `images_only_in_reference`, `detections`, `reference_detections`, `matched`
-      pairs, and `agreement`: 2 matched / all detections of both, 1.0 if neither has any. Of the matched pairs, or None without
-      any: `mean_iou`, `min_iou`, `mean_score_difference` (detections minus reference), `mean_abs_score_difference`,
-      `max_abs_score_difference`.
+      pairs, and `agreement`: 2 matched / all detections of both, None without any, since that shows nothing. Of the matched
+      pairs, or None without any: `mean_iou`, `min_iou`, `mean_score_difference` (detections minus reference),
+      `mean_abs_score_difference`, `max_abs_score_difference`.
 
     Raises:
       RowsError: An output cannot be read, names an image twice, or the two have no image in common.
@@ -52,7 +52,7 @@ def compare(detections: Source, reference: Source, *, iou_threshold: float = 0.5
         "reference_detections": count_theirs,
         "iou_threshold": iou_threshold,
         "matched": len(pairs),
-        "agreement": 2 * len(pairs) / total if total else 1.0,
+        "agreement": 2 * len(pairs) / total if total else None,
         **_pair_figures(pairs),
     }
 

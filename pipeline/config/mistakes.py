@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.config.secrets import MASK, is_secret
 from pipeline.config.setting import MOST, Setting, settings_of
 from pipeline.config.synonyms import near_names, synonym_of
+from pipeline.secrets import MASK, is_secret
 
 _EXPECTED = {  # by pydantic's type of error: https://docs.pydantic.dev/latest/errors/validation_errors/
     "int_type": "a whole number",

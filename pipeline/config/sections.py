@@ -27,9 +27,9 @@ from pipeline.config.checked import (
     setting,
 )
 from pipeline.config.paths import Path, SomePath
-from pipeline.config.secrets import masked_options, masked_target
 from pipeline.config.setting import MOST, Setting, settings_of
 from pipeline.errors import ConfigError
+from pipeline.secrets import masked_options, masked_target, without_secrets
 
 
 def _beam_option(value: Any) -> Any:
@@ -356,7 +356,7 @@ class Config:
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as nested dicts and lists, with secrets masked."""
-        plain: dict[str, Any] = TypeAdapter(Config).dump_python(self, mode="json")
+        plain: dict[str, Any] = without_secrets(TypeAdapter(Config).dump_python(self, mode="json"))
         monitoring = {**plain["monitoring"], "notify": masked_target(self.monitoring.notify)}
         return {**plain, "beam_options": masked_options(plain["beam_options"]), "monitoring": monitoring}
 

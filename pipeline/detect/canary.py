@@ -119,10 +119,10 @@ class Canary:
     def verdict(self) -> str:
         """`promoted` or `dropped`, by the figures; empty until the canary has had enough images."""
         shown = self.figures()
-        if shown.images < self._settings.canary_images:
+        works = shown.failure_rate <= shown.stable_failure_rate + MORE_FAILURES
+        if shown.images < self._settings.canary_images or (works and not shown.objects):  # no objects show nothing
             return ""
         agrees = shown.agreement is not None and shown.agreement >= self._settings.min_agreement
-        works = shown.failure_rate <= shown.stable_failure_rate + MORE_FAILURES
         return "promoted" if agrees and works else "dropped"
 
     def decide(self, outcome: str) -> CanaryStats:

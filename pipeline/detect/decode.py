@@ -27,6 +27,7 @@ from pipeline.failures import ImageError
 _SCALED_DECODES = ((8, cv2.IMREAD_REDUCED_GRAYSCALE_8), (4, cv2.IMREAD_REDUCED_GRAYSCALE_4), (2, cv2.IMREAD_REDUCED_GRAYSCALE_2))
 _MARGIN = 1.5  # a scaled decode keeps at least this many pixels for each pixel of the model's input
 _BYTES_PER_PIXEL = 16  # of decoding; formats that take more may have fewer pixels
+_PADDING = b"\xaa" * 64  # behind a JPEG's last pixel a decoder skips it; in place of pixels it makes other ones
 _SECONDS = 5.0  # most CPU time of one image, where at most so many pixels are allowed:
 _SECONDS_PIXELS = 100_000_000
 
@@ -111,6 +112,10 @@ def _decode_pixels(header: Header, flag: int) -> np.ndarray:
     if pixels is None:
         reason = "truncated" if header.cut else "corrupt"
         raise ImageError("decode", reason, f"the pixels of the {header.format} cannot be decoded")
+    if header.format == "JPEG" and header.cut:
+        padded = opencv_pixels(header.content[:-2] + _PADDING + header.content[-2:], flag)
+        if padded is None or not np.array_equal(pixels, padded):  # a decoder makes up what is missing
+            raise ImageError("decode", "truncated", "the JPEG ends within its pixels (no end-of-image marker)")
     return pixels
 
 

@@ -27,7 +27,7 @@ def opencv_pixels(content: bytes | np.ndarray, flag: int = cv2.IMREAD_COLOR_RGB)
     """Decodes with OpenCV; does not apply a JPEG's or PNG's orientation.
 
     Returns:
-      `(h, w, 3) uint8` RGB; None if OpenCV cannot decode it.
+      `(h, w, 3)` RGB, `uint8` unless the flag has `IMREAD_ANYDEPTH`; None if OpenCV cannot decode it.
 
     Raises:
       MemoryError: There is not enough memory for the pixels.
@@ -43,7 +43,7 @@ def opencv_pixels(content: bytes | np.ndarray, flag: int = cv2.IMREAD_COLOR_RGB)
 def pillow_pixels(image: Image.Image) -> np.ndarray:
     """The pixels of an image opened by Pillow, `(h, w, 3) uint8` RGB; raises Pillow's errors."""
     if image.mode.startswith(("I", "F")):  # Pillow would clip these to 8 bits, not scale
-        return _to_8_bit(image)
+        return to_8_bit(np.asarray(image), any_range=image.format == "TIFF")
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
@@ -60,10 +60,18 @@ def one_line(err: Exception) -> str:
     return " ".join(str(err).split())[:200] or type(err).__name__
 
 
-def _to_8_bit(image: Image.Image) -> np.ndarray:
-    values = np.asarray(image)
-    top = 65535.0 if image.mode.startswith("I") else max(float(values.max(initial=0)), 1e-9)
-    grey = np.empty(values.shape, np.uint8)
+def to_8_bit(values: np.ndarray, *, any_range: bool = True) -> np.ndarray:
+    """Scales pixels of more than 8 bits, `(h, w)` or `(h, w, 3)`, to `(h, w, 3) uint8`.
+
+    Args:
+      values: Integers, or floats, whose largest value becomes 255.
+      any_range: Whether integers may be of fewer bits than they are stored in, as those of microscopes and depth cameras are: the
+        narrowest usual width that holds them is taken. Else they have 16 bits.
+    """
+    most = max(float(np.fmax.reduce(values, axis=None)), 1e-9)  # not of pixels without a value (NaN)
+    widths = (8, 10, 12, 14, 16) if any_range else (16,)
+    top = most if values.dtype.kind == "f" else next((2.0**bits - 1 for bits in widths if most < 2**bits), most)
+    scaled = np.empty(values.shape, np.uint8)
     for row in range(0, len(values), _ROWS):  # all at once would take 12 bytes more a pixel
-        grey[row : row + _ROWS] = np.clip(values[row : row + _ROWS] * np.float32(255.0 / top), 0, 255)
-    return np.repeat(grey[..., None], 3, axis=2)
+        scaled[row : row + _ROWS] = np.clip(np.nan_to_num(values[row : row + _ROWS] * np.float32(255.0 / top)), 0, 255)
+    return scaled if scaled.ndim == 3 else np.repeat(scaled[..., None], 3, axis=2)

@@ -24,6 +24,7 @@ import signal
 import socket
 from collections.abc import Iterator
 
+import cv2
 import numpy as np
 from PIL import (
     BmpImagePlugin,
@@ -37,7 +38,7 @@ from PIL import (
 )
 
 from pipeline.detect.child_messages import TIMED_OUT, receive, send
-from pipeline.detect.decoders import one_line, opencv_pixels, pillow_pixels, turn_upright
+from pipeline.detect.decoders import one_line, opencv_pixels, pillow_pixels, to_8_bit, turn_upright
 from pipeline.detect.headers.exif import orientation
 from pipeline.detect.headers.header import Size, corrupt, not_read, too_large
 from pipeline.failures import ImageError
@@ -156,7 +157,7 @@ def _open_with_pillow(name: str, content: np.ndarray) -> _Opened:
         image = Image.open(io.BytesIO(content.tobytes()), formats=(name,))
         return _Opened(name, content, image.size, image)
     except Exception:
-        pixels = opencv_pixels(content) if name in _OPENCV_FIRST else None  # it reads some BMP files that Pillow does not
+        pixels = _opencv_8_bit(name, content) if name in _OPENCV_FIRST else None  # it reads some BMP files that Pillow does not
         if pixels is None:
             raise
         return _Opened(name, content, pixels.shape[1::-1])
@@ -195,6 +196,15 @@ def _open_radiance(content: bytes) -> _Opened:
     return _Opened("HDR", plain, (int(found[2]), int(found[1])))
 
 
+def _opencv_8_bit(name: str, content: np.ndarray) -> np.ndarray | None:
+    if name != "TIFF":
+        return opencv_pixels(content)
+    pixels = opencv_pixels(content, cv2.IMREAD_COLOR_BGR | cv2.IMREAD_ANYDEPTH)  # as RGB, OpenCV 4.14 makes 16 bits black
+    if pixels is None:
+        return None
+    return (pixels if pixels.dtype == np.uint8 else to_8_bit(pixels))[..., ::-1]
+
+
 def _import_heif() -> None:
     try:
         import pillow_heif
@@ -209,7 +219,7 @@ def _decode(opened: _Opened) -> np.ndarray:
     """The upright pixels."""
     image, pixels = opened.image, None
     if opened.name in _OPENCV_FIRST or (image and opened.name == "JPEG2000" and image.mode in _OPENCV_JPEG2000_MODES):
-        pixels = opencv_pixels(opened.content)
+        pixels = _opencv_8_bit(opened.name, opened.content)
     if pixels is None and image:
         pixels = pillow_pixels(image)
     if pixels is None:

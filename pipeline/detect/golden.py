@@ -92,9 +92,15 @@ def disagreement(golden: Sequence[GoldenImage], detect_in: DetectIn, detect: Det
         expected.append(_let_through(image.row, least, detect))
         found.append(_let_through(detection_row(result), least, detect))
     agreement = compare(found, expected)["agreement"]
+    if agreement is None:
+        return (
+            "none of its golden images has an object of this job's classes and score_threshold, so they show nothing; "
+            "write some with objects, or set min_agreement to 0"
+        )
     if agreement >= detect.min_agreement:
         return None
-    worst = min(range(len(golden)), key=lambda n: compare([found[n]], [expected[n]])["agreement"])
+    with_objects = [n for n in range(len(golden)) if expected[n]["detections"] or found[n]["detections"]]
+    worst = min(with_objects, key=lambda n: compare([found[n]], [expected[n]])["agreement"])
     return (
         f"its agreement with its golden images is {agreement:.3f}, expected {detect.min_agreement} or more (min_agreement); "
         f"it differs most in {golden[worst].name}{_other_suppression(golden, detect)}"

@@ -33,6 +33,11 @@ class ModelInUse:
         """The version in use; after `unload` the last one."""
         return self._last
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether images get a version; not so between `unload` and the next `swap`."""
+        return self._current is not None
+
     @contextlib.contextmanager
     def taken(self) -> Iterator[LoadedModel]:
         """Lends the version in use to one group of images and keeps it open meanwhile. Blocks while there is none.
@@ -58,7 +63,7 @@ class ModelInUse:
         """Lends this version from now on. Returns once the old one has no users and is closed."""
         with self._changed:
             old, self._current = self._current, model
-            self._last = model or self._last
+            self._last, self._failure = model or self._last, ""
             self._changed.notify_all()
             if not old:
                 return

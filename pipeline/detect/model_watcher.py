@@ -105,9 +105,13 @@ class ModelWatcher:
         self._before = set(candidates)
         for version in candidates:
             if version.name == self._detector.model.version:
-                return
+                break
             if version in before and version not in self._refused and self._take(version):
-                return
+                break
+        if not self._detector.in_use.is_lent:  # it made way for another one, and could not be loaded again
+            old = self._detector.model
+            self._detector.swap(self._loaded_again(old))
+            _say(f"model {old.metadata.name}: version {old.version} is in use again")
 
     def _watch(self) -> None:
         while not self._end.wait(self._model.model_poll_s):

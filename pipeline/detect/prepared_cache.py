@@ -86,12 +86,11 @@ def read_prepared(
         with contextlib.suppress(OSError):
             os.utime(entry)  # the newest entries are kept
         return read_entry(entry, folder, version, local)
-    path = os.path.join(local, INT8)
-    if not os.path.isfile(path):
-        raise ModelError(f"model {folder}: has no int8 network ({INT8}); make a version: detect-objects quantize")
-    prepared = read_entry(path, folder, version, local)
+    prepared = read_entry(os.path.join(local, INT8), folder, version, local)
     if not (prepared and isinstance(prepared.optimised, OpenVinoGraph)):
-        raise ModelError(f"model {folder}: {INT8} cannot be read; write it anew: detect-objects quantize")
+        raise ModelError(
+            f"model {folder}: has no int8 network that can be read ({INT8}); make a version: detect-objects quantize"
+        )
     name = model.name or prepared.metadata.name
     return dataclasses.replace(prepared, metadata=dataclasses.replace(prepared.metadata, name=name))
 

@@ -82,7 +82,7 @@ def show_plan(job: Job) -> int:
         raise _nothing(config)
     model = detector.model.metadata.name, detector.model.version
     done = _done(config, RowVersion.of(config.as_dict(), model))
-    known = done.among({ref.uri: ref.generation for ref in refs.values()}) if done else set()
+    known = done.among(refs.values()) if done else set()
     new = sorted((ref for ref in refs.values() if ref.uri not in known), key=lambda ref: ref.uri)
     say(input_lines(new, len(refs) - len(new), left_out))
     say(f"         from {pattern}" for pattern in patterns if is_container(pattern) or is_manifest(pattern))
@@ -91,7 +91,7 @@ def show_plan(job: Job) -> int:
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(_ending(config).files())})"])
     refused = [ref.uri for ref in new if ref.size_bytes == NOT_ALLOWED]
     say(f"wrong?   {refusal(uri, allowed)}" for uri in refused[:1])
-    succeeded = tried(detector, first_images(to_try(ref.uri for ref in new if ref.uri not in refused), config))
+    succeeded = tried(detector, first_images(to_try(ref.location for ref in new if ref.uri not in refused), config))
     say(["dry run: nothing was written"])
     if not succeeded:
         print("error: none of the images that were tried can be detected in; see their dead letters above", file=sys.stderr)

@@ -21,6 +21,7 @@ from pipeline.read.dead_letter_replay import is_letter
 from pipeline.read.fetch import fetch
 from pipeline.read.manifests import is_bad_line, letter_of_line
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
+from pipeline.secrets import masked_text
 from pipeline.stats.summary import left_out_line
 
 _SHOWN = 5  # names, or objects
@@ -30,7 +31,7 @@ _TRIED = 5  # images
 def say(lines: Iterable[str]) -> None:
     """Prints lines; escapes names that are no Unicode."""
     for line in lines:
-        print(line.encode("utf-8", "backslashreplace").decode())
+        print(masked_text(line).encode("utf-8", "backslashreplace").decode())
 
 
 def shown(names: Iterable[str]) -> Iterator[str]:
@@ -88,7 +89,7 @@ def _classes_scored(model: LoadedModel) -> int | None:
 def first_images(uris: Sequence[str], config: Config) -> Iterator[EncodedImage | DeadLetter]:
     """A few images to try, each read when the caller takes it."""
     max_bytes = int(config.read.max_file_mb * 1e6)
-    for ref in map(ImageRef, uris[:_TRIED]):
+    for ref in map(ImageRef.of_uri, uris[:_TRIED]):
         if is_container(ref.uri):
             found = images_in(ref, config.read, max_megapixels=config.detect.max_megapixels)
             yield from itertools.islice((image for image in found if not isinstance(image, str)), _TRIED)

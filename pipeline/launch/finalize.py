@@ -13,7 +13,6 @@ from typing import Any
 
 from pipeline import errors
 from pipeline.config import WriteConfig
-from pipeline.config.secrets import masked_text
 from pipeline.errors import UserError
 from pipeline.log_lines import say_at_once
 from pipeline.records import DetectedImage
@@ -22,6 +21,7 @@ from pipeline.report.page import render_report
 from pipeline.results import cancellation
 from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_result_name, read_summary, sample_name
 from pipeline.results.run import Run, remove_abandoned
+from pipeline.secrets import masked_text
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import chosen
 from pipeline.stats.summary import JobStats, RunFacts, left_out_line, summarise, to_json

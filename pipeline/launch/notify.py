@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.config.secrets import masked_target, masked_text
 from pipeline.launch.finalize import FAILED
 from pipeline.log_lines import LogLines
+from pipeline.secrets import masked_target, masked_text
 from pipeline.stats.process import PROCESS
 from pipeline.stats.summary import JobStats
 

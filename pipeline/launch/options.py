@@ -29,6 +29,7 @@ from pipeline.errors import ConfigError, RunnerError
 from pipeline.launch.dataflow import check_machine, network_flags
 from pipeline.launch.flink_options import server_options
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
+from pipeline.secrets import without_secrets
 from pipeline.stats.process import ModelStats
 from pipeline.stats.summary import RunFacts
 
@@ -61,7 +62,9 @@ class Job:
     @property
     def settings(self) -> dict[str, Any]:
         """All settings, nested, as the results name them."""
-        return self.config.as_dict() | ({"resolved_input": list(self.resolved_input)} if self.resolved_input else {})
+        return self.config.as_dict() | (
+            {"resolved_input": without_secrets(list(self.resolved_input))} if self.resolved_input else {}
+        )
 
     @property
     def in_process(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.monitoring.http_server import plain
+from pipeline.secrets import masked_text
 from pipeline.stats.process import PROCESS
 from pipeline.stats.summary import JobStats
 
@@ -55,7 +56,9 @@ def application(checks: Callable[[], Sequence[Check]]) -> WSGIApplication:
 
     def answer(_environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         found = checks()
-        lines = [f"{'ok' if check.passes else 'FAILED'} {check.name}: {' '.join(check.text.split())}" for check in found]
+        lines = [
+            f"{'ok' if check.passes else 'FAILED'} {check.name}: {' '.join(masked_text(check.text).split())}" for check in found
+        ]
         status = "200 OK" if all(check.passes for check in found) else "503 Service Unavailable"
         return plain(start_response, status, "\n".join(lines))
 

@@ -66,7 +66,7 @@ def fetch(
       StorageUnavailableError: Storage failed for `retry_seconds`.
       ImageError: The image is missing, forbidden, too large or unreadable.
     """
-    with storage_failures(ref.uri):
+    with storage_failures(ref.location):
         try:
             return _fetch_once(ref, max_bytes, reserve)
         except Exception as err:  # `Retry` costs 20 microseconds, which all images but those of an outage can do without
@@ -89,7 +89,7 @@ def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
     Raises:
       ImageError: It cannot be looked up.
     """
-    with storage_failures(ref.uri):
+    with storage_failures(ref.location):
         if ref.uri.startswith("gs://"):
             again = retry.Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds)
             with storage_client() as client:
@@ -99,23 +99,20 @@ def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
         store = etag_store(ref.uri)
         if is_web(ref.uri) or store:
             again = retry.Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds)
-            return again(store.look_up if store else look_up_web)(ref.uri)[2] or ref.generation
+            return again(store.look_up if store else look_up_web)(ref.location)[2] or ref.generation
         return ref.generation if "://" in ref.uri else _generation(os.stat(ref.uri))
 
 
 @contextlib.contextmanager
 def open_file(uri: str, retry_seconds: float = RETRY_SECONDS, generation: str = "") -> Iterator[Any]:
-    """Opens a file, or an object of this generation, for reading, without decompression; use it within `storage_failures`.
-
-    All pieces of an object are of the generation that it has now: if it is replaced meanwhile, reading fails.
-    """
+    """Opens a file, or an object of this generation, for reading, without decompression; use it within `storage_failures`."""
     with contextlib.ExitStack() as opened:
         if uri.startswith("gs://"):
             from google.cloud.storage.retry import DEFAULT_RETRY
 
             again = DEFAULT_RETRY.with_timeout(retry_seconds)
             blob = blob_of(opened.enter_context(storage_client()), uri, generation)
-            blob.reload(retry=again)
+            blob.reload(retry=again)  # reading fails if the object is replaced meanwhile
             same = {"if_generation_match": blob.generation}
             file = opened.enter_context(blob.open("rb", chunk_size=_CHUNK_BYTES, raw_download=True, retry=again, **same))
         elif store := etag_store(uri):
@@ -206,7 +203,7 @@ def _fetch_once(ref: ImageRef, max_bytes: int, reserve: Reserve) -> tuple[bytes,
     if store := etag_store(ref.uri):
         return _fetch_with_etag(store, ref.uri, max_bytes, reserve)
     if is_web(ref.uri):
-        return _fetch_web(ref.uri, max_bytes, reserve)
+        return _fetch_web(ref.location, max_bytes, reserve)
     if "://" in ref.uri:
         return _fetch_through_beam(ref, max_bytes, reserve), ref.generation
     return _fetch_file(ref.uri, max_bytes, reserve)

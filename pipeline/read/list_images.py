@@ -118,7 +118,7 @@ def list_pieces(
             case Manifest(path):
                 yield from map(bounded, _but_own(_read_found(path), own, leave_out))
             case FoundFile(path, size_bytes, generation):
-                yield ImageRef(path, generation, size_bytes)
+                yield ImageRef.of_uri(path, generation=generation, size_bytes=size_bytes)
             case str(kind):
                 leave_out(kind)
 

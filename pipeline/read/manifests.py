@@ -26,6 +26,7 @@ from pipeline.read.fetch import open_file, storage_failures
 from pipeline.read.image_names import names_image
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import DeadLetter, ImageRef, name_bytes
+from pipeline.secrets import masked_text
 from pipeline.storage.globs import real_folder
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
@@ -71,10 +72,10 @@ def read_manifest(path: str) -> Iterator[ImageRef]:
         with storage_failures(path), open_file(path) as file:
             for named in named_images(_lines(file), path, lambda uri: os.path.isfile(_resolve(uri, folder))):
                 if isinstance(named, BadLine):
-                    yield _as_ref(f"{path}:{named.number}", named.why)
+                    yield _as_ref(f"{path}:{named.number}", masked_text(named.why))
                     continue
                 uri, extra = named
-                yield ImageRef(full_name(_resolve(uri, folder), real), extra=extra_text(extra) if extra else "")
+                yield ImageRef.of_uri(full_name(_resolve(uri, folder), real), extra=extra_text(extra) if extra else "")
     except ImageError as err:
         raise InputError(f"manifest {err}") from err
 

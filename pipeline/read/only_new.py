@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -40,23 +40,21 @@ class DoneRows(NamedTuple):
 
     def has(self, ref: ImageRef) -> bool:
         """Whether an image is done."""
-        return bool(self.among({ref.uri: ref.generation}))
+        return bool(self.among([ref]))
 
-    def among(self, generations: Mapping[str, str], pool: ThreadPoolExecutor | None = None) -> set[str]:
-        """Those of some images that are done.
+    def among(self, refs: Iterable[ImageRef], pool: ThreadPoolExecutor | None = None) -> set[str]:
+        """The URIs of those of some images that are done.
 
         Args:
-          generations: Each URI with its generation. Where that is not known, storage is asked for it.
+          refs: The images. Where a generation is not known, storage is asked for it.
           pool: For these requests.
         """
-        if not len(self.keys) or not generations:
+        if not len(self.keys):
             return set()
-        unknown = [uri for uri, generation in generations.items() if not generation]
-        asked = zip(unknown, (pool.map if pool else map)(_asked_generation, unknown), strict=True)
-        known = {**generations, **dict(asked)}
-        wanted = np.fromiter((self.version.key(uri, generation) for uri, generation in known.items()), np.uint64, len(known))
+        known = list((pool.map if pool else map)(_with_generation, refs))
+        wanted = np.fromiter((self.version.key(*each) for each in known), np.uint64, len(known))
         found = contains(self.keys, wanted)
-        return {uri for (uri, generation), is_done in zip(known.items(), found.tolist(), strict=True) if is_done and generation}
+        return {uri for (uri, generation), is_done in zip(known, found.tolist(), strict=True) if is_done and generation}
 
 
 @functools.lru_cache(maxsize=2)
@@ -64,8 +62,11 @@ def _keys(rows: DoneRows) -> np.ndarray:
     return done_keys(rows.output, rows.version, failed_too=rows.failed_too, prefixes=rows.prefixes)
 
 
-def _asked_generation(uri: str) -> str:
+def _with_generation(ref: ImageRef) -> tuple[str, str]:
+    """The URI and the generation of an image; the latter is empty where storage does not say it."""
+    if ref.generation:
+        return ref.uri, ref.generation
     try:
-        return look_up(uri).generation if is_web(uri) else generation_of(uri)
+        return ref.uri, look_up(ref.location).generation if is_web(ref.location) else generation_of(ref.location)
     except Exception:  # noqa: BLE001  the reader of the image reports what is wrong
-        return ""
+        return ref.uri, ""

@@ -20,6 +20,7 @@ from pipeline.prefetch import NoRoomError, Prefetcher, Slot, started_pool
 from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError, fetch
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.results.cancellation import steps_are_cancelled
+from pipeline.secrets import masked_text
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
 from pipeline.storage.web import is_web
@@ -72,14 +73,15 @@ class CircuitBreaker:
     def failed(self, uri: str, err: Exception) -> None:
         """Notes a transient failure of one try."""
         PROCESS.parts["read"].progressed()  # it has returned, and is tried again
-        PROCESS.failing["storage"] = str(err)[:300]
+        said = " ".join(masked_text(str(err)).split())[:300]
+        PROCESS.failing["storage"] = said
         with self._lock:
             if _store_of(uri) in self._failing_since:
                 return
             self._failing_since[_store_of(uri)] = self._clock()
         is_waited_for = math.isinf(self._give_up_seconds) and not is_web(uri)
         how_long = "until it is back" if is_waited_for else f"for {self._retry_seconds:g} s"
-        _log.warning("storage fails (%s); each image is tried again %s", " ".join(str(err).split())[:300], how_long)
+        _log.warning("storage fails (%s); each image is tried again %s", said, how_long)
 
     def succeeded(self, uri: str) -> None:
         """Notes that the store of an image has answered."""

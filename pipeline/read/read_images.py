@@ -30,12 +30,13 @@ from pipeline.records import DeadLetter, EncodedImage, ImageRef, identity_hash, 
 from pipeline.results.cancellation import until_cancelled
 from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.shards import Shard, list_shards
+from pipeline.secrets import public_address
 from pipeline.stats import metrics
 from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.storage.listing import MAX_PARALLEL
 
-# An image in the shuffle: its name in bytes, since not every name is Unicode; `extra`; `size_bytes`; its generation, if what is
+# An image in the shuffle: its location in bytes, since not every name is Unicode; `extra`; `size_bytes`; its generation, if what is
 # done is left out. It takes 210 bytes of a local runner's memory; a record took 750.
 _Listed = tuple[bytes, str, int, str]
 _Named = tuple[bytes, str, int]  # an image to read: the first three
@@ -184,7 +185,7 @@ class _ListImages(_Counting):
             if not _holds_images(ref.uri):
                 metrics.count_read()
             generation = ref.generation if self._of.done else ""
-            yield identity_hash(ref.uri) % _PARTITIONS, (name_bytes(ref.uri), ref.extra, ref.size_bytes, generation)
+            yield identity_hash(ref.uri) % _PARTITIONS, (name_bytes(ref.location), ref.extra, ref.size_bytes, generation)
 
     def _refs(self, group: Sequence[Piece | Shard]) -> Iterator[ImageRef]:
         for piece in group:
@@ -211,21 +212,24 @@ class _DropDoubles(_Counting):
         self._pool.shutdown()
 
     def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[list[_Named]]:
-        best: dict[bytes, tuple[bool, str, int]] = {}
+        best: dict[str, tuple[bool, str, int, bytes]] = {}
         generations: dict[str, str] = {}
         images = 0
-        for name, extra, size_bytes, generation in partition[1]:
+        for location, extra, size_bytes, generation in partition[1]:
+            uri = public_address(name_of(location))
             # prefer one that may be read, then one with `extra`; deterministic
-            best[name] = max(best.get(name, (False, "", NOT_ALLOWED)), (size_bytes != NOT_ALLOWED, extra, size_bytes))
-            uri = name_of(name)
+            best[uri] = max(
+                best.get(uri, (False, "", NOT_ALLOWED, b"")), (size_bytes != NOT_ALLOWED, extra, size_bytes, location)
+            )
             if not _holds_images(uri):
                 images += 1
                 generations[uri] = max(generations.get(uri, ""), generation)
-        done = self._done.among(generations, self._pool) if self._done else set()
+        refs = (ImageRef(uri, generations[uri], signed_uri=name_of(best[uri][3])) for uri in generations)
+        done = self._done.among(refs, self._pool) if self._done else set()
         self._stats.read += images
         self._skip(images - len(generations))
         self._skip(len(done), done=True)
-        wanted = [(name, *of_name[1:]) for name, of_name in best.items() if not done or name_of(name) not in done]
+        wanted = [(location, extra, size) for uri, (_, extra, size, location) in best.items() if uri not in done]
         yield from ([each] for each in wanted if _holds_images(name_of(each[0])))
         names = (each for each in wanted if not _holds_images(name_of(each[0])))
         while group := list(islice(names, _GROUP_IMAGES)):
@@ -234,7 +238,7 @@ class _DropDoubles(_Counting):
 
 def _refs_of(group: Iterable[_Named]) -> Iterator[ImageRef]:
     """The refs have no generation: the newest one is read."""
-    return (ImageRef(name_of(name), size_bytes=size_bytes, extra=extra) for name, extra, size_bytes in group)
+    return (ImageRef.of_uri(name_of(name), size_bytes=size_bytes, extra=extra) for name, extra, size_bytes in group)
 
 
 def _holds_images(name: str) -> bool:

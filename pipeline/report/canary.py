@@ -52,7 +52,7 @@ def _verdict(canary: Mapping[str, Any], detect: Mapping[str, Any]) -> str:
     if rates[0] is not None and rates[1] is not None and rates[0] > rates[1] + MORE_FAILURES:
         return "Not as good: it fails on more of its images than the version in use."
     if agreement is None or least is None:
-        return "Not compared: its objects were not compared with those of the version in use; shadow mode does that."
+        return "Not compared: no image with an object went to both versions; shadow mode gives both the same images."
     if agreement < least:
         return f"It differs: both find {100 * agreement:.1f} % of the objects; {100 * least:.1f} % or more is expected."
     return f"It agrees: both find {100 * agreement:.1f} % of the objects, and it fails about as often or less."

@@ -81,10 +81,8 @@ class CanaryStats:
 
     @property
     def agreement(self) -> float | None:
-        """2 matched / all objects of both; None if no image went to both."""
-        if self.mode != "shadow" or self.images == self.failed:
-            return None
-        return 2 * self.matched / self.objects if self.objects else 1.0
+        """2 matched / all objects of both; None if no image with an object went to both."""
+        return 2 * self.matched / self.objects if self.mode == "shadow" and self.objects else None
 
     @property
     def failure_rate(self) -> float:

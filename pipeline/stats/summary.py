@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, row_bytes
+from pipeline.secrets import with_public_addresses
 from pipeline.stats.canary import CanaryStats, merge_canaries
 from pipeline.stats.confidences import Confidences, bounded
 from pipeline.stats.doubts import MOST_OBJECTS, doubts
@@ -276,7 +277,7 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
             "name": stats.model[0],
             "version": stats.model[1],
             **({"images_by_version": dict(stats.versions)} if len(stats.versions) > 1 else {}),
-            "path": facts.model_path,
+            "path": with_public_addresses(facts.model_path),
             "allowed_batch_sizes": list(facts.allowed_batch_sizes),
         },
         **({"canary": facts.canary.as_dict()} if facts.canary else {}),

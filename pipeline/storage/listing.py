@@ -92,11 +92,7 @@ def divided(places: Iterable[ListingBackend], wanted: int, long: int = LONG) -> 
 
 
 def files_in(place: ListingBackend, linked: dict[ListingBackend, ListingBackend] | None = None) -> Iterator[FoundFile]:
-    """All files that match in a place.
-
-    Args:
-      place: The place.
-      linked: Places that links led to before, which are listed once.
+    """All files that match in a place, without places that links led to before, which `linked` has.
 
     Raises:
       InputError: It cannot be listed.

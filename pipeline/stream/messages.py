@@ -35,6 +35,7 @@ from pipeline.read.allowed import MAX_URI, is_allowed
 from pipeline.read.containers import full_name
 from pipeline.read.dead_letter_replay import MOST_VALUES, Replayed, image_entry, is_dead_letter, load_json, original_message
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
+from pipeline.secrets import public_address, with_public_addresses
 from pipeline.stream.outgoing import utc
 
 _MAX_TEXT = 1024  # characters of an id, a name, a generation; Pub/Sub's own attributes have as many bytes
@@ -126,7 +127,7 @@ def parse_message(message: Message, limits: MessageLimits) -> Request:
             return _request(message, request_id, asked, limits)
     except ImageError as err:
         ref = ImageRef("", request_id=request_id, message_id=message.message_id)
-        return Request(message.message_id, request_id, dead_letters=(err.dead_letter(ref, message.data),))
+        return Request(message.message_id, request_id, dead_letters=(err.dead_letter(ref, _without_secrets(message.data)),))
 
 
 def replay_message(line: bytes, limits: MessageLimits) -> Replayed:
@@ -228,8 +229,10 @@ def _request(message: Message, request_id: str, asked: _Asked, limits: MessageLi
                 bytes_left -= len(image.content) if isinstance(image, EncodedImage) else 0
                 images.append(_asked_by(image, event_time, request_id, message.message_id))
         except ImageError as err:
-            ref = ImageRef(_uri(entry)[:MAX_URI], event_time=event_time, request_id=request_id, message_id=message.message_id)
-            dead.append(err.dead_letter(ref, message.data if len(asked.images) == 1 else _payload(entry)))
+            ref = ImageRef(
+                public_address(_uri(entry))[:MAX_URI], event_time=event_time, request_id=request_id, message_id=message.message_id
+            )
+            dead.append(err.dead_letter(ref, _without_secrets(message.data if len(asked.images) == 1 else _payload(entry))))
     return Request(message.message_id, request_id, tuple(images), tuple(dead))
 
 
@@ -248,6 +251,11 @@ def _payload(entry: Any) -> bytes:
         return row_bytes(flat)
 
 
+def _without_secrets(payload: bytes) -> bytes:
+    """A payload whose addresses lack their signatures, which do not outlive the dead letter; an image as it is."""
+    return payload if format_by_start(payload) else with_public_addresses(payload.decode("latin-1")).encode("latin-1")
+
+
 def _asked_by(image: ImageRef | EncodedImage, event_time: float, request_id: str, message_id: str) -> ImageRef | EncodedImage:
     if isinstance(image, EncodedImage):
         ref = dataclasses.replace(image.ref, event_time=event_time, request_id=request_id, message_id=message_id)
@@ -263,7 +271,8 @@ def _image(entry: Any, limits: MessageLimits, bytes_left: int) -> ImageRef | Enc
         if not is_allowed(uri, limits.allowed_prefixes):
             allowed = ", ".join(limits.allowed_prefixes)
             raise ImageError("message", "not_allowed", f"{uri[:200]!r} lies under none of the allowed prefixes ({allowed})")
-        return ImageRef(full_name(uri), _text(entry.get("generation")), extra=extra_text(extra_columns(_OURS, entry)))
+        generation = _text(entry.get("generation"))
+        return ImageRef.of_uri(full_name(uri), generation=generation, extra=extra_text(extra_columns(_OURS, entry)))
     content = (
         entry["content"]
         if "content" in entry and isinstance(entry["content"], bytes)

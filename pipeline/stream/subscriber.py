@@ -26,7 +26,7 @@ from pipeline.stream.threads import RunThreads
 
 EXTEND_SECONDS = 20
 _EXTEND_EVERY_SECONDS = 4.0  # a subscription's own deadline can be as short as 10 s
-_HOLD_SECONDS = 3600.0  # after this time Pub/Sub may deliver again, which begins the next hour
+_HOLD_SECONDS = 3600.0  # after this time Pub/Sub may deliver again, and the next hour begins
 _PULL_SECONDS = 1.0  # a job takes so much longer to end (see `end_pulling`)
 _PULL_MESSAGES = 200
 _FIRST_PULL_MESSAGES = 10

@@ -253,7 +253,7 @@ class Search:
           stages: Candidates, each as what it changes, by dotted key.
 
         Raises:
-          InputError: None of the photos is an image.
+          InputError: None of the photos is an image, or shows an object.
           ModelError: The model cannot be used with the settings of the start.
         """
         with self.start() as start:
@@ -274,7 +274,7 @@ class Search:
         """The trial with the settings of the start, loaded; it sets how long others may take.
 
         Raises:
-          InputError: None of the photos is an image.
+          InputError: None of the photos is an image, or shows an object.
           ModelError: The model cannot be used with these settings.
         """
         began = time.monotonic()
@@ -283,6 +283,10 @@ class Search:
             self._expected = start.loaded()
             if not self._expected:
                 raise InputError(f"input: none of the {len(self._photos)} files is an image that can be decoded")
+            if not any(row["detections"] for row in self._expected):
+                raise InputError(
+                    f"input: no object in {len(self._expected)} images, so nothing shows what a candidate finds; give others"
+                )
         except BaseException:
             start.close()
             raise

@@ -316,18 +316,20 @@ def test_a_canary_that_does_not_agree_loses_its_label(model, open_detector):
 
 
 @pytest.mark.parametrize(
-    ("failed", "stable_failed", "matched", "verdict"),
+    ("failed", "stable_failed", "matched", "objects", "verdict"),
     [
-        pytest.param(0, 0, 950, "promoted", id="agrees"),
-        pytest.param(0, 0, 890, "dropped", id="agrees too little"),
-        pytest.param(10, 0, 950, "promoted", id="fails a little more"),
-        pytest.param(11, 0, 950, "dropped", id="fails more than that"),
-        pytest.param(15, 10, 950, "promoted", id="the other fails, too"),
+        pytest.param(0, 0, 950, 2000, "promoted", id="agrees"),
+        pytest.param(0, 0, 890, 2000, "dropped", id="agrees too little"),
+        pytest.param(10, 0, 950, 2000, "promoted", id="fails a little more"),
+        pytest.param(11, 0, 950, 2000, "dropped", id="fails more than that"),
+        pytest.param(15, 10, 950, 2000, "promoted", id="the other fails, too"),
+        pytest.param(0, 0, 0, 0, "", id="no image has an object yet"),
+        pytest.param(11, 0, 0, 0, "dropped", id="fails more, and no image has an object"),
     ],
 )
-def test_the_bounds_are_agreement_and_failures(failed, stable_failed, matched, verdict):
+def test_the_bounds_are_agreement_and_failures(failed, stable_failed, matched, objects, verdict):
     canary = Canary(LoadedModel(METADATA, "8", Sure(0.08)), "7", DetectConfig(canary_images=1000), list)
-    canary._count(images=1000, failed=failed, stable_images=1000, stable_failed=stable_failed, matched=matched, objects=2000)
+    canary._count(images=1000, failed=failed, stable_images=1000, stable_failed=stable_failed, matched=matched, objects=objects)
     canary.close()
     assert canary.verdict() == verdict
 

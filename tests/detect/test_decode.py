@@ -141,6 +141,21 @@ class TestFormats:
         pixels = decode_image(encoded(values, file_format), LIMIT).pixels
         assert np.abs(pixels.astype(int) - (values // 256)[..., None]).max() <= 1
 
+    @pytest.mark.parametrize(
+        ("most", "dtype"), [(4095, np.uint16), (1000, np.uint16), (200, np.int32), (3_000_000, np.int32)], ids=str
+    )
+    def test_a_tiff_of_fewer_bits_than_it_is_stored_in_is_no_dark_image(self, most, dtype):
+        """As of a microscope with 12 bits, or a depth camera."""
+        values = np.linspace(0, most, 60 * 40).reshape(40, 60).astype(dtype)
+        pixels = decode_image(encoded(values, "TIFF"), LIMIT).pixels
+        assert pixels.max() > 128 and (np.diff(pixels[..., 0].ravel().astype(int)) >= 0).all()
+
+    @pytest.mark.parametrize(("most", "dtype"), [(4095, np.uint16), (0.5, np.float32)], ids=["12 bits", "floats"])
+    def test_a_tiff_of_three_colours_in_more_than_8_bits_is_read(self, most, dtype):
+        red, green, blue = (np.linspace(0, most / part, 60 * 40).reshape(40, 60).astype(dtype) for part in (1, 2, 4))
+        pixels = decode_image(cv2.imencode(".tif", np.dstack([blue, green, red]))[1].tobytes(), LIMIT).pixels
+        assert pixels[-1, -1].tolist() == [255, 127, 63]
+
     def test_floats_are_scaled_by_their_largest_value(self):
         values = np.linspace(0, 3, 60 * 40).reshape(40, 60).astype(np.float32)
         pixels = decode_image(encoded(values, "TIFF"), LIMIT).pixels
@@ -216,6 +231,19 @@ class TestFormats:
     def test_a_jpeg_with_data_behind_its_end_is_whole(self):
         content = encoded(SMOOTH, "JPEG")
         assert np.array_equal(decode_image(content + b"trailer" * 9, LIMIT).pixels, decode_image(content, LIMIT).pixels)
+
+    @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"quality": 100}], ids=str)
+    @pytest.mark.parametrize("image", [SMOOTH, NOISE], ids=["smooth", "noise"])
+    def test_a_jpeg_that_lacks_the_marker_of_its_end_alone_is_whole(self, image, options):
+        """Browsers show it, too. One whose pixels are cut is not."""
+        content = encoded(image, "JPEG", **options)
+        for cut in (1, 2):
+            assert np.array_equal(decode_image(content[:-cut], LIMIT).pixels, decode_image(content, LIMIT).pixels)
+        assert [refusal(content[:-cut]) for cut in (4, 10, 20)] == ["truncated"] * 3
+
+    def test_a_jpeg_with_restarts_that_is_cut_is_not_whole(self):
+        content = encoded(SMOOTH, "JPEG", subsampling=0, restart_marker_blocks=2)
+        assert {refusal(content[:-cut]) for cut in range(2, 60)} == {"truncated"}
 
     def test_an_embedded_thumbnail_does_not_pass_for_the_end_of_a_truncated_jpeg(self):
         exif = Image.Exif()

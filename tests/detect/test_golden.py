@@ -62,7 +62,9 @@ A, B, FAINT = (0.0, "a", 0.9), (30.0, "b", 0.8), (60.0, "a", 0.3)
 @pytest.mark.parametrize(
     ("expected", "found", "settings", "agrees"),
     [
-        pytest.param([], [], {}, True, id="nothing, as expected"),
+        pytest.param([], [], {}, False, id="nothing, as expected, which shows nothing"),
+        pytest.param([A], [A], {"classes": ("b",)}, False, id="nothing of the class that the job asks for"),
+        pytest.param([], [], {"min_agreement": 0.0}, True, id="nothing, and nobody looks"),
         pytest.param([A, B], [A, B], {}, True, id="the same"),
         pytest.param([A, B], [(1.0, "a", 0.6), (29.0, "b", 0.4)], {}, True, id="about the same, less sure"),
         pytest.param([A, B], [A], {}, False, id="one of two"),
@@ -300,6 +302,7 @@ def test_golden_images_that_cannot_be_read_are_one_clear_line(model, tmp_path, d
         pytest.param(["--out", "{model}"], "expected the folder of a SavedModel on this machine as --out", id="no version"),
         pytest.param(["--out", "gs://b/m/1"], "expected the folder of a SavedModel on this machine as --out", id="elsewhere"),
         pytest.param(["{model}/labels.png"], "labels.png", id="no such image"),
+        pytest.param([], "{model}/7 finds no object in 1 images, which would show nothing", id="no object is sure enough"),
         pytest.param(["{broken}"], "1 images cannot be used, such as {broken}: ", id="no image"),
     ],
 )

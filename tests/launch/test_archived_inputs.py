@@ -19,7 +19,8 @@ def png(folder, width=64):
 
 
 def names(folder, kind="detections"):
-    return sorted(row["image"]["uri"] for row in rows_of(folder / "out", kind))
+    """Of all rows, without the folder."""
+    return sorted(row["image"]["uri"].removeprefix(f"{folder}/") for row in rows_of(folder / "out", kind))
 
 
 @pytest.mark.parametrize("given", ["in", "in/*", "in/a.{kind}"])
@@ -55,7 +56,7 @@ def test_a_manifest_names_members_relative_to_itself(tmp_path, job):
 def test_a_found_manifest_names_members_only_below_its_input(tmp_path, job):
     write(tmp_path / "a.zip", {"x.png": png(tmp_path)})
     write_file(str(tmp_path / "in" / "list.jsonl"), b'{"uri": "../a.zip#x.png"}\n{"uri": "%s/a.zip#x.png"}\n' % bytes(tmp_path))
-    assert job("--input", "in")["dead"] == 2
+    assert job("--input", "in")["dead"] == 1, "two ways to write one name"
     assert {row["reason"] for row in rows_of(tmp_path / "out", "dead_letters")} == {"not_allowed"}
 
 
@@ -88,4 +89,4 @@ def test_a_killed_job_resumes_within_an_archive(tmp_path, bright_model, kind):
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["images"] == {"read": 6, "detected": 6, "dead": 0, "skipped": 0}
     assert summary["resumed"] == 3
-    assert names(tmp_path) == [f"{path}#{n}.png" for n in range(6)]
+    assert names(tmp_path) == [f"{path.name}#{n}.png" for n in range(6)]

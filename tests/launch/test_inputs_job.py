@@ -158,13 +158,13 @@ def test_results_within_the_input_are_no_input_of_the_next_job(link, tmp_path, j
     for number in (1, 2, 3):
         assert job("--input", f"{source}/**", "--output", f"{target}/run{number}", *flags)[0] == 0
         out = folder / f"run{number}"
-        assert images_of(out) == [f"{source}/a.png", f"{source}/b.png"]
-        assert letters_of(out) == {f"{source}/broken.png": "empty"}
+        assert images_of(out) == [f"{folder}/a.png", f"{folder}/b.png"]
+        assert letters_of(out) == {f"{folder}/broken.png": "empty"}
     own = sum(len(files_of(folder / f"run{number}")) + 2 for number in (1, 2))
     by_kind = summary_of(folder / "run3")["skipped_by_kind"]
     assert by_kind["this program's own"] >= own and by_kind.keys() == {"this program's own"}
     assert job("--input", f"{source}/**", "--output", f"{target}/run3", *flags)[0] == 0  # with its own, finished results there
-    assert images_of(folder / "run3") == [f"{source}/a.png", f"{source}/b.png"]
+    assert images_of(folder / "run3") == [f"{folder}/a.png", f"{folder}/b.png"]
 
 
 def test_the_same_relative_command_in_another_folder_takes_neither_name_nor_place_of_earlier_results(tmp_path, job, monkeypatch):
@@ -184,7 +184,7 @@ def test_the_same_relative_command_in_another_folder_takes_neither_name_nor_plac
         f'["{tmp_path}/day2/*.png"]; give --only-new to add what they lack, --replace to remove them, or another folder'
     )
     assert job("--input", "*.png", "--output", out, "--only-new")[0] == 0
-    assert images_of(out) == ["day1.png", "day2.png"]
+    assert images_of(out) == [f"{tmp_path}/day1/day1.png", f"{tmp_path}/day2/day2.png"]
 
     assert job("--input", "*.png", "--output", out, "--replace")[0] == 0
     after = files_of(out)

@@ -323,9 +323,9 @@ def test_equal_outputs_agree_fully():
     )
 
 
-def test_outputs_without_detections_agree():
+def test_outputs_without_detections_show_no_agreement():
     result = compare([row("a.jpg")], [row("a.jpg")])
-    assert (result["agreement"], result["matched"], result["mean_iou"], result["mean_score_difference"]) == (1.0, 0, None, None)
+    assert (result["agreement"], result["matched"], result["mean_iou"], result["mean_score_difference"]) == (None, 0, None, None)
 
 
 def test_differences_of_matched_pairs_are_measured():

@@ -9,6 +9,7 @@ import zipfile
 
 import pytest
 
+from pipeline.limits import MEMORY
 from pipeline.read.archives import images_of_archive
 from pipeline.records import EncodedImage, ImageRef
 
@@ -122,6 +123,29 @@ def test_the_headers_of_a_tar_file_may_not_fill_the_memory(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_the_directory_of_a_zip_file_may_not_fill_the_memory(tmp_path, monkeypatch):
+    """Each of its entries takes ten times as much memory as bytes of the file."""
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(3000):
+            archive.writestr(f"{number}.jpg", b"x")
+    assert len(images(path)) == 3000
+    monkeypatch.setattr(MEMORY, "limit_bytes", 1)
+    assert images(path) == [("", "broken_file")]
+
+
+def test_members_of_a_tar_file_without_end_are_bounded(tmp_path, monkeypatch):
+    """Gzipped, an empty one takes less than a byte."""
+    path = tmp_path / "a.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for _ in range(12_000):
+            add(archive, "x.txt")
+    assert len(images(path)) == 12_000
+    monkeypatch.setattr(MEMORY, "limit_bytes", 1)
+    found = images(path)
+    assert (len(found), found[-1]) == (10_001, ("", "broken_file"))
 
 
 def test_encrypted_members_links_and_unknown_methods_in_a_zip_file_are_dead_letters(tmp_path):

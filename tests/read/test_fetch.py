@@ -2,12 +2,13 @@
 
 import os
 import socket
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from requests import Session
 
 from pipeline.failures import ImageError
-from pipeline.read.fetch import fetch
+from pipeline.read.fetch import fetch, open_file
 from pipeline.records import ImageRef
 
 LIMIT = 1000
@@ -97,6 +98,25 @@ def test_an_object_whose_size_is_known_takes_one_request(strict_gcs_bucket, monk
     content, generation = fetch(ImageRef(f"gs://{strict_gcs_bucket.name}/a/b.jpg", size_bytes=size_bytes), LIMIT)
     assert (content, generation) == (b"one", str(blob.generation))
     assert sum("/o/a%2Fb.jpg?" in url for url in sent) == requests  # a new client looks once at the bucket as well
+
+
+def test_all_pieces_of_an_object_are_of_one_generation(strict_gcs_bucket, monkeypatch):
+    """Else one that is replaced meanwhile would be spliced; the emulator ignores the condition, so the requests are checked."""
+    blob = strict_gcs_bucket.blob("a.zip")
+    blob.upload_from_string(bytes(9 << 20))
+    sent, send = [], Session.send
+
+    def note(self, request, **how):
+        sent.append(request.url)
+        return send(self, request, **how)
+
+    monkeypatch.setattr(Session, "send", note)
+    with open_file(f"gs://{strict_gcs_bucket.name}/a.zip") as file:
+        assert len(file.read(9 << 20)) == 9 << 20
+        file.seek(-20, os.SEEK_END)
+        assert len(file.read()) == 20
+    pieces = [parse_qs(urlsplit(url).query) for url in sent if "alt=media" in url]
+    assert [piece.get("ifGenerationMatch") for piece in pieces] == [[str(blob.generation)]] * 2
 
 
 @pytest.mark.parametrize("uri", ["wasbs://container/a.jpg", "hdfs://host/a.jpg"])

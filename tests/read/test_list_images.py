@@ -44,8 +44,13 @@ def tree(tmp_path, monkeypatch):
     return tmp_path
 
 
+def from_here(ref):
+    """Its name, without the current folder."""
+    return ref.uri.removeprefix(f"{os.getcwd()}/")
+
+
 def listed(pattern, **options):
-    return sorted(os.path.relpath(ref.uri) for ref in list_images([pattern], **options))
+    return sorted(map(from_here, list_images([pattern], **options)))
 
 
 @pytest.mark.parametrize(
@@ -78,6 +83,25 @@ def test_patterns_mean_what_a_user_means(tree, pattern, names):
         assert listed(f"{tree}/{pattern}") == names
     if names:
         check_inputs({pattern: [pattern]})
+
+
+def test_a_local_image_has_one_name_however_it_is_written(tree):
+    """Else a manifest's row of it and a folder's would be of two images."""
+    (tree / "link").symlink_to("in/deep")
+    ways = ["in/deep/a.jpg", "./in//deep/a.jpg", "in/x/../deep/a.jpg", "link/a.jpg", f"{tree}/link/../deep/a.jpg", "link/*"]
+    ways += [f"{tree}/in/deep/a.jpg", "in/deep", "link", "**/deep/a.jpg"]
+    (tree / "in" / "x").mkdir()
+    lines = [*(way for way in ways if way.endswith(".jpg") and "*" not in way), f"file://{tree}/in/deep/a.jpg"]
+    (tree / "list.txt").write_text("\n".join(lines))
+    names = [ref.uri for pattern in (*ways, "list.txt") for ref in list_images([pattern])]
+    assert names == [f"{tree}/in/deep/a.jpg"] * (len(ways) + len(lines))
+
+
+def test_a_link_to_an_image_keeps_its_own_name(tree):
+    """As data version control makes them: what it leads to is named by a hash."""
+    (tree / "in" / "photo.jpg").symlink_to("../.cache/a.jpg")
+    assert listed("in/photo.jpg") == ["in/photo.jpg"]
+    assert "in/photo.jpg" in listed("in")
 
 
 def test_the_size_is_known_from_listing(tree):
@@ -133,7 +157,7 @@ def test_manifests_are_lists_of_images(tree, name, text, names):
     (tree / "m.txt").touch()
     (tree / name).write_text(text, encoding="utf-8")
     assert is_manifest(name)
-    assert [ref.uri for ref in list_images([name])] == names
+    assert [from_here(ref) for ref in list_images([name])] == names
     check_inputs({name: [name]})
 
 
@@ -171,10 +195,10 @@ def test_what_a_manifest_says_beyond_names_travels_with_the_image(tree, name, te
 
 def test_a_manifests_relative_paths_may_be_relative_to_itself(tree, monkeypatch):
     (tree / "in" / "m.txt").write_text("deep/a.jpg\nabsent.jpg\n")
-    assert [ref.uri for ref in list_images(["in/m.txt"])] == ["in/deep/a.jpg", "absent.jpg"]
+    assert [from_here(ref) for ref in list_images(["in/m.txt"])] == ["in/deep/a.jpg", "absent.jpg"]
     (tree / "deep").mkdir()
     (tree / "deep" / "a.jpg").touch()  # the current folder comes first
-    assert [ref.uri for ref in list_images(["in/m.txt"])] == ["deep/a.jpg", "absent.jpg"]
+    assert [from_here(ref) for ref in list_images(["in/m.txt"])] == ["deep/a.jpg", "absent.jpg"]
 
 
 @pytest.mark.parametrize(
@@ -201,15 +225,15 @@ def test_a_line_that_names_no_image_is_one_dead_letter_and_the_others_are_read(t
     """It is the same each time, so that it is known when it is met again; tried again by its name it still says what to do."""
     (tree / name).write_bytes(content)
     refs = list(list_images([name]))
-    assert [ref.uri for ref in refs if not is_bad_line(ref.uri)] == images
+    assert [from_here(ref) for ref in refs if not is_bad_line(ref.uri)] == images
     letters = [letter_of_line(ref) for ref in refs if is_bad_line(ref.uri)]
-    assert [letter.ref.uri for letter in letters] == [f"{name}:{number}" for number in bad]
+    assert [letter.ref.uri for letter in letters] == [f"{tree}/{name}:{number}" for number in bad]
     for letter, said in zip(letters, bad.values(), strict=True):
         assert letter.message.startswith(f"{letter.ref.uri}: {said}")
         assert len(letter.message) < 500 and len(letter.message.splitlines()) == 1
         assert json.loads(row_bytes(dead_letter_row(letter)))["reason"] == "bad_line"
     assert letters == [letter_of_line(ref) for ref in list_images([name]) if is_bad_line(ref.uri)]
-    again = letter_of_line(ImageRef(f"{name}:1"))
+    again = letter_of_line(ImageRef(f"{tree}/{name}:1"))
     assert "as --input again" in again.message
 
 
@@ -278,7 +302,10 @@ def test_dead_letters_written_as_rows_are_a_manifest(tree):
         DeadLetter(ImageRef("ä b,c.jpg", extra='{"camera": "ä"}'), "decode", "empty", "y"),
     ]
     (tree / "dead.jsonl").write_text("".join(json.dumps(dead_letter_row(letter)) + "\n" for letter in letters))
-    assert list(list_images(["dead.jsonl"])) == [ImageRef("a.jpg"), ImageRef("ä b,c.jpg", extra='{"camera": "ä"}')]
+    assert list(list_images(["dead.jsonl"])) == [
+        ImageRef(f"{tree}/a.jpg"),
+        ImageRef(f"{tree}/ä b,c.jpg", extra='{"camera": "ä"}'),
+    ]
 
 
 ROW = {"image": {"uri": "a.jpg", "generation": "1"}}
@@ -316,7 +343,7 @@ def test_json_lines_within_a_folder_are_a_manifest_if_they_read_like_one(tree, t
     (tree / "set").mkdir()
     (tree / "set" / "list.jsonl").write_text(text)
     left_out = []
-    assert sorted(ref.uri for ref in list_images(["set"], leave_out=left_out.append)) == sorted(names)
+    assert listed("set", leave_out=left_out.append) == sorted(names)
     assert left_out == ([] if names else [".jsonl"])
 
 
@@ -327,7 +354,7 @@ def test_a_manifest_in_a_folder_that_cannot_be_read_ends_no_job(tree):
     names = ("dead_letters-00000-of-00001.jsonl", "list.jsonl", "without an ending")
     for name in names:
         (folder / name).symlink_to(name)  # a circle
-    assert sorted(ref.uri for ref in list_images(["set/dead_letters"])) == [f"set/dead_letters/{name}" for name in names]
+    assert listed("set/dead_letters") == [f"set/dead_letters/{name}" for name in names]
 
 
 HEADS = {
@@ -392,7 +419,7 @@ def test_of_a_large_object_that_is_no_image_just_a_few_bytes_are_read(gcs_bucket
         pytest.param("set/run1/samples", ["set/run1/samples/001-a.jpg"], id="a part of them"),
         pytest.param("set/run1/*/001-*.jpg", [], id="a part of them, by a pattern"),
         pytest.param("set/run1/samples/001-a.jpg", ["set/run1/samples/001-a.jpg"], id="one of them"),
-        pytest.param("link", ["link/a.jpg"], id="by a link"),
+        pytest.param("link", ["set/a.jpg"], id="by a link"),
     ],
 )
 @pytest.mark.parametrize("marker", ["detections", "index", "at work"])
@@ -410,7 +437,7 @@ def test_what_a_run_wrote_below_an_input_is_none_of_it(tmp_path, monkeypatch, pa
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b'{"uri": "again.jpg"}')
     (tmp_path / "link").symlink_to("set")
-    assert sorted(ref.uri.removeprefix("./") for ref in list_images([pattern])) == names
+    assert listed(pattern) == names
 
 
 def test_a_folder_of_samples_that_no_run_wrote_is_images(tree):

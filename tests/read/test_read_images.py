@@ -37,13 +37,15 @@ def test_every_listed_image_is_read_or_dead_or_skipped(tree):
         return outputs._asdict()
 
     got = run(build)
-    assert sorted(image.ref.uri for image in got["images"]) == ["a.jpg", "in/a.jpg", "in/deep/a.jpg"]
+    assert sorted(image.ref.uri for image in got["images"]) == [
+        f"{tree}/{name}" for name in ("a.jpg", "in/a.jpg", "in/deep/a.jpg")
+    ]
     assert {image.content.decode() for image in got["images"]} == {"a.jpg", "in/a.jpg", "in/deep/a.jpg"}
     assert all(image.ref.generation and image.received_at for image in got["images"])
     assert sorted((letter.ref.uri, letter.stage, letter.reason) for letter in got["dead"]) == [
-        ("absent.jpg", "read", "not_found"),
-        ("in/fifo.jpg", "read", "not_a_file"),
-        ("in/large.jpg", "read", "too_large_file"),
+        (f"{tree}/absent.jpg", "read", "not_found"),
+        (f"{tree}/in/fifo.jpg", "read", "not_a_file"),
+        (f"{tree}/in/large.jpg", "read", "too_large_file"),
     ]
     counted = merge_stats(got["counted"], 0)
     assert (counted.read, counted.skipped) == (8, 2)
@@ -75,7 +77,9 @@ def test_the_names_are_spread_again_where_others_read_too(tree, rebalance):
         return {"images": outputs.images}
 
     got = run(build)
-    assert sorted(image.ref.uri for image in got["images"]) == ["a.jpg", "in/a.jpg", "in/deep/a.jpg"]
+    assert sorted(image.ref.uri for image in got["images"]) == [
+        f"{tree}/{name}" for name in ("a.jpg", "in/a.jpg", "in/deep/a.jpg")
+    ]
     assert ("SpreadImages" in found["steps"]) is rebalance
     order = [step for step in dict.fromkeys(found["steps"]) if step in ("DropDoubles", "SpreadImages", "ReadAhead")]
     assert order == ["DropDoubles", *(["SpreadImages"] if rebalance else []), "ReadAhead"]

@@ -34,7 +34,10 @@ def put(name, version=1):
 def put_rows(images, letters=(), *, version=VERSION, output="out"):
     """Writes rows of images, each a name with its generation."""
     write_rows(
-        output, [detected(*image, version=version) for image in images], [failed(*each) for each in letters], version=version
+        output,
+        [detected(absolute(uri), *more, version=version) for uri, *more in images],
+        [failed(absolute(uri), *more) for uri, *more in letters],
+        version=version,
     )
 
 
@@ -43,7 +46,12 @@ def statuses(*patterns, model=None, output="out"):
     told: list[Found] = []
     outcome = reconcile(patterns or ("in/**",), output, model, told.append)
     assert len(told) == len(set(told))
-    return {(found.status, found.uri) for found in told}, outcome
+    return {(found.status, found.uri.removeprefix(f"{os.getcwd()}/")) for found in told}, outcome
+
+
+def absolute(uri):
+    """The URI of an image, which lies in the current folder if it is named `in/…`."""
+    return f"{os.getcwd()}/{uri}" if uri.startswith("in/") else uri
 
 
 @pytest.mark.parametrize(

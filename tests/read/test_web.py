@@ -117,10 +117,16 @@ class Server(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Listening(http.server.ThreadingHTTPServer):
+    """With room for all connections of a job; the system resets those beyond."""
+
+    request_queue_size = 128
+
+
 @pytest.fixture
 def server():
     Server.asked.clear()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as running:
+    with Listening(("127.0.0.1", 0), Server) as running:
         threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{running.server_port}"
         running.shutdown()

@@ -196,17 +196,6 @@ def test_only_uris_of_known_schemes_are_links(uri, address):
     assert links == ([wanted] if address else [])
 
 
-@pytest.mark.parametrize(("file", "uri"), [("a b.jpg", "a b.jpg"), ("clip.mp4", "clip.mp4#t=1.500")])
-def test_a_relative_path_is_a_link_if_its_file_is_there(tmp_path, monkeypatch, file, uri):
-    """As `--input photos/` names images."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
-    assert '<a href="' not in report.render_report({}, [sample(f"photos/{uri}")], [])
-    (tmp_path / "photos" / file).touch()
-    page = report.render_report({}, [sample(f"photos/{uri}")], [])
-    assert f'<a href="file://{tmp_path}/photos/{uri.replace(" ", "%20")}"' in page
-
-
 def test_the_content_security_policy_allows_this_style_and_no_script():
     page = Page(rendered("word"))
     (policy,) = [value for tag, name, value in page.attributes if tag == "meta" and name == "content" and "default-src" in value]
@@ -560,7 +549,7 @@ def test_a_name_that_nobody_fills_is_an_error():
         ({"failure_rate": 0.02}, "Not as good: it fails on more of its images than the version in use."),
         ({"failure_rate": 0.009}, "It agrees: both find 97.0 % of the objects, and it fails about as often or less."),
         ({"agreement": 0.9}, "It differs: both find 90.0 % of the objects; 95.0 % or more is expected."),
-        ({"agreement": None}, "Not compared: its objects were not compared"),
+        ({"agreement": None}, "Not compared: no image with an object went to both"),
         ({"why_no_images": "no share"}, None),
     ],
     ids=["too few images", "fails more", "fails hardly more", "differs", "live", "no images"],

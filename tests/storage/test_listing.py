@@ -177,6 +177,32 @@ def test_links_are_followed_to_files_but_not_in_circles(tmp_path):
         assert sorted(os.path.basename(file.path) for file in files_in(listing_backend_of(f"{tmp_path}/{pattern}"))) == expected
 
 
+@pytest.mark.parametrize("wanted", [1, 64])
+@pytest.mark.parametrize("pattern", ["in", "in/**", "in/**/*.jpg", "link/"])
+def test_a_folder_that_links_lead_to_is_listed_once_by_its_real_name(tmp_path, pattern, wanted):
+    """Also a hidden one, one elsewhere, and one from which links lead back."""
+    names = ["in/a/1.jpg", "in/.store/2.jpg", "elsewhere/3.jpg", "elsewhere/deep/4.jpg", "third/5.jpg"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    links = [("in/again", "a"), ("in/a/circle", ".."), ("in/shown", ".store"), ("in/one", "../elsewhere"), ("in/two", "one")]
+    links += [("in/deep", "../elsewhere/deep"), ("elsewhere/third", "../third"), ("third/back", "../elsewhere"), ("link", "in")]
+    links += [("third/home", "../in"), ("third/all", "../..")]
+    for link, target in links:
+        (tmp_path / link).symlink_to(target)
+    found = files_in_all(divided([listing_backend_of(f"{tmp_path}/{pattern}")], wanted))
+    assert sorted(file.path for file in found) == sorted(f"{tmp_path}/{name}" for name in names)
+
+
+def test_a_linked_folder_that_a_pattern_names_has_its_real_name(tmp_path):
+    (tmp_path / "elsewhere" / "x").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "x" / "a.jpg").touch()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "link").symlink_to("../elsewhere")
+    for pattern in ("in/*/x/a.jpg", "in/l*/*/*.jpg", "in/**/link/**/a.jpg", "in/link/x", "in/link/x/a.jpg"):
+        assert [file.path for file in files_in(listing_backend_of(f"{tmp_path}/{pattern}"))] == [f"{tmp_path}/elsewhere/x/a.jpg"]
+
+
 def test_a_folder_that_may_not_be_looked_into_is_given_for_its_reader_to_complain_of(tmp_path):
     name = "d" * 250
     path = f"{tmp_path}/" + f"{name}/" * 20  # longer than the system takes; also for root, who may look into everything

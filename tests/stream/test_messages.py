@@ -316,6 +316,15 @@ def test_a_local_file_cannot_be_asked_for_by_default():
         assert only_dead_letter(asked(data)).reason == "not_allowed"
 
 
+def test_a_local_image_has_the_name_that_a_batch_job_gives_it(tmp_path):
+    """So a backfill knows what a stream has done."""
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "link").symlink_to("photos")
+    for uri in (f"{tmp_path}/photos/a.jpg", f"{tmp_path}/link/a.jpg", f"{tmp_path}//photos/./a.jpg"):
+        (image,) = parse_message(Message(json.dumps({"uri": uri}).encode()), MessageLimits((f"{tmp_path}/",))).images
+        assert image.uri == f"{tmp_path}/photos/a.jpg"
+
+
 def test_an_image_that_is_refused_fails_alone():
     request = asked(b'["gs://b/a.jpg", "/etc/passwd", 3, "gs://b/b.jpg"]')
     assert [image.uri for image in request.images] == ["gs://b/a.jpg", "gs://b/b.jpg"]

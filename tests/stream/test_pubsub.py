@@ -15,7 +15,7 @@ from pipeline.stream.clients import Publishing, connect_subscriber, shared_publi
 from pipeline.stream.outgoing import OutgoingMessage
 from pipeline.stream.pubsub import ReadMessages, _Pull
 from pipeline.stream.run import RunSettings, opened, run_of
-from pipeline.stream.subscriber import Subscriber
+from pipeline.stream.subscriber import EXTEND_SECONDS, Subscriber
 from pipeline.stream.threads import RunThreads
 
 
@@ -106,6 +106,53 @@ def test_what_is_in_hand_is_not_delivered_again_beyond_its_deadline(queue, subsc
     first, _ = subscriber_of(queue)
     assert len(first.pull(1, 1000, wait_s=10)) == 1
     assert subscriber_of(queue)[0].pull(1, 1000, wait_s=13) == []
+
+
+class Noted:
+    """A subscriber client that notes the ack ids it got, and those of each call that has some."""
+
+    def __init__(self, client):
+        self._client, self.pulled, self.calls = client, [], []
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def pull(self, **how):
+        answer = self._client.pull(**how)
+        self.pulled += [received.ack_id for received in answer.received_messages]
+        return answer
+
+    def modify_ack_deadline(self, **how):
+        self.calls.append((how["ack_deadline_seconds"], *how["ack_ids"]))
+        self._client.modify_ack_deadline(**how)
+
+    def acknowledge(self, **how):
+        self.calls.append(("ack", *how["ack_ids"]))
+        self._client.acknowledge(**how)
+
+
+def test_a_message_that_is_held_for_an_hour_is_extended_again_after_its_redelivery(queue, request):
+    """Else it would be delivered every few seconds, and end at the dead-letter topic while it is worked at."""
+    queue.put(b"slow")
+    clients, threads = [], RunThreads()
+    subscriber = Subscriber(
+        queue.subscription, lambda: clients.append(Noted(connect_subscriber())) or clients[-1], 10, 1000, threads
+    )
+    request.addfinalizer(threads.close)
+    request.addfinalizer(subscriber.close)
+    (message,) = subscriber.pull(1, 1000, wait_s=10)
+    calls, puller = clients
+    raw = connect_subscriber()
+    for redelivery in range(1, 4):
+        subscriber._held[message.message_id].since -= 3600
+        raw.modify_ack_deadline(subscription=queue.subscription, ack_ids=puller.pulled[-1:], ack_deadline_seconds=0)
+        with subscriber._changed:
+            assert subscriber._changed.wait_for(lambda count=redelivery: len(puller.pulled) > count, 20)
+    calls.calls.clear()
+    subscriber._extend()
+    assert (EXTEND_SECONDS, puller.pulled[-1]) in calls.calls
+    subscriber.acknowledge([message.message_id])
+    assert calls.calls[-1] == ("ack", puller.pulled[-1])
 
 
 def test_what_is_released_is_delivered_again_and_what_is_acknowledged_is_not(queue, subscriber_of):

@@ -286,5 +286,5 @@ def test_a_job_writes_them_and_a_compaction_writes_them_anew(tmp_path, monkeypat
     files = sorted(path.name.partition(".")[2] for path in (tmp_path / "out" / "detections").iterdir())
     assert files == ["csv", "cvat.xml", "jsonl", "label-studio.json", "voc.zip", "yolo.zip"]
     (table,) = (tmp_path / "out" / "detections").glob("*.csv")
-    assert pd.read_csv(table)["uri"].tolist() == ["in/a.png", "in/b.png"]
+    assert pd.read_csv(table)["uri"].tolist() == [f"{tmp_path}/in/a.png", f"{tmp_path}/in/b.png"]
     assert len(lines_in("out", "detections")) == 2

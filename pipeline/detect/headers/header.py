@@ -23,7 +23,7 @@ class Header:
       orientation: As in Exif 2.3, section 4.6.4: 1 to 8.
       bytes_per_pixel: Peak memory of decoding for each pixel of `wh`, as measured.
       scales: Whether decoding at reduced scale takes less memory: JPEG whose pixels come in one pass.
-      cut: Whether the file is shorter than its own lengths say.
+      cut: Whether the file is shorter than its own lengths say; a JPEG: lacks the marker of its end, which `content` has.
     """
 
     format: str

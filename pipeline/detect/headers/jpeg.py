@@ -12,7 +12,8 @@ from pipeline.failures import ImageError
 
 _MARKER = re.compile(rb"\xff([\x01-\xfe])")  # skips bytes between segments, as libjpeg does
 _MARKER_AFTER_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restarts belong to the scan
-_PROGRESSIVE, _SOI, _EOI, _SOS, _APP1 = 0xC2, 0xD8, 0xD9, 0xDA, 0xE1
+_PROGRESSIVE, _SOI, _EOI, _SOS, _DRI, _APP1 = 0xC2, 0xD8, 0xD9, 0xDA, 0xDD, 0xE1
+_END = b"\xff\xd9"
 _SOF = {0xC0, 0xC1, _PROGRESSIVE}
 _OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _BARE = {0x01, *range(0xD0, 0xD8)}  # markers without a segment
@@ -38,10 +39,13 @@ def read_jpeg(content: bytes) -> Header:
     wh, components = _read_sof(body)
     _, at, _ = segments[-1]
     scans_at = at - 4
+    cut = not content.endswith(_END) and content.find(_END, scans_at) < 0
+    if cut:  # perhaps of its end alone; in what has restarts the decoder shows no difference
+        if any(marker == _DRI for marker, _, _ in segments):
+            raise ImageError("decode", "truncated", "the JPEG ends within its pixels (no end-of-image marker)")
+        content = content.rstrip(b"\xff") + _END
     several = marker == _PROGRESSIVE or content[at : at + 1] != bytes([components])
     scans = _count_scans(content, scans_at) if several else 1
-    if not content.endswith(b"\xff\xd9") and content.find(b"\xff\xd9", scans_at) < 0:
-        raise ImageError("decode", "truncated", "the JPEG ends within its pixels (no end-of-image marker)")
     notes = [content[at:end] for marker, at, end in segments if marker == _APP1]
     exif = next((note for note in notes if note.startswith(b"Exif\0\0")), b"")
     xmp = next((note for note in notes if note.startswith(b"http://ns.adobe.com/xap/1.0/\0")), b"")
@@ -50,10 +54,11 @@ def read_jpeg(content: bytes) -> Header:
         wh,
         content if scans_at < _LARGE_HEADER else _only_tables(content, segments),
         # worst case: 3 ns a pixel, 1 ns a pixel and scan, 20 (several scans: 40) ns a byte
-        1e-9 * (wh[0] * wh[1] * (3 + scans) + len(content) * (40 if scans > 1 else 20)),
+        1e-9 * (wh[0] * wh[1] * (3 + scans) + len(content) * (40 if scans > 1 else 20)) * (1 + cut),
         orientation=orientation(exif, xmp),
         bytes_per_pixel=12,
         scales=scans == 1,
+        cut=cut,
     )
 
 

@@ -1,0 +1,126 @@
+"""Masks secrets in all output: rows, messages, logs, reports, state files and command lines.
+
+An option is secret if its name contains one of the words below. So is a pair in a text, such as `AccountKey=…` in a connection
+string or `"AWS_SECRET_ACCESS_KEY": "…"` in the settings of an environment. Of a web address, user, password, signature and tokens
+are secret, and what is signed only for a while: it names the same image without them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+MASK = "***"
+_SECRET = r"(?:secret|key|token|passw|(?<![a-z])pass(?![a-z])|pwd|credential|connection[-_]?string)"  # noqa: S105  words
+_NAME = re.compile(_SECRET, re.IGNORECASE)
+_VALUE = r"""("[^"]*"|'[^']*'|[^\s,;&"'}]+)"""
+_NAMED = rf"(?:(?:{_SECRET}|signature|x-(?:amz|goog)-)[\w.-]{{0,99}}|(?<![a-z_])sig)"
+_PAIR = re.compile(rf"""({_NAMED}(?:=|["']\s*[:=]\s*)){_VALUE}""", re.IGNORECASE)
+_HEADER = re.compile(
+    r"(\bauthorization\s*:\s*(?:\w+\s+)?|\bbearer\s+|\bx-[\w-]{0,40}(?:key|token)\s*:\s*)[^\s'\",;]+", re.IGNORECASE
+)
+_ADDRESS = re.compile(r"""https?://[^\s"'<>\\]+""")
+_USER = re.compile(r"""(?<=://)[^\s/?#@"':]*:[^\s/?#@"']*@""")
+_SIGNATURE = re.compile(r"x-(?:amz|goog)-.*|sig|signature|(?:.*[-_])?token|.*api[-_]?key|.*secret.*|passw.*", re.IGNORECASE)
+_SIGNED = re.compile(  # beside a signature: Azure's SAS, version 2 of Amazon's and Google's, CloudFront's
+    r"s[vserpt]|s[rp]s?|spr|sip|sk(?:oid|tid|t|e|s|v)|expires|awsaccesskeyid|googleaccessid|policy|key-pair-id", re.IGNORECASE
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option's name says that its value must not be shown.
+
+    >>> is_secret("azure_connection_string"), is_secret("--s3-secret-access-key"), is_secret("region")
+    (True, True, False)
+    """
+    return _NAME.search(name) is not None
+
+
+def public_address(uri: str) -> str:
+    """A web address without what is secret in it; any other URI as it is.
+
+    >>> (
+    ...     public_address("https://me:pw@h/a.jpg?v=2&se=2026&sig=abc"),
+    ...     public_address("https://h/a?X-Amz-Date=1"),
+    ...     public_address("a?sig=b"),
+    ... )
+    ('https://h/a.jpg?v=2', 'https://h/a', 'a?sig=b')
+    """
+    if not uri.startswith(("http://", "https://")):
+        return uri
+    scheme, _, rest = uri.partition("://")
+    place, _, query = rest.partition("?")
+    host, slash, path = place.partition("/")
+    names = {pair: pair.partition("=")[0] for pair in query.split("&")}
+    signed = any(map(_SIGNATURE.fullmatch, names.values()))
+    dropped = {pair for pair, name in names.items() if _SIGNATURE.fullmatch(name) or (signed and _SIGNED.fullmatch(name))}
+    kept = "&".join(pair for pair in query.split("&") if pair not in dropped)
+    mark = "?" if kept or ("?" in rest and not dropped) else ""
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}{mark}{kept}"
+
+
+def with_public_addresses(text: str) -> str:
+    """A text whose web addresses are public, and whose other URIs show no password; for texts that are read again."""
+    if "://" not in text:
+        return text
+    return _USER.sub(f"{MASK}@", _ADDRESS.sub(lambda found: public_address(found[0]), text))
+
+
+def without_secrets(value: Any) -> Any:
+    """The same for all texts in a setting, at any depth."""
+    if isinstance(value, Mapping):
+        return {name: without_secrets(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(without_secrets, value))
+    return with_public_addresses(value) if isinstance(value, str) else value
+
+
+def masked_text(text: str) -> str:
+    """A text without the secrets of addresses, and whose secret pairs and headers have their values masked.
+
+    >>> masked_text('cannot connect: AccountName=a;AccountKey=bQ==;{"TOKEN": "x y"}')
+    'cannot connect: AccountName=a;AccountKey=***;{"TOKEN": ***}'
+    """
+    return _HEADER.sub(rf"\g<1>{MASK}", _PAIR.sub(rf"\g<1>{MASK}", with_public_addresses(text)))
+
+
+def masked_target(where: str) -> str:
+    """A webhook's URL, or a command, without its secrets: the host, or the program.
+
+    >>> masked_target("https://me:pw@hooks.example/T0/B1?x=y"), masked_target("mail -s s3cret me"), masked_target("")
+    ('https://hooks.example/***', 'mail ***', '')
+    """
+    if where.lower().startswith(("http://", "https://")):
+        scheme, _, rest = where.partition("://")
+        return f"{scheme}://{re.split('[/?#]', rest)[0].rpartition('@')[2]}/{MASK}"
+    program, arguments, _ = where.partition(" ")
+    return f"{program} {MASK}" if arguments else program
+
+
+def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by name, with secrets masked."""
+    return {name: MASK if is_secret(name) else _masked_value(value) for name, value in options.items()}
+
+
+def masked_arguments(arguments: Iterable[str]) -> Iterator[str]:
+    """The arguments of a command line, with secrets masked.
+
+    >>> list(masked_arguments(["--s3_session_token", "abc", "--azure_connection_string=a=b", "--output", "o"]))
+    ['--s3_session_token', '***', '--azure_connection_string=***', '--output', 'o']
+    """
+    hides = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, given, _ = argument.partition("=")
+            secret = name == "--notify" or is_secret(name)
+            hides = secret and not given
+            yield f"{name}={MASK}" if secret and given else masked_text(argument)
+        else:
+            yield MASK if hides else masked_text(argument)
+
+
+def _masked_value(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_masked_value(each) for each in value]
+    return masked_text(value) if isinstance(value, str) else value
