@@ -117,5 +117,10 @@ class MemoryLimit:
             return most_bytes
         return min(most_bytes, max(_LEAST_BYTES, (self.limit_bytes - resident_bytes()) * _SHARE))
 
+    def room_bytes(self) -> float:
+        """What may be taken now: what this limit, the control group and the machine leave."""
+        own = math.inf if self.limit_bytes is None else self.limit_bytes - resident_bytes()
+        return min(own, memory_room_bytes())
+
 
 MEMORY = MemoryLimit()

@@ -18,7 +18,7 @@ import numpy as np
 from PIL.PngImagePlugin import PngImageFile
 
 from pipeline.detect.decode_in_subprocess import decode_in_subprocess
-from pipeline.detect.decoders import one_large_at_a_time, one_line, opencv_pixels, pillow_pixels, turn_upright
+from pipeline.detect.decoders import one_line, opencv_pixels, pillow_pixels, room_for, turn_upright
 from pipeline.detect.headers.formats import format_of, is_decoded_in_subprocess, read_header
 from pipeline.detect.headers.header import Header, Size, too_large
 from pipeline.failures import ImageError
@@ -71,7 +71,7 @@ def decode_image(
     factor, flag = _choose_scale(header, upright_wh, needed_wh(upright_wh) if needed_wh else None, margin)
     held_pixels = header.pixels / (factor**2 if header.scales else 1) * max(1.0, header.bytes_per_pixel / _BYTES_PER_PIXEL)
     _check_limits(header, held_pixels, max_pixels)
-    with one_large_at_a_time(held_pixels):
+    with room_for(held_pixels * min(_BYTES_PER_PIXEL, max(header.bytes_per_pixel, 3.0)), header.wh):
         pixels = _decode_pixels(header, flag)
     if pixels.shape[1::-1] != tuple(math.ceil(size / factor) for size in header.wh):
         raise ImageError("decode", "corrupt", f"the header says {header.wh[0]} x {header.wh[1]} pixels, the image has other ones")

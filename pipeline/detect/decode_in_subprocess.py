@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from pipeline.detect.child_messages import TIMED_OUT, receive, send
-from pipeline.detect.decoders import one_large_at_a_time
+from pipeline.detect.decoders import room_for
 from pipeline.failures import ImageError
 
 # with this process's own path, not with the current folder
 _CODE = "import sys; sys.path[:] = {path!r}; from pipeline.detect.decoding_child import serve; serve()"
+
+_BYTES_PER_PIXEL = 16  # of decoding in the child
 
 
 def decode_in_subprocess(name: str, content: bytes, max_pixels: float, seconds: float) -> np.ndarray:
@@ -116,7 +118,7 @@ class _Child:
         fields, nothing = receive(self._channel, most_bytes=0)
         if "reason" in fields:
             return fields, nothing
-        with one_large_at_a_time(fields["held_pixels"]):
+        with room_for((_BYTES_PER_PIXEL + 3) * fields["held_pixels"], fields["wh"]):  # the child, and the pixels here
             send(self._channel, {})
             fields, pixels = receive(self._channel, most_bytes=3 * limits["max_pixels"])
         return fields, pixels if "reason" in fields else pixels.reshape(*fields["wh"][::-1], 3)

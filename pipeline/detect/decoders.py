@@ -4,23 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 
 import cv2
 import numpy as np
 from PIL import AvifImagePlugin, Image
+
+from pipeline.failures import ImageError
+from pipeline.limits import MEMORY
 
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the dead letter has the error
 cv2.setNumThreads(1)  # images are decoded in parallel already
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 _ROWS = 64
-_LARGE_PIXELS = 25_000_000
-_large_decode = threading.Lock()
+_LARGE_BYTES = 64e6  # what a process has room for when its detector has started
+_decoding: list[float] = []  # bytes of the large decodes at work
+_changed = threading.Condition()
 
 
-def one_large_at_a_time(pixels: float) -> contextlib.AbstractContextManager[object]:
-    """A lock for decoding so many pixels: images of 75 MB and more are decoded one after another."""
-    return _large_decode if pixels > _LARGE_PIXELS else contextlib.nullcontext()
+@contextlib.contextmanager
+def room_for(needed_bytes: float, wh: tuple[int, int]) -> Iterator[None]:
+    """Waits until decoding an image fits into the memory that there is, beside the large ones that are being decoded.
+
+    Raises:
+      ImageError: It does not fit, alone.
+    """
+    if needed_bytes <= _LARGE_BYTES:
+        yield
+        return
+    with _changed:
+        _changed.wait_for(lambda: not _decoding or sum(_decoding) + needed_bytes <= MEMORY.room_bytes())
+        if not _decoding and (room := MEMORY.room_bytes()) < needed_bytes:
+            what = f"got {wh[0]} x {wh[1]} pixels that take {needed_bytes / 1e6:.0f} MB to decode"
+            raise ImageError(
+                "decode", "too_large", f"expected an image that fits into {max(room, 0) / 1e6:.0f} MB of memory, {what}"
+            )
+        _decoding.append(needed_bytes)
+    try:
+        yield
+    finally:
+        with _changed:
+            _decoding.remove(needed_bytes)
+            _changed.notify_all()
 
 
 def opencv_pixels(content: bytes | np.ndarray, flag: int = cv2.IMREAD_COLOR_RGB) -> np.ndarray | None:

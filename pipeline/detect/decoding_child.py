@@ -86,7 +86,7 @@ def _answer(channel: socket.socket) -> None:
         with _bounded(channel, asked["seconds"], content.size):
             opened = _open(asked["format"], content)
             held_pixels = _check_size(opened, asked["max_pixels"])
-        send(channel, {"held_pixels": held_pixels})
+        send(channel, {"held_pixels": held_pixels, "wh": opened.wh})
         receive(channel)
         with _bounded(channel, asked["seconds"], content.size, held_pixels):
             pixels = _decode(opened)

@@ -27,6 +27,7 @@ from pipeline.detect.prepared_model import PreparedModel, start
 from pipeline.detect.tensorflow_setup import uses_gpu
 from pipeline.detect.versions import Version, wanted
 from pipeline.errors import ModelError
+from pipeline.limits import MEMORY
 
 _END_SECONDS = 10.0
 
@@ -169,7 +170,7 @@ class ModelWatcher:
     def _has_room(self, memory: Memory) -> bool:
         set_mb, both = self._model.model_memory_mb, memory.used_bytes + self._detector.model.memory.used_bytes
         limit = set_mb * 1_000_000 if set_mb else memory.limit_bytes
-        return limit is None or both <= limit
+        return (limit is None or both <= limit) and memory.used_bytes <= MEMORY.room_bytes()
 
     def _exchange(self, prepared: PreparedModel, memory: Memory) -> str:
         """Closes the version in use before it starts the next one; images wait meanwhile.
