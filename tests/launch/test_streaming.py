@@ -20,6 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from pipeline import run
 from pipeline.errors import RunnerError
 from pipeline.launch.prism import prism_binary
+from pipeline.records import row_bytes
 from tests import shard_rows
 from tests.conftest import REPO, write_bright_image
 from tests.processes import wait_until
@@ -416,19 +417,13 @@ def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator,
 
     assert code == 0
     expected = {(f"{bucket}/{blob.name}", str(blob.generation)) for blob in blobs}
-    archived = [
-        json.loads(line)
-        for blob in gcs_bucket.list_blobs(prefix="out/detections/")
-        for line in blob.download_as_text().splitlines()
-    ]
+    archived = shard_rows.rows_in(f"{bucket}/out")
+    views = [blob for blob in gcs_bucket.list_blobs(prefix="out/detections/") if blob.name.endswith(".jsonl")]
+    assert sorted(line for blob in views for line in blob.download_as_bytes().splitlines()) == sorted(map(row_bytes, archived))
     assert {(row["image"]["uri"], row["image"]["generation"]) for row in archived} == expected
     assert len(archived) == 10
     assert {(m.attributes["image_uri"], m.attributes["generation"]) for m in messages} == expected
-    dead = [
-        json.loads(line)
-        for blob in gcs_bucket.list_blobs(prefix="out/dead_letters/")
-        for line in blob.download_as_text().splitlines()
-    ]
+    dead = shard_rows.rows_in(f"{bucket}/out", "dead_letters")
     assert [(row["image"]["uri"], row["reason"]) for row in dead] == [(f"{bucket}/gone.png", "not_found")]
     assert gcs_bucket.blob("out/report.html").exists()
 
