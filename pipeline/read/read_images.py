@@ -36,8 +36,8 @@ from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.storage.listing import MAX_PARALLEL
 
-# An image in the shuffle: its location in bytes, since not every name is Unicode; `extra`; `size_bytes`; its generation, if what is
-# done is left out. It takes 210 bytes of a local runner's memory; a record took 750.
+# An image in the shuffle: its location in bytes, since not every name is Unicode; `extra`; `size_bytes`; its generation, if what
+# is done is left out. It takes 210 bytes of a local runner's memory; a record took 750.
 _Listed = tuple[bytes, str, int, str]
 _Named = tuple[bytes, str, int]  # an image to read: the first three
 _PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million

@@ -22,8 +22,8 @@ import posixpath
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -46,8 +46,10 @@ COMPACTED = "compact"  # the run in the names of merged shards
 SOURCES = b"sources"  # metadata of a merged shard: the names of the shards in it
 _NAME = re.compile(r"(detections|dead_letters)/(\d{8}T\d{6}Z)-([\w-]+)-([0-9a-f]{32})\.parquet")
 _PART_BYTES = 1 << 20  # of an object a request
+_TRIES = 10  # compactions that delete what a reader has listed
 _GROUP_ROWS = 16_384  # a row group has statistics, which exclude parts of a large shard
 _GROUP_BYTES = 16 << 20  # dead letters may carry messages of 10 MB; readers hold a row group
+_Answer = TypeVar("_Answer")
 BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, KeyError)  # what a damaged file raises
 
 _BOX = pa.list_(pa.float32(), 4)
@@ -119,14 +121,29 @@ def shard_of_name(path: str, size_bytes: int = 0) -> Shard | None:
 
 
 def list_shards(output: str, kinds: Sequence[str] = (DETECTIONS, DEAD_LETTERS)) -> list[Shard]:
-    """The shards of a results folder, by kind and name, without those that a merged shard holds too."""
-    found = []
+    """The shards of a results folder, by kind and name, without those that a merged shard holds too.
+
+    A listing is no snapshot: it may miss a merged shard that appears and a source that goes meanwhile. A second one finds the
+    merged shard, so this is their union.
+    """
+    found = {*_listed(output, kinds), *_listed(output, kinds)}
+    merged = {name for shard in found if shard.run == COMPACTED for name in sources_of(shard)}
+    return sorted(shard for shard in found if posixpath.basename(shard.path) not in merged)
+
+
+def _listed(output: str, kinds: Sequence[str]) -> Iterator[Shard]:
     for kind in kinds:
         for match in FileSystems.match([f"{escape_glob(output)}/{kind}/*"]):
             shards = (shard_of_name(entry.path, entry.size_in_bytes) for entry in match.metadata_list)
-            found += [shard for shard in shards if shard and is_own_file(shard.path)]
-    merged = {name for shard in found if shard.run == COMPACTED for name in sources_of(shard)}
-    return sorted(shard for shard in found if posixpath.basename(shard.path) not in merged)
+            yield from (shard for shard in shards if shard and is_own_file(shard.path))
+
+
+def undisturbed(read: Callable[[], _Answer]) -> _Answer:
+    """What a function makes of all rows; it begins anew if a compaction has deleted a shard meanwhile."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return read()
+    return read()
 
 
 def sources_of(shard: Shard) -> frozenset[str]:
@@ -134,6 +151,8 @@ def sources_of(shard: Shard) -> frozenset[str]:
     try:
         with open_shard(shard) as file:
             return frozenset(json.loads((file.schema_arrow.metadata or {}).get(SOURCES, b"[]")))
+    except FileNotFoundError:  # merged again since; its rows lie in a shard that is listed, too, or the reader begins anew
+        return frozenset()
     except BROKEN as err:
         _say_unreadable(shard, err)
         return frozenset()
@@ -175,10 +194,19 @@ class _Object(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         end = min(self._size, self._at + len(buffer))
-        content = read_range(self._path, self._at, end) if end > self._at else b""
+        content = _read_object(self._path, self._at, end) if end > self._at else b""
         buffer[: len(content)] = content
         self._at += len(content)
         return len(content)
+
+
+def _read_object(path: str, start: int, end: int) -> bytes:
+    from google.api_core.exceptions import NotFound
+
+    try:
+        return read_range(path, start, end)
+    except NotFound as err:
+        raise FileNotFoundError(path) from err
 
 
 def read_batches(shard: Shard, columns: Sequence[str] | None = None, rows: int = _GROUP_ROWS) -> Iterator[pa.RecordBatch]:
@@ -210,10 +238,13 @@ def done_keys(output: str, version: RowVersion, *, failed_too: bool = True, pref
       failed_too: Whether permanent dead letters count; transient ones never do.
       prefixes: Only images whose URIs may begin with one of these; shards whose statistics exclude all of them are not read.
     """
-    parts = [np.zeros(0, np.uint64)]
-    for shard in list_shards(output, (DETECTIONS, DEAD_LETTERS) if failed_too else (DETECTIONS,)):
-        parts += _keys_in(shard, version, prefixes)
-    return np.unique(np.concatenate(parts))
+    kinds = (DETECTIONS, DEAD_LETTERS) if failed_too else (DETECTIONS,)
+
+    def read() -> np.ndarray:
+        parts = (part for shard in list_shards(output, kinds) for part in _keys_in(shard, version, prefixes))
+        return np.unique(np.concatenate([np.zeros(0, np.uint64), *parts]))
+
+    return undisturbed(read)
 
 
 def contains(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -240,6 +271,8 @@ def _keys_in(shard: Shard, version: RowVersion, prefixes: Sequence[str]) -> Iter
                     equal = pc.equal(batch[name], value)
                     mask = equal if mask is None else pc.and_(mask, equal)
                 yield batch["key"].filter(mask).to_numpy(zero_copy_only=False)
+    except FileNotFoundError:
+        raise
     except BROKEN as err:
         _say_unreadable(shard, err)
 
