@@ -87,7 +87,6 @@ bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet mach
 	$(BIN)/python -m tests.benchmarks.rows
 	$(BIN)/python -m tests.benchmarks.compaction
 	$(BIN)/python -m tests.benchmarks.only_new
-	$(BIN)/python -m tests.benchmarks.resume
 	$(BIN)/python -m tests.benchmarks.streaming
 	$(BIN)/python -m tests.benchmarks.monitoring
 	$(BIN)/python -m tests.benchmarks.swaps

@@ -40,6 +40,7 @@ from pipeline.storage.listing import MAX_PARALLEL
 # is done is left out. It takes 210 bytes of a local runner's memory; a record took 750.
 _Listed = tuple[bytes, str, int, str]
 _Named = tuple[bytes, str, int]  # an image to read: the first three
+_REFS_AT_ONCE = 4096
 _PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one worker may take at the end
 
@@ -170,7 +171,10 @@ class _Counting(beam.DoFn):
 
 
 class _ListImages(_Counting):
-    """Lists groups of places, without own files and other non-images, and the images of dead letters."""
+    """Lists groups of places, without own files and other non-images, and the images of dead letters.
+
+    Images that are listed with their generation and are done go no further; so a run with little to do shuffles little.
+    """
 
     def __init__(self, of: _Listing, worker_context: WorkerContext | None):
         self._of = of
@@ -181,11 +185,23 @@ class _ListImages(_Counting):
             self._worker_context.check_worker()
 
     def process(self, group: Sequence[Piece | Shard]) -> Iterator[tuple[int, _Listed]]:
-        for ref in until_cancelled(self._refs(group)):
+        for ref in until_cancelled(self._without_done(self._refs(group))):
             if not _holds_images(ref.uri):
                 metrics.count_read()
             generation = ref.generation if self._of.done else ""
             yield identity_hash(ref.uri) % _PARTITIONS, (name_bytes(ref.location), ref.extra, ref.size_bytes, generation)
+
+    def _without_done(self, refs: Iterator[ImageRef]) -> Iterator[ImageRef]:
+        if not self._of.done or not len(self._of.done.keys):
+            yield from refs
+            return
+        while some := list(islice(refs, _REFS_AT_ONCE)):
+            done = self._of.done.among(ref for ref in some if ref.generation)
+            left = [ref for ref in some if ref.uri not in done]
+            self._stats.read += len(some) - len(left)
+            metrics.count_read(len(some) - len(left))
+            self._skip(len(some) - len(left), done=True)
+            yield from left
 
     def _refs(self, group: Sequence[Piece | Shard]) -> Iterator[ImageRef]:
         for piece in group:

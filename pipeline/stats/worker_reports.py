@@ -26,6 +26,7 @@ from pipeline.storage.globs import escape_glob
 from pipeline.storage.state import read_checked
 
 TELL_SECONDS = 3.0
+_TOUCH_SECONDS = 3600.0  # a folder of unfinished files in which nothing changes for a day counts as abandoned
 _REPORTS = "figures"
 
 
@@ -50,7 +51,7 @@ class StatsReporter:
         self._stats = stats
         self._every_s = every_s
         self._process = process
-        self._written = b""
+        self._written, self._written_at = b"", 0.0
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -63,8 +64,9 @@ class StatsReporter:
         """Writes the report if it has changed and the run's folder exists."""
         with self._lock:
             content = pack(self._process.add_model(self._stats()))
-            if content != self._written and _write(self._path, content):
-                self._written = content
+            is_new = content != self._written or time.monotonic() - self._written_at > _TOUCH_SECONDS
+            if is_new and _write(self._path, content):
+                self._written, self._written_at = content, time.monotonic()
 
     def _tell_again(self) -> bool:
         if not self._run.is_open():

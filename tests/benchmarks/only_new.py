@@ -1,13 +1,13 @@
-"""`--only-new` over a large ledger: time and peak memory, beside listing alone.
+"""What is done is left out, over many rows: time and peak memory, beside listing alone.
 
     python -m tests.benchmarks.only_new [--sizes 1000000,5000000] [--share 0.99]
 
-The images are empty files in folders of 1,000; the ledger is made without a model: rows of 99 of 100 of them, in shards with
-their indexes, as a batch job leaves them. Each figure is of a process of its own, and its peak that of the process (`ru_maxrss`):
+The images are empty files in folders of 1,000; the rows are made without a model, of 99 of 100 of them, in shards as batch jobs
+leave them. Each figure is of a process of its own, and its peak that of the process (`ru_maxrss`):
 
 - `list`: the files are listed, and that is all
-- `all`: the steps of a job on the in-memory runner until images are read, without a ledger: listed, gathered, doubles dropped
-- `new`: the same with the ledger, so that what comes out is what is new
+- `all`: the steps of a job on the in-memory runner until images are read, without rows: listed, gathered, doubles dropped
+- `new`: the same with the rows, so that what comes out is what is new
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -78,27 +77,27 @@ def _through_beam(images: Path, output: Path | None) -> None:
     import apache_beam as beam
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
+    from pipeline.read.only_new import DoneRows
     from pipeline.read.read_images import ReadImages
-    from pipeline.results.completion import CompletionRule
 
-    done = CompletionRule(_provenance()) if output else None
+    done = DoneRows(str(output), _version()) if output else None
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _, distinct = ReadImages([str(images)], exclude=str(output or ""), done=done).list(pipeline)
         _ = distinct.refs | "CountAll" >> beam.combiners.Count.Globally() | "Print" >> beam.Map(print)
 
 
-def _provenance() -> Any:
-    from pipeline.results.completion import Provenance
+def _version() -> Any:
+    from pipeline.results.completion import RowVersion
 
-    return Provenance("11111111", "22222222", *_MODEL)
+    return RowVersion(*_MODEL, "11111111", "22222222")
 
 
 def _made(size: int, share: float) -> tuple[Path, Path]:
-    return BENCH / f"listed-{size}", BENCH / f"ledger-{size}-{share:g}"
+    return BENCH / f"listed-{size}", BENCH / f"shards-{size}-{share:g}"
 
 
 def _make(size: int, share: float) -> None:
-    """Makes the files and their ledger where they are not there yet."""
+    """Makes the files and their rows where they are not there yet."""
     images, output = _made(size, share)
     if not (listed := images.with_suffix(".made")).exists():
         for number in range(size):
@@ -108,31 +107,22 @@ def _make(size: int, share: float) -> None:
             path.touch()
         listed.touch()
     if not (output / "made").exists():
-        _write_ledger(images, output, int(size * share))
+        _write_rows(images, output, int(size * share))
         (output / "made").touch()
 
 
-def _write_ledger(images: Path, output: Path, rows: int) -> None:
-    from pipeline.results.ledger import writing_index
+def _write_rows(images: Path, output: Path, rows: int) -> None:
+    import numpy as np
 
-    from pipeline.results.layout import DETECTIONS, index_name, shard_name
-    from pipeline.storage.files import create
-
-    lines = _rows(images, rows)
-    for shard in range(shards := -(-rows // _PER_SHARD)):
-        name = f"{shard_name(DETECTIONS, shard, shards)}.jsonl"
-        with create(f"{output}/{name}") as file, writing_index(f"{output}/{index_name(name)}", DETECTIONS, _provenance()) as note:
-            file.writelines(map(note, islice(lines, _PER_SHARD)))
-
-
-def _rows(images: Path, rows: int) -> Iterator[bytes]:
     from pipeline.read.list_images import list_images
-    from pipeline.records import row_bytes
+    from pipeline.records import DetectedImage, Detections
+    from pipeline.results.shards import detections_table, write_shard
 
-    model = {"name": _MODEL[0], "version": _MODEL[1]}
-    for ref in islice(list_images([str(images)]), rows):
-        image = {"uri": ref.uri, "generation": ref.generation, "width": 640, "height": 480}
-        yield row_bytes({"image": image, "model": model, "detections": []}) + b"\n"
+    none = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
+    refs = islice(list_images([str(images)]), rows)
+    while some := list(islice(refs, _PER_SHARD)):
+        records = [DetectedImage(ref, 640, 480, *_MODEL, none) for ref in sorted(some, key=lambda ref: ref.uri)]
+        write_shard(str(output), "detections", detections_table(records, _version(), "0a1b", time.time()), "0a1b")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Rows through `WriteFiles`: time for each and peak memory, at 300,000 rows and at ten times as many.
+"""Rows through `WriteShards`: time for each and peak memory, at 300,000 rows and at ten times as many.
 
-    python -m tests.benchmarks.rows [--rows 300000,3000000] [--parquet] [--coco]
+    python -m tests.benchmarks.rows [--rows 300000,3000000] [--no-view]
 
 The rows are made without a model: `DetectedImage`s with 0 to 9 boxes come in no order out of one fused step, as they do in a job
 on the in-memory runner, so everything behind the detector works as it does there. Each size runs in a process of its own; the
-peak is that of the process (`ru_maxrss`), and what it has after its imports stands beside it. Files are checked to be in order.
+peak is that of the process (`ru_maxrss`), and what it has after its imports stands beside it. All rows are counted at the end.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ def main() -> None:
     """Runs each size and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=_SIZES)
-    parser.add_argument("--parquet", action="store_true")
-    parser.add_argument("--coco", action="store_true")
+    parser.add_argument("--no-view", action="store_true", help="without the JSON Lines beside the shards")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(write(args.one, args.parquet, args.coco)))
+        print(json.dumps(write(args.one, not args.no_view)))
         return
-    flags = [flag for flag, wanted in (("--parquet", args.parquet), ("--coco", args.coco)) if wanted]
+    flags = ["--no-view"] if args.no_view else []
     print(f"{'rows':>9}  {'files':>5}  {'MB':>6}  {'us/row':>6}  {'MB at start':>11}  {'peak MB':>7}")
     for size in map(int, args.rows.split(",")):
         command = [sys.executable, "-m", "tests.benchmarks.rows", "--one", str(size), *flags]
@@ -53,29 +52,35 @@ def main() -> None:
         )
 
 
-def write(rows: int, parquet: bool, coco: bool) -> dict[str, Any]:
+def write(rows: int, view: bool) -> dict[str, Any]:
     """Writes so many rows, and measures it."""
     import apache_beam as beam
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-    from pipeline.write.write_files import WriteFiles
 
     from pipeline.config import WriteConfig
+    from pipeline.results.completion import RowVersion
     from pipeline.results.run import Run
+    from pipeline.results.shards import list_shards, read_batches
     from pipeline.stats.summary import JobStats
     from pipeline.write.sink import Results
+    from pipeline.write.write_shards import WriteShards
 
     shutil.rmtree(OUT, ignore_errors=True)
-    staging, started, start_mb = Run.new(str(OUT)), time.monotonic(), _peak_mb()
+    run, started, start_mb = Run.new(str(OUT)), time.monotonic(), _peak_mb()
     blocks = random.Random(0).sample(range(0, rows, _BLOCK), len(range(0, rows, _BLOCK)))
-    with staging.held({}):
+    with run.opened():
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
             detected = pipeline | beam.Create(blocks, reshuffle=False) | "Make" >> beam.FlatMap(_images, rows)
             dead = pipeline | "NoDead" >> beam.Create([])
             counted = pipeline | "Counted" >> beam.Create([JobStats(read=rows)])
-            _ = Results(detected, (dead,), counted) | WriteFiles(staging, {}, WriteConfig(parquet=parquet, coco=coco))
+            _ = Results(detected, (dead,), counted) | WriteShards(
+                run, RowVersion("yolov4", "1", "1", "2"), WriteConfig(view=view)
+            )
         seconds = time.monotonic() - started
-    files = sorted((OUT / "detections").glob("*.jsonl"))
-    size = _check_order(files, rows)
+    files = list((OUT / "detections").iterdir())
+    written = sum(len(batch) for shard in list_shards(str(OUT)) for batch in read_batches(shard, ["key"]))
+    assert written == rows, f"{written} rows of {rows}"
+    size = sum(path.stat().st_size for path in files)
     return {"files": len(files), "bytes": size, "seconds": seconds, "start_mb": start_mb, "peak_mb": _peak_mb()}
 
 
@@ -96,18 +101,6 @@ def _images(start: int, rows: int) -> Iterator[Any]:
             f"gs://bucket/raw/2026/11/{number % 28:02d}/camera-{number * 2654435761 % 2**32:010d}.jpg", "1795226400500000"
         )
         yield DetectedImage(ref, 4000, 3000, "yolov4", "1", found, Timing(latency=0.05, finished_at=1.8e9))
-
-
-def _check_order(files: list[Any], rows: int) -> int:
-    """Bytes of all files; they must hold every row once, in order over all of them."""
-    last, found, size = b"", 0, 0
-    for path in files:
-        with path.open("rb") as lines:
-            for line in lines:
-                assert last < line, f"{path} is not in order"
-                last, found, size = line, found + 1, size + len(line)
-    assert found == rows, f"{found} rows of {rows}"
-    return size
 
 
 def _peak_mb() -> float:
