@@ -15,6 +15,7 @@ EXPECTED = {
     "evaluate",
     "import",
     "compact",
+    "export",
     "load",
     "quantize",
     "tune",
