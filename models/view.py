@@ -85,7 +85,7 @@ def refuse_doubled(rows: Sequence[ImageRow]) -> None:
     ((uri, times),) = Counter(row.uri for row in rows).most_common(1)
     if times > 1:
         raise RowsError(
-            f"{printable(uri)} has several rows, as of several models, versions or generations; give those of one, or compact with --keep latest"
+            f"{printable(uri)} has several rows, as of several models or versions; export one, or compact with --keep latest"
         )
 
 

@@ -90,7 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="detect-objects export",
-        description="Writes the detections of a results folder in other formats, at any time; the newest row of each image counts.",
+        description="Writes the detections of a results folder in other formats, of each image its newest row.",
         allow_abbrev=False,
     )
     add = parser.add_argument

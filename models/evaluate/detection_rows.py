@@ -4,9 +4,9 @@ The reader takes JSON Lines with one image a line,
 
     {"image": {"uri", "width", "height", …}, "detections": [{"box_xyxy", "class_id", "class_name", "confidence"}, …], …}
 
-results folders, of whose rows with one key the newest counts; single files of Parquet; TFRecord files with the keys of the TF Object Detection API,
-and COCO results, `[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. An `images.json` in the same folder (a COCO
-data set with `images` and `categories`) gives COCO results their file names and class names.
+results folders, of whose rows with one key the newest counts, the same rows in Parquet, TFRecord files with the keys of the TF
+Object Detection API, and COCO results, `[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. An `images.json` in the
+same folder (a COCO data set with `images` and `categories`) gives COCO results their file names and class names.
 """
 
 from __future__ import annotations

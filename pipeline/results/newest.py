@@ -124,7 +124,7 @@ def undisturbed(read: Callable[[], _Answer]) -> _Answer:
 def by_uri(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
     """JSON rows sorted by URI and generation.
 
-    In memory are 64 MB of rows and, of each 64 MB, 100 rows more; all of them lie in a temporary folder, one open file each 64 MB.
+    In memory are 64 MB of rows and 100 rows of each 64 MB; all lie in a temporary folder, in an open file for each 64 MB.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         parts = []

@@ -389,7 +389,9 @@ def test_rows_without_names_of_images_and_doubled_rows_are_refused(photo, capsys
 
 def test_rows_of_other_formats_give_the_same_pictures(photo):
     folder, _, rows = photo
-    pq.write_table(pa.Table.from_pylist([json.loads(line) for line in rows.open()]).select(["image", "detections"]), folder / "rows.parquet")
+    pq.write_table(
+        pa.Table.from_pylist([json.loads(line) for line in rows.open()]).select(["image", "detections"]), folder / "rows.parquet"
+    )
     for source in (rows, folder / "rows.parquet"):
         assert made(source, "--crops", folder / source.suffix) == 0
     assert files_of(folder / ".jsonl") == files_of(folder / ".parquet") == ["cat/a-1-0.90.jpg"]
