@@ -5,7 +5,7 @@
 
 Of an image generation, model version and settings the newest row counts. Jobs and streams may write meanwhile.
 
-Exit code 0: done; 1: failed, or an image of a crop cannot be read; 2: a wrong command or place, or no row is wanted; 130: stopped.
+Exit code 0: done; 1: failed, or an image of a crop cannot be read; 2: a wrong command or place, or no such row; 130: stopped.
 """
 
 from __future__ import annotations
