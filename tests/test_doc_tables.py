@@ -107,7 +107,9 @@ TESTS = {  # page: first cell of a row: its test; an empty cell repeats the one 
         "dead letter": "stream/test_messages.py::test_a_dead_letter_as_a_message_asks_for_its_image_again",
         "--dead-letter-topic": "launch/test_streaming.py::test_what_is_no_request_is_a_dead_letter_and_stops_nothing",
         "--answer-topic": "launch/test_streaming.py::test_each_request_is_answered_once_with_all_its_images",
-        "<archive>/detections/": "stream/test_archive.py::test_a_message_is_held_until_all_of_its_rows_are_in_shards_of_their_window",
+        "<archive>/detections/": (
+            "stream/test_archive.py::test_a_message_is_held_until_all_of_its_rows_are_in_shards_of_their_window"
+        ),
         "<archive>/summary.json": "launch/test_streaming.py::test_sigterm_ends_the_job_well",
         "DirectRunner, PrismRunner": "launch/test_streaming.py::test_a_killed_job_loses_nothing_on_prism",
         "FlinkRunner": "flink/test_streaming.py::test_no_answer_is_lost_where_all_machines_die_when_a_checkpoint_completes",
