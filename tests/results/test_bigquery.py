@@ -193,18 +193,6 @@ def test_since_leaves_out_files_that_were_written_before(server, output, capsys)
     assert capsys.readouterr().err.startswith("error: --since: expected a day as 2026-11-20")
 
 
-def test_rows_of_megabytes_are_loaded_in_jobs_of_bounded_size(server, output):
-    """Dead letters may carry the bytes of their image; a job of 100,000 of them would not fit into memory."""
-    letters = [dead(f"{number:02d}") for number in range(40)]
-    for letter in letters:
-        letter.row["payload_base64"] = "QUJD" * 500_000
-    write_rows(output, HOURS[1], letters)
-    assert load(output) == 0
-    assert len(server.rows["d.t_dead_letters"]) == 41
-    jobs = [job for job in server.jobs.values() if "dead_letters" in str(job["configuration"]["load"]["destinationTable"])]
-    assert len(jobs) == 2
-
-
 def test_wrong_places_are_one_line(server, output, capsys, monkeypatch):
     assert load(output, "p.nowhere.t") == 2
     assert "expected its dataset to exist" in capsys.readouterr().err
