@@ -17,9 +17,8 @@ import sys
 from collections.abc import Sequence
 
 from models import pictures
-from models.evaluate.detection_rows import ImageRow, RowsError, read_results
+from models.evaluate.detection_rows import ImageRow, read_results
 from models.evaluate.text import printable
-from models.progress import shown
 from pipeline.config.dates import DatesError, days_of, resolve_dates
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, InputError, exit_code_of

@@ -117,6 +117,7 @@ def test_every_flag_reaches_its_setting(setting):
     else:
         argv = [flag, *map(str, value if isinstance(value, list) else [value])]
     needs = {
+        "write.coco_ground_truth": (["--export", "coco"], {"write.export": ["coco"]}),
         "dates": (["--input", "{date}"], {"input": ["{date}"]}),
     }
     more, needed = needs.get(setting.key, ([], {}))
@@ -162,7 +163,10 @@ WRONG_SETTINGS = {
     "no number": ([*JOB, "--batch-timeout-ms", "nan"], "--batch-timeout-ms: expected a number at least 0.0, got nan"),
     "fraction": ([*JOB, "--max-detections", "1.5"], "--max-detections: expected a whole number, got 1.5"),
     "descending": ([*JOB, "--batch-sizes", "4,2"], "--batch-sizes: expected ascending sizes such as"),
-    "ground truth for nothing": ([*JOB, "--coco-ground-truth", "a.json"], "--coco-ground-truth: expected coco (--coco) with it"),
+    "ground truth for nothing": (
+        [*JOB, "--coco-ground-truth", "a.json"],
+        "--coco-ground-truth: expected coco among the exports",
+    ),
     "flag without its value": ([*JOB, "--classes"], "argument --classes: expected at least one argument; see --help"),
     "switch with a value": ([*JOB, "--xla=1"], "argument --xla/--no-xla: ignored explicit argument '1'; see --help"),
 }

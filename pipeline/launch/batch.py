@@ -41,7 +41,6 @@ from pipeline.stats.summary import JobStats, RunFacts, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.listing_backends import GS
 from pipeline.write.exports import export
-from pipeline.write.formats import COCO
 from pipeline.write.sink import Sink
 from pipeline.write.write_coco import read_ground_truth
 from pipeline.write.write_shards import read_stats
@@ -59,7 +58,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
     graph.source_of(config).check()
-    if COCO in config.write.export and config.write.coco_ground_truth:
+    if config.write.coco_ground_truth:
         read_ground_truth(config.write.coco_ground_truth)
     return dataclasses.replace(job, resolved_input=tuple(resolved(config.patterns())))
 
