@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pipeline.results.layout import COCO_IMAGES, COCO_RESULTS, EXPORTS, STAGING, check_output
@@ -58,8 +59,8 @@ def export(
     staging = f"{parent}/{STAGING}export-{uuid.uuid4().hex[:12]}"
     done = Exported((), 0)
     try:
-        for each in formats:
-            one = undisturbed(lambda each=each: _write(each, newest_rows(output, wanted, sort=sort), staging, ground_truth))  # type: ignore[misc]
+        for each in dict.fromkeys(formats):
+            one = undisturbed(partial(_write, each, partial(newest_rows, output, wanted, sort=sort), staging, ground_truth))
             done = Exported((*done.files, *one.files), one.rows, (*done.notes, *one.notes))
         move_files({f"{staging}/{name}": f"{to}/{name}" for name in done.files})
     finally:
@@ -81,8 +82,8 @@ class _Counted:
             yield row
 
 
-def _write(name: str, rows: Iterable[dict[str, Any]], staging: str, ground_truth: str) -> Exported:
-    counted = _Counted(rows)
+def _write(name: str, rows: Callable[[], Iterable[dict[str, Any]]], staging: str, ground_truth: str) -> Exported:
+    counted = _Counted(rows())
     if name != COCO:
         FORMATS[name].write(counted, f"{staging}/{FORMATS[name].file}")
         return Exported((FORMATS[name].file,), counted.count)

@@ -60,7 +60,8 @@ def test_of_two_runs_the_newest_row_of_each_image_counts_also_after_a_compaction
     assert capsys.readouterr().out == f"5 rows in {out}/exports/detections.csv\n"
     assert compact([out]) == 0
     assert table_of(out) == NEWEST
-    assert {row.uri for row in read_rows(out)} == {*MONDAYS, "e.jpg"}
+    for place in (out, f"{out}/detections"):
+        assert {row.uri for row in read_rows(place)} == {*MONDAYS, "e.jpg"}
 
 
 def test_rows_of_a_run_a_model_or_since_a_day_are_exported_alone(out):
@@ -71,6 +72,23 @@ def test_rows_of_a_run_a_model_or_since_a_day_are_exported_alone(out):
     assert table_of(out, "--model", "other") == {"d.jpg": 0.25}
     assert compact([out]) == 0
     assert table_of(out, "--run", "tuesday") == table_of(out, "--since", "2026-11-24", "--model", "yolo")
+
+
+def test_a_folder_on_cloud_storage_is_exported_there_and_on_this_disk(gcs_bucket, tmp_path):
+    out = f"gs://{gcs_bucket.name}/out"
+    write_rows(out, [detected("a.jpg", confidence=0.5)], made_at=MONDAY)
+    write_rows(out, [detected("a.jpg", confidence=0.75)], made_at=MONDAY + DAY)
+    for to in ([], [], ["--to", f"{tmp_path}/to"]):
+        exported(out, "--format", "csv,coco", *to)
+    content = gcs_bucket.blob("out/exports/detections.csv").download_as_bytes()
+    assert content == (tmp_path / "to" / "detections.csv").read_bytes()
+    assert pd.read_csv(io.BytesIO(content))["confidence"].tolist() == [0.75]
+    names = {blob.name.partition("/")[2] for blob in gcs_bucket.list_blobs()}
+    assert {name for name in names if not name.startswith("detections/")} == {
+        "exports/coco/images.json",
+        "exports/coco/results.json",
+        "exports/detections.csv",
+    }
 
 
 def read_back(folder, name):
