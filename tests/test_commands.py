@@ -16,6 +16,7 @@ EXPECTED = {
     "import",
     "compact",
     "export",
+    "upgrade",
     "load",
     "quantize",
     "tune",
