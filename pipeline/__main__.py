@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 _SHELLS = ("bash", "zsh")
-_FILES = ("FILE", "FOLDER", "DIR", "PATH", "PATTERN", "FILE.jsonl", "OUT", "RESULTS")  # metavars that a shell completes with files
+_FILES = ("FILE", "FOLDER", "DIR", "PATH", "PATTERN", "FILE.jsonl", "OUT", "RESULTS")  # metavars that shells complete with files
 _EPILOG = """\
 from a folder of photos to an evaluation, after `detect-objects import` or with any SavedModel:
   detect-objects run --input 'photos/**/*.jpg' --output out/ --model models/yolov4
