@@ -99,7 +99,6 @@ def _detected(
         "--iou-threshold": thresholds["iou_threshold"],
         "--min-agreement": 0,  # its detections become the expected ones
         "--max-dead-share": 1,
-        "--shards": 1,
         **({"--config": config} if config else {}),
     }
     flags = [str(part) for setting in settings.items() for part in setting]
@@ -115,7 +114,8 @@ def _detected(
 
 def _read(output: str, kind: str) -> list[dict[str, Any]]:
     files = sorted(Path(output, kind).glob("*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return sorted(rows, key=lambda row: str(row["image"].get("uri")))
 
 
 def _kept(row: Mapping[str, Any], number: int, folder: Path, thresholds: Mapping[str, float]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import ceil, floor, inf
 from typing import NamedTuple
@@ -79,13 +79,18 @@ class _Total(NamedTuple):
             self.messages.setdefault(reason, message)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code."""
+def main(arguments: Sequence[str] | None = None, read: Callable[[str], list[ImageRow]] = read_rows) -> int:
+    """Runs the command and returns its exit code.
+
+    Args:
+      arguments: Its command line.
+      read: Reads the rows at the path that the command line names.
+    """
     args = make_parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _check(args)
-        return _report(args, _write_all(args, _wanted(args, read_rows(args.detections))))
+        return _report(args, _write_all(args, _wanted(args, read(args.detections))))
     except (RowsError, UserError, OSError) as err:
         print("error:", printable(" ".join(str(err).split())), file=sys.stderr)
         return 1 if isinstance(err, FullError) else 2

@@ -84,7 +84,9 @@ def refuse_doubled(rows: Sequence[ImageRow]) -> None:
     """
     ((uri, times),) = Counter(row.uri for row in rows).most_common(1)
     if times > 1:
-        raise RowsError(f"{printable(uri)} has several rows; of several runs or versions give the files of one")
+        raise RowsError(
+            f"{printable(uri)} has several rows, as of several models or versions; export one, or compact with --keep latest"
+        )
 
 
 def local_file(uri: str, folder: str) -> str:

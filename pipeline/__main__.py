@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 _SHELLS = ("bash", "zsh")
-_FILES = ("FILE", "FOLDER", "DIR", "PATH", "PATTERN", "FILE.jsonl")  # metavars that a shell completes with files
+_FILES = ("FILE", "FOLDER", "DIR", "PATH", "PATTERN", "FILE.jsonl", "OUT", "RESULTS")  # metavars that shells complete with files
 _EPILOG = """\
 from a folder of photos to an evaluation, after `detect-objects import` or with any SavedModel:
   detect-objects run --input 'photos/**/*.jpg' --output out/ --model models/yolov4
@@ -42,6 +42,7 @@ VERBS = {
     "import": Verb("pipeline.import_model", "turn a Darknet YOLO, an ONNX or a Keras model into a SavedModel"),
     "quantize": Verb("pipeline.quantize", "write an int8 version of a model for OpenVINO, if it is good enough"),
     "tune": Verb("pipeline.tune", "find the settings with which this machine detects fastest"),
+    "export": Verb("pipeline.export", "write a results folder as CSV, COCO, YOLO, VOC, CVAT, Label Studio, TFRecord or crops"),
     "compact": Verb("pipeline.compact", "merge the many small files of a results folder"),
     "upgrade": Verb("pipeline.upgrade", "turn the results of the release before into this one's files, once"),
     "load": Verb("pipeline.load_bigquery", "load the rows of a results folder into BigQuery, each once"),

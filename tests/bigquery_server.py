@@ -1,10 +1,13 @@
-"""A server of the part of BigQuery's REST protocol, v2, that a load sends; rows are checked against the table's columns."""
+"""A server of the part of BigQuery's REST protocol, v2, that a load sends; rows are checked against the table's columns.
+
+Of SQL it knows one statement: the MERGE that inserts rows by key and time.
+"""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import datetime
+import io
 import json
 import re
 import threading
@@ -12,7 +15,20 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pyarrow.parquet as pq
+
+from pipeline.storage.files import read_file
+
 JSON = dict[str, Any]
+_MERGE = re.compile(
+    r"""
+MERGE `p\.(?P<table>[^`]+)` T
+USING \(SELECT \* FROM `p\.(?P<source>[^`]+)` WHERE TRUE QUALIFY ROW_NUMBER\(\) OVER \(PARTITION BY key, made_at\) = 1\) S
+ON T\.key = S\.key AND T\.made_at = S\.made_at
+AND T\.made_at BETWEEN TIMESTAMP '(?P<oldest>[^']+)' AND TIMESTAMP '(?P<newest>[^']+)'
+WHEN NOT MATCHED THEN INSERT \((?P<names>[`\w, ]+)\) VALUES \((?P=names)\)
+"""
+)
 
 
 class BigQueryServer:
@@ -22,7 +38,7 @@ class BigQueryServer:
       tables: Resources of tables, by `dataset.table`.
       rows: Their rows.
       jobs: Resources of jobs, by id; a second job of an id is refused.
-      answer_instead: Called `before` each upload and `after` each job is accepted; returns an answer's HTTP status, or None.
+      answer_instead: Called `before` and `after` each job is accepted; returns an answer's HTTP status, or None.
       outcome: Called with each job that would succeed; an error that it returns fails the job.
     """
 
@@ -39,24 +55,43 @@ class BigQueryServer:
 
     def answer(self, method: str, path: str, body: bytes, headers: Any) -> tuple[int, JSON, dict[str, str]]:
         """The status, body and headers of the answer to a request."""
-        if "/upload/" in path and (status := self.answer_instead("before")):
-            return _error(status, "backendError", "not accepted")
+        is_job = "/upload/" in path or (method == "POST" and path.partition("?")[0].endswith("/jobs"))
+        if is_job and (status := self.answer_instead("before")):
+            return _error(status, "accessDenied", "not accepted")
         with self._lock:
             if "/upload/" in path:
                 return self._upload(path, body, headers)
             found = re.fullmatch(
-                r"/bigquery/v2/projects/p/(datasets|jobs)(?:/([^/]+))?(?:/tables(?:/(.+))?)?", path.partition("?")[0]
+                r"/bigquery/v2/projects/p/(datasets|jobs|queries)(?:/([^/]+))?(?:/tables(?:/(.+))?)?", path.partition("?")[0]
             )
             assert found, f"{method} {path}"
             kind, name, table = found.groups()
-            if kind == "jobs":
-                return (200, self.jobs[name], {}) if name in self.jobs else _error(404, "notFound", f"Not found: Job {name}")
-            if name not in self.datasets:
-                return _error(404, "notFound", f"Not found: Dataset p:{name}")
-            if method == "POST":
-                return self._create(json.loads(body))
-            full = f"{name}.{table}"
-            return (200, self.tables[full], {}) if full in self.tables else _error(404, "notFound", f"Not found: Table {full}")
+            if kind == "datasets":
+                return self._table(method, name, table, body)
+            if is_job:
+                return self._insert(json.loads(body), b"")
+            if name not in self.jobs:
+                return _error(404, "notFound", f"Not found: Job {name}")
+            job = self.jobs[name]
+            is_query = {"jobComplete": True, "jobReference": job["jobReference"], "totalRows": "0", "schema": {"fields": []}}
+            return 200, job if kind == "jobs" else is_query, {}
+
+    def _table(self, method: str, dataset: str, table: str, body: bytes) -> tuple[int, JSON, dict[str, str]]:
+        if dataset not in self.datasets:
+            return _error(404, "notFound", f"Not found: Dataset p:{dataset}")
+        if method == "POST":
+            return self._create(json.loads(body))
+        name = f"{dataset}.{table}"
+        if name not in self.tables:
+            return _error(404, "notFound", f"Not found: Table {name}")
+        if method == "DELETE":
+            del self.tables[name], self.rows[name]
+            return 200, {}, {}
+        if method == "PATCH":
+            columns, new = (of["schema"]["fields"] for of in (self.tables[name], json.loads(body)))
+            assert new[: len(columns)] == columns and all(column["mode"] == "NULLABLE" for column in new[len(columns) :])
+            self.tables[name]["schema"] = {"fields": new}
+        return 200, self.tables[name], {}
 
     def _create(self, table: JSON) -> tuple[int, JSON, dict[str, str]]:
         at = table["tableReference"]
@@ -66,7 +101,8 @@ class BigQueryServer:
         top = {column["name"]: column for column in table["schema"]["fields"]}
         for clustered in table.get("clustering", {}).get("fields", []):
             assert top[clustered]["mode"] != "REPEATED"
-        assert top[table["timePartitioning"]["field"]]["type"] == "TIMESTAMP"
+        if "expirationTime" not in table:
+            assert top[table["timePartitioning"]["field"]]["type"] == "TIMESTAMP"
         created = str(1_000 + len(self.tables))
         self.tables[name] = {**table, "creationTime": created, "location": "EU"}
         self.rows[name] = []
@@ -94,23 +130,43 @@ class BigQueryServer:
         assert re.fullmatch(r"[\w-]{1,1024}", name)
         if name in self.jobs:
             return _error(409, "duplicate", f"Already Exists: Job {name}")
-        load = about["configuration"]["load"]
-        assert load["sourceFormat"] == "NEWLINE_DELIMITED_JSON"
-        assert not load.get("maxBadRecords")
-        table = "{datasetId}.{tableId}".format(**load["destinationTable"])
         about["jobReference"]["location"] = "EU"
-        rows, wrong = [], self.outcome(about)
-        for number, line in enumerate(content.split(b"\n")):
-            try:
-                rows.append(_checked(json.loads(line), self.tables[table]["schema"]["fields"]))
-            except (ValueError, TypeError) as err:
-                wrong = wrong or {"reason": "invalid", "message": f"JSON parsing error in row {number}: {err}"}
-        self.rows[table] += [] if wrong else rows
+        wrong, statistics = self.outcome(about), {}
+        try:
+            done = 0 if wrong else self._do(about["configuration"], content)
+            statistics = {"query": {"numDmlAffectedRows": str(done)}}
+        except (ValueError, TypeError, FileNotFoundError) as err:
+            wrong = {"reason": "invalid", "message": f"Error while reading data: {err}"}
         status = {"state": "DONE", **({"errorResult": wrong, "errors": [wrong]} if wrong else {})}
-        self.jobs[name] = {**about, "id": f"p:EU.{name}", "status": status, "statistics": {}}
+        self.jobs[name] = {**about, "id": f"p:EU.{name}", "status": status, "statistics": statistics}
         if code := self.answer_instead("after"):
-            return _error(code, "backendError", "the answer is lost")
+            return _error(code, "accessDenied", "the answer is lost")
         return 200, self.jobs[name], {}
+
+    def _do(self, configuration: JSON, content: bytes) -> int:
+        """Does a job: all of it, or nothing; returns the number of rows that are new."""
+        if "query" in configuration:
+            return self._merge(configuration["query"]["query"])
+        load = configuration["load"]
+        assert load["sourceFormat"] == "PARQUET"
+        assert load["parquetOptions"]["enableListInference"]
+        table = "{datasetId}.{tableId}".format(**load["destinationTable"])
+        rows: list[JSON] = []
+        for file in [read_file(uri) for uri in load["sourceUris"]] if "sourceUris" in load else [content]:
+            rows += [_checked(row, self.tables[table]["schema"]["fields"]) for row in pq.read_table(io.BytesIO(file)).to_pylist()]
+        self.rows[table] += rows
+        return len(rows)
+
+    def _merge(self, statement: str) -> int:
+        found = _MERGE.fullmatch(statement)
+        assert found, statement
+        oldest, newest = (datetime.datetime.fromisoformat(found[name]) for name in ("oldest", "newest"))
+        rows, names = self.rows[found["table"]], found["names"].replace("`", "").split(", ")
+        there = {(row["key"], row["made_at"]) for row in rows if oldest <= row["made_at"] <= newest}
+        new = {(row["key"], row["made_at"]): row for row in self.rows[found["source"]]}
+        inserted = [{name: row.get(name) for name in names} for identity, row in new.items() if identity not in there]
+        rows += [_checked(row, self.tables[found["table"]]["schema"]["fields"]) for row in inserted]
+        return len(inserted)
 
 
 def _checked(row: Any, columns: list[JSON]) -> JSON:
@@ -130,17 +186,15 @@ def _value(value: Any, column: JSON) -> Any:
         if not isinstance(value, list):
             raise ValueError(f"{column['name']} is not an array")
         return [_value(each, {**column, "mode": "NULLABLE"}) for each in value]
-    if value is None or column["type"] == "JSON":
+    if value is None:
         return value
     if column["type"] == "RECORD":
         return _checked(value, column["fields"])
-    if column["type"] == "BYTES":
-        return base64.b64decode(value, validate=True)
-    if column["type"] == "TIMESTAMP":
-        return datetime.datetime.fromisoformat(value)
-    kind: Any = {"STRING": str, "INTEGER": int, "FLOAT": (int, float)}[column["type"]]
-    if not isinstance(value, kind) or isinstance(value, bool):
+    kinds: Any = {"STRING": str, "INTEGER": int, "FLOAT": float, "BYTES": bytes, "BOOLEAN": bool, "TIMESTAMP": datetime.datetime}
+    if type(value) is not kinds[column["type"]]:
         raise ValueError(f"Could not convert value to {column['type']}: {column['name']}")
+    if column["type"] == "INTEGER" and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{value} is no INT64: {column['name']}")
     return value
 
 
@@ -158,7 +212,15 @@ def bigquery_server() -> Iterator[BigQueryServer]:
 
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
-            status, answer, headers = server.answer(self.command, self.path, body, self.headers)
+            try:
+                status, answer, headers = server.answer(self.command, self.path, body, self.headers)
+            except Exception as err:
+                status, answer, headers = _error(501, "notImplemented", f"this server does not know it: {err!r}")
+                raise
+            finally:
+                self._send(status, answer, headers)
+
+        def _send(self, status: int, answer: JSON, headers: dict[str, str]) -> None:
             content = json.dumps(answer).encode()
             self.send_response(status)
             for name, value in {**headers, "content-type": "application/json", "content-length": str(len(content))}.items():
@@ -166,7 +228,7 @@ def bigquery_server() -> Iterator[BigQueryServer]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_POST = do_PUT = do_GET
+        do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
         def log_message(self, *_: Any) -> None:
             pass

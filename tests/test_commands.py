@@ -15,6 +15,8 @@ EXPECTED = {
     "evaluate",
     "import",
     "compact",
+    "export",
+    "upgrade",
     "load",
     "quantize",
     "tune",
@@ -124,7 +126,9 @@ printf '%s\\n' "${COMPREPLY[@]}"
         pytest.param(["run", "--score"], {"--score-threshold"}, id="a flag"),
         pytest.param(["replay", "--cpu-aff"], {"--cpu-affinity"}, id="a rare flag"),
         pytest.param(["run", "--mode", ""], {"batch", "streaming"}, id="the values of a setting"),
-        pytest.param(["run", "--format", ""], {"csv", "yolo", "voc", "cvat", "label-studio"}, id="the values of a list"),
+        pytest.param(
+            ["run", "--export", ""], {"csv", "coco", "yolo", "voc", "cvat", "label-studio", "tfrecord"}, id="the values of a list"
+        ),
         pytest.param(["evaluate", "--match", ""], {"name", "path"}, id="the values of a flag"),
         pytest.param(["import", "--res"], {"--resize"}, id="a flag of another module"),
     ],

@@ -60,8 +60,8 @@ def write_config(tmp_path):
         pytest.param("detect: {xla: 1}", "expected true or false, got 1", id="number for bool"),
         pytest.param("detect: {precision: half}", "expected 'float32' or 'bfloat16' or 'int8', got 'half'", id="unknown choice"),
         pytest.param(
-            "write: {format: [xls]}",
-            "write.format: expected 'csv' or 'yolo' or 'voc' or 'cvat' or 'label-studio', got 'xls'",
+            "write: {export: [xls]}",
+            "write.export: expected 'csv' or 'coco' or 'yolo' or 'voc' or 'cvat' or 'label-studio' or 'tfrecord', got 'xls'",
             id="choice in a list",
         ),
         pytest.param("detect: {precision: [float32]}", "expected 'float32' or 'bfloat16' or 'int8'", id="list for choice"),
@@ -87,7 +87,7 @@ def write_config(tmp_path):
         pytest.param("detect: {classes: }", "detect.classes: expected text, got None", id="nothing for a list"),
         pytest.param(
             "write: {coco_ground_truth: a.json}",
-            "write.coco_ground_truth: expected coco (--coco) with it, since only coco/results.json uses it, got 'a.json'",
+            "write.coco_ground_truth: expected coco among the exports (--export coco) with it, got 'a.json'",
             id="ground truth for nothing",
         ),
         pytest.param("time_zone: europe/zurich", "time_zone: expected a time zone such as Europe/Zurich, got 'euro", id="zone"),
@@ -157,9 +157,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, place):
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(write_config):
     path = write_config("input: a.jpg\noutput: out\ndetect: {score_threshold: 0.5, max_detections: 7}\nmodel:\n")
-    config = load_config([path], {"detect.score_threshold": 0.75, "write.shards": 3})
+    config = load_config([path], {"detect.score_threshold": 0.75, "write.samples": 3})
     assert (config.detect.score_threshold, config.detect.max_detections, config.detect.iou_threshold) == (0.75, 7, 0.45)
-    assert (config.input, config.write.shards, config.model) == (("a.jpg",), 3, Config().model)
+    assert (config.input, config.write.samples, config.model) == (("a.jpg",), 3, Config().model)
 
 
 def test_of_two_files_the_later_one_wins_key_by_key(write_config, tmp_path):
@@ -222,7 +222,7 @@ def test_a_day_that_never_was_is_one_clear_error():
 
 def test_ground_truth_finds_its_use_in_file_or_flag(write_config):
     path = write_config("write: {coco_ground_truth: a.json}")
-    assert load_config([path], {"write.coco": True}).write == WriteConfig(coco=True, coco_ground_truth="a.json")
+    assert load_config([path], {"write.export": ["coco"]}).write == WriteConfig(export=("coco",), coco_ground_truth="a.json")
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_file_may_be_written_as_people_do(write_config, text, section, expecte
         pytest.param(lambda: Config(model=DetectConfig()), "Config: model: expected a section with keys, got DetectConfig("),
         pytest.param(
             lambda: WriteConfig(coco_ground_truth="a"),
-            "WriteConfig: coco_ground_truth: expected coco (--coco) with it, since only coco/results.json uses it, got 'a'",
+            "WriteConfig: coco_ground_truth: expected coco among the exports (--export coco) with it, got 'a'",
         ),
     ],
 )
@@ -348,7 +348,7 @@ def trees(draw):
         (tree.setdefault(section, {}) if section else tree)[name] = draw(values_of(setting.schema))
     write = tree.get("write", {})
     if write.get("coco_ground_truth") is not None:
-        write["coco"] = True
+        write["export"] = ["coco"]
     if tree.get("dates"):
         tree["input"] = ["photos/{date}/**"]
     return tree

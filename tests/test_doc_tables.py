@@ -14,6 +14,7 @@ MEASURED = {"largest difference, of the tolerance", "AP50 float32 and int8"}  # 
 FAMILIES = "detect/test_families.py::test_boxes_are_those_of_the_tools_own_steps"
 EACH_FORM_OF_LABELS = "models/test_evaluate_labels.py::test_each_form_has_the_figures_of_the_same_coco_annotations"
 ETAG_STORES = "read/test_etag_stores.py::test_a_job_reads_adds_and_reconciles_images_there"
+NEWEST = "write/test_export.py::test_of_two_runs_the_newest_row_of_each_image_counts_also_after_a_compaction"
 OWN_SIZE = "detect/test_own_size.py::test_boxes_are_those_of_tensorflow_called_directly"
 STATUS = "read/test_reconciled.py::test_the_status_of_an_image"
 STUCK = "monitoring/test_watchdog.py::test_a_part_with_work_that_does_not_move_is_stuck_after_the_time"
@@ -73,22 +74,19 @@ TESTS = {  # page: first cell of a row: its test; an empty cell repeats the one 
             "results/test_ledger.py::test_entries_are_the_same_with_and_without_an_index_but_for_what_rows_do_not_say"
         ),
         "runs/<run>/": "launch/test_results_folder.py::test_two_jobs_with_the_same_output_do_not_disturb_each_other",
-        "detections/*.parquet": "launch/test_batch_job.py::test_parquet_and_coco_hold_the_same_detections",
-        "detections/*.tfrecord": "write/test_write_tfrecord.py::test_each_row_is_a_record_that_tensorflow_parses",
-        "detections/*.csv": "write/test_formats.py::test_a_job_writes_them_and_a_compaction_writes_them_anew",
-        "coco/results.json": "write/test_write_coco.py::test_pycocotools_loads_both_files",
+        "detections/*.parquet": NEWEST,
+        "exports/": "write/test_export.py::test_a_job_exports_what_counts_as_done_for_it",
         "bigquery/": "results/test_bigquery.py::test_a_second_load_sends_what_is_new_and_a_merged_file_is_nothing_new",
         "samples/*.jpg": "stats/test_samples.py::test_purposes_take_turns_and_others_fill_up",
-        "always": "launch/test_batch_job.py::test_boxes_are_in_pixels_of_the_original_image",
-        "--parquet": "write/test_write_parquet.py::test_it_reads_back_as_the_same_rows",
-        "--tfrecord": "write/test_write_tfrecord.py::test_each_row_is_a_record_that_tensorflow_parses",
-        "--format csv": "write/test_formats.py::test_pandas_reads_a_line_for_each_detection",
-        "--format yolo": "write/test_formats.py::test_supervision_reads_labels_in_yolos_format",
-        "--format voc": "write/test_formats.py::test_supervision_reads_pascal_voc",
-        "--format cvat": "write/test_formats.py::test_labelformat_reads_what_cvat_imports",
-        "--format label-studio": "write/test_formats.py::test_label_studio_gets_tasks_with_predictions_as_its_guide_has_them",
-        "--coco": "write/test_write_coco.py::test_pycocotools_loads_both_files",
-        "detect-objects pictures --crops": "models/test_pictures.py::test_a_crop_has_the_pixels_of_its_box_in_the_image",
+        "none": "launch/test_batch_job.py::test_boxes_are_in_pixels_of_the_original_image",
+        "tfrecord": "write/test_write_tfrecord.py::test_each_row_is_a_record_that_tensorflow_parses",
+        "csv": "write/test_formats.py::test_pandas_reads_a_line_for_each_detection",
+        "yolo": "write/test_formats.py::test_supervision_reads_labels_in_yolos_format",
+        "voc": "write/test_formats.py::test_supervision_reads_pascal_voc",
+        "cvat": "write/test_formats.py::test_labelformat_reads_what_cvat_imports",
+        "label-studio": "write/test_formats.py::test_label_studio_gets_tasks_with_predictions_as_its_guide_has_them",
+        "coco": "write/test_write_coco.py::test_pycocotools_loads_both_files",
+        "crops": "write/test_export.py::test_crops_are_cut_from_the_images_of_the_newest_rows",
         "detect-objects pictures --annotate": (
             "models/test_pictures.py::test_a_drawn_image_has_its_full_size_and_only_its_boxes_differ"
         ),
@@ -109,7 +107,9 @@ TESTS = {  # page: first cell of a row: its test; an empty cell repeats the one 
         "dead letter": "stream/test_messages.py::test_a_dead_letter_as_a_message_asks_for_its_image_again",
         "--dead-letter-topic": "launch/test_streaming.py::test_what_is_no_request_is_a_dead_letter_and_stops_nothing",
         "--answer-topic": "launch/test_streaming.py::test_each_request_is_answered_once_with_all_its_images",
-        "<archive>/detections/": "stream/test_archive.py::test_a_message_is_held_until_all_of_its_rows_are_in_shards_of_their_window",
+        "<archive>/detections/": (
+            "stream/test_archive.py::test_a_message_is_held_until_all_of_its_rows_are_in_shards_of_their_window"
+        ),
         "<archive>/summary.json": "launch/test_streaming.py::test_sigterm_ends_the_job_well",
         "DirectRunner, PrismRunner": "launch/test_streaming.py::test_a_killed_job_loses_nothing_on_prism",
         "FlinkRunner": "flink/test_streaming.py::test_no_answer_is_lost_where_all_machines_die_when_a_checkpoint_completes",
@@ -145,6 +145,7 @@ TESTS = {  # page: first cell of a row: its test; an empty cell repeats the one 
         "pipeline.run": "launch/test_batch_job.py::test_too_many_dead_letters_are_a_failure_that_replaces_nothing",
         "pipeline.load_bigquery": "results/test_bigquery.py::test_many_refused_rows_stop_the_load",
         "pipeline.compact": "test_compact.py::test_a_second_compaction_beside_the_first_is_refused",
+        "pipeline.export": "write/test_export.py::test_what_cannot_be_exported_is_told_in_one_line",
         "pipeline.reconcile": "test_reconcile.py::test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing",
         "models.pictures": "models/test_pictures.py::test_images_that_cannot_be_used_are_counted_by_reason",
         "pipeline.import_model": "test_import_model.py::test_a_folder_without_a_model_is_refused_in_one_line",

@@ -103,7 +103,7 @@ def test_on_cloud_storage(gcs_bucket, capsys):
 def test_a_reconciliation_that_takes_long_shows_how_far_it_is(folder, capsys, monkeypatch):
     monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
-    write_rows("out", [detected("in/2026/11/20/a.png")], [failed("in/2026/11/20/b.png", "")])
+    write_rows("out", [detected("in/2026/11/20/a.png")], [failed(f"{folder}/in/2026/11/20/b.png", "")])
     code, said, shown = reconciled(capsys)
     assert code == 1 and "          1 dead" in said
     assert "comparing: 3 images" in shown

@@ -78,7 +78,7 @@ def test_what_a_job_writes_fits_with_what_was_said_of_the_images(tmp_path, brigh
     (tmp_path / "list.csv").write_text("\n".join(lines))
     out = tmp_path / "out"
 
-    code = run.main(["--input", str(tmp_path / "list.csv"), "--output", str(out), "--model", bright_model, "--parquet"])
+    code = run.main(["--input", str(tmp_path / "list.csv"), "--output", str(out), "--model", bright_model])
 
     assert code == 0
     rows = [json.loads(line) for path in out.glob("detections/*.jsonl") for line in path.open("rb")]

@@ -41,7 +41,7 @@ def changed(*argv):
         pytest.param(["--input", "x", "--input", "\udcff.jpg"], {"input": ["x", "\udcff.jpg"]}, id="file name that is no UTF-8"),
         pytest.param(["--model", "/m", "--name", "7"], {"model.path": "/m", "model.name": "7"}, id="texts stay texts"),
         pytest.param(["--score-threshold", "0.4"], {"detect.score_threshold": 0.4}, id="number"),
-        pytest.param(["--format", "csv,yolo", "voc"], {"write.format": ["csv", "yolo", "voc"]}, id="choices"),
+        pytest.param(["--export", "csv,yolo", "voc"], {"write.export": ["csv", "yolo", "voc"]}, id="choices"),
         pytest.param(["--xla", "--no-scaled-decode"], {"detect.xla": True, "detect.scaled_decode": False}, id="switches"),
         pytest.param(["--output", "5"], {"output": "5"}, id="text that looks like a number"),
         pytest.param(["--precision", "bfloat16"], {"detect.precision": "bfloat16"}, id="choice"),
@@ -117,7 +117,7 @@ def test_every_flag_reaches_its_setting(setting):
     else:
         argv = [flag, *map(str, value if isinstance(value, list) else [value])]
     needs = {
-        "write.coco_ground_truth": (["--coco"], {"write.coco": True}),
+        "write.coco_ground_truth": (["--export", "coco"], {"write.export": ["coco"]}),
         "dates": (["--input", "{date}"], {"input": ["{date}"]}),
     }
     more, needed = needs.get(setting.key, ([], {}))
@@ -163,7 +163,10 @@ WRONG_SETTINGS = {
     "no number": ([*JOB, "--batch-timeout-ms", "nan"], "--batch-timeout-ms: expected a number at least 0.0, got nan"),
     "fraction": ([*JOB, "--max-detections", "1.5"], "--max-detections: expected a whole number, got 1.5"),
     "descending": ([*JOB, "--batch-sizes", "4,2"], "--batch-sizes: expected ascending sizes such as"),
-    "ground truth for nothing": ([*JOB, "--coco-ground-truth", "a.json"], "--coco-ground-truth: expected coco (--coco) with it"),
+    "ground truth for nothing": (
+        [*JOB, "--coco-ground-truth", "a.json"],
+        "--coco-ground-truth: expected coco among the exports",
+    ),
     "flag without its value": ([*JOB, "--classes"], "argument --classes: expected at least one argument; see --help"),
     "switch with a value": ([*JOB, "--xla=1"], "argument --xla/--no-xla: ignored explicit argument '1'; see --help"),
 }

@@ -4,9 +4,9 @@ The reader takes JSON Lines with one image a line,
 
     {"image": {"uri", "width", "height", …}, "detections": [{"box_xyxy", "class_id", "class_name", "confidence"}, …], …}
 
-the same rows in Parquet, TFRecord files with the keys of the TF Object Detection API,
-and COCO results, `[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. An `images.json` in the same folder (a COCO
-data set with `images` and `categories`) gives COCO results their file names and class names.
+results folders, of whose rows with one key the newest counts, the same rows in Parquet, TFRecord files with the keys of the TF
+Object Detection API, and COCO results, `[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. An `images.json` in the
+same folder (a COCO data set with `images` and `categories`) gives COCO results their file names and class names.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import dataclasses
 import glob
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,11 @@ from models.image_uris import archive_member
 from models.progress import shown
 from models.quiet import quiet_stderr
 
+if TYPE_CHECKING:
+    from pipeline.results.newest import Wanted
+
 _ROWS_AT_ONCE = 2000
+_SHARD = re.compile(r"\d{8}T\d{6}Z-[\w-]+-[0-9a-f]{32}\.parquet")
 
 Source = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 
@@ -80,20 +85,47 @@ def read_rows(source: Source) -> list[ImageRow]:
     """Reads all rows of an output.
 
     Args:
-      source: A file (`.jsonl`, `.parquet`, `.tfrecord`: rows; `.json`: COCO results), a folder of such files, a results
-        folder that contains `detections/`, a glob, or the rows themselves. Of a folder the first kind that it has counts, since
-        all of them may hold the same rows.
+      source: A file (`.jsonl`, `.parquet`, `.tfrecord`: rows; `.json`: COCO results), a results folder or its `detections/`, a
+        folder of such files, a glob, or the rows themselves. Of a folder the first kind that it has counts, since all of them
+        may hold the same rows.
 
     Raises:
       RowsError: The source has no rows, or a row has another form.
     """
     if not isinstance(source, str | os.PathLike):
         return [_from_contract(row, f"row {number}") for number, row in enumerate(source, 1)]
-    files = _files(os.fspath(source))
-    rows = list(shown((row for path in files for row in _read_file(path)), "reading", "rows"))
+    results = _results_folder(os.fspath(source))
+    rows = read_results(results) if results else _read_files(_files(os.fspath(source)))
     if not rows:
         raise RowsError(f"{os.fspath(source)} holds no rows: expected one line for each image")
     return rows
+
+
+def read_results(output: str, wanted: Wanted | None = None) -> list[ImageRow]:
+    """Reads the rows of a results folder, local or `gs://`, of each key the newest.
+
+    Args:
+      output: The folder.
+      wanted: Only some; see `pipeline.results.newest`.
+
+    Raises:
+      RowsError: A row has another form.
+    """
+    from pipeline.results.newest import ALL, newest_rows, undisturbed  # imports Beam, which files of rows do not need
+
+    def read() -> list[ImageRow]:
+        rows = shown(newest_rows(output, wanted or ALL), "reading", "rows")
+        return [_from_contract(row, f"{output}, row {number}") for number, row in enumerate(rows, 1)]
+
+    return undisturbed(read)
+
+
+def _results_folder(source: str) -> str:
+    """The results folder with the shards of a folder, which may be its `detections/`; empty for others."""
+    folder = Path(os.path.abspath(source))
+    output = folder.parent if folder.name == "detections" else folder
+    has_shards = any(_SHARD.fullmatch(path.name) for path in Path(output, "detections").glob("*.parquet"))
+    return str(output) if has_shards and folder.is_dir() else ""
 
 
 def read_json(path: str | os.PathLike[str], what: str) -> Any:
@@ -122,6 +154,10 @@ def _files(source: str) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
+def _read_files(paths: Iterable[Path]) -> list[ImageRow]:
+    return list(shown((row for path in paths for row in _read_file(path)), "reading", "rows"))
+
+
 def _read_file(path: Path) -> Iterator[ImageRow]:
     if path.suffix == ".json":
         yield from _from_coco_results(path)
@@ -148,10 +184,17 @@ def _parquet(path: Path) -> Iterator[Any]:
 
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=["image", "detections"]):
-                yield from batch.to_pylist()
+            is_shard = "uri_bytes" in file.schema_arrow.names
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=None if is_shard else ["image", "detections"]):
+                yield from _rows_of_shard(batch) if is_shard else batch.to_pylist()
     except (pa.ArrowException, OSError) as err:
         raise RowsError(f"{path}: expected rows of detections as Parquet, got {type(err).__name__}: {err}") from err
+
+
+def _rows_of_shard(batch: Any) -> Iterator[Any]:
+    from pipeline.results.shards import json_rows  # imports Beam
+
+    return json_rows(batch, "detections")
 
 
 def _tfrecord(path: Path) -> list[Any]:

@@ -226,6 +226,13 @@ class WriteConfig:
     samples: CountFrom0 = setting(0, "write this many annotated images under samples/")
     report_samples: Annotated[int, Between(0, 200)] = setting(12, "annotated images shown in report.html")
 
+    @field_validator("coco_ground_truth")
+    @classmethod
+    def _has_a_use(cls, path: str | None, before: ValidationInfo) -> str | None:
+        if path is not None and "coco" not in before.data.get("export", ("coco",)):
+            raise PydanticCustomError("no_use", "coco among the exports (--export coco) with it")
+        return path
+
 
 @checked
 class StreamConfig:

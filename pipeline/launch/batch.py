@@ -34,12 +34,15 @@ from pipeline.records import row_bytes
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.layout import check_output
 from pipeline.results.lock import locked
+from pipeline.results.newest import Wanted
 from pipeline.results.run import Run
 from pipeline.stats import progress
 from pipeline.stats.summary import JobStats, RunFacts, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.listing_backends import GS
+from pipeline.write.exports import export
 from pipeline.write.sink import Sink
+from pipeline.write.write_coco import read_ground_truth
 from pipeline.write.write_shards import read_stats
 
 
@@ -55,6 +58,8 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
     graph.source_of(config).check()
+    if config.write.coco_ground_truth:
+        read_ground_truth(config.write.coco_ground_truth)
     return dataclasses.replace(job, resolved_input=tuple(resolved(config.patterns())))
 
 
@@ -194,8 +199,21 @@ def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
         if not (stats.named or config.allow_empty):
             raise _nothing(config)
         code = _ending(config).finish(stats, facts, run.name)
+        _export(config, model, stats)
     clean_up(config.output)
     return code
+
+
+def _export(config: Config, model: tuple[str, str], stats: JobStats) -> None:
+    """Exports what counts as done for this job, whichever run has made it."""
+    if not config.write.export:
+        return
+    name, version = model
+    version = version if {*stats.versions} <= {version} else ""  # of a job that changed its version
+    wanted = Wanted(model=name, version=version, settings=RowVersion.of(config.as_dict()).settings)
+    done = export(config.output, config.write.export, wanted, ground_truth=config.write.coco_ground_truth or "")
+    say(f"  {note}" for note in done.notes)
+    say([f"exported {done.rows} rows: {', '.join(done.files)}"])
 
 
 def _run_graph(job: Job, steps: _Steps, run: Run) -> RunFacts:

@@ -32,13 +32,13 @@ from pipeline.records import row_bytes
 from pipeline.results.completion import row_key
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
 from pipeline.results.lock import locked
+from pipeline.results.newest import lost_rows
 from pipeline.results.shards import (
     BROKEN,
     COMPACTED,
     SCHEMAS,
     SOURCES,
     Shard,
-    contains,
     json_rows,
     list_shards,
     open_shard,
@@ -175,21 +175,9 @@ def _read(shard: Shard, columns: Sequence[str] | None = None) -> pa.Table | None
 
 def _mark_lost(parts: Sequence[_Part], numbers: Sequence[np.ndarray]) -> None:
     """Marks all rows with the same number but the one that counts; of equal ones, the last in the order of `parts`."""
-    every = np.sort(np.concatenate([np.zeros(0, np.uint64), *numbers]))
-    doubled = np.unique(every[1:][every[1:] == every[:-1]])
-    del every
-    places = [np.flatnonzero(contains(doubled, each)) for each in numbers]
-    counts = list(map(len, places))
-    if not sum(counts):
-        return
-    number = np.concatenate([each[place] for each, place in zip(numbers, places, strict=True)])
-    made_at = np.concatenate([part.made_at[place] for part, place in zip(parts, places, strict=True)])
-    is_detection = np.repeat([part.shard.kind == DETECTIONS for part in parts], counts)
-    order = np.lexsort((made_at, is_detection, number))  # a stable sort
-    lost = np.zeros(len(order), bool)
-    lost[order[:-1]] = number[order][1:] == number[order][:-1]
-    for part, place, mask in zip(parts, places, np.split(lost, np.cumsum(counts)[:-1]), strict=True):
-        part.lost[place[mask]] = True
+    lost = lost_rows(numbers, [part.made_at for part in parts], [part.shard.kind == DETECTIONS for part in parts])
+    for part, mask in zip(parts, lost, strict=True):
+        np.logical_or(part.lost, mask, out=part.lost)
 
 
 def _mark_answered(parts: Sequence[_Part]) -> None:

@@ -73,7 +73,7 @@ class LeftOut(NamedTuple):
             yield f"coco/ has {self.same_name} images under the id of another one, since {truth} tells them by file name alone"
 
 
-def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = None) -> LeftOut:
+def write_coco(rows: Iterable[dict[str, Any]], folder: str, truth: GroundTruth | None = None) -> LeftOut:
     """Writes `coco/results.json` (a list of results) and `coco/images.json` (a data set without annotations), as rows come.
 
     With a ground truth, image ids are those of its images with the same file name and category ids those of its categories
@@ -81,7 +81,7 @@ def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = 
     order of their rows, and a category's id is its class id + 1.
 
     Args:
-      lines: JSON rows of detections, sorted.
+      rows: JSON rows of detections.
       folder: The folder of `coco/`.
       truth: The ids to use.
 
@@ -95,7 +95,7 @@ def write_coco(lines: Iterable[bytes], folder: str, truth: GroundTruth | None = 
     unknown: Counter[str] = Counter()
     with create(f"{folder}/{COCO_RESULTS}") as results_file, create(f"{folder}/{COCO_IMAGES}") as images_file:
         results, images = JsonList(results_file, b"["), JsonList(images_file, b'{"images": [')
-        for row in map(json.loads, lines):
+        for row in rows:
             name = _file_name(row["image"]["uri"])
             if truth and name not in truth.image_ids:
                 left_out += 1

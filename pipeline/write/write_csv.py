@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable
+from typing import Any
 
 from pipeline.storage.files import create
 
@@ -30,13 +30,13 @@ COLUMNS = (
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # https://owasp.org/www-community/attacks/CSV_Injection
 
 
-def write_csv(lines: Iterable[bytes], path: str) -> None:
+def write_csv(rows: Iterable[dict[str, Any]], path: str) -> None:
     """Writes JSON rows of detections as a CSV file with a header; boxes are xyxy in pixels, not clipped."""
     with create(path) as file:
         text = io.TextIOWrapper(file, "utf-8", "backslashreplace", newline="")
         table = csv.writer(text)
         table.writerow(COLUMNS)
-        for row in map(json.loads, lines):
+        for row in rows:
             image, model = row["image"], row["model"]
             of_image = (
                 _not_a_formula(image["uri"], "./"),

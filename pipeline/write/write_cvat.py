@@ -8,7 +8,6 @@ Source of the format: https://docs.cvat.ai/docs/manual/advanced/xml_format/
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -19,11 +18,11 @@ from pipeline.storage.files import create
 from pipeline.write.write_labels import add_element, clipped, xml_text
 
 
-def write_cvat(lines: Iterable[bytes], path: str) -> None:
+def write_cvat(rows: Iterable[dict[str, Any]], path: str) -> None:
     """Writes JSON rows as a file of images, after the labels that occur in them; one image is in memory at a time."""
     labels: dict[str, None] = {}
     with tempfile.TemporaryFile() as images, create(path) as file:
-        for number, row in enumerate(map(json.loads, lines)):
+        for number, row in enumerate(rows):
             labels.update((found["class_name"], None) for found in row["detections"])
             images.write(_bytes(_image(number, row)))
         images.seek(0)

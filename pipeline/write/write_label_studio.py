@@ -5,7 +5,6 @@ Source of the format: https://labelstud.io/guide/predictions
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
@@ -16,11 +15,11 @@ from pipeline.write.write_coco import JsonList
 from pipeline.write.write_labels import Box, clipped
 
 
-def write_label_studio(lines: Iterable[bytes], path: str) -> None:
+def write_label_studio(rows: Iterable[dict[str, Any]], path: str) -> None:
     """Writes JSON rows as a JSON array of tasks; one task is in memory at a time."""
     with create(path) as file:
         tasks = JsonList(file, b"[")
-        for row in map(json.loads, lines):
+        for row in rows:
             tasks.add(_task(row))
         file.write(b"]\n")
 

@@ -6,7 +6,6 @@ image: `gs://bucket/a/1.jpg` becomes `labels/bucket/a/1.txt`.
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 import zipfile
@@ -26,7 +25,7 @@ Box = tuple[float, float, float, float]
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # https://www.w3.org/TR/xml/#charsets
 
 
-def write_yolo(lines: Iterable[bytes], path: str) -> None:
+def write_yolo(rows: Iterable[dict[str, Any]], path: str) -> None:
     """Writes JSON rows as `labels/<image>.txt`, and `data.yaml` and `classes.txt` with the names of the classes that occur.
 
     Source of the format: https://docs.ultralytics.com/datasets/detect/
@@ -44,19 +43,19 @@ def write_yolo(lines: Iterable[bytes], path: str) -> None:
             "classes.txt": "".join(f"{each}\n" for each in every),
         }
 
-    _write(lines, path, "labels/{}.txt", label, about)
+    _write(rows, path, "labels/{}.txt", label, about)
 
 
-def write_voc(lines: Iterable[bytes], path: str) -> None:
+def write_voc(rows: Iterable[dict[str, Any]], path: str) -> None:
     """Writes JSON rows as `Annotations/<image>.xml`; pixels are whole and count from 1, and the last one is in the box.
 
     Source of the format: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/devkit_doc.pdf
     """
-    _write(lines, path, "Annotations/{}.xml", _voc_annotation)
+    _write(rows, path, "Annotations/{}.xml", _voc_annotation)
 
 
 def _write(
-    lines: Iterable[bytes],
+    rows: Iterable[dict[str, Any]],
     path: str,
     place: str,
     label: Callable[[dict[str, Any]], str],
@@ -67,7 +66,7 @@ def _write(
         def add(name: str, text: str) -> None:  # without a time: equal rows give equal files
             archive.writestr(zipfile.ZipInfo(name), text.encode("utf-8", "backslashreplace"), zipfile.ZIP_DEFLATED)
 
-        for row in map(json.loads, lines):
+        for row in rows:
             of_image = _path_of(row["image"]["uri"])
             _, time_ms = video_frame(of_image) or ("", None)
             stem, kind = posixpath.splitext(of_image) if time_ms is None else (of_image, "")  # 12.480 has no ending

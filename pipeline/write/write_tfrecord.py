@@ -16,7 +16,6 @@ https://github.com/tensorflow/models/blob/master/research/object_detection/core/
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,12 +27,12 @@ from pipeline.storage.files import create
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
-def write_tfrecord(lines: Iterable[bytes], path: str) -> None:
+def write_tfrecord(rows: Iterable[dict[str, Any]], path: str) -> None:
     """Writes JSON rows of detections as a TFRecord file, row by row; the same rows give the same bytes."""
     import tensorflow as tf
 
     with create(path) as file:
-        for row in map(json.loads, lines):
+        for row in rows:
             example = tf.train.Example()
             for name, values in _features(row).items():
                 _fill(example.features.feature[name], values)

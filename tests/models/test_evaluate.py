@@ -3,6 +3,8 @@
 import copy
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
@@ -10,7 +12,6 @@ from pycocotools.cocoeval import COCOeval
 from models.evaluate import FIGURES, compare, evaluate
 from models.evaluate.__main__ import main
 from models.evaluate.detection_rows import RowsError, read_rows
-from pipeline.write.write_parquet import write_parquet
 from pipeline.write.write_tfrecord import write_tfrecord
 
 ONE = pytest.approx(1.0, abs=1e-12)  # pycocotools divides by a count plus an epsilon
@@ -220,8 +221,11 @@ def test_all_labels_of_coco_results_count(tmp_path):
 @pytest.mark.parametrize("ending", ["parquet", "tfrecord"])
 def test_parquet_and_tfrecord_have_the_figures_of_the_lines(tmp_path, ending):
     rows = [row("a.jpg", found("Katze", (10.5, 10, 107, 111)), found("cat", (9, 10, 110, 100), 0.5)), row("b.jpg")]
-    lines = [json.dumps(one).encode() for one in rows]
-    {"parquet": write_parquet, "tfrecord": write_tfrecord}[ending](lines, str(tmp_path / f"detections/rows.{ending}"))
+    (tmp_path / "detections").mkdir()
+    path = str(tmp_path / f"detections/rows.{ending}")
+    pq.write_table(pa.Table.from_pylist(rows).select(["image", "detections"]), path) if ending == "parquet" else write_tfrecord(
+        rows, path
+    )
     read = read_rows(tmp_path)
     assert [one.uri for one in read] == ["a.jpg", "b.jpg"]
     expected, result = evaluate(rows, truth()), evaluate(tmp_path, truth())

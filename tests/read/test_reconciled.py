@@ -110,10 +110,12 @@ def test_what_is_complete(folder):
     assert statuses()[1].is_complete, "permanently dead is done"
     put("in/b")
     assert not statuses()[1].is_complete
-    write_rows("other", letters=[failed("in/a", stage="read", reason="storage_unavailable"), failed("in/b", "")])
+    write_rows(
+        "other", letters=[failed(f"{folder}/in/a", stage="read", reason="storage_unavailable"), failed(f"{folder}/in/b", "")]
+    )
     outcome = statuses("in/b", output="other")[1]
     assert (outcome.transient, outcome.is_complete) == (0, True)
-    write_rows("other", letters=[failed("in/b", "", stage="read", reason="storage_unavailable")], made_at=2e9)
+    write_rows("other", letters=[failed(f"{folder}/in/b", "", stage="read", reason="storage_unavailable")], made_at=2e9)
     outcome = statuses("in/b", output="other")[1]
     assert (outcome.transient, outcome.is_complete) == (1, False)
 

@@ -13,41 +13,35 @@ import supervision as sv
 import yaml
 from labelformat.formats.cvat import CVATObjectDetectionInput
 
-from pipeline import run
-from pipeline.compact import main as compact
-from pipeline.config import WriteConfig
-from pipeline.results.layout import is_result_name, run_of_rows
-from pipeline.write.formats import WRITERS, endings_of
+from pipeline.write.formats import FORMATS
 from tests.conftest import write_bright_image
-from tests.rows_of_files import lines_in
 
 
-def line(uri, *found, wh=(100, 50)):
+def row(uri, *found, wh=(100, 50)):
     detections = [
         {"box_xyxy": box, "class_id": class_id, "class_name": name, "confidence": confidence}
         for box, class_id, name, confidence in found
     ]
     image = {"uri": uri, "generation": "1", "width": wh[0], "height": wh[1]}
-    row = {"image": image, "model": {"name": "m", "version": "7"}, "detections": detections}
-    return json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    return {"image": image, "model": {"name": "m", "version": "7"}, "detections": detections}
 
 
 CAT = ([10.0, 20.0, 40.0, 30.0], 0, "cat", 0.9)
 DOG = ([-5.0, 0.0, 5.0, 60.0], 2, "dog, big", 0.5)  # reaches beyond the image
 GONE = ([-9.0, 0.0, 0.0, 9.0], 2, "dog, big", 0.5)  # lies outside of it
-LINES = [line("photos/a.png", CAT, DOG), line("photos/b.png"), line("photos/ä.png", GONE, CAT)]
+ROWS = [row("photos/a.png", CAT, DOG), row("photos/b.png"), row("photos/ä.png", GONE, CAT)]
 
 
 @pytest.fixture
 def unpacked(tmp_path):
     """What a writer of labels puts into its archive, unpacked beside the images of its rows."""
 
-    def write(ending, lines=LINES):
-        WRITERS[ending](lines, f"{tmp_path}/rows.{ending}")
-        with zipfile.ZipFile(tmp_path / f"rows.{ending}") as archive:
+    def write(name, rows=ROWS):
+        FORMATS[name].write(rows, f"{tmp_path}/rows.{name}")
+        with zipfile.ZipFile(tmp_path / f"rows.{name}") as archive:
             assert archive.testzip() is None
             archive.extractall(tmp_path / "labels")
-        for each in map(json.loads, lines):
+        for each in rows:
             image = each["image"]
             write_bright_image(tmp_path / image["uri"], (image["width"], image["height"]), (0, 0, 1, 1))
         return tmp_path / "labels"
@@ -56,16 +50,16 @@ def unpacked(tmp_path):
 
 
 def test_pandas_reads_a_line_for_each_detection(tmp_path):
-    WRITERS["csv"](LINES, f"{tmp_path}/rows.csv")
+    FORMATS["csv"].write(ROWS, f"{tmp_path}/rows.csv")
     table = pd.read_csv(tmp_path / "rows.csv")
     assert table["uri"].tolist() == ["photos/a.png", "photos/a.png", "photos/ä.png", "photos/ä.png"]
     assert table.iloc[1].tolist() == ["photos/a.png", 1, 100, 50, "m", 7, -5.0, 0.0, 5.0, 60.0, 2, "dog, big", 0.5]
 
 
 def test_pandas_reads_a_file_without_rows_and_names_that_are_no_unicode(tmp_path):
-    WRITERS["csv"]([], f"{tmp_path}/none.csv")
+    FORMATS["csv"].write([], f"{tmp_path}/none.csv")
     assert pd.read_csv(tmp_path / "none.csv").empty
-    WRITERS["csv"]([line("a\udc80\n.png", CAT)], f"{tmp_path}/odd.csv")
+    FORMATS["csv"].write([row("a\udc80\n.png", CAT)], f"{tmp_path}/odd.csv")
     assert pd.read_csv(tmp_path / "odd.csv")["uri"].tolist() == ["a\\udc80\n.png"]
 
 
@@ -79,7 +73,7 @@ def assert_as_expected(data: sv.DetectionDataset, atol: float) -> None:
 
 
 def test_supervision_reads_labels_in_yolos_format(unpacked, tmp_path):
-    folder = unpacked("yolo.zip")
+    folder = unpacked("yolo")
     places = (f"{tmp_path}/photos", f"{folder}/labels/photos", f"{folder}/data.yaml")
     assert_as_expected(sv.DetectionDataset.from_yolo(*places), atol=1e-3)
     assert yaml.safe_load((folder / "data.yaml").read_text()) == {"names": ["cat", "class_1", "dog, big"]}
@@ -87,7 +81,7 @@ def test_supervision_reads_labels_in_yolos_format(unpacked, tmp_path):
 
 
 def test_supervision_reads_pascal_voc(unpacked, tmp_path):
-    folder = unpacked("voc.zip")
+    folder = unpacked("voc")
     assert_as_expected(sv.DetectionDataset.from_pascal_voc(f"{tmp_path}/photos", f"{folder}/Annotations/photos"), atol=0)
 
 
@@ -103,7 +97,7 @@ HOSTILE = [
 
 
 def test_labelformat_reads_what_cvat_imports(tmp_path):
-    WRITERS["cvat.xml"](LINES, f"{tmp_path}/rows.xml")
+    FORMATS["cvat"].write(ROWS, f"{tmp_path}/rows.xml")
     labels = [*CVATObjectDetectionInput(tmp_path / "rows.xml").get_labels()]
     assert [each.image.filename for each in labels] == ["photos/a.png", "photos/b.png", "photos/ä.png"]
     assert {(each.image.width, each.image.height) for each in labels} == {(100, 50)}
@@ -115,14 +109,14 @@ def test_labelformat_reads_what_cvat_imports(tmp_path):
 
 
 def test_cvat_finds_an_image_of_a_bucket_by_the_name_in_it(tmp_path):
-    WRITERS["cvat.xml"]([line("gs://bucket/a/1.jpg", CAT)], f"{tmp_path}/rows.xml")
+    FORMATS["cvat"].write([row("gs://bucket/a/1.jpg", CAT)], f"{tmp_path}/rows.xml")
     (image,) = CVATObjectDetectionInput(tmp_path / "rows.xml").get_images()
     assert image.filename == "a/1.jpg"
 
 
 def test_labelformat_reads_any_name_of_an_image_or_class_from_cvats_xml(tmp_path):
-    lines = [line(name, (CAT[0], 0, name, 0.9)) for name in HOSTILE]
-    WRITERS["cvat.xml"]([*lines, line("a\x01\udc80.jpg", CAT)], f"{tmp_path}/rows.xml")
+    rows = [row(name, (CAT[0], 0, name, 0.9)) for name in HOSTILE]
+    FORMATS["cvat"].write([*rows, row("a\x01\udc80.jpg", CAT)], f"{tmp_path}/rows.xml")
     *labels, odd = CVATObjectDetectionInput(tmp_path / "rows.xml").get_labels()
     assert [each.image.filename for each in labels] == HOSTILE
     assert odd.image.filename == "a??.jpg"  # XML can hold neither
@@ -159,7 +153,7 @@ LABEL_STUDIO_TASKS = {"type": "array", "items": _TASK}
 
 
 def test_label_studio_gets_tasks_with_predictions_as_its_guide_has_them(tmp_path):
-    WRITERS["label-studio.json"](LINES, f"{tmp_path}/rows.json")
+    FORMATS["label-studio"].write(ROWS, f"{tmp_path}/rows.json")
     tasks = json.loads((tmp_path / "rows.json").read_bytes())
     jsonschema.validate(tasks, LABEL_STUDIO_TASKS)
     (first,), (none,), _ = (task["predictions"] for task in tasks)
@@ -171,8 +165,8 @@ def test_label_studio_gets_tasks_with_predictions_as_its_guide_has_them(tmp_path
 
 
 def test_label_studio_gets_any_name_of_an_image_as_an_address_and_unchanged(tmp_path):
-    WRITERS["label-studio.json"](
-        [line(name, CAT) for name in [*HOSTILE, "gs://bucket/a b.jpg", "/abs.jpg"]], f"{tmp_path}/rows.json"
+    FORMATS["label-studio"].write(
+        [row(name, CAT) for name in [*HOSTILE, "gs://bucket/a b.jpg", "/abs.jpg"]], f"{tmp_path}/rows.json"
     )
     tasks = [task["data"] for task in json.loads((tmp_path / "rows.json").read_bytes())]
     *local, cloud, absolute = [task["image"] for task in tasks]
@@ -184,7 +178,7 @@ def test_label_studio_gets_any_name_of_an_image_as_an_address_and_unchanged(tmp_
 
 def test_a_spreadsheet_takes_no_name_of_an_image_for_a_formula(tmp_path):
     """A path that begins as a formula gets `./`, which names the same file; the others are unchanged."""
-    WRITERS["csv"]([line(name, CAT) for name in [*HOSTILE, "-1.jpg", "+1.jpg"]], f"{tmp_path}/rows.csv")
+    FORMATS["csv"].write([row(name, CAT) for name in [*HOSTILE, "-1.jpg", "+1.jpg"]], f"{tmp_path}/rows.csv")
     read = pd.read_csv(tmp_path / "rows.csv", lineterminator=None)["uri"].tolist()
     assert [name.removeprefix("./") for name in read] == [*HOSTILE, "-1.jpg", "+1.jpg"]
     assert [name for name in read if name[0] in "=+-@\t\r"] == []
@@ -200,33 +194,33 @@ def test_a_spreadsheet_takes_no_name_of_an_image_for_a_formula(tmp_path):
 def test_a_spreadsheet_takes_no_text_of_a_server_or_a_model_for_a_formula(tmp_path):
     """A web server chooses the generation, and a model's author the names of its classes; numbers stay numbers."""
     formula = '=HYPERLINK("http://elsewhere","x")'
-    row = json.loads(line("a.jpg", (CAT[0], 0, formula, 0.9), DOG))
-    row["image"]["generation"] = row["model"]["name"] = row["model"]["version"] = formula
-    WRITERS["csv"]([json.dumps(row).encode()], f"{tmp_path}/rows.csv")
+    image = row("a.jpg", (CAT[0], 0, formula, 0.9), DOG)
+    image["image"]["generation"] = image["model"]["name"] = image["model"]["version"] = formula
+    FORMATS["csv"].write([image], f"{tmp_path}/rows.csv")
     first, second = pd.read_csv(tmp_path / "rows.csv").to_dict("records")
     texts = ("generation", "model", "version", "class_name")
     assert {name: first[name] for name in texts} == dict.fromkeys(texts, f"'{formula}")
     assert (second["class_name"], second["x0"]) == ("dog, big", -5.0)
 
 
-@pytest.mark.parametrize("ending", ["yolo.zip", "voc.zip"])
-def test_no_name_of_an_image_leads_out_of_where_labels_are_unpacked_or_hides_another(tmp_path, ending):
+@pytest.mark.parametrize("name", ["yolo", "voc"])
+def test_no_name_of_an_image_leads_out_of_where_labels_are_unpacked_or_hides_another(tmp_path, name):
     names = ["../../a.jpg", "/a.jpg", "gs://a.jpg", "a.png", "..\\a.jpg", "a\udc80.jpg", "b/.jpg", "\x01.jpg"]
-    WRITERS[ending]([line(name, CAT) for name in names], f"{tmp_path}/rows.zip")
+    FORMATS[name].write([row(each, CAT) for each in names], f"{tmp_path}/rows.zip")
     with zipfile.ZipFile(tmp_path / "rows.zip") as archive:
         entries = [each for each in archive.namelist() if "/" in each]
         texts = [archive.read(each) for each in entries]
     assert len({*entries}) == len(names)
     assert not any(each.startswith("/") or "\\" in each or ".." in each.split("/") for each in entries)
-    if ending == "voc.zip":
+    if name == "voc":
         assert [ElementTree.fromstring(text).findtext("object/name") for text in texts] == ["cat"] * len(names)
 
 
-@pytest.mark.parametrize("ending", ["yolo.zip", "voc.zip"])
-def test_labels_of_names_longer_than_a_disk_takes_are_unpacked(tmp_path, ending):
+@pytest.mark.parametrize("name", ["yolo", "voc"])
+def test_labels_of_names_longer_than_a_disk_takes_are_unpacked(tmp_path, name):
     """Objects of Cloud Storage have names of up to 1,024 bytes."""
     long = [f"gs://b/{'ä' * 200}/{'n' * 300}{end}.jpg" for end in "ab"]
-    WRITERS[ending]([line(name, CAT) for name in [*long, f"{'n' * 251}.jpg", f"{'n' * 251}.png"]], f"{tmp_path}/rows.zip")
+    FORMATS[name].write([row(each, CAT) for each in [*long, f"{'n' * 251}.jpg", f"{'n' * 251}.png"]], f"{tmp_path}/rows.zip")
     with zipfile.ZipFile(tmp_path / "rows.zip") as archive:
         archive.extractall(tmp_path / "labels")
     assert sum(path.suffix in (".txt", ".xml") and path.stem != "classes" for path in (tmp_path / "labels").rglob("*")) == 4
@@ -234,57 +228,29 @@ def test_labels_of_names_longer_than_a_disk_takes_are_unpacked(tmp_path, ending)
 
 def test_a_class_id_of_any_size_takes_no_memory(tmp_path):
     """Rows may be somebody else's."""
-    WRITERS["yolo.zip"]([line("a.png", (CAT[0], 10**12, "cat", 0.9))], f"{tmp_path}/rows.zip")
+    FORMATS["yolo"].write([row("a.png", (CAT[0], 10**12, "cat", 0.9))], f"{tmp_path}/rows.zip")
     with zipfile.ZipFile(tmp_path / "rows.zip") as archive:
         assert archive.read("labels/a.txt").startswith(b"1000000000000 ")
 
 
-@pytest.mark.parametrize("ending", ["csv", "yolo.zip", "voc.zip", "cvat.xml", "label-studio.json"])
-def test_cloud_storage_gets_the_same_bytes_although_nothing_can_seek_there(tmp_path, gcs_bucket, ending):
+@pytest.mark.parametrize("name", ["csv", "yolo", "voc", "cvat", "label-studio"])
+def test_cloud_storage_gets_the_same_bytes_although_nothing_can_seek_there(tmp_path, gcs_bucket, name):
     """A zip archive needs no seeking; its entries read back."""
-    WRITERS[ending](LINES, f"gs://{gcs_bucket.name}/rows.{ending}")
-    (tmp_path / ending).write_bytes(content := gcs_bucket.blob(f"rows.{ending}").download_as_bytes())
-    if ending == "cvat.xml":
+    FORMATS[name].write(ROWS, f"gs://{gcs_bucket.name}/rows.{name}")
+    (tmp_path / name).write_bytes(content := gcs_bucket.blob(f"rows.{name}").download_as_bytes())
+    if name == "cvat":
         assert len(ElementTree.fromstring(content).findall("image")) == 3
-    elif ending == "label-studio.json":
+    elif name == "label-studio":
         assert len(json.loads(content)) == 3
-    elif ending == "csv":
-        assert len(pd.read_csv(tmp_path / ending)) == 4
+    elif name == "csv":
+        assert len(pd.read_csv(tmp_path / name)) == 4
     else:
-        with zipfile.ZipFile(tmp_path / ending) as archive:
+        with zipfile.ZipFile(tmp_path / name) as archive:
             assert archive.testzip() is None and len(archive.namelist()) >= 3, content[:100]
 
 
-@pytest.mark.parametrize("ending", WRITERS)
-def test_equal_rows_give_equal_files_and_results_know_them_by_name(tmp_path, ending):
-    """So a job that resumes writes the same."""
+@pytest.mark.parametrize("name", FORMATS)
+def test_equal_rows_give_equal_files(tmp_path, name):
     for copy in ("one", "other"):
-        WRITERS[ending](LINES, f"{tmp_path}/{copy}")
+        FORMATS[name].write(ROWS, f"{tmp_path}/{copy}")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
-    name = f"detections/detections-3f2a9c01-00000-of-00001.{ending}"
-    assert is_result_name(name) and run_of_rows(name) == "3f2a9c01"
-
-
-def test_a_setting_names_each_format():
-    assert endings_of(WriteConfig()) == []
-    assert endings_of(WriteConfig(parquet=True, tfrecord=True, format=("label-studio", "voc", "csv", "cvat", "yolo"))) == [
-        *WRITERS
-    ]
-
-
-def test_a_job_writes_them_and_a_compaction_writes_them_anew(tmp_path, monkeypatch, capsys, bright_model):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b"):
-        write_bright_image(tmp_path / "in" / f"{name}.png", (64, 48), (10, 10, 30, 30))
-        job = ["--input", f"in/{name}.png", "--output", "out", "--model", bright_model, "--only-new"]
-        assert run.main([*job, "--format", "csv,yolo,voc,cvat,label-studio"]) == 0, capsys.readouterr().err
-    assert (
-        "detections/*.csv, detections/*.yolo.zip, detections/*.voc.zip, detections/*.cvat.xml, detections/*.label-studio.json"
-        in capsys.readouterr().out
-    )
-    assert compact(["--output", "out"]) == 0
-    files = sorted(path.name.partition(".")[2] for path in (tmp_path / "out" / "detections").iterdir())
-    assert files == ["csv", "cvat.xml", "jsonl", "label-studio.json", "voc.zip", "yolo.zip"]
-    (table,) = (tmp_path / "out" / "detections").glob("*.csv")
-    assert pd.read_csv(table)["uri"].tolist() == [f"{tmp_path}/in/a.png", f"{tmp_path}/in/b.png"]
-    assert len(lines_in("out", "detections")) == 2

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from pipeline.storage.spill_files import merge_lines
 from pycocotools.coco import COCO
 
 from pipeline.errors import InputError
@@ -24,26 +23,16 @@ ROWS = [row("in/a.jpg", CAT, DOG), row("in/b.jpg"), row("in/ä.jpg", DOG)]
 
 @pytest.fixture
 def write(tmp_path):
-    def run(rows, shards=1, truth=None):
-        (tmp_path / "detections").mkdir(exist_ok=True)
-        staged = []
-        for shard in range(shards):
-            path = tmp_path / "detections" / f"{shard}.jsonl"
-            path.write_text(
-                "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in rows[shard::shards]), encoding="utf-8"
-            )
-            staged.append(str(path))
-        lines = merge_lines(staged, str(tmp_path))
-        run.left_out = write_coco(lines, str(tmp_path), read_ground_truth(truth) if truth else None)
+    def run(rows, truth=None):
+        run.left_out = write_coco(rows, str(tmp_path), read_ground_truth(truth) if truth else None)
         assert sorted(path.name for path in (tmp_path / "coco").iterdir()) == ["images.json", "results.json"]
         return [json.loads((tmp_path / "coco" / name).read_text(encoding="utf-8")) for name in ("results.json", "images.json")]
 
     return run
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
-def test_ids_count_images_by_uri_and_classes_from_one(write, shards):
-    results, images = write(ROWS, shards)
+def test_ids_count_images_by_their_rows_and_classes_from_one(write):
+    results, images = write(ROWS)
     assert results == [
         {"image_id": 1, "category_id": 1, "bbox": [1.0, 2.0, 3.5, 6.0], "score": 0.9},
         {"image_id": 1, "category_id": 17, "bbox": [-5.0, 0.0, 10.0, 5.0], "score": 0.5},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.read.tfrecords import images_of_file, read_records
-from pipeline.records import ImageRef, row_bytes
+from pipeline.records import ImageRef
 from pipeline.write.write_tfrecord import write_tfrecord
 
 FOUND = {"box_xyxy": [1.0, -5.0, 5.0, 30.0], "class_id": 1, "class_name": "kätzchen", "confidence": 0.5}
@@ -14,14 +14,14 @@ OTHER = {"box_xyxy": [0.0, 0.0, 2.5, 20.0], "class_id": 0, "class_name": "dog", 
 BOXES = ("ymin", "xmin", "ymax", "xmax")
 
 
-def line(uri, detections):
+def row(uri, detections):
     image = {"uri": uri, "generation": "1", "width": 10, "height": 20}
-    return row_bytes({"image": image, "model": {"name": "m", "version": ""}, "detections": detections}) + b"\n"
+    return {"image": image, "model": {"name": "m", "version": ""}, "detections": detections}
 
 
-def written(path, lines):
+def written(path, rows):
     """What the pipeline's own reader finds in the file that is made of these rows."""
-    write_tfrecord(lines, str(path))
+    write_tfrecord(rows, str(path))
     return [record.content for record in read_records(io.BytesIO(path.read_bytes()), str(path), 1 << 20)]
 
 
@@ -31,7 +31,7 @@ def test_each_row_is_a_record_that_tensorflow_parses(tmp_path, rows):
 
     detections = [[], [FOUND], [FOUND, OTHER]]
     uris = [f"ä{number}.jpg" for number in range(rows)]
-    examples = written(tmp_path / "rows.tfrecord", [line(uri, detections[n % 3]) for n, uri in enumerate(uris)])
+    examples = written(tmp_path / "rows.tfrecord", [row(uri, detections[n % 3]) for n, uri in enumerate(uris)])
     assert len(examples) == rows
     assert [record.numpy() for record in tf.data.TFRecordDataset([str(tmp_path / "rows.tfrecord")])] == examples
     if not rows:
@@ -64,7 +64,7 @@ def test_each_row_is_a_record_that_tensorflow_parses(tmp_path, rows):
 )
 def test_an_image_keeps_its_name_for_our_own_reader(tmp_path, uri):
     """The pixels are not in it, and the reader says so under the image's name."""
-    write_tfrecord([line(uri, [FOUND])], f"{tmp_path}/rows.tfrecord")
+    write_tfrecord([row(uri, [FOUND])], f"{tmp_path}/rows.tfrecord")
     (letter,) = images_of_file(ImageRef(f"{tmp_path}/rows.tfrecord"), 1 << 20)
     name = uri if uri != "\ud800.jpg" else "\\ud800.jpg"
     assert (letter.ref.uri, letter.reason) == (name, "no_image")

@@ -1,0 +1,110 @@
+"""`detect-objects export`: writes the detections of a results folder in other formats, at any time.
+
+    detect-objects export out/ --format coco,csv [--run 3f2a9c01] [--model yolov4] [--since 2026-11-20]
+    detect-objects export out/ --format crops --to crops/
+
+Of an image generation, model version and settings the newest row counts. Jobs and streams may write meanwhile.
+
+Exit code 0: done; 1: failed, or an image of a crop cannot be read; 2: a wrong command or place, or no such row; 130: stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import signal
+import sys
+from collections.abc import Sequence
+
+from models import pictures
+from models.evaluate.detection_rows import ImageRow, read_results
+from models.evaluate.text import printable
+from pipeline.config.dates import DatesError, days_of, resolve_dates
+from pipeline.config.paths import local_path
+from pipeline.errors import ConfigError, InputError, exit_code_of
+from pipeline.results.layout import EXPORTS, results_folder
+from pipeline.results.newest import Wanted, newest_rows
+from pipeline.write.exports import export
+from pipeline.write.formats import COCO, FORMATS
+
+_CROPS = "crops"
+_NAMES = (*FORMATS, COCO, _CROPS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    flags = make_parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _export(flags)
+    except KeyboardInterrupt:
+        print("stopped; earlier exports are as they were", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except Exception as err:  # noqa: BLE001  whatever storage says, the user gets one line
+        code, said = exit_code_of(err, "the export failed")
+        print(f"error: {printable(said)}", file=sys.stderr)
+        return code
+
+
+def _export(flags: argparse.Namespace) -> int:
+    formats = list(dict.fromkeys(name for given in flags.format for name in given.split(",")))
+    if unknown := [name for name in formats if name not in _NAMES]:
+        raise ConfigError(f"--format: expected {', '.join(_NAMES)}, got {unknown[0]!r}")
+    output, to = results_folder(flags.folder), local_path(flags.to).rstrip("/")
+    wanted = Wanted(flags.run, flags.model, since=_start_of(flags.since) if flags.since else 0.0)
+    if next(newest_rows(output, wanted), None) is None:
+        raise InputError(f"{output} holds no row of detections{_named(flags)}")
+    of_rows = [name for name in formats if name != _CROPS]
+    if of_rows:
+        done = export(output, of_rows, wanted, to, sort=flags.sort, ground_truth=flags.coco_ground_truth)
+        for note in done.notes:
+            print(f"warning: {printable(note)}", file=sys.stderr)
+        print(printable(f"{done.rows} rows in {', '.join(done.files)}"))
+    return _write_crops(output, to or f"{output}/{EXPORTS}", flags.images, wanted) if _CROPS in formats else 0
+
+
+def _write_crops(output: str, to: str, images: str, wanted: Wanted) -> int:
+    def read(_: str) -> list[ImageRow]:
+        return read_results(output, wanted)
+
+    return pictures.main([f"--crops={to}/{_CROPS}", *([f"--images={images}"] if images else []), "--", output], read)
+
+
+def _named(flags: argparse.Namespace) -> str:
+    """What the flags want, for a person."""
+    given = {"run": flags.run, "model": flags.model, "since": flags.since}
+    return "".join(f", --{name} {value}" for name, value in given.items() if value)
+
+
+def _start_of(day: str) -> float:
+    """The first moment of a day; of several that the user names, the first one's."""
+    try:
+        first = days_of(resolve_dates(day, datetime.datetime.now(datetime.timezone.utc).date()))[0]
+    except DatesError as err:
+        raise ConfigError(f"--since: expected {err}, got {day}") from err
+    return datetime.datetime.combine(first, datetime.time(), datetime.timezone.utc).timestamp()
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="detect-objects export",
+        description="Writes the detections of a results folder in other formats, of each image its newest row.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("folder", metavar="RESULTS", help="the results folder, local or gs://")
+    names = "{" + ",".join(_NAMES) + "}"
+    add("--format", required=True, action="append", metavar=names, help="one or several, divided by commas")
+    add("--run", default="", metavar="RUN", help="only rows that this run wrote, also those that a newer run superseded")
+    add("--model", default="", metavar="NAME", help="only rows of the model with this name")
+    add("--since", default="", metavar="DAY", help="only rows that were made from this day on (UTC)")
+    add("--to", default="", metavar="FOLDER", help="where the files are written (default: exports/ in the results folder)")
+    add("--sort", action="store_true", help="sort rows by the images' URIs, in a temporary folder; not for crops")
+    add("--coco-ground-truth", default="", metavar="FILE", help="COCO annotations whose image and category ids coco uses")
+    add("--images", default="", metavar="FOLDER", help="crops: where the images are now (default: as the rows name them)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""The rows of detections that count: of one key the newest, whatever ran, was killed or ran twice.
+
+Which rows count is decided from their keys and ages, 17 bytes of memory a row and 8 more while they are sorted; the rows
+themselves come in parts of at most 1,000. `by_uri` sorts them on the local disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import operator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.results.layout import DETECTIONS, time_in_name
+from pipeline.results.shards import (
+    BROKEN,
+    COMPACTED,
+    SCHEMAS,
+    Shard,
+    contains,
+    json_rows,
+    list_shards,
+    open_shard,
+    read_batches,
+)
+from pipeline.storage.state import warn_unreadable
+
+_ROWS = 1000  # in a part; each is a few kB as Python objects
+_SORTED_BYTES = 64 << 20  # of a part that is sorted in memory
+_MERGED_ROWS = 100  # in hand of each sorted part
+_TRIES = 3
+_Answer = TypeVar("_Answer")
+
+
+class Wanted(NamedTuple):
+    """Which rows are wanted; empty: all.
+
+    Attributes:
+      run: Only rows that this run wrote.
+      model: Only rows of the model with this name.
+      version: Only those of this version.
+      settings: Only those of these settings, as `RowVersion` has them.
+      since: Only those that were made from this moment on, in seconds since the epoch.
+    """
+
+    run: str = ""
+    model: str = ""
+    version: str = ""
+    settings: str = ""
+    since: float = 0.0
+
+    def may_be_in(self, shard: Shard) -> bool:
+        """Whether a shard may hold such rows, by its name; rows are never younger than their shard."""
+        of_run = not self.run or shard.run in (self.run, COMPACTED)
+        return of_run and (not self.since or shard.written_at >= time_in_name(self.since))
+
+    def texts(self) -> dict[str, str]:
+        """The wanted texts by column."""
+        texts = {"run": self.run, "model": self.model, "version": self.version, "settings": self.settings}
+        return {name: value for name, value in texts.items() if value}
+
+
+ALL = Wanted()
+
+
+def lost_rows(numbers: Sequence[np.ndarray], made_at: Sequence[np.ndarray], are_detections: Sequence[bool]) -> list[np.ndarray]:
+    """Which rows do not count, `(N,) bool` for each shard: of one number the newest counts, a detection before any dead letter.
+
+    Args:
+      numbers: Of each shard the number of each row by which they are one: mostly its key.
+      made_at: Of each shard the age of each row.
+      are_detections: Of each shard whether its rows are detections. Of equal rows the last shard's counts.
+
+    >>> [lost.tolist() for lost in lost_rows([np.array([7, 8]), np.array([8])], [np.array([1, 1]), np.array([2])], [True, True])]
+    [[False, True], [False]]
+    """
+    every = np.sort(np.concatenate([np.zeros(0, np.uint64), *numbers]))
+    doubled = np.unique(every[1:][every[1:] == every[:-1]])
+    del every
+    lost = [np.zeros(len(each), bool) for each in numbers]
+    places = [np.flatnonzero(contains(doubled, each)) for each in numbers]
+    counts = list(map(len, places))
+    if not sum(counts):
+        return lost
+    number = np.concatenate([each[place] for each, place in zip(numbers, places, strict=True)])
+    ages = np.concatenate([each[place] for each, place in zip(made_at, places, strict=True)])
+    order = np.lexsort((ages, np.repeat(are_detections, counts), number))  # a stable sort
+    loses = np.zeros(len(order), bool)
+    loses[order[:-1]] = number[order][1:] == number[order][:-1]
+    for mask, place, of_shard in zip(lost, places, np.split(loses, np.cumsum(counts)[:-1]), strict=True):
+        mask[place[of_shard]] = True
+    return lost
+
+
+def newest_rows(output: str, wanted: Wanted = ALL, *, sort: bool = False) -> Iterator[dict[str, Any]]:
+    """The JSON rows of detections in a results folder that count, each once, shard by shard.
+
+    Args:
+      output: The results folder.
+      wanted: Which rows; of these the newest count.
+      sort: Whether they come sorted by URI and generation; see `by_uri`.
+
+    Raises:
+      FileNotFoundError: A compaction has deleted a shard meanwhile; begin anew, see `undisturbed`.
+    """
+    batches = _newest_batches(output, wanted)
+    yield from by_uri(batches) if sort else (row for batch in batches for row in json_rows(batch, DETECTIONS))
+
+
+def undisturbed(read: Callable[[], _Answer]) -> _Answer:
+    """What a function makes of all rows; it begins anew if a compaction has deleted a shard meanwhile."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return read()
+    return read()
+
+
+def by_uri(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    """JSON rows sorted by URI and generation.
+
+    In memory are 64 MB of rows and 100 rows of each 64 MB; all lie in a temporary folder, in an open file for each 64 MB.
+    """
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        parts = []
+        for number, table in enumerate(_tables(batches)):
+            path = f"{folder}/{number}.arrow"
+            with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+                writer.write_table(table.sort_by([("uri", "ascending"), ("generation", "ascending")]), _MERGED_ROWS)
+            del table
+            parts.append(_sorted_rows(stack.enter_context(pa.OSFile(path))))
+        yield from (row for _, _, row in heapq.merge(*parts, key=operator.itemgetter(0, 1)))
+
+
+def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _SORTED_BYTES:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _sorted_rows(file: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    with pa.ipc.open_stream(file) as reader:
+        for batch in reader:
+            yield from zip(batch["uri"].to_pylist(), batch["generation"].to_pylist(), json_rows(batch, DETECTIONS), strict=True)
+
+
+def _newest_batches(output: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    shards = [shard for shard in list_shards(output, (DETECTIONS,)) if wanted.may_be_in(shard)]
+    parts = [part for shard in shards if (part := _part(shard, wanted))]
+    lost = lost_rows([part.keys for part in parts], [part.made_at for part in parts], [True] * len(parts))
+    for part, mask in zip(parts, lost, strict=True):
+        part.counts[np.flatnonzero(part.counts)[mask]] = False
+    masks = [(part.shard, part.counts) for part in parts if part.counts.any()]
+    del parts, lost
+    for shard, counts in masks:
+        at = 0
+        for batch in read_batches(shard, rows=_ROWS):
+            yield batch.filter(pa.array(counts[at : at + len(batch)]))
+            at += len(batch)
+
+
+class _Part(NamedTuple):
+    """A shard, of its wanted rows the keys and ages, and of each row whether it is wanted and, later, counts."""
+
+    shard: Shard
+    keys: np.ndarray
+    made_at: np.ndarray
+    counts: np.ndarray
+
+
+def _part(shard: Shard, wanted: Wanted) -> _Part | None:
+    """None of a damaged shard, which a line on standard error names."""
+    texts = wanted.texts()
+    try:
+        with open_shard(shard) as file:
+            if not file.schema_arrow.equals(SCHEMAS[shard.kind]):
+                raise ValueError("expected the columns of this release")
+            table = file.read(["key", "made_at", *texts])
+            if table["key"].null_count or table["made_at"].null_count:
+                raise ValueError("expected a key and a time in each row")
+    except FileNotFoundError:
+        raise
+    except BROKEN as err:
+        warn_unreadable(shard.path, " ".join(str(err).split())[:200])
+        return None
+    keys, made_at = table["key"].to_numpy(), table["made_at"].cast(pa.int64()).to_numpy()
+    counts = made_at >= wanted.since * 1e6
+    for name, value in texts.items():
+        counts &= pc.fill_null(pc.equal(table[name], value), False).to_numpy()
+    return _Part(shard, keys[counts], made_at[counts], counts)
