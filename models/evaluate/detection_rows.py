@@ -111,7 +111,8 @@ def read_results(output: str, wanted: Wanted | None = None) -> list[ImageRow]:
     Raises:
       RowsError: A row has another form.
     """
-    from pipeline.results.newest import ALL, newest_rows, undisturbed  # imports Beam, which files of rows do not need
+    from pipeline.results.newest import ALL, newest_rows  # imports Beam, which files of rows do not need
+    from pipeline.results.shards import undisturbed
 
     def read() -> list[ImageRow]:
         rows = shown(newest_rows(output, wanted or ALL), "reading", "rows")

@@ -10,8 +10,8 @@ import contextlib
 import heapq
 import operator
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +34,6 @@ from pipeline.storage.state import warn_unreadable
 _ROWS = 1000  # in a part; each is a few kB as Python objects
 _SORTED_BYTES = 64 << 20  # of a part that is sorted in memory
 _MERGED_ROWS = 100  # in hand of each sorted part
-_TRIES = 3
-_Answer = TypeVar("_Answer")
 
 
 class Wanted(NamedTuple):
@@ -111,14 +109,6 @@ def newest_rows(output: str, wanted: Wanted = ALL, *, sort: bool = False) -> Ite
     """
     batches = _newest_batches(output, wanted)
     yield from by_uri(batches) if sort else (row for batch in batches for row in json_rows(batch, DETECTIONS))
-
-
-def undisturbed(read: Callable[[], _Answer]) -> _Answer:
-    """What a function makes of all rows; it begins anew if a compaction has deleted a shard meanwhile."""
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(FileNotFoundError):
-            return read()
-    return read()
 
 
 def by_uri(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:

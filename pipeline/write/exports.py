@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pipeline.results.layout import COCO_IMAGES, COCO_RESULTS, EXPORTS, STAGING, check_output
-from pipeline.results.newest import ALL, Wanted, newest_rows, undisturbed
+from pipeline.results.newest import ALL, Wanted, newest_rows
+from pipeline.results.shards import undisturbed
 from pipeline.storage.files import delete_files, list_files, move_files
 from pipeline.storage.globs import escape_glob
 from pipeline.write.formats import COCO, FORMATS
