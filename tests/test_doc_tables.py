@@ -70,13 +70,9 @@ TESTS = {  # page: first cell of a row: its test; an empty cell repeats the one 
         "dead_letters/*.jsonl": "launch/test_batch_job.py::test_dead_letters_can_be_given_as_input_again",
         "summary.json": "launch/test_batch_job.py::test_the_contract_of_the_output",
         "report.html": "report/test_page_in_browser.py::test_filters_hide_pictures_and_go_together",
-        "index/*.parquet": (
-            "results/test_ledger.py::test_entries_are_the_same_with_and_without_an_index_but_for_what_rows_do_not_say"
-        ),
         "runs/<run>/": "launch/test_results_folder.py::test_two_jobs_with_the_same_output_do_not_disturb_each_other",
         "detections/*.parquet": NEWEST,
         "exports/": "write/test_export.py::test_a_job_exports_what_counts_as_done_for_it",
-        "bigquery/": "results/test_bigquery.py::test_a_second_load_sends_what_is_new_and_a_merged_file_is_nothing_new",
         "samples/*.jpg": "stats/test_samples.py::test_purposes_take_turns_and_others_fill_up",
         "none": "launch/test_batch_job.py::test_boxes_are_in_pixels_of_the_original_image",
         "tfrecord": "write/test_write_tfrecord.py::test_each_row_is_a_record_that_tensorflow_parses",
@@ -143,7 +139,7 @@ TESTS = {  # page: first cell of a row: its test; an empty cell repeats the one 
         "streams also": "stats/test_metrics.py::test_both_tables_name_every_metric",
         "model versions": "stats/test_metrics.py::test_both_tables_name_every_metric",
         "pipeline.run": "launch/test_batch_job.py::test_too_many_dead_letters_are_a_failure_that_replaces_nothing",
-        "pipeline.load_bigquery": "results/test_bigquery.py::test_many_refused_rows_stop_the_load",
+        "pipeline.load_bigquery": "results/test_bigquery.py::test_a_file_that_bigquery_refuses_costs_no_other_file",
         "pipeline.compact": "test_compact.py::test_a_second_compaction_beside_the_first_is_refused",
         "pipeline.export": "write/test_export.py::test_what_cannot_be_exported_is_told_in_one_line",
         "pipeline.reconcile": "test_reconcile.py::test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing",

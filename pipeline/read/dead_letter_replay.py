@@ -90,10 +90,7 @@ class DeadLetterReplay:
             return self._named(ImageRef(uri, extra=extra, record=record))
         parsed, payload = self.parse(row_bytes(letter)), letter.get("payload_base64", "")
         carried = row_bytes([payload, uri if uri.startswith(INLINE) or not payload else ""])
-        forged = [image for image in parsed.images if isinstance(image, ImageRef) and is_letter(image.uri)]
-        refused = (refusal(image.uri, self.folders).dead_letter(image) for image in forged)
-        images = (_without_time(image) for image in parsed.images if image not in forged)
-        return Replayed(tuple(images), (*parsed.dead, *refused), carried)
+        return Replayed(tuple(map(_without_time, parsed.images)), parsed.dead, carried)
 
     def refs_in(self, shard: Shard) -> Iterator[ImageRef]:
         """The images that dead letters in a shard name, and a ref for each dead letter that carries its image."""

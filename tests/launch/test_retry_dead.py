@@ -55,7 +55,7 @@ def test_what_failed_is_tried_again_and_a_success_counts(folder, job):
     said, summary = job("--input", "list.txt", "--retry-dead")
 
     assert summary["images"] == {"read": 3, "detected": 2, "dead": 1, "skipped": 0}
-    assert summary["mended"] == 2 and "  mended: 2 of 3 that had failed" in said
+    assert summary["mended"] == 2 and "  recovered 2 of 3 failed images" in said
     assert detected(folder) == ["in/good.png", "in/late.png", "in/mended.png"]
     assert {row["image"]["uri"] for row in rows_in(f"{folder}/out", DEAD_LETTERS)} == {
         f"{folder}/in/{n}.png" for n in ("mended", "broken", "late")
