@@ -43,8 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         config = _config(flags)
-        model = load_config(flags.config, {"model.path": flags.model}) if flags.model else None
-        outcome = _reconciled(config, model and name_and_version(model.model, model.detect.engine), _paths(flags))
+        of_model = load_config(flags.config, {"model.path": flags.model}) if flags.model else None
+        model = name_and_version(of_model.model, of_model.detect.engine) if of_model else None
+        outcome = _reconciled(config, model, _paths(flags))
         print("\n".join(_table(outcome)))
         return COMPLETE if outcome.is_complete else INCOMPLETE
     except UserError as err:
