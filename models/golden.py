@@ -31,6 +31,10 @@ class GoldenError(Exception):
     """No golden images were written; the message has one line."""
 
 
+class NoObjectError(GoldenError):
+    """The model finds no object in the images, so they would show nothing."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     args = _parser().parse_args(argv)
@@ -73,7 +77,7 @@ def write_golden(
     with tempfile.TemporaryDirectory(prefix=".golden-", dir=out) as scratch:
         rows = _detected(model, images, thresholds, config, os.path.join(scratch, "job"))
         if not any(row["detections"] for row in rows):
-            raise GoldenError(
+            raise NoObjectError(
                 f"{model} finds no object in {len(rows)} images, which would show nothing; give images with objects"
             )
         ready = Path(scratch, "golden")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from models import import_darknet
 from models.darknet.cfg import DarknetError
 from models.export import check_output_dir, existing_ancestor
-from models.golden import GoldenError, write_golden
+from models.golden import GoldenError, NoObjectError, write_golden
 from models.import_darknet import read_names
 from models.import_keras import KerasError, import_keras
 from models.import_onnx import SCENE, import_onnx, in_environment
@@ -150,10 +150,15 @@ def _recognise(version: str, folder: str, model: ModelConfig) -> str:
     return f"{metadata.name}, {family_of(metadata)}, {size}, {classes}, suppression by the {metadata.nms}"
 
 
+_ON_SAMPLE = "runs on a sample picture; --image tries a photo of yours, and keeps it as a golden image"
+
+
 def _tried(version: str, image: str | None, source: str) -> str:
     """Says how many objects a job finds in a picture, which becomes a golden image if the user gave it."""
     try:
         write_golden(version, [image or SCENE], version, _DEFAULTS.score_threshold, _DEFAULTS.iou_threshold)
+    except NoObjectError:
+        return f"warning: no object in {image}" if image else _ON_SAMPLE
     except GoldenError as err:
         raise GoldenError(str(err).replace(version, source)) from err
     golden = os.path.join(version, GOLDEN)
@@ -161,8 +166,8 @@ def _tried(version: str, image: str | None, source: str) -> str:
         count = sum(len(json.loads(row)["detections"]) for row in rows)
     if not image:
         shutil.rmtree(golden)
-        return "runs on a sample picture; --image tries a photo of yours, and keeps it as a golden image"
-    return f"{counted(count, 'object')} in {image}" if count else f"warning: no object in {image}"
+        return _ON_SAMPLE
+    return f"{counted(count, 'object')} in {image}"
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -7,6 +7,8 @@ https://www.tensorflow.org/tfx/serving/serving_config#model_server_configuration
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import posixpath
@@ -15,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from models.metadata import METADATA_PATH
 from pipeline.config import BUNDLED, ModelConfig
 from pipeline.detect.other_formats import what_it_is
 from pipeline.errors import ModelError
@@ -35,7 +38,7 @@ class Version(NamedTuple):
     """A version in storage.
 
     Attributes:
-      name: Its number, as in rows; empty for a SavedModel without versions.
+      name: Its number, as in rows; of a SavedModel without a number its fingerprint.
       folder: Its SavedModel.
       files: Its files. If two polls find the same, no process is writing them.
     """
@@ -190,14 +193,40 @@ def _chosen(path: str, found: Mapping[int, Version], named: str | None, labels: 
     number = int(named) if named.isdigit() else labels[named]
     if number not in found:
         wanted = f"version {number}" if named.isdigit() else f"version {number}, which {LABELS} calls {named}"
-        there = ", ".join(version.name or "a SavedModel without versions" for _, version in sorted(found.items()))
+        numbered = {number: version.name if number else "a SavedModel without versions" for number, version in found.items()}
+        there = ", ".join(name for _, name in sorted(numbered.items()))
         raise ModelError(f"model {path}: expected {wanted}, found {there}{partial}; check --model-version")
     return [found[number]]
 
 
 def _itself(path: str) -> dict[int, Version]:
     number = path.rsplit("/", 1)[-1]
-    return {int(number): Version(str(int(number)), path)} if _is_number(number) else {0: Version("", path)}
+    return {int(number): Version(str(int(number)), path)} if _is_number(number) else {0: Version(fingerprint(path), path)}
+
+
+def fingerprint(folder: str) -> str:
+    """The version of a SavedModel without a number: a hash of its files, so that rows of another model are others.
+
+    Local files count by their content, so a copy is the same version; objects by their generation.
+    """
+    return _fingerprint(folder, files_of(folder))
+
+
+@functools.lru_cache(maxsize=8)
+def _fingerprint(folder: str, files: frozenset[FoundFile]) -> str:
+    digest = hashlib.blake2b(digest_size=6)
+    for file in sorted(files):
+        name = file.path[len(folder) + 1 :]
+        if not name.startswith((_MODEL, "variables/", "assets/", "metadata.yaml", METADATA_PATH)):
+            continue
+        digest.update(name.encode("utf-8", "surrogatepass"))
+        if "://" in file.path:
+            digest.update(f"{file.size_bytes} {file.generation}".encode())
+        else:
+            with open(file.path, "rb") as content:
+                while part := content.read(1 << 20):
+                    digest.update(part)
+    return digest.hexdigest()
 
 
 def _local_versions(path: str) -> Iterator[Version]:

@@ -13,6 +13,7 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.prepared_model import _function_of
 from pipeline.detect.saved_model import _take_weights, load, locate, name_and_version, optimised_graph, prepared_model
+from pipeline.detect.versions import fingerprint
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
 from tests.conftest import write_bright_image
@@ -94,7 +95,7 @@ RAW = {
             as_object_detection_api,
             {"batch": 1, "hw": (None, None), "name": "input_tensor"},
             {},
-            [("class 1", 0.75)],
+            [("class 2", 0.75)],  # its own number, which is the id of its category in COCO
             (1,),
             id="object detection api without config",
         ),
@@ -130,7 +131,7 @@ def test_foreign_models_find_the_same_box(tmp_path, bright_image, predict, spec,
         assert [(name, round(float(c), 4)) for name, c in zip(found.class_names, found.confidences, strict=True)] == rows
         assert np.abs(found.boxes_xyxy - BOX).max() <= 5.01  # a pixel of the model's input
     assert detector.batch_sizes == batch_sizes
-    assert (detector.model.metadata.name, detector.model.version) == ("foreign", "")
+    assert (detector.model.metadata.name, detector.model.version) == ("foreign", fingerprint(folder))
 
 
 @pytest.fixture(scope="module")
@@ -272,8 +273,8 @@ class TestLocate:
     @pytest.mark.parametrize(
         ("names", "path", "folder", "version"),
         [
-            pytest.param(["m"], "m", "m", "", id="the model itself"),
-            pytest.param(["m"], "m/", "m", "", id="with a slash"),
+            pytest.param(["m"], "m", "m", "its fingerprint", id="the model itself"),
+            pytest.param(["m"], "m/", "m", "its fingerprint", id="with a slash"),
             pytest.param(["m/7"], "m/7", "m/7", "7", id="one version"),
             pytest.param(["m/9", "m/10"], "m", "m/10", "10", id="the newest by number"),
             pytest.param(["m/1", "m/tmp2", "m/2.bak"], "m", "m/1", "1", id="only numbers are versions"),
@@ -282,7 +283,8 @@ class TestLocate:
     )
     def test_a_path_means_a_model_or_its_newest_version(self, versions, names, path, folder, version):
         base = versions(*names)
-        assert locate(f"{base}/{path}") == (f"{base}/{folder}", version)
+        expected = fingerprint(f"{base}/{folder}") if version == "its fingerprint" else version
+        assert locate(f"{base}/{path}") == (f"{base}/{folder}", expected)
 
     def test_a_version_without_a_graph_is_still_being_written(self, versions):
         base = versions("m/1")
@@ -467,3 +469,20 @@ def test_name_and_version_of_a_model_are_known_without_loading_it(name, bright_m
     gcs_bucket.blob(f"m/bright/3/{METADATA_PATH}").upload_from_filename(f"{locate(bright_model)[0]}/{METADATA_PATH}")
     assert name_and_version(config) == (loaded.metadata.name, loaded.version) == (name or "bright", "3")
     assert name_and_version(ModelConfig(path=f"gs://{gcs_bucket.name}/m/bright", name=name)) == (name or "bright", "3")
+
+
+def test_a_model_without_a_number_has_the_fingerprint_of_its_files_as_its_version(tmp_path, bright_model):
+    """A copy is the same version, wherever and whenever it was made; another network, or another description, is not."""
+    import shutil
+
+    from pipeline.config import ModelConfig
+    from pipeline.detect.saved_model import name_and_version
+
+    versions = []
+    for name in ("one", "copy", "changed"):
+        shutil.copytree(f"{bright_model}/3", tmp_path / name)
+        if name == "changed":
+            with open(tmp_path / name / "assets.extra" / "detector.json", "a") as description:
+                description.write(" ")
+        versions.append(name_and_version(ModelConfig(path=str(tmp_path / name)))[1])
+    assert versions[0] == versions[1] != versions[2] and len(versions[0]) == 12
