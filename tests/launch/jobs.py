@@ -38,9 +38,9 @@ def files_of(output: Path) -> dict[str, str]:
 
 
 def without_run(names) -> list[str]:
-    """The names of files, sorted, without what each run puts into them."""
+    """The names of files, sorted and each once, without what each run puts into them."""
     rows = (re.sub(r"/\d{8}T\d{6}Z-[\w-]+-[0-9a-f]{32}\.", "/<shard>.", name) for name in names)
-    return sorted(re.sub(r"\bruns/[\w-]+/", "runs/<run>/", name) for name in rows)
+    return sorted({re.sub(r"\bruns/[\w-]+/", "runs/<run>/", name) for name in rows})
 
 
 def write_work(folder: Path, images: int = WORK_IMAGES, image_wh: tuple[int, int] = (1200, 900)) -> None:
@@ -52,9 +52,9 @@ def write_work(folder: Path, images: int = WORK_IMAGES, image_wh: tuple[int, int
 
 
 def signal_at_work(sent: signal.Signals, arguments: list, out: Path) -> tuple[int, str]:
-    """Sends a job a signal when its first rows are written; its exit code and what it printed on standard error."""
+    """Sends a job a signal when its first rows are there; its exit code and what it printed on standard error."""
     printed, errors = out.parent / "printed", out.parent / "errors"
-    with ForkedJob(arguments, printed, errors=errors) as job:
+    with ForkedJob([*arguments, "--shard-seconds", 0.1], printed, errors=errors) as job:
         wait_until(lambda: glob.glob(f"{out}/detections/*.parquet"), errors.read_text, job)
         job.send_signal(sent)
         return job.wait(), without_progress(errors.read_text())

@@ -199,7 +199,7 @@ def test_a_stopped_run_says_so_in_one_line_and_leaves_nothing(sent, tmp_path, br
     write_work(tmp_path / "in")
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--request-images", 16]
-    assert signal_at_work(sent, arguments, out) == (130, "stopped; nothing was committed\n")
+    assert signal_at_work(sent, arguments, out) == (130, "stopped; rows that were written stay\n")
     assert [path for path in out.rglob("*") if path.is_file()] == []
 
 
