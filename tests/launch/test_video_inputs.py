@@ -24,7 +24,7 @@ def bright(_number, wh):
 def reconciled(capsys, *arguments):
     """Exit code, and the counts that are not zero."""
     capsys.readouterr()
-    code = command.main(["--output", "out", "--input", "in", "--no-page", *arguments])
+    code = command.main(["--output", "out", "--input", "in", *arguments])
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line[:11].strip().isdecimal()]
     return code, {words[1]: int(words[0]) for words in lines if words[0] != "0"}
 
@@ -63,9 +63,10 @@ def test_another_rate_adds_the_frames_that_lack_a_row(tmp_path, job):
     write_video(tmp_path / "in" / "clip.mp4", draw=bright)
     assert job("--input", "in", "--fps", "5")["detected"] == 10
     before = names(tmp_path)
-    images = job("--input", "in", "--fps", "1")
-    assert images["read"] == 2 and images["detected"] == len(set(names(tmp_path)) - set(before))
-    assert len(names(tmp_path)) == len(set(names(tmp_path))) == 10 + images["detected"]
+    images = job("--input", "in", "--fps", "3")
+    new = [name for name in names(tmp_path) if name not in before]
+    assert images["read"] == 6 and images["detected"] == len(new) > 0 == len(new) - len(set(new))
+    assert len(names(tmp_path)) == 10 + len(new)
 
 
 def test_a_manifest_names_videos_and_frames_relative_to_itself(tmp_path, job):
