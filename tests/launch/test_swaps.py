@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.conftest import write_bright_image
 from tests.detect.versioned_models import save_version
 from tests.forked_jobs import ForkedJob
