@@ -180,10 +180,12 @@ def test_nothing_that_leaves_a_job_has_a_secret(server, tmp_path, bright_model):
     assert (counted["detected"], counted["dead"]) == (len(SIGNED) + 1, 6)
     Server.images.update({path.replace("hunter2", "hunter3"): content for path in Server.images})
     (tmp_path / "list.jsonl").write_text((tmp_path / "list.jsonl").read_text().replace("hunter2", "hunter3"))
-    assert run_forked([*command, "--dry-run"], log) == 0
+    assert run_forked([*command, "--dry-run", "--again"], log) == 0
     assert "hunter" not in log.read_text()
-    assert run_forked([*command, "--only-new"], log) == 0
-    counted = json.loads(written_in(tmp_path / "out")["summary.json"])["images"]
+    (first,) = (tmp_path / "out" / "runs").iterdir()
+    assert run_forked(command, log) == 0
+    (second,) = {*(tmp_path / "out" / "runs").iterdir()} - {first}
+    counted = json.loads((second / "summary.json").read_text())["images"]
     assert counted["detected"] == 0 and counted["skipped"] >= len(SIGNED), "a new signature is no new image"
 
 
