@@ -67,7 +67,6 @@ with DAG("detect_backfill_dataflow", description="The last week's images that ha
                     "time_zone": "UTC",
                     "output": f"{BUCKET}/results",
                     "model": f"{BUCKET}/models/yolov4",
-                    "only_new": "true",
                     "allow_empty": "true",
                 },
                 "environment": {

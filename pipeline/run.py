@@ -106,7 +106,7 @@ def _run(argv: Sequence[str], started_at: float) -> int:
         print(f"error: the job failed: {masked_text(' '.join(str(err).split()))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("stopped; nothing was committed", file=sys.stderr)
+        print("stopped; rows that were written stay", file=sys.stderr)
         return 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: set by another language than Python

@@ -20,10 +20,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from pipeline.results.resume_points import rows_in
-
 from tests.emulators import EmulatorMissing, PubSubEmulator, running_pubsub_emulator
 from tests.processes import end_group, running
+from tests.shard_rows import rows_in
 
 SAMPLES = sorted(Path("models/digits/samples").glob("*.jpg"))
 PLACE = Path("out/demo_backfill")
@@ -63,7 +62,7 @@ def _started(arguments: Sequence[str], **environment: str) -> AbstractContextMan
 def _tell(emulator: PubSubEmulator, photos: Path, out: Path, images: int, start: Start = _started) -> None:
     job = ["pipeline.run", "--config", "configs/backfill_local_direct.yaml", "--input", f"{photos}/*.jpg", "--output", str(out)]
     _say(f"1  {images} images; the job is killed when a third of them is done")
-    _killed(start, [*job, "--resume-point-s", "0.1"], out, images // 3)
+    _killed(start, [*job, "--shard-seconds", "0.1"], out, images // 3)
     _say("2  the same command again: what was done counts")
     _run(start, job)
     _expect(out, read=images)
@@ -84,12 +83,12 @@ def _add(photos: Path, numbers: Sequence[int]) -> list[Path]:
 
 
 def _killed(start: Start, arguments: Sequence[str], out: Path, images: int) -> int:
-    """Kills a job, with its whole group, as soon as so many images are in its checkpoints; returns how many are."""
+    """Kills a job, with its whole group, as soon as so many images have rows; returns how many are."""
     with start(arguments) as job:
         while job.poll() is None:
-            if sum(map(rows_in, map(str, out.glob(".staging-*")))) >= images:
+            if len(rows_in(str(out))) >= images:
                 end_group(job)
-                done = sum(map(rows_in, map(str, out.glob(".staging-*"))))
+                done = len(rows_in(str(out)))
                 print(f"(killed; {done} images are done)")
                 return done
             time.sleep(0.01)

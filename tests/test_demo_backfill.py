@@ -1,12 +1,12 @@
 """The story of runs that add up, as `make demo-backfill` tells it: a kill, a stream, an overwritten image, a backfill."""
 
 import collections
-import json
 import os
 import re
 
 from tests import demo_backfill
 from tests.forked_jobs import ForkedJob
+from tests.shard_rows import rows_in
 
 
 def test_every_image_version_has_one_row_at_the_end(pubsub_emulator, tmp_path, capfd):
@@ -23,7 +23,7 @@ def test_every_image_version_has_one_row_at_the_end(pubsub_emulator, tmp_path, c
     demo_backfill._tell(pubsub_emulator, photos, out, 200, start)
     (killed,) = re.findall(r"\(killed; (\d+) images are done\)", capfd.readouterr().out)
     assert 200 // 3 <= int(killed) < 200
-    images = [json.loads(line)["image"] for path in out.glob("detections/*.jsonl") for line in path.open()]
+    images = [row["image"] for row in rows_in(str(out))]
     rows = collections.Counter((image["uri"], image["generation"]) for image in images)
     assert rows == collections.Counter([before, *((str(path), _generation(path)) for path in photos.iterdir())])
 

@@ -39,6 +39,7 @@ from pipeline.results.run import Run
 from pipeline.stats import progress
 from pipeline.stats.summary import JobStats, RunFacts, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
+from pipeline.storage.listing import listing_backend_of
 from pipeline.storage.listing_backends import GS
 from pipeline.write.exports import export
 from pipeline.write.sink import Sink
@@ -166,7 +167,8 @@ def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None
         return None
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
     named = any(map(is_manifest, patterns)) or config.retry_dead  # these may name anybody's images
-    prefixes = ("",) if named else tuple(map(_beginning, (*config.stream.allow_uri_prefix, *folders_of(patterns))))
+    folders = (listing_backend_of(pattern).folder for pattern in patterns)
+    prefixes = ("",) if named else tuple(map(_beginning, (*config.stream.allow_uri_prefix, *folders)))
     return DoneRows(config.output, version, not config.retry_dead, prefixes, run)
 
 

@@ -19,7 +19,7 @@ from pipeline.records import DetectedImage
 from pipeline.report.annotate import annotate, can_be_drawn
 from pipeline.report.page import render_report
 from pipeline.results import cancellation
-from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_result_name, read_summary, sample_name
+from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_sample_name, read_summary, sample_name
 from pipeline.results.run import Run, remove_abandoned
 from pipeline.secrets import masked_text
 from pipeline.stats.process import PROCESS
@@ -85,7 +85,7 @@ class JobReport:
         report = render_report(summary, samples[: self.write.report_samples], examples, shown)
         contents[REPORT] = report.encode("utf-8", "backslashreplace")
         contents[SUMMARY] = to_json({**summary, **about})
-        stale = [each for each in read_summary(self.results).get("samples", ()) if each not in contents and is_result_name(each)]
+        stale = [each for each in read_summary(self.results).get("samples", ()) if each not in contents and is_sample_name(each)]
         is_newest = summary["images"]["read"] > summary["images"]["skipped"] or not read_summary(self.results)
         for folder in (Run(self.results, run).reports, *([self.results] if is_newest else [])):
             for each, content in contents.items():

@@ -88,6 +88,11 @@ def sample_name(number: int, uri: str) -> str:
     return f"{SAMPLES}/{number:03d}-{stem.encode()[:_STEM_BYTES].decode('utf-8', 'ignore')}.jpg"
 
 
+def is_sample_name(name: str) -> bool:
+    """Whether an annotated image may have this name, which a summary that somebody planted may name too."""
+    return re.fullmatch(r"samples/\d{3,}-[\w.-]*\.jpg", name) is not None
+
+
 def is_result(path: str, output: str) -> bool:
     """Whether a file in an output folder has a name that this program gives to files, finished or not."""
     if not is_below(path, output):

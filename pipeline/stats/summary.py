@@ -25,7 +25,7 @@ _EXAMPLE_CHARACTERS = 1000  # of each text in an example: a message may name a U
 _MOST_KINDS = 100  # endings of files that are no images
 _KINDS_SHOWN = 8
 _SUMS = (
-    *("read", "skipped", "done", "resumed", "dead", "classes", "batches", "stage_latencies", "latencies", "publish_latencies"),
+    *("read", "skipped", "done", "dead", "classes", "batches", "stage_latencies", "latencies", "publish_latencies"),
     *("versions", "model_events", "objects", "outside", "confidences"),
 )
 
@@ -43,7 +43,6 @@ class JobStats:
       skipped: Images listed more than once, not wanted or done before; and listed files that are no images.
       left_out: Of the skipped ones, the files that are no images, by kind.
       done: Of the skipped ones, the images that an earlier run or a stream has done.
-      resumed: Of `detected` and `dead`, the images that a killed run of the same command has done.
       dead: Dead letters by (stage, reason).
       classes: Detections by class name; if a model has thousands of names, the rare ones are summed (see `bounded`).
       batches: Device batches by batch size.
@@ -72,7 +71,6 @@ class JobStats:
     skipped: int = 0
     left_out: Counter[str] = dataclasses.field(default_factory=Counter)
     done: int = 0
-    resumed: Counter[str] = dataclasses.field(default_factory=Counter)
     dead: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
     classes: Counter[str] = dataclasses.field(default_factory=Counter)
     batches: Counter[int] = dataclasses.field(default_factory=Counter)
@@ -154,11 +152,6 @@ class JobStats:
             row = _shortened(dead_letter_row(dataclasses.replace(letter, payload=b"")))
             thumbnail = {"thumbnail_base64": base64.b64encode(letter.thumbnail).decode()} if letter.thumbnail else {}
             examples.append({**row, **thumbnail})
-
-    def as_resumed(self) -> JobStats:
-        """The same statistics, with all results counted as those of a killed run; its times are none of the new run's."""
-        resumed = Counter(detected=self.detected, dead=self.failed)
-        return dataclasses.replace(self, resumed=resumed, finished=Intervals(), over_time=OverTime())
 
     def copy(self) -> JobStats:
         """An independent copy; it shares the images of the samples, which do not change."""
@@ -250,9 +243,8 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         "images": {"read": stats.read, "detected": stats.detected, "dead": stats.failed, "skipped": stats.skipped},
         "skipped_by_kind": dict(stats.left_out.most_common()),
         "done_before": stats.done,
-        "resumed": stats.resumed.total(),
         **({"mended": stats.detected} if facts.config.get("retry_dead") else {}),
-        "images_per_second": round((stats.detected - stats.resumed["detected"]) / wall, 3),
+        "images_per_second": round(stats.detected / wall, 3),
         "wall_seconds": round(wall, 3),
         "startup_seconds": round((facts.submitted_at or facts.ready_at) - facts.started_at, 3),
         **({"submission_seconds": round(facts.ready_at - facts.submitted_at, 3)} if facts.submitted_at else {}),

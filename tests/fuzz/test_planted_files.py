@@ -5,38 +5,38 @@ import os
 import tempfile
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipeline.results.lease import leased
-from pipeline.results.other_runs import attached_run, committed_states, finish_dead, remove_dead, runs_at_work, take_over_killed
-from pipeline.results.reports import check_reports
-from pipeline.results.resume_points import ResumePoint, footer_of, resume_points_of
-from pipeline.results.write_policy import check_write_policy
-from pipeline.storage.spill_files import SpillFile
-from pipeline.write.spill_rows import RowsResumePoint, Shard
 
 from pipeline import reconcile
-from pipeline.compact import compact
+from pipeline.config import WriteConfig
 from pipeline.errors import UserError
-from pipeline.results.layout import StagedFile
-from pipeline.results.run import Run, fence
-from pipeline.stats.summary import JobStats, merge_stats
+from pipeline.launch.finalize import JobReport
+from pipeline.read.dead_letter_replay import DeadLetterReplay
+from pipeline.results.compact import COMPACTED, compact
+from pipeline.results.layout import check_output, check_reports
+from pipeline.results.lock import locked
+from pipeline.results.run import Run, remove_abandoned
+from pipeline.results.shards import SOURCES, done_keys, parquet_bytes
+from pipeline.results.upgrade import refuse_old_files
+from pipeline.stats.summary import JobStats, RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.files import write_file
-from pipeline.stream.archive import Archive
-from tests.rows_of_files import found
+from pipeline.stream.messages import replay_message
+from pipeline.write.write_shards import read_stats
+from tests.shard_rows import VERSION, detected, rows_in, write_rows
 
-ROWS = "detections/detections-3f2a9c01-20261121T02000%dZ-00000-of-00001.jsonl"
+TIME, UUID = "20261121T020000Z", "0123456789abcdef" * 2
 RUN = "0123456789ab"
-STAGED = "0123456789abcdef0123456789abcdef/rows"
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000")) // 4 if os.environ.get("FUZZ") == "1" else 40
-SETTINGS = {"mode": "batch", "input": ["x/**"], "only_new": True, "write": {}, "model": {}, "detect": {}}
 
 names = st.sampled_from(
     [
-        *("../outside/secret", "/etc/passwd", "..", ".", "", "a\0b", "photo.jpg", ROWS % 0, ROWS % 7, "\udc80", "summary.json"),
-        *(f".staging-{RUN}/{name}" for name in (STAGED, "../../outside/secret", "link/secret")),
+        *("../outside/secret", "/etc/passwd", "..", ".", "", "a\0b", "photo.jpg", "\udc80", "summary.json"),
+        *("exports/../../outside/secret", "samples/.staging-a/../../../outside/secret", "samples/001-a.jpg"),
+        *(f".staging-{RUN}/{name}" for name in ("stats", "../../outside/secret", "link/secret")),
         "runs/../../outside/x",
     ]
 )
@@ -44,63 +44,56 @@ values = st.recursive(
     names | st.none() | st.booleans() | st.integers() | st.floats() | st.just(10**400) | st.just("batch"),
     lambda part: st.lists(part, max_size=3) | st.dictionaries(names, part, max_size=3),
 )
-commits = st.fixed_dictionaries(
-    {"names": st.lists(st.tuples(names, names), max_size=3) | values, "gone": st.dictionaries(names, names, max_size=2) | values},
-)
-about = st.fixed_dictionaries(
-    {
-        "state": st.sampled_from(["running", "detached", "committed", "done", "stopped"]) | values,
-        "settings": st.just(SETTINGS) | st.dictionaries(st.sampled_from([*SETTINGS]), values) | values,
-    },
-    optional={
-        "commit": commits | values,
-        "same": st.just("command") | values,
-        "started_at": st.floats(-1e300, 1e300) | st.just(1e9) | values,
-        "leased": st.booleans() | values,
-        "detached": st.just(["job", 1.0, 2.0]) | values,
-    },
-)
-claims = st.fixed_dictionaries(
-    {"run": names, "patterns": values, "host": values, "pid": values, "life": values, "since": values, "renewed": values}
-)
+holders = st.fixed_dictionaries({"what": names, "host": values, "pid": values, "since": values})
 summaries = st.fixed_dictionaries(
-    {"images": values, "config": st.just(SETTINGS) | values, "mode": values},
-    optional={"run": names, "name": names, "samples": st.lists(names, max_size=3) | values},
+    {"images": values, "config": st.dictionaries(names, values, max_size=2), "mode": values | st.just("batch")},
+    optional={"run": names, "samples": st.lists(names, max_size=3) | values},
 )
-rows = st.fixed_dictionaries({"image": st.fixed_dictionaries({"uri": values, "generation": values})}, optional={"model": values})
-spills = st.builds(SpillFile, names, st.integers(-5, 5), st.integers(-99, 99), st.integers(-99, 99))
-footers = st.builds(
-    lambda *parts: footer_of(ResumePoint(*parts)),
-    st.lists(st.tuples(st.builds(Shard, names, st.integers(), st.integers()) | st.just("a"), spills), max_size=3),
-    st.just(JobStats()) | values.filter(lambda value: value is not None),
-)
+texts = names.map(lambda name: name.encode("utf-8", "replace").decode())
+columns = {
+    "key": st.integers(0, 2**63 - 1) | texts,
+    "uri": texts,
+    "uri_bytes": st.none() | st.binary(max_size=4),
+    "generation": texts,
+    **dict.fromkeys(("model", "version", "settings"), st.sampled_from(VERSION) | texts),
+    "stage": texts | st.sampled_from(["read", "decode", "message"]),
+    "reason": texts | st.sampled_from(["not_found", "corrupt"]),
+    "record": texts,
+    "payload": st.none() | st.binary(max_size=9),
+}
+
+
+@st.composite
+def shards(draw):
+    """A Parquet file that has some columns of a shard, and may say that it holds others."""
+    chosen = draw(st.sets(st.sampled_from([*columns]))) | draw(st.sampled_from([set(), {*columns}]))
+    table = pa.table({name: [draw(columns[name])] for name in columns if name in chosen} or {"a": [1]})
+    said = json.dumps(draw(values | st.lists(names, max_size=2))).encode()
+    return parquet_bytes(table.replace_schema_metadata({SOURCES: said}) if draw(st.booleans()) else table)
+
+
 contents = st.one_of(
     st.binary(max_size=40),
     st.sampled_from([b"", b"[" * 9000, b"\0" * 30, b"{", b"PAR1" + b"\0" * 20 + b"PAR1"]),
-    (about | claims | summaries | rows | values).map(lambda value: json.dumps(value).encode()),
-    footers,
+    (holders | summaries | values).map(lambda value: json.dumps(value).encode()),
+    shards(),
 )
-STATES = ["run.json", "written", "lock", "figures/0a", STAGED]
-STATES += ["spill/0a.resume", "resumed-x/0a.resume", "a.jpg"]
 places = st.one_of(
     st.builds(
-        "{}/{}".format, st.sampled_from([f".staging-{RUN}", ".staging-photos", ".staging-", "OWN"]), st.sampled_from(STATES)
+        "{}/{}".format,
+        st.sampled_from([f".staging-{RUN}", ".staging-photos", ".staging-", "OWN"]),
+        st.sampled_from(["stats", "open", "figures/0a", f"{TIME}-{RUN}-{UUID}.parquet", "a.jpg"]),
     ),
-    st.sampled_from(
-        ["summary.json", "report.html", ".lease-0a", ".lease-0a.new", ".lease", "reconcile.html", "samples/001-a.jpg"]
-    ),
-    st.sampled_from(
-        ["detections-3f2a9c01-20261121T020000Z-00000-of-00001", "detections-00000-of-00001", "dead_letters-00000-of-00001"]
-    ).map("index/{}.parquet".format),
-    st.sampled_from(
-        ["detections/detections-99999999T999999Z-x-00000-of-00001.jsonl", "dead_letters/dead_letters-00000-of-00001.jsonl"]
-    ),
+    st.sampled_from(["summary.json", "report.html", ".lock-0a", ".lock-compact", "samples/001-a.jpg", "index/a.parquet"]),
     st.builds(
-        ".staging-{}/archive/{}".format,
-        st.sampled_from(["0a", "a b", "photos"]),
-        st.sampled_from(["lock", "a.jpg", "evil-20261121T020000Z-00000-of-00001-m5b-0a.rows"])
-        | st.just("detections-20261121T020000Z-00000-of-00001-0a-m5b5d-0a.rows"),
+        "{}/{}-{}-{}.{}".format,
+        st.sampled_from(["detections", "dead_letters", "exports"]),
+        st.sampled_from([TIME, "99999999T999999Z"]),
+        st.sampled_from([RUN, COMPACTED]),
+        st.sampled_from([UUID, "x"]),
+        st.sampled_from(["parquet", "jsonl"]),
     ),
+    st.sampled_from([f"detections/.staging-{RUN}", f"dead_letters/.staging-{UUID}"]),
 )
 planted = st.dictionaries(places, contents, min_size=1, max_size=6)
 
@@ -117,47 +110,36 @@ def laid(folder, files, link):
     write_file(f"{top}/outside/secret", b"secret")
     write_file(f"{output}/photo.jpg", b"photo")
     for number in range(2):
-        write_file(f"{output}/{ROWS % number}", found(f"{number}.jpg").line)
+        write_rows(output, [detected(f"{number}.jpg")], run=f"{number}")
     for name, content in files.items():
         if not name.startswith("OWN/"):
             write_file(f"{output}/{name}", content)
     if link:
         os.makedirs(f"{output}/.staging-{RUN}", exist_ok=True)
         os.symlink(f"{top}/outside", f"{output}/.staging-{RUN}/link")
-    for path in Path(output).glob(".staging-*"):
+    for path in Path(output).glob(".staging-*/**/*"):
         os.utime(path, (0, 0))
     return output
 
 
 def a_job(output, own):
     """What a job does beside its images; `own` is planted in its own folder while it works."""
-    check_write_policy(output, SETTINGS)
-    list(committed_states(output))
-    finish_dead(output)
-    check_reports(output, 3, coco=True)
-    attached_run(output, "job")
-    staging = Run.new(output)
-    with (
-        leased(staging.folder, ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence),
-        staging.held({"settings": SETTINGS, "same": "command"}),
-    ):
+    check_output(output)
+    refuse_old_files(output)
+    run = Run.new(output)
+    with locked(output, "0a"), run.opened():
         for name, content in own.items():
-            write_file(f"{staging.folder}/{name}", content)
-        take_over_killed(staging, "command")
-        for resumed in resume_points_of(staging.folder, RowsResumePoint):
-            merge_stats([resumed.counted], 3)
-        WorkerReports(staging).now()
-        staging.rows_kept()
-        runs_at_work(output)
-        write_file(f"{staging.folder}/{STAGED}", found("2.jpg").line)
-        staging.commit([StagedFile(f"{staging.folder}/{STAGED}", ROWS % 2)])
-        remove_dead(output, but=staging)
-
-
-def images_in(output):
-    """The images that have rows."""
-    lines = [line for path in Path(output).glob("detections/*.jsonl") for line in path.read_bytes().splitlines()]
-    return b"\n".join(lines)
+            write_file(f"{run.folder}/{name}", content)
+        done_keys(output, VERSION)
+        list(DeadLetterReplay((output,), replay_message).refs_in_results(output))
+        WorkerReports(run).now()
+        write_rows(output, [detected("2.jpg")], run=run.name)
+        check_reports(output)
+        facts = RunFacts(0.0, 1.0, 2.0, "command", {}, "batch", "model")
+        JobReport(output, WriteConfig()).finish(JobStats(read=1, skipped=1), facts, run.name)
+        if "stats" in own:
+            read_stats(run)
+    remove_abandoned(output)
 
 
 @settings(max_examples=EXAMPLES)
@@ -167,8 +149,7 @@ def test_whatever_is_planted_runs_nothing_and_touches_nothing_outside_and_no_row
     output = laid(folder, files, link)
     own = {name.removeprefix("OWN/"): content for name, content in files.items() if name.startswith("OWN/")}
     for work in (
-        lambda: a_job(output, {name: own[name] for name in own if name != STAGED}),
-        Archive(output, "0b", window_s=60.0).recover,
+        lambda: a_job(output, own),
         lambda: compact(output),
         lambda: reconcile.main(["--input", f"{output}/*.jpg", "--output", output]),
     ):
@@ -180,5 +161,4 @@ def test_whatever_is_planted_runs_nothing_and_touches_nothing_outside_and_no_row
     assert sorted(os.listdir(Path(output).parent)) == ["out", "outside"]
     assert os.listdir(Path(output).parent / "outside") == ["secret"]
     assert Path(f"{output}/photo.jpg").read_bytes() == b"photo"
-    for number in range(2):
-        assert found(f"{number}.jpg").line.rstrip() in images_in(output)
+    assert {"0.jpg", "1.jpg"} <= {row["image"]["uri"] for row in rows_in(output)}

@@ -1,18 +1,20 @@
 """What tests of batch jobs share: images to work at, and what stands in a results folder."""
 
+import contextlib
 import glob
 import hashlib
 import json
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline.records import row_bytes
 from tests.conftest import REPO, without_progress, write_bright_image
-from tests.forked_jobs import ForkedJob
+from tests.forked_jobs import ForkedJob, Moment
 from tests.processes import wait_until
 from tests.shard_rows import rows_in
 
@@ -26,7 +28,7 @@ WORK_IMAGES = 2000
 def rows_of(output: Path, kind: str = "detections") -> list[dict]:
     """The rows as the shards have them, sorted; their views say the same."""
     rows = rows_in(str(output), kind)
-    views = [json.loads(line) for path in glob.glob(f"{output}/{kind}/*.jsonl") for line in open(path, encoding="utf-8")]
+    views = [json.loads(line) for path in Path(output).glob(f"{kind}/*.jsonl") for line in path.read_bytes().splitlines()]
     assert sorted(views, key=row_bytes) == rows or not views
     return rows
 
@@ -38,9 +40,9 @@ def files_of(output: Path) -> dict[str, str]:
 
 
 def without_run(names) -> list[str]:
-    """The names of files, sorted, without what each run puts into them."""
+    """The names of files, sorted and each once, without what each run puts into them."""
     rows = (re.sub(r"/\d{8}T\d{6}Z-[\w-]+-[0-9a-f]{32}\.", "/<shard>.", name) for name in names)
-    return sorted(re.sub(r"\bruns/[\w-]+/", "runs/<run>/", name) for name in rows)
+    return sorted({re.sub(r"\bruns/[\w-]+/", "runs/<run>/", name) for name in rows})
 
 
 def write_work(folder: Path, images: int = WORK_IMAGES, image_wh: tuple[int, int] = (1200, 900)) -> None:
@@ -52,9 +54,9 @@ def write_work(folder: Path, images: int = WORK_IMAGES, image_wh: tuple[int, int
 
 
 def signal_at_work(sent: signal.Signals, arguments: list, out: Path) -> tuple[int, str]:
-    """Sends a job a signal when its first rows are written; its exit code and what it printed on standard error."""
+    """Sends a job a signal when its first rows are there; its exit code and what it printed on standard error."""
     printed, errors = out.parent / "printed", out.parent / "errors"
-    with ForkedJob(arguments, printed, errors=errors) as job:
+    with ForkedJob([*arguments, "--shard-seconds", 0.1], printed, errors=errors) as job:
         wait_until(lambda: glob.glob(f"{out}/detections/*.parquet"), errors.read_text, job)
         job.send_signal(sent)
         return job.wait(), without_progress(errors.read_text())
@@ -71,3 +73,12 @@ def images_of(out: Path) -> dict[str, int]:
 
 def rows_by_name(out: Path, kind: str = "detections") -> list[str]:
     return sorted(row["image"]["uri"].rpartition("/")[2] for row in rows_of(out, kind))
+
+
+@contextlib.contextmanager
+def paused_with_lock(arguments: list, log: Path) -> Iterator[ForkedJob]:
+    """A job that has its lock and is paused then; SIGCONT lets it go on."""
+    at = Moment("pipeline.launch.batch:_run_to_end", sent=signal.SIGSTOP)
+    with ForkedJob(arguments, log, at) as job:
+        wait_until(lambda: Path(f"/proc/{job.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", log.read_text, job)
+        yield job

@@ -7,9 +7,9 @@ import pytest
 from pipeline.read.reconciled import reconcile
 from pipeline.storage.files import write_file
 from tests.conftest import write_bright_image
-from tests.forked_jobs import KILLED, run_forked
+from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.launch.jobs import rows_of
-from tests.launch.test_resume import IN_FOURTH
+from tests.launch.test_resume import MOMENTS
 from tests.read.test_archives import write
 
 
@@ -25,7 +25,7 @@ def names(folder, kind="detections"):
 
 @pytest.mark.parametrize("given", ["in", "in/*", "in/a.{kind}"])
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
-def test_only_new_reads_the_members_that_have_no_row(tmp_path, job, kind, given):
+def test_a_second_run_reads_the_members_that_have_no_row(tmp_path, job, kind, given):
     given = given.format(kind=kind)
     files = {"x.png": png(tmp_path), "d/y.png": png(tmp_path, 70), "bad.jpg": b"no image", "notes.txt": b"text"}
     path = write(tmp_path / "in" / f"a.{kind}", files)
@@ -35,7 +35,7 @@ def test_only_new_reads_the_members_that_have_no_row(tmp_path, job, kind, given)
     assert names(tmp_path, "dead_letters") == [f"in/a.{kind}#bad.jpg"]
 
     write(path, {**files, "z.png": png(tmp_path, 80)})
-    again = job("--input", given, "--only-new")
+    again = job("--input", given)
     assert (again["detected"], again["dead"], again["skipped"]) == (1, 0, 4)
     outcome = reconcile([given], "out")
     assert (outcome.counts["done"], outcome.counts["dead"], outcome.counts["missing"]) == (3, 1, 0)
@@ -83,10 +83,10 @@ def test_the_images_of_an_archive_on_cloud_storage_are_read(tmp_path, job, gcs_b
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
 def test_a_killed_job_resumes_within_an_archive(tmp_path, bright_model, kind):
     path = write(tmp_path / f"a.{kind}", {f"{n}.png": png(tmp_path, 60 + n) for n in range(6)})
-    command = ["--input", path, "--output", tmp_path / "out", "--model", bright_model, "--resume-point-s", 0, "--batch-sizes", 1]
-    assert run_forked(command, tmp_path / "log", IN_FOURTH) == KILLED, (tmp_path / "log").read_text()
+    command = ["--input", path, "--output", tmp_path / "out", "--model", bright_model, "--shard-seconds", 0, "--batch-sizes", 1]
+    at = Moment(*MOMENTS["when the shard has its name"][:3])
+    assert run_forked(command, tmp_path / "log", at) == KILLED, (tmp_path / "log").read_text()
     assert run_forked(command, tmp_path / "log") == 0, (tmp_path / "log").read_text()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["images"] == {"read": 6, "detected": 6, "dead": 0, "skipped": 0}
-    assert summary["resumed"] == 3
+    assert summary["images"] == {"read": 6, "detected": 3, "dead": 0, "skipped": 3}
     assert names(tmp_path) == [f"{path.name}#{n}.png" for n in range(6)]

@@ -15,7 +15,9 @@ from tests.conftest import write_bright_image
 from tests.fixtures import fixtures_dir
 from tests.launch.jobs import (
     RUNNERS,
+    WORK_IMAGES,
     files_of,
+    images_of,
     needs_prism,
     rows_by_name,
     rows_of,
@@ -24,6 +26,7 @@ from tests.launch.jobs import (
     write_images,
     write_work,
 )
+from tests.shard_rows import rows_in
 
 SIZES_AND_BOXES = {
     "landscape": ((640, 480), (100, 60, 400, 300)),
@@ -107,7 +110,7 @@ def mixed_job(mixed_folder, tmp_path_factory, run_job, bright_model):
     def results(runner: str) -> tuple[Path, str]:
         out = tmp_path_factory.mktemp("results") / "out"
         arguments = ["--input", f"{mixed_folder}/**/*.*", mixed_folder / "black.png", "--output", out, "--model", bright_model]
-        code, stdout, stderr = run_job(*arguments, "--runner", runner, "--parquet", "--coco", "--samples", "2", "--shards", "3")
+        code, stdout, stderr = run_job(*arguments, "--runner", runner, "--export", "coco", "--samples", "2")
         assert code == 0, stderr
         return out, stdout
 
@@ -125,11 +128,14 @@ def test_the_contract_of_the_output(runner, mixed_job):
     assert sum(summary["dead_by_reason"].values()) == 3 and summary["dead_by_reason"]["empty"] == 1
     assert sum(int(size) * n for size, n in summary["batch_sizes"].items()) >= WHOLE + 1
     assert set(summary["stage_seconds"]) >= {"read", "decode", "model", "postprocess"}
-    assert summary["config"]["write"]["shards"] == 3
+    assert summary["config"]["write"]["export"] == ["coco"]
+    (run,) = (out / "runs").iterdir()
+    assert run.name == summary["run"]
+    for name in ("summary.json", "report.html", *summary["samples"]):
+        assert (run / name).read_bytes() == (out / name).read_bytes(), "the reports on top are copies of the newest run's"
 
     rows = rows_of(out)
     assert len(rows) == WHOLE + 1
-    assert len(glob.glob(f"{out}/detections/detections-*-0000?-of-00003.jsonl")) == 3
     assert [row["detections"] for row in rows if row["image"]["uri"].endswith("black.png")] == [[]]
     assert {row["model"]["name"] + row["model"]["version"] for row in rows} == {"bright3"}
     dead = {os.path.basename(row["image"]["uri"]): row for row in rows_of(out, "dead_letters")}
@@ -147,19 +153,16 @@ def test_the_contract_of_the_output(runner, mixed_job):
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_parquet_and_coco_hold_the_same_detections(runner, mixed_job):
-    """Parquet has the rows of the JSON Lines; pycocotools loads the COCO files."""
-    import pyarrow.parquet as pq
+def test_what_is_exported_at_the_end_holds_the_same_detections(runner, mixed_job):
+    """Shards and their views hold the same rows; pycocotools loads the COCO files."""
     from pycocotools.coco import COCO
 
     out, _ = mixed_job(runner)
     rows = rows_of(out)
-    parquet = [row for path in sorted(glob.glob(f"{out}/detections/*.parquet")) for row in pq.read_table(path).to_pylist()]
-    assert [row["image"] for row in parquet] == [row["image"] for row in rows]
-    assert [len(row["detections"]) for row in parquet] == [len(row["detections"]) for row in rows]
-    assert sum(len(row["detections"]) for row in parquet) == WHOLE
-    dataset = COCO(f"{out}/coco/images.json")
-    results = dataset.loadRes(f"{out}/coco/results.json")
+    assert len(glob.glob(f"{out}/detections/*.parquet")) == len(glob.glob(f"{out}/detections/*.jsonl")) > 0
+    assert sum(len(row["detections"]) for row in rows) == WHOLE
+    dataset = COCO(f"{out}/exports/coco/images.json")
+    results = dataset.loadRes(f"{out}/exports/coco/results.json")
     assert len(results.getAnnIds()) == WHOLE
     boxes = {dataset.imgs[found["image_id"]]["file_name"]: found["bbox"] for found in results.anns.values()}
     for row in rows:
@@ -169,67 +172,54 @@ def test_parquet_and_coco_hold_the_same_detections(runner, mixed_job):
 
 
 @needs_prism
-def test_prism_gives_the_same_files_as_the_direct_runner(mixed_job):
+def test_prism_gives_the_same_rows_and_files_as_the_direct_runner(mixed_job):
     """The runner is a setting, not a difference."""
-    assert files_of(mixed_job("PrismRunner")[0]) == files_of(mixed_job("DirectRunner")[0])
-
-
-def test_a_second_run_gives_the_same_files(tmp_path, run_job, bright_model):
-    """Same command, same bytes; what an earlier run with more shards left is gone, a stranger's file stays."""
-    for n in range(20):
-        write_bright_image(tmp_path / "in" / f"{n}.jpg", (64 + n, 48), (10, 10, 30, 30))
-    out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--shards"]
-    assert run_job(*arguments, 4)[0] == 0
-    (out / "detections" / "mine.jsonl").write_text("")
-    assert run_job(*arguments, 2)[0] == 0
-    first = files_of(out)
-    assert run_job(*arguments, 2)[0] == 0
-    assert files_of(out) == first
-    assert without_run(name for name in first if name.startswith("detections/")) == [
-        "detections/detections-00000-of-00002.jsonl",
-        "detections/detections-00001-of-00002.jsonl",
-        "detections/mine.jsonl",
-    ]
+    prism, direct = mixed_job("PrismRunner")[0], mixed_job("DirectRunner")[0]
+    for kind in ("detections", "dead_letters"):
+        assert rows_of(prism, kind) == rows_of(direct, kind)
+    assert files_of(prism / "samples") == files_of(direct / "samples")
+    assert without_run(files_of(prism)) == without_run(files_of(direct))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_says_so_in_one_line_and_leaves_nothing(sent, tmp_path, bright_model):
-    """Ctrl-C, or the signal of a scheduler: no traceback, no half a result."""
+def test_a_stopped_run_says_so_in_one_line_and_the_same_command_does_the_rest(sent, tmp_path, run_job, bright_model):
+    """Ctrl-C, or the signal of a scheduler: no traceback; rows that are written stay, and no image is done twice."""
     write_work(tmp_path / "in")
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--request-images", 16]
-    assert signal_at_work(sent, arguments, out) == (130, "stopped; nothing was committed\n")
-    assert [path for path in out.rglob("*") if path.is_file()] == []
+    assert signal_at_work(sent, arguments, out) == (130, "stopped; rows that were written stay\n")
+    done = len(rows_in(str(out)))
+    assert 0 < done < WORK_IMAGES and not list(out.glob(".*"))
+    assert not (out / "summary.json").exists() and not (out / "runs").exists()
+    assert run_job(*arguments)[0] == 0
+    assert images_of(out) == {"read": WORK_IMAGES, "detected": WORK_IMAGES - done, "dead": 0, "skipped": done}
+    assert len(rows_in(str(out))) == len({row["image"]["uri"] for row in rows_in(str(out))}) == WORK_IMAGES
 
 
-@pytest.mark.parametrize("flags", [[], ["--replace"]], ids=["again", "replace"])
-def test_too_many_dead_letters_are_a_failure_that_replaces_nothing(flags, tmp_path, run_job, bright_model):
-    """A scheduled command whose second night finds three of its four images broken keeps the rows and reports of the first."""
+def test_too_many_dead_letters_are_a_failure_whose_rows_and_reports_are_there(tmp_path, run_job, bright_model):
+    """A scheduled command whose second night finds three of its four images broken keeps the rows of the first."""
     names, out = [f"{n}.png" for n in range(4)], tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, *flags]
-
-    def everything():
-        return {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
-
+    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
     write_images(tmp_path / "in", *names)
     assert run_job(*arguments)[0] == 0
-    before = everything()
+    before, shards = rows_of(out), {path: path.read_bytes() for path in out.glob("*/*.parquet")}
     for name in names[1:]:
         (tmp_path / "in" / name).write_text("403 Forbidden")
     code, stdout, err = run_job(*arguments)
-    assert code == 1 and "3 of 4 images failed" in err and err.endswith("; nothing was committed\n")
-    assert "results of model" not in stdout
-    assert everything() == before
-    assert run_job(*arguments, "--max-dead-share", "0.75")[0] == 0
-    assert (rows_by_name(out), rows_by_name(out, "dead_letters")) == (names[:1], names[1:])
+    assert code == 1 and "3 of 3 images failed" in err and err.endswith(f"; see {out}/dead_letters\n") and err.count("\n") == 1
+    assert stdout.startswith("4 images read: 0 detected, 3 dead, 1 skipped")
+    assert rows_of(out) == before and {path: path.read_bytes() for path in shards} == shards
+    assert rows_by_name(out, "dead_letters") == names[1:]
+    assert images_of(out) == {"read": 4, "detected": 0, "dead": 3, "skipped": 1}
+    assert run_job(*arguments, "--again", "--max-dead-share", "0.75")[0] == 0
+    assert (rows_by_name(out), rows_by_name(out, "dead_letters")) == (sorted([*names, names[0]]), sorted(names[1:] * 2))
 
 
 def test_images_that_are_done_already_do_not_hide_that_all_new_ones_failed(tmp_path, run_job, bright_model):
     """The share of dead letters is one of the images that were tried, so a nightly backfill raises its alarm."""
     for n in range(3):
         write_bright_image(tmp_path / "in" / f"{n}.png", (64, 48), (10, 10, 30, 30))
-    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--only-new"]
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
     assert run_job(*arguments)[0] == 0
     (tmp_path / "in" / "new.jpg").write_text("text")
     code, stdout, err = run_job(*arguments)
@@ -249,7 +239,7 @@ def test_dead_letters_can_be_given_as_input_again(tmp_path, run_job, bright_mode
     to_second = ("--input", again, "--output", tmp_path / "second", "--model", bright_model, "--max-dead-share", "1")
     assert run_job(*to_second)[0] == 0
     assert [row["reason"] for row in rows_of(tmp_path / "second", "dead_letters")] == ["not_allowed"], "found by a wildcard"
-    assert run_job(*to_second, "--only-new", "--allow-uri-prefix", tmp_path / "in")[0] == 0
+    assert run_job(*to_second, "--allow-uri-prefix", tmp_path / "in")[0] == 0
     assert [row["image"]["uri"] for row in rows_of(tmp_path / "second")] == [str(broken)]
 
 

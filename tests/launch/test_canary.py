@@ -13,8 +13,8 @@ from pipeline.storage.files import write_file
 from tests.conftest import write_bright_image
 from tests.detect.versioned_models import elsewhere, save_version
 from tests.forked_jobs import KILLED, Moment, run_forked
-from tests.launch.jobs import write_work
-from tests.launch.test_swaps import QUICK, rows_in, versions_of
+from tests.launch.jobs import rows_of, write_work
+from tests.launch.test_swaps import QUICK, versions_of
 from tests.processes import wait_until
 from tests.streaming_job import InlineImages, StreamingJob
 
@@ -107,7 +107,7 @@ def batch(tmp_path):
 def assert_promoted(said: str, model: Path, out: Path, names: list[str], processes: int = 1) -> None:
     """That a batch job has promoted version 8 while it worked, and has done all of its images."""
     assert labels_of(model) == {"stable": 8}, said
-    rows = rows_in(out)
+    rows = rows_of(out)
     assert sorted(row["image"]["uri"] for row in rows) == names
     assert {versions_of(row) for row in rows} == {("7", "7"), ("8", "8")}, said
     assert 1 <= said.count("model detector: canary promoted; canary 8: ") <= processes
@@ -140,7 +140,7 @@ def test_a_batch_job_killed_around_the_record_of_its_decision_goes_by_what_stand
         assert [canary[name] for name in ("version", "failed", "agreement", "outcome")] == ["8", 0, 1.0, "promoted"]
         return
     assert labels_of(model) == {"stable": 8}, log.read_text()
-    rows = rows_in(tmp_path / "out")
+    rows = rows_of(tmp_path / "out")
     assert sorted(row["image"]["uri"] for row in rows) == names
     assert {versions_of(row) for row in rows} == {("8", "8")}
     assert "canary promoted" not in log.read_text()

@@ -58,10 +58,10 @@ def test_processes_detect_and_the_launcher_loads_nothing_but_says_how_far_they_a
 
 
 def test_a_model_that_workers_do_not_reach_is_one_line_and_exit_code_2(tmp_path, run_job):
-    """The launcher does not look for it, since the machine there may not reach it."""
+    """Where all images are detected again, the launcher does not look for it, since the machine there may not reach it."""
     write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", tmp_path / "none"]
-    code, out, err = run_job(*arguments, *TWO_PROCESSES)
+    code, out, err = run_job(*arguments, "--again", *TWO_PROCESSES)
     said = [line for line in without_progress(err).splitlines() if line.startswith("error: ")]
     assert (code, out, len(said)) == (2, "", 1), err
     assert re.fullmatch(rf"error: model {tmp_path}/none: .* \(the worker on \S+\)", said[0])

@@ -5,10 +5,12 @@ import json
 import pytest
 
 from pipeline import run
+from pipeline.records import DeadLetter, ImageRef
 from pipeline.storage.files import write_file
 from tests.conftest import write_bright_image
 from tests.launch.jobs import rows_of
-from tests.launch.test_retry_dead import ARCHIVED, detected, letter
+from tests.launch.test_retry_dead import detected, letter
+from tests.shard_rows import write_rows
 from tests.tfrecord_files import example
 from tests.tfrecord_files import write as write_tfrecord
 
@@ -77,7 +79,7 @@ def test_a_list_that_the_user_names_may_name_what_the_user_can_read(folder, job)
 
 def test_the_dead_letters_of_an_earlier_run_in_the_input_are_bounded_as_well(folder, job):
     planted = [letter("read", "not_found", f"{folder}/elsewhere/shadow"), letter("read", "not_found", "in/deep/listed.png")]
-    write_file(f"in/{ARCHIVED}", b"".join(each + b"\n" for each in planted))
+    write_rows("in", letters=planted)
     assert job("--input", "in")["dead"] == 1
     assert dead(folder) == [(f"{folder}/elsewhere/shadow", "not_allowed")]
 
@@ -89,20 +91,25 @@ def test_a_dry_run_does_not_open_what_may_not_be_named(folder, bright_model, cap
     assert "tried" not in said and "private.png' is named in a file that was found" in said
 
 
+def recorded(record):
+    return DeadLetter(ImageRef("x", record=record), "decode", "corrupt", "no")
+
+
 def test_dead_letters_that_were_planted_in_the_output_open_nothing_elsewhere(folder, job):
     job("--input", "in")
     secret = f"{folder}/elsewhere/shadow"
     planted = [
         letter("read", "not_found", secret),
-        letter("decode", "corrupt", "x", record=secret),  # tried once, with the first
-        letter("decode", "corrupt", "x", record=f"{secret}@0-25"),
-        letter("read", "not_found", "dead-letter:" + "0" * 32, extra={"a": "b"}),
+        recorded(secret),  # tried once, with the first
+        recorded(f"{secret}@0-25"),
+        letter("read", "not_found", "dead-letter:" + "0" * 32, extra='{"a": "b"}'),
         letter("read", "not_found", "out/../elsewhere/shadow"),
     ]
-    write_file(f"out/{ARCHIVED}", b"".join(sorted(each + b"\n" for each in planted)))
+    (shard,) = write_rows("out", letters=planted)
     images = job("--retry-dead", "--input", "in")
     assert images["dead"] == len(planted) - 1 and images["detected"] == 0
-    (folder / "out" / ARCHIVED).unlink()
+    (folder / shard).unlink()
+    (folder / shard).with_suffix(".jsonl").unlink()
     assert {reason for _, reason in dead(folder)} == {"not_allowed"}
     assert SECRET[:4].decode() not in str(rows_of(folder / "out", "dead_letters"))
 
@@ -136,7 +143,7 @@ def test_an_image_of_a_tfrecord_file_is_tried_again_where_it_lies_in_that(folder
 def test_dead_letters_of_tfrecord_files_as_a_list_are_read_from_there(folder, job):
     write_tfrecord("a.tfrecord", example(image_encoded=wide_png(folder), image_source_id=b"x.png"))
     job("--input", "a.tfrecord", "--max-megapixels", "0.01")
-    (path,) = (folder / "out" / "dead_letters").iterdir()
+    (path,) = (folder / "out" / "dead_letters").glob("*.jsonl")
     path.rename(folder / "again.jsonl")
-    job("--input", "again.jsonl", "--only-new")
+    job("--input", "again.jsonl")
     assert detected(folder) == ["x.png"]

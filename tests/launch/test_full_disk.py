@@ -71,4 +71,4 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on_once_there_is_room
     assert len(errors) == 1 and "No space left on device" in errors[0]
     assert {*rows_by_name(said / "results984")} <= {*names}  # each line is whole
     assert (said / "code0").read_text() == "0\n", (said / "err0").read_text()
-    assert rows_by_name(said / "results0") == sorted(names) and images_of(said / "results0")["detected"] == len(names)
+    assert rows_by_name(said / "results0") == sorted(names) and images_of(said / "results0")["read"] == len(names)

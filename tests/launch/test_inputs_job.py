@@ -6,12 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pipeline.results.lease import leased
 
 from pipeline import run
-from pipeline.results.run import Run, fence
 from tests.conftest import write_bright_image
-from tests.launch.jobs import files_of, rows_of
+from tests.launch.jobs import files_of, paused_with_lock, rows_of
 
 BOX = (10, 10, 30, 30)
 SOUND = b"ID3\x03\0\0\0\0\0\0" + b"x" * 100
@@ -139,8 +137,9 @@ def test_each_line_of_a_hostile_jsonl_is_an_image_or_one_dead_letter_and_the_job
     assert messages[f"{manifest}:3"] == f"{manifest}:3: expected JSON, got 'b.png'"
     assert "--retry-dead" in messages[f"{manifest}:4"]
 
-    assert job(*command[:-2], "--only-new", "--max-dead-share", "1")[0] == 0
-    assert summary_of(out)["images"]["dead"] == 0  # they fail for good
+    code, lines, _ = job(*command)
+    assert code == 0 and f"{2 + 7} of them done before" in lines[0], "they fail for good"
+    assert len(rows_of(out, "dead_letters")) == 7
     assert job("--output", out, "--retry-dead", "--max-dead-share", "1")[0] == 0
     assert summary_of(out)["images"] == {"read": 7, "detected": 0, "dead": 7, "skipped": 0}
 
@@ -154,7 +153,7 @@ def test_results_within_the_input_are_no_input_of_the_next_job(link, tmp_path, j
     (tmp_path / "link").symlink_to(folder)
     source = tmp_path / "link" if link == "input" else folder
     target = tmp_path / "link" if link == "output" else folder
-    flags = ("--samples", "2", "--max-dead-share", "1", "--parquet", "--coco")
+    flags = ("--samples", "2", "--max-dead-share", "1", "--export", "coco")
     for number in (1, 2, 3):
         assert job("--input", f"{source}/**", "--output", f"{target}/run{number}", *flags)[0] == 0
         out = folder / f"run{number}"
@@ -167,67 +166,44 @@ def test_results_within_the_input_are_no_input_of_the_next_job(link, tmp_path, j
     assert images_of(folder / "run3") == [f"{folder}/a.png", f"{folder}/b.png"]
 
 
-def test_the_same_relative_command_in_another_folder_takes_neither_name_nor_place_of_earlier_results(tmp_path, job, monkeypatch):
-    """A relative pattern names other images there, so the command is another one."""
+def test_the_same_relative_command_in_another_folder_adds_the_images_of_that(tmp_path, job, monkeypatch):
+    """A relative pattern names other images there, so the command is another one; written otherwise, it is the same."""
     out = tmp_path / "out"
     for day in ("day1", "day2"):
         photos(tmp_path / day, f"{day}.png")
     monkeypatch.chdir(tmp_path / "day1")
     assert job("--input", "*.png", "--output", out)[0] == 0
     before = files_of(out)
-
     monkeypatch.chdir(tmp_path / "day2")
-    code, _, err = job("--input", "*.png", "--output", out)
-    assert code == 2 and files_of(out) == before
-    assert err[-1] == (
-        f'error: output {out}: holds the results of a run with input ["{tmp_path}/day1/*.png"] where this one has '
-        f'["{tmp_path}/day2/*.png"]; give --only-new to add what they lack, --replace to remove them, or another folder'
-    )
-    assert job("--input", "*.png", "--output", out, "--only-new")[0] == 0
-    assert images_of(out) == [f"{tmp_path}/day1/day1.png", f"{tmp_path}/day2/day2.png"]
+    assert job("--input", "*.png", "--output", out)[0] == 0
+    both = [f"{tmp_path}/day1/day1.png", f"{tmp_path}/day2/day2.png"]
+    assert images_of(out) == both and {name: files_of(out).get(name) for name in before} == before
 
-    assert job("--input", "*.png", "--output", out, "--replace")[0] == 0
-    after = files_of(out)
     monkeypatch.chdir(tmp_path)
-    assert job("--input", f"{tmp_path}/day2/../day2/*.png", "--output", out)[0] == 0  # the same images, written otherwise
-    assert files_of(out).keys() == after.keys()
+    code, lines, _ = job("--input", f"{tmp_path}/day2/../day2/*.png", "--output", out)
+    assert (code, images_of(out)) == (0, both) and "nothing is new" in lines[1]
 
 
-def test_a_manifest_that_names_other_images_by_now_does_not_wipe_what_it_named_before(tmp_path, job):
-    """The content of a manifest is part of the command."""
+def test_a_manifest_that_names_other_images_by_now_adds_them_and_keeps_what_it_named_before(tmp_path, job):
     out, manifest = tmp_path / "out", tmp_path / "list.txt"
     photos(tmp_path, "a.png", "b.png")
     manifest.write_text("a.png\n")
     assert job("--input", manifest, "--output", out)[0] == 0
     before = files_of(out)
-    assert job("--input", manifest, "--output", out)[0] == 0
-    assert files_of(out) == before
+    code, lines, _ = job("--input", manifest, "--output", out)
+    assert code == 0 and "nothing is new" in lines[1] and images_of(out) == [f"{tmp_path}/a.png"]
 
     manifest.write_text("b.png\n")
-    code, _, err = job("--input", manifest, "--output", out)
-    assert code == 2 and files_of(out) == before
-    assert f'with input ["{manifest}#' in err[-1] and "--replace" in err[-1]
-    assert job("--input", manifest, "--output", out, "--only-new")[0] == 0
+    assert job("--input", manifest, "--output", out)[0] == 0
     assert images_of(out) == [f"{tmp_path}/a.png", f"{tmp_path}/b.png"]
+    assert {name: files_of(out).get(name) for name in before} == before
 
 
-@pytest.mark.parametrize("name", ["list.txt", "list.jsonl", "list*.csv"])
-def test_a_job_with_a_manifest_waits_for_whoever_works_for_the_same_folder(name, tmp_path, job):
-    """What it names may be anybody's images."""
-    folder, out = tmp_path / "in", tmp_path / "out"
-    photos(folder, "a.png")
-    manifest = tmp_path / name.replace("*", "")
-    manifest.write_text(f'"{folder}/a.png"\n' if name.endswith("jsonl") else f"{folder}/a.png\n")
-    with leased(Run.new(str(out)).folder, [str(folder)], wait_s=0.0, lost=lambda: None, fence=fence):
-        assert job("--input", tmp_path / name, "--output", out, "--when-busy", "stop")[0] == run.BUSY
-        assert rows_of(out) == []
-    assert job("--input", tmp_path / name, "--output", out, "--when-busy", "stop")[0] == 0
-
-
-def test_two_names_of_one_folder_are_one_claim(tmp_path, job):
+def test_two_names_of_one_folder_are_one_command(tmp_path, job, bright_model):
     """A job on a link to a folder meets the job on the folder itself."""
     photos(tmp_path / "in", "a.png")
     os.symlink(tmp_path / "in", tmp_path / "link")
     out = tmp_path / "out"
-    with leased(Run.new(str(out)).folder, [str(tmp_path / "in")], wait_s=0.0, lost=lambda: None, fence=fence):
+    command = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--batch-sizes", 1]
+    with paused_with_lock(command, tmp_path / "log"):
         assert job("--input", tmp_path / "link", "--output", out, "--when-busy", "stop")[0] == run.BUSY

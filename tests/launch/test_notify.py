@@ -123,7 +123,7 @@ def test_the_summary_of_a_job_is_told_and_no_file_has_the_secret(tmp_path, run_j
 @pytest.mark.slow
 def test_a_job_that_sigterm_stops_is_told_with_what_it_has_counted(tmp_path, bright_model):
     write_work(tmp_path / "in")
-    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--resume-point-s", 0]
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
     with Webhook(200) as webhook:
         assert signal_at_work(signal.SIGTERM, [*arguments, "--notify", webhook.url], tmp_path / "out")[0] == 130
         (told,) = webhook.got

@@ -13,8 +13,9 @@ import pytest
 
 from tests.conftest import write_bright_image
 from tests.forked_jobs import ForkedJob, SystemCall
-from tests.launch.jobs import files_of, rows_of
+from tests.launch.jobs import files_of
 from tests.processes import wait_until
+from tests.shard_rows import rows_in
 from tests.streaming_job import CONFIG, StreamingJob
 
 # a module that Python imports at its start: SIGTERM comes when TensorFlow is half imported
@@ -43,38 +44,44 @@ def done_before(tmp_path_factory, run_job, bright_model):
     """The arguments of a job, and the results of its first run."""
     folder = tmp_path_factory.mktemp("earlier")
     write_images(folder / "in")
-    arguments = ["--input", folder / "in", "--model", bright_model, "--shards", 2]
+    arguments = ["--input", folder / "in", "--model", bright_model]
     assert run_job(*arguments, "--output", folder / "out")[0] == 0
     return arguments, folder / "out"
 
 
 @pytest.mark.parametrize(
-    "place",
+    ("place", "rows", "reported"),
     [
-        pytest.param("os.rename:-00001-of-00002.jsonl", id="a file has its name, the next one not yet"),
-        pytest.param("os.rename:/dead_letters/dead_letters-", id="the last file has not its name yet"),
-        pytest.param("os.rename:/run.json#3", id="all files have their names"),
-        pytest.param("os.rename:/report.html", id="the report is written"),
-        pytest.param("os.rename:/summary.json", id="the summary is written"),
-        pytest.param("shutil.rmtree:/.staging-", id="what is left over is removed"),
+        pytest.param("os.rename:/dead_letters/", None, False, id="a shard gets its name, the next one has none yet"),
+        pytest.param("os.rename:/report.html", 5, False, id="all rows are there, and the report gets its name"),
+        pytest.param("os.rename:/summary.json", 5, False, id="the summary gets its name"),
+        pytest.param("os.rename:/summary.json#2", 5, True, id="and its copy on top"),
+        pytest.param("shutil.rmtree:/.staging-", 5, True, id="the folder of unfinished files is removed"),
     ],
 )
-def test_a_signal_while_results_get_their_names_does_not_lose_them(place, tmp_path, run_job, done_before):
-    """Not those of this run, nor those of the run before: the job says so, and ends by itself."""
+def test_a_signal_while_a_job_ends_loses_no_row_and_the_same_command_does_the_rest(
+    place, rows, reported, tmp_path, run_job, done_before
+):
+    """Neither rows of this run nor those of the run before; each image has one row of each run in the end."""
     arguments, earlier = done_before
     out = tmp_path / "out"
     shutil.copytree(earlier, out)
-    expected = files_of(out)
-    before = json.loads((out / "summary.json").read_text())["run"]
+    before = files_of(out)
+    arguments = [*arguments, "--output", out, "--score-threshold", 0.5]
 
-    code, stdout, stderr = run_job(*arguments, "--output", out, at=SystemCall(place))
+    code, stdout, stderr = run_job(*arguments, at=SystemCall(place))
 
-    assert (code, stderr) == (0, "stopping: the results get their names, then the job ends\n"), stdout
-    assert files_of(out) == expected
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["images"] == {"read": 5, "detected": 4, "dead": 1, "skipped": 0}
-    assert summary["run"] != before
-    assert not list(out.glob(".*"))
+    assert (code, stderr) == (128 + signal.SIGINT, "stopped; rows that were written stay\n"), stdout
+    assert {name: files_of(out).get(name) for name in before} == before
+    found = [row for kind in ("detections", "dead_letters") for row in rows_in(str(out), kind)]
+    new = len(found) - 5
+    assert new == rows if rows else 0 <= new <= 5
+    assert len([*out.glob("runs/*/summary.json")]) == 1 + reported
+
+    code, stdout, stderr = run_job(*arguments)
+    assert (code, stderr) == (0, "")
+    assert f"{new} skipped ({new} of them done before)" in stdout if new else "0 skipped;" in stdout
+    assert [len(rows_in(str(out), kind)) for kind in ("detections", "dead_letters")] == [8, 2]
 
 
 @contextlib.contextmanager
@@ -95,16 +102,15 @@ def tee(pipe: Path, log: Path):
         end_tee()
 
 
-def test_a_batch_that_commits_ends_well_when_nobody_reads_its_errors(tmp_path, done_before):
-    """As where Ctrl-C ends the `tee` behind the job first: the handler of the signal cannot write its line."""
+def test_a_batch_that_is_stopped_ends_with_its_exit_code_when_nobody_reads_its_errors(tmp_path, done_before):
+    """As where Ctrl-C ends the `tee` behind the job first: its last line cannot be written."""
     out, printed, log = tmp_path / "out", tmp_path / "printed", tmp_path / "log"
     at, pipe = SystemCall("os.rename:/report.html", signal.SIGINT), tmp_path / "pipe"
     with tee(pipe, log) as end_tee, ForkedJob([*done_before[0], "--output", out], printed, at, errors=pipe) as job:
         wait_until(lambda: list(out.glob(".staging-*")), log.read_text, job)
         end_tee()
-        assert job.wait() == 0, printed.read_text()
-    assert json.loads((out / "summary.json").read_text())["images"]["detected"] == 4
-    assert files_of(out) == files_of(done_before[1])
+        assert job.wait() == 128 + signal.SIGINT, printed.read_text()
+    assert [len(rows_in(str(out), kind)) for kind in ("detections", "dead_letters")] == [4, 1]
 
 
 def test_a_stream_finishes_what_it_has_when_nobody_reads_its_errors(tmp_path, pubsub_emulator, bright_model):
@@ -132,26 +138,6 @@ def test_a_stream_whose_summary_cannot_be_written_is_one_line(tmp_path, pubsub_e
     assert last == f"error: {json.loads(notice.read_text())['error']}"
 
 
-def test_a_signal_before_the_first_file_has_its_name_stops_the_job(tmp_path, run_job, bright_model):
-    """Then nothing of this run is committed, and what an earlier one committed stays; the same command goes on from its rows."""
-    write_images(tmp_path / "in")
-    out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
-    assert run_job(*arguments)[0] == 0
-    (tmp_path / "in" / "broken.png").unlink()
-
-    code, stdout, stderr = run_job(*arguments, at=SystemCall("open:/detections/detections-"))
-
-    said = "4 images are done; the same command goes on from there\nstopped; nothing was committed\n"
-    assert (code, stdout, stderr) == (128 + signal.SIGINT, "", said)
-    assert [len(rows_of(out, kind)) for kind in ("detections", "dead_letters")] == [4, 1]
-
-    code, stdout, stderr = run_job(*arguments)
-    assert (code, stderr) == (0, "") and "  4 of them were done by a run of this command that was cut short\n" in stdout
-    assert [len(rows_of(out, kind)) for kind in ("detections", "dead_letters")] == [4, 0]
-    assert not list(out.glob(".*"))
-
-
 def test_a_signal_while_the_model_loads_stops_a_stream(tmp_path, run_job, pubsub_emulator, bright_model):
     """It has no message yet. A new interpreter, so that the signal meets the import of TensorFlow."""
     (tmp_path / "sitecustomize.py").write_text(HOOK)
@@ -159,7 +145,7 @@ def test_a_signal_while_the_model_loads_stops_a_stream(tmp_path, run_job, pubsub
     output, _ = pubsub_emulator.create()
     arguments = ["--config", CONFIG, "--input", subscription, "--output", output, "--model", bright_model]
     code, stdout, stderr = run_job(*arguments, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; nothing was committed\n")
+    assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; rows that were written stay\n")
 
 
 def test_a_second_signal_while_a_stream_sums_up_does_not_lose_its_summary(tmp_path, pubsub_emulator, bright_model):

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pipeline.results.ledger import list_files_of_rows, read_entries
 
 from tests.conftest import write_bright_image
 from tests.detect.versioned_models import save_version
 from tests.forked_jobs import ForkedJob
-from tests.launch.jobs import write_work
+from tests.launch.jobs import rows_of, write_work
 from tests.processes import wait_until
+from tests.shard_rows import rows_in
 from tests.streaming_job import InlineImages, StreamingJob
 
 QUICK = ("--model-poll-s", 0.2, "--score-threshold", 0)
@@ -48,16 +48,13 @@ def versions_of(row: dict) -> tuple[str, str]:
     return row["model"]["version"], str(round(found["confidence"] * 100))
 
 
-def rows_in(folder: Path) -> list[dict]:
-    return [json.loads(line) for path in folder.glob("detections/*.jsonl") for line in path.read_text().splitlines()]
-
-
 @contextlib.contextmanager
 def batch_at_work(model: Path, folder: Path) -> Iterator[ForkedJob]:
     """Starts a job over many images, and waits for its first rows; what it prints is added to `log` in its folder."""
     command = ["--input", folder / "in", "--output", folder / "out", "--model", model, "--concurrent-batches", 1, *QUICK]
-    with ForkedJob(command, folder / "log") as job:
-        wait_until(lambda: list((folder / "out").glob(".staging-*/spill/*")), (folder / "log").read_text, job)
+    found = {*(folder / "out").glob("detections/*.parquet")}
+    with ForkedJob([*command, "--shard-seconds", 0.5], folder / "log") as job:
+        wait_until(lambda: {*(folder / "out").glob("detections/*.parquet")} - found, (folder / "log").read_text, job)
         yield job
 
 
@@ -72,7 +69,7 @@ def images(tmp_path):
 def test_a_batch_job_refuses_a_version_takes_the_next_and_rolls_back(saved, tmp_path, images):
     """What was refused is not tried again when the version behind it goes.
 
-    Each row names the version that has made it, and so does its index; the summary says how many images each has done.
+    Each row names the version that has made it; the summary says how many images each has done.
     """
     out, log, model = tmp_path / "out", tmp_path / "log", tmp_path / "detector"
     for version in (8, 9):
@@ -89,21 +86,17 @@ def test_a_batch_job_refuses_a_version_takes_the_next_and_rolls_back(saved, tmp_
         for version in (9, 11):
             shutil.rmtree(model / str(version))
         assert job.wait() == 0, log.read_text()
-    rows = rows_in(out)
+    rows = rows_of(out)
     assert sorted(row["image"]["uri"] for row in rows) == images
     seen = [versions_of(row) for row in rows]
     assert set(seen) == {("9", "9"), ("11", "11"), ("8", "8")}, log.read_text()
     assert [log.read_text().count(line) for line in (" is refused", " 9 -> 11, loaded in ", " 11 -> 8, loaded in ")] == [1, 1, 1]
-    (file,) = [file for file in list_files_of_rows(str(out)) if file.kind == "detections"]
-    assert {entry.uri: entry.version for entry in read_entries(file)} == {
-        row["image"]["uri"]: row["model"]["version"] for row in rows
-    }
     counted = json.loads((out / "summary.json").read_text())["model"]["images_by_version"]
     assert counted == {version: seen.count((version, version)) for version in ("8", "9", "11")}
 
 
 def test_a_batch_job_killed_during_a_swap_ends_with_the_version_that_was_released(model, saved, tmp_path, images):
-    """By the same command; rows of both versions are not mixed, since the first run has committed none."""
+    """By the same command; rows of the version before stay beside those of the newer one."""
     log = tmp_path / "log"
     with batch_at_work(model, tmp_path) as job:
         release(saved, model, 8)
@@ -112,9 +105,10 @@ def test_a_batch_job_killed_during_a_swap_ends_with_the_version_that_was_release
         wait_until(lambda: not _prepares(child), log.read_text)  # it does not outlive the job
     with batch_at_work(model, tmp_path) as job:
         assert job.wait() == 0, log.read_text()
-    rows = rows_in(tmp_path / "out")
-    assert sorted(row["image"]["uri"] for row in rows) == images
-    assert {versions_of(row) for row in rows} == {("8", "8")}
+    rows = rows_in(str(tmp_path / "out"))
+    by_version = {made: [row["image"]["uri"] for row in rows if versions_of(row) == made] for made in map(versions_of, rows)}
+    assert sorted(by_version.pop(("8", "8"))) == images
+    assert [*by_version] == [("7", "7")] and 0 < len(by_version["7", "7"]) == len({*by_version["7", "7"]}) < len(images)
     assert "Traceback" not in log.read_text()
 
 

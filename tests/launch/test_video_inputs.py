@@ -8,10 +8,10 @@ import pytest
 
 from pipeline import reconcile as command
 from pipeline import run
-from tests.forked_jobs import KILLED, run_forked
+from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.launch.jobs import rows_of, write_images
 from tests.launch.test_archived_inputs import names
-from tests.launch.test_resume import IN_FOURTH
+from tests.launch.test_resume import MOMENTS
 from tests.read.test_videos import write_video
 
 
@@ -24,7 +24,7 @@ def bright(_number, wh):
 def reconciled(capsys, *arguments):
     """Exit code, and the counts that are not zero."""
     capsys.readouterr()
-    code = command.main(["--output", "out", "--input", "in", "--no-page", *arguments])
+    code = command.main(["--output", "out", "--input", "in", *arguments])
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line[:11].strip().isdecimal()]
     return code, {words[1]: int(words[0]) for words in lines if words[0] != "0"}
 
@@ -41,31 +41,32 @@ def test_the_frames_of_a_found_video_are_images_and_a_dry_run_tries_one(tmp_path
     assert box["box_xyxy"] == pytest.approx([12, 10, 40, 30], abs=1.5)
 
 
-def test_only_new_reads_the_frames_that_have_no_row_and_reconcile_agrees(tmp_path, job, capsys):
+def test_a_second_run_reads_the_frames_that_have_no_row_and_reconcile_agrees(tmp_path, job, capsys):
     path = write_video(tmp_path / "in" / "clip.mkv", 75, draw=bright)
     write_images(tmp_path / "in", "a.png")
     assert job("--input", "in")["detected"] == 4
     assert reconciled(capsys) == (0, {"listed": 4, "done": 4})
     assert reconciled(capsys, "--fps", "2") == (1, {"listed": 7, "done": 4, "missing": 3})
 
-    images = job("--input", "in", "--only-new", "--fps", "2")
+    images = job("--input", "in", "--fps", "2")
     assert (images["detected"], images["skipped"]) == (3, 4)
     assert reconciled(capsys, "--fps", "2") == (0, {"listed": 7, "done": 7})
 
     os.utime(path, (0, 0))  # another content, for all that is known
     assert reconciled(capsys, "--fps", "2") == (1, {"listed": 7, "done": 1, "stale": 6})
-    assert job("--input", "in", "--only-new", "--fps", "2")["detected"] == 6
+    assert job("--input", "in", "--fps", "2")["detected"] == 6
     path.unlink()
     assert reconciled(capsys)[1] == {"listed": 1, "done": 1, "orphaned": 6}
 
 
-def test_the_same_command_at_another_rate_does_not_replace_the_rows(tmp_path, job, capsys, bright_model):
+def test_another_rate_adds_the_frames_that_lack_a_row(tmp_path, job):
     write_video(tmp_path / "in" / "clip.mp4", draw=bright)
     assert job("--input", "in", "--fps", "5")["detected"] == 10
-    for other in (("--fps", "1"), ("--fps", "2")):
-        assert run.main(["--input", "in", "--output", "out", "--model", bright_model, *other]) == 2
-        assert "--only-new" in capsys.readouterr().err
-    assert len(rows_of(tmp_path / "out")) == 10
+    before = names(tmp_path)
+    images = job("--input", "in", "--fps", "3")
+    new = [name for name in names(tmp_path) if name not in before]
+    assert images["read"] == 6 and images["detected"] == len(new) > 0 == len(new) - len(set(new))
+    assert len(names(tmp_path)) == 10 + len(new)
 
 
 def test_a_manifest_names_videos_and_frames_relative_to_itself(tmp_path, job):
@@ -104,11 +105,11 @@ def test_dead_letters_of_frames_and_of_a_damaged_video_are_tried_again(tmp_path,
 def test_a_killed_job_resumes_within_a_video(tmp_path, bright_model):
     path = write_video(tmp_path / "clip.mp4", draw=bright)
     arguments = ["--input", path, "--output", tmp_path / "out", "--model", bright_model, "--fps", 3]
-    arguments += ["--resume-point-s", 0, "--batch-sizes", 1]
-    assert run_forked(arguments, tmp_path / "log", IN_FOURTH) == KILLED, (tmp_path / "log").read_text()
+    arguments += ["--shard-seconds", 0, "--batch-sizes", 1]
+    at = Moment(*MOMENTS["when the shard has its name"][:3])
+    assert run_forked(arguments, tmp_path / "log", at) == KILLED, (tmp_path / "log").read_text()
     assert run_forked(arguments, tmp_path / "log") == 0, (tmp_path / "log").read_text()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["images"] == {"read": 6, "detected": 6, "dead": 0, "skipped": 0}
-    assert summary["resumed"] == 3
+    assert summary["images"] == {"read": 6, "detected": 3, "dead": 0, "skipped": 3}
     times = ["0.000", "0.360", "0.680", "1.000", "1.360", "1.680"]
     assert names(tmp_path) == [f"{path.name}#t={time}" for time in times]

@@ -27,6 +27,7 @@ from pipeline.stats.samples import NewestImages
 from pipeline.stats.summary import JobStats
 from tests.conftest import REPO, write_bright_image
 from tests.emulators import free_ports
+from tests.launch.jobs import WORK_IMAGES, write_work
 from tests.monitoring.browser import PATIENCE_MS, memory_of, needs_chromium, running_chromium
 from tests.processes import running, wait_until
 from tests.streaming_job import StreamingJob
@@ -352,8 +353,7 @@ def test_a_stream_shows_what_its_summary_says_in_the_end(pubsub_emulator, bright
 
 
 def test_a_batch_job_shows_how_far_it_is(bright_model, tmp_path):
-    for number in range(400):
-        write_bright_image(tmp_path / "in" / f"{number}.png", (64, 48), (10, 12, 30, 36))
+    write_work(tmp_path / "in")
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--page-port", 0]
     command = [sys.executable, "-m", "pipeline.run", *map(str, arguments)]
     with running(command, cwd=REPO, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as started:
@@ -361,4 +361,4 @@ def test_a_batch_job_shows_how_far_it_is(bright_model, tmp_path):
         events = asked(int(said.rpartition(b":")[2].strip(b"/\n")), "/events")
         shown = [json.loads(line.removeprefix(b"data: ")) for line in events if line.startswith(b"data: ")]
         assert started.wait() == 0, started.stderr.read()
-    assert any(f"<b>{detected}</b>" in shown[-1] for detected in range(1, 401)), shown[-1][:2000]
+    assert any(f"<b>{detected:,}</b>" in shown[-1] for detected in range(1, WORK_IMAGES + 1)), shown[-1][:2000]

@@ -194,5 +194,5 @@ def test_a_job_reads_adds_and_reconciles_images_there(store, tmp_path, bright_mo
     assert reconcile([pattern], str(out)).counts == {"done": 3}
     store.put("in/0.png", (tmp_path / "2.png").read_bytes())
     assert reconcile([pattern], str(out)).counts == {"done": 2, "stale": 1}
-    again = images("--only-new")
+    again = images()
     assert (again["detected"], again["skipped"]) == (1, 2)

@@ -1,22 +1,23 @@
 """A source is one module: it gives images to the graph as files do, and can refuse its place before the job starts."""
 
 import dataclasses
-import json
 import zipfile
 
 import apache_beam as beam
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from pipeline.write.write_files import read_written
 
 from pipeline import graph
 from pipeline.config import Config, ModelConfig
 from pipeline.errors import InputError
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.results.completion import UNKNOWN
 from pipeline.results.run import Run
 from pipeline.stats.summary import JobStats
+from pipeline.write.write_shards import read_stats
 from tests.conftest import write_bright_image
+from tests.shard_rows import rows_in
 
 
 @dataclasses.dataclass
@@ -54,14 +55,13 @@ def test_a_source_of_ones_own_feeds_the_graph_as_files_do(tmp_path, bright_model
     source = ReadZip(f"{tmp_path}/images.zip")
     source.check()
 
-    staging = Run.new(out)
-    with staging.held({}):
+    run = Run.new(out)
+    with run.opened():
         with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-            graph.build(pipeline, config, graph.sinks(config, staging), source)
-        stats, _ = read_written(staging)
+            graph.build(pipeline, config, graph.sinks(config, run, UNKNOWN), source)
+        stats = read_stats(run)
 
-    rows = [json.loads(line) for line in (tmp_path / "out/detections/detections-00000-of-00001.jsonl").open()]
-    assert [row["image"]["uri"].rpartition("/")[2] for row in rows] == ["a.png", "b.png"]
+    assert [row["image"]["uri"].rpartition("/")[2] for row in rows_in(out)] == ["a.png", "b.png"]
     assert (stats.read, stats.detected, sum(stats.dead.values()), stats.skipped) == (3, 2, 1, 0)
 
 

@@ -253,7 +253,7 @@ def test_a_job_reads_a_manifest_of_addresses_and_later_only_what_has_changed(ser
 
     Server.images["/b.png"] += b"\0"
     Server.asked.clear()
-    assert run.main([*arguments, "--only-new"]) == 0
+    assert run.main(arguments) == 0
     assert len(rows_of(tmp_path / "out")) == 3
     assert "GET /a.png" not in Server.asked and "GET /b.png" in Server.asked
     capsys.readouterr()

@@ -1,34 +1,33 @@
 """Which files are results: only those with a name that this program gives, wherever the folder is."""
 
+import os
+
 import pytest
 
-from pipeline.results.layout import archive_name, index_name, is_result, list_rows, read_summary, sample_name, shard_name
+from pipeline.results.layout import is_result, is_sample_name, read_summary, sample_name
+from pipeline.results.shards import list_shards
 
+SHARD = "20261121T020000Z-3f2a9c01b2d4-" + "0123456789abcdef" * 2
 OWN = [
-    f"{shard_name('detections', 0, 1)}.jsonl",
-    f"{shard_name('detections', 123456, 1234567)}.parquet",
-    f"{shard_name('detections', 0, 1)}.tfrecord",
-    f"{shard_name('dead_letters', 0, 3)}.jsonl",
-    f"{shard_name('detections', 0, 1, '3f2a9c01')}.jsonl",
-    f"{shard_name('dead_letters', 0, 3, '3f2a9c01-20261121T020000Z')}.jsonl",
-    index_name(shard_name("detections", 0, 1)),
-    index_name(shard_name("dead_letters", 0, 1, "3f2a9c01")),
-    archive_name("detections", "20261121T020000Z", "0a1b2c3d", 0, 1),
-    archive_name("dead_letters", "20261121T020000Z", "0a1b2c3d", 12, 13),
-    index_name(archive_name("detections", "20261121T020000Z", "0a1b2c3d", 0, 1)),
+    f"detections/{SHARD}.parquet",
+    f"detections/{SHARD}.jsonl",
+    f"dead_letters/{SHARD}.parquet",
+    f"dead_letters/{SHARD}.jsonl",
+    f"detections/{SHARD.replace('3f2a9c01b2d4', 'compact')}.parquet",
     sample_name(1, "gs://bucket/a.png"),
     sample_name(1234, "in/ä b?\udc80.jpg"),
     sample_name(1, ".jpg"),
-    "coco/results.json",
-    "coco/images.json",
     "summary.json",
     "report.html",
+    "exports/detections.csv",
+    "exports/coco/results.json",
     "runs/3f2a9c01-20261121T020000Z/summary.json",
     "runs/0a1b2c3d/report.html",
-    "runs/3f2a9c01/coco/results.json",
     f"runs/3f2a9c01/{sample_name(1, 'a.png')}",
-    ".staging-0123456789ab/spill/a\nb",
+    ".staging-0123456789ab/figures/a\nb",
     "detections/.staging-0123456789ab",
+    ".lock-0123456789abcdef",
+    ".lock-compact",
 ]
 STRANGE = [
     "a.jpg",
@@ -38,19 +37,25 @@ STRANGE = [
     "samples/001-a.jpg/b.jpg",
     "samples/deep/001-a.jpg",
     "detections/a.jpg",
-    "detections/detections-00000-of-00001.jpg",
-    "detections/dead_letters-00000-of-00001.jsonl",
-    "detections/detections-final.jsonl",
-    "in/detections/detections-00000-of-00001.jsonl",
+    f"detections/{SHARD}.jpg",
+    f"detections/{SHARD}.csv",
+    f"detections/mine-{SHARD}.jsonl",
+    f"detections/{SHARD[:-1]}.jsonl",
+    f"detections/deep/{SHARD}.jsonl",
+    f"{SHARD}.jsonl",
+    f"in/detections/{SHARD}.jsonl",
     "coco/a.json",
+    "coco/results.json",
+    "index/detections-00000-of-00001.parquet",
+    "in/.lock-0123456789abcdef",
+    ".lock-a/b.jpg",
     "summary.json.jpg",
     "summary.jsonl",
     "in/summary.json",
     "runs/a.jpg",
     "runs/3f2a9c01/a.jpg",
     "runs/3f2a9c01/deep/summary.json",
-    "index/a.parquet",
-    "detections/detections-mine-00000-of-00001.jsonl",
+    "detections/detections-00000-of-00001.jsonl",
     "in/.staging-0123456789ab/a.jpg",
 ]
 
@@ -62,16 +67,16 @@ def test_only_names_that_this_program_gives_are_results(output, names, own):
     assert not any(is_result(f"elsewhere/{name}", output) for name in names if output != "/")
 
 
-def test_rows_are_listed_by_who_wrote_them(tmp_path):
+def test_shards_are_listed_by_kind_and_whatever_else_lies_there_is_none(tmp_path):
     output = tmp_path / "out[1]"
     for name in [*OWN, *STRANGE]:
-        if "\n" not in name and not name.startswith("samples/001-a.jpg"):
+        if not name.startswith("samples/001-a.jpg"):
             (output / name).parent.mkdir(parents=True, exist_ok=True)
             (output / name).touch()
-    rows = list_rows(str(output))
-    assert sorted(rows.of_batch) == sorted([*OWN[:8], "coco/results.json", "coco/images.json"])
-    assert sorted(rows.of_streams) == sorted(OWN[8:11])
-    assert list_rows(f"{tmp_path}/absent") == ([], [])
+    shards = [OWN[2], OWN[0], OWN[4]]
+    assert sorted(os.path.relpath(shard.path, output) for shard in list_shards(str(output))) == sorted(shards)
+    assert [os.path.relpath(shard.path, output) for shard in list_shards(str(output), ("dead_letters",))] == [OWN[2]]
+    assert list_shards(f"{tmp_path}/absent") == []
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '"summary"', '{"images": {}}', "\udc80"])
@@ -91,4 +96,4 @@ def test_a_summary_of_somebody_else_is_none(tmp_path, content):
     ],
 )
 def test_samples_are_named_after_their_images_in_bounded_bytes(uri, name):
-    assert sample_name(7, uri) == name
+    assert sample_name(7, uri) == name and is_sample_name(name)

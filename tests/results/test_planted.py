@@ -10,25 +10,22 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from pipeline.results.lease import leased
-from pipeline.results.ledger import list_files_of_rows, read_entries
-from pipeline.results.other_runs import committed_states, finish_dead, others, remove_dead, runs_at_work, take_over_killed
-from pipeline.results.reports import check_reports, replaced_files
-from pipeline.results.resume_points import resume_points_of
-from pipeline.write.write_files import read_written
 
-from pipeline.compact import compact
+from pipeline import compact as compaction
 from pipeline.config import WriteConfig
-from pipeline.errors import OutputError
+from pipeline.errors import BusyError, OutputError
 from pipeline.launch.finalize import JobReport
 from pipeline.records import DetectedImage, Detections, ImageRef
-from pipeline.results.layout import StagedFile, read_summary
-from pipeline.results.run import Run, fence
+from pipeline.results.compact import compact
+from pipeline.results.layout import DETECTIONS, check_output, check_reports, read_summary
+from pipeline.results.lock import locked
+from pipeline.results.run import Run, remove_abandoned
+from pipeline.results.shards import list_shards
 from pipeline.stats.summary import JobStats, RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.files import write_file
-from pipeline.stream.archive import Archive
-from tests.results.test_run import dies_at
+from pipeline.write.write_shards import read_stats
+from tests.shard_rows import detected, rows_in, write_rows
 
 UNREADABLE = {
     "empty": b"",
@@ -38,22 +35,14 @@ UNREADABLE = {
     "a number": b"3",
     "a text": b'"text"',
     "null": b"null",
-    "of wrong types": b'{"state": "running", "settings": 3, "run": [], "images": 1, "config": 2, "mode": 3}',
-    "of a wrong commit": b'{"state": "committed", "settings": {}, "commit": {"names": {"a": 1}, "gone": []}}',
-    "of an unknown state": b'{"state": "paused", "settings": {"mode": "batch"}}',
-    "done without a commit": b'{"state": "done", "settings": {"mode": "batch"}}',
+    "of wrong types": b'{"what": [], "pid": {}, "since": "x", "run": [], "images": 1, "config": 2, "mode": 3}',
     "deep": b"[" * 100_000,
     "no text": b"\xff\xfe\x00",
     "of long numbers": b'{"started_at": 1' + b"0" * 5000 + b"}",
+    "the ends of a Parquet file": b"PAR1" + b"\0" * 20 + b"PAR1",
 }
-STATES = ["run.json", "written", "figures/0a", "spill/0a.resume"]
-ROWS = "detections/detections-3f2a9c01-00000-of-00001.jsonl"
-MORE = "detections/detections-4f2a9c01-00000-of-00001.jsonl"
-
-
-def row(name):
-    detection = {"image": {"uri": name, "generation": "1", "width": 1, "height": 1}, "model": {"name": "m", "version": "1"}}
-    return json.dumps({**detection, "detections": []}).encode() + b"\n"
+SHARD = "20261121T020000Z-0a1b2c3d-" + "0" * 32
+RUN = "0123456789ab"
 
 
 @pytest.fixture
@@ -61,8 +50,8 @@ def output(tmp_path):
     """A results folder with rows of two runs, and files beside it that nobody may touch."""
     write_file(f"{tmp_path}/outside/secret.txt", b"secret")
     write_file(f"{tmp_path}/secret.txt", b"secret")
-    for name, image in ((ROWS, "a"), (MORE, "b")):
-        write_file(f"{tmp_path}/out/{name}", row(image))
+    for name in ("a", "b"):
+        write_rows(f"{tmp_path}/out", [detected(name)], run=f"{name}1")
     yield f"{tmp_path}/out"
     for path in ("outside/secret.txt", "secret.txt"):
         assert (tmp_path / path).read_bytes() == b"secret"
@@ -72,124 +61,71 @@ def output(tmp_path):
 
 def images_in(output):
     """The images that have rows."""
-    lines = [line for path in Path(output).glob("detections/*.jsonl") for line in path.read_bytes().splitlines()]
-    return sorted(json.loads(line)["image"]["uri"] for line in lines)
+    return [row["image"]["uri"] for row in rows_in(output)]
 
 
-def dead(output, **files):
-    """The staging folder of a run that was killed, with these files in it."""
-    staging = Run.new(output)
-
-    def die():
-        with staging.held({"settings": {"mode": "batch"}, "same": "command"}):
-            os._exit(0)
-
-    dies_at(1000, die)
-    for name, content in files.items():
-        write_file(f"{staging.folder}/{name}", content)
-    return staging
-
-
-def work_there(output):
-    """What the next job and the next compaction do in the folder."""
-    finish_dead(output)
-    list(committed_states(output))
-    runs_at_work(output)
-    staging = Run.new(output)
-    with (
-        leased(staging.folder, ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence),
-        staging.held({"settings": {"mode": "batch"}}),
-    ):
-        take_over_killed(staging, "command")
-        list(resume_points_of(staging.folder))
-        check_reports(output)
-        write_file(f"{staging.folder}/0123456789abcdef0123456789abcdef/rows", row("c"))
-        staging.commit([StagedFile(f"{staging.folder}/0123456789abcdef0123456789abcdef/rows", ROWS.replace("3f", "5f"))])
-        remove_dead(output, but=staging)
+def work_there(output, own=None):
+    """What the next job and the next compaction do in the folder; `own` lies in the job's folder while it works."""
+    check_output(output)
+    check_reports(output)
+    run = Run.new(output)
+    with locked(output, "0a"), run.opened():
+        for name, content in (own or {}).items():
+            write_file(f"{run.folder}/{name}", content)
+        assert WorkerReports(run).now() == []
+        with pytest.raises(OutputError, match="expected stats in"):
+            read_stats(run)
+        write_rows(output, [detected("c")], run=run.name)
+    remove_abandoned(output)
     compact(output)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
-@pytest.mark.parametrize("name", STATES)
-def test_a_state_that_cannot_be_read_counts_as_absent(name, content, output):
-    staging = dead(output, **{name: content})
-    work_there(output)
-    assert images_in(output) == ["a", "b", "c"]
-    assert not os.path.exists(staging.folder)
-
-
-def test_this_is_said_in_one_line_that_names_the_file(output, capfd):
-    staging = dead(output, **{"run.json": b""})
-    finish_dead(output)
-    list(committed_states(output))
-    remove_dead(output)
-    said = [line for line in capfd.readouterr().err.splitlines() if line]
-    assert len(said) == 1 and said[0].startswith(f"warning: {staging.folder}/run.json cannot be read and counts as absent: ")
 
 
 @pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
 @pytest.mark.parametrize(
-    "name", ["summary.json", ".lease-0a1b", ".lease-0a1b.new", "index/detections-3f2a9c01-00000-of-00001.parquet"]
+    "name",
+    [
+        f"detections/{SHARD}.parquet",
+        f"dead_letters/{SHARD}.parquet",
+        f"detections/{SHARD}.jsonl",
+        ".lock-0a",
+        f".staging-{RUN}/stats",
+    ],
 )
-def test_so_does_what_lies_in_the_results_folder(name, content, output):
+def test_what_cannot_be_read_counts_as_absent(name, content, output):
     write_file(f"{output}/{name}", content)
+    work_there(output)
+    assert images_in(output) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
+def test_so_does_a_summary_unless_it_is_somebody_elses(content, output):
+    write_file(f"{output}/summary.json", content)
     assert read_summary(output) == {}
-    staging = Run.new(output)
-    with leased(staging.folder, ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence):
-        pass
-    for file in list_files_of_rows(output):
-        assert len(list(read_entries(file))) == 1
-    compact(output)
+
+
+@pytest.mark.parametrize("content", [content for content in UNREADABLE.values() if content])
+@pytest.mark.parametrize("name", ["stats", "figures/0a"])
+def test_nor_is_anything_read_of_what_lies_in_the_folder_of_a_run_at_work(name, content, output):
+    work_there(output, {name: content})
+    assert images_in(output) == ["a", "b", "c"]
+
+
+def test_a_damaged_shard_is_said_in_one_line_that_names_it(output, capfd):
+    write_file(f"{output}/detections/{SHARD}.parquet", b"")
     assert images_in(output) == ["a", "b"]
+    said = [line for line in capfd.readouterr().err.splitlines() if line]
+    assert len(said) == 1 and said[0].startswith(
+        f"warning: {output}/detections/{SHARD}.parquet cannot be read and counts as absent: "
+    )
 
 
 @pytest.mark.parametrize("content", [content for content in UNREADABLE.values() if len(content) < 200])
-def test_a_lease_object_on_storage_that_cannot_be_read_counts_as_absent(content, gcs_bucket):
-    output = f"gs://{gcs_bucket.name}/out"
-    gcs_bucket.blob("out/.lease").upload_from_string(content)
-    with leased(Run.new(output).folder, ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence):
+def test_a_planted_lock_on_storage_is_described_as_far_as_it_can_be(content, strict_gcs_bucket):
+    """It keeps others out for as long as a lock without heartbeats does, whatever times it names."""
+    strict_gcs_bucket.blob("out/.lock-0a").upload_from_string(content)
+    busy = pytest.raises(BusyError, match="another run is processing the same; --when-busy wait")
+    with busy, locked(f"gs://{strict_gcs_bucket.name}/out", "0a"):
         pass
-
-
-def test_a_lease_object_on_storage_stops_no_run_by_a_path(gcs_bucket):
-    gcs_bucket.blob("other/.staging-x/run.json").upload_from_string(b"{}")
-    run = "x/../../other/.staging-x"
-    claim = {"run": run, "patterns": ["**"], "host": "h", "pid": 1, "life": "", "since": 1.0, "renewed": 1.0}
-    gcs_bucket.blob("out/.lease").upload_from_string(json.dumps({run: json.dumps(claim)}))
-    with leased(Run.new(f"gs://{gcs_bucket.name}/out").folder, ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence):
-        pass
-    assert [blob.name for blob in gcs_bucket.list_blobs()] == ["other/.staging-x/run.json"]
-
-
-HOSTILE = {
-    "moves what lies outside": lambda run, out: {"names": [["../secret.txt", MORE]], "gone": {}},
-    "by an absolute path": lambda run, out: {"names": [[f"{out}/../secret.txt", MORE]], "gone": {}},
-    "through its own folder": lambda run, out: {"names": [[f".staging-{run}/../../secret.txt", MORE]], "gone": {}},
-    "through a link": lambda run, out: {"names": [[f".staging-{run}/link/secret.txt", MORE]], "gone": {}},
-    "moves the rows of another run": lambda run, out: {"names": [[ROWS, MORE]], "gone": {}},
-    "gives a name outside": lambda run, out: {"names": [[f".staging-{run}/rows", "../planted.jsonl"]], "gone": {}},
-    "overwrites a picture": lambda run, out: {"names": [[f".staging-{run}/rows", "photo.jpg"]], "gone": {}},
-    "deletes what lies outside": lambda run, out: {"names": [], "gone": {"../secret.txt": version(f"{out}/../secret.txt")}},
-    "deletes a picture": lambda run, out: {"names": [], "gone": {"photo.jpg": version(f"{out}/photo.jpg")}},
-}
-
-
-def version(path):
-    return f"{os.stat(path).st_size}-{os.stat(path).st_mtime_ns}"
-
-
-@pytest.mark.parametrize("commit", HOSTILE.values(), ids=HOSTILE)
-@pytest.mark.parametrize("state", ["running", "committed", "done"])
-def test_a_planted_commit_moves_and_deletes_nothing_that_is_not_its_run_s(state, commit, output):
-    write_file(f"{output}/photo.jpg", b"photo")
-    staging = dead(output, rows=row("c"))
-    os.symlink(f"{output}/../outside", f"{staging.folder}/link")
-    planted = {"state": state, "settings": {"mode": "batch"}, "commit": commit(staging.name, output)}
-    write_file(f"{staging.folder}/run.json", json.dumps(planted).encode())
-    finish_dead(output)
-    assert images_in(output) == ["a", "b"]
-    assert Path(f"{output}/photo.jpg").read_bytes() == b"photo"
 
 
 class Planted:
@@ -202,97 +138,84 @@ class Planted:
         return os.mkdir, (self._path,)
 
 
-@pytest.mark.parametrize("name", ["figures/0a", "written", "spill/0a.resume", "resumed-x/0a.resume", "run.json"])
+@pytest.mark.parametrize("name", ["figures/0a", "stats", "open"])
 def test_a_planted_pickle_never_runs(name, output):
     planted = pickle.dumps(Planted(f"{output}/it_ran"))
-    staging = Run.new(output)
-    dead(output, **{name: planted + len(planted).to_bytes(8, "big") + b"complete"})
-    with staging.held({"settings": {"mode": "batch"}, "same": "command"}):
-        write_file(f"{staging.folder}/{name}", planted + len(planted).to_bytes(8, "big") + b"complete")
-        assert WorkerReports(staging).now() == []
-        with pytest.raises(OutputError, match="expected written in"):
-            read_written(staging)
-        take_over_killed(staging, "command")
-        assert list(resume_points_of(staging.folder)) == []
-        write_file(f"{staging.folder}/run.json", b"{}")
+    work_there(output, {name: planted + len(planted).to_bytes(8, "big") + b"complete"})
     assert not os.path.exists(f"{output}/it_ran")
 
 
-def test_a_folder_of_somebody_else_stays_however_old_it_is(output):
-    for name in (".staging-photos", ".staging-0123456789ab"):
-        write_file(f"{output}/{name}/a.jpg", b"photo")
-    write_file(f"{output}/.staging-model/run.json", b'{"learning_rate": 0.1}')
-    runs = others(output)
-    for run in runs:
-        os.utime(run.folder, (0, 0))
-    work_there(output)
-    assert {*runs} <= {*others(output)}
-    assert Path(f"{output}/.staging-photos/a.jpg").read_bytes() == b"photo"
-
-
 def test_a_link_to_a_folder_elsewhere_is_no_run_s(output, tmp_path):
-    os.symlink(tmp_path / "outside", f"{output}/.staging-0123456789ab")
+    os.symlink(tmp_path / "outside", f"{output}/.staging-{RUN}")
+    os.utime(tmp_path / "outside" / "secret.txt", (0, 0))
     work_there(output)
+    assert os.path.islink(f"{output}/.staging-{RUN}")
 
 
-@pytest.mark.parametrize("name", ["lock", "notes.txt"])
-def test_a_folder_of_spills_of_somebody_else_stays(name, output):
-    write_file(f"{output}/.staging-photos/archive/{name}", b"photo")
-    write_file(f"{output}/.staging-photos/archive/a.jpg", b"photo")
-    Archive(output, "0a1b", window_s=60.0).recover()
-    assert sorted(os.listdir(f"{output}/.staging-photos/archive")) == sorted(["a.jpg", name])
+def test_a_link_within_an_abandoned_folder_goes_and_what_it_leads_to_stays(output, tmp_path):
+    os.makedirs(f"{output}/.staging-{RUN}")
+    os.symlink(tmp_path / "outside", f"{output}/.staging-{RUN}/link")
+    write_file(f"{output}/.staging-{RUN}/open", b"")
+    for path in (f"{output}/.staging-{RUN}/open", f"{output}/.staging-{RUN}", tmp_path / "outside" / "secret.txt"):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    work_there(output)
+    assert not os.path.exists(f"{output}/.staging-{RUN}")
+
+
+@pytest.mark.parametrize("name", ["summary.json", "report.html"])
+def test_what_a_run_would_replace_of_somebody_else_is_refused_in_one_line(name, output):
+    check_reports(output)
+    write_file(f"{output}/{name}", b'{"accuracy": 0.9}')
+    with pytest.raises(OutputError, match=f"{name} there is not of this program and would be replaced; move it, or give another"):
+        check_reports(output)
+
+
+def reported(output, samples):
+    """Writes the reports of a run with one image."""
+    thumbnail = cv2.imencode(".jpg", np.zeros((48, 64, 3), np.uint8))[1].tobytes()
+    nothing = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
+    stats = JobStats(read=1)
+    stats.add_detected(DetectedImage(ImageRef("a.jpg"), 64, 48, "m", "1", nothing, thumbnail=thumbnail), 3)
+    facts = RunFacts(0.0, 1.0, 2.0, "command", {}, "batch", "model")
+    JobReport(output, WriteConfig(samples=samples)).finish(stats, facts, "0a1b")
+
+
+def test_what_this_program_wrote_is_replaced_and_samples_of_somebody_else_stay(output):
+    for name in ("samples/003-photo.jpg", "samples/mine.jpg"):
+        write_file(f"{output}/{name}", b"photo")
+    reported(output, 1)
+    check_reports(output)
+    reported(output, 0)
+    assert sorted(os.listdir(f"{output}/samples")) == ["003-photo.jpg", "mine.jpg"]
+    os.remove(f"{output}/summary.json")
+    check_reports(output)
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "summary.json",
-        "report.html",
-        "samples/001-photo.jpg",
-        "samples/0002-photo.jpg",
-        "coco/results.json",
-        "coco/images.json",
-    ],
+    "listed", ["../secret.txt", "photo.jpg", "detections", "exports/../../secret.txt", "samples/.staging-a/../../../secret.txt"]
 )
-def test_what_a_run_would_replace_of_somebody_else_is_refused_in_one_line(name, output):
-    check_reports(output, 2, coco=True)
-    write_file(f"{output}/{name}", b'{"accuracy": 0.9}')
-    with pytest.raises(OutputError, match=f"{name} there is not of this program and would be replaced; move it, or give another"):
-        check_reports(output, 2, coco=True)
-    assert name not in replaced_files(output, "run", (), {"write": {"replace": True}})
+def test_a_planted_summary_has_nothing_deleted_that_is_no_sample(listed, output):
+    write_file(f"{output}/photo.jpg", b"photo")
+    reported(output, 0)
+    summary = json.loads(Path(f"{output}/summary.json").read_text())
+    write_file(f"{output}/summary.json", json.dumps({**summary, "samples": [listed]}).encode())
+    reported(output, 0)
+    assert Path(f"{output}/photo.jpg").read_bytes() == b"photo" and images_in(output) == ["a", "b"]
 
 
-def test_a_sample_with_a_number_that_the_run_does_not_give_is_in_nobody_s_way(output):
-    for name in ("samples/003-photo.jpg", "samples/mine.jpg"):
-        write_file(f"{output}/{name}", b"photo")
-    check_reports(output, 2)
-    check_reports(output, 0)
+def test_a_planted_summary_has_no_rows_deleted(output):
+    reported(output, 0)
+    (shard, _) = list_shards(output, (DETECTIONS,))
+    summary = json.loads(Path(f"{output}/summary.json").read_text())
+    write_file(f"{output}/summary.json", json.dumps({**summary, "samples": [os.path.relpath(shard.path, output)]}).encode())
+    reported(output, 0)
+    assert images_in(output) == ["a", "b"]
 
 
-def test_what_this_program_wrote_is_replaced(output):
-    """Also where it was killed before its summary was there, which lists the samples."""
-    thumbnail = cv2.imencode(".jpg", np.zeros((48, 64, 3), np.uint8))[1].tobytes()
-    nothing = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
-    stats = JobStats()
-    stats.add_detected(DetectedImage(ImageRef("a.jpg"), 64, 48, "m", "1", nothing, thumbnail=thumbnail), 3)
-    facts = RunFacts(0.0, 1.0, 2.0, "command", {"write": {"coco": True}}, "batch", "model")
-    JobReport(output, WriteConfig(samples=1)).finish(stats, facts, "0a1b")
-    write_file(f"{output}/coco/results.json", b"[]")
-    check_reports(output, 2, coco=True)
-    os.remove(f"{output}/coco/results.json")
-    os.remove(f"{output}/summary.json")
-    check_reports(output, 2)
-
-
-def test_a_folder_of_results_that_is_a_link_is_refused(output, tmp_path):
+def test_a_folder_of_results_that_is_a_link_is_refused(output, tmp_path, capsys):
     shutil.rmtree(f"{output}/detections")
     os.symlink(tmp_path / "outside", f"{output}/detections")
-    with pytest.raises(OutputError, match="expected detections to be a folder of its own, it is a link"):
-        compact(output)
-
-
-def test_a_planted_claim_from_the_future_keeps_nobody_out_for_ever(gcs_bucket):
-    claim = {"run": "0a", "patterns": ["**"], "host": "h", "pid": 1, "life": "", "since": 1.0, "renewed": time.time() + 10_000}
-    gcs_bucket.blob("out/.lease").upload_from_string(json.dumps({"0a": json.dumps(claim)}))
-    with leased(Run.new(f"gs://{gcs_bucket.name}/out").folder, ["x/**"], wait_s=0.0, lost=lambda: None, fence=fence):
-        pass
+    said = "expected detections to be a folder of its own, it is a link"
+    with pytest.raises(OutputError, match=said):
+        check_output(output)
+    assert compaction.main([output]) == 2 and said in capsys.readouterr().err

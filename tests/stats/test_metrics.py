@@ -8,11 +8,11 @@ import threading
 import apache_beam as beam
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from pipeline.write.write_files import read_written
 
 from pipeline import graph
 from pipeline.config import load_config
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
+from pipeline.results.completion import UNKNOWN
 from pipeline.results.run import Run
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
@@ -20,6 +20,7 @@ from pipeline.stats.summary import STAGES, JobStats
 from pipeline.stream.messages import Message, MessageLimits
 from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ParseMessages
+from pipeline.write.write_shards import read_stats
 from tests.conftest import write_bright_image
 from tests.fixtures import REPO
 
@@ -72,13 +73,13 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
             "detect.batch_sizes": [2],
         },
     )
-    staging = Run(f"{images}/out", "test")
+    run = Run(f"{images}/out", "test")
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    with staging.held({}), counting() as seen:
-        graph.build(pipeline, config, graph.sinks(config, staging))
+    with run.opened(), counting() as seen:
+        graph.build(pipeline, config, graph.sinks(config, run, UNKNOWN))
         result = pipeline.run()
         result.wait_until_finish()
-        stats, _ = read_written(staging)
+        stats = read_stats(run)
 
     totals, sums = counted(result)
     assert totals == {"read": 10, "skipped": 1, "detected": 7, "dead": 2}

@@ -156,7 +156,6 @@ def test_the_summary_has_the_figures_of_the_contract():
         "images": {"read": 6, "detected": 3, "dead": 2, "skipped": 1},
         "skipped_by_kind": {},
         "done_before": 1,
-        "resumed": 0,
         "images_per_second": 1.5,
         "wall_seconds": 2.0,
         "startup_seconds": 2.5,
@@ -181,27 +180,6 @@ def test_the_summary_has_the_figures_of_the_contract():
         "mode": "batch",
     }
     assert json.loads(to_json(summary)) == summary
-
-
-def test_what_a_killed_run_left_is_said_apart_and_makes_no_run_faster():
-    """Of three detected images in two seconds one was there before."""
-    left, own = tally_of([detected(0), dead(1)]).as_resumed(), tally_of([detected(2), detected(3)])
-    for parts in ([left, own], [own, left]):
-        stats = merge_stats([*parts, JobStats(read=4)], SAMPLES)
-        summary = summarise(stats, RunFacts(1000.0, 1002.0, 1004.0, "run", {}, "batch", "/m"))
-        assert summary["images"] == {"read": 4, "detected": 3, "dead": 1, "skipped": 0}
-        assert (summary["resumed"], summary["images_per_second"]) == (2, 1.0)
-
-
-def test_the_curve_of_a_resumed_job_is_that_of_its_own_work():
-    """Not of the hours between: a killed run's results have times of another day."""
-    left = tally_of([detected(0), detected(0.5)])
-    left.over_time.add_result(1000.0, 5.0, 5.0)
-    own = tally_of([detected(57_600), detected(57_604)])
-    stats = merge_stats([left.as_resumed(), own], SAMPLES)
-    summary = summarise(stats, RunFacts(58_000.0, 58_600.0, 58_602.0, "run", {}, "batch", "/m"))
-    assert (summary["throughput"], summary["throughput_interval_s"]) == ([[0, 1], [1, 1]], 1)
-    assert "over_time" not in summary
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from pipeline.stats.worker_context import WorkerContext
 from pipeline.results.run import Run
 
 metrics.count_read(100)  # of an earlier job in this process
-at = WorkerContext(Run.of_folder(sys.argv[1]), lambda: None, time.time())
+at = WorkerContext(Run(sys.argv[1], "0a1b"), lambda: None, time.time())
 at.check_worker()
 metrics.count_read(int(sys.argv[2]))
 at.check_worker()
@@ -36,8 +36,8 @@ report_all()
 def staging(tmp_path):
     """A run that has begun."""
     run = Run(f"{tmp_path}/out", "0a1b")
-    run.begin({"settings": {}})
-    return run
+    with run.opened():
+        yield run
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_the_launcher_sums_up_what_each_process_has_counted_in_this_job(staging)
     seen = WorkerReports(staging)
     assert seen.now() == []
     for images in (3, 4):
-        subprocess.run([sys.executable, "-c", WORKER, staging.folder, str(images)], cwd=REPO, check=True)
+        subprocess.run([sys.executable, "-c", WORKER, staging.output, str(images)], cwd=REPO, check=True)
     assert sorted(each.read for each in WorkerReports(staging).now()) == [3, 4]
     assert merge_stats(WorkerReports(staging).now(), samples=0) == JobStats(read=7)
 

@@ -1,7 +1,6 @@
 """A sink is one module: it gets everything a job finds out, beside the files, and can refuse its place before the job starts."""
 
 import dataclasses
-import json
 
 import apache_beam as beam
 import pytest
@@ -10,9 +9,11 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipeline import graph
 from pipeline.config import Config, ModelConfig
 from pipeline.errors import OutputError
+from pipeline.results.completion import UNKNOWN
 from pipeline.results.run import Run
 from pipeline.write.sink import Results, Sink
 from tests.conftest import write_bright_image
+from tests.shard_rows import rows_in
 
 
 @dataclasses.dataclass
@@ -41,14 +42,13 @@ def test_a_sink_of_ones_own_gets_every_result_beside_the_files(tmp_path, bright_
     out = f"{tmp_path}/out"
     config = Config(input=(f"{tmp_path}/in",), output=out, model=ModelConfig(bright_model))
 
-    staging = Run.new(out)
-    with staging.held({}), beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        graph.build(pipeline, config, [*graph.sinks(config, staging), WriteNames(f"{tmp_path}/names.txt")])
+    run = Run.new(out)
+    with run.opened(), beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        graph.build(pipeline, config, [*graph.sinks(config, run, UNKNOWN), WriteNames(f"{tmp_path}/names.txt")])
 
     names = (tmp_path / "names.txt").read_text().splitlines()
     assert sorted(names) == [f"{tmp_path}/in/a.png 1", f"{tmp_path}/in/b.png 1", f"{tmp_path}/in/c.png"]
-    rows = [json.loads(line) for line in (tmp_path / "out/detections/detections-00000-of-00001.jsonl").open()]
-    assert [row["image"]["uri"] for row in rows] == [f"{tmp_path}/in/a.png", f"{tmp_path}/in/b.png"]
+    assert [row["image"]["uri"] for row in rows_in(out)] == [f"{tmp_path}/in/a.png", f"{tmp_path}/in/b.png"]
 
 
 def test_a_sink_refuses_its_place_in_one_line():

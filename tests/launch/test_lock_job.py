@@ -1,0 +1,109 @@
+"""Two jobs for one results folder: equal commands do the work once, different ones run side by side."""
+
+import concurrent.futures
+import signal
+
+import pytest
+
+from pipeline import run
+from pipeline.results.lock import locked
+from pipeline.results.shards import list_shards
+from tests.conftest import write_bright_image
+from tests.forked_jobs import ForkedJob
+from tests.launch.jobs import paused_with_lock, rows_by_name, rows_of, write_images
+from tests.processes import wait_until
+from tests.shard_rows import detected, rows_in, write_rows
+
+DAYS = 400
+
+
+@pytest.fixture
+def places(tmp_path, bright_model):
+    """(output, arguments of a job)"""
+    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 10, 30, 30))
+    out = tmp_path / "out"
+    return out, ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
+
+
+def main(*arguments):
+    return run.main([*map(str, arguments)])
+
+
+def test_of_two_equal_commands_the_second_waits_and_finds_nothing_new(places, tmp_path):
+    out, arguments = places
+    said = (tmp_path / "second").read_text
+    with (
+        paused_with_lock(arguments, tmp_path / "first") as first,
+        ForkedJob([*arguments, "--busy-wait-s", 300], tmp_path / "second") as second,
+    ):
+        wait_until(lambda: (tmp_path / "second").exists() and "waiting: output" in said(), lambda: "no line", second)
+        first.send_signal(signal.SIGCONT)
+        assert (first.wait(), second.wait()) == (0, 0), said()
+    assert "nothing is new" in said()
+    assert rows_by_name(out) == ["a.png"]
+    assert not list(out.glob(".*"))
+
+
+def test_different_commands_run_side_by_side(places, tmp_path):
+    """Another input, or other settings: neither waits, and each adds its rows."""
+    out, arguments = places
+    write_images(tmp_path / "next", "b.png")
+    with paused_with_lock(arguments, tmp_path / "log") as first:
+        others = (["--input", tmp_path / "next", *arguments[2:]], [*arguments, "--score-threshold", 0.5])
+        for other in others:
+            assert main(*other, "--when-busy", "stop") == 0
+        assert rows_by_name(out) == ["a.png", "b.png"]
+        first.send_signal(signal.SIGCONT)
+        assert first.wait() == 0, (tmp_path / "log").read_text()
+    assert rows_by_name(out) == ["a.png", "a.png", "b.png"]
+
+
+def test_one_that_shall_skip_says_so_in_one_line_and_is_done(places, tmp_path, capsys):
+    """With `--when-busy skip` a scheduler's second job exits with 0."""
+    out, arguments = places
+    with paused_with_lock(arguments, tmp_path / "log"):
+        assert main(*arguments, "--when-busy", "skip") == 0
+        said, err = capsys.readouterr()
+        assert said.startswith(f"skipped: output {out}: another run is processing the same (run ")
+        assert said.endswith("; nothing was done\n") and said.count("\n") == 1
+        assert err == "" and rows_of(out) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "end"),
+    [
+        pytest.param(["--when-busy", "stop"], "; --when-busy wait waits for it", id="stop"),
+        pytest.param(["--busy-wait-s", "0.1"], ", and this one waited for 0.1 s", id="wait, as nobody says otherwise"),
+    ],
+)
+def test_one_that_cannot_wait_ends_with_an_exit_code_of_its_own(flags, end, places, tmp_path, capsys):
+    """Exit code 3, whether it does not wait or has waited for as long as it may. A look before a run needs no wait."""
+    out, arguments = places
+    with paused_with_lock(arguments, tmp_path / "log"):
+        assert main(*arguments, "--dry-run") == 0
+        capsys.readouterr()
+        assert main(*arguments, *flags) == run.BUSY == 3
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith(f"error: output {out}: another run is processing the same (run ") and said.endswith(end)
+        assert rows_of(out) == []
+
+
+def test_four_hundred_jobs_of_a_day_each_into_one_folder_write_no_object_twice(strict_gcs_bucket):
+    """Cloud Storage takes one write of an object a second; all end well, and each row is there once.
+
+    As far as locks and shards go, without models.
+    """
+    output = f"gs://{strict_gcs_bucket.name}/out"
+
+    def job(day: int) -> list[str]:
+        with locked(output, f"{day:016x}", what=f"run {day}"):
+            return write_rows(output, [detected(f"gs://cams/{day}.jpg")], run=f"{day:012x}")
+
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        written = [path for paths in pool.map(job, range(DAYS)) for path in paths]
+
+    assert len({*written}) == len(written) == DAYS
+    assert sorted(shard.path for shard in list_shards(output)) == sorted(written)
+    assert sorted(row["image"]["uri"] for row in rows_in(output)) == sorted(f"gs://cams/{day}.jpg" for day in range(DAYS))
+    versions = [blob.name for blob in strict_gcs_bucket.list_blobs(prefix="out/", versions=True)]
+    assert len(versions) == len({*versions}) == 2 * DAYS, "a shard and its view a day; no lock is left"
