@@ -19,7 +19,7 @@ from pipeline.detect.detect_objects import DetectObjects
 from pipeline.detect.saved_model import name_and_version
 from pipeline.monitoring.watchdog import watch_worker
 from pipeline.read.dead_letter_replay import DeadLetterReplay
-from pipeline.read.only_new import DoneRows
+from pipeline.read.done_rows import DoneRows
 from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.results.completion import RowVersion

@@ -26,9 +26,9 @@ from pipeline.log_lines import of_run
 from pipeline.monitoring.monitor import monitored
 from pipeline.read.allowed import refusal
 from pipeline.read.containers import is_container
+from pipeline.read.done_rows import DoneRows
 from pipeline.read.list_images import NOT_ALLOWED, folders_in_manifests, folders_of, list_images, resolved
 from pipeline.read.manifests import is_manifest
-from pipeline.read.only_new import DoneRows
 from pipeline.read.source import Source
 from pipeline.records import row_bytes
 from pipeline.results.completion import UNKNOWN, RowVersion

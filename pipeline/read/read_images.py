@@ -1,7 +1,7 @@
 """`ReadImages`: lists inputs, drops doubles and what is done, and reads the rest.
 
 The work is divided: groups of folders are listed side by side, names are grouped by hash, and each worker reads its names.
-What is done is left out by an anti-join of the listing with the keys of the rows that are there (`only_new`).
+What is done is left out by an anti-join of the listing with the keys of the rows that are there (`done_rows`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pipeline.config import ReadConfig
 from pipeline.read.allowed import refusal
 from pipeline.read.containers import MAX_MEGAPIXELS, images_in, is_container
 from pipeline.read.dead_letter_replay import DeadLetterReplay, is_letter
+from pipeline.read.done_rows import DoneRows
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.image_names import kind_of
 from pipeline.read.list_images import NOT_ALLOWED, Piece, check_inputs, folders_of, list_pieces, pieces_of
 from pipeline.read.manifests import is_bad_line, letter_of_line
-from pipeline.read.only_new import DoneRows
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, identity_hash, name_bytes, name_of

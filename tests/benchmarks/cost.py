@@ -36,7 +36,6 @@ from pipeline.write.write_files import WriteFiles
 
 from pipeline import graph, run
 from pipeline.config import Config, WriteConfig
-from pipeline.read import only_new
 from pipeline.read.read_images import ReadImages
 from pipeline.records import DetectedImage, Detections, ImageRef, detection_row, row_bytes
 from pipeline.results.layout import DETECTIONS

@@ -77,7 +77,7 @@ def _through_beam(images: Path, output: Path | None) -> None:
     import apache_beam as beam
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-    from pipeline.read.only_new import DoneRows
+    from pipeline.read.done_rows import DoneRows
     from pipeline.read.read_images import ReadImages
 
     done = DoneRows(str(output), _version()) if output else None

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from pipeline.config import ReadConfig
-from pipeline.read import only_new
-from pipeline.read.only_new import DoneRows
+from pipeline.read import done_rows
+from pipeline.read.done_rows import DoneRows
 from pipeline.read.read_images import ReadImages
 from pipeline.results.completion import RowVersion
 from pipeline.stats.summary import merge_stats
@@ -105,7 +105,7 @@ def test_storage_is_asked_for_the_generation_of_what_a_manifest_names_unless_not
     manifest = tmp_path / "m.txt"
     manifest.write_text("\n".join([done, overwritten, new, done, f"{folder}gone.jpg"]))
     asked = []
-    monkeypatch.setattr(only_new, "generation_of", lambda uri: asked.append(uri) or generation_of(uri))
+    monkeypatch.setattr(done_rows, "generation_of", lambda uri: asked.append(uri) or generation_of(uri))
     assert read([str(manifest)], output)[3] == 0 and asked == []
     write_rows(output, [detected(done, generation_of(done)), detected(overwritten, "1"), detected(f"{folder}gone.jpg")])
     assert read([str(manifest)], output) == (["new.jpg", "overwritten.jpg"], 5, 2, 1)
