@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import time
-from pathlib import Path
 
 from pipeline.data_format import unpack
 from pipeline.stats.summary import JobStats

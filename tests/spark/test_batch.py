@@ -3,6 +3,7 @@
 import json
 import os
 
+from pipeline.write.exports import export
 from tests.conftest import REPO
 from tests.launch.jobs import files_of, rows_of, without_run
 
@@ -12,7 +13,7 @@ CONFIG = ("--config", "configs/batch_gcs_spark.yaml")
 
 
 def test_a_batch_job_on_spark_gives_the_rows_of_a_run_on_this_machine(spark, tmp_path, run_job):
-    """And the exports of them byte for byte, and nothing unfinished is left."""
+    """And exports of them byte for byte, and nothing unfinished is left."""
     (tmp_path / "in").mkdir()
     for number in range(IMAGES):
         os.link(SCENES[number % len(SCENES)], tmp_path / "in" / f"{number:04d}.jpg")
@@ -28,9 +29,12 @@ def test_a_batch_job_on_spark_gives_the_rows_of_a_run_on_this_machine(spark, tmp
     for kind, count in (("detections", IMAGES), ("dead_letters", 1)):
         assert rows_of(there, kind) == rows_of(here, kind)
         assert len(rows_of(there, kind)) == count
-    exported = [{name: content for name, content in files_of(out).items() if name.startswith("exports/")} for out in (here, there)]
+    for out in (here, there):
+        export(str(out), ("csv", "coco"), sort=True)
+    files = [files_of(out) for out in (here, there)]
+    exported = [{name: content for name, content in each.items() if name.startswith("exports/")} for each in files]
     assert exported[0] == exported[1] and exported[0]
-    assert {*without_run(files_of(there))} == {*without_run(files_of(here))}
+    assert {*without_run(files[0])} == {*without_run(files[1])}
     summary = json.loads((there / "summary.json").read_text())
     assert summary["images"] == {"read": IMAGES + 1, "detected": IMAGES, "dead": 1, "skipped": 0}
     assert summary["config"]["runner"] == "SparkRunner"
