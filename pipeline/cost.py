@@ -17,7 +17,7 @@ from typing import Annotated, get_args, get_type_hints
 
 ORDERS = tuple(10.0**n for n in range(3, 10))
 # what the steps do at once: listings of a worker, all listings, ranges, rows of a range; a test compares them with the steps'
-LISTINGS, ALL_LISTINGS, RANGES, RANGE_ROWS = 16, 1024, 256, 1_000_000
+LISTINGS, ALL_LISTINGS = 16, 1024
 _LEAST_MESSAGE = 1000.0  # bytes that Pub/Sub bills at least: https://cloud.google.com/pubsub/pricing
 _MORE_THAN_0 = ("machines", "cores", "bundle_images", "window_s")
 _INLINE_SHUFFLED = 1  # how often an image that came within its message passes the runner's shuffles
@@ -35,16 +35,14 @@ class Measured:
     shuffled_bytes: float = 90.0  # what an image brings into the shuffles of a batch job: its name, never its content
     class_b_an_image: float = 1.0  # reads of an image: its content, with which its generation comes
     class_b_unlisted: float = 1.0  # one more for an image that a message names, whose size no listing has given
-    class_a_a_job: float = 42.0  # writes and listings of a job's own files
-    class_b_a_job: float = 59.0  # reads of them
-    class_a_a_spill: float = 1.0  # writes of a spill file of rows
-    class_b_a_spill: float = 3.0  # reads of it, when it is merged
+    class_a_a_job: float = 24.0  # writes and listings of a job's own files
+    class_b_a_job: float = 9.0  # reads of them
+    class_a_a_shard: float = 2.0  # writes of a shard of rows and its view; a job of several machines copies both, too
     class_a_a_window: float = 2.0  # writes of a stream's window that has rows: a shard and its view
     class_a_an_hour: float = 1200.0  # writes of a worker's reports in an hour, in a job of several machines
     class_b_an_hour: float = 4700.0  # the launcher's reads of them
     listed_at_once: float = 1000.0  # images in one listing operation (Cloud Storage's page)
     page_s: float = 0.13  # seconds of one listing operation, as published for Cloud Storage; never measured here
-    merge_us: float = 36.0  # microseconds of a worker for each row that it merges and indexes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +58,7 @@ class Work:
     images_per_second: Annotated[float, "rate of a machine with your model, from summary.json; 0: from cores and cpu_ms"] = 0.0
     startup_minutes: Annotated[float, "until a machine detects its first image"] = 5.0
     ramp_minutes: Annotated[float, "batch: from then until all machines have started, one after the other"] = 10.0
-    bundle_images: Annotated[float, "batch: images in a bundle of the runner; each bundle leaves a spill file"] = 1000.0
+    bundle_images: Annotated[float, "batch: images in a bundle of the runner; each bundle leaves a shard"] = 1000.0
     hours: Annotated[float, "streaming: how long the images take to come; 0: as long as the machines need"] = 0.0
     window_s: Annotated[float, "streaming: seconds of rows in one shard"] = 10.0
     inline: Annotated[float, "streaming: share of images that come within their messages; messages name the others"] = 0.0
@@ -106,13 +104,13 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
     startup = work.startup_minutes / 60.0
     hours = max(work.hours, busy / work.machines + more_hours) + startup
     row, image = each.row_bytes + work.objects * each.object_bytes, work.image_kb * 1e3
-    named, inline, spills = work.images * (1 - work.inline), work.images * work.inline, work.images / work.bundle_images
+    named, inline, shards = work.images * (1 - work.inline), work.images * work.inline, work.images / work.bundle_images
     # a message is published and delivered, for each request and each result
     requested = named * max(_LEAST_MESSAGE, each.notice_bytes) + inline * max(_LEAST_MESSAGE, image)
     published = work.images * max(_LEAST_MESSAGE, row + each.attribute_bytes)
     reported = work.machines * hours if work.machines > 1 else 0.0  # a single machine is the launcher's, and writes no reports
     listed = work.images / each.listed_at_once
-    class_a, class_b = listed + spills * each.class_a_a_spill, spills * each.class_b_a_spill
+    class_a, class_b = listed + shards * each.class_a_a_shard * (2.0 if work.machines > 1 else 1.0), 0.0
     if streaming:
         class_a = min(hours * 3600.0 / work.window_s, work.images) * each.class_a_a_window
         class_b = named * each.class_b_unlisted
@@ -141,16 +139,13 @@ def _check(work: Work) -> None:
 
 
 def _hours_besides_detecting(work: Work, each: Measured, busy: float) -> tuple[float, float]:
-    """Hours, and machine hours, that a batch job lists, merges, and waits for machines that start one after the other.
+    """Hours, and machine hours, that a batch job lists, and waits for machines that start one after the other.
 
     The machines that start later are missing for half the ramp on average, but never for longer than one machine needs for all.
     """
     listing = work.images / each.listed_at_once * each.page_s / 3600.0
-    ranges = max(1.0, min(RANGES, work.images // RANGE_ROWS)) if work.machines > 1 else 1.0
-    merging = work.images * each.merge_us / 1e6 / 3600.0 * (3.0 if ranges > 1 else 1.0)  # several workers pass rows three times
     ramp = min(work.ramp_minutes / 60.0 / 2.0, busy) * max(0.0, 1.0 - 1.0 / work.machines)
-    side_by_side = listing / min(work.machines * LISTINGS, ALL_LISTINGS) + merging / min(work.machines, ranges)
-    return side_by_side + ramp, listing / LISTINGS + merging
+    return listing / min(work.machines * LISTINGS, ALL_LISTINGS) + ramp, listing / LISTINGS
 
 
 def costs(usage: Usage, prices: Mapping[str, float]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """A soak test of a stream: `make soak`, or `python -m tests.soak [--minutes 60] [--hours 24]`.
 
 It simulates `--hours` hours in `--minutes` minutes. Scaled by that factor are the windows of the archive (60 s), the memory of
-repeats (10 min), the look for model versions (30 s), and the length and distance of events. Not scaled: leases, deadlines of
+repeats (10 min), the look for model versions (30 s), and the length and distance of events. Not scaled: locks, deadlines of
 Pub/Sub, the watchdog.
 
 In each hour storage and Pub/Sub are away for five minutes each, a model version is released, and a compaction runs beside the
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -25,12 +26,16 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.results.shards import shard_of_name
 from tests.benchmarks.images import BENCH
 from tests.benchmarks.swaps import release
 from tests.bright_model import export_bright_model
@@ -45,6 +50,7 @@ from tests.streaming_job import CuttableProxy, StreamingJob
 _HOUR_S = 3600.0
 _OUTAGE_S, _WINDOW_S, _DEDUPLICATE_S, _POLL_S = 300.0, 60.0, 600.0, 30.0  # in simulated time
 _GAUGES = {"rss_mb": ("process_resident_memory_bytes", 1e6), "threads": ("detection_threads", 1), "fds": ("process_open_fds", 1)}
+_KILLED = f"restarts by SIGKILL, exit code {-signal.SIGKILL}"
 FLAT = {"rss_mb": 10.0, "threads": 3.0, "fds": 8.0, "scratch_mb": 1.0}  # so much more is no growth
 
 
@@ -260,7 +266,7 @@ class Soak:
             "doubled_rows": sum(n - 1 for n in (rows + dead).values()),
             "rows_of_a_second_version": len(rows) - len(uris),
             "uncounted_images": sum(map(_uncounted, self._summaries())),
-            "staging_files": sum("/.staging" in blob.name for blob in self.bucket.list_blobs(prefix="archive/")),
+            "staging_files": self._unfinished() - self.counts[_KILLED],
         }
 
     def _published(self) -> dict[str, int]:
@@ -279,11 +285,17 @@ class Soak:
     def _rows(self, kind: str) -> Counter[tuple[str, str, str]]:
         """How many rows each image, generation and model version has."""
         found: Counter[tuple[str, str, str]] = Counter()
-        for blob in self.bucket.list_blobs(prefix=f"archive/{kind}/"):
-            for row in map(json.loads, blob.download_as_bytes().splitlines()):
-                image = row["image"]
-                found[image["uri"], image.get("generation", ""), row.get("model", {}).get("version", "")] += 1
+        for shard in self.shards(kind):
+            found.update(zip(*read_table(shard, ["uri", "generation", "version"]).to_pydict().values(), strict=True))
         return found
+
+    def _unfinished(self) -> int:
+        """The number of files in folders of unfinished files; a run that is killed leaves one, for a day."""
+        return sum("/.staging" in blob.name for blob in self.bucket.list_blobs(prefix="archive/"))
+
+    def shards(self, kind: str) -> list[Any]:
+        """The objects of a kind's shards."""
+        return [blob for blob in self.bucket.list_blobs(prefix=f"archive/{kind}/") if shard_of_name(blob.name)]
 
     def _summaries(self) -> Iterator[Mapping[str, int]]:
         """The counts of images of each run that was not killed."""
@@ -326,6 +338,11 @@ def growth(figures: Mapping[str, Any]) -> list[str]:
         for early, late in [used[name]]
         if late > early + most
     ]
+
+
+def read_table(shard: Any, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of an object."""
+    return pq.read_table(io.BytesIO(shard.download_as_bytes()), columns=columns)
 
 
 def _files(folder: Path) -> Iterator[os.stat_result]:

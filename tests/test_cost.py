@@ -16,7 +16,6 @@ from hypothesis import given, strategies
 from pipeline import cost
 from pipeline.cost import Measured, Usage, Work, estimate
 from pipeline.storage import listing
-from pipeline.write import spread_spills
 from tests.conftest import REPO
 from tests.test_streaming_graph import build
 
@@ -31,14 +30,12 @@ SIMPLE = Measured(
     class_b_unlisted=1.0,
     class_a_a_job=20.0,
     class_b_a_job=40.0,
-    class_a_a_spill=1.0,
-    class_b_a_spill=3.0,
+    class_a_a_shard=2.0,
     class_a_a_window=2.0,
     class_a_an_hour=100.0,
     class_b_an_hour=300.0,
     listed_at_once=1000.0,
     page_s=0.36,
-    merge_us=50.0,
 )
 
 
@@ -62,13 +59,13 @@ SIMPLE = Measured(
                 bundle_images=1000,
             ),
             # 10 machine-hours of work, and a tenth of an hour of each machine's start; all the while each tells how far it is;
-            # 3,600 pages of 0.36 s by 160 at once, rows merged three times in three ranges, and nine of ten machines that are
-            # missing for ten minutes on average
+            # 3,600 pages of 0.36 s by 160 at once, 3,600 shards and their views, each copied once, and nine of ten machines that
+            # are missing for ten minutes on average
             Usage(
-                hours=1.1 + 0.36 / 160 + 0.15 / 3 + 0.15,
-                machine_hours=11.0 + 0.36 / 16 + 0.15,
-                class_a=20 + 3600 + 3600 + 1302.25,
-                class_b=40 + 3_600_000 + 10_800 + 3906.75,
+                hours=1.1 + 0.36 / 160 + 0.15,
+                machine_hours=11.0 + 0.36 / 16,
+                class_a=20 + 3600 + 14_400 + 1252.25,
+                class_b=40 + 3_600_000 + 3756.75,
                 read_gb=360.0,
                 results_gb=3.6e6 * 300 / 1e9,
                 pubsub_gb=0,
@@ -78,8 +75,8 @@ SIMPLE = Measured(
         ),
         pytest.param(
             Work(160 * 3600, machines=1, cores=8, objects=0, startup_minutes=0),
-            # eight cores at 50 ms an image are 160 images/s; 576 pages by 16 at once, and 28.8 s of merging
-            Usage(1.0116, 1.0116, 20 + 576 + 576, 40 + 576_000 + 1728, 115.2, 0.0576, 0, 0.144),
+            # eight cores at 50 ms an image are 160 images/s; 576 pages by 16 at once
+            Usage(1.0036, 1.0036, 20 + 576 + 1152, 40 + 576_000, 115.2, 0.0576, 0, 0.144),
             id="rate of the cores",
         ),
         pytest.param(
@@ -115,17 +112,15 @@ def test_more_images_take_more_of_everything_and_more_machines_hardly_more_work(
     assert side_by_side.hours * machines >= side_by_side.machine_hours * 0.999
 
 
-def test_hours_have_listing_merging_and_the_wait_for_machines():
-    """Each of them by itself; a billion images in one listing, merged by one worker, would take 43 hours."""
+def test_hours_have_listing_and_the_wait_for_machines():
+    """Each of them by itself."""
     work = Work(1e9, machines=1000, startup_minutes=0, ramp_minutes=0)
-    only = dataclasses.replace(SIMPLE, page_s=0.0, merge_us=0.0)
+    only = dataclasses.replace(SIMPLE, page_s=0.0)
     detecting = estimate(work, only).hours
     assert detecting == pytest.approx(1e9 / 160 / 3600 / 1000)
     listed = estimate(work, dataclasses.replace(only, page_s=0.13)).hours - detecting
-    merging = estimate(work, dataclasses.replace(only, merge_us=13.0)).hours - detecting
     ramp = estimate(dataclasses.replace(work, ramp_minutes=12), only).hours - detecting
     assert listed == pytest.approx(1e6 * 0.13 / 3600 / cost.ALL_LISTINGS)
-    assert merging == pytest.approx(3 * 1e9 * 13e-6 / 3600 / cost.RANGES)
     assert ramp == pytest.approx(0.1, rel=0.01)
 
 
@@ -136,7 +131,6 @@ def test_the_wait_for_machines_is_no_longer_than_the_work():
 
 def test_what_it_says_of_steps_side_by_side_is_what_they_do():
     assert (cost.LISTINGS, cost.ALL_LISTINGS) == (listing.MAX_PARALLEL, listing.CUT)
-    assert (cost.RANGES, cost.RANGE_ROWS) == (spread_spills.MOST_RANGES, spread_spills.ROWS_AT_ONCE)
 
 
 def test_each_part_costs_its_price_by_its_unit():
@@ -164,7 +158,7 @@ def test_the_document_shows_what_the_command_prints(capsys):
 def test_prices_stand_below_what_they_are_for(capsys):
     assert cost.main(["--images", "3.6e6", "--images-per-second", "1000", "--startup-minutes", "0", "--machine-hour", "2"]) == 0
     head, numbers, prices = capsys.readouterr().out.splitlines()
-    assert (head.split()[-1], numbers.split()[-1], prices.split()) == ("cost", "2.09", ["(2.09)"])
+    assert (head.split()[-1], numbers.split()[-1], prices.split()) == ("cost", "2.02", ["(2.02)"])
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_each_line_of_a_job_is_an_object_and_a_dead_letter_names_its_image(tmp_p
     assert code == 0 and any("0.0 images/s" in each["message"] or "loading" in each["message"] for each in said)
     (dead,) = (each for each in said if each.get("reason"))
     assert dead["image"].endswith("broken.png") and dead["run"] and len(said) < 100
-    assert run_job(*arguments, "--quiet", "--replace")[2] == ""
+    assert run_job(*arguments, "--quiet", "--again")[2] == ""
 
 
 @pytest.mark.parametrize("why", ["full", "closed"])

@@ -30,15 +30,13 @@ from apache_beam import coders
 from apache_beam.metrics import Metrics, MetricsFilter
 from apache_beam.pipeline import PipelineVisitor
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from pipeline.storage.spill_files import SpillWriter
-from pipeline.write.spill_rows import BY_ROWS, Shard
-from pipeline.write.write_files import WriteFiles
 
 from pipeline import graph, run
-from pipeline.config import Config, WriteConfig
+from pipeline.config import BUNDLED, Config, ModelConfig
+from pipeline.read import read_images
 from pipeline.read.read_images import ReadImages
 from pipeline.records import DetectedImage, Detections, ImageRef, detection_row, row_bytes
-from pipeline.results.layout import DETECTIONS
+from pipeline.results.completion import UNKNOWN
 from pipeline.results.run import Run
 from pipeline.stream.archive import Archive, ArchivedRow
 from pipeline.stream.outgoing import detection_message
@@ -54,7 +52,6 @@ _CLASSES = (
 )
 _CONTENT = re.compile(r"/download/storage/v1/b/([^/]+)/o/(.+)")
 _OF_IMAGE = re.compile(r"GET .*/o/in\d+%2F.+")
-_MERGED_ROWS = 20_000
 
 
 _COUNTED = (("class_a", "class_a"), ("class_b", "of_images"))
@@ -118,7 +115,14 @@ def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
             for number in range(size):
                 bucket.blob(f"in{size}/{number}.jpg").upload_from_filename(str(SAMPLES[number % len(SAMPLES)]))
             counts.clear()
-            places = ["--input", f"gs://{bucket.name}/in{size}/*", "--output", f"gs://{bucket.name}/out{size}"]
+            places = [
+                "--input",
+                f"gs://{bucket.name}/in{size}/*",
+                "--output",
+                f"gs://{bucket.name}/out{size}",
+                "--model",
+                "digits",
+            ]
             with contextlib.redirect_stdout(sys.stderr):
                 code = run.main(places)
             if code:
@@ -175,52 +179,35 @@ def _count_shuffled(pipeline: beam.Pipeline) -> None:
 def shuffled_bytes(folder: Path, sizes: tuple[int, int]) -> float:
     """Bytes that an image brings into the shuffles of a batch job, from runs of two sizes."""
     found = []
-    before, only_new.PARTITIONS = only_new.PARTITIONS, 1  # as of many images, names are shuffled in full groups
+    before, read_images._PARTITIONS = read_images._PARTITIONS, 1  # as of many images, names are shuffled in full groups
     for size in sizes:
         images = folder / f"in{size}"
         images.mkdir()
         for number in range(size):
             shutil.copy(SAMPLES[number % len(SAMPLES)], images / f"{number:04d}.jpg")
-        config = Config(input=(str(images),), output=str(folder / f"out{size}"))
+        config = Config(input=(str(images),), output=str(folder / f"out{size}"), model=ModelConfig(BUNDLED))
         pipeline = beam.Pipeline(runner=FnApiRunner())
-        staging = Run.new(config.output)
-        with staging.held({}):
-            graph.build(pipeline, config, graph.sinks(config, staging), ReadImages([str(images)], exclude=config.output))
+        of_job = Run.new(config.output)
+        with of_job.opened():
+            graph.build(pipeline, config, graph.sinks(config, of_job, UNKNOWN), ReadImages([str(images)], exclude=config.output))
             _count_shuffled(pipeline)
             result = pipeline.run()
             result.wait_until_finish()
         counters = result.metrics().query(MetricsFilter().with_name("shuffled"))["counters"]  # one for each shuffle
         found.append(sum(counter.result for counter in counters))
-    only_new.PARTITIONS = before
+    read_images._PARTITIONS = before
     return (found[1] - found[0]) / (sizes[1] - sizes[0])
-
-
-def merge_us(folder: Path) -> float:
-    """Time for a row that is merged from spills and indexed, microseconds."""
-    staging = Run.new(str(folder / "merged"))
-    (image, *_), shard = detected(), Shard(DETECTIONS, 0, BY_ROWS)
-    with staging.held({}):
-        spiller, spills = SpillWriter(f"{staging.folder}/spill"), []
-        for number in range(_MERGED_ROWS):
-            ref = dataclasses.replace(image.ref, uri=f"{number:09d}-{image.ref.uri}")
-            spills += spiller.add(shard, row_bytes(detection_row(dataclasses.replace(image, ref=ref))) + b"\n")
-            if number % 1000 == 999:
-                spills += spiller.flush()
-        began = time.process_time()
-        for _ in WriteFiles(staging, {}, WriteConfig())._finish((shard, [spill for _, spill in spills]), {shard: _MERGED_ROWS}):
-            pass
-        return (time.process_time() - began) / _MERGED_ROWS * 1e6
 
 
 def detected() -> list[DetectedImage]:
     """The sample scenes as the bundled detector sees them."""
-    from pipeline.config import DetectConfig, ModelConfig
+    from pipeline.config import DetectConfig
     from pipeline.detect.load_detector import shared_detector
     from pipeline.records import EncodedImage, ImageRef
 
     refs = [ImageRef(f"gs://bucket/images/2026/11/21/{path.name}", "1795219200000000") for path in SAMPLES]
     images = [EncodedImage(ref, path.read_bytes()) for ref, path in zip(refs, SAMPLES, strict=True)]
-    found = shared_detector(ModelConfig(), DetectConfig(), 0).detect(images)
+    found = shared_detector(ModelConfig(BUNDLED), DetectConfig(), 0).detect(images)
     return [each for each in found if isinstance(each, DetectedImage)]
 
 
@@ -248,7 +235,6 @@ def measure(sizes: Sizes) -> dict[str, float]:
         return {
             **row_and_message_bytes(detected()),
             "shuffled_bytes": shuffled_bytes(Path(folder), sizes.shuffles),
-            "merge_us": merge_us(Path(folder)),
             **storage_operations(sizes.storage),
         }
 

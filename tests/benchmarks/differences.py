@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -77,7 +78,8 @@ def _difference(images: Path, flags: Sequence[str], first: Sequence[str], second
 
 def _run(images: Path, flags: Sequence[str]) -> list[dict[str, Any]]:
     output = BENCH / "out" / "differences"
-    command = [sys.executable, "-m", "pipeline.run", "--input", f"{images}/*.jpg", "--output", str(output), "--replace", *flags]
+    shutil.rmtree(output, ignore_errors=True)
+    command = [sys.executable, "-m", "pipeline.run", "--input", f"{images}/*.jpg", "--output", str(output), *flags]
     print(" ".join(command[1:]), file=sys.stderr, flush=True)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return [json.loads(line) for file in (output / "detections").glob("*.jsonl") for line in file.open(encoding="utf-8")]

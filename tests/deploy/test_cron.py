@@ -48,7 +48,7 @@ def test_its_flags_are_settings_and_its_days_are_days():
     config = load_config([str(REPO / path) for path in flags.config], run._overrides(flags))
     assert of_beam == []
     assert len(config.patterns()["/srv/raw/{date:%Y/%m/%d}/**"]) == 7
-    assert config.when_busy == "skip" and config.allow_empty and config.only_new
+    assert config.when_busy == "skip" and config.allow_empty and not config.again
 
 
 def test_the_unit_of_a_stream_has_a_command_of_this_program_and_time_to_end():

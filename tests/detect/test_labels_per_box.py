@@ -1,7 +1,6 @@
 """`labels_per_box` several: each class above the threshold makes a detection of its box, in every kind of model."""
 
 import dataclasses
-import json
 
 import cv2
 import numpy as np
@@ -15,6 +14,7 @@ from pipeline.detect.golden import GoldenImage, disagreement
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef, detection_row
+from tests.shard_rows import rows_in
 from tests.tiny_models import save_model
 
 HW = (64, 64)
@@ -175,9 +175,9 @@ def test_a_job_takes_it_as_a_flag(tmp_path, run_job):
     (tmp_path / "photos" / "a.png").write_bytes(IMAGE.content)
     counts = []
     for labels in ("best", "several"):
-        flags = ("--score-threshold", 0.3, "--max-detections", 200, "--labels-per-box", labels, "--shards", 1)
+        flags = ("--score-threshold", 0.3, "--max-detections", 200, "--labels-per-box", labels)
         code, _, err = run_job("--input", f"{tmp_path}/photos/", "--output", tmp_path / labels, "--model", folder, *flags)
         assert code == 0, err
-        (file,) = (tmp_path / labels / "detections").glob("*.jsonl")
-        counts.append(len(json.loads(file.read_text(encoding="utf-8"))["detections"]))
+        (row,) = rows_in(f"{tmp_path}/{labels}")
+        counts.append(len(row["detections"]))
     assert counts == [len(by_darknet(several=False)), len(by_darknet(several=True))]

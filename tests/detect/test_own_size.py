@@ -1,7 +1,5 @@
 """Models of any input size get each image at its own size: their boxes are those of TensorFlow called directly."""
 
-import json
-
 import cv2
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from tests.shard_rows import rows_in
 from tests.tiny_models import save_model
 
 SETTINGS = DetectConfig(score_threshold=0.3, scaled_decode=True)
@@ -176,9 +175,8 @@ def test_a_job_takes_such_a_model_as_it_is(tmp_path, run_job):
     code, said, err = run_job(*given, "--dry-run")
     assert code == 0, err
     assert "images at their own size" in said
-    code, _, err = run_job(*given, "--shards", 1)
+    code, _, err = run_job(*given)
     assert code == 0, err
-    (file,) = (tmp_path / "out" / "detections").glob("*.jsonl")
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = rows_in(f"{tmp_path}/out")
     assert [(row["image"]["width"], row["image"]["height"]) for row in rows] == SIZES_WH[:3]
     assert all(row["detections"] for row in rows)

@@ -14,6 +14,7 @@ from pipeline.detect.packed_output import layout_of
 from pipeline.detect.saved_model import load
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
+from tests.shard_rows import rows_in
 from tests.tiny_models import save_model
 from tests.yolo_exports import INPUT_HW, NAMES, export_yolo, letterboxed, plain_detections
 
@@ -217,10 +218,9 @@ def test_a_job_takes_an_export_as_it_is(tmp_path, run_job):
     (tmp_path / "photos").mkdir()
     for n, size_wh in enumerate(SIZES_WH):
         cv2.imwrite(str(tmp_path / "photos" / f"{n}.png"), blocks(size_wh, n)[..., ::-1])
-    code, _, said = run_job("--input", f"{tmp_path}/photos/", "--output", tmp_path / "out", "--model", folder, "--shards", 1)
+    code, _, said = run_job("--input", f"{tmp_path}/photos/", "--output", tmp_path / "out", "--model", folder)
     assert code == 0, said
-    (file,) = (tmp_path / "out" / "detections").glob("*.jsonl")
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = rows_in(f"{tmp_path}/out")
     assert [(row["image"]["width"], row["image"]["height"]) for row in rows] == SIZES_WH
     detector = load_detector(ModelConfig(path=folder), SETTINGS)
     for n, row in enumerate(rows):

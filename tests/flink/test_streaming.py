@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import write_bright_image
 from tests.flink.cluster import TASKMANAGER_NAMES, FlinkCluster, job_flags
+from tests.shard_rows import rows_in
 from tests.streaming_job import CuttableProxy, StreamingJob, VersionedFile
 
 CONFIG = "configs/streaming_pubsub_flink.yaml"
@@ -125,8 +126,7 @@ def eventually(is_so: Callable[[], bool], seconds: float) -> bool:
 
 
 def archived(job: StreamingJob) -> set[str]:
-    lines = [line for path in job.archive.glob("detections/*.jsonl") for line in path.read_text().splitlines()]
-    return {json.loads(line)["image"]["uri"] for line in lines}
+    return {row["image"]["uri"] for row in rows_in(str(job.archive))}
 
 
 @pytest.fixture(scope="module")

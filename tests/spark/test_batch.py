@@ -3,31 +3,22 @@
 import json
 import os
 
+from pipeline.write.exports import export
 from tests.conftest import REPO
-from tests.rows_of_files import without_age
+from tests.launch.jobs import files_of, rows_of, without_run
 
 IMAGES = 48
 SCENES = sorted((REPO / "models" / "digits" / "samples").glob("scene_*.jpg"))
 CONFIG = ("--config", "configs/batch_gcs_spark.yaml")
 
 
-def files_of(folder):
-    """All files that are the same each time, by their names; indexes without their times.
-
-    The index of dead letters, whose rows do not name the model, is not: which it is only the process that detects knows.
-    """
-    paths = (path for path in folder.rglob("*") if path.is_file() and path.name not in ("summary.json", "report.html"))
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-    return {name: without_age(name, content) for name, content in found.items() if not name.startswith("index/dead_letters-")}
-
-
-def test_a_batch_job_on_spark_gives_the_files_of_a_run_on_this_machine(spark, tmp_path, run_job):
-    """Byte for byte, also those that are made of rows, and nothing unfinished is left."""
+def test_a_batch_job_on_spark_gives_the_rows_of_a_run_on_this_machine(spark, tmp_path, run_job):
+    """And exports of them byte for byte, and nothing unfinished is left."""
     (tmp_path / "in").mkdir()
     for number in range(IMAGES):
         os.link(SCENES[number % len(SCENES)], tmp_path / "in" / f"{number:04d}.jpg")
     (tmp_path / "in" / "broken.jpg").write_bytes(b"none")
-    asked = ["--input", tmp_path / "in", "--shards", 3, "--parquet", "--coco"]
+    asked = ["--input", tmp_path / "in", "--export", "csv,coco"]
     here, there = tmp_path / "here", tmp_path / "there"
     code, _, err = run_job(*asked, "--output", here)
     assert code == 0, err
@@ -35,9 +26,15 @@ def test_a_batch_job_on_spark_gives_the_files_of_a_run_on_this_machine(spark, tm
     code, _, err = run_job(*CONFIG, *asked, "--output", there, *spark)
 
     assert code == 0, err
-    assert files_of(there) == files_of(here)
-    rows = [content for name, content in files_of(there).items() if name.startswith("detections/") and name.endswith(".jsonl")]
-    assert (len(rows), sum(content.count(b"\n") for content in rows)) == (3, IMAGES)
+    for kind, count in (("detections", IMAGES), ("dead_letters", 1)):
+        assert rows_of(there, kind) == rows_of(here, kind)
+        assert len(rows_of(there, kind)) == count
+    for out in (here, there):
+        export(str(out), ("csv", "coco"), sort=True)
+    files = [files_of(out) for out in (here, there)]
+    exported = [{name: content for name, content in each.items() if name.startswith("exports/")} for each in files]
+    assert exported[0] == exported[1] and exported[0]
+    assert {*without_run(files[0])} == {*without_run(files[1])}
     summary = json.loads((there / "summary.json").read_text())
     assert summary["images"] == {"read": IMAGES + 1, "detected": IMAGES, "dead": 1, "skipped": 0}
     assert summary["config"]["runner"] == "SparkRunner"
