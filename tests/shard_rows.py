@@ -11,7 +11,8 @@ import numpy as np
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
-from pipeline.results.shards import dead_letters_table, detections_table, json_rows, list_shards, read_batches, write_shard
+from pipeline.results.rows import dead_letters_table, detections_table, json_rows
+from pipeline.results.shards import list_shards, read_batches, write_shard
 
 VERSION = RowVersion("yolo", "7", "ab12cd34", "cd34ab12")
 

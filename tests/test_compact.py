@@ -19,7 +19,8 @@ from pipeline.results.compact import Compacted, compact
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.lock import LOCK, locked
-from pipeline.results.shards import COMPACTED, detections_table, json_rows, list_shards, read_batches, shard_of_name, write_shard
+from pipeline.results.rows import detections_table, json_rows
+from pipeline.results.shards import COMPACTED, list_shards, read_batches, shard_of_name, write_shard
 from pipeline.storage.files import list_files, write_file
 from tests.recorded_disk import laid_out, recorded
 from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows

@@ -193,7 +193,7 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 
 def _rows_of_shard(batch: Any) -> Iterator[Any]:
-    from pipeline.results.shards import json_rows  # imports Beam
+    from pipeline.results.rows import json_rows  # imports Beam
 
     return json_rows(batch, "detections")
 

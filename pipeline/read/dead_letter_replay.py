@@ -26,7 +26,8 @@ from pipeline.failures import REASONS, ImageError
 from pipeline.read.allowed import may_name, refusal
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
 from pipeline.results.layout import DEAD_LETTERS
-from pipeline.results.shards import BROKEN, Shard, json_rows, list_shards, read_batches, shard_of_name
+from pipeline.results.rows import json_rows
+from pipeline.results.shards import BROKEN, Shard, list_shards, read_batches, shard_of_name
 
 MOST_VALUES = 200_000  # in a message's JSON; each takes at most 240 bytes of memory
 _ROWS_AT_ONCE = 64  # each may carry a message of 10 MB

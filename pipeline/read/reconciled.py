@@ -32,7 +32,8 @@ from pipeline.read.manifests import is_manifest
 from pipeline.read.tfrecords import is_tfrecord
 from pipeline.records import ImageRef, identity_hash
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
-from pipeline.results.shards import contains, list_shards, read_batches, uri_of
+from pipeline.results.rows import uri_of
+from pipeline.results.shards import contains, list_shards, read_batches
 from pipeline.storage.listing import listing_backend_of
 
 STATUSES = ("done", "dead", "stale", "missing")

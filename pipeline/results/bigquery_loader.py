@@ -24,7 +24,8 @@ from google.cloud import bigquery
 
 from models.progress import shown
 from pipeline.errors import OutputError
-from pipeline.results.shards import BROKEN, SCHEMAS, Shard, list_shards, open_shard
+from pipeline.results.rows import SCHEMAS
+from pipeline.results.shards import BROKEN, Shard, list_shards, open_shard
 from pipeline.storage.files import exists
 from pipeline.storage.listing_backends import GS
 

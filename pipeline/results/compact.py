@@ -33,19 +33,8 @@ from pipeline.results.completion import row_key
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
 from pipeline.results.lock import locked
 from pipeline.results.newest import lost_rows
-from pipeline.results.shards import (
-    BROKEN,
-    COMPACTED,
-    SCHEMAS,
-    SOURCES,
-    Shard,
-    json_rows,
-    list_shards,
-    open_shard,
-    shard_of_name,
-    uri_of,
-    write_shard,
-)
+from pipeline.results.rows import SCHEMAS, json_rows, uri_of
+from pipeline.results.shards import BROKEN, COMPACTED, SOURCES, Shard, list_shards, open_shard, shard_of_name, write_shard
 from pipeline.storage.files import delete_files, delete_if_generation_match, folders_of, generations_of, list_files, sync
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.state import is_own_file, warn_unreadable

@@ -18,17 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.results.layout import DETECTIONS, time_in_name
-from pipeline.results.shards import (
-    BROKEN,
-    COMPACTED,
-    SCHEMAS,
-    Shard,
-    contains,
-    json_rows,
-    list_shards,
-    open_shard,
-    read_batches,
-)
+from pipeline.results.rows import SCHEMAS, json_rows
+from pipeline.results.shards import BROKEN, COMPACTED, Shard, contains, list_shards, open_shard, read_batches
 from pipeline.storage.state import warn_unreadable
 
 _ROWS = 1000  # in a part; each is a few kB as Python objects

@@ -27,7 +27,8 @@ from pipeline.errors import OutputError
 from pipeline.records import name_bytes, row_bytes
 from pipeline.results.completion import RowVersion, row_key
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, RUNS, STAGING, SUMMARY, read_summary
-from pipeline.results.shards import BROKEN, SCHEMAS, SOURCES, list_shards, sources_of, write_shard
+from pipeline.results.rows import SCHEMAS
+from pipeline.results.shards import BROKEN, SOURCES, list_shards, sources_of, write_shard
 from pipeline.storage.files import delete_files, exists, list_files, read_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.state import is_own_file

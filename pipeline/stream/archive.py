@@ -32,7 +32,8 @@ from pipeline.read.fetch import is_transient_error
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
-from pipeline.results.shards import dead_letters_table, detections_table, write_shard
+from pipeline.results.rows import dead_letters_table, detections_table
+from pipeline.results.shards import write_shard
 from pipeline.stats.process import PROCESS
 from pipeline.stream.threads import RunThreads
 

@@ -23,8 +23,9 @@ from pipeline.errors import OutputError
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, check_reports
+from pipeline.results.rows import dead_letters_table, detections_table
 from pipeline.results.run import Run
-from pipeline.results.shards import dead_letters_table, detections_table, publish_shard, stage_shard, write_shard
+from pipeline.results.shards import publish_shard, stage_shard, write_shard
 from pipeline.results.upgrade import refuse_old_files
 from pipeline.stats.summary import JobStats, merge_stats
 from pipeline.stats.worker_context import WorkerContext

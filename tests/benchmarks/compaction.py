@@ -54,7 +54,8 @@ def make(rows: int) -> dict[str, Any]:
     """Writes the shards and the manifest."""
     from pipeline.results.completion import RowVersion
     from pipeline.results.layout import DETECTIONS
-    from pipeline.results.shards import detections_table, write_shard
+    from pipeline.results.rows import detections_table
+    from pipeline.results.shards import write_shard
 
     shutil.rmtree(OUT, ignore_errors=True)
     started, start_mb = (time.monotonic(), time.process_time()), _peak_mb()

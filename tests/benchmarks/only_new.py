@@ -116,7 +116,8 @@ def _write_rows(images: Path, output: Path, rows: int) -> None:
 
     from pipeline.read.list_images import list_images
     from pipeline.records import DetectedImage, Detections
-    from pipeline.results.shards import detections_table, write_shard
+    from pipeline.results.rows import detections_table
+    from pipeline.results.shards import write_shard
 
     none = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
     refs = islice(list_images([str(images)]), rows)

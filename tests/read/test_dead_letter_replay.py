@@ -12,7 +12,8 @@ from pipeline.errors import InputError
 from pipeline.read.dead_letter_replay import DeadLetterReplay, is_letter
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, row_bytes
 from pipeline.results.layout import DEAD_LETTERS
-from pipeline.results.shards import COMPACTED, SOURCES, dead_letters_table, list_shards, write_shard
+from pipeline.results.rows import dead_letters_table
+from pipeline.results.shards import COMPACTED, SOURCES, list_shards, write_shard
 from pipeline.stream.messages import MessageLimits, replay_message
 from tests.shard_rows import VERSION, write_rows
 

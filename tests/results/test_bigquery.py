@@ -16,7 +16,8 @@ from pipeline.records import DeadLetter, ImageRef
 from pipeline.results import bigquery_loader
 from pipeline.results.bigquery_loader import table_schema
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
-from pipeline.results.shards import COMPACTED, SCHEMAS, SOURCES, list_shards, read_batches, write_shard
+from pipeline.results.rows import SCHEMAS
+from pipeline.results.shards import COMPACTED, SOURCES, list_shards, read_batches, write_shard
 from pipeline.storage.files import delete_files, list_files
 from tests.bigquery_server import bigquery_server
 from tests.shard_rows import detected, failed, write_rows

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.results.shards import json_rows, list_shards, open_shard
+from pipeline.results.rows import json_rows
+from pipeline.results.shards import list_shards, open_shard
 from pipeline.storage.files import delete_if_generation_match, generations_of, move_files, sync, write_file
 from tests.conftest import write_bright_image
 from tests.recorded_disk import laid_out, recorded

@@ -10,15 +10,13 @@ import pytest
 
 from pipeline.errors import OutputError
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
+from pipeline.results.rows import dead_letters_table, detections_table, json_rows
 from pipeline.results.shards import (
     COMPACTED,
     SOURCES,
     StagedShard,
     contains,
-    dead_letters_table,
-    detections_table,
     done_keys,
-    json_rows,
     list_shards,
     publish_shard,
     read_batches,

@@ -19,7 +19,8 @@ from pipeline.read.tfrecords import read_records
 from pipeline.results import newest
 from pipeline.results.layout import DETECTIONS, is_result_name
 from pipeline.results.newest import by_uri, newest_rows
-from pipeline.results.shards import detections_table, list_shards, read_batches
+from pipeline.results.rows import detections_table
+from pipeline.results.shards import list_shards, read_batches
 from tests.conftest import write_bright_image
 from tests.shard_rows import VERSION, detected, failed, write_rows
 from tests.write.test_formats import LABEL_STUDIO_TASKS

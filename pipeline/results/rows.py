@@ -1,0 +1,152 @@
+"""Rows of shards: their columns, built from arrays, and as the JSON rows of views and exports."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.records import DeadLetter, DetectedImage, name_bytes
+from pipeline.results.completion import RowVersion, row_key
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
+
+_BOX = pa.list_(pa.float32(), 4)
+_DETECTION = pa.struct([("box_xyxy", _BOX), ("class_id", pa.int32()), ("class_name", pa.string()), ("confidence", pa.float32())])
+_COMMON = [
+    ("key", pa.uint64()),
+    ("uri", pa.string()),
+    ("uri_bytes", pa.binary()),  # of a name that is no Unicode, whose bytes stand escaped in `uri`; null for all others
+    ("generation", pa.string()),
+    ("model", pa.string()),
+    ("version", pa.string()),
+    ("settings", pa.string()),
+    ("run", pa.string()),
+    ("made_at", pa.timestamp("us", "UTC")),
+]
+SCHEMAS = {
+    DETECTIONS: pa.schema(
+        [*_COMMON, ("width", pa.int32()), ("height", pa.int32()), ("detections", pa.list_(_DETECTION)), ("extra", pa.string())]
+    ),
+    DEAD_LETTERS: pa.schema(
+        [
+            *_COMMON,
+            *((name, pa.string()) for name in ("stage", "reason", "message", "record")),
+            ("model_was_called", pa.bool_()),
+            ("payload", pa.binary()),
+            ("extra", pa.string()),
+        ]
+    ),
+}
+
+
+def detections_table(images: Sequence[DetectedImage], version: RowVersion, run: str, made_at: float) -> pa.Table:
+    """Rows of detected images, built from arrays; boxes are rounded to 0.01 pixel, confidences to 1e-5."""
+    found = [image.detections for image in images]
+    ends = np.cumsum([0, *map(len, found)])
+    boxes = np.concatenate([np.zeros((0, 4)), *(each.boxes_xyxy.reshape(-1, 4).astype(np.float64) for each in found)])
+    confidences = np.concatenate([np.zeros(0), *(each.confidences.astype(np.float64) for each in found)])
+    detections = pa.StructArray.from_arrays(
+        [
+            pa.FixedSizeListArray.from_arrays(pa.array(np.round(boxes, 2).astype(np.float32).ravel()), type=_BOX),
+            pa.array(np.concatenate([np.zeros(0, np.int32), *(each.class_ids for each in found)]).astype(np.int32)),
+            pa.array([_text(name) for each in found for name in each.class_names], pa.string()),
+            pa.array(np.round(confidences, 5).astype(np.float32)),
+        ],
+        fields=list(_DETECTION),
+    )
+    columns = [
+        *_common([(i.ref.uri, i.ref.generation, i.model_name, i.model_version) for i in images], version.settings),
+        *_of_run(len(images), version.settings, run, made_at),
+        pa.array([image.width for image in images], pa.int32()),
+        pa.array([image.height for image in images], pa.int32()),
+        pa.ListArray.from_arrays(pa.array(ends, pa.int32()), detections),
+        pa.array([_text(image.ref.extra) or None for image in images], pa.string()),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMAS[DETECTIONS])
+
+
+def dead_letters_table(letters: Sequence[DeadLetter], version: RowVersion, run: str, made_at: float) -> pa.Table:
+    """Rows of dead letters. One without an image has a key of its message, so that compaction merges only equal ones."""
+    named = [
+        (
+            each.ref.uri or f"{each.message}\0{each.payload.hex()}",
+            each.ref.generation,
+            each.model_name or version.model,
+            each.model_version if each.model_name else version.version,
+        )
+        for each in letters
+    ]
+    common = _common(named, version.settings)
+    common[1] = pa.array([_text(each.ref.uri) for each in letters], pa.string())
+    columns = [
+        *common,
+        *_of_run(len(letters), version.limits, run, made_at),
+        *(pa.array([_text(getattr(each, name)) for each in letters], pa.string()) for name in ("stage", "reason", "message")),
+        pa.array([_text(each.ref.record) or None for each in letters], pa.string()),
+        pa.array([bool(each.model_name) for each in letters], pa.bool_()),
+        pa.array([each.payload or None for each in letters], pa.binary()),
+        pa.array([_text(each.ref.extra) or None for each in letters], pa.string()),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMAS[DEAD_LETTERS])
+
+
+def _common(named: Sequence[tuple[str, str, str, str]], settings: str) -> list[pa.Array]:
+    """The columns `key` to `version`."""
+    uris = [_text(uri) for uri, *_ in named]
+    return [
+        pa.array(np.fromiter((row_key(*each, settings) for each in named), np.uint64, len(named))),
+        pa.array(uris, pa.string()),
+        pa.array([name_bytes(each[0]) if each[0] != uri else None for each, uri in zip(named, uris, strict=True)], pa.binary()),
+        *(pa.array([_text(each[place]) for each in named], pa.string()) for place in (1, 2, 3)),
+    ]
+
+
+def _of_run(rows: int, settings: str, run: str, made_at: float) -> list[pa.Array]:
+    """The columns `settings` to `made_at`."""
+    moment = pa.scalar(int(made_at * 1e6), pa.int64()).cast(pa.timestamp("us", "UTC"))
+    return [pa.array([settings] * rows, pa.string()), pa.array([run] * rows, pa.string()), pa.repeat(moment, rows)]
+
+
+def json_rows(table: pa.Table | pa.RecordBatch, kind: str) -> Iterator[dict[str, Any]]:
+    """The rows as `detection_row` and `dead_letter_row` make them, for views and exports."""
+    to_row = _detection_row if kind == DETECTIONS else _dead_letter_row
+    return map(to_row, table.to_pylist())
+
+
+def _detection_row(row: dict[str, Any]) -> dict[str, Any]:
+    for each in row["detections"]:
+        each["box_xyxy"] = [round(value, 2) for value in each["box_xyxy"]]
+        each["confidence"] = round(each["confidence"], 5)
+    return {
+        "image": {"uri": uri_of(row), "generation": row["generation"], "width": row["width"], "height": row["height"]},
+        "model": {"name": row["model"], "version": row["version"]},
+        "detections": row["detections"],
+        **({"extra": json.loads(row["extra"])} if row["extra"] else {}),
+    }
+
+
+def _dead_letter_row(row: dict[str, Any]) -> dict[str, Any]:
+    image = {"uri": uri_of(row), "generation": row["generation"]}
+    return {
+        "image": {name: value for name, value in image.items() if value},
+        **({"model": {"name": row["model"], "version": row["version"]}} if row["model_was_called"] else {}),
+        **{name: row[name] for name in ("stage", "reason", "message")},
+        **({"record": row["record"]} if row["record"] else {}),
+        **({"extra": json.loads(row["extra"])} if row["extra"] else {}),
+        **({"payload_base64": base64.b64encode(row["payload"]).decode("ascii")} if row["payload"] else {}),
+    }
+
+
+def uri_of(row: dict[str, Any]) -> str:
+    """The URI of a row, with the bytes of a name that is no Unicode."""
+    exact = row["uri_bytes"]
+    return str(row["uri"]) if exact is None else bytes(exact).decode("utf-8", "surrogatepass")
+
+
+def _text(value: str) -> str:
+    """Text that Parquet can hold: bytes of a name that is no UTF-8 are escaped."""
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
