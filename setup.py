@@ -27,6 +27,7 @@ setup(
         "tfx-bsl>=1.21,<1.22",
         "numpy>=1.26,<3",
         "cachetools>=5,<7",
+        "keras>=3.11.3,<4",  # earlier ones ignore safe mode for .h5 files (CVE-2025-9905)
         "google-cloud-bigquery>=3.27,<4",
         "google-cloud-storage>=2.18,<4",
         "google-cloud-pubsub>=2.30,<3",

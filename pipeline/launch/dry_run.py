@@ -6,6 +6,7 @@ A model's files do not show whether its description is wrong; its boxes and clas
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -28,10 +29,14 @@ _SHOWN = 5  # names, or objects
 _TRIED = 5  # images
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
 def say(lines: Iterable[str]) -> None:
-    """Prints lines; escapes names that are no Unicode."""
+    """Prints lines; escapes control characters, which would steer a terminal, and names that are no Unicode."""
     for line in lines:
-        print(masked_text(line).encode("utf-8", "backslashreplace").decode())
+        plain = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", masked_text(line))
+        print(plain.encode("utf-8", "backslashreplace").decode())
 
 
 def shown(names: Iterable[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import yaml
 
 from models.metadata import DetectorMetadata
 from pipeline import run
-from pipeline.launch.dry_run import doubts
+from pipeline.launch.dry_run import doubts, say
 from pipeline.records import DetectedImage, Detections, ImageRef, Timing
 from tests.conftest import write_bright_image
 from tests.forked_jobs import Moment
@@ -193,3 +193,8 @@ def test_what_cannot_be_true_is_doubted(boxes, class_ids, expected):
     )
     image = DetectedImage(ImageRef("a.jpg"), 640, 480, "any", "1", found, Timing(0, 0, 0, 0, 0, 0, 0, 0))
     assert [doubt.split("; ")[0] for doubt in doubts(image, metadata)] == expected
+
+
+def test_a_name_steers_no_terminal(capsys):
+    say(["input    \x1b[2Jgone.jpg\nerror: all is lost"])
+    assert capsys.readouterr().out == "input    \\x1b[2Jgone.jpg\\x0aerror: all is lost\n"

@@ -410,8 +410,7 @@ def test_dead_letters_say_what_their_reason_means_and_what_to_do():
     row = {"image": {"uri": "a.jpg"}, "stage": "decode", "reason": "empty", "message": "m"}
     text = Page(report.render_report({"dead_by_reason": {"empty": 1}}, [], [row])).text
     assert "emptyin decodezero bytes1" in text.replace(" in", "in")
-    assert "a reason that does not pass by itself" in text
-    assert "once the cause is mended, give these files as --input to try again" in text
+    assert "The same command tries transient failures again; detect-objects replay, with this folder as --output" in text
     assert "cannot succeed" not in text
 
 
