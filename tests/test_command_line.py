@@ -31,7 +31,7 @@ def said(capsys, *argv):
         pytest.param(["--conf-thres=0.4"], "unknown flag --conf-thres; here it is --score-threshold", id="YOLOv5's conf"),
         pytest.param(["--imgsz", "640"], "unknown flag --imgsz; here it is model.input_hw in the config file", id="imgsz"),
         pytest.param(["--iou", "0.5"], "unknown flag --iou; here it is --iou-threshold", id="iou"),
-        pytest.param(["--csv"], "unknown flag --csv; here it is --format csv, or the JSON Lines in detections/", id="csv"),
+        pytest.param(["--csv"], "unknown flag --csv; here it is --export csv, or the Parquet files in detections/", id="csv"),
         pytest.param(["--silent"], "unknown flag --silent; here it is --quiet", id="silent"),
         pytest.param(["--weights", "m.pt"], "unknown flag --weights; here it is --model", id="weights"),
         pytest.param(["--batch", "8"], "unknown flag --batch; here it is --batch-sizes, such as 1,2,4,8", id="batch"),

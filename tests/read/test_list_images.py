@@ -309,6 +309,7 @@ def test_dead_letters_written_as_rows_are_a_manifest(tree):
 
 
 ROW = {"image": {"uri": "a.jpg", "generation": "1"}}
+SHARD = "20261121T020000Z-3f2a9c01-"
 
 
 @pytest.mark.parametrize("pattern", ["results", "results/**", "results/*/*", "results/dead_letters/*"])
@@ -316,12 +317,10 @@ def test_a_folder_of_results_names_the_images_of_its_dead_letters(tree, pattern)
     """Rows of detections are no images, and no images to detect again; nor is an empty file of dead letters an image."""
     for kind in ("detections", "dead_letters"):
         for shard in (0, 1):
-            path = tree / "results" / kind / f"{kind}-{shard:05d}-of-00002.jsonl"
+            path = tree / "results" / kind / f"{SHARD}{shard:032x}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(ROW) + "\n" if shard else "")
-    (tree / "results" / "detections" / "detections-00000-of-00001.parquet").write_bytes(b"PAR1")
-    (tree / "results" / "detections" / "detections-00000-of-00001.tfrecord").write_bytes(b"")
-    (tree / "results" / "detections" / "detections-20261121T020000Z-job-00000-of-00001.jsonl").write_text(json.dumps(ROW))
+            path.with_suffix(".parquet").write_bytes(b"PAR1")
     assert listed(pattern) == ["a.jpg"]
     check_inputs({pattern: (pattern,)})
 
@@ -422,17 +421,14 @@ def test_of_a_large_object_that_is_no_image_just_a_few_bytes_are_read(gcs_bucket
         pytest.param("link", ["set/a.jpg"], id="by a link"),
     ],
 )
-@pytest.mark.parametrize("marker", ["detections", "index", "at work"])
-def test_what_a_run_wrote_below_an_input_is_none_of_it(tmp_path, monkeypatch, pattern, names, marker):
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_what_a_run_wrote_below_an_input_is_none_of_it(tmp_path, monkeypatch, pattern, names, ending):
     """Unless it is named on purpose."""
     monkeypatch.chdir(tmp_path)
-    letters = "set/run1/dead_letters/dead_letters-3f2a9c01-00000-of-00001.jsonl"
-    markers = {
-        "detections": "set/run1/detections/detections-3f2a9c01-00000-of-00001.jsonl",
-        "index": "set/run1/index/dead_letters-3f2a9c01-00000-of-00001.parquet",
-        "at work": "set/run1/.staging-0123456789ab/run.json",
-    }
-    own = [letters, markers[marker], "set/run1/samples/001-a.jpg", "set/run1/summary.json", "set/run1/runs/1/samples/001-b.jpg"]
+    letters = f"set/run1/dead_letters/{SHARD}{1:032x}.jsonl"
+    rows = f"set/run1/detections/{SHARD}{2:032x}.{ending}"
+    own = [letters, rows, "set/run1/samples/001-a.jpg", "set/run1/summary.json", "set/run1/runs/1/samples/001-b.jpg"]
+    own += ["set/run1/exports/crops/c.jpg", "set/run1/.staging-0123456789ab/d.jpg"]
     for name in ["set/a.jpg", *own]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b'{"uri": "again.jpg"}')
@@ -449,7 +445,7 @@ def test_a_folder_of_samples_that_no_run_wrote_is_images(tree):
 def test_dead_letters_of_the_jobs_own_output_are_no_input(tree):
     """They would be listed again and count as doubles."""
     (tree / "out" / "dead_letters").mkdir()
-    (tree / "out" / "dead_letters" / "dead_letters-00000-of-00001.jsonl").write_text(json.dumps(ROW))
+    (tree / "out" / "dead_letters" / f"{SHARD}{1:032x}.jsonl").write_text(json.dumps(ROW))
     assert listed(".", exclude="out").count("a.jpg") == 1
 
 
