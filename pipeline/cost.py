@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, get_args, get_type_hints
 
 ORDERS = tuple(10.0**n for n in range(3, 10))
-# what the steps do at once: listings of a worker, all listings, ranges, rows of a range; a test compares them with the steps'
+# how many listings a worker, and all of them, do at once; a test compares them with the steps'
 LISTINGS, ALL_LISTINGS = 16, 1024
 _LEAST_MESSAGE = 1000.0  # bytes that Pub/Sub bills at least: https://cloud.google.com/pubsub/pricing
-_MORE_THAN_0 = ("machines", "cores", "bundle_images", "window_s")
+_MORE_THAN_0 = ("machines", "cores", "bundle_images", "window_s", "shard_seconds")
 _INLINE_SHUFFLED = 1  # how often an image that came within its message passes the runner's shuffles
 
 
@@ -28,17 +28,21 @@ class Measured:
     """What an image and a job take; docs/COST.md describes each, and `python -m tests.benchmarks.cost` measures most."""
 
     cpu_ms: float = 40.3  # CPU time of an image with YOLOv4-tiny at 416x416, float32 (`make bench`)
-    row_bytes: float = 191.0  # a row of results without objects
+    row_bytes: float = 191.0  # a row of results without objects, as JSON in a view or a message
     object_bytes: float = 104.0  # each object in it
+    shard_row_bytes: float = 19.3  # the same row in a shard
+    shard_object_bytes: float = 24.6  # each object in it
     attribute_bytes: float = 166.0  # what the message of a row has besides the row
     notice_bytes: float = 1500.0  # a notification of Cloud Storage, by its documentation
     shuffled_bytes: float = 90.0  # what an image brings into the shuffles of a batch job: its name, never its content
     class_b_an_image: float = 1.0  # reads of an image: its content, with which its generation comes
     class_b_unlisted: float = 1.0  # one more for an image that a message names, whose size no listing has given
-    class_a_a_job: float = 24.0  # writes and listings of a job's own files
+    class_a_a_job: float = 22.0  # writes and listings of a job's own files
     class_b_a_job: float = 9.0  # reads of them
-    class_a_a_shard: float = 2.0  # writes of a shard of rows and its view; a job of several machines copies both, too
-    class_a_a_window: float = 2.0  # writes of a stream's window that has rows: a shard and its view
+    class_a_a_shard: float = 2.0  # writes of a shard and its view, of a batch job or a stream
+    class_a_a_staged_shard: float = 4.0  # the same of several machines, which write it under another name and rename it
+    class_b_a_staged_shard: float = 2.0  # looks for it
+    class_a_a_lock_hour: float = 120.0  # a batch job's heartbeats
     class_a_an_hour: float = 1200.0  # writes of a worker's reports in an hour, in a job of several machines
     class_b_an_hour: float = 4700.0  # the launcher's reads of them
     listed_at_once: float = 1000.0  # images in one listing operation (Cloud Storage's page)
@@ -59,6 +63,7 @@ class Work:
     startup_minutes: Annotated[float, "until a machine detects its first image"] = 5.0
     ramp_minutes: Annotated[float, "batch: from then until all machines have started, one after the other"] = 10.0
     bundle_images: Annotated[float, "batch: images in a bundle of the runner; each bundle leaves a shard"] = 1000.0
+    shard_seconds: Annotated[float, "batch: most seconds of rows in a shard"] = 30.0
     hours: Annotated[float, "streaming: how long the images take to come; 0: as long as the machines need"] = 0.0
     window_s: Annotated[float, "streaming: seconds of rows in one shard"] = 10.0
     inline: Annotated[float, "streaming: share of images that come within their messages; messages name the others"] = 0.0
@@ -104,15 +109,14 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
     startup = work.startup_minutes / 60.0
     hours = max(work.hours, busy / work.machines + more_hours) + startup
     row, image = each.row_bytes + work.objects * each.object_bytes, work.image_kb * 1e3
-    named, inline, shards = work.images * (1 - work.inline), work.images * work.inline, work.images / work.bundle_images
+    named, inline = work.images * (1 - work.inline), work.images * work.inline
     # a message is published and delivered, for each request and each result
     requested = named * max(_LEAST_MESSAGE, each.notice_bytes) + inline * max(_LEAST_MESSAGE, image)
     published = work.images * max(_LEAST_MESSAGE, row + each.attribute_bytes)
     reported = work.machines * hours if work.machines > 1 else 0.0  # a single machine is the launcher's, and writes no reports
-    listed = work.images / each.listed_at_once
-    class_a, class_b = listed + shards * each.class_a_a_shard * (2.0 if work.machines > 1 else 1.0), 0.0
+    class_a, class_b = _of_batch(work, each, busy, hours)
     if streaming:
-        class_a = min(hours * 3600.0 / work.window_s, work.images) * each.class_a_a_window
+        class_a = min(hours * 3600.0 / work.window_s, work.images) * each.class_a_a_shard
         class_b = named * each.class_b_unlisted
     shuffled = work.images * row + inline * image * _INLINE_SHUFFLED if streaming else 0.0
     return Usage(
@@ -121,7 +125,7 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
         class_a=each.class_a_a_job + class_a + reported * each.class_a_an_hour,
         class_b=each.class_b_a_job + named * each.class_b_an_image + class_b + reported * each.class_b_an_hour,
         read_gb=named * image / 1e9,
-        results_gb=work.images * row / 1e9,
+        results_gb=work.images * (row + each.shard_row_bytes + work.objects * each.shard_object_bytes) / 1e9,
         pubsub_gb=2 * (requested + published) / 1e9 if streaming else 0.0,
         shuffle_gb=(work.images * each.shuffled_bytes + shuffled) / 1e9,
     )
@@ -136,6 +140,18 @@ def _check(work: Work) -> None:
             raise ValueError(f"{name}: expected {least}, got {amount:g}")
     if work.inline > (1 if work.mode == "streaming" else 0):
         raise ValueError("inline: expected a share of a stream's images, 0 to 1")
+
+
+def _of_batch(work: Work, each: Measured, busy: float, hours: float) -> tuple[float, float]:
+    """Operations of class A and B of a batch job's listing, shards and lock.
+
+    A bundle leaves a shard when it ends, and before that one whenever it has worked for `shard_seconds`.
+    """
+    shards = min(work.images / work.bundle_images + busy * 3600.0 / work.shard_seconds, work.images)
+    is_staged = work.machines > 1
+    of_shards = shards * (each.class_a_a_staged_shard if is_staged else each.class_a_a_shard)
+    class_a = work.images / each.listed_at_once + of_shards + hours * each.class_a_a_lock_hour
+    return class_a, shards * each.class_b_a_staged_shard if is_staged else 0.0
 
 
 def _hours_besides_detecting(work: Work, each: Measured, busy: float) -> tuple[float, float]:

@@ -14,15 +14,19 @@ from apache_beam.transforms import userstate
 from hypothesis import given, strategies
 
 from pipeline import cost
+from pipeline.config import StreamConfig, WriteConfig
 from pipeline.cost import Measured, Usage, Work, estimate
 from pipeline.storage import listing
 from tests.conftest import REPO
 from tests.test_streaming_graph import build
 
+_OF_ROWS = ("row_bytes", "object_bytes", "attribute_bytes", "shard_row_bytes", "shard_object_bytes")
 SIMPLE = Measured(
     cpu_ms=50.0,
     row_bytes=100.0,
     object_bytes=50.0,
+    shard_row_bytes=20.0,
+    shard_object_bytes=10.0,
     attribute_bytes=200.0,
     notice_bytes=1500.0,
     shuffled_bytes=250.0,
@@ -31,7 +35,9 @@ SIMPLE = Measured(
     class_a_a_job=20.0,
     class_b_a_job=40.0,
     class_a_a_shard=2.0,
-    class_a_a_window=2.0,
+    class_a_a_staged_shard=4.0,
+    class_b_a_staged_shard=2.0,
+    class_a_a_lock_hour=120.0,
     class_a_an_hour=100.0,
     class_b_an_hour=300.0,
     listed_at_once=1000.0,
@@ -59,15 +65,15 @@ SIMPLE = Measured(
                 bundle_images=1000,
             ),
             # 10 machine-hours of work, and a tenth of an hour of each machine's start; all the while each tells how far it is;
-            # 3,600 pages of 0.36 s by 160 at once, 3,600 shards and their views, each copied once, and nine of ten machines that
-            # are missing for ten minutes on average
+            # 3,600 pages of 0.36 s by 160 at once, and nine of ten machines that are missing for ten minutes on average; a shard
+            # of each bundle, and one for every 30 s of a machine, each written and renamed with its view; a lock's heartbeats
             Usage(
                 hours=1.1 + 0.36 / 160 + 0.15,
                 machine_hours=11.0 + 0.36 / 16,
-                class_a=20 + 3600 + 14_400 + 1252.25,
-                class_b=40 + 3_600_000 + 3756.75,
+                class_a=20 + 3600 + (3600 + 1200) * 4 + 1.25225 * 120 + 1252.25,
+                class_b=40 + 3_600_000 + (3600 + 1200) * 2 + 3756.75,
                 read_gb=360.0,
-                results_gb=3.6e6 * 300 / 1e9,
+                results_gb=3.6e6 * 360 / 1e9,
                 pubsub_gb=0,
                 shuffle_gb=0.9,
             ),
@@ -75,25 +81,30 @@ SIMPLE = Measured(
         ),
         pytest.param(
             Work(160 * 3600, machines=1, cores=8, objects=0, startup_minutes=0),
-            # eight cores at 50 ms an image are 160 images/s; 576 pages by 16 at once
-            Usage(1.0036, 1.0036, 20 + 576 + 1152, 40 + 576_000, 115.2, 0.0576, 0, 0.144),
+            # eight cores at 50 ms an image are 160 images/s; 576 pages by 16 at once; its shards are not staged
+            Usage(1.0036, 1.0036, 20 + 576 + (576 + 120) * 2 + 120.43, 40 + 576_000, 115.2, 0.06912, 0, 0.144),
             id="rate of the cores",
+        ),
+        pytest.param(
+            Work(100, objects=0, image_kb=0, images_per_second=0.01, startup_minutes=0, bundle_images=1),
+            Usage(2.7778, 2.7778, 20 + 0.1 + 100 * 2 + 2.7778 * 120, 40 + 100, 0, 1.2e-5, 0, 2.5e-5),
+            id="no shard without a row",
         ),
         pytest.param(
             Work(1_000_000, "streaming", objects=0, image_kb=1, machines=2, images_per_second=1e9, hours=24, startup_minutes=0),
             # messages of 1,500 and 300 bytes, the latter billed as 1,000; each published and delivered
-            Usage(24.0, 48.0, 20 + 8640 * 2 + 4800, 40 + 2_000_000 + 14_400, 1.0, 0.1, 5.0, 0.35),
+            Usage(24.0, 48.0, 20 + 8640 * 2 + 4800, 40 + 2_000_000 + 14_400, 1.0, 0.12, 5.0, 0.35),
             id="streaming",
         ),
         pytest.param(
             Work(1_000_000, "streaming", objects=0, image_kb=3, images_per_second=1e9, hours=24, startup_minutes=0, inline=0.25),
             # a quarter of the messages has 3,000 bytes, and passes the shuffle with them; the rest is named and read
-            Usage(24.0, 24.0, 20 + 8640 * 2, 40 + 1_500_000, 2.25, 0.1, 5.75, 0.35 + 0.75),
+            Usage(24.0, 24.0, 20 + 8640 * 2, 40 + 1_500_000, 2.25, 0.12, 5.75, 0.35 + 0.75),
             id="streaming in one process, a quarter within their messages",
         ),
         pytest.param(
             Work(2, "streaming", objects=0, image_kb=0, images_per_second=1e9, hours=24, startup_minutes=0),
-            Usage(24.0, 24.0, 20 + 2 * 2, 40 + 4, 0, 2e-7, 1e-5, 7e-7),
+            Usage(24.0, 24.0, 20 + 2 * 2, 40 + 4, 0, 2.4e-7, 1e-5, 7e-7),
             id="a stream that is idle",
         ),
     ],
@@ -113,7 +124,7 @@ def test_more_images_take_more_of_everything_and_more_machines_hardly_more_work(
 
 
 def test_hours_have_listing_and_the_wait_for_machines():
-    """Each of them by itself."""
+    """Each of them by itself; a billion images in one listing would take 36 hours."""
     work = Work(1e9, machines=1000, startup_minutes=0, ramp_minutes=0)
     only = dataclasses.replace(SIMPLE, page_s=0.0)
     detecting = estimate(work, only).hours
@@ -131,6 +142,8 @@ def test_the_wait_for_machines_is_no_longer_than_the_work():
 
 def test_what_it_says_of_steps_side_by_side_is_what_they_do():
     assert (cost.LISTINGS, cost.ALL_LISTINGS) == (listing.MAX_PARALLEL, listing.CUT)
+    assert Work(1).shard_seconds == WriteConfig().shard_seconds
+    assert Work(1).window_s == StreamConfig().archive_window_s
 
 
 def test_each_part_costs_its_price_by_its_unit():
@@ -150,9 +163,9 @@ def test_the_document_shows_what_the_command_prints(capsys):
     document = (REPO / "docs" / "COST.md").read_text()
     assert cost.main([]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if f"    {line}\n" not in document] == []
-    of_an_image = [f"{getattr(Measured(), name):,.10g}" for name in ("cpu_ms", "row_bytes", "object_bytes", "attribute_bytes")]
-    of_a_job = [f"{getattr(Measured(), name):,.10g}" for name in ("shuffled_bytes", "class_a_a_job", "class_b_a_job")]
-    assert [number for number in (*of_an_image, *of_a_job) if not re.search(rf"\| .*(?<![\d.]){number} ", document)] == []
+    named = ("cpu_ms", *_OF_ROWS, "shuffled_bytes", "class_a_a_job", "class_b_a_job", "class_a_a_lock_hour")
+    numbers = [f"{getattr(Measured(), name):,.10g}" for name in named]
+    assert [number for number in numbers if not re.search(rf"\| .*(?<![\d.]){number} ", document)] == []
 
 
 def test_prices_stand_below_what_they_are_for(capsys):
@@ -191,7 +204,7 @@ def measured():
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", ["row_bytes", "object_bytes", "attribute_bytes", "shuffled_bytes", "class_b_an_image"])
+@pytest.mark.parametrize("name", [*_OF_ROWS, "shuffled_bytes", "class_b_an_image"])
 def test_a_constant_of_an_image_is_what_a_real_run_takes(measured, name):
     """To within a third: names of images are longer or shorter."""
     assert getattr(Measured(), name) == pytest.approx(measured[name], rel=1 / 3)
@@ -202,8 +215,13 @@ def test_a_constant_of_a_job_is_of_the_order_of_a_real_run(measured, name):
     assert abs(math.log10(getattr(Measured(), name) / measured[name])) < 0.5
 
 
-def test_the_constant_of_a_streams_window_is_what_it_takes(measured):
-    assert Measured().class_a_a_window == measured["class_a_a_window"]
+@pytest.mark.parametrize("name", ["class_a_a_shard", "class_a_a_staged_shard", "class_b_a_staged_shard", "class_a_a_lock_hour"])
+def test_the_constants_of_shards_and_of_a_lock_are_what_they_take(measured, name):
+    assert getattr(Measured(), name) == measured[name]
+
+
+def test_a_heartbeat_reads_nothing(measured):
+    assert measured["class_b_a_lock_hour"] == 0
 
 
 def test_a_streams_archive_without_new_rows_costs_nothing(measured):

@@ -32,12 +32,16 @@ from apache_beam.pipeline import PipelineVisitor
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipeline import graph, run
-from pipeline.config import BUNDLED, Config, ModelConfig
+from pipeline.config import BUNDLED, Config, DetectConfig, ModelConfig
 from pipeline.read import read_images
 from pipeline.read.read_images import ReadImages
 from pipeline.records import DetectedImage, Detections, ImageRef, detection_row, row_bytes
-from pipeline.results.completion import UNKNOWN
+from pipeline.results.completion import RowVersion
+from pipeline.results.layout import DETECTIONS
+from pipeline.results.lock import TIMES, _CloudLock
+from pipeline.results.rows import detections_table
 from pipeline.results.run import Run
+from pipeline.results.shards import done_keys, list_shards, parquet_bytes, publish_shard, stage_shard
 from pipeline.stream.archive import Archive, ArchivedRow
 from pipeline.stream.outgoing import detection_message
 from pipeline.stream.threads import RunThreads
@@ -52,7 +56,8 @@ _CLASSES = (
 )
 _CONTENT = re.compile(r"/download/storage/v1/b/([^/]+)/o/(.+)")
 _OF_IMAGE = re.compile(r"GET .*/o/in\d+%2F.+")
-
+_ROWS = 1000  # of a shard
+_VERSION = RowVersion("digits", "1", "5e771265", "5e771266")
 
 _COUNTED = (("class_a", "class_a"), ("class_b", "of_images"))
 
@@ -107,31 +112,55 @@ def counting_storage() -> Iterator[tuple[Any, collections.Counter[str]]]:
 def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
     """Operations of each class an image and a job, from runs of two sizes over images in a bucket.
 
-    Reading operations of an image are those on the image itself: a run that takes longer also looks more often at its lease.
+    Reading operations of an image are those on the image itself. A shard counts by itself.
     """
     seen: list[collections.Counter[str]] = []
+    shards: list[int] = []
     with counting_storage() as (bucket, counts):
         for size in sizes:
             for number in range(size):
                 bucket.blob(f"in{size}/{number}.jpg").upload_from_filename(str(SAMPLES[number % len(SAMPLES)]))
             counts.clear()
-            places = [
-                "--input",
-                f"gs://{bucket.name}/in{size}/*",
-                "--output",
-                f"gs://{bucket.name}/out{size}",
-                "--model",
-                "digits",
-            ]
+            places = ["--input", f"gs://{bucket.name}/in{size}/*", "--output", f"gs://{bucket.name}/out{size}"]
+            places += ["--model", "digits"]
             with contextlib.redirect_stdout(sys.stderr):
                 code = run.main(places)
             if code:
                 raise RuntimeError(f"the job ended with {code}")
             seen.append(counts.copy())
-        of_archive = archive_operations(f"gs://{bucket.name}/archive", counts)
+            shards.append(len(list_shards(f"gs://{bucket.name}/out{size}")))
+        of_shards = shard_operations(f"gs://{bucket.name}/shards", counts)
+        of_shards |= archive_operations(f"gs://{bucket.name}/archive", counts)
+    for each, number in zip(seen, shards, strict=True):
+        each["class_a"] -= number * int(of_shards["class_a_a_shard"])
     an_image = {name: (seen[1][of] - seen[0][of]) / (sizes[1] - sizes[0]) for name, of in _COUNTED}
-    return {**of_archive, **{f"{name}_an_image": an_image[name] for name in an_image}} | {
+    return {**of_shards, **{f"{name}_an_image": an_image[name] for name in an_image}} | {
         f"{name}_a_job": seen[0][name] - an_image[name] * sizes[0] for name in an_image
+    }
+
+
+def shard_operations(folder: str, counts: collections.Counter[str]) -> dict[str, float]:
+    """Operations of a shard that is staged and gets its name, of reading the keys in it, and of a heartbeat of a lock."""
+    before = counts.copy()
+    publish_shard(stage_shard(folder, DETECTIONS, detections_table(detected(), _VERSION, "run", 0.0), "run", [b"{}"]))
+    staged = counts - before
+    before = counts.copy()
+    list_shards(folder)
+    listed = counts - before
+    before = counts.copy()
+    done_keys(folder, _VERSION)
+    of_keys = counts - before - listed
+    lock = _CloudLock(f"{folder}/.lock", b"{}", TIMES)
+    lock.take()
+    before = counts.copy()
+    lock._write(lock._generation)
+    beat = counts - before
+    lock.release()
+    return {
+        **{f"{name}_a_staged_shard": float(staged[name]) for name in ("class_a", "class_b")},
+        "class_b_of_keys": float(of_keys["class_b"]),
+        "class_a_a_lock_hour": beat["class_a"] * 3600.0 / TIMES.beat_s,
+        "class_b_a_lock_hour": beat["class_b"] * 3600.0 / TIMES.beat_s,
     }
 
 
@@ -150,7 +179,7 @@ def archive_operations(folder: str, counts: collections.Counter[str]) -> dict[st
     archive.add([ArchivedRow(DetectedImage(ImageRef("a"), 1, 1, "m", "1", nothing), b"{}")])
     of_window = next_window()
     idle = [next_window() for _ in range(100)]
-    return {"class_a_a_window": float(of_window["class_a"]), "idle": float(sum(each.total() for each in idle))}
+    return {"class_a_a_shard": float(of_window["class_a"]), "idle": float(sum(each.total() for each in idle))}
 
 
 class _CountBytes(beam.DoFn):
@@ -187,9 +216,11 @@ def shuffled_bytes(folder: Path, sizes: tuple[int, int]) -> float:
             shutil.copy(SAMPLES[number % len(SAMPLES)], images / f"{number:04d}.jpg")
         config = Config(input=(str(images),), output=str(folder / f"out{size}"), model=ModelConfig(BUNDLED))
         pipeline = beam.Pipeline(runner=FnApiRunner())
-        of_job = Run.new(config.output)
-        with of_job.opened():
-            graph.build(pipeline, config, graph.sinks(config, of_job, UNKNOWN), ReadImages([str(images)], exclude=config.output))
+        this_run = Run.new(config.output)
+        with this_run.opened():
+            graph.build(
+                pipeline, config, graph.sinks(config, this_run, _VERSION), ReadImages([str(images)], exclude=config.output)
+            )
             _count_shuffled(pipeline)
             result = pipeline.run()
             result.wait_until_finish()
@@ -199,11 +230,24 @@ def shuffled_bytes(folder: Path, sizes: tuple[int, int]) -> float:
     return (found[1] - found[0]) / (sizes[1] - sizes[0])
 
 
+def shard_bytes() -> dict[str, float]:
+    """Bytes of a row without objects, and of each object in it, in a Parquet shard."""
+    rng, sizes = np.random.default_rng(0), []
+    for objects in (0, 10):
+        images = []
+        for number in range(_ROWS):
+            ref = ImageRef(f"gs://bucket/images/2026/11/21/{number:09d}.jpg", str(1795219200000000 + number * 977))
+            boxes, names = rng.uniform(0, 1000, (objects, 4)).astype(np.float32), ("person", "car") * (objects // 2)
+            classes, confidences = rng.integers(0, 2, objects, np.int32), rng.uniform(0, 1, objects).astype(np.float32)
+            images.append(DetectedImage(ref, 1920, 1080, "digits", "1", Detections(boxes, classes, confidences, names)))
+        sizes.append(len(parquet_bytes(detections_table(images, _VERSION, "run", 0.0))) / _ROWS)
+    return {"shard_row_bytes": sizes[0], "shard_object_bytes": (sizes[1] - sizes[0]) / 10}
+
+
 def detected() -> list[DetectedImage]:
     """The sample scenes as the bundled detector sees them."""
-    from pipeline.config import DetectConfig
     from pipeline.detect.load_detector import shared_detector
-    from pipeline.records import EncodedImage, ImageRef
+    from pipeline.records import EncodedImage
 
     refs = [ImageRef(f"gs://bucket/images/2026/11/21/{path.name}", "1795219200000000") for path in SAMPLES]
     images = [EncodedImage(ref, path.read_bytes()) for ref, path in zip(refs, SAMPLES, strict=True)]
@@ -235,6 +279,7 @@ def measure(sizes: Sizes) -> dict[str, float]:
         return {
             **row_and_message_bytes(detected()),
             "shuffled_bytes": shuffled_bytes(Path(folder), sizes.shuffles),
+            **shard_bytes(),
             **storage_operations(sizes.storage),
         }
 
