@@ -45,7 +45,6 @@ setup(
         "urllib3>=2.2,<3",
     ],
     extras_require={
-        "otlp": ["opentelemetry-exporter-otlp-proto-http>=1.40,<2", "opentelemetry-sdk>=1.40,<2"],
         "openvino": ["openvino>=2026.4.1,<2027"],  # another engine for CPUs (--engine openvino)
         "quantize": ["nncf>=3.4,<3.5", "openvino>=2026.4.1,<2027"],  # an int8 version of a model (detect-objects quantize)
         "triton": ["tritonclient[grpc]>=2.73,<3"],  # model servers (--engine triton)
@@ -73,7 +72,6 @@ setup(
             "labelformat>=0.1.17,<1",  # reads what the pipeline writes for CVAT
             "mkdocs>=1.6,<2",
             "mypy>=1.15",
-            "opentelemetry-exporter-otlp-proto-http>=1.40,<2",
             "nncf>=3.4,<3.5",
             "openvino>=2026.4.1,<2027",
             "pillow-heif>=1.1,<2",

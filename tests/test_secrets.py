@@ -166,9 +166,7 @@ def test_nothing_that_leaves_a_job_has_a_secret(server, tmp_path, bright_model):
     ]
     lines += ['{"uri": "https://h/a?sig=hunter2', f'{{"uri": "{server}/gone2?sig=hunter2", "page": "https://h/?token=hunter2"}}']
     (tmp_path / "list.jsonl").write_text("\n".join(line if line[0] == "{" else json.dumps(line) for line in lines))
-    (tmp_path / "job.yaml").write_text(
-        "stream: {dead_letter_topic: 'https://me:hunter2@host/x'}\nmonitoring: {otlp_endpoint: 'http://me:hunter2@127.0.0.1:9'}\n"
-    )
+    (tmp_path / "job.yaml").write_text("stream: {dead_letter_topic: 'https://me:hunter2@host/x'}\n")
     inputs = ["--input", tmp_path / "list.jsonl", f"{server}/in/named.png?token=hunter2"]
     command = ["--config", tmp_path / "job.yaml", *inputs, "--output", tmp_path / "out", "--model", bright_model]
     command += ["--notify", f"sh -c 'cat > {tmp_path}/notified'", "--max-dead-share", "1", "--log-format", "json", "--verbose"]

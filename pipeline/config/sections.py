@@ -275,7 +275,6 @@ class MonitoringConfig:
     page_port: _Port | None = setting(
         None, "serve a live page for this machine's browser on this port; 0: a free port, which is printed; default: none"
     )
-    otlp_endpoint: Text = setting("", "also send the metrics to this OpenTelemetry collector, by OTLP over HTTP")
     stuck_after_s: Annotated[float, Between(0.0)] = setting(
         600.0, "end the job when work waits and nothing was done for so many seconds; 0: never"
     )

@@ -38,23 +38,18 @@ def monitored(
 
 
 def _show_metrics(monitoring: MonitoringConfig, stats: Callable[[], JobStats], shown: contextlib.ExitStack) -> None:
-    """Serves and sends the metrics that the settings ask for, until the stack is closed."""
-    if monitoring.metrics_port is None and not monitoring.otlp_endpoint:
+    """Serves the metrics, if the settings ask for it, until the stack is closed."""
+    if monitoring.metrics_port is None:
         return
     from pipeline.monitoring import metrics  # its library is needed by nothing else
 
     collectors = metrics.registry(stats)
-    if monitoring.otlp_endpoint:
-        from pipeline.monitoring.otlp import sent
-
-        shown.enter_context(sent(monitoring.otlp_endpoint, collectors))
-    if monitoring.metrics_port is not None:
-        live = health.application(functools.partial(health.liveness, monitoring.stuck_after_s))
-        ready = health.application(lambda: health.readiness(stats()))
-        applications = {"/metrics": metrics.application(collectors), "/livez": live, "/readyz": ready}
-        host = monitoring.metrics_host
-        port = shown.enter_context(served(host, monitoring.metrics_port, "metrics_port", applications))
-        print(f"metrics on http://{host}:{port}/metrics", file=sys.stderr, flush=True)
+    live = health.application(functools.partial(health.liveness, monitoring.stuck_after_s))
+    ready = health.application(lambda: health.readiness(stats()))
+    applications = {"/metrics": metrics.application(collectors), "/livez": live, "/readyz": ready}
+    host = monitoring.metrics_host
+    port = shown.enter_context(served(host, monitoring.metrics_port, "metrics_port", applications))
+    print(f"metrics on http://{host}:{port}/metrics", file=sys.stderr, flush=True)
 
 
 def _show_page(config: Config, stats: Callable[[], JobStats], shown: contextlib.ExitStack) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 
 def keep_renewing(name: str, every_s: float, renew: Callable[[], bool], end: threading.Event) -> threading.Thread:
@@ -19,15 +19,3 @@ def keep_renewing(name: str, every_s: float, renew: Callable[[], bool], end: thr
     thread = threading.Thread(target=keep, name=name, daemon=True)
     thread.start()
     return thread
-
-
-@contextlib.contextmanager
-def renewed(name: str, every_s: float, renew: Callable[[], bool]) -> Iterator[None]:
-    """Calls `renew` in a thread while this lasts; see `keep_renewing`."""
-    end = threading.Event()
-    thread = keep_renewing(name, every_s, renew, end)
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
