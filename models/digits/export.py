@@ -2,7 +2,7 @@
 
     python -m models.digits.export --output build/models/digits/1
 
-The export takes seconds and needs neither scikit-learn nor a network connection.
+The export takes seconds and needs no network connection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def export_digits(output_dir: str, weights_path: str = WEIGHTS_PATH) -> None:
 
     Args:
         output_dir: local directory that does not exist yet, `<model>/<integer version>`.
-        weights_path: weights of `models.digits.training.train`.
+        weights_path: weights in the layout of the committed ones.
 
     Raises:
         FileExistsError: `output_dir` exists.

@@ -1,11 +1,8 @@
 """The detector's network: a residual backbone down to stride 16, joined at stride 8, and one anchor-free head.
 
 Every cell of the 40x40 grid (stride 8) predicts the distances to the four edges of the digit around it, as in FCOS (Tian et al.,
-2019). It also predicts one score per class. Training moves this score towards the IoU of the predicted box (Li et al.,
+2019). It also predicts one score per class. Training moved this score towards the IoU of the predicted box (Li et al.,
 Generalized Focal Loss, 2020), so there is no separate objectness.
-
-`forward` takes a `convolve` function: training passes convolutions with batch normalisation, `FoldedNetwork` passes convolutions
-with a bias, as in the committed weights.
 """
 
 from __future__ import annotations
@@ -35,7 +32,6 @@ class ConvLayer:
     inputs: int
     outputs: int
     relu: bool = True
-    normalised: bool = True
 
 
 def _residual(name: str, width: int) -> dict[str, ConvLayer]:
@@ -54,8 +50,8 @@ LAYERS: dict[str, ConvLayer] = {
     "join": ConvLayer(3, 1, 48, 64),
     "class_tower": ConvLayer(3, 1, 64, 64),
     "box_tower": ConvLayer(3, 1, 64, 48),
-    "class_logits": ConvLayer(1, 1, 64, CLASS_COUNT, relu=False, normalised=False),
-    "box_distances": ConvLayer(1, 1, 48, 4, relu=False, normalised=False),
+    "class_logits": ConvLayer(1, 1, 64, CLASS_COUNT, relu=False),
+    "box_distances": ConvLayer(1, 1, 48, 4, relu=False),
 }
 
 
@@ -129,7 +125,7 @@ class FoldedNetwork(tf.Module):
 
 
 def load_weights(path: str) -> Weights:
-    """Reads the folded weights of an `.npz` file of `train` (float16, to keep the repository small) as float32.
+    """Reads the folded weights of an `.npz` file (float16, to keep the repository small) as float32.
 
     Raises:
         ValueError: arrays are missing, unknown or of another shape than in `LAYERS`.
@@ -145,6 +141,6 @@ def load_weights(path: str) -> Weights:
     if wrong:
         raise ValueError(
             f"{path}: expected the layers of models/digits/network.py, but these arrays differ: {', '.join(wrong)}; "
-            "train again with `python -m models.digits.training.train`"
+            "take the committed weights.npz"
         )
     return weights

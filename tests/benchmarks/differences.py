@@ -1,12 +1,12 @@
 """What bfloat16 and scaled decoding change in the results. Says nothing about speed.
 
-    python -m tests.benchmarks.differences [--scenes 300] [--large-scenes 48]
+    python -m tests.benchmarks.differences
 
 With the bundled digit detector, which has ground truth: COCO AP (all detections down to a confidence of 0.01), and the
 agreement of what a user sees (confidence 0.25 and more): 2 x matched / all of both, matched: same class and IoU >= 0.5, with
-the mean IoU and the mean difference in confidence of the matched. The scenes are those of the test split with a seed of
-their own; the large ones are such scenes enlarged to 12 megapixels, which have no more detail than the small. With the
-benchmarks' detector, whose random weights make the most of the least difference in pixels, the agreement alone.
+the mean IoU and the mean difference in confidence of the matched. The scenes are the detector's committed samples; the large
+ones are these enlarged to 12 megapixels, which have no more detail than the small. With the benchmarks' detector, whose random
+weights make the most of the least difference in pixels, the agreement alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from models.digits.export import WEIGHTS_PATH
 from models.evaluate import compare, evaluate
 from tests.benchmarks import results
 from tests.benchmarks.images import BENCH, COUNTS, LARGE, make_images
 from tests.benchmarks.model import make_model
 
-_SEED = 21
+_SAMPLES = Path(WEIGHTS_PATH).parent / "samples"
 _LARGE_SIDE = 4000
 _SEEN = 0.25
 _OURS = ("--config", "tests/benchmarks/ours.yaml")
@@ -34,16 +35,13 @@ _DIGITS = ("--model", "digits", "--score-threshold", "0.01")
 
 def main() -> None:
     """Runs the pairs and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenes", type=int, default=300)
-    parser.add_argument("--large-scenes", type=int, default=48)
-    args = parser.parse_args()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     make_model()
-    scenes, large_scenes = _make_scenes(args.scenes), _make_scenes(args.large_scenes, _LARGE_SIDE)
+    count = len(list(_SAMPLES.glob("*.jpg")))
     bf16, full = ("--precision", "bfloat16"), ("--no-scaled-decode",)
     found = {
-        f"bfloat16 / float32, digits, {args.scenes} scenes": _difference(scenes, _DIGITS, bf16),
-        f"scaled / full decoding, digits, {args.large_scenes} scenes of 12 MP": _difference(large_scenes, _DIGITS, (), full),
+        f"bfloat16 / float32, digits, {count} scenes": _difference(_SAMPLES, _DIGITS, bf16),
+        f"scaled / full decoding, digits, {count} scenes of 12 MP": _difference(_large_scenes(), _DIGITS, (), full),
         f"scaled / full decoding, random weights, {COUNTS[LARGE]} photos of 12 MP": _difference(
             make_images(LARGE), _OURS, (), full
         ),
@@ -89,26 +87,25 @@ def _seen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "detections": [one for one in row["detections"] if one["confidence"] >= _SEEN]} for row in rows]
 
 
-def _make_scenes(count: int, long_side: int = 0) -> Path:
-    """A folder of digit scenes with their ground truth; enlarged so that the longer side has so many pixels."""
+def _large_scenes() -> Path:
+    """A folder of the samples, upright and enlarged so that the longer side has `_LARGE_SIDE` pixels, with their ground truth."""
     import cv2
 
-    from models.digits.training.scenes import Scene
-    from models.digits.training.write_scenes import coco_ground_truth, compose_sample, encode_jpeg
-
-    folder = BENCH / f"scenes-{count}-{long_side or 'small'}"
-    if not (folder / "ground_truth.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        scenes = []
-        for index in range(count):
-            scene = compose_sample("test", _SEED, index)
-            if long_side:
-                scale = long_side / max(scene.image.shape[:2])
-                image = cv2.resize(scene.image, None, fx=scale, fy=scale, interpolation=cv2.INTER_CUBIC)
-                scene = Scene(image, scene.boxes_xyxy * scale, scene.labels)
-            (folder / f"{index:04d}.jpg").write_bytes(encode_jpeg(scene.image, 90, 1))
-            scenes.append((f"{index:04d}.jpg", scene))
-        (folder / "ground_truth.json").write_text(json.dumps(coco_ground_truth(scenes)))
+    folder = BENCH / f"scenes-{_LARGE_SIDE}"
+    if (folder / "ground_truth.json").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    truth, scales = json.loads((_SAMPLES / "ground_truth.json").read_text()), {}
+    for image in truth["images"]:
+        small = cv2.imread(str(_SAMPLES / image["file_name"]))
+        scale = scales[image["id"]] = _LARGE_SIDE / max(small.shape[:2])
+        large = cv2.resize(small, None, fx=scale, fy=scale, interpolation=cv2.INTER_CUBIC)
+        image["height"], image["width"] = large.shape[:2]
+        cv2.imwrite(str(folder / image["file_name"]), large, [cv2.IMWRITE_JPEG_QUALITY, 90])
+    for box in truth["annotations"]:
+        scale = scales[box["image_id"]]
+        box |= {"bbox": [side * scale for side in box["bbox"]], "area": box["area"] * scale**2}
+    (folder / "ground_truth.json").write_text(json.dumps(truth))
     return folder
 
 
