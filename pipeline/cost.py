@@ -17,7 +17,7 @@ from typing import Annotated, get_args, get_type_hints
 
 ORDERS = tuple(10.0**n for n in range(3, 10))
 # how many listings a worker, and all of them, do at once; a test compares them with the steps'
-LISTINGS, ALL_LISTINGS = 16, 1024
+LISTINGS, ALL_LISTINGS = 16, 64
 _LEAST_MESSAGE = 1000.0  # bytes that Pub/Sub bills at least: https://cloud.google.com/pubsub/pricing
 _MORE_THAN_0 = ("machines", "cores", "bundle_images", "window_s", "shard_seconds")
 _INLINE_SHUFFLED = 1  # how often an image that came within its message passes the runner's shuffles

@@ -16,6 +16,7 @@ from hypothesis import given, strategies
 from pipeline import cost
 from pipeline.config import StreamConfig, WriteConfig
 from pipeline.cost import Measured, Usage, Work, estimate
+from pipeline.read import list_images
 from pipeline.storage import listing
 from tests.conftest import REPO
 from tests.test_streaming_graph import build
@@ -141,7 +142,7 @@ def test_the_wait_for_machines_is_no_longer_than_the_work():
 
 
 def test_what_it_says_of_steps_side_by_side_is_what_they_do():
-    assert (cost.LISTINGS, cost.ALL_LISTINGS) == (listing.MAX_PARALLEL, listing.CUT)
+    assert (cost.LISTINGS, cost.ALL_LISTINGS) == (listing.MAX_PARALLEL, list_images.PIECES)
     assert Work(1).shard_seconds == WriteConfig().shard_seconds
     assert Work(1).window_s == StreamConfig().archive_window_s
 

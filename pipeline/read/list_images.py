@@ -26,7 +26,7 @@ from pipeline.storage.waiting import waiting_for
 OWN = "this program's own"  # the kind of files that this program wrote
 NOT_ALLOWED = -1  # the size of an image that a found list may not name
 _CHECKS_AHEAD = 4 * MAX_PARALLEL
-_PIECES = 64  # of all inputs together, so that they can be listed side by side
+PIECES = 64  # of all inputs together, so that they can be listed side by side
 _HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
 
 
@@ -56,7 +56,7 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
         else:
             paths = sorted(file.path for file in files_in(listing_backend_of(pattern)))
             yield from (Manifest(path, found=path != pattern) for path in paths)
-    yield from divided(places, _PIECES)
+    yield from divided(places, PIECES)
 
 
 def folders_of(patterns: Iterable[str]) -> tuple[str, ...]:

@@ -22,8 +22,6 @@ from pipeline.storage.web import is_web, web_listing
 MAX_PARALLEL = 16  # folders listed in parallel; each waits for storage
 _CHUNK = 250  # files of one place, before other places have their turn
 _LIVE = re.compile(r"(rts[pm]|rtmp|rtp|udp|srt)\w?://.*|/dev/video\d*|\d{1,2}", re.DOTALL)  # cameras and live streams
-LONG = 10_000  # names: ten requests
-CUT = 1024  # a billion names in so many parts are 1,000 requests each
 
 
 def listing_backend_of(pattern: str) -> ListingBackend:
@@ -58,15 +56,8 @@ def listing_backend_of(pattern: str) -> ListingBackend:
     return LocalListing(real_folder(folder), rest, hidden=not pattern.endswith("/"))
 
 
-def divided(places: Iterable[ListingBackend], wanted: int, long: int = LONG) -> list[ListingBackend]:
+def divided(places: Iterable[ListingBackend], wanted: int) -> list[ListingBackend]:
     """Divides places into about as many as wanted, if looking at a few folders gives so many.
-
-    A place with too many names for one quick listing is cut further, into a share of `CUT`.
-
-    Args:
-      places: The places to divide.
-      wanted: The number of places, before any is cut.
-      long: A place with more names than this is cut, if its storage can list ranges of names.
 
     Raises:
       InputError: A folder cannot be listed.
@@ -80,15 +71,7 @@ def divided(places: Iterable[ListingBackend], wanted: int, long: int = LONG) -> 
             whole.append(place)
         else:
             rest.extend(parts)
-    whole += rest
-    share = max(2, CUT // max(1, len(whole)))
-
-    def cut(place: ListingBackend) -> list[ListingBackend]:
-        with _listed(place):
-            return place.cut(share, long)
-
-    with ThreadPoolExecutor(MAX_PARALLEL, "cut-places") as pool:
-        return [part for parts in pool.map(cut, whole) for part in parts]
+    return [*whole, *rest]
 
 
 def files_in(place: ListingBackend, linked: dict[ListingBackend, ListingBackend] | None = None) -> Iterator[FoundFile]:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import stat
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, NamedTuple
 
-from pipeline.storage.beginnings import beginnings
 from pipeline.storage.cloud import storage_client
 from pipeline.storage.etag_stores import etag_store
 from pipeline.storage.globs import fixed_beginning, has_wildcard, real_folder, to_regex
@@ -111,15 +109,6 @@ class ListingBackend:
             return [self]
         parts = [part for part in map(self.inside, filter(None, names)) if part]
         return [dataclasses.replace(self, deeper=False), *parts] if self.is_recursive else parts
-
-    def cut(self, wanted: int, long: int) -> list[ListingBackend]:
-        """Divides this place into about as many as wanted, if one listing would take long; else returns it alone.
-
-        Args:
-          wanted: The number of places.
-          long: A listing of more names than this takes long.
-        """
-        return [self]
 
     def entries(self) -> Iterator[FoundFile | ListingBackend]:
         """Yields the files here that match, and the places below in which others may."""
@@ -220,28 +209,7 @@ def _found(path: str, entry: os.DirEntry[str] | None = None) -> Iterator[FoundFi
 
 @dataclasses.dataclass(frozen=True)
 class ObjectListing(ListingBackend):
-    """A place on Cloud Storage, where folders are prefixes of names.
-
-    Attributes:
-      start: The first name in the bucket that may belong to this place.
-      end: The first name after it that does not; empty: all later names may.
-    """
-
-    start: str = ""
-    end: str = ""
-
-    def cut(self, wanted: int, long: int) -> list[ListingBackend]:
-        if not has_wildcard(self.rest[0]) or len(list(islice(self._list(self._one_folder), long + 1))) <= long:
-            return [self]
-        bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
-        folder = len(self._bucket_and_name("")[1])
-
-        def is_here(beginning: str) -> bool:  # a folder must not be split between two places
-            return not (self._one_folder and "/" in beginning[folder:])
-
-        with storage_client() as client:
-            starts = beginnings(functools.partial(_first_name, client, bucket), prefix, wanted, is_here)[1:]
-        return [dataclasses.replace(self, start=start, end=end) for start, end in pairwise(["", *starts, ""])]
+    """A place on Cloud Storage, where folders are prefixes of names."""
 
     @property
     def _by_folder(self) -> bool:
@@ -281,16 +249,11 @@ class ObjectListing(ListingBackend):
     def _list(self, one_folder: bool) -> Iterator[FoundFile | str]:
         """Objects page by page, and the names of subfolders if only one folder is listed."""
         bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
-        bounds = {"start_offset": self.start or None, "end_offset": self.end or None}
-
-        def is_here(name: str) -> bool:  # an emulator may ignore the bounds
-            return self.start <= name and not (self.end and name >= self.end)
-
         with storage_client() as client:
             delimiter = "/" if one_folder else None
-            for page in client.list_blobs(bucket, prefix=prefix or None, delimiter=delimiter, fields=_FIELDS, **bounds).pages:
-                yield from (_object(blob) for blob in page if is_here(blob.name))
-                yield from (name[:-1].rpartition("/")[2] for name in page.prefixes if is_here(name))
+            for page in client.list_blobs(bucket, prefix=prefix or None, delimiter=delimiter, fields=_FIELDS).pages:
+                yield from map(_object, page)
+                yield from (name[:-1].rpartition("/")[2] for name in page.prefixes)
 
     def _bucket_and_name(self, below: str) -> tuple[str, str]:
         bucket, _, name = f"{self.here}{below}".partition("://")[2].partition("/")
@@ -299,9 +262,6 @@ class ObjectListing(ListingBackend):
 
 class ETagListing(ObjectListing):
     """A place on Amazon S3 or Azure Blob Storage."""
-
-    def cut(self, wanted: int, long: int) -> list[ListingBackend]:
-        return [self]
 
     def _named(self) -> Iterator[FoundFile | ListingBackend]:
         from google.api_core.exceptions import NotFound
@@ -316,12 +276,6 @@ class ETagListing(ObjectListing):
         bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
         for found in etag_store(self.here).list_objects(bucket, prefix, one_folder):
             yield found if isinstance(found, str) else FoundFile(*found)
-
-
-def _first_name(client: Any, bucket: str, prefix: str, start: str) -> str | None:
-    """The first name with a prefix at or after `start`."""
-    found = client.list_blobs(bucket, prefix=prefix or None, start_offset=start or None, max_results=1, fields="items(name)")
-    return next((blob.name for blob in found), None)
 
 
 def generation_of(path: str) -> str:

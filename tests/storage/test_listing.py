@@ -90,51 +90,6 @@ def test_all_objects_that_match_are_found_once_however_the_bucket_is_divided(gcs
         assert sorted(file.path[beginning:] for file in found) == expected
 
 
-@hypothesis_settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(tree={"a/a/a", "a/a/b.jpg", "a/b.jpg", "aa", "a.", "a0"}, pattern="*/a", long=0, wanted=1)
-@example(tree={"x/1", "x/2", "x1", "x1/a", "y"}, pattern="*", long=1, wanted=1)
-@given(
-    tree=st.sets(st.lists(st.sampled_from([*NAMES, "ab", "a.", "\ud7ff", "\U0010ffff"]), min_size=1, max_size=3).map("/".join)),
-    pattern=patterns,
-    long=st.sampled_from([0, 1, 3]),
-    wanted=st.sampled_from([1, 64]),
-)
-def test_all_objects_are_found_once_however_long_listings_are_cut(strict_gcs_bucket, tree, pattern, long, wanted):
-    """On the emulator that lists from one name to another, as Cloud Storage does."""
-    root = uuid.uuid4().hex
-    for path in tree:
-        strict_gcs_bucket.blob(f"{root}/{path}").upload_from_string(path)
-    place = listing_backend_of(f"gs://{strict_gcs_bucket.name}/{root}/{pattern}")
-    expected = sorted(files_in(place))
-    assert sorted(files_in_all(divided([place], wanted, long))) == expected
-
-
-@pytest.mark.parametrize("pattern", ["in/*", "in/**", "in/scan-2026-*", "**/*.jpg"])
-def test_one_folder_becomes_many_listings_of_about_equal_length(strict_gcs_bucket, pattern):
-    """Whose names are alike for a while, as a camera or a database numbers them."""
-    root = uuid.uuid4().hex
-    for number in range(300):
-        strict_gcs_bucket.blob(f"{root}/in/scan-2026-{number:06d}.jpg").upload_from_string(b"")
-    places = divided([listing_backend_of(f"gs://{strict_gcs_bucket.name}/{root}/{pattern}")], wanted=1, long=200)
-    lengths = [sum(1 for _ in files_in(place)) for place in places]
-    assert sum(lengths) == 300
-    assert len(places) >= 30 and max(lengths) <= 10
-
-
-def test_a_folder_that_is_listed_in_seconds_is_not_cut(strict_gcs_bucket):
-    for number in range(20):
-        strict_gcs_bucket.blob(f"short/{number}.jpg").upload_from_string(b"")
-    place = listing_backend_of(f"gs://{strict_gcs_bucket.name}/short/*")
-    assert divided([place], wanted=64) == [place]
-
-
-def test_a_store_that_lists_from_the_beginning_only_is_not_cut(gcs_bucket):
-    for number in range(5):
-        gcs_bucket.blob(f"whole/{number}.jpg").upload_from_string(b"")
-    place = listing_backend_of(f"gs://{gcs_bucket.name}/whole/*")
-    assert divided([place], wanted=64, long=2) == [place]
-
-
 def test_a_file_is_found_with_size_and_version(tmp_path, gcs_bucket):
     (tmp_path / "a.jpg").write_bytes(b"12345")
     status = os.stat(tmp_path / "a.jpg")
