@@ -16,7 +16,6 @@ PAGES = {
     str(path.relative_to(REPO)): path.read_text(encoding="utf-8")
     for path in [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
 }
-LONG_WORDS = 25
 FOLDERS = ["pipeline", "models", "tests", "configs", "deploy", "docs"]
 OTHER_FLAGS = {  # of other commands of this project, of the launcher, and of other tools
     "--calibration", "--max-ap-loss", "--budget-s",
@@ -102,12 +101,3 @@ def test_what_is_made_of_the_code_is_as_the_code(page):
 def test_the_readme_is_one_page():
     """Two screens: what it is, two commands, an example for each use, the promises, where to read on."""
     assert len(README.splitlines()) <= 110
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_nine_sentences_in_ten_are_short(page):
-    """A sentence of more than 25 words is read twice."""
-    text = re.sub(r"```.*?```|^\|.*$|^ {4}.*$|^#.*$|<!--.*?-->|`[^`]*`", "X", PAGES[page], flags=re.DOTALL | re.MULTILINE)
-    sentences = [part for part in re.split(r"(?<=[.!?:])\s+|\n\s*\n|\n- ", text) if len(part.split()) > 3]
-    long = [sentence for sentence in sentences if len(sentence.split()) > LONG_WORDS]
-    assert len(long) <= len(sentences) / 10, long
