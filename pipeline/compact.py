@@ -20,6 +20,7 @@ from pipeline.config.dates import DatesError, days_of, resolve_dates
 from pipeline.errors import ConfigError, exit_code_of
 from pipeline.results.compact import compact
 from pipeline.results.layout import check_output, results_folder, time_in_name
+from pipeline.results.upgrade import refuse_old_files
 
 _WAIT_SECONDS = 3600.0
 
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         until = _end_of(flags.until) if flags.until else ""
         check_output(output := results_folder(flags.output if flags.folder is None else flags.folder))
+        refuse_old_files(output)
         done = compact(output, until, keep_latest=flags.keep == "latest", wait_s=flags.busy_wait_s)
     except KeyboardInterrupt:
         print("stopped; no row is lost, the next compaction finishes this one", file=sys.stderr)

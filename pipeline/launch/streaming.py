@@ -26,6 +26,7 @@ from pipeline.log_lines import of_run
 from pipeline.monitoring.monitor import monitored
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
+from pipeline.results.upgrade import refuse_old_files
 from pipeline.stats.process import PROCESS, ModelStats
 from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_reports import WorkerReports
@@ -79,6 +80,7 @@ def show_plan(job: Job) -> int:
     """Prints the plan of a run; reads no message and writes nothing."""
     config, detector = job.config, load_detector(job.config)
     check_output(results_folder(config), write=False)
+    refuse_old_files(results_folder(config))
     say([f"input    {config.input[0]}, images under {', '.join(graph.allowed_prefixes(config))}"])
     say(model_lines(detector, config))
     say([f"runner   {job.runner.name}: {job.runner.guarantee}", f"output   {config.output}; files in {results_folder(config)}"])
@@ -91,6 +93,7 @@ def run(job: Job) -> int:
     config, runner = job.config, job.runner
     results = results_folder(config)
     check_output(results)
+    refuse_old_files(results)
     this_run = Run.new(results)
     of_run(this_run.name)
     settings = _settings(job, this_run)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline import compact, export, run
 from pipeline import upgrade as command
 from pipeline.errors import OutputError
 from pipeline.records import row_bytes
@@ -19,6 +20,7 @@ from pipeline.results.shards import contains, done_keys, list_shards, read_batch
 from pipeline.results.upgrade import refuse_old_files, upgrade
 from pipeline.storage.files import list_files, read_lines, write_file
 from tests.deaths import dies_at
+from tests.fixtures import REPO
 from tests.shard_rows import rows_in
 
 CONFIG = {"detect": {"score_threshold": 0.25, "max_megapixels": 100}, "read": {"max_file_mb": 50}, "model": {}}
@@ -166,3 +168,23 @@ def test_a_run_that_is_not_finished_is_named_and_nothing_changes(output, capsys,
 def test_a_folder_of_this_release_is_left_alone(tmp_path):
     refuse_old_files(f"{tmp_path}")
     assert upgrade(f"{tmp_path}") == (0, [])
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [lambda output: compact.main([output]), lambda output: export.main([output, "--format", "csv"])],
+    ids=["compact", "export"],
+)
+def test_a_command_that_would_not_see_old_rows_names_the_upgrade(output, capsys, refused):
+    assert refused(output) == 2
+    said = capsys.readouterr().err
+    assert f"run once: detect-objects upgrade {output}" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["job", "dry run"])
+def test_a_stream_does_not_archive_beside_old_rows(output, capsys, pubsub_emulator, bright_model, more):
+    (_, subscription), (topic, _) = pubsub_emulator.create(), pubsub_emulator.create()
+    places = ["--input", subscription, "--output", topic, "--archive", output, "--model", bright_model]
+    assert run.main(["--config", f"{REPO}/configs/streaming_pubsub_direct.yaml", *places, *more]) == 2
+    assert f"run once: detect-objects upgrade {output}" in capsys.readouterr().err.splitlines()[-1]
+    assert not list_shards(output)
