@@ -46,7 +46,7 @@ class FlinkRunner(flink_runner.FlinkRunner):
         before = cluster.jobs_named(cloud.job_name)
         if stream.checkpointing_interval:
             set_restarts(stream, cluster)
-        return FlinkJob(cluster, "", cloud.job_name, super().run_portable_pipeline(pipeline, options), before)
+        return FlinkJob(cluster, cloud.job_name, super().run_portable_pipeline(pipeline, options), before)
 
 
 def master_of(options: Any) -> str:
@@ -158,22 +158,19 @@ class FlinkJob:
 
     Args:
       cluster: Where it runs.
-      job: Its id; "": it is looked for by its name.
-      name: Its name.
-      submitted: What Beam calls its result, of a job that was submitted from here.
+      name: Its name, by which it is found.
+      submitted: What Beam calls its result.
       before: The jobs of this name that there were before.
     """
 
-    def __init__(self, cluster: Cluster, job: str, name: str = "", submitted: Any = None, before: frozenset[str] = frozenset()):
+    def __init__(self, cluster: Cluster, name: str, submitted: Any = None, before: frozenset[str] = frozenset()):
         self._cluster = cluster
-        self._job = job
         self._name = name
         self._submitted = submitted
         self._before = before
         self._stop = threading.Event()
         self._begun = self._heard = time.monotonic()
-        self._was_seen = False
-        self._restarted = self._checkpoint = ""
+        self._job = self._restarted = self._checkpoint = ""
 
     def stop(self) -> None:
         """Asks `wait` to stop the job with a savepoint; safe in a signal's handler."""
@@ -232,10 +229,8 @@ class FlinkJob:
         try:
             state = self._cluster.state(self._job)
         except RunnerError as err:
-            if not self._was_seen:
-                raise
             raise RuntimeError(f"Flink has lost job {self._job} with its JobManager; {self._how_to_go_on()}") from err
-        self._heard, self._was_seen = time.monotonic(), True
+        self._heard = time.monotonic()
         if state == "RESTARTING":
             self._restarts(self._cluster.why_failed(self._job))
         checkpoint = self._cluster.latest_checkpoint(self._job)

@@ -10,7 +10,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.flink_runner import FlinkJarJobServer
 from apache_beam.utils.subprocess_server import JavaJarServer
 
-from pipeline.errors import OutputError, RunnerError
+from pipeline.errors import OutputError
 from pipeline.launch import flink_options
 from pipeline.launch.finalize import failed
 from pipeline.launch.flink import Cluster, FlinkJob, _reason, master_of, set_restarts
@@ -97,7 +97,7 @@ def flink_of(request):
 
 
 def test_a_job_is_waited_for_until_it_is_done(flink_of):
-    FlinkJob(flink_of(a=["INITIALIZING", "RUNNING", "RESTARTING", "RUNNING", "FINISHED"]).cluster, "a").wait()
+    FlinkJob(flink_of(a=["INITIALIZING", "RUNNING", "RESTARTING", "RUNNING", "FINISHED"]).cluster, "detect").wait()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_job_is_waited_for_until_it_is_done(flink_of):
 )
 def test_a_job_that_does_not_end_well_fails_with_the_reason(state, reason, flink_of):
     with pytest.raises(RuntimeError, match=reason):
-        FlinkJob(flink_of(a=["RUNNING", state]).cluster, "a").wait()
+        FlinkJob(flink_of(a=["RUNNING", state]).cluster, "detect").wait()
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_job_that_flink_has_lost_is_one_line_that_says_how_to_go_on(flink_of):
     flink = flink_of(a=["RUNNING", "RUNNING", "LOST"])
     flink.checkpoint = "file:/checkpoints/a/chk-7"
     with pytest.raises(RuntimeError) as raised:
-        FlinkJob(flink.cluster, "a").wait()
+        FlinkJob(flink.cluster, "detect").wait()
     assert str(raised.value) == (
         "Flink has lost job a with its JobManager; --resume file:/checkpoints/a/chk-7 (or a later checkpoint beside it) goes on "
         "from there"
@@ -173,19 +173,19 @@ def test_a_job_that_ends_leaves_a_checkpoint_to_go_on_from(end, checkpoint, said
     flink = flink_of(a=["RUNNING", end])
     flink.checkpoint = checkpoint
     with pytest.raises(RuntimeError):
-        FlinkJob(flink.cluster, "a").wait()
+        FlinkJob(flink.cluster, "detect").wait()
     assert capsys.readouterr().err == said
 
 
 def test_why_a_job_restarts_is_said_once_for_each_reason(flink_of, capsys):
-    FlinkJob(flink_of(a=["RUNNING", *["RESTARTING", "RUNNING"] * 3, "FINISHED"]).cluster, "a").wait()
+    FlinkJob(flink_of(a=["RUNNING", *["RESTARTING", "RUNNING"] * 3, "FINISHED"]).cluster, "detect").wait()
     assert capsys.readouterr().err.count("the job restarts: google.api_core.exceptions.NotFound: 404") == 1
 
 
 def test_a_job_that_is_stopped_says_where_its_savepoint_is(flink_of, capsys):
     """Its user starts the next job from there."""
     flink = flink_of(a=["RUNNING"])
-    job = FlinkJob(flink.cluster, "a")
+    job = FlinkJob(flink.cluster, "detect")
     job.stop()
     job.wait()
     assert capsys.readouterr().err == "stopped with a savepoint; --resume file:/savepoints/1 goes on from there\n"
@@ -195,7 +195,7 @@ def test_a_job_that_is_stopped_says_where_its_savepoint_is(flink_of, capsys):
 def test_a_job_that_cannot_be_stopped_goes_on_and_says_why(flink_of):
     flink = flink_of(a=["RUNNING"])
     flink.savepoint = {"failure-cause": {"class": "x", "stack-trace": "java.io.IOException: the disk is full\n\tat y"}}
-    job = FlinkJob(flink.cluster, "a")
+    job = FlinkJob(flink.cluster, "detect")
     job.stop()
     with pytest.raises(
         RuntimeError, match=r"the job goes on, since Flink made no savepoint: java.io.IOException: the disk is full"
@@ -209,7 +209,7 @@ def test_a_job_that_restarts_since_a_worker_lacks_something_is_ended_with_what_t
     lacks = "pipeline.errors.OutputError: output /out: expected a folder that launcher and workers share [while running 'List']"
     flink.stacktrace = re.sub(r"google\.api_core.*", lacks, JAVA)
     with pytest.raises(RuntimeError) as raised:
-        FlinkJob(flink.cluster, "a").wait()
+        FlinkJob(flink.cluster, "detect").wait()
     with pytest.raises(OutputError, match=r"^output /out: expected a folder that launcher and workers share$"):
         failed(raised.value)
     assert flink.asked[-1] == "PATCH /jobs/a"
@@ -217,12 +217,7 @@ def test_a_job_that_restarts_since_a_worker_lacks_something_is_ended_with_what_t
 
 def test_a_job_is_found_by_its_name_among_those_that_are_new(flink_of):
     flink = flink_of(old=["FAILED"], new=["FINISHED"])
-    assert FlinkJob(flink.cluster, "", "detect", None, frozenset({"old"})).submitted() == "new"
-
-
-def test_a_job_that_flink_does_not_know_is_an_error_of_the_user(flink_of):
-    with pytest.raises(RunnerError, match="no job /jobs/none"):
-        FlinkJob(flink_of(a=["RUNNING"]).cluster, "none").wait()
+    assert FlinkJob(flink.cluster, "detect", None, frozenset({"old"})).submitted() == "new"
 
 
 @pytest.mark.parametrize(
