@@ -8,8 +8,11 @@ import logging
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from apache_beam.io.filesystems import FileSystems
 
 from pipeline import errors
 from pipeline.config import WriteConfig
@@ -26,8 +29,10 @@ from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import chosen
 from pipeline.stats.summary import JobStats, RunFacts, left_out_line, summarise, to_json
 from pipeline.storage.files import delete_files, write_file
+from pipeline.storage.globs import escape_glob
 
 DONE, FAILED = 0, 1
+_FRESH_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +91,8 @@ class JobReport:
         contents[REPORT] = report.encode("utf-8", "backslashreplace")
         contents[SUMMARY] = to_json({**summary, **about})
         stale = [each for each in read_summary(self.results).get("samples", ()) if each not in contents and is_sample_name(each)]
-        is_newest = summary["images"]["read"] > summary["images"]["skipped"] or not read_summary(self.results)
+        has_tried = summary["images"]["read"] > summary["images"]["skipped"] or not read_summary(self.results)
+        is_newest = has_tried and not _is_fresh(f"{self.results}/{SUMMARY}")
         for folder in (Run(self.results, run).reports, *([self.results] if is_newest else [])):
             for each, content in contents.items():
                 write_file(f"{folder}/{each}", content, Run(self.results, run).folder)
@@ -145,6 +151,14 @@ def _commonest(stats: JobStats) -> str:
     ((_, reason), count) = stats.dead.most_common(1)[0]
     example = next((row["message"] for row in stats.dead_examples.get(reason, ())), reason)
     return f"; {count} of them {reason}, such as: {' '.join(example.split())[:300]}"
+
+
+def _is_fresh(path: str) -> bool:
+    """Whether an object was written in the last seconds: it takes one write a second, and many jobs may end at once."""
+    if "://" not in path:
+        return False
+    entries = FileSystems.match([escape_glob(path)])[0].metadata_list
+    return any(time.time() - entry.last_updated_in_seconds < _FRESH_SECONDS for entry in entries)
 
 
 def clean_up(output: str) -> None:

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 
 from pipeline import run
+from pipeline.config import WriteConfig
+from pipeline.launch import finalize
+from pipeline.launch.finalize import JobReport
+from pipeline.stats.summary import JobStats, RunFacts
 from tests.conftest import write_bright_image
 from tests.launch.jobs import without_run
 
@@ -93,3 +97,24 @@ def test_a_bucket_that_is_not_there_is_one_line(gcs_bucket, tmp_path, bright_mod
     assert code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: input gs://no-such-bucket-at-all/**: ") and error.count("\n") == 1
+
+
+def test_jobs_that_end_together_write_the_reports_at_the_top_once(gcs_bucket, monkeypatch):
+    """Cloud Storage takes one write of an object a second; each run has its own reports in any case."""
+    out = f"gs://{gcs_bucket.name}/out"
+    facts = RunFacts(1.0, 1.0, 2.0, "a command", {}, "batch", "m")
+    generations = []
+    for run_name, fresh_seconds in (("a", 1e9), ("b", 1e9)):
+        monkeypatch.setattr(finalize, "_FRESH_SECONDS", fresh_seconds)
+        assert JobReport(out, WriteConfig()).finish(JobStats(), facts, run_name) == 0
+        generations.append(gcs_bucket.get_blob("out/summary.json").generation)
+        assert gcs_bucket.get_blob(f"out/runs/{run_name}/summary.json")
+    assert generations[0] == generations[1]
+
+
+def test_a_run_that_tried_an_image_after_that_replaces_them(gcs_bucket, monkeypatch):
+    monkeypatch.setattr(finalize, "_FRESH_SECONDS", 0.0)
+    facts = RunFacts(1.0, 1.0, 2.0, "a command", {}, "batch", "m")
+    for run_name in ("a", "b"):
+        JobReport(f"gs://{gcs_bucket.name}/out", WriteConfig(), 1.0).finish(JobStats(read=1), facts, run_name)
+    assert json.loads(gcs_bucket.get_blob("out/summary.json").download_as_bytes())["run"] == "b"
