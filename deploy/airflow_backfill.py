@@ -6,8 +6,8 @@ this project in an environment on the workers, `/opt/detect`, and the provider p
 the provider google alone.
 
 Each run is for the seven days before it, also one that Airflow runs again or for the past (`airflow backfill create`): what has a
-row already is not done again, so the next runs make up for one that was missed or failed. A run that meets another one at the
-same images skips; what exits with 1, 2 or 3 fails, is retried, and can be alarmed on (`on_failure_callback`).
+row already is not done again, so the next runs make up for one that was missed or failed. A run of the same days as one that is
+at work skips; what exits with 1, 2 or 3 fails, is retried, and can be alarmed on (`on_failure_callback`).
 """
 
 from __future__ import annotations
