@@ -41,10 +41,6 @@ class BusyError(UserError):
     """Another run works at the same images for the same results folder."""
 
 
-class TakenOverError(UserError):
-    """Another run took over this one's images, since this one showed no sign of life."""
-
-
 def exit_code_of(err: Exception, failed: str) -> tuple[int, str]:
     """The exit code of a command that ends by an error, and its line.
 
@@ -52,7 +48,7 @@ def exit_code_of(err: Exception, failed: str) -> tuple[int, str]:
       err: The error; any exception of storage may be one.
       failed: The beginning of the line for an error that is none of the user's.
     """
-    if isinstance(err, BusyError | TakenOverError):
+    if isinstance(err, BusyError):
         return 3, str(err).partition("; --when-busy")[0]
     if isinstance(err, UserError):
         return 2, str(err)

@@ -1,6 +1,6 @@
 """`detect-objects run`, `python -m pipeline.run`: parses the command line, checks the config, launches the job.
 
-Exit code 0: done; 1: the job failed, or too many of its images did; 2: a wrong command; 3: another run works at the same images;
+Exit code 0: done; 1: the job failed, or too many of its images did; 2: a wrong command; 3: another run of the same command works;
 130: stopped by Ctrl-C or SIGTERM.
 """
 
@@ -21,12 +21,12 @@ from typing import Any, NoReturn
 
 from models.quiet import uncollected
 from pipeline.config import Config, MonitoringConfig, check_model_is_named, load_config, load_monitoring, settings
-from pipeline.errors import BusyError, ConfigError, FullError, StorageAwayError, TakenOverError, UserError
+from pipeline.errors import BusyError, ConfigError, FullError, StorageAwayError, UserError
 from pipeline.log_lines import log_lines
 from pipeline.secrets import masked_arguments, masked_text
 
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
-_CODES = {FullError: FAILED, StorageAwayError: FAILED, BusyError: BUSY, TakenOverError: BUSY}  # of errors of users; others: WRONG
+_CODES = {FullError: FAILED, StorageAwayError: FAILED, BusyError: BUSY}  # of errors of users; others: WRONG
 
 _PURPOSES = {  # of --help; --help-all shows every flag, by its section of the config
     "what to do": ("input", "output", "model.path", "mode", "runner"),

@@ -71,13 +71,13 @@ TESTS = {  # page: first cell of a row: its test; an empty cell repeats the one 
         "key": "results/test_shards.py::test_a_detection_and_a_dead_letter_of_one_image_have_one_key",
         "uri": "results/test_shards.py::test_rows_are_read_back_as_they_were_whatever_they_are_called",
         "generation": "launch/test_only_new.py::test_runs_add_up_and_what_an_earlier_one_left_is_kept",
-        "model, version": "detect/test_model_versions.py::test_swaps_under_load_lose_no_image_and_each_row_says_which_version_made_it",
+        "model, version": (
+            "detect/test_model_versions.py::test_swaps_under_load_lose_no_image_and_each_row_says_which_version_made_it"
+        ),
         "settings": "launch/test_only_new.py::test_other_settings_are_other_rows_and_stand_beside",
         "run, made_at": NEWEST,
         "width, height": "launch/test_batch_job.py::test_the_contract_of_the_output",
         "stage, reason": "launch/test_batch_job.py::test_dead_letters_can_be_given_as_input_again",
-        "detections/*.jsonl": "launch/test_batch_job.py::test_the_contract_of_the_output",
-        "detections/*.parquet": NEWEST,
         "summary.json": "launch/test_batch_job.py::test_the_contract_of_the_output",
         "report.html": "report/test_page_in_browser.py::test_filters_hide_pictures_and_go_together",
         "exports/": "write/test_export.py::test_a_job_exports_what_counts_as_done_for_it",

@@ -1,1 +1,1 @@
-"""The results folder: its layout, runs and their states, leases, the ledger of what has been done."""
+"""The results folder: its layout, shards and their rows, keys, locks, which row counts, compaction."""
