@@ -1,6 +1,6 @@
 """A watchdog: it ends a job in which work waits and nothing progresses, with the stacks of all threads in a file.
 
-It acknowledges nothing and commits nothing: messages come again, and the next run of a batch job resumes. Parts report their work
+It acknowledges nothing: messages come again, and the next run of a batch job does the rest. Parts report their work
 to `PROCESS.parts`. A failed call that is tried again is progress, and so is a model that loads; a call that never returns is not.
 A worker that is ended is one that its runner starts again.
 """
