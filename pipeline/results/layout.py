@@ -27,7 +27,7 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, FullError, OutputError
 from pipeline.storage.files import UNFINISHED, create, delete_files, exists, make_folder, read_file
-from pipeline.storage.globs import escape_glob, is_below
+from pipeline.storage.globs import escape_glob
 from pipeline.storage.state import is_own_file, read_state
 from pipeline.storage.waiting import waiting_for
 
@@ -91,15 +91,6 @@ def sample_name(number: int, uri: str) -> str:
 def is_sample_name(name: str) -> bool:
     """Whether an annotated image may have this name, which a summary that somebody planted may name too."""
     return re.fullmatch(r"samples/\d{3,}-[\w.-]*\.jpg", name) is not None
-
-
-def is_result(path: str, output: str) -> bool:
-    """Whether a file in an output folder has a name that this program gives to files, finished or not."""
-    if not is_below(path, output):
-        return False
-    if "://" not in path:
-        path, output = os.path.abspath(path), os.path.abspath(output)
-    return is_result_name(path[len(output.rstrip("/")) + 1 :])
 
 
 def is_result_name(name: str) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import io
 import os
 import posixpath
@@ -20,14 +19,13 @@ from typing import Any, TypeVar
 from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
-from pipeline.storage.cloud import delete_object, move_object, read_range, write_object
+from pipeline.storage.cloud import delete_object, move_object, write_object
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.listing_backends import GS, generation_of
 
 UNFINISHED = ".staging-"  # prefix of all files and folders that readers must ignore; the dot hides them
 _AS_IT_IS = "uncompressed"  # else Beam would gzip files by their ending
-_PART_BYTES = 1 << 20  # of an object a request; Beam's reader takes 16 MB
 # a missing file is synced under its new name; some file systems cannot sync folders, and some folders may not be read
 _NOT_SYNCED = (errno.ENOENT, errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
@@ -93,30 +91,9 @@ def _sync(path: str) -> None:
             raise
 
 
-def begin_sync(path: str) -> None:
-    """Starts to write a local file's content to the disk without waiting, so that a later `sync` takes less time."""
-    if "://" not in path:
-        with open(path, "rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def folders_of(paths: Iterable[str]) -> set[str]:
     """The folders of files."""
     return {posixpath.dirname(path) for path in paths}
-
-
-def write_if_unchanged(path: str, content: bytes, generation: str) -> bool:
-    """Writes a whole file; on Cloud Storage only if the object still has this generation (empty: only where there is none).
-
-    Elsewhere the caller holds a lock.
-
-    Returns:
-      Whether it is known to be written.
-    """
-    if path.startswith(GS):
-        return write_object(path, content, if_generation=int(generation or 0))
-    write_file(path, content)
-    return True
 
 
 def read_file(path: str) -> bytes:
@@ -131,38 +108,6 @@ def read_lines(path: str) -> Iterator[bytes]:
     # an object's reader has no `peek`, so its own `readline` would fetch byte by byte
     with FileSystems.open(path, compression_type=_AS_IT_IS) as file, io.BufferedReader(file, 1 << 18) as lines:
         yield from lines
-
-
-@contextlib.contextmanager
-def open_part(path: str, start: int, size_bytes: int) -> Iterator[io.BufferedReader]:
-    """Opens a part of a file as a file: `size_bytes` from the byte `start` on; of an object only these are fetched."""
-    with contextlib.ExitStack() as stack:
-        if path.startswith(GS):
-            fetch = functools.partial(read_range, path)
-        else:
-            fetch = functools.partial(_seek_and_read, stack.enter_context(FileSystems.open(path, compression_type=_AS_IT_IS)))
-        yield stack.enter_context(io.BufferedReader(_Part(fetch, start, start + size_bytes), _PART_BYTES))
-
-
-def _seek_and_read(file: Any, start: int, end: int) -> bytes:
-    file.seek(start)
-    return bytes(file.read(end - start))
-
-
-class _Part(io.RawIOBase):
-    def __init__(self, fetch: Callable[[int, int], bytes], start: int, end: int) -> None:
-        self._fetch = fetch
-        self._next, self._end = start, end
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._end, self._next + len(buffer))
-        content = self._fetch(self._next, end) if end > self._next else b""
-        buffer[: len(content)] = content
-        self._next += len(content)
-        return len(content)
 
 
 def list_files(pattern: str) -> list[str]:
@@ -245,14 +190,6 @@ def move_files(names: Mapping[str, str]) -> None:
             if left == before:
                 raise
             before = left
-
-
-def copy_file(path: str, new: str, staging: str) -> None:
-    """Copies a file under another name, which has all of it or nothing; `staging` is for what a kill leaves, on the same disk."""
-    unfinished = f"{staging}/{uuid.uuid4().hex}"
-    make_folder(staging)
-    FileSystems.copy([path], [unfinished])
-    move_files({unfinished: new})
 
 
 def _rename(names: Mapping[str, str], generations: Mapping[str, str]) -> bool:

@@ -58,18 +58,6 @@ def escape_glob(path: str) -> str:
     return re.sub(r"[*?[]", lambda found: "[\0[]" if found[0] == "[" else f"[{found[0]}]", path)
 
 
-def is_folder(pattern: str) -> bool:
-    """Whether a pattern means all files below it: a local folder, `gs://bucket`, or anything that ends with a slash."""
-    return pattern.endswith("/") or (pattern.startswith("gs://") and pattern.count("/") == 2) or os.path.isdir(pattern)
-
-
-def is_below(path: str, folder: str) -> bool:
-    """Whether a file lies below a folder, whatever spelling the two paths have."""
-    if "://" not in path and "://" not in folder:
-        path, folder = os.path.abspath(path), os.path.abspath(folder)
-    return path.startswith(folder.rstrip("/") + "/")
-
-
 def real_folder(folder: str) -> str:
     """A local folder as an absolute path free of links that ends with a slash; empty: the current one."""
     try:

@@ -4,28 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 from collections.abc import Iterator
-
-from pipeline.errors import OutputError
-
-
-@contextlib.contextmanager
-def locked_file(path: str, content: bytes = b"") -> Iterator[None]:
-    """Makes a file and keeps it locked; no other process ever sees it without the lock.
-
-    Raises:
-      OutputError: The disk has no locks.
-    """
-    with open(f"{path}.new", "wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as err:
-            raise OutputError(f"output {path}: expected a disk with file locks, which keep two jobs apart, but: {err}") from err
-        lock.write(content)
-        lock.flush()
-        os.rename(lock.name, path)
-        yield
 
 
 @contextlib.contextmanager
@@ -43,15 +22,3 @@ def if_unlocked(path: str) -> Iterator[bool]:
             yield False
         else:
             yield True
-
-
-@contextlib.contextmanager
-def one_at_a_time(folder: str) -> Iterator[None]:
-    """Lets one process at a time work in a local folder; no effect on object storage, and on disks that lock only files (NFS)."""
-    with contextlib.ExitStack() as stack:
-        if "://" not in folder:
-            held = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, held)
-            with contextlib.suppress(OSError):
-                fcntl.flock(held, fcntl.LOCK_EX)
-        yield

@@ -53,10 +53,3 @@ def warn_unreadable(path: str, why: str) -> None:
 def is_own_file(path: str) -> bool:
     """Whether a local path is a regular file: no link, no folder, no pipe. Always true of objects."""
     return "://" in path or (os.path.isfile(path) and not os.path.islink(path))
-
-
-def lies_in(path: str, folder: str) -> bool:
-    """Whether a path lies below a folder, also with `..`, links or doubled separators in it."""
-    if not path.startswith(f"{folder}/") or "\0" in path or {"", ".", ".."} & {*path[len(folder) + 1 :].split("/")}:
-        return False
-    return "://" in path or os.path.realpath(path).startswith(f"{os.path.realpath(folder).rstrip('/')}/")
