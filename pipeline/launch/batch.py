@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import os
 import sys
 import time
 from collections import Counter
@@ -173,10 +172,8 @@ def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None
 
 
 def _beginning(folder: str) -> str:
-    """What the URIs of a folder's images begin with; empty where that is not known, as of addresses."""
-    if folder.startswith(GS):
-        return folder
-    return "" if "://" in folder else os.path.abspath(folder)
+    """What the URIs of a folder's images begin with; empty where that is not known, as of addresses and of links on a disk."""
+    return folder if folder.startswith(GS) else ""
 
 
 def _lock_of(job: Job, model: tuple[str, str]) -> str:

@@ -57,6 +57,17 @@ def test_other_settings_are_other_rows_and_stand_beside(tmp_path, run_job, brigh
     assert code == 0 and "nothing is new" in said and rows_by_name(out) == ["a.png", "a.png"]
 
 
+def test_images_behind_a_link_below_an_input_are_done_once(tmp_path, run_job, bright_model):
+    """Their rows have the name of the real folder, which does not begin as the input does."""
+    write_images(tmp_path / "elsewhere", "a.png")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
+    assert run_job(*arguments)[0] == 0
+    code, said, _ = run_job(*arguments)
+    assert code == 0 and "nothing is new" in said and rows_by_name(tmp_path / "out") == ["a.png"]
+
+
 def test_again_adds_rows_and_of_each_image_the_newest_counts(tmp_path, run_job, bright_model):
     write_images(tmp_path / "in", "a.png", "b.png")
     out = tmp_path / "out"
