@@ -66,13 +66,13 @@ SIMPLE = Measured(
                 bundle_images=1000,
             ),
             # 10 machine-hours of work, and a tenth of an hour of each machine's start; all the while each tells how far it is;
-            # 3,600 pages of 0.36 s by 160 at once, and nine of ten machines that are missing for ten minutes on average; a shard
+            # 3,600 pages of 0.36 s by 64 at once, and nine of ten machines that are missing for ten minutes on average; a shard
             # of each bundle, and one for every 30 s of a machine, each written and renamed with its view; a lock's heartbeats
             Usage(
-                hours=1.1 + 0.36 / 160 + 0.15,
+                hours=1.1 + 0.36 / 64 + 0.15,
                 machine_hours=11.0 + 0.36 / 16,
-                class_a=20 + 3600 + (3600 + 1200) * 4 + 1.25225 * 120 + 1252.25,
-                class_b=40 + 3_600_000 + (3600 + 1200) * 2 + 3756.75,
+                class_a=20 + 3600 + (3600 + 1200) * 4 + 1.255625 * 120 + 1255.625,
+                class_b=40 + 3_600_000 + (3600 + 1200) * 2 + 3766.875,
                 read_gb=360.0,
                 results_gb=3.6e6 * 360 / 1e9,
                 pubsub_gb=0,

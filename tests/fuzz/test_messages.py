@@ -174,10 +174,10 @@ def count(request: Request, message: Message, now: float, number: float) -> None
 @given(of_letters | anything | values)
 @example({"image": {"uri": ["gs://b/a"]}, "stage": "read", "reason": "not_found"})
 @example({"image": {}, "stage": "read", "reason": []})
-def test_each_line_of_a_file_of_dead_letters_asks_for_images_or_is_refused(row):
+def test_each_row_of_dead_letters_asks_for_images_or_is_refused(row):
     """Whoever may write below a results folder may write such files."""
     try:
-        asked = REPLAY.replay(row_bytes(row))
+        asked = REPLAY.replay(json.loads(row_bytes(row)))
     except InputError:
         return
     assert asked.images or asked.dead
