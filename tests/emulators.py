@@ -283,7 +283,7 @@ def _new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     # else Beam looks for credentials for 25 s before it connects without; it has no option for that outside Dataflow
     monkeypatch.setattr(auth._Credentials, "_credentials_init", True)
-    cloud._idle.clear()  # clients of another emulator
+    monkeypatch.setattr(cloud, "_idle", [])  # clients of another emulator, which its threads may return late
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
     monkeypatch.setenv("NO_GCE_CHECK", "true")  # else the clients look for a metadata server, for seconds
     client = storage.Client(project="test-project", credentials=AnonymousCredentials())

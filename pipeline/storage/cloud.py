@@ -13,7 +13,7 @@ from typing import Any
 _IDLE_SECONDS = 60.0  # after it a client is closed: servers close idle connections, whose sockets would stay open here
 
 _idle: list[tuple[float, Any]] = []  # since when, and a client with an open connection; the last one is lent first
-os.register_at_fork(after_in_child=_idle.clear)  # a connection belongs to one process
+os.register_at_fork(after_in_child=lambda: _idle.clear())  # noqa: PLW0108  the list of that moment; a connection is one process's
 
 
 @contextlib.contextmanager
@@ -21,17 +21,18 @@ def storage_client() -> Iterator[Any]:
     """Lends a client of Beam's to one user at a time; its connection stays open for the next user."""
     from apache_beam.io.gcp.gcsio import GcsIO
 
+    idle = _idle  # the client returns to where it came from
     try:
-        client = _idle.pop()[1]
+        client = idle.pop()[1]
     except IndexError:
         client = GcsIO().client
     try:
         yield client
     finally:
-        _idle.append((time.monotonic(), client))
+        idle.append((time.monotonic(), client))
         with contextlib.suppress(IndexError):  # another thread took the last one
-            while _idle[0][0] < time.monotonic() - _IDLE_SECONDS:
-                _idle.pop(0)[1].close()
+            while idle[0][0] < time.monotonic() - _IDLE_SECONDS:
+                idle.pop(0)[1].close()
 
 
 @contextlib.contextmanager

@@ -50,9 +50,7 @@ def no_credentials(monkeypatch):
 
     monkeypatch.setattr(beam_auth._Credentials, "_credentials_init", True)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    cloud._idle.clear()
-    yield
-    cloud._idle.clear()
+    monkeypatch.setattr(cloud, "_idle", [])  # a thread of another test may return its client late
 
 
 class Storage(http.server.ThreadingHTTPServer):
