@@ -22,7 +22,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,7 @@ from pipeline.storage.cloud import move_object, read_range, write_object
 from pipeline.storage.files import create, exists, folders_of, make_folder, sync
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing_backends import GS, generation_of
+from pipeline.storage.s3 import ObjectFile
 from pipeline.storage.state import is_own_file, warn_unreadable
 
 COMPACTED = "compact"  # the run in the names of merged shards
@@ -139,44 +140,10 @@ def open_shard(shard: Shard) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(shard.path) as file:
             yield file
         return
-    with io.BufferedReader(_Object(shard.path, shard.size_bytes), _PART_BYTES) as source, pq.ParquetFile(source) as file:
+    # a shard is never overwritten, so an ETag is not asked for
+    source = ObjectFile((shard.path, shard.size_bytes, ""), lambda path, start, end, _etag: read_range(path, start, end))
+    with io.BufferedReader(source, _PART_BYTES) as buffered, pq.ParquetFile(buffered) as file:
         yield file
-
-
-class _Object(io.RawIOBase):
-    """An object as a file that can seek."""
-
-    def __init__(self, path: str, size_bytes: int) -> None:
-        self._path, self._size, self._at = path, size_bytes, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._size, self._at + len(buffer))
-        content = _read_object(self._path, self._at, end) if end > self._at else b""
-        buffer[: len(content)] = content
-        self._at += len(content)
-        return len(content)
-
-
-def _read_object(path: str, start: int, end: int) -> bytes:
-    from google.api_core.exceptions import NotFound
-
-    try:
-        return read_range(path, start, end)
-    except NotFound as err:
-        raise FileNotFoundError(path) from err
 
 
 def read_batches(shard: Shard, columns: Sequence[str] | None = None, rows: int = _GROUP_ROWS) -> Iterator[pa.RecordBatch]:
