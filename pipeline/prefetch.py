@@ -6,12 +6,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
-
-from apache_beam.transforms.window import GlobalWindow
-from apache_beam.utils.windowed_value import WindowedValue
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pipeline.limits import MEMORY
+
+if TYPE_CHECKING:
+    from apache_beam.utils.windowed_value import WindowedValue
 
 Element = TypeVar("Element")
 Result = TypeVar("Result")
@@ -45,7 +45,7 @@ class Slot(Generic[Element, Result]):
         self.held_bytes = 0
         self._ahead = ahead
         self._timestamp = timestamp
-        self._window = window or GlobalWindow()
+        self._window = window
 
     @property
     def abandoned(self) -> bool:
@@ -67,7 +67,10 @@ class Slot(Generic[Element, Result]):
 
     def passed_on(self) -> WindowedValue:
         """Waits for the result; returns it in the window and at the time of the element."""
-        return WindowedValue(self.result.result(), self._timestamp, (self._window,))
+        from apache_beam.transforms.window import GlobalWindow
+        from apache_beam.utils.windowed_value import WindowedValue
+
+        return WindowedValue(self.result.result(), self._timestamp, (self._window or GlobalWindow(),))
 
 
 class Prefetcher(Generic[Element, Result]):

@@ -11,8 +11,6 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from google.api_core import retry
-
 from pipeline.errors import UserError
 from pipeline.failures import ImageError
 from pipeline.prefetch import NoRoomError
@@ -76,10 +74,7 @@ def fetch(
                 on_failure(err)
             if retry_seconds <= 0:
                 raise
-        again = retry.Retry(
-            is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds, on_error=on_failure
-        )
-        read: tuple[bytes, str] = again(_fetch_once)(ref, max_bytes, reserve)
+        read: tuple[bytes, str] = _retry(retry_seconds, on_failure)(_fetch_once)(ref, max_bytes, reserve)
         return read
 
 
@@ -91,16 +86,20 @@ def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
     """
     with storage_failures(ref.location):
         if ref.uri.startswith("gs://"):
-            again = retry.Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds)
             with storage_client() as client:
                 blob = blob_of(client, ref.uri, ref.generation)
-                again(blob.reload)(retry=None)
+                _retry(retry_seconds)(blob.reload)(retry=None)
                 return str(blob.generation or ref.generation)
         store = etag_store(ref.uri)
         if is_web(ref.uri) or store:
-            again = retry.Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=retry_seconds)
-            return again(store.look_up if store else look_up_web)(ref.location)[2] or ref.generation
+            return _retry(retry_seconds)(store.look_up if store else look_up_web)(ref.location)[2] or ref.generation
         return ref.generation if "://" in ref.uri else _generation(os.stat(ref.uri))
+
+
+def _retry(seconds: float, on_failure: Callable[[Exception], None] | None = None) -> Any:
+    from google.api_core.retry import Retry  # imports much, which a local file does not need
+
+    return Retry(is_transient_error, initial=0.2, maximum=_LONGEST_WAIT_SECONDS, timeout=seconds, on_error=on_failure)
 
 
 @contextlib.contextmanager

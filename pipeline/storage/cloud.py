@@ -11,6 +11,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 _IDLE_SECONDS = 60.0  # after it a client is closed: servers close idle connections, whose sockets would stay open here
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 _idle: list[tuple[float, Any]] = []  # since when, and a client with an open connection; the last one is lent first
 os.register_at_fork(after_in_child=lambda: _idle.clear())  # noqa: PLW0108  the list of that moment; a connection is one process's
@@ -18,14 +19,12 @@ os.register_at_fork(after_in_child=lambda: _idle.clear())  # noqa: PLW0108  the 
 
 @contextlib.contextmanager
 def storage_client() -> Iterator[Any]:
-    """Lends a client of Beam's to one user at a time; its connection stays open for the next user."""
-    from apache_beam.io.gcp.gcsio import GcsIO
-
+    """Lends a client to one user at a time; its connection stays open for the next user."""
     idle = _idle  # the client returns to where it came from
     try:
         client = idle.pop()[1]
     except IndexError:
-        client = GcsIO().client
+        client = _new_client()
     try:
         yield client
     finally:
@@ -33,6 +32,21 @@ def storage_client() -> Iterator[Any]:
         with contextlib.suppress(IndexError):  # another thread took the last one
             while idle[0][0] < time.monotonic() - _IDLE_SECONDS:
                 idle.pop(0)[1].close()
+
+
+def _new_client() -> Any:
+    """A client with the credentials that Beam finds, too; an anonymous one without any: public buckets need none."""
+    import google.auth
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.cloud import storage
+
+    if os.environ.get("STORAGE_EMULATOR_HOST"):
+        return storage.Client.create_anonymous_client()
+    try:
+        credentials, project = google.auth.default(scopes=_SCOPES)
+    except DefaultCredentialsError:
+        return storage.Client.create_anonymous_client()
+    return storage.Client(project=project or "unknown", credentials=credentials)  # only buckets' listings name a project
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@ import apache_beam as beam
 from pipeline.config import ReadConfig
 from pipeline.prefetch import Slot
 from pipeline.read.fetch import RETRY_SECONDS, StorageUnavailableError
-from pipeline.read.read_ahead import CircuitBreaker, ReadAhead
+from pipeline.read.read_ahead import ReadAhead
+from pipeline.read.read_image import CircuitBreaker
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.storage.web import is_web
 from pipeline.stream.run import RunSettings, run_of

@@ -27,7 +27,8 @@ from pipeline.errors import StorageAwayError
 from pipeline.failures import ImageError
 from pipeline.launch.finalize import failed
 from pipeline.read.fetch import StorageUnavailableError, fetch, is_transient_error, storage_failures
-from pipeline.read.read_ahead import CircuitBreaker, ReadAhead
+from pipeline.read.read_ahead import ReadAhead
+from pipeline.read.read_image import CircuitBreaker
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
 from pipeline.storage import cloud
