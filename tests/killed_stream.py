@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline import run
-from pipeline.detect.canary import Canary
 from pipeline.stream import archive, subscriber
 from pipeline.stream.archive import Archive
 from pipeline.stream.clients import Publishing
@@ -22,7 +21,6 @@ MOMENTS = {
     "durable": (archive, "write_shard"),
     "published": (Publishing, "wait"),
     "acknowledged": (Subscriber, "acknowledge"),
-    "judged": (Canary, "verdict"),
 }
 
 
@@ -33,7 +31,7 @@ def _die_after(where: Any, name: str) -> None:
     def last(self: Any, *arguments: Any) -> Any:
         had_work = bool(arguments[0] if arguments else getattr(self, "_open", True))
         result = method(self, *arguments)
-        if had_work and result != "":  # which is no verdict yet
+        if had_work:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 

@@ -143,16 +143,9 @@ class DetectConfig:
         0.9, "refuse a version that agrees less with its golden images (assets.extra/golden); 0: no check"
     )
     canary_share: Share = setting(
-        0.05, "fraction of images that also go to the version labelled canary in labels.json, always the same ones; 0: none"
+        0.05,
+        "fraction of images that also go to the version labelled canary in labels.json, always the same ones; 0: none",
     )
-    canary_mode: Literal["shadow", "live"] = setting(
-        "shadow",
-        "shadow: only compare the canary's results; live: write them as rows, and give images it fails on to the stable version",
-    )
-    canary_auto: Switch = setting(
-        False, "after canary_images, move the label of model_version to the canary if it agrees (min_agreement), else drop it"
-    )
-    canary_images: Count = setting(1000, "images that a canary needs before canary_auto promotes or drops it")
     engine: Literal["tensorflow", "openvino", "triton", "tf-serving"] = setting(
         "tensorflow",
         "what runs the model; openvino is the faster one on CPUs and needs the extra openvino; triton is a model server "

@@ -1,13 +1,10 @@
-"""Polls which version is labelled canary, loads it beside the version in use, and with `canary_auto` promotes or drops it.
+"""Polls which version is labelled canary, and loads it beside the version in use.
 
-The label stands in `labels.json` beside the versions: `{"stable": 7, "canary": 8}`. A process promotes or drops the canary by
-rewriting this file atomically. Each process judges by its own images; the first one with enough images decides, and all
-processes of all jobs follow the file. A process that is killed before it writes has decided nothing, and starts counting anew.
+The label stands in `labels.json` beside the versions: `{"stable": 7, "canary": 8}`. Only people write this file.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 
@@ -17,25 +14,8 @@ from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.versions import LABELS, Version, folder_of, is_remote, labels_in, versions_in
 from pipeline.errors import ModelError
 from pipeline.stats.canary import CanaryStats
-from pipeline.storage.files import write_file
 
 _CANARY = "canary"
-
-
-def check_canary(model: ModelConfig, detect: DetectConfig) -> None:
-    """Refuses `canary_auto` with settings under which it cannot work.
-
-    Raises:
-      ModelError: The mode is `live`, no label would move, or no process polls.
-    """
-    if not detect.canary_auto:
-        return
-    if detect.canary_mode == "live":
-        raise ModelError("canary_auto: expected canary_mode shadow, since a live canary's images meet no version to agree with")
-    if not model.model_version or model.model_version.isdigit():
-        raise ModelError(f"canary_auto: expected a label as model_version, such as stable, which then moves in {LABELS}")
-    if not model.model_poll_s:
-        raise ModelError("canary_auto: expected a model_poll_s above 0, since nobody looks for a canary otherwise")
 
 
 def say_unwatched(model: ModelConfig, detect: DetectConfig, detector: Detector) -> None:
@@ -48,7 +28,7 @@ def say_unwatched(model: ModelConfig, detect: DetectConfig, detector: Detector) 
         if model.model_poll_s
         else "model_poll_s is 0, so nobody looks for it"
     )
-    detector.no_canary = CanaryStats(str(labels[_CANARY]), detector.model.version, detect.canary_mode, not_up=why)
+    detector.no_canary = CanaryStats(str(labels[_CANARY]), detector.model.version, not_up=why)
     print(f"model {detector.model.metadata.name}: {detector.no_canary.line()}", file=sys.stderr, flush=True)
 
 
@@ -77,7 +57,6 @@ class CanaryWatcher:
         say: Callable[[str], None],
     ):
         self._path = folder_of(model.path)
-        self._label = model.model_version
         self._detect = detect
         self._detector = detector
         self._load = load
@@ -113,14 +92,10 @@ class CanaryWatcher:
         if not self._detect.canary_share:
             return
         canary = self._detector.canary
-        verdict = canary.verdict() if canary and self._detect.canary_auto else ""
-        if canary and verdict:
-            self._record(canary.model.version, verdict)
-        labels = labels_in(self._path)  # another process may have written them
-        wanted = self._wanted(labels)
+        wanted = self._wanted(labels_in(self._path))
         before, self._before = self._before, wanted
         if canary and (not wanted or canary.model.version != wanted.name):
-            self.end("promoted" if str(labels.get(self._label or "")) == canary.model.version else "dropped")
+            self.end()
         elif not canary and wanted and wanted == before and wanted not in self._refused:
             self._bring_up(wanted)
 
@@ -144,7 +119,7 @@ class CanaryWatcher:
         return None
 
     def _note(self, version: str, why: str) -> None:
-        self._detector.no_canary = CanaryStats(version, self._detector.model.version, self._detect.canary_mode, not_up=why)
+        self._detector.no_canary = CanaryStats(version, self._detector.model.version, not_up=why)
 
     def _refuse(self, version: Version, err: ModelError) -> None:
         self._refused.add(version)
@@ -152,17 +127,12 @@ class CanaryWatcher:
         self._note(version.name, f"it is refused: {err}")
         self._say(f"model {self._detector.model.metadata.name}: canary {version.name} is refused: {err}")
 
-    def end(self, outcome: str) -> None:
-        """Stops the canary, if any, so that memory never holds three versions.
-
-        Args:
-          outcome: `promoted` or `dropped`; empty if undecided.
-        """
+    def end(self) -> None:
+        """Stops the canary, if any, so that memory never holds three versions."""
         canary = self._detector.canary
         if canary:
             self._detector.use_canary(None)
-            line = canary.decide(outcome).line()
-            self._say(f"model {self._detector.model.metadata.name}: canary {outcome or 'put aside'}; {line}")
+            self._say(f"model {self._detector.model.metadata.name}: the canary ends; {canary.figures().line()}")
 
     def _bring_up(self, version: Version) -> None:
         current = self._detector.model
@@ -175,15 +145,5 @@ class CanaryWatcher:
             return
         self._detector.no_canary = None
         self._detector.try_canary(loaded)
-        share, mode = self._detect.canary_share, self._detect.canary_mode
-        self._say(f"model {current.metadata.name}: {share:.1%} of the images meet canary {version.name}, {mode}")
-
-    def _record(self, version: str, verdict: str) -> None:
-        """Writes the verdict to `labels.json`, unless another process already has."""
-        labels = labels_in(self._path)
-        if str(labels.get(_CANARY)) != version:
-            return
-        kept = {label: number for label, number in labels.items() if label != _CANARY}
-        if verdict == "promoted" and self._label:
-            kept[self._label] = labels[_CANARY]
-        write_file(f"{self._path}/{LABELS}", json.dumps(kept).encode())
+        share = self._detect.canary_share
+        self._say(f"model {current.metadata.name}: canary {version.name} also gets {share:.1%} of the images")

@@ -141,7 +141,7 @@ class Detector:
             former.shutdown()
 
     def try_canary(self, model: LoadedModel) -> None:
-        """Gives this version a fraction of the images too, or instead (`canary_mode`)."""
+        """Gives this version a fraction of the images too."""
         detect_in = functools.partial(self._detect_with, model)
         self.use_canary(Canary(model, self.model.version, self._settings, detect_in, pictures=self._has_samples))
 
@@ -206,21 +206,12 @@ class Detector:
             PROCESS.parts["detector"].end(len(images))
 
     def _detect_together(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
-        canary = self.canary
-        if not canary:
-            return self._detect_in_use(images)
-        chosen = {n: image for n, image in enumerate(images) if canary.is_live and canary.wants(image)}
-        found: dict[int, DetectedImage | DeadLetter] = {**canary.answers(chosen)}
-        rest = [n for n in range(len(images)) if n not in found]
-        if rest:
-            found |= zip(rest, self._detect_in_use([images[n] for n in rest]), strict=True)
-        for n in rest:
-            canary.saw_stable(images[n], found[n])
-        return [found[n] for n in range(len(images))]
-
-    def _detect_in_use(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
         with self.in_use.taken() as model:  # one version for all of these images
-            return self._detect_with(model, images)
+            found = self._detect_with(model, images)
+        if canary := self.canary:
+            for image, result in zip(images, found, strict=True):
+                canary.record_stable(image, result)
+        return found
 
     def _detect_with(self, model: LoadedModel, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
         prepared = [self._prepare(image, model.metadata) for image in images]

@@ -8,7 +8,7 @@ import threading
 import time
 
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.canary_watcher import check_canary, say_unwatched
+from pipeline.detect.canary_watcher import say_unwatched
 from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_model import load
@@ -64,7 +64,6 @@ def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples:
     if not isinstance(model, ModelConfig):
         loaded = model(detect)
         return _checked(loaded, f"model {loaded.metadata.name}", detect, samples)
-    check_canary(model, detect)
     if not is_watchable(model):
         detector = _checked(load(model, detect), f"model {model.path}", detect, samples)
         say_unwatched(model, detect, detector)

@@ -129,8 +129,7 @@ class ModelWatcher:
     def _take(self, version: Version) -> bool:
         """Swaps a version in; False if it is refused, or its files changed meanwhile."""
         started, old = time.monotonic(), self._detector.model
-        canary = self._detector.canary
-        self._canary.end("promoted" if canary and canary.model.version == version.name else "")
+        self._canary.end()
         try:
             prepared = self._prepared(version)
             if not self._is_still_there(version):

@@ -114,11 +114,8 @@ def _batches(stats: JobStats) -> Distribution:
 
 
 def _models(stats: JobStats) -> Labelled:
-    """The version of the last result; while a canary runs, both versions."""
-    name, version = stats.model
-    canary = stats.canary
-    both = (canary.stable, canary.version) if canary and not (canary.outcome or canary.not_up) else (version,)
-    return [((name, version), 1) for version in both if name]
+    """The version of the last result."""
+    return [(stats.model, 1)] if stats.model[0] else []
 
 
 def _event(name: str, scale: float = 1.0) -> Callable[[JobStats], Labelled]:
@@ -188,9 +185,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("detection_canary_images_total", "counter", "images", (), "images that a canary received", _event("canary_images")),
     Metric("detection_canary_failed_total", "counter", "images", (), "of these, the failed ones", _event("canary_failed")),
-    Metric(
-        "detection_canary_objects_total", "counter", "objects", (), "objects of both versions (shadow)", _event("canary_objects")
-    ),
+    Metric("detection_canary_objects_total", "counter", "objects", (), "objects of both versions", _event("canary_objects")),
     Metric("detection_canary_matched_total", "counter", "pairs", (), "pairs of objects that agree", _event("canary_matched")),
     Metric(
         "detection_canary_seconds_total", "counter", "seconds", (), "time of a canary, over images", _event("canary_ms", 1e-3)

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.report.formats import MISSING, duration, number
-from pipeline.stats.canary import MORE_FAILURES
+
+_ENOUGH_IMAGES = 1000  # for a verdict
+_MORE_FAILURES = 0.01  # a canary may fail on this share of images more than the version in use
 
 
 def canary_values(canary: Any, detect: Any) -> dict[str, Any] | None:
@@ -15,7 +17,7 @@ def canary_values(canary: Any, detect: Any) -> dict[str, Any] | None:
         return None
     times = [ms / 1000 if number(ms) != MISSING else None for ms in (canary.get("mean_ms"), canary.get("stable_mean_ms"))]
     return {
-        **{key: canary.get(key) for key in ("version", "stable", "mode", "outcome", "why_no_images")},
+        **{key: canary.get(key) for key in ("version", "stable", "why_no_images")},
         "verdict": "" if canary.get("why_no_images") else _verdict(canary, detect if isinstance(detect, Mapping) else {}),
         "rows": [
             ("Images", number(canary.get("images")), "", "that the canary received"),
@@ -33,7 +35,7 @@ def canary_values(canary: Any, detect: Any) -> dict[str, Any] | None:
                 "",
                 "mean, for an object that both find; from -1 to 1",
             ),
-            ("Left out", number(canary.get("left_out")), "", "images of its share that came while it was behind"),
+            ("Skipped", number(canary.get("skipped")), "", "images of its share that came while it was behind"),
         ],
     }
 
@@ -44,15 +46,15 @@ def _percent(figures: Mapping[str, Any], key: str) -> str:
 
 
 def _verdict(canary: Mapping[str, Any], detect: Mapping[str, Any]) -> str:
-    """What the figures say about the canary, by the rule of `Canary.verdict`: agreement, failures and number of images."""
+    """What the figures say about the canary, by its number of images, failures and agreement."""
     images, agreement, least = (_figure(*of) for of in ((canary, "images"), (canary, "agreement"), (detect, "min_agreement")))
-    wanted, rates = _figure(detect, "canary_images"), [_figure(canary, f"{of}failure_rate") for of in ("", "stable_")]
-    if images is None or wanted is None or images < wanted:
-        return f"Too early to tell: it has received {number(images)} of the {number(wanted)} images that a decision needs."
-    if rates[0] is not None and rates[1] is not None and rates[0] > rates[1] + MORE_FAILURES:
+    rates = [_figure(canary, f"{of}failure_rate") for of in ("", "stable_")]
+    if images is None or images < _ENOUGH_IMAGES:
+        return f"Too early to tell: it has received {number(images)} of the {_ENOUGH_IMAGES} images that a decision needs."
+    if rates[0] is not None and rates[1] is not None and rates[0] > rates[1] + _MORE_FAILURES:
         return "Not as good: it fails on more of its images than the version in use."
     if agreement is None or least is None:
-        return "Not compared: no image with an object went to both versions; shadow mode gives both the same images."
+        return "Not compared: no version found an object in the images that both received."
     if agreement < least:
         return f"It differs: both find {100 * agreement:.1f} % of the objects; {100 * least:.1f} % or more is expected."
     return f"It agrees: both find {100 * agreement:.1f} % of the objects, and it fails about as often or less."

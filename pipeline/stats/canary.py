@@ -8,7 +8,6 @@ from typing import Annotated, Any, NamedTuple
 
 from pipeline.records import DetectedImage
 
-MORE_FAILURES = 0.01  # a canary may fail on this share of images more than the version in use
 _LONGEST_VERSION = 100  # digits; `int` refuses thousands of them
 _PICTURES = 4
 
@@ -38,10 +37,9 @@ class CanaryStats:
     Attributes:
       version: The canary.
       stable: The version in use.
-      mode: `shadow` or `live`.
       images: Images that the canary received.
-      failed: Of these, the ones that it failed on, or took too long for.
-      left_out: Images of its share that it did not receive, since it was late.
+      failed: Of these, the ones that it failed on.
+      skipped: Images of its share that it did not receive, since it was behind.
       seconds: The canary's time, summed over images without a failure.
       stable_images: Images that the version in use received.
       stable_failed: Of these, the ones that it failed on.
@@ -49,17 +47,15 @@ class CanaryStats:
       matched: Objects that both versions have found in the same image.
       objects: Objects of both versions in the images that both received.
       score_shift_sum: Over the matched objects, the canary's confidence minus that of the version in use.
-      outcome: `promoted` or `dropped`, once that is decided.
       not_up: Why the canary was never loaded; empty if it was.
       disagreements: A few images that the versions differ most on; see `add_disagreement`.
     """
 
     version: Annotated[str, _is_version]
     stable: Annotated[str, _is_version]
-    mode: str
     images: int = 0
     failed: int = 0
-    left_out: int = 0
+    skipped: int = 0
     seconds: float = 0.0
     stable_images: int = 0
     stable_failed: int = 0
@@ -67,7 +63,6 @@ class CanaryStats:
     matched: int = 0
     objects: int = 0
     score_shift_sum: float = 0.0
-    outcome: str = ""
     not_up: str = ""
     disagreements: tuple[Disagreement, ...] = ()
 
@@ -82,7 +77,7 @@ class CanaryStats:
     @property
     def agreement(self) -> float | None:
         """2 matched / all objects of both; None if no image with an object went to both."""
-        return 2 * self.matched / self.objects if self.mode == "shadow" and self.objects else None
+        return 2 * self.matched / self.objects if self.objects else None
 
     @property
     def failure_rate(self) -> float:
@@ -121,17 +116,15 @@ class CanaryStats:
         return {
             "version": self.version,
             "stable": self.stable,
-            "mode": self.mode,
             "images": self.images,
             "failed": self.failed,
-            "left_out": self.left_out,
+            "skipped": self.skipped,
             "agreement": _rounded(self.agreement),
             "score_shift": _rounded(self.score_shift_sum / self.matched if self.matched else None),
             "failure_rate": _rounded(self.failure_rate),
             "stable_failure_rate": _rounded(self.stable_failure_rate),
             "mean_ms": _rounded(_mean_ms(self.seconds, self.images - self.failed), 3),
             "stable_mean_ms": _rounded(_mean_ms(self.stable_seconds, self.stable_images - self.stable_failed), 3),
-            "outcome": self.outcome or "undecided",
             **({"why_no_images": self.why_no_images} if self.why_no_images else {}),
         }
 
@@ -150,15 +143,14 @@ class CanaryStats:
 def merge_canaries(figures: Iterable[CanaryStats]) -> CanaryStats | None:
     """The sum over all processes for their newest canary; None if there is none."""
     merged: CanaryStats | None = None
-    for each in sorted(figures, key=lambda each: (int(each.version), int(each.stable), each.mode), reverse=True):
+    for each in sorted(figures, key=lambda each: (int(each.version), int(each.stable)), reverse=True):
         if merged is None:
             merged = dataclasses.replace(each)
-        elif (each.version, each.stable, each.mode) == (merged.version, merged.stable, merged.mode):
+        elif (each.version, each.stable) == (merged.version, merged.stable):
             for field in dataclasses.fields(each):
                 if isinstance(amount := getattr(each, field.name), (int, float)):
                     setattr(merged, field.name, getattr(merged, field.name) + amount)
             merged.add_disagreement(*each.disagreements)
-            merged.outcome = merged.outcome or each.outcome
             merged.not_up = merged.not_up or each.not_up
     return merged
 

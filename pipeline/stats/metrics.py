@@ -10,7 +10,7 @@ Namespace `Detection`; distributions hold whole numbers, hence microseconds:
 | `dead` | counter | dead letters of all stages; read = detected + dead + skipped |
 | `swaps`, `refusals` | counter | versions of the model that a process put into use while it worked, or refused |
 | `canary_images`, `canary_failed` | counter | images that a canary received, and of these the ones that it failed on |
-| `canary_objects`, `canary_matched` | counter | in shadow mode: objects of both versions; pairs that agree |
+| `canary_objects`, `canary_matched` | counter | objects of both versions; pairs that agree |
 | `canary_ms` | counter | the canary's time, summed over images |
 | `image_bytes` | distribution | encoded bytes of an image that reached the detector |
 | `batch_size` | distribution | size of a device batch |

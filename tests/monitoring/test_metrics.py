@@ -9,7 +9,6 @@ from prometheus_client import generate_latest
 from pipeline.failures import REASONS
 from pipeline.monitoring import metrics
 from pipeline.records import DeadLetter, DetectedImage, ImageRef, Timing
-from pipeline.stats.canary import CanaryStats
 from pipeline.stats.histogram import latency_bucket
 from pipeline.stats.process import PARTS
 from pipeline.stats.summary import JobStats
@@ -92,15 +91,11 @@ def test_a_latency_is_in_its_bucket_or_the_next_one(milliseconds):
     assert not below or milliseconds / 1e3 * 1.1 > below[0]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "versions"), [("", {"3", "4"}), ("promoted", {"4"}), ("dropped", {"4"})], ids=["runs", "promoted", "dropped"]
-)
-def test_versions_are_those_in_use_only(outcome, versions):
-    """A canary in `live` mode gives results by turns with the version in use: both stand there, without a gap."""
-    stats = JobStats(canary=CanaryStats("4", "3", "live", outcome=outcome))
-    for number, version in enumerate(("1", "2", "3", "4")):
+def test_the_version_is_that_of_the_last_result():
+    stats = JobStats()
+    for number, version in enumerate(("1", "2", "3")):
         stats.add_detected(detected(version=version, finished_at=100.0 + number), samples=0)
-    assert {key[2] for key in samples(stats) if key[0] == "detection_model_info"} == versions
+    assert {key[2] for key in samples(stats) if key[0] == "detection_model_info"} == {"3"}
 
 
 def test_labels_from_elsewhere_make_no_series():

@@ -13,10 +13,9 @@ from tests.report.test_page import Page, sample
 SHOWN = CanaryStats(
     "8",
     "7",
-    "shadow",
     images=100,
     failed=2,
-    left_out=3,
+    skipped=3,
     seconds=0.49,
     stable_images=2000,
     stable_failed=1,
@@ -24,22 +23,19 @@ SHOWN = CanaryStats(
     matched=90,
     objects=200,
     score_shift_sum=-4.5,
-    outcome="dropped",
 )
 AS_DICT = {
     "version": "8",
     "stable": "7",
-    "mode": "shadow",
     "images": 100,
     "failed": 2,
-    "left_out": 3,
+    "skipped": 3,
     "agreement": 0.9,
     "score_shift": -0.05,
     "failure_rate": 0.02,
     "stable_failure_rate": 0.0005,
     "mean_ms": 5.0,
     "stable_mean_ms": 10.0,
-    "outcome": "dropped",
 }
 
 
@@ -61,28 +57,22 @@ def test_a_line_has_them_all():
     ("figures", "agreement", "line"),
     [
         pytest.param(
-            CanaryStats("8", "7", "shadow"),
+            CanaryStats("8", "7"),
             None,
             "canary 8: 0 images: no image came while it was loaded",
             id="none",
         ),
         pytest.param(
-            CanaryStats("8", "7", "shadow", images=1),
+            CanaryStats("8", "7", images=1),
             None,
             "canary 8: 1 images, failed 0.0% (stable 0.0%), 0 ms (stable - ms)",
             id="an image without objects",
         ),
         pytest.param(
-            CanaryStats("8", "7", "shadow", images=2, failed=2),
+            CanaryStats("8", "7", images=2, failed=2),
             None,
             "canary 8: 2 images, failed 100.0% (stable 0.0%), - ms (stable - ms)",
             id="failures only",
-        ),
-        pytest.param(
-            CanaryStats("8", "7", "live", images=2, seconds=0.02),
-            None,
-            "canary 8: 2 images, failed 0.0% (stable 0.0%), 10 ms (stable - ms)",
-            id="live, which compares nothing",
         ),
     ],
 )
@@ -95,13 +85,13 @@ def test_what_is_not_known_is_not_said(figures, agreement, line):
     [
         pytest.param([], None, id="none"),
         pytest.param(
-            [CanaryStats("8", "7", "shadow", 5, 1, seconds=0.5), CanaryStats("8", "7", "shadow", 7, 2, outcome="dropped")],
-            CanaryStats("8", "7", "shadow", 12, 3, seconds=0.5, outcome="dropped"),
+            [CanaryStats("8", "7", 5, 1, seconds=0.5), CanaryStats("8", "7", 7, 2)],
+            CanaryStats("8", "7", 12, 3, seconds=0.5),
             id="of two processes",
         ),
         pytest.param(
-            [CanaryStats("9", "7", "shadow", 900), CanaryStats("10", "7", "shadow", 1)],
-            CanaryStats("10", "7", "shadow", 1),
+            [CanaryStats("9", "7", 900), CanaryStats("10", "7", 1)],
+            CanaryStats("10", "7", 1),
             id="the newest, though a process that was killed had met more of another one",
         ),
     ],
@@ -116,7 +106,7 @@ def disagreement(different, uri, thumbnail=b""):
 
 
 def test_of_two_processes_the_images_that_differ_most_are_kept_and_each_once():
-    first, second = (CanaryStats("8", "7", "shadow") for _ in range(2))
+    first, second = (CanaryStats("8", "7") for _ in range(2))
     first.add_disagreement(disagreement(3, "a"), disagreement(9, "b"), disagreement(1, "c"))
     second.add_disagreement(disagreement(5, "d"), disagreement(2, "e"), disagreement(9, "b"), disagreement(8, "f"))
     merged = merge_canaries([first, second])
@@ -128,7 +118,7 @@ def test_of_two_processes_the_images_that_differ_most_are_kept_and_each_once():
 
 def test_the_report_has_a_part_for_a_canary_where_there_was_one():
     page = render_report(summarise(JobStats(), facts(SHOWN)), [], [])
-    assert "Version 8 beside version 7, shadow: dropped." in page
+    assert "Version 8 beside version 7." in page
     assert ">Same objects<" in page
     assert "Where they differ most" not in page
     assert "<h2>Canary</h2>" not in render_report(summarise(JobStats(), facts(None)), [], [])

@@ -87,7 +87,7 @@ def test_a_report_file_keeps_the_statistics(elements):
     """Workers write them as data that cannot run, and the launcher merges what it reads."""
     stats = tally_of(elements)
     stats.model_events.update(swaps=1)
-    stats.batch_sizes, stats.canary, stats.backlog_age_ms = (1, 8), CanaryStats("8", "7", "shadow", 5), 9.5
+    stats.batch_sizes, stats.canary, stats.backlog_age_ms = (1, 8), CanaryStats("8", "7", 5), 9.5
     assert figures(unpack(JobStats, pack(stats))) == figures(stats)
 
 

@@ -100,20 +100,20 @@ def test_the_launcher_knows_the_ladder_that_workers_use(staging):
 def test_the_launcher_adds_up_what_a_canary_has_shown_to_each_worker(staging):
     assert WorkerReports(staging).canary_stats() is None
     for images in (3, 4):
-        report(staging, (1,), CanaryStats("8", "7", "shadow", images=images))
+        report(staging, (1,), CanaryStats("8", "7", images=images))
     seen = WorkerReports(staging, every_s=0.05)
-    assert seen.canary_stats() == CanaryStats("8", "7", "shadow", images=7)
-    report(staging, (1,), CanaryStats("8", "7", "shadow", images=5))
-    assert seen.canary_stats(wait_s=1.0) == CanaryStats("8", "7", "shadow", images=12)
+    assert seen.canary_stats() == CanaryStats("8", "7", images=7)
+    report(staging, (1,), CanaryStats("8", "7", images=5))
+    assert seen.canary_stats(wait_s=1.0) == CanaryStats("8", "7", images=12)
 
 
 def test_a_report_has_what_happened_to_the_versions_of_the_model(staging):
     seen = WorkerReports(staging)
     report(staging, (1,))
-    report(staging, (1, 2), CanaryStats("8", "7", "shadow", images=5))
+    report(staging, (1, 2), CanaryStats("8", "7", images=5))
     merged = merge_stats(seen.now(), samples=0)
     expected = JobStats(
-        model_events={"swaps": 2}, batch_sizes=(1, 2), canary=CanaryStats("8", "7", "shadow", images=5), model_notes=("a note",)
+        model_events={"swaps": 2}, batch_sizes=(1, 2), canary=CanaryStats("8", "7", images=5), model_notes=("a note",)
     )
     assert merged == expected
 
