@@ -25,6 +25,7 @@ setup(
         "apache-beam[gcp]>=2.70,<2.80; python_version < '3.11'",  # newer ones and tfx-bsl want different protobufs there
         "tensorflow>=2.20,<2.22",
         "tfx-bsl>=1.21,<1.22",
+        "msgspec>=0.19,<1",
         "numpy>=1.26,<3",
         "cachetools>=5,<7",
         "keras>=3.11.3,<4",  # earlier ones ignore safe mode for .h5 files (CVE-2025-9905)

@@ -10,7 +10,7 @@ import base64
 import dataclasses
 import hashlib
 import json
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -101,13 +101,13 @@ class Detections:
     confidences: np.ndarray
     class_names: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        n, shapes = len(self), [array.shape for array in (self.boxes_xyxy, self.class_ids, self.confidences)]
+        if shapes != [(n, 4), (n,), (n,)]:
+            raise ValueError(f"expected boxes, class ids and confidences of {n} objects, got arrays of the shapes {shapes}")
+
     def __len__(self) -> int:
         return len(self.class_names)
-
-
-def _are_whole(found: Detections) -> bool:
-    shapes = [array.shape for array in (found.boxes_xyxy, found.class_ids, found.confidences)]
-    return shapes == [(len(found), 4), (len(found),), (len(found),)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class DetectedImage:
     height: int
     model_name: str
     model_version: str
-    detections: Annotated[Detections, _are_whole]
+    detections: Detections
     timing: Timing = Timing()
     thumbnail: bytes = b""
 

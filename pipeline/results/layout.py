@@ -16,19 +16,21 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import json
 import os
 import posixpath
 import re
 import uuid
-from typing import Annotated, Any, TypedDict
+from typing import Any, TypedDict
 
+import msgspec
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, FullError, OutputError
 from pipeline.storage.files import UNFINISHED, create, delete_files, exists, make_folder, read_file
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.state import is_own_file, read_state
+from pipeline.storage.state import is_own_file, read_checked
 from pipeline.storage.waiting import waiting_for
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
@@ -49,14 +51,6 @@ _MARK_BYTES = 4096  # the mark is in the first bytes of a page
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
 
 
-def is_run_name(name: str) -> bool:
-    """Whether a run may have this name; only then may a name that was read from storage become part of a path."""
-    return re.fullmatch(r"[\w-]*", name) is not None
-
-
-RunName = Annotated[str, is_run_name]
-
-
 class _SummaryOfAll(TypedDict):
     images: dict[str, Any]
     config: dict[str, Any]
@@ -64,8 +58,6 @@ class _SummaryOfAll(TypedDict):
 
 
 class _Summary(_SummaryOfAll, total=False):
-    run: RunName
-    name: RunName
     samples: list[str]
 
 
@@ -105,9 +97,8 @@ def kind_of_rows(path: str) -> str:
 
 
 def read_summary(output: str) -> dict[str, Any]:
-    """The summary in a folder of results or reports; empty if there is none of this program."""
-    summary: dict[str, Any] = read_state(f"{output}/{SUMMARY}", _Summary) or {}
-    return summary
+    """What later runs need of the summary in a folder of results or reports; empty if there is none of this program."""
+    return read_checked(f"{output}/{SUMMARY}", lambda content: msgspec.convert(json.loads(content), _Summary)) or {}
 
 
 def check_reports(output: str) -> None:

@@ -6,14 +6,12 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple
 
+import msgspec
+
 from pipeline.records import DetectedImage
 
-_LONGEST_VERSION = 100  # digits; `int` refuses thousands of them
+_Version = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,100}$")]  # `int` refuses thousands of digits
 _PICTURES = 4
-
-
-def _is_version(text: str) -> bool:
-    return text.isdecimal() and len(text) < _LONGEST_VERSION
 
 
 class Disagreement(NamedTuple):
@@ -51,8 +49,8 @@ class CanaryStats:
       disagreements: A few images that the versions differ most on; see `add_disagreement`.
     """
 
-    version: Annotated[str, _is_version]
-    stable: Annotated[str, _is_version]
+    version: _Version
+    stable: _Version
     images: int = 0
     failed: int = 0
     skipped: int = 0

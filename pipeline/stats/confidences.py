@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 BINS = 20
@@ -29,11 +30,7 @@ def bounded(classes: Counter[str], most: int = 5000) -> Counter[str]:
     return kept
 
 
-def _is_bin(number: int) -> bool:
-    return 0 <= number < BINS
-
-
-_Bins = Counter[Annotated[int, _is_bin]]
+_Bins = Counter[Annotated[int, msgspec.Meta(ge=0, lt=BINS)]]
 
 
 @dataclasses.dataclass

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated
 
+import msgspec
+
 _LATENCY_STEP = 1.1  # a bucket of latencies is 10 % wide
 _SHORTEST_MS, _LONGEST_MS = 1e-3, 1e11  # 1 us to 3 years: 339 buckets, even if an image's clock was wrong
 _MOST_INTERVALS = 1024  # the report draws at most 120 of them
@@ -42,16 +44,8 @@ def percentiles_ms(latencies: Mapping[int, int]) -> dict[str, float]:
     return result
 
 
-def _is_power_of_two(number: int) -> bool:
-    return 0 < number < 1 << 40 and not number & (number - 1)
-
-
-def is_latency_bucket(number: int) -> bool:
-    """Whether `latency_bucket` may give this number."""
-    return latency_bucket(0.0) <= number <= latency_bucket(math.inf)
-
-
-Latencies = Counter[Annotated[int, is_latency_bucket]]  # images by `latency_bucket`
+LatencyBucket = Annotated[int, msgspec.Meta(ge=latency_bucket(0.0), le=latency_bucket(math.inf))]
+Latencies = Counter[LatencyBucket]  # images by `latency_bucket`
 
 
 @dataclasses.dataclass
@@ -67,7 +61,7 @@ class Intervals:
       largest: Whether an interval keeps the largest of its amounts; else their sum.
     """
 
-    seconds: Annotated[int, _is_power_of_two] = 1
+    seconds: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 1
     counts: Counter[int] = dataclasses.field(default_factory=Counter)
     largest: bool = False
 

@@ -8,14 +8,14 @@ import datetime
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, row_bytes
 from pipeline.secrets import with_public_addresses
 from pipeline.stats.canary import CanaryStats, merge_canaries
 from pipeline.stats.confidences import Confidences, bounded
 from pipeline.stats.doubts import MOST_OBJECTS, doubts
-from pipeline.stats.histogram import Intervals, Latencies, is_latency_bucket, latency_bucket, percentiles_ms
+from pipeline.stats.histogram import Intervals, Latencies, LatencyBucket, latency_bucket, percentiles_ms
 from pipeline.stats.over_time import OverTime
 from pipeline.stats.samples import Ranked, keep, ranks
 
@@ -35,7 +35,7 @@ class JobStats:
     """Statistics of a part of a job; parts merge in any order, and none grows with the number of images.
 
     Each bundle of a batch job makes one of its rows, and Beam merges them for the summary. Each process keeps one for its display
-    or its stream; a worker writes its own to a report file (see `pipeline.stats.worker_reports`). `pipeline.data_format`
+    or its stream; a worker writes its own to a report file (see `pipeline.stats.worker_reports`). `pipeline.codec`
     serialises it. It has no lock: threads that share one hold a lock of their own.
 
     Attributes:
@@ -75,7 +75,7 @@ class JobStats:
     classes: Counter[str] = dataclasses.field(default_factory=Counter)
     batches: Counter[int] = dataclasses.field(default_factory=Counter)
     stage_seconds: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
-    stage_latencies: Counter[tuple[str, Annotated[int, is_latency_bucket]]] = dataclasses.field(default_factory=Counter)
+    stage_latencies: Counter[tuple[str, LatencyBucket]] = dataclasses.field(default_factory=Counter)
     latencies: Latencies = dataclasses.field(default_factory=Counter)
     publish_latencies: Latencies = dataclasses.field(default_factory=Counter)
     backlog_age_ms: float = 0.0

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from pipeline.data_format import pack, unpack
+from pipeline.codec import pack, unpack
 from pipeline.results.run import Run
 from pipeline.stats.canary import CanaryStats, merge_canaries
 from pipeline.stats.process import PROCESS, ModelStats, ProcessState

@@ -7,28 +7,20 @@ checks the content against its type, and callers use a path in it only if the pa
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.data_format import from_plain
 from pipeline.storage.files import exists, read_file
 
 
-def read_state(path: str, kind: Any, what_to_do: str = "") -> Any:
-    """The content of a JSON file as a type (see `data_format`); None where there is no such file, or it cannot be read."""
-    return read_checked(path, lambda content: from_plain(kind, json.loads(content)), what_to_do)
-
-
-def read_checked(path: str, parse: Callable[[bytes], Any], what_to_do: str = "") -> Any:
+def read_checked(path: str, parse: Callable[[bytes], Any]) -> Any:
     """What `parse` makes of a file; None where there is no such file, or `parse` raises a `ValueError`.
 
     Args:
       path: The file.
       parse: Parses its content.
-      what_to_do: The end of the warning that it cannot be read.
     """
     if not is_own_file(path):
         if os.path.lexists(path):
@@ -39,7 +31,7 @@ def read_checked(path: str, parse: Callable[[bytes], Any], what_to_do: str = "")
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError, PermissionError) as err:
-        warn_unreadable(path, " ".join(str(err).split())[:200] + what_to_do)
+        warn_unreadable(path, " ".join(str(err).split())[:200])
         return None
 
 

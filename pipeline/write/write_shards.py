@@ -17,8 +17,8 @@ import apache_beam as beam
 from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import GlobalWindows
 
+from pipeline.codec import pack, unpack
 from pipeline.config import WriteConfig
-from pipeline.data_format import pack, unpack
 from pipeline.errors import OutputError
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
 from pipeline.results.completion import RowVersion

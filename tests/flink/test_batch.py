@@ -6,7 +6,7 @@ import re
 import sys
 import time
 
-from pipeline.data_format import unpack
+from pipeline.codec import unpack
 from pipeline.stats.summary import JobStats
 from tests.conftest import REPO, without_stamps
 from tests.flink.cluster import START_SECONDS, TASKMANAGERS, FlinkCluster, job_flags

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pipeline.data_format import pack, unpack
+from pipeline.codec import pack, unpack
 from pipeline.report.page import render_report
 from pipeline.stats.canary import CanaryStats, Disagreement, merge_canaries
 from pipeline.stats.summary import JobStats, RunFacts, summarise

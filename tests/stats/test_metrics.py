@@ -6,6 +6,7 @@ import re
 import threading
 
 import apache_beam as beam
+import numpy as np
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
@@ -24,7 +25,7 @@ from pipeline.write.write_shards import read_stats
 from tests.conftest import write_bright_image
 from tests.fixtures import REPO
 
-NOTHING = Detections(*([()] * 4))
+NOTHING = Detections(np.zeros((0, 4)), np.zeros(0), np.zeros(0), ())
 DETECTED = DetectedImage(ImageRef("a"), 1, 1, "m", "1", NOTHING, Timing(0.25, 0.5, 0.0, 0.125, led_batch=4, model=2.0))
 DEAD = DeadLetter(ImageRef("b"), "read", "not_found", "gone")
 

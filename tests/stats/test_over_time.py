@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data_format import pack, unpack
+from pipeline.codec import pack, unpack
 from pipeline.stats.over_time import OverTime
 from pipeline.stats.summary import JobStats, merge_stats
 

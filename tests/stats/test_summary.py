@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data_format import pack, unpack
+from pipeline.codec import pack, unpack
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing, identity_hash
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.confidences import BINS, OTHER_CLASSES, Confidences

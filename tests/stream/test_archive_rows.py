@@ -9,7 +9,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 from apache_beam.testing.test_stream import TestStream
 
-from pipeline.record_coder import register_record_coder
+from pipeline.codec import register_record_coder
 from pipeline.results.shards import list_shards
 from pipeline.stream.archive_rows import ArchiveRows
 from tests.shard_rows import VERSION, detected, failed, rows_in
