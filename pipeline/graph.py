@@ -24,6 +24,7 @@ from pipeline.read.read_images import ReadImages
 from pipeline.read.source import Source
 from pipeline.results.completion import RowVersion
 from pipeline.results.run import Run
+from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.stream.archive_rows import ArchiveRows
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
@@ -148,13 +149,12 @@ def allowed_prefixes(config: Config) -> Sequence[str]:
 
 
 def _limits(config: Config) -> MessageLimits:
-    stream = config.stream
-    return MessageLimits(allowed_prefixes(config), stream.max_message_images, int(stream.max_message_mb * 1e6))
+    return MessageLimits(allowed_prefixes(config), config.stream.max_message_images)
 
 
 def samples_kept(config: Config) -> int:
     """The number of images whose thumbnails the job keeps."""
-    return max(config.write.samples, config.write.report_samples)
+    return max(config.write.samples, REPORT_SAMPLES)
 
 
 def machine_hints(config: Config) -> dict[str, str]:

@@ -44,10 +44,9 @@ examples:
       --model gs://bucket/models/yolov4 --score-threshold 0.4 --classes person,dog
   detect-objects run --input photos/ --output out/ --model models/yolov4 --dry-run
 
---help-all lists all flags. Each is a key of the config file, too; flags win. The keys that describe foreign models are no flags;
-docs/settings.md has them. Lists are given with commas or by repeating values, --classes a,b or --classes a b; file names may
-hold commas, so for --input only as --input a b.
-Flags that are none of these go to Beam, e.g. --runner DataflowRunner --region europe-west1; unknown ones are errors.
+--help-all lists all flags. Each is a key of the config file, too; flags win. Lists are given with commas or
+by repeating values, --classes a,b or --classes a b; file names may hold commas, so for --input only as --input a b.
+Other flags go to Apache Beam, e.g. --runner DataflowRunner --region europe-west1; unknown flags are rejected.
 exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command,
 config, model or place; 3 another run of this command is at work; 130 stopped by Ctrl-C or SIGTERM before a batch job was done.
 Rows that a job has written stay; the same command does the rest.

@@ -5,12 +5,10 @@ import re
 
 import pytest
 
-from models import pictures
 from pipeline import __main__ as command_line
 from pipeline import compact, reconcile, run
-from pipeline.config import load_config, settings
-from pipeline.config.synonyms import _KNOWN, synonym_of
-from pipeline.errors import ConfigError
+from pipeline.config import settings
+from pipeline.config.mistakes import _FLAGS
 from tests.conftest import write_bright_image
 
 JOB = ["--input", "a.jpg", "--output", "out"]
@@ -27,31 +25,17 @@ def said(capsys, *argv):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        pytest.param(["--conf", "0.4"], "unknown flag --conf; here it is --score-threshold", id="conf"),
-        pytest.param(["--conf-thres=0.4"], "unknown flag --conf-thres; here it is --score-threshold", id="YOLOv5's conf"),
-        pytest.param(["--imgsz", "640"], "unknown flag --imgsz; here it is model.input_hw in the config file", id="imgsz"),
-        pytest.param(["--iou", "0.5"], "unknown flag --iou; here it is --iou-threshold", id="iou"),
-        pytest.param(["--csv"], "unknown flag --csv; here it is --export csv, or the Parquet files in detections/", id="csv"),
-        pytest.param(["--silent"], "unknown flag --silent; here it is --quiet", id="silent"),
-        pytest.param(["--weights", "m.pt"], "unknown flag --weights; here it is --model", id="weights"),
-        pytest.param(["--batch", "8"], "unknown flag --batch; here it is --batch-sizes, such as 1,2,4,8", id="batch"),
-        pytest.param(["--source", "b"], "unknown flag --source; here it is --input", id="source"),
-        pytest.param(["source=photos/"], "unexpected argument 'source=photos/'; here it is --input", id="source="),
+        pytest.param(["--conf", "0.4"], "unknown flag --conf; use --score-threshold", id="conf"),
+        pytest.param(["--conf-thres=0.4"], "unknown flag --conf-thres; use --score-threshold", id="YOLOv5's conf"),
+        pytest.param(["--imgsz", "640"], "unknown flag --imgsz; use --input-hw, for models of any input size", id="imgsz"),
+        pytest.param(["--csv"], "unknown flag --csv; use --export csv, or the Parquet files in detections/", id="csv"),
+        pytest.param(["--weights", "m.pt"], "unknown flag --weights; use --model", id="weights"),
+        pytest.param(["--save-crop"], "unknown flag --save-crop; another command, after the run: detect-o", id="crops"),
+        pytest.param(["source=photos/"], "unexpected argument 'source=photos/'; use --input", id="source="),
         pytest.param(["output=o"], "unexpected argument 'output=o'; did you mean --output o?", id="a flag of ours with ="),
         pytest.param(["--max_detections", "3"], "unknown flag --max_detections; did you mean --max-detections?", id="_ for -"),
         pytest.param(["--dry-runn"], "unknown flag --dry-runn; did you mean --dry-run?", id="a flag that is no setting"),
         pytest.param(["--xyzzy"], "unknown flag --xyzzy; see --help", id="nothing near"),
-        pytest.param(["--tensorrt"], "unknown flag --tensorrt; see --help", id="nothing near that looks like something"),
-        pytest.param(
-            ["--save-crop"], "unknown flag --save-crop; here it is another command, after the run: detect-o", id="crops"
-        ),
-        pytest.param(
-            ["--crops", "c"], "detect-objects pictures OUTPUT --annotate FOLDER --crops FOLDER", id="crops with a folder"
-        ),
-        pytest.param(["--annotate", "all"], "unknown flag --annotate; here it is another command, after the run", id="annotate"),
-        pytest.param(
-            ["--samples", "all"], "got 'all'; here it is another command, after the run: detect-objects", id="all samples"
-        ),
     ],
 )
 def test_a_flag_of_another_tool_is_said_in_the_words_of_this_one(argv, expected, capsys):
@@ -77,14 +61,11 @@ def test_a_command_that_runs_a_model_must_name_it(argv, tmp_path, monkeypatch, c
     assert [path.name for path in tmp_path.iterdir()] == ["a.jpg"]
 
 
-def test_what_a_synonym_names_is_there():
-    """And no name in the table is that of a flag here, which would hide it."""
-    flags = {setting.flag for setting in settings()} | {"--verbose", "--dry-run"}
-    named = {flag for text in _KNOWN.values() for flag in re.findall(r"--[a-z-]+", text)}
-    assert named - flags == {"--annotate", "--crops"} <= pictures.make_parser()._option_string_actions.keys()
-    keys = {key for text in _KNOWN.values() for key in re.findall(r"\bmodel\.\w+", text)}
-    assert keys <= {setting.key for setting in settings()}
-    assert {flag for flag in flags if synonym_of(flag)} == set()
+def test_what_the_table_of_other_tools_names_is_there():
+    """And no name in it is that of a flag here, which it would hide."""
+    flags = {setting.flag for setting in settings()}
+    assert {flag for text in _FLAGS.values() for flag in re.findall(r"--[a-z-]+", text)} <= {*flags, "--verbose"}
+    assert not {*_FLAGS} & {flag.removeprefix("--") for flag in flags}
 
 
 @pytest.mark.parametrize(
@@ -97,23 +78,6 @@ def test_what_a_synonym_names_is_there():
 )
 def test_a_run_without_an_output_says_what_flags_are_not_it(flags, hint, capsys):
     assert hint in said(capsys, "--input", "a.jpg", *flags)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param("detect: {conf: 0.4}", "unknown key 'detect.conf'; here it is detect.score_threshold", id="synonym"),
-        pytest.param("weights: m", "unknown key 'weights'; here it is model.path", id="synonym at the top"),
-        pytest.param("detect: {score_treshold: 1}", "did you mean 'detect.score_threshold'?", id="typo"),
-        pytest.param("write: {report_sample: 1}", "did you mean 'write.report_samples'?", id="letter left out"),
-        pytest.param("detect: {xyzzy: 1}", "unknown key 'detect.xyzzy'; python -m pipeline.run --help lists", id="nothing near"),
-    ],
-)
-def test_a_typo_in_a_config_names_the_nearest_keys_and_not_all(text, expected, tmp_path):
-    (tmp_path / "job.yaml").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        load_config([str(tmp_path / "job.yaml")], {})
-    assert expected in str(caught.value) and len(str(caught.value).removeprefix(f"{tmp_path}")) < 200
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ OTHER_FLAGS = {  # of other commands of this project, of the launcher, and of ot
     "--images", "--images-per-second", "--machines", "--machine-hour", "--class-a", "--class-b", "--hours", "--inline",
     "--ramp-minutes", "--startup-minutes", "--page", "--multi-label", "--reference", "--resamples", "--threshold",
     "--match", "--json", "--full", "--print-completion", "--export", "--converter", "--image",
-    "--run", "--since", "--to", "--sort", "--format",
+    "--coco-ground-truth", "--run", "--since", "--to", "--sort", "--format",
     "--annotate", "--crops", "--margin", "--min-confidence", "--class", "--table", "--dead-letters-table",
 }  # fmt: skip
 

@@ -117,7 +117,6 @@ def test_every_flag_reaches_its_setting(setting):
     else:
         argv = [flag, *map(str, value if isinstance(value, list) else [value])]
     needs = {
-        "write.coco_ground_truth": (["--export", "coco"], {"write.export": ["coco"]}),
         "dates": (["--input", "{date}"], {"input": ["{date}"]}),
     }
     more, needed = needs.get(setting.key, ([], {}))
@@ -152,21 +151,13 @@ WRONG_SETTINGS = {
     "missing config": (["--config", "absent.yaml"], "config absent.yaml: cannot be read"),
     "config of junk": (["--config", "junk.yaml"], "config junk.yaml: is no YAML"),
     "unknown key": (["--config", "typo.yaml"], "unknown key 'detect.score_treshold'; did you mean 'detect.score_threshold'?"),
-    "wrong type": ([*JOB, "--max-detections", "many"], "--max-detections: expected a whole number"),
-    "out of range": ([*JOB, "--score-threshold", "2"], "--score-threshold: expected a number between"),
-    "unparsable": ([*JOB, "--score-threshold", "["], "--score-threshold: expected a number, got"),
-    "unknown choice": ([*JOB, "--precision", "int4"], "--precision: expected 'float32' or 'bfloat16' or 'int8'"),
-    "beyond 32 bits": (
-        [*JOB, "--max-detections", "3000000000"],
-        "--max-detections: expected a number at most 2147483647, got 3000000000",
-    ),
-    "no number": ([*JOB, "--batch-timeout-ms", "nan"], "--batch-timeout-ms: expected a number at least 0.0, got nan"),
-    "fraction": ([*JOB, "--max-detections", "1.5"], "--max-detections: expected a whole number, got 1.5"),
+    "wrong type": ([*JOB, "--max-detections", "many"], "--max-detections: expected integer"),
+    "out of range": ([*JOB, "--score-threshold", "2"], "--score-threshold: expected at most 1, got '2'"),
+    "unparsable": ([*JOB, "--score-threshold", "["], "--score-threshold: expected number, got"),
+    "unknown choice": ([*JOB, "--precision", "int4"], "--precision: expected 'float32', 'bfloat16' or 'int8'"),
+    "no number": ([*JOB, "--batch-timeout-ms", "nan"], "--batch-timeout-ms: expected a finite number, got 'nan'"),
+    "fraction": ([*JOB, "--max-detections", "1.5"], "--max-detections: expected integer, got '1.5'"),
     "descending": ([*JOB, "--batch-sizes", "4,2"], "--batch-sizes: expected ascending sizes such as"),
-    "ground truth for nothing": (
-        [*JOB, "--coco-ground-truth", "a.json"],
-        "--coco-ground-truth: expected coco among the exports",
-    ),
     "flag without its value": ([*JOB, "--classes"], "argument --classes: expected at least one argument; see --help"),
     "switch with a value": ([*JOB, "--xla=1"], "argument --xla/--no-xla: ignored explicit argument '1'; see --help"),
 }
@@ -175,7 +166,6 @@ WRONG_PLACES = {
     "missing input": (["--input", "absent/*.jpg", "--output", "out"], "input absent/*.jpg: no file matches"),
     "unknown flag": ([*JOB, "--score-treshold", "1"], "did you mean --score-threshold?"),
     "misspelt flag of the model": ([*JOB, "--modell", "x"], "did you mean --model?"),
-    "key of a foreign model": ([*JOB, "--box-format", "xyxy"], "unknown flag --box-format; here it is model.box_format in the"),
     "stray argument": (["a.jpg", "--output", "out", "--input", "a.jpg"], "unexpected argument 'a.jpg'"),
     "unknown runner": ([*JOB, "--runner", "NoRunner"], "runner NoRunner: expected DirectRunner"),
     "no job server": (

@@ -1,26 +1,50 @@
-"""pydantic's errors in one line: the expected value, the given one, and for an unknown key the nearest known one."""
+"""What is wrong with a setting, in one line: the expected value and the given one, or the nearest known name."""
 
 from __future__ import annotations
 
+import difflib
+import re
 import reprlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
-from pipeline.config.setting import MOST, Setting, settings_of
-from pipeline.config.synonyms import near_names, synonym_of
+from pipeline.config.setting import settings_of
 from pipeline.secrets import MASK, is_secret
 
-_EXPECTED = {  # by pydantic's type of error: https://docs.pydantic.dev/latest/errors/validation_errors/
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "string_type": "text",
-    "bool_type": "true or false",
-    "dict_type": "a section with keys",
-    "dataclass_type": "a section with keys",
+_NEAR = 0.75  # difflib's ratio of one or two typos
+_WORDS = {  # pydantic's, and those of somebody who writes a config
+    r"^Input should be (a valid )?": "expected ",
+    r"^Value error, (expected )?": "expected ",
+    r"^Tuple should have.*|^Field required$": "expected 2 values",
+    r"^Keys should be": "expected keys that are",
+    r"(?:a )?(?:dictionary|mapping)\b.*": "a section with keys",
+    r"greater than or equal to": "at least",
+    r"less than or equal to": "at most",
+    r", (?:unable to|got) .*": "",
 }
+_ELSEWHERE = {  # flags of YOLO's tools, Ultralytics and other common programs
+    "conf confidence conf-thres conf-threshold thresh threshold": "--score-threshold",
+    "iou iou-thres nms-threshold": "--iou-threshold",
+    "max-det topk top-k": "--max-detections",
+    "imgsz img-size image-size": "--input-hw, for models of any input size",
+    "source images image-dir": "--input",
+    "weights checkpoint saved-model model-path": "--model",
+    "out output-dir save-dir": "--output",
+    "batch batch-size": "--batch-sizes, such as 1,2,4,8",
+    "gpu gpus cuda": "--device gpu:0",
+    "half fp16 amp": "--precision bfloat16",
+    "workers num-workers jobs": "--decode-threads and --read-threads",
+    "save save-img plot draw annotate crops save-crop": "another command, after the run: detect-objects pictures",
+    "csv save-csv": "--export csv, or the Parquet files in detections/, which pandas and duckdb read",
+    "save-txt yolo": "--export yolo",
+    "json save-json coco": "--export coco; detections/*.jsonl is always written",
+    "silent": "--quiet",
+    "debug": "--verbose",
+    "resume continue only-new skip-existing": "no flag: images that have a row are skipped",
+    "overwrite force exist-ok": "--again, which detects what is done again; the newest row counts",
+}
+_FLAGS = {name: flag for names, flag in _ELSEWHERE.items() for name in names.split()}
 
 
 def what_is_wrong(err: ValidationError, cls: type, source: str, flags: Mapping[str, str] | None = None) -> str:
@@ -28,78 +52,50 @@ def what_is_wrong(err: ValidationError, cls: type, source: str, flags: Mapping[s
 
     Args:
       err: pydantic's error.
-      cls: The checked class.
+      cls: The class whose settings are checked.
       source: Where its values came from.
       flags: Key to flag, for values that came from the command line instead.
     """
     first = err.errors(include_url=False, include_context=False)[0]
-    line = _unknown_key(first, cls, source) or _wrong_value(first, cls, source, flags or {})
-    return " ".join(line.splitlines())
+    path = [part for part in first["loc"] if isinstance(part, str) and part != "[key]"]
+    key = ".".join(path)
+    if first["type"] == "unexpected_keyword_argument":
+        return f"{source}: unknown key {_shown(key)}; {_near_key(path, cls)}"
+    wanted = first["msg"]
+    for pattern, words in _WORDS.items():
+        wanted = re.sub(pattern, words, wanted)
+    got = MASK if key.startswith("beam_options.") and is_secret(key) else _shown(first["input"])
+    place = (flags or {}).get(key) or ": ".join(filter(None, (source, key)))
+    return " ".join(f"{place}: {wanted}, got {got}".split())
 
 
-def _unknown_key(error: ErrorDetails, cls: type, source: str) -> str | None:
-    keys = [setting.key for setting in settings_of(cls)]
-    match error["type"]:
-        case "unexpected_keyword_argument":
-            path = error["loc"]
-        case "invalid_key":  # not even text
-            path = (*error["loc"][:-1], str(error["input"]))
-        case "string_unicode" if _key(error) not in keys:  # a key that no UTF-8 can hold
-            path = (*error["loc"], error["input"])
-        case _:
-            return None
-    known = {key.rpartition(".")[2]: key for key in keys}
-    if len(path) == 1:
-        known = {section: section for section, dot, _ in (key.partition(".") for key in keys) if dot} | known
-    hint = _hint(str(path[-1]), known, {setting.flag: setting.key for setting in settings_of(cls)})
-    return f"{source}: unknown key {_shown('.'.join(map(str, path)))}; {hint}"
+def near_flag(flag: str, known: Iterable[str]) -> str:
+    """What a user may have meant by an unknown flag; empty if nothing is near.
+
+    >>> near_flag("--conf", []), near_flag("--score_treshold", ["--score-threshold"]), near_flag("--xyzzy", ["--xla"])
+    ('use --score-threshold', 'did you mean --score-threshold?', '')
+    """
+    if elsewhere := _FLAGS.get(_bare(flag)):
+        return f"use {elsewhere}" if elsewhere.startswith("--") else elsewhere
+    flags: dict[str, str] = {}
+    for each in known:
+        flags.setdefault(_bare(each), each)
+    near = difflib.get_close_matches(_bare(flag), flags, n=1, cutoff=_NEAR)
+    return f"did you mean {flags[near[0]]}?" if near else ""
 
 
-def _hint(name: str, known: Mapping[str, str], keys_of_flags: Mapping[str, str]) -> str:
-    """The key that a user may have meant; `known`: key by its last part."""
-    if synonym := synonym_of(name):
-        flag = synonym.split()[0].rstrip(",")
-        return f"here it is {keys_of_flags.get(flag) or synonym}"
-    if near := near_names(name, known):
-        *others, last = (f"'{known[each]}'" for each in near)
-        return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
-    return "python -m pipeline.run --help lists all settings"
+def _near_key(path: list[str], cls: type) -> str:
+    keys = {setting.name: setting.key for setting in settings_of(cls)}
+    sections = {key.partition(".")[0] for key in keys.values() if "." in key}
+    names = keys | {section: section for section in sections if len(path) == 1}
+    elsewhere = {setting.flag: setting.key for setting in settings_of(cls)}.get(_FLAGS.get(_bare(path[-1]), "-").split()[0])
+    near = [keys[key] for key in keys if keys[key] == elsewhere] or [
+        names[name] for name in difflib.get_close_matches(path[-1], names, n=1, cutoff=_NEAR)
+    ]
+    return f"did you mean {near[0]!r}?" if near else "detect-objects run --help-all lists all settings"
 
 
-def _wrong_value(error: ErrorDetails, cls: type, source: str, flags: Mapping[str, str]) -> str:
-    key = _key(error)
-    setting = next((setting for setting in settings_of(cls) if setting.key == key), None)
-    got = MASK if key.startswith("beam_options.") and is_secret(key) else _shown(error["input"])
-    said = error["input"]
-    synonym = synonym_of(f"{key.rpartition('.')[2]}-{said}") if isinstance(said, str) else None
-    hint = f"; here it is {synonym}" if synonym else ""
-    return f"{flags.get(key) or f'{source}: {key}'}: expected {_expected(error, setting)}, got {got}{hint}"
-
-
-def _key(error: ErrorDetails) -> str:
-    """The setting's key, without pydantic's marks for elements of lists and keys of mappings."""
-    return ".".join(part for part in error["loc"] if isinstance(part, str) and part != "[key]")
-
-
-def _expected(error: ErrorDetails, setting: Setting | None) -> str:
-    match error["type"]:
-        case "greater_than_equal" | "less_than_equal" | "finite_number" if setting and setting.bounds:
-            return _within(*setting.bounds, error["input"])
-        case "literal_error" | "string_unicode" if setting:
-            return " or ".join(map(repr, (setting.schema.get("items") or setting.schema)["enum"]))
-        case "missing" | "too_long" if setting:
-            return f"{setting.schema['maxItems']} values"
-        case kind:
-            return _EXPECTED.get(kind, error["msg"])
-
-
-def _within(low: float, high: float, number: float) -> str:
-    if high < MOST:
-        return f"a number between {low} and {high}"
-    return f"a number at most {high}" if number > high else f"a number at least {low}"
-
-
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """The value, shortened; Python refuses to write very long integers."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = 500
@@ -107,3 +103,7 @@ def _shown(value: Any) -> str:
         return short.repr(value)
     except ValueError:
         return f"a {type(value).__name__} too long to show"
+
+
+def _bare(name: str) -> str:
+    return name.lstrip("-").replace("_", "-").lower()

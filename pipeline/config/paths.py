@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
 from urllib.parse import unquote
-
-from pydantic import AfterValidator, Strict, WithJsonSchema
-from pydantic_core import PydanticCustomError
 
 _FILE = "file://"
 
@@ -29,20 +25,3 @@ def local_path(text: str) -> str:
     if not path.startswith("/"):
         raise ValueError(f"expected file:/// and an absolute path, got {text!r}")
     return path if "{date" in path else unquote(path)  # strftime's directives look like escapes
-
-
-def _checked(text: str) -> str:
-    try:
-        return local_path(text)
-    except ValueError as err:
-        raise PydanticCustomError("path", "file:/// and an absolute path") from err
-
-
-def _checked_some(text: str) -> str:
-    if not text:
-        raise PydanticCustomError("path", "a path")
-    return _checked(text)
-
-
-Path = Annotated[str, Strict(), AfterValidator(_checked)]
-SomePath = Annotated[str, Strict(), AfterValidator(_checked_some), WithJsonSchema({"type": "string", "minLength": 1})]

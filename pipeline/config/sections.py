@@ -3,65 +3,65 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, TypeAdapter, ValidationInfo, WithJsonSchema, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+from pydantic.dataclasses import dataclass
 
 from pipeline.config import dates as days
-from pipeline.config.checked import (
-    KEY_ONLY,
-    Between,
+from pipeline.config.setting import (
+    MOST,
     Count,
-    CountFrom0,
+    Duration,
     ListOf,
     PairOf,
+    Path,
+    Positive,
+    Setting,
     Share,
-    Switch,
-    Text,
+    SomePath,
     Threads,
-    checked,
-    foreign,
-    section,
     setting,
+    settings_of,
 )
-from pipeline.config.paths import Path, SomePath
-from pipeline.config.setting import MOST, Setting, settings_of
 from pipeline.errors import ConfigError
 from pipeline.secrets import masked_options, masked_target, without_secrets
+
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 def _beam_option(value: Any) -> Any:
     for element in value if isinstance(value, list) else [value]:
         if not (isinstance(element, str) or (isinstance(element, (int, float)) and abs(element) < 2**63)):  # false for NaN, too
-            raise PydanticCustomError("beam_option", "text, a number, true or false, or a list of these")
+            raise ValueError("expected text, a number, true or false, or a list of these")
     return value
 
 
+def _text(value: Any) -> Any:
+    """A day or a whole number, which YAML has types for, as text."""
+    return str(value) if type(value) is int or isinstance(value, datetime.date) else value
+
+
 _BeamOption = Annotated[Any, AfterValidator(_beam_option), WithJsonSchema({"type": ["string", "number", "boolean", "array"]})]
-
-Given = TypeVar("Given")
-Kept = TypeVar("Kept")
-
-
-def _checked_by(check: Callable[[Given], Kept], value: Given) -> Kept:
-    try:
-        return check(value)
-    except days.DatesError as err:
-        raise PydanticCustomError("days", "{expected}", {"expected": str(err)}) from err
-
-
-_Input = Annotated[SomePath, AfterValidator(lambda pattern: _checked_by(days.check_places, pattern))]
-_Zone = Annotated[Text, AfterValidator(lambda name: _checked_by(days.zone_named, name) and name)]
-_Version = Annotated[Text, BeforeValidator(lambda value: str(value) if type(value) is int else value)]  # YAML's type
-_Days = Annotated[Text, BeforeValidator(lambda value: str(value) if isinstance(value, datetime.date) else value)]  # YAML's type
-
+_Input = Annotated[SomePath, AfterValidator(days.check_places)]
+_Zone = Annotated[str, AfterValidator(lambda name: days.zone_named(name) and name)]
+_Text = Annotated[str, BeforeValidator(_text)]
+_Port = Annotated[int, Field(ge=0, le=65535)]
 
 BUNDLED = "digits"  # the detector that comes with this program
 
 
-@checked
+@dataclass(frozen=True, config=_STRICT)
 class ModelConfig:
     """The detector, and for a model that does not describe itself, its inputs and outputs.
 
@@ -73,66 +73,68 @@ class ModelConfig:
         "required: SavedModel, or a folder of versions <path>/<integer>; local or gs://. 'digits' is the bundled detector; "
         "on a model server grpc://host:port/name, with TLS grpcs://, and with commas between several servers",
     )
-    model_version: _Version | None = setting(
+    model_version: _Text | None = setting(
         None, "a version's number, or its label in <path>/labels.json such as stable; default: the newest"
     )
-    model_poll_s: Annotated[float, Between(0.0)] = setting(
+    model_poll_s: Duration = setting(
         30.0, "seconds between checks for another version, which replaces the one in use while the job runs; 0: never"
     )
-    server_timeout_s: Annotated[float, Between(0.001)] = setting(30.0, "deadline of one request to a model server")
-    server_wait_s: Annotated[float, Between(0.0)] = setting(
+    server_timeout_s: Positive = setting(30.0, "deadline of one request to a model server")
+    server_wait_s: Duration = setting(
         600.0, "longest wait for a model server that is away or busy; then the job fails, and its next run goes on"
     )
     model_memory_mb: Count | None = setting(
+        None, "most memory of two versions; if they need more, images wait while one replaces the other; default: a GPU's"
+    )
+    name: str | None = setting(None, "name of the model in every row; default: the model's own, else its folder's")
+    signature: str | None = setting(None, "signature to call; default: the model's own, else serving_default")
+    input_name: str | None = setting(None, "name of the image input")
+    input_hw: PairOf[Count] | None = setting(None, "height and width of the input, as [H, W]")
+    input_dtype: Literal["uint8", "float32"] | None = setting(None, "type of the input")
+    value_range: PairOf[Annotated[float, Field(ge=-MOST, le=MOST)]] | None = setting(
+        None, "the model's values for pixels 0 and 255: [0, 1] or [-1, 1]"
+    )
+    resize: Literal["stretch", "letterbox", "none"] | None = setting(
+        None, "how images are resized to the input; none: a model of any input size gets each image at its own size"
+    )
+    letterbox_value: Annotated[int, Field(ge=0, le=255)] | None = setting(None, "grey of the letterbox padding, 0..255")
+    letterbox_rule: Literal["darknet", "ultralytics", "yolox", "super_gradients"] | None = setting(
         None,
-        "most memory of two versions; if they need more, images wait while one replaces the other; default: a GPU's",
-    )
-    name: Text | None = setting(None, "name of the model in every row; default: the model's own, else its folder's")
-    signature: Text | None = foreign("signature to call; default: the model's own, else serving_default")
-    input_name: Text | None = foreign("name of the image input")
-    input_hw: PairOf[Count] | None = foreign("height and width of the input, as [H, W]")
-    input_dtype: Literal["uint8", "float32"] | None = foreign("type of the input")
-    value_range: PairOf[Annotated[float, Between(-MOST)]] | None = foreign(
-        "the model's values for pixels 0 and 255: [0, 1] or [-1, 1]"
-    )
-    resize: Literal["stretch", "letterbox", "none"] | None = foreign(
-        "how images are resized to the input; none: a model of any input size gets each image at its own size"
-    )
-    letterbox_value: Annotated[int, Between(0, 255)] | None = foreign("grey of the letterbox padding, 0..255")
-    letterbox_rule: Literal["darknet", "ultralytics", "yolox", "super_gradients"] | None = foreign(
         "whose letterbox: darknet rounds sizes down, ultralytics to nearest; yolox begins at the top left; "
-        "super_gradients leaves a margin"
+        "super_gradients leaves a margin",
     )
-    channel_order: Literal["rgb", "bgr"] | None = foreign("order of the input's channels")
-    normalisation: Literal["", "imagenet"] | None = foreign("imagenet: its mean and deviation, after value_range; '' for none")
-    boxes_output: Text | None = foreign("name of the output with boxes (N, M, 4)")
-    scores_output: Text | None = foreign("name of the output with scores (N, M) or (N, M, classes)")
-    classes_output: Text | None = foreign("name of the output with class numbers (N, M); '' if scores have a class axis")
-    count_output: Text | None = foreign("name of the output with the number of boxes (N,); '' if there is none")
-    score_activation: Literal["", "sigmoid", "softmax"] | None = foreign(
-        "what makes confidences of the scores; softmax has a last class for no object; '' for none"
+    channel_order: Literal["rgb", "bgr"] | None = setting(None, "order of the input's channels")
+    normalisation: Literal["", "imagenet"] | None = setting(
+        None, "imagenet: its mean and deviation, after value_range; '' for none"
     )
-    box_format: Literal["xyxy", "yxyx", "xywh", "cxcywh", "grid"] | None = foreign(
-        "order of a box's four numbers; grid: YOLOX's, in cells of its grids"
+    boxes_output: str | None = setting(None, "name of the output with boxes (N, M, 4)")
+    scores_output: str | None = setting(None, "name of the output with scores (N, M) or (N, M, classes)")
+    classes_output: str | None = setting(None, "name of the output with class numbers (N, M); '' if scores have a class axis")
+    count_output: str | None = setting(None, "name of the output with the number of boxes (N,); '' if there is none")
+    score_activation: Literal["", "sigmoid", "softmax"] | None = setting(
+        None, "what makes confidences of the scores; softmax has a last class for no object; '' for none"
     )
-    box_units: Literal["norm", "pixels"] | None = foreign("boxes as shares of the model's input, or in its pixels")
-    class_id_offset: Annotated[int, Between(-MOST)] | None = foreign(
-        "number of the first class (1 for the TF Object Detection API)"
+    box_format: Literal["xyxy", "yxyx", "xywh", "cxcywh", "grid"] | None = setting(
+        None, "order of a box's four numbers; grid: YOLOX's, in cells of its grids"
     )
-    class_names: ListOf[Path] | None = foreign("class names in order: a list, or a text file with one name a line")
-    nms: Literal["model", "pipeline"] | None = foreign("where overlapping boxes are suppressed")
-    packed_layout: Literal["4+C,M", "M,4+C", "M,5+C", "M,6"] | None = foreign(
-        "axes of one output with M boxes and C classes; 5 with an objectness, 6 are box, score, class"
+    box_units: Literal["norm", "pixels"] | None = setting(None, "boxes as shares of the model's input, or in its pixels")
+    class_id_offset: Annotated[int, Field(ge=-MOST, le=MOST)] | None = setting(
+        None, "number of the first class (1 for the TF Object Detection API)"
+    )
+    class_names: ListOf[Path] | None = setting(None, "class names in order: a list, or a text file with one name a line")
+    nms: Literal["model", "pipeline"] | None = setting(None, "where overlapping boxes are suppressed")
+    packed_layout: Literal["4+C,M", "M,4+C", "M,5+C", "M,6"] | None = setting(
+        None, "axes of one output with M boxes and C classes; 5 with an objectness, 6 are box, score, class"
     )
 
 
-@checked
+@dataclass(frozen=True, config=_STRICT)
 class DetectConfig:
     """How the detector runs. The defaults are measured; BENCHMARKS.md has the figures."""
 
     score_threshold: Share = setting(0.25, "least confidence of a detection")
     iou_threshold: Share = setting(0.45, "boxes of one class that overlap more than this are one object")
-    classes: ListOf[Text] = setting((), "keep only these class names; default: all")
+    classes: ListOf[str] = setting((), "keep only these class names; default: all")
     max_detections: Count = setting(100, "most detections of one image")
     labels_per_box: Literal["best", "several"] = setting(
         "best",
@@ -156,30 +158,32 @@ class DetectConfig:
         "bfloat16: about twice as fast on CPUs with avx512_bf16 or AMX and on GPUs; int8: with engine openvino, a version that "
         "detect-objects quantize wrote",
     )
-    xla: Switch = setting(False, "compile the model with XLA; slower on the measured CPUs, often faster on GPUs")
-    device: Text = setting(
+    xla: bool = setting(False, "compile the model with XLA; slower on the measured CPUs, often faster on GPUs")
+    device: str = setting(
         "auto", "auto, cpu, gpu or gpu:<number>; without a number each process takes the GPU with the fewest processes"
     )
-    gpu_memory_mb: Annotated[int, Between(64)] | None = setting(None, "limit of the GPU memory; default: grow as needed")
+    gpu_memory_mb: Annotated[int, Field(ge=64, le=MOST)] | None = setting(
+        None, "limit of the GPU memory; default: grow as needed"
+    )
     batch_sizes: ListOf[Count] = setting((), "allowed batch sizes, ascending; default: 1,2,4 on CPU and up to 32 on GPU")
-    batch_timeout_ms: Annotated[float, Between(0.0)] = setting(1.0, "longest wait of an image for its batch to fill")
+    batch_timeout_ms: Duration = setting(1.0, "longest wait of an image for its batch to fill")
     concurrent_batches: Threads | None = setting(
         None, "batches in flight; default: one more than cores, up to 4, on CPU; 2 on GPU"
     )
     intra_op_threads: Threads | None = setting(None, "threads inside one operation; default: cores / streams on CPU")
     inter_op_threads: Threads | None = setting(None, "operations in parallel; default: streams on CPU")
-    cpu_affinity: ListOf[CountFrom0] = setting((), "run on these cores only; default: all")
+    cpu_affinity: ListOf[Annotated[int, Field(ge=0, le=MOST)]] = setting((), "run on these cores only; default: all")
     decode_threads: Threads | None = setting(None, "images decoded in parallel; default: one for each core")
-    max_megapixels: Annotated[float, Between(0.01)] = setting(
+    max_megapixels: Annotated[float, Field(ge=0.01, le=MOST)] = setting(
         100.0, "refuse larger images by their header; for JPEG, by the size after scaled decoding"
     )
-    scaled_decode: Switch = setting(
+    scaled_decode: bool = setting(
         True, "decode large JPEGs at 1/2, 1/4 or 1/8 if at least 1.5 times the model's input size remains"
     )
     request_images: Count = setting(256, "most images in the detector at once")
-    request_mb: Annotated[float, Between(0.1)] = setting(64.0, "most encoded megabytes in the detector at once")
-    tuned_on: Text = setting(
-        "", "machine for which detect-objects tune chose the settings; a process on another one prints a warning", **KEY_ONLY
+    request_mb: Annotated[float, Field(ge=0.1, le=MOST)] = setting(64.0, "most encoded megabytes in the detector at once")
+    tuned_on: str = setting(
+        "", "machine for which detect-objects tune chose the settings; a process on another one prints a warning"
     )
     memory_mb: Count | None = setting(
         None, "memory of a process in megabytes; images in hand shrink to fit; default: the container's limit, if it has one"
@@ -189,55 +193,46 @@ class DetectConfig:
     @classmethod
     def _ascending(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
         if sizes != tuple(sorted(set(sizes))):
-            raise PydanticCustomError("ascending", "ascending sizes such as [1, 2, 4, 8]")
+            raise ValueError("expected ascending sizes such as [1, 2, 4, 8]")
         return sizes
 
 
-@checked
+@dataclass(frozen=True, config=_STRICT)
 class ReadConfig:
     """How images are read."""
 
     read_threads: Threads = setting(16, "images read in parallel, ahead of the detector")
-    max_file_mb: Annotated[float, Between(0.001)] = setting(256.0, "refuse larger files before reading them")
-    fps: Annotated[float, Between(0.001, 1000.0)] = setting(
+    max_file_mb: Positive = setting(256.0, "refuse larger files before reading them")
+    fps: Annotated[float, Field(ge=0.001, le=1000.0)] = setting(
         1.0, "frames of a video that are read for each second of it; needs the extra video"
     )
 
 
-@checked
+@dataclass(frozen=True, config=_STRICT)
 class WriteConfig:
     """The outputs besides JSON Lines, summary and report."""
 
-    view: Switch = setting(True, "write each file of rows as JSON Lines, too, for people")
-    shard_seconds: Annotated[float, Between(0.0)] = setting(
+    view: bool = setting(True, "write each file of rows as JSON Lines, too, for people")
+    shard_seconds: Duration = setting(
         30.0, "most seconds of rows in one file; a job that was killed repeats at most these when it runs again"
     )
     export: ListOf[Literal["csv", "coco", "yolo", "voc", "cvat", "label-studio", "tfrecord"]] = setting(
         (), "at the end, export the results in these formats too, as detect-objects export does at any time"
     )
-    coco_ground_truth: SomePath | None = setting(None, "COCO annotations whose image and category ids an export as coco uses")
-    samples: CountFrom0 = setting(0, "write this many annotated images under samples/")
-    report_samples: Annotated[int, Between(0, 200)] = setting(12, "annotated images shown in report.html")
-
-    @field_validator("coco_ground_truth")
-    @classmethod
-    def _has_a_use(cls, path: str | None, before: ValidationInfo) -> str | None:
-        if path is not None and "coco" not in before.data.get("export", ("coco",)):
-            raise PydanticCustomError("no_use", "coco among the exports (--export coco) with it")
-        return path
+    samples: Annotated[int, Field(ge=0, le=MOST)] = setting(0, "write this many annotated images under samples/")
 
 
-@checked
+@dataclass(frozen=True, config=_STRICT)
 class StreamConfig:
     """The settings of streaming jobs, whose input is a Pub/Sub subscription and whose output is the topic of the detections."""
 
     archive: Path = setting("", "folder for the rows as files, as batch jobs write them, and for summary and report")
-    archive_window_s: Annotated[float, Between(1.0, 10.0)] = setting(
+    archive_window_s: Annotated[float, Field(ge=1.0, le=10.0)] = setting(
         10.0, "seconds of rows in one shard of the archive; so much may be published again after a crash"
     )
-    dead_letter_topic: Text = setting("", "topic for dead letters, which are also written to files")
-    answer_topic: Text = setting("", "topic for one answer per request; default: no answers")
-    answer_deadline_s: Annotated[float, Between(0.1)] = setting(
+    dead_letter_topic: str = setting("", "topic for dead letters, which are also written to files")
+    answer_topic: str = setting("", "topic for one answer per request; default: no answers")
+    answer_deadline_s: Annotated[float, Field(ge=0.1, le=MOST)] = setting(
         60.0, "longest time to a request's answer, which then names the missing images"
     )
     allow_uri_prefix: ListOf[Path] = setting(
@@ -246,50 +241,40 @@ class StreamConfig:
         "that was found in a folder (batch; besides the inputs' folders)",
     )
     max_message_images: Count = setting(1000, "most images of one message")
-    max_message_mb: Annotated[float, Between(0.001)] = setting(20.0, "most megabytes of one message's inline images")
-    deduplicate_s: Annotated[float, Between(1.0)] = setting(
+    deduplicate_s: Annotated[float, Field(ge=1.0, le=MOST)] = setting(
         600.0, "seconds within which each generation of an image gets one result"
     )
     pull_images: Count = setting(128, "most images pulled ahead, and in one bundle")
-    pull_mb: Annotated[float, Between(0.1)] = setting(64.0, "most megabytes of messages pulled ahead, and in one bundle")
 
 
-_Port = Annotated[int, Between(0, 65535)]
-
-
-@checked
+@dataclass(frozen=True, config=_STRICT)
 class MonitoringConfig:
     """What a job shows while it runs: logs, metrics, health and a live page; none of it changes its rows."""
 
     metrics_port: _Port | None = setting(
         None, "serve Prometheus metrics, /livez and /readyz on this port; 0: a free port, which is printed; default: none"
     )
-    metrics_host: Text = setting("0.0.0.0", "address on which they are served")  # noqa: S104  as exporters do; no image is named
+    metrics_host: str = setting("0.0.0.0", "address on which they are served")  # noqa: S104  as exporters do; no image is named
     page_port: _Port | None = setting(
         None, "serve a live page for this machine's browser on this port; 0: a free port, which is printed; default: none"
     )
-    stuck_after_s: Annotated[float, Between(0.0)] = setting(
-        600.0, "end the job when work waits and nothing was done for so many seconds; 0: never"
-    )
+    stuck_after_s: Duration = setting(600.0, "end the job when work waits and nothing was done for so many seconds; 0: never")
     log_format: Literal["text", "json"] = setting("text", "lines for a person, or one JSON object a line for Cloud Logging")
     log_level: Literal["debug", "info", "warning", "error"] = setting("warning", "least severity of this program's log lines")
-    quiet: Switch = setting(False, "print errors and the last summary only")
-    report_every_s: Annotated[float, Between(0.1)] = setting(10.0, "seconds between two lines of progress")
-    notify: Text = setting("", "webhook URL, or a command, that gets the summary as JSON when the job has ended")
+    quiet: bool = setting(False, "print errors and the last summary only")
+    report_every_s: Annotated[float, Field(ge=0.1, le=MOST)] = setting(10.0, "seconds between two lines of progress")
+    notify: str = setting("", "webhook URL, or a command, that gets the summary as JSON when the job has ended")
 
 
-@checked
+@dataclass(frozen=True, config=_STRICT)
 class WorkerConfig:
     """The machines that Dataflow starts for a job. Accelerator and memory are for `DetectObjects` only."""
 
-    accelerator: Text = setting("", "devices of a detecting worker, as Dataflow writes them: type:NAME;count:1;…")
-    min_ram_gb: Annotated[float, Between(0.1)] | None = setting(None, "least memory of a detecting worker")
-    network: Text = setting("", "VPC network of all workers; default: the subnetwork's, or 'default'")
-    subnetwork: Text = setting("", "their subnetwork, regions/REGION/subnetworks/NAME; of a shared VPC, its whole URL")
-    use_public_ips: Switch = setting(True, "workers have public addresses; if not, their subnetwork needs Private Google Access")
+    accelerator: str = setting("", "devices of a detecting worker, as Dataflow writes them: type:NAME;count:1;…")
+    min_ram_gb: Annotated[float, Field(ge=0.1, le=MOST)] | None = setting(None, "least memory of a detecting worker")
 
 
-@checked
+@dataclass(frozen=True, config=_STRICT)
 class Config:
     """One job."""
 
@@ -300,7 +285,7 @@ class Config:
         "{date} or {date:%Y/%m/%d}, with any strftime directives, stands for each of --dates",
     )
     time_zone: _Zone = setting("UTC", "where days begin and end, e.g. Europe/Zurich", examples=["Europe/Zurich", "UTC"])
-    dates: _Days = setting(
+    dates: _Text = setting(
         "",
         "the days of {date}: 2026-11-20, 2026-11-01..2026-11-20, today, yesterday, or 'last 7 days', up to yesterday",
         examples=["2026-11-20", "2026-11-01..2026-11-20"],
@@ -308,25 +293,26 @@ class Config:
     )
     output: Path = setting("", "folder for the results, local or gs://")
     mode: Literal["batch", "streaming"] = setting("batch", "batch: files in, files out; streaming: Pub/Sub in, Pub/Sub out")
-    runner: Text = setting(
+    runner: str = setting(
         "DirectRunner", "DirectRunner (in this process), PrismRunner, FlinkRunner, PortableRunner, SparkRunner or DataflowRunner"
     )
     max_dead_share: Share = setting(0.5, "exit with 1 when a larger share of the images that were tried became dead letters")
-    allow_empty: Switch = setting(False, "accept an input that names no image")
+    allow_empty: bool = setting(False, "accept an input that names no image")
     when_busy: Literal["wait", "skip", "stop"] = setting(
         "wait", "when another run of this command is at work: wait, skip (exit code 0), or stop (3)"
     )
-    busy_wait_s: Annotated[float, Between(0.0)] = setting(3600.0, "longest wait for another run, in seconds; then stop")
-    again: Switch = setting(False, "detect images that are done again, too; the newest row of an image counts")
-    retry_dead: Switch = setting(False, "retry failed images: the input is the output's dead letters")
-    beam_options: Mapping[Text, _BeamOption] = section(dict, "options of Beam and its runners, by their flag's name", **KEY_ONLY)
-    model: ModelConfig = section(ModelConfig)
-    detect: DetectConfig = section(DetectConfig)
-    read: ReadConfig = section(ReadConfig)
-    write: WriteConfig = section(WriteConfig)
-    stream: StreamConfig = section(StreamConfig)
-    worker: WorkerConfig = section(WorkerConfig)
-    monitoring: MonitoringConfig = section(MonitoringConfig)
+    again: bool = setting(False, "detect images that are done again, too; the newest row of an image counts")
+    retry_dead: bool = setting(False, "retry failed images: the input is the output's dead letters")
+    beam_options: Mapping[str, _BeamOption] = Field(
+        default_factory=dict, description="options of Beam and its runners, by their flag's name"
+    )
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    detect: DetectConfig = Field(default_factory=DetectConfig)
+    read: ReadConfig = Field(default_factory=ReadConfig)
+    write: WriteConfig = Field(default_factory=WriteConfig)
+    stream: StreamConfig = Field(default_factory=StreamConfig)
+    worker: WorkerConfig = Field(default_factory=WorkerConfig)
+    monitoring: MonitoringConfig = Field(default_factory=MonitoringConfig)
 
     @field_validator("dates")
     @classmethod
@@ -335,8 +321,8 @@ class Config:
         if not {"input", "time_zone"} <= before.data.keys():  # these have errors of their own
             return text
         today = datetime.datetime.now(days.zone_named(before.data["time_zone"])).date()
-        resolved = _checked_by(lambda given: days.resolve_dates(given, today), text) if text else ""
-        _checked_by(lambda given: days.check_use(before.data["input"], given), resolved)
+        resolved = days.resolve_dates(text, today) if text else ""
+        days.check_use(before.data["input"], resolved)
         return resolved
 
     def patterns(self) -> dict[str, tuple[str, ...]]:

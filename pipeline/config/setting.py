@@ -1,17 +1,52 @@
-"""`Setting`: a setting's key, flag, default and help, read from the JSON Schema of the config, for command line and messages."""
+"""What each setting is declared with: its type, and `Setting`, which the command line, messages and docs read."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, Strict, TypeAdapter, WithJsonSchema
+from pydantic_core import CoreSchema
 
+from pipeline.config.paths import local_path
+
+Element = TypeVar("Element")
 MOST = 2**31 - 1  # TensorFlow, Pub/Sub and the system take integers of 32 bits; longer waits in seconds overflow, too
 
 
-X_KEY_ONLY = "x-key-only"  # marks, in the JSON Schema, a key of the config file that is no flag
+class _OrOne:
+    """Lets the JSON Schema accept one element without its list."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        array = handler(schema)
+        return {"anyOf": [array["items"], array]} if handler.mode == "validation" else array
+
+
+def _some(path: str) -> str:
+    if not path:
+        raise ValueError("expected a path")
+    return path
+
+
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+Path = Annotated[str, Strict(), AfterValidator(local_path)]  # strict: a file's name need not be UTF-8
+SomePath = Annotated[Path, AfterValidator(_some), WithJsonSchema({"type": "string", "minLength": 1})]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Threads = Annotated[int, Field(ge=1, le=1024)]  # a pool starts all of them at once
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Duration = Annotated[float, Field(ge=0.0, le=MOST)]
+Positive = Annotated[float, Field(ge=0.001, le=MOST)]
+ListOf = Annotated[tuple[Element, ...], BeforeValidator(_listed), _OrOne()]
+PairOf = Annotated[tuple[Element, Element], BeforeValidator(_listed)]
+
+
+def setting(default: Any, help_text: str, **more: Any) -> Any:
+    """A setting with its default, its one-line help, and what else pydantic's `Field` takes."""
+    return Field(default=default, description=help_text, **more)
 
 
 class Setting(NamedTuple):
@@ -34,8 +69,8 @@ class Setting(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """Its flag on the command line; empty where it is a key of the config file only."""
-        if X_KEY_ONLY in self.schema:
+        """Its flag on the command line; empty for the mapping `beam_options`."""
+        if self.schema.get("type") == "object":
             return ""
         return "--model" if self.key == "model.path" else "--" + self.name.replace("_", "-")
 
@@ -43,12 +78,6 @@ class Setting(NamedTuple):
     def help(self) -> str:
         """Its help, in one line."""
         return str(self.schema["description"])
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        """Least and largest number, of each element in a list; None if it is no number."""
-        parts = (self.schema, self.schema.get("items", {}), *self.schema.get("prefixItems", ()))
-        return next(((part["minimum"], part["maximum"]) for part in parts if "minimum" in part), None)
 
 
 @functools.cache

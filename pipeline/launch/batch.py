@@ -42,8 +42,9 @@ from pipeline.storage.listing import listing_backend_of
 from pipeline.storage.listing_backends import GS
 from pipeline.write.exports import export
 from pipeline.write.sink import Sink
-from pipeline.write.write_coco import read_ground_truth
 from pipeline.write.write_shards import read_stats
+
+_BUSY_SECONDS = 3600.0  # longest wait for another run of this command
 
 
 def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at: float) -> Job:
@@ -58,8 +59,6 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
     graph.source_of(config).check()
-    if config.write.coco_ground_truth:
-        read_ground_truth(config.write.coco_ground_truth)
     return dataclasses.replace(job, resolved_input=tuple(resolved(config.patterns())))
 
 
@@ -116,7 +115,7 @@ def run(job: Job) -> int:
                 job.write_template(steps.build)
                 return DONE
             check_output(config.output)
-            wait_s = config.busy_wait_s if config.when_busy == "wait" else 0.0
+            wait_s = _BUSY_SECONDS if config.when_busy == "wait" else 0.0
             with locked(config.output, _lock_of(job, model), wait_s=wait_s, what=f"run {this_run.name}"):
                 return _run_to_end(job, this_run, model)
         except BusyError as busy:
@@ -210,7 +209,7 @@ def _export(config: Config, model: tuple[str, str], stats: JobStats) -> None:
     name, version = model
     version = version if {*stats.versions} <= {version} else ""  # of a job that changed its version
     wanted = Wanted(model=name, version=version, settings=RowVersion.of(config.as_dict()).settings)
-    done = export(config.output, config.write.export, wanted, ground_truth=config.write.coco_ground_truth or "")
+    done = export(config.output, config.write.export, wanted)
     say(f"  {note}" for note in done.notes)
     say([f"exported {done.rows} rows: {', '.join(done.files)}"])
 

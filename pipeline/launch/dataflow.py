@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 from pipeline import beam_internals
-from pipeline.config import WorkerConfig
 from pipeline.errors import ConfigError, RunnerError
 
 _LOOK_SECONDS = 5.0
@@ -24,13 +23,6 @@ _FAMILIES = {
     "nvidia-h100-mega-80gb": "a3",
 }
 _EXAMPLES = {"n1": "n1-standard-8", "g2": "g2-standard-8", "a2": "a2-highgpu-1g", "a3": "a3-highgpu-1g"}
-
-
-def network_flags(worker: WorkerConfig) -> list[str]:
-    """Beam's flags for the network of the workers."""
-    named = {"network": worker.network, "subnetwork": worker.subnetwork}
-    flags = [f"--{name}={value}" for name, value in named.items() if value]
-    return flags if worker.use_public_ips else [*flags, "--no_use_public_ips"]
 
 
 def check_machine(accelerator: str, machine_type: str | None) -> None:

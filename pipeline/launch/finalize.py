@@ -26,7 +26,7 @@ from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_sample_name, re
 from pipeline.results.run import Run, remove_abandoned
 from pipeline.secrets import masked_text
 from pipeline.stats.process import PROCESS
-from pipeline.stats.samples import chosen
+from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import JobStats, RunFacts, left_out_line, summarise, to_json
 from pipeline.storage.files import delete_files, write_file
 from pipeline.storage.globs import escape_glob
@@ -78,7 +78,7 @@ class JobReport:
         self, summary: dict[str, Any], stats: JobStats, run: str, disagreements: Sequence[tuple[str, DetectedImage]]
     ) -> None:
         """Writes the reports to `runs/<run>/`, then their copies to the top if the run has tried any image; the summary last."""
-        wanted = max(self.write.samples, self.write.report_samples)
+        wanted = max(self.write.samples, REPORT_SAMPLES)
         samples = [(purpose, image) for purpose, image in chosen(stats.pictures, wanted) if can_be_drawn(image)]
         contents = {
             sample_name(number, image.ref.uri): annotate(image)
@@ -86,8 +86,7 @@ class JobReport:
         }
         about = {"run": run, "samples": list(contents)}
         examples = [row for rows in stats.dead_examples.values() for row in rows]
-        shown = disagreements if self.write.report_samples else ()
-        report = render_report(summary, samples[: self.write.report_samples], examples, shown)
+        report = render_report(summary, samples[:REPORT_SAMPLES], examples, disagreements)
         contents[REPORT] = report.encode("utf-8", "backslashreplace")
         contents[SUMMARY] = to_json({**summary, **about})
         stale = [each for each in read_summary(self.results).get("samples", ()) if each not in contents and is_sample_name(each)]

@@ -1,7 +1,7 @@
 """The options of a job on Flink, which Beam's job server submits there.
 
-The job server has options of its own, which Beam's Python knows only when a job is submitted. Those that this project sets or
-asks for are declared here; the server is asked for the others.
+The job server has options of its own, which Beam's Python knows only when a job is submitted. Those that jobs need are declared
+here.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ import os
 import sys
 from typing import Any
 
-import grpc
 from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOptions, PortableOptions
-from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 from apache_beam.runners.portability.flink_runner import FlinkJarJobServer
 from apache_beam.utils.subprocess_server import JavaJarServer
 
-from pipeline.errors import ConfigError, RunnerError
+from pipeline.errors import ConfigError
 
-_ASK_SECONDS = 10.0
 # so that each worker has heard of a checkpoint's end before the next one begins (`pipeline.stream.delayed_acks`)
 _PAUSE_MS = 1000
 _BUNDLE_MS = 100  # an answer waits for the end of its bundle at each of the steps between which a runner keeps records
@@ -35,6 +32,11 @@ class FlinkStreamOptions(PipelineOptions):
 
     @classmethod
     def _add_argparse_args(cls, parser: Any) -> None:
+        parser.add_argument("--object_reuse", action="store_true", default=None)
+        parser.add_argument("--max_bundle_size", type=int, help="elements after which a bundle ends")
+        parser.add_argument("--state_backend")
+        parser.add_argument("--state_backend_storage_path")
+        parser.add_argument("--checkpointing_mode")
         parser.add_argument("--checkpointing_interval", type=int, help="milliseconds from checkpoint to checkpoint")
         parser.add_argument("--finish_bundle_before_checkpointing", action="store_true", default=None)
         parser.add_argument("--num_concurrent_checkpoints", type=int)
@@ -47,29 +49,6 @@ class FlinkStreamOptions(PipelineOptions):
         parser.add_argument(
             "--savepoint_path", "--resume", metavar="PATH", help="savepoint or checkpoint from which a stream goes on"
         )
-
-
-def server_options(endpoint: str) -> dict[str, str]:
-    """The options that a job server knows, as flags, each with argparse's action for it.
-
-    Args:
-      endpoint: `host:port`.
-
-    Raises:
-      RunnerError: What listens there is no job server.
-    """
-    with grpc.insecure_channel(endpoint) as channel:
-        service = beam_job_api_pb2_grpc.JobServiceStub(channel)
-        try:
-            asked = beam_job_api_pb2.DescribePipelineOptionsRequest()
-            known = service.DescribePipelineOptions(asked, timeout=_ASK_SECONDS).options
-        except grpc.RpcError as err:
-            expected = "expected <host>:<port> of a job server"
-            raise RunnerError(
-                f"job_endpoint {endpoint}: {expected}, but it does not say what it can do: {err.code().name}"
-            ) from err
-    boolean = beam_job_api_pb2.PipelineOptionType.BOOLEAN
-    return {f"--{option.name}": "store_true" if option.type == boolean else "append" for option in known}
 
 
 def say_what_is_fetched(options: Any) -> None:

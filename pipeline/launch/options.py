@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import socket
@@ -24,10 +23,9 @@ from apache_beam.options.pipeline_options import (
 
 from pipeline.beam_internals import end_bundles_promptly
 from pipeline.config import Config, WorkerConfig, settings
-from pipeline.config.synonyms import near_names, synonym_of
+from pipeline.config.mistakes import near_flag
 from pipeline.errors import ConfigError, RunnerError
-from pipeline.launch.dataflow import check_machine, network_flags
-from pipeline.launch.flink_options import server_options
+from pipeline.launch.dataflow import check_machine
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 from pipeline.secrets import without_secrets
 from pipeline.stats.process import ModelStats
@@ -134,13 +132,13 @@ def beam_options(config: Config, beam_flags: Sequence[str]) -> PipelineOptions:
     if "runner" in config.beam_options:
         raise ConfigError("beam_options.runner: expected runner as a key of its own, outside of beam_options")
     of_config = [flag for name, value in config.beam_options.items() for flag in _as_flags(name, value)]
-    flags = [*network_flags(config.worker), *of_config, *beam_flags]
+    flags = [*of_config, *beam_flags]
     options = PipelineOptions([f"--runner={config.runner}", *flags])
     portable = options.view_as(PortableOptions)
     if not any(flag.startswith(_JOB_SERVER_TIMEOUT) for flag in flags):
         portable.job_server_timeout = _YEARS_SECONDS
     endpoint = portable.job_endpoint if portable.job_endpoint != "embed" else None
-    _check_known(flags, endpoint)
+    _check_known(flags)
     if endpoint:
         _check_reachable(endpoint)
     return options
@@ -154,8 +152,7 @@ def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> 
     """
     if config.worker != WorkerConfig() and not runner.fits_machines:
         able = " or ".join(other.name for other in RUNNERS if other.fits_machines)
-        *others, last = (f"worker.{field.name}" for field in dataclasses.fields(WorkerConfig))
-        raise ConfigError(f"{', '.join(others)} and {last}: expected {able}, which fits machines; got {runner.name}")
+        raise ConfigError(f"worker.accelerator and worker.min_ram_gb: expected {able}, which fits machines; got {runner.name}")
     if config.worker.accelerator:
         check_machine(config.worker.accelerator, options.view_as(WorkerOptions).machine_type)
     name, place = ("archive", config.stream.archive) if config.mode == "streaming" else ("output", config.output)
@@ -179,23 +176,20 @@ def _set_unless_asked(options: PipelineOptions, runner: Runner, mode: str) -> No
             debug.add_experiment(experiment)
 
 
-def _check_known(flags: Sequence[str], endpoint: str | None = None) -> None:
-    """Checks that Beam or the job server knows each flag; asks the server only for flags that Beam does not know."""
+def _check_known(flags: Sequence[str]) -> None:
+    """Checks that Beam knows each flag; Beam itself would only warn."""
     known = _parser_of_beam()
     unknown = known.parse_known_args(flags)[1]
-    if unknown and endpoint:
-        _check_reachable(endpoint)
-        for name, action in server_options(endpoint).items():
-            with contextlib.suppress(argparse.ArgumentError):  # Beam knows this one, too
-                known.add_argument(name, action=action)
-        unknown = known.parse_known_args(flags)[1]
-    if unknown and unknown[0].startswith("-"):
-        flag = unknown[0].split("=")[0]
-        raise ConfigError(f"unknown flag {flag}; {_hint(flag, [f'--{name}' for name in vars(known.parse_args([]))])}")
-    if unknown:
-        name, given, value = unknown[0].partition("=")
-        hint = _hint(name, [], f" {value}") if given else "see --help"
-        raise ConfigError(f"unexpected argument {unknown[0]!r}; {hint}")
+    if not unknown:
+        return
+    name, given, value = unknown[0].partition("=")
+    is_flag = name.startswith("-")
+    names = [*_FLAGS, *(setting.flag for setting in settings()), *(f"--{option}" for option in vars(known.parse_args([])))]
+    hint = near_flag(name, names) if is_flag or given else ""
+    if not is_flag and hint.startswith("did"):
+        hint = f"{hint[:-1]} {value}?"
+    what = f"unknown flag {name}" if is_flag else f"unexpected argument {unknown[0]!r}"
+    raise ConfigError(f"{what}; {hint or 'see --help'}")
 
 
 def _parser_of_beam() -> argparse.ArgumentParser:
@@ -208,18 +202,6 @@ def _parser_of_beam() -> argparse.ArgumentParser:
 
 def _refuse(message: str) -> NoReturn:
     raise ConfigError(f"{message}; see --help")
-
-
-def _hint(flag: str, of_beam: Sequence[str], value: str = "") -> str:
-    """The flag or key that a user may have meant by an unknown flag, or by a word before `=` and a value."""
-    if synonym := synonym_of(flag):
-        return f"here it is {synonym}"
-    flags = [setting.flag for setting in settings() if setting.flag]
-    keys = {f"--{setting.name}": setting.key for setting in settings() if not setting.flag}
-    near = "".join(near_names(flag, [*_FLAGS, *flags, *keys, *of_beam], most=1))
-    if near in keys:
-        return f"here it is {keys[near]} in the config file, and no flag"
-    return f"did you mean {near}{value}?" if near else "see --help"
 
 
 def _as_flags(name: str, value: Any) -> list[str]:

@@ -21,7 +21,7 @@ from pipeline.report.formats import duration, number
 from pipeline.report.page import environment, page_style, report_values
 from pipeline.stats.histogram import percentiles_ms
 from pipeline.stats.process import PROCESS
-from pipeline.stats.samples import chosen
+from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import JobStats, RunFacts, summarise
 
 if TYPE_CHECKING:
@@ -113,9 +113,7 @@ class LivePage:
             canary=stats.canary,
             model_notes=stats.model_notes,
         )
-        kept = [
-            (identity_hash(image.ref.identity), image) for _, image in chosen(stats.pictures, self._config.write.report_samples)
-        ]
+        kept = [(identity_hash(image.ref.identity), image) for _, image in chosen(stats.pictures, REPORT_SAMPLES)]
         newest = [("", image, key) for key, image in PROCESS.newest.look() or kept]
         compared = stats.canary.pictures() if stats.canary else []
         pairs = [(title, image, identity_hash(f"{title} {image.ref.identity}")) for title, image in compared]

@@ -21,6 +21,7 @@ import numpy as np
 from pipeline.records import DeadLetter, DetectedImage, identity_hash
 
 ANY, MOST_OBJECTS, LEAST_CONFIDENT, NOTHING_FOUND, OF_CLASS = "", "most objects", "least confident", "nothing found", "class "
+REPORT_SAMPLES = 12  # images shown in the report
 _MOST_OF_A_PURPOSE, _MOST_CLASSES = 8, 24
 _LEVELS = 256  # of a rank: among images of a level a hash decides, so few images are picked, whatever their order
 _CONFIDENCE_LEVELS = 20

@@ -42,6 +42,7 @@ from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
 
 _OVERDUE_SECONDS = 0.25
+_PULL_BYTES = 64_000_000  # of messages, pulled ahead and in one bundle
 _BEGAN = time.time() - time.monotonic()
 
 
@@ -121,7 +122,7 @@ class RunSettings:
             Topics(config.output, stream.dead_letter_topic, stream.answer_topic),
             in_process,
             stream.pull_images,
-            int(stream.pull_mb * 1e6),
+            _PULL_BYTES,
             stream.answer_deadline_s,
             stream.deduplicate_s,
             samples,

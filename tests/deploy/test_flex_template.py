@@ -53,7 +53,6 @@ def test_each_parameter_is_a_setting_or_the_config(name):
         ("--model=gs://b/m", "--model=gs://b/m"),
         ("--allow_empty=true", "--allow-empty"),
         ("--allow_empty=false", "--no-allow-empty"),
-        ("--use_public_ips=false", "--no-use-public-ips"),
         ("--temp_location=gs://b/tmp", "--temp_location=gs://b/tmp"),
         ("--experiments=a=b", "--experiments=a=b"),
         ("--config=batch_gcs_dataflow_gpu", "--config=batch_gcs_dataflow_gpu"),

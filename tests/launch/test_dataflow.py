@@ -152,7 +152,7 @@ def test_a_stream_stages_where_nothing_is_cleaned_up(streaming):
 
 @pytest.mark.parametrize("mode", ["batch", "streaming"])
 def test_workers_are_in_the_network_that_is_given(mode, request):
-    network = ["--network=net", "--subnetwork=regions/europe-west1/subnetworks/inner", "--no-use-public-ips"]
+    network = ["--network=net", "--subnetwork=regions/europe-west1/subnetworks/inner", "--no_use_public_ips"]
     pool = request.getfixturevalue(mode)(*network).pool
     assert (pool["network"], pool["subnetwork"]) == ("net", "regions/europe-west1/subnetworks/inner")
     assert pool["ipConfiguration"] == "WORKER_IP_PRIVATE"
@@ -264,11 +264,6 @@ CLOUD = ["--project=test-project", "--region=europe-west1", "--temp_location=gs:
             ["--runner=DataflowRunner", "--accelerator=type:nvidia-tesla-v100;count:1", "--output", "gs://bucket/out"],
             "got no --machine_type",
             id="V100 on what the service takes",
-        ),
-        pytest.param(
-            ["--no-use-public-ips", "--output", "out"],
-            "DataflowRunner, which fits machines; got DirectRunner",
-            id="local network",
         ),
         pytest.param(["--config", STREAMING, "--output", "projects/p12345/topics/t01"], "archive: expected", id="no archive"),
         pytest.param(

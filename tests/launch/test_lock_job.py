@@ -34,7 +34,7 @@ def test_of_two_equal_commands_the_second_waits_and_finds_nothing_new(places, tm
     said = (tmp_path / "second").read_text
     with (
         paused_with_lock(arguments, tmp_path / "first") as first,
-        ForkedJob([*arguments, "--busy-wait-s", 300], tmp_path / "second") as second,
+        ForkedJob(arguments, tmp_path / "second") as second,
     ):
         wait_until(lambda: (tmp_path / "second").exists() and "waiting: output" in said(), lambda: "no line", second)
         first.send_signal(signal.SIGCONT)
@@ -69,22 +69,17 @@ def test_one_that_shall_skip_says_so_in_one_line_and_is_done(places, tmp_path, c
         assert err == "" and rows_of(out) == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "end"),
-    [
-        pytest.param(["--when-busy", "stop"], "; --when-busy wait waits for it", id="stop"),
-        pytest.param(["--busy-wait-s", "0.1"], ", and this one waited for 0.1 s", id="wait, as nobody says otherwise"),
-    ],
-)
-def test_one_that_cannot_wait_ends_with_an_exit_code_of_its_own(flags, end, places, tmp_path, capsys):
-    """Exit code 3, whether it does not wait or has waited for as long as it may. A look before a run needs no wait."""
+def test_one_that_must_not_wait_ends_with_an_exit_code_of_its_own(places, tmp_path, capsys):
+    """Exit code 3. A look before a run needs no wait."""
     out, arguments = places
     with paused_with_lock(arguments, tmp_path / "log"):
         assert main(*arguments, "--dry-run") == 0
         capsys.readouterr()
-        assert main(*arguments, *flags) == run.BUSY == 3
+        assert main(*arguments, "--when-busy", "stop") == run.BUSY == 3
         said = capsys.readouterr().err.splitlines()[-1]
-        assert said.startswith(f"error: output {out}: another run is processing the same (run ") and said.endswith(end)
+        assert said.startswith(f"error: output {out}: another run is processing the same (run ") and said.endswith(
+            "; --when-busy wait waits for it"
+        )
         assert rows_of(out) == []
 
 

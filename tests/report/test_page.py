@@ -17,7 +17,7 @@ from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
 from pipeline.report import charts as report_charts
 from pipeline.report import page as report
 from pipeline.report.page import page_style
-from pipeline.stats.samples import chosen
+from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import JobStats, RunFacts, summarise
 from tests.report.test_annotate import thumbnail_of
 
@@ -291,7 +291,7 @@ def test_the_page_of_ten_thousand_images_is_below_five_megabytes():
     """With the default number of samples, grainy photos, and dead letters of several reasons. Pure noise needs more."""
     grain = np.random.default_rng(0).normal(0, 15, (684, 865, 3))
     photo = thumbnail_of(np.clip(cv2.imread("models/digits/samples/scene_006.jpg") + grain, 0, 255).astype(np.uint8))
-    samples, stats = Config().write.report_samples, JobStats(read=10_000)
+    samples, stats = REPORT_SAMPLES, JobStats(read=10_000)
     for number in range(10_000):
         if number % 10:
             names = tuple(f"class {kind % 300}" for kind in range(number, number + 5))
