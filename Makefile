@@ -17,7 +17,7 @@ FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
 CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-backfill demo-flink test test-fast test-flink test-spark flink spark check docs format lint types fuzz soak bench bench-darknet bench-flink bench-peers prism lock clean
+.PHONY: help demo demo-streaming demo-backfill demo-flink test test-all test-fast test-matrix test-flink test-spark flink spark check docs format lint types fuzz soak bench bench-darknet bench-flink bench-peers prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -44,8 +44,14 @@ demo-flink: $(READY) flink ## Run the batch and the streaming job on a Flink clu
 	$(BIN)/python -m tests.flink.demo
 
 TEST_PROCESSES ?= 2
-test: $(READY) $(PRISM) $(FAKE_GCS) $(AZURITE) ## Pass the tests (TEST_PROCESSES side by side)
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
+test: $(READY) $(PRISM) $(FAKE_GCS) $(AZURITE) ## Pass the tests of each contract, on one runner and one storage (TEST_PROCESSES side by side)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not matrix"
+
+TESTS ?= tests
+test-matrix: $(READY) $(PRISM) $(FAKE_GCS) $(AZURITE) ## Pass the same contracts on other stores, runners, engines and moments, and what takes long (in TESTS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m matrix $(TESTS)
+
+test-all: test test-matrix test-flink test-spark ## Pass all tests; an hour
 
 test-fast: $(READY) ## Pass the tests that need neither whole jobs nor emulators, for the inner loop
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not slow"
@@ -56,7 +62,7 @@ test-flink: $(READY) flink ## Pass the tests that need a Flink cluster, TaskMana
 test-spark: $(READY) spark ## Pass the tests that need Spark: a batch job on it; a minute
 	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers -p no:cacheprovider' tests/spark
 
-check: format lint types docs test ## What CI runs, before test-flink and test-spark: format, lint, types, docs, tests
+check: format lint types docs test ## What CI runs first: format, lint, types, docs, tests
 
 format: $(READY) ## Check the format
 	$(BIN)/ruff format --check .

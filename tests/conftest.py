@@ -47,7 +47,7 @@ settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 _SLOW_FOLDERS = {"launch", "deploy", "fuzz", "flink", "spark"}
 _SLOW_FILES = {
     *("test_golden.py", "test_loaded_models.py", "test_load_in_subprocess.py", "test_other_formats.py", "test_cost.py"),
-    *("test_demo_backfill.py", "test_packaging.py", "test_attempts.py", "test_power_cut.py", "test_secrets.py"),
+    *("test_attempts.py", "test_power_cut.py", "test_secrets.py"),
 }
 _SLOW_FIXTURES = {
     "azure_container",
@@ -58,23 +58,36 @@ _SLOW_FIXTURES = {
     "run_job",
     "warm_preparations",
 }
-_EMULATED = {"gs", "gcs", "storage", "usual emulator", "strict emulator"}  # parameters
+_ON_STORAGE = {"gs", "gcs", "storage"}  # parameters
+
+# `make test` also leaves out what shows a contract a second time: on another store, runner or engine, at further moments; and
+# fresh environments, a browser, demos, hours in short, random input. Single tests are marked where they stand
+_MATRIX_FOLDERS = {"fuzz"}
+_MATRIX_FILES = {
+    *("test_demo_backfill.py", "test_packaging.py", "test_page_in_browser.py", "test_quantize.py", "test_soak.py"),
+}
+_MATRIX_FIXTURES = {"azure_container", "s3_bucket", "strict_gcs_bucket"}
+_MATRIX_PARAMETERS = {*_ON_STORAGE, "PrismRunner", "openvino"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what takes long; files of whole jobs come first, so that no process is left with one of them at the end."""
     items.sort(key=lambda item: "launch" not in item.path.parts)
     for item in items:
-        if _is_slow(item):
+        if _is_any(item, _MATRIX_FOLDERS, _MATRIX_FILES, _MATRIX_FIXTURES, _MATRIX_PARAMETERS):
+            item.add_marker("matrix")
+        if item.get_closest_marker("matrix") or _is_any(item, _SLOW_FOLDERS, _SLOW_FILES, _SLOW_FIXTURES, _ON_STORAGE):
             item.add_marker("slow")
 
 
-def _is_slow(item: pytest.Item) -> bool:
-    if item.path.name in _SLOW_FILES or _SLOW_FOLDERS & {*item.path.parts}:
-        return True
-    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    emulated = _EMULATED & {parameter for parameter in parameters if isinstance(parameter, str)}
-    return bool(emulated or _SLOW_FIXTURES & {*getattr(item, "fixturenames", ())})
+def _is_any(item: pytest.Item, folders: set[str], files: set[str], fixtures: set[str], parameters: set[str]) -> bool:
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return bool(
+        item.path.name in files
+        or folders & {*item.path.parts}
+        or fixtures & {*getattr(item, "fixturenames", ())}
+        or parameters & {parameter for parameter in given if isinstance(parameter, str)}
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")

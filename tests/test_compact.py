@@ -378,6 +378,7 @@ def dies_at_request(number, do):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
+@pytest.mark.matrix
 def test_killed_while_cloud_storage_changes_no_reader_loses_a_row(strict_gcs_bucket):
     number, killed = 0, True
     while killed:

@@ -141,6 +141,7 @@ def test_the_wait_for_machines_is_no_longer_than_the_work():
     assert estimate(few).hours == pytest.approx(1000 / 10 / 3600, rel=0.01)
 
 
+@pytest.mark.matrix
 def test_what_it_says_of_steps_side_by_side_is_what_they_do():
     assert (cost.LISTINGS, cost.ALL_LISTINGS) == (listing.MAX_PARALLEL, list_images.PIECES)
     assert Work(1).shard_seconds == WriteConfig().shard_seconds
@@ -205,17 +206,20 @@ def measured():
     return json.loads(done.stdout)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", [*_OF_ROWS, "shuffled_bytes", "class_b_an_image"])
 def test_a_constant_of_an_image_is_what_a_real_run_takes(measured, name):
     """To within a third: names of images are longer or shorter."""
     assert getattr(Measured(), name) == pytest.approx(measured[name], rel=1 / 3)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["class_a_a_job", "class_b_a_job"])
 def test_a_constant_of_a_job_is_of_the_order_of_a_real_run(measured, name):
     assert abs(math.log10(getattr(Measured(), name) / measured[name])) < 0.5
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["class_a_a_shard", "class_a_a_staged_shard", "class_b_a_staged_shard", "class_a_a_lock_hour"])
 def test_the_constants_of_shards_and_of_a_lock_are_what_they_take(measured, name):
     assert getattr(Measured(), name) == measured[name]

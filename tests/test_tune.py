@@ -25,7 +25,7 @@ SCENES = sorted(map(str, (REPO / "models" / "digits" / "samples").glob("*.jpg"))
 DIGITS = Config(model=ModelConfig("digits"))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_each_candidate_is_measured_beside_the_start_and_an_impossible_one_ends_nothing(bright_model):
     """The faster half of a stage gets further turns; of each candidate there are figures, or the reason why not."""
     search = Search([], {"model.path": bright_model}, SCENES, min_agreement=0.9, seconds=580, turn_s=0.1)
@@ -44,7 +44,7 @@ def test_each_candidate_is_measured_beside_the_start_and_an_impossible_one_ends_
         assert one.speed > 0 and one.rate > 0 and one.memory_mb > 0 and one.agreement == 1 and one.refused == ""
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_best_of_a_stage_is_measured_again_beside_the_candidates_of_the_next(bright_model):
     """Here a stage makes the model another one, so trivial that it is faster on any machine."""
     search = Search([], {"model.path": "digits"}, SCENES, min_agreement=0.0, seconds=580, turn_s=0.1)
@@ -59,7 +59,7 @@ def test_the_best_of_a_stage_is_measured_again_beside_the_candidates_of_the_next
     assert (len(final.ratios), final.settings, final.refused) == (FINAL_ROUNDS, best, "")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_candidate_that_hangs_ends_and_is_reported_in_lines_and_page(tmp_path, bright_model, monkeypatch, capsys):
     """It reads class names from a pipe to which nobody writes."""
     os.mkfifo(tmp_path / "pipe.txt")
@@ -145,7 +145,7 @@ def test_images_without_an_object_are_one_line(tmp_path, bright_model, capsys):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_stopped_command_ends_its_trials_and_writes_nothing(tmp_path):
     command = [
         sys.executable,

@@ -100,6 +100,7 @@ def test_the_days_are_the_seven_before_the_run_and_a_run_meets_no_other_of_its_d
     assert {timetable.args for timetable in made if type(timetable).__name__ == "CronTriggerTimetable"} == {("0 3 * * *",)}
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(
     not os.environ.get("AIRFLOW_PYTHON"),
     reason="takes minutes and the package registry; AIRFLOW_PYTHON=install makes an environment with Airflow, "

@@ -102,6 +102,7 @@ def test_the_launcher_of_the_flex_template_is_where_the_image_says():
     assert (REPO / place).is_file()
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(
     os.environ.get("DOCKERFILE_STEPS") not in ("resolve", "run"),
     reason="takes minutes and the package registry; DOCKERFILE_STEPS=resolve resolves all versions, =run runs every step",

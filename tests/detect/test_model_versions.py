@@ -487,6 +487,7 @@ print(json.dumps([seen, gc.get_freeze_count(), len(gc.get_objects())]))
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("engine", ["tensorflow", "openvino"])
 def test_swaps_again_and_again_take_no_more_threads_and_no_more_memory(tmp_path, engine):
     """In a process of its own, whose memory no other test uses; five million values, so that a version that stays shows.

@@ -80,6 +80,7 @@ def test_no_conversion_is_reported_to_anyone(digits, monkeypatch):
     assert reports == []
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_a_darknet_model_finds_the_same_in_photos_at_each_precision(tmp_path):

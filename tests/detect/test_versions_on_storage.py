@@ -16,6 +16,7 @@ def saved(tmp_path_factory):
     return folder
 
 
+@pytest.mark.matrix
 def test_a_version_is_waited_for_refused_once_taken_and_rolled_back(gcs_bucket, saved, capfd):
     path = f"gs://{gcs_bucket.name}/models/detector"
     upload_version(saved / "7", f"{path}/7")

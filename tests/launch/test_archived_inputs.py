@@ -24,7 +24,7 @@ def names(folder, kind="detections"):
 
 
 @pytest.mark.parametrize("given", ["in", "in/*", "in/a.{kind}"])
-@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+@pytest.mark.parametrize("kind", ["zip", pytest.param("tar.gz", marks=pytest.mark.matrix)])
 def test_a_second_run_reads_the_members_that_have_no_row(tmp_path, job, kind, given):
     given = given.format(kind=kind)
     files = {"x.png": png(tmp_path), "d/y.png": png(tmp_path, 70), "bad.jpg": b"no image", "notes.txt": b"text"}
@@ -72,6 +72,7 @@ def test_dead_letters_of_members_and_of_a_damaged_archive_are_tried_again(tmp_pa
     assert (images["detected"], images["dead"]) == (3, 0)
 
 
+@pytest.mark.matrix
 def test_the_images_of_an_archive_on_cloud_storage_are_read(tmp_path, job, gcs_bucket):
     for kind in ("zip", "tar.gz"):
         path = write(tmp_path / f"a.{kind}", {"x.png": png(tmp_path), "y.png": png(tmp_path, 70)})
@@ -80,7 +81,7 @@ def test_the_images_of_an_archive_on_cloud_storage_are_read(tmp_path, job, gcs_b
     assert names(tmp_path)[0] == f"gs://{gcs_bucket.name}/in/a.tar.gz#x.png"
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+@pytest.mark.parametrize("kind", ["zip", pytest.param("tar.gz", marks=pytest.mark.matrix)])
 def test_a_killed_job_resumes_within_an_archive(tmp_path, bright_model, kind):
     path = write(tmp_path / f"a.{kind}", {f"{n}.png": png(tmp_path, 60 + n) for n in range(6)})
     command = ["--input", path, "--output", tmp_path / "out", "--model", bright_model, "--shard-seconds", 0, "--batch-sizes", 1]

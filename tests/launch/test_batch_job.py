@@ -171,6 +171,7 @@ def test_what_is_exported_at_the_end_holds_the_same_detections(runner, mixed_job
             assert boxes[row["image"]["uri"]] == pytest.approx([x0, y0, x1 - x0, y1 - y0], abs=0.011)
 
 
+@pytest.mark.matrix
 @needs_prism
 def test_prism_gives_the_same_rows_and_files_as_the_direct_runner(mixed_job):
     """The runner is a setting, not a difference."""

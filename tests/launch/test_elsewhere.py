@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pipeline.launch.prism import running_prism
 from tests.conftest import REPO, without_progress, without_stamps, write_bright_image
 from tests.flink.cluster import worker_flags
@@ -68,6 +70,7 @@ def test_a_model_that_workers_do_not_reach_is_one_line_and_exit_code_2(tmp_path,
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.matrix
 @needs_prism
 def test_workers_of_a_job_server_tell_the_same(tmp_path, bright_model):
     """Prism as any job server, with a worker that it starts as TaskManagers start theirs."""
@@ -87,6 +90,7 @@ def test_workers_of_a_job_server_tell_the_same(tmp_path, bright_model):
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["submission_seconds"] > 0
 
 
+@pytest.mark.matrix
 @needs_prism
 def test_a_stream_of_a_job_server_tries_what_failed_again_and_drops_what_has_a_result(pubsub_emulator, tmp_path, bright_model):
     """The state of the runner knows that an image was asked for; whether that failed, its worker knows."""

@@ -99,6 +99,7 @@ def test_a_bucket_that_is_not_there_is_one_line(gcs_bucket, tmp_path, bright_mod
     assert error.startswith("error: input gs://no-such-bucket-at-all/**: ") and error.count("\n") == 1
 
 
+@pytest.mark.matrix
 def test_jobs_that_end_together_write_the_reports_at_the_top_once(gcs_bucket, monkeypatch):
     """Cloud Storage takes one write of an object a second; each run has its own reports in any case."""
     out = f"gs://{gcs_bucket.name}/out"
@@ -112,6 +113,7 @@ def test_jobs_that_end_together_write_the_reports_at_the_top_once(gcs_bucket, mo
     assert generations[0] == generations[1]
 
 
+@pytest.mark.matrix
 def test_a_run_that_tried_an_image_after_that_replaces_them(gcs_bucket, monkeypatch):
     monkeypatch.setattr(finalize, "_FRESH_SECONDS", 0.0)
     facts = RunFacts(1.0, 1.0, 2.0, "a command", {}, "batch", "m")

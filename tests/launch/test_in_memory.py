@@ -31,11 +31,13 @@ def growth_a_turn(tmp_path):
     return measure
 
 
+@pytest.mark.matrix
 def test_a_turn_leaves_nothing_behind(growth_a_turn):
     """But its bundle's name: Beam remembers the last thousand."""
     assert growth_a_turn("own") < 400
 
 
+@pytest.mark.matrix
 def test_beam_itself_keeps_the_metrics_of_each_turn(growth_a_turn):
     """Where this fails Beam has mended it, and `add_up_metrics_at_once` may go."""
     assert growth_a_turn("beam") > 1000

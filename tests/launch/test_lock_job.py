@@ -83,6 +83,7 @@ def test_one_that_must_not_wait_ends_with_an_exit_code_of_its_own(places, tmp_pa
         assert rows_of(out) == []
 
 
+@pytest.mark.matrix
 def test_four_hundred_jobs_of_a_day_each_into_one_folder_write_no_object_twice(strict_gcs_bucket):
     """Cloud Storage takes one write of an object a second; all end well, and each row is there once.
 

@@ -27,6 +27,12 @@ MOMENTS = {
     "before the folder of unfinished files goes": ("pipeline.results.run:Run.remove", 1, "before", 7),
     "before abandoned files go": (f"{BATCH}:clean_up", 1, "before", 7),
 }
+MAIN = (
+    "before the first shard is written",
+    "when a shard is durable and has no name yet",
+    "when the shard has its name",
+    "when all rows are there",
+)
 ON_STORAGE = (
     "before the first shard is written",
     "when the view is written and its shard is not",
@@ -68,12 +74,13 @@ def ends_with_the_rows_of_one_that_was_not(moments, output, arguments, undisturb
     assert expected in said, said
 
 
-@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("name", [name if name in MAIN else pytest.param(name, marks=pytest.mark.matrix) for name in MOMENTS])
 def test_a_job_killed_at_any_moment_ends_with_the_rows_of_one_that_was_not(name, arguments, undisturbed, tmp_path):
     """The same command, run again, adds what lacks a row; no row is lost, none is there twice."""
     ends_with_the_rows_of_one_that_was_not([MOMENTS[name]], f"{tmp_path}/out", arguments, undisturbed, tmp_path)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ON_STORAGE)
 def test_the_same_on_cloud_storage(name, arguments, undisturbed, tmp_path, gcs_bucket):
     output = f"gs://{gcs_bucket.name}/out"
@@ -81,6 +88,7 @@ def test_the_same_on_cloud_storage(name, arguments, undisturbed, tmp_path, gcs_b
     assert len(list_shards(output)) == IMAGES + 1
 
 
+@pytest.mark.matrix
 def test_killed_three_times_in_a_row(arguments, undisturbed, tmp_path):
     moment = MOMENTS["when a shard is durable and has no name yet"]
     ends_with_the_rows_of_one_that_was_not([moment] * 3, f"{tmp_path}/out", arguments, undisturbed, tmp_path)

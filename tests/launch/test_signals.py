@@ -54,9 +54,11 @@ def done_before(tmp_path_factory, run_job, bright_model):
     [
         pytest.param("os.rename:/dead_letters/", None, False, id="a shard gets its name, the next one has none yet"),
         pytest.param("os.rename:/report.html", 5, False, id="all rows are there, and the report gets its name"),
-        pytest.param("os.rename:/summary.json", 5, False, id="the summary gets its name"),
-        pytest.param("os.rename:/summary.json#2", 5, True, id="and its copy on top"),
-        pytest.param("shutil.rmtree:/.staging-", 5, True, id="the folder of unfinished files is removed"),
+        pytest.param("os.rename:/summary.json", 5, False, id="the summary gets its name", marks=pytest.mark.matrix),
+        pytest.param("os.rename:/summary.json#2", 5, True, id="and its copy on top", marks=pytest.mark.matrix),
+        pytest.param(
+            "shutil.rmtree:/.staging-", 5, True, id="the folder of unfinished files is removed", marks=pytest.mark.matrix
+        ),
     ],
 )
 def test_a_signal_while_a_job_ends_loses_no_row_and_the_same_command_does_the_rest(

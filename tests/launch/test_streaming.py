@@ -209,6 +209,7 @@ def test_batches_form_across_messages(ended):
     assert sum(size * n for size, n in sizes.items()) / sum(sizes.values()) > max(sizes) / 2
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("_prism")
 def test_a_killed_job_loses_nothing_on_prism(pubsub_emulator, tmp_path, bright_model):
     """What it had in hand is delivered again to the next one; results that were published twice have the same id.
@@ -388,6 +389,7 @@ def test_a_storage_that_fails_is_waited_for_and_seen(pubsub_emulator, gcs_bucket
         assert job.signal(signal.SIGTERM) == 0, job.output()
 
 
+@pytest.mark.matrix
 def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator, bright_model, tmp_path):
     """A finalized object is read in its generation, once, however often it is notified; the archive may be a bucket."""
     write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))

@@ -95,6 +95,7 @@ def test_a_batch_job_refuses_a_version_takes_the_next_and_rolls_back(saved, tmp_
     assert counted == {version: seen.count((version, version)) for version in ("8", "9", "11")}
 
 
+@pytest.mark.matrix
 def test_a_batch_job_killed_during_a_swap_ends_with_the_version_that_was_released(model, saved, tmp_path, images):
     """By the same command; rows of the version before stay beside those of the newer one."""
     log = tmp_path / "log"

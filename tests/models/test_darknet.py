@@ -120,6 +120,7 @@ def thinned(cfg):
     return re.sub(r"filters=(\d+)", lambda found: found[0] if found[1] == "255" else f"filters={int(found[1]) // 8}", cfg)
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["yolov3", "yolov3-tiny", "yolov3-spp", "yolov4", "yolov4-tiny", "yolov4-csp"])
 def test_published_networks_agree_with_opencv(name, tmp_path):

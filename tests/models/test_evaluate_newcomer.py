@@ -45,6 +45,7 @@ def write_photos(folder):
         (folder / "labels" / os.path.basename(photo)).with_suffix(".txt").write_text("".join(lines))
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_three_commands_lead_from_photos_with_labels_to_a_page(tmp_path):
     write_photos(tmp_path / "photos")

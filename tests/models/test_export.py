@@ -162,6 +162,7 @@ def test_serving_default_takes_encoded_images_and_answers_in_their_pixels(reques
             assert not answer["boxes"][index, count:].any()
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_fresh_process_can_serve_it(colours_dir, tmp_path):
     (tmp_path / "photo.jpg").write_bytes(photos()[0][0])

@@ -168,6 +168,7 @@ REFERENCE = "photos_reference_opencv.json"
 MODELS = ["yolo-fastest-1.1@320", "yolo-fastest-1.1@416", "mobilenetv2-yolov3-nano-coco@320", "mobilenetv2-yolov3-nano-coco@416"]
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_real_models_find_in_photos_what_opencv_finds(model, tmp_path):

@@ -71,6 +71,7 @@ class TestEnvironment:
         assert len(lines) > 50
         assert [line for line in lines if "==" not in line.partition(";")[0]] == []
 
+    @pytest.mark.matrix
     @pytest.mark.slow
     def test_without_a_package_index_it_is_one_line(self, tmp_path, monkeypatch):
         monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -286,6 +287,7 @@ def converting_python(tmp_path_factory):
     return python_of_converter() if named == "install" else named
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
@@ -318,6 +320,7 @@ def test_small_onnx_models_are_imported_and_detect(
     assert row["detections"]
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(

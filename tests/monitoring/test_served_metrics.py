@@ -44,6 +44,7 @@ def content(tmp_path):
     return (tmp_path / "bright.png").read_bytes()
 
 
+@pytest.mark.matrix
 @needs_prometheus
 def test_a_real_prometheus_has_data_for_every_metric_of_a_stream_under_load(pubsub_emulator, tmp_path, bright_model, content):
     flags = (*FLAGS, "--allow-uri-prefix", tmp_path)

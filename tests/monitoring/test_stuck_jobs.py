@@ -73,6 +73,7 @@ def test_a_model_that_hangs_ends_a_batch_job_and_the_next_run_does_the_rest(tmp_
     assert rows_by_name(tmp_path / "out") == sorted([*(f"{n}.png" for n in range(IMAGES)), "white.png"])
 
 
+@pytest.mark.matrix
 def test_the_launcher_of_workers_serves_their_counts_and_a_stuck_worker_ends_with_its_stacks(
     tmp_path, run_job, hanging_model, bright_model
 ):
@@ -100,7 +101,11 @@ def test_the_launcher_of_workers_serves_their_counts_and_a_stuck_worker_ends_wit
 
 
 @pytest.mark.parametrize(
-    ("fault", "part"), [("model", "detector"), ("lock", "archive")], ids=["a model that hangs", "a lock that is never released"]
+    ("fault", "part"),
+    [
+        pytest.param("model", "detector", id="a model that hangs"),
+        pytest.param("lock", "archive", id="a lock that is never released", marks=pytest.mark.matrix),
+    ],
 )
 def test_a_stuck_stream_acknowledges_nothing_and_the_next_run_does_all(
     pubsub_emulator, tmp_path, hanging_model, bright_model, fault, part

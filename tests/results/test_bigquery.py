@@ -98,6 +98,7 @@ def test_a_bundle_that_ran_twice_is_in_the_table_once_and_a_newer_row_is_a_row_o
     assert uris(server) == ["a", "b", "c", "c"]
 
 
+@pytest.mark.matrix
 def test_a_folder_on_cloud_storage_is_read_by_bigquery_itself(server, gcs_bucket):
     output = f"gs://{gcs_bucket.name}/out"
     write_rows(output, [detected("a")], [failed("x")])

@@ -202,6 +202,7 @@ def test_names_that_are_no_unicode_are_written_escaped():
     assert json.loads(to_json({"command": "lone \udc80"})) == {"command": "lone \udc80"}
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_tally_of_thirty_days_is_as_large_as_one_of_an_hour():
     """A result every ten seconds on a clock that is told; every tenth image fails. Before, a bucket a second took 7 MB a day."""

@@ -186,6 +186,7 @@ def test_what_fails_in_one_place_fails_the_listing(tmp_path):
         list(files_in_all(places))
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", [1, 64])
 def test_memory_stays_flat_however_many_files_there_are(tmp_path, wanted):

@@ -80,6 +80,7 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
     return kept, most_held, overdue
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_day_leaves_nothing_behind_that_an_hour_did_not(tmp_path):
     """The day runs in a process of its own, since `tracemalloc` counts what threads of other tests allocate."""

@@ -67,6 +67,7 @@ def test_a_line_covers_the_time_since_the_last_one():
     assert figures.line(seconds=10.0) == "98 images, 0.0 images/s, backlog age 0.0 s, 2 dead, 2 skipped"
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_day_of_a_stream_is_kept_in_as_much_memory_as_an_hour():
     """A result a second, each with a latency and a class; nobody asks for lines, as on workers that are elsewhere."""
