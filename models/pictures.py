@@ -27,9 +27,8 @@ import numpy as np
 from PIL import Image
 
 from models.evaluate.detection_rows import ImageRow, RowsError, read_rows
-from models.evaluate.text import printable
 from models.picture_names import picture_names, safe_name
-from models.progress import shown
+from models.progress import printable, shown
 from models.read_again import Read, reads
 from models.view import refuse_doubled
 from pipeline.config.sections import DetectConfig

@@ -58,6 +58,11 @@ def shown(loop: Iterable[_Each], what: str, unit: str, total: int | None = None)
     yield from bar(what, unit, total, iterable=loop)
 
 
+def printable(line: str) -> str:
+    """A line in which names cannot steer the terminal: what is not printable is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+
+
 @contextlib.contextmanager
 def step(what: str) -> Iterator[None]:
     """Shows what is done, and for how many seconds, while a block lasts that cannot be counted.

@@ -22,7 +22,7 @@ from typing import Any
 from models.evaluate.detection_rows import ImageRow, RowsError, read_rows, unpacked
 from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
-from models.evaluate.text import printable
+from models.progress import printable
 
 _NO_MONGODB = "FiftyOne finds no MongoDB: FIFTYONE_DATABASE_URI names one, or write with --export what FiftyOne imports elsewhere"
 _INSTALL = "FiftyOne is not installed: pip install 'hybrid-detection-pipeline[fiftyone]', or write with --export what it imports"

@@ -11,13 +11,11 @@ Exit code 0: done, or nothing to do; 1: failed; 2: a wrong command or place; 3: 
 from __future__ import annotations
 
 import argparse
-import datetime
-import signal
 import sys
 from collections.abc import Sequence
 
-from pipeline.config.dates import DatesError, days_of, resolve_dates
-from pipeline.errors import ConfigError, exit_code_of
+from pipeline.config.dates import days_flag
+from pipeline.errors import run_command
 from pipeline.results.compact import compact
 from pipeline.results.layout import check_output, results_folder, time_in_name
 from pipeline.results.upgrade import refuse_old_files
@@ -28,19 +26,15 @@ _WAIT_SECONDS = 3600.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     flags = make_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        until = _end_of(flags.until) if flags.until else ""
-        check_output(output := results_folder(flags.output if flags.folder is None else flags.folder))
-        refuse_old_files(output)
-        done = compact(output, until, keep_latest=flags.keep == "latest", wait_s=flags.busy_wait_s)
-    except KeyboardInterrupt:
-        print("stopped; no row is lost, the next compaction finishes this one", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except Exception as err:  # noqa: BLE001  whatever storage says, the user gets one line
-        code, said = exit_code_of(err, "the compaction failed")
-        print(f"error: {said}", file=sys.stderr)
-        return code
+    stopped = "stopped; no row is lost, the next compaction finishes this one"
+    return run_command(lambda: _compact(flags), "the compaction failed", stopped)
+
+
+def _compact(flags: argparse.Namespace) -> int:
+    until = time_in_name(days_flag("--until", flags.until)[1]) if flags.until else ""
+    check_output(output := results_folder(flags.output if flags.folder is None else flags.folder))
+    refuse_old_files(output)
+    done = compact(output, until, keep_latest=flags.keep == "latest", wait_s=flags.busy_wait_s)
     if not done.before:
         print(f"nothing to compact in {output}")
         return 0
@@ -75,16 +69,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="longest wait for another compaction of the folder (default: %(default)g)",
     )
     return parser
-
-
-def _end_of(day: str) -> str:
-    """The end of a day, as names have it; of several that the user names, the last one's."""
-    try:
-        last = days_of(resolve_dates(day, datetime.datetime.now(datetime.timezone.utc).date()))[-1]
-    except DatesError as err:
-        raise ConfigError(f"--until: expected {err}, got {day}") from err
-    midnight = datetime.datetime.combine(last, datetime.time(), datetime.timezone.utc)
-    return time_in_name((midnight + datetime.timedelta(days=1)).timestamp())
 
 
 if __name__ == "__main__":

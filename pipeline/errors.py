@@ -4,6 +4,12 @@ Each message is one line: what was expected, what came, what to do. `pipeline.ru
 another run is in the way, and with 1 if the disk is full or a store is away.
 """
 
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+
 
 class UserError(Exception):
     """The user must change something; the message names it."""
@@ -41,15 +47,31 @@ class BusyError(UserError):
     """Another run works at the same images for the same results folder."""
 
 
-def exit_code_of(err: Exception, failed: str) -> tuple[int, str]:
-    """The exit code of a command that ends by an error, and its line.
+def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", failed_code: int = 1) -> int:
+    """Runs the work of a command line. SIGTERM stops it as Ctrl-C does; an error is one line on standard error.
 
     Args:
-      err: The error; any exception of storage may be one.
-      failed: The beginning of the line for an error that is none of the user's.
+      work: The work; returns an exit code.
+      failed: The beginning of the line for an error that is not the user's, such as any of storage.
+      stopped: The line where the work is stopped.
+      failed_code: The exit code of such an error.
+
+    Returns:
+      The exit code; 2: an error of the user's; 3: another run is in the way; 130: stopped.
     """
-    if isinstance(err, BusyError):
-        return 3, str(err).partition("; --when-busy")[0]
-    if isinstance(err, UserError):
-        return 2, str(err)
-    return 1, f"{failed}: {' '.join(str(err).split())[:500]}"
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return work()
+    except KeyboardInterrupt:
+        print(stopped, file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BusyError as err:
+        code, line = 3, str(err).partition("; --when-busy")[0]
+    except UserError as err:
+        code, line = 2, str(err)
+    except Exception as err:  # noqa: BLE001  whatever storage says, the user gets one line
+        code, line = failed_code, f"{failed}: {' '.join(str(err).split())[:500]}"
+    from models.progress import printable
+
+    print(f"error: {printable(line)}", file=sys.stderr)
+    return code

@@ -11,17 +11,15 @@ Exit code 0: done; 1: failed, or an image of a crop cannot be read; 2: a wrong c
 from __future__ import annotations
 
 import argparse
-import datetime
-import signal
 import sys
 from collections.abc import Sequence
 
 from models import pictures
 from models.evaluate.detection_rows import ImageRow, read_results
-from models.evaluate.text import printable
-from pipeline.config.dates import DatesError, days_of, resolve_dates
+from models.progress import printable
+from pipeline.config.dates import days_flag
 from pipeline.config.paths import local_path
-from pipeline.errors import ConfigError, InputError, exit_code_of
+from pipeline.errors import ConfigError, InputError, run_command
 from pipeline.results.layout import EXPORTS, results_folder
 from pipeline.results.newest import Wanted, newest_rows
 from pipeline.results.upgrade import refuse_old_files
@@ -35,16 +33,7 @@ _NAMES = (*FORMATS, COCO, _CROPS)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     flags = make_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return _export(flags)
-    except KeyboardInterrupt:
-        print("stopped; earlier exports are as they were", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except Exception as err:  # noqa: BLE001  whatever storage says, the user gets one line
-        code, said = exit_code_of(err, "the export failed")
-        print(f"error: {printable(said)}", file=sys.stderr)
-        return code
+    return run_command(lambda: _export(flags), "the export failed", "stopped; earlier exports are as they were")
 
 
 def _export(flags: argparse.Namespace) -> int:
@@ -53,7 +42,7 @@ def _export(flags: argparse.Namespace) -> int:
         raise ConfigError(f"--format: expected {', '.join(_NAMES)}, got {unknown[0]!r}")
     output, to = results_folder(flags.folder), local_path(flags.to).rstrip("/")
     refuse_old_files(output)
-    wanted = Wanted(flags.run, flags.model, since=_start_of(flags.since) if flags.since else 0.0)
+    wanted = Wanted(flags.run, flags.model, since=days_flag("--since", flags.since)[0] if flags.since else 0.0)
     if next(newest_rows(output, wanted), None) is None:
         raise InputError(f"{output} holds no row of detections{_named(flags)}")
     of_rows = [name for name in formats if name != _CROPS]
@@ -76,15 +65,6 @@ def _named(flags: argparse.Namespace) -> str:
     """What the flags want, for a person."""
     given = {"run": flags.run, "model": flags.model, "since": flags.since}
     return "".join(f", --{name} {value}" for name, value in given.items() if value)
-
-
-def _start_of(day: str) -> float:
-    """The first moment of a day; of several that the user names, the first one's."""
-    try:
-        first = days_of(resolve_dates(day, datetime.datetime.now(datetime.timezone.utc).date()))[0]
-    except DatesError as err:
-        raise ConfigError(f"--since: expected {err}, got {day}") from err
-    return datetime.datetime.combine(first, datetime.time(), datetime.timezone.utc).timestamp()
 
 
 def make_parser() -> argparse.ArgumentParser:

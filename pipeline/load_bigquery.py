@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
@@ -21,7 +20,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import GoogleAuthError
 from google.cloud import bigquery
 
-from pipeline.errors import ConfigError, exit_code_of
+from pipeline.errors import ConfigError, run_command
 from pipeline.results.bigquery_loader import load
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, results_folder, time_in_name
 from pipeline.results.upgrade import refuse_old_files
@@ -32,21 +31,18 @@ _EMULATOR = "BIGQUERY_EMULATOR_HOST"  # the client reads it, too
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     flags = make_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stopped = "stopped; the next load goes on, and loads no row twice"
+    return run_command(lambda: _load(flags), "the load failed, and the next one goes on", stopped)
+
+
+def _load(flags: argparse.Namespace) -> int:
+    output, tables = results_folder(flags.output), _tables(flags)
+    refuse_old_files(output)
     try:
-        output, tables = results_folder(flags.output), _tables(flags)
-        refuse_old_files(output)
-        done = load(output, tables, _client(tables[DETECTIONS]), _since(flags.since))
-    except KeyboardInterrupt:
-        print("stopped; the next load goes on, and loads no row twice", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except Exception as err:  # noqa: BLE001  whatever BigQuery and storage say, the user gets one line
-        code, said = exit_code_of(err, "the load failed, and the next one goes on")
-        if isinstance(err, GoogleAuthError):
-            said = f"no credentials for BigQuery: {' '.join(str(err).split())[:500]}; run gcloud auth application-default login"
-            code = 2
-        print(f"error: {said}", file=sys.stderr)
-        return code
+        done = load(output, tables, _client(tables[DETECTIONS]), _since(flags.since) if flags.since else "")
+    except GoogleAuthError as err:
+        said = " ".join(str(err).split())[:500]
+        raise ConfigError(f"no credentials for BigQuery: {said}; run gcloud auth application-default login") from err
     print(f"{done.rows} rows loaded; {done.refused} files refused")
     return 1 if done.refused else 0
 
@@ -79,11 +75,9 @@ def _tables(flags: argparse.Namespace) -> dict[str, str]:
 def _since(given: str) -> str:
     """A moment as names of shards have it."""
     try:
-        moment = datetime.datetime.fromisoformat(given) if given else None
+        moment = datetime.datetime.fromisoformat(given)
     except ValueError as err:
         raise ConfigError(f"--since: expected a day as 2026-11-20, or a time in ISO 8601, got {given!r}") from err
-    if moment is None:
-        return ""
     return time_in_name((moment if moment.tzinfo else moment.replace(tzinfo=datetime.timezone.utc)).timestamp())
 
 

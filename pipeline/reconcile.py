@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import functools
 import posixpath
-import signal
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,39 +23,32 @@ from typing import Any
 from pipeline.config import Config, load_config
 from pipeline.config.paths import local_path
 from pipeline.detect.saved_model import name_and_version
-from pipeline.errors import ConfigError, UserError
+from pipeline.errors import ConfigError, run_command
 from pipeline.read.list_images import check_inputs
 from pipeline.read.reconciled import FINDINGS, LEFT_OUT, STATUSES, Found, Reconciled, reconcile
 from pipeline.records import row_bytes
 from pipeline.results.layout import check_exists, check_output
+from pipeline.results.shards import undisturbed
 from pipeline.results.upgrade import refuse_old_files
 from pipeline.storage.files import UNFINISHED, create, delete_files, move_files
 
 COMPLETE, INCOMPLETE, WRONG = 0, 1, 2
 _WRITTEN = ("missing", "dead", "stale", "doubled", "orphaned")
-_ATTEMPTS = 3  # a compaction may delete shards while they are read
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     flags = make_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        config = _config(flags)
-        of_model = load_config(flags.config, {"model.path": flags.model}) if flags.model else None
-        model = name_and_version(of_model.model, of_model.detect.engine) if of_model else None
-        outcome = _reconciled(config, model, _paths(flags))
-        print("\n".join(_table(outcome)))
-        return COMPLETE if outcome.is_complete else INCOMPLETE
-    except UserError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return WRONG
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except Exception as err:  # noqa: BLE001  whatever storage says, the user gets one line
-        print(f"error: the reconciliation failed: {' '.join(str(err).split())[:500]}", file=sys.stderr)
-        return WRONG
+    return run_command(lambda: _reconcile(flags), "the reconciliation failed", failed_code=WRONG)
+
+
+def _reconcile(flags: argparse.Namespace) -> int:
+    config = _config(flags)
+    of_model = load_config(flags.config, {"model.path": flags.model}) if flags.model else None
+    model = name_and_version(of_model.model, of_model.detect.engine) if of_model else None
+    outcome = _reconciled(config, model, _paths(flags))
+    print("\n".join(_table(outcome)))
+    return COMPLETE if outcome.is_complete else INCOMPLETE
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -107,21 +99,18 @@ def _reconciled(config: Config, model: tuple[str, str] | None, paths: dict[str, 
     refuse_old_files(output)
     paths = {status: path if "/" in path else f"./{path}" for status, path in paths.items()}
     staged = {status: f"{posixpath.dirname(path)}/{UNFINISHED}{uuid.uuid4().hex[:12]}" for status, path in paths.items()}
+
+    def compare() -> Reconciled:
+        with contextlib.ExitStack() as stack:
+            files = {status: stack.enter_context(create(path)) for status, path in staged.items()}
+            return reconcile(patterns, output, model, functools.partial(_write, files), read=config.read)
+
     try:
-        for attempt in range(1, _ATTEMPTS + 1):
-            with contextlib.ExitStack() as stack:
-                files = {status: stack.enter_context(create(path)) for status, path in staged.items()}
-                try:
-                    outcome = reconcile(patterns, output, model, functools.partial(_write, files), read=config.read)
-                    break
-                except FileNotFoundError:
-                    if attempt == _ATTEMPTS:
-                        raise
+        outcome = undisturbed(compare)
         move_files({staged[status]: path for status, path in paths.items()})
         return outcome
-    except BaseException:
+    finally:
         delete_files(staged.values())
-        raise
 
 
 def _write(files: Mapping[str, Any], found: Found) -> None:

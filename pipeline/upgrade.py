@@ -7,11 +7,10 @@ another upgrade is at work; 130: stopped.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 
-from pipeline.errors import exit_code_of
+from pipeline.errors import run_command
 from pipeline.results.layout import results_folder
 from pipeline.results.lock import locked
 from pipeline.results.upgrade import upgrade
@@ -20,18 +19,13 @@ from pipeline.results.upgrade import upgrade
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     flags = make_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        output = results_folder(flags.output)
-        with locked(output, "upgrade"):
-            done = upgrade(output)
-    except KeyboardInterrupt:
-        print("stopped; the next upgrade goes on", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except Exception as err:  # noqa: BLE001  whatever storage says, the user gets one line
-        code, said = exit_code_of(err, "the upgrade failed, and the next one goes on")
-        print(f"error: {said}", file=sys.stderr)
-        return code
+    goes_on = "the upgrade failed, and the next one goes on"
+    return run_command(lambda: _upgrade(results_folder(flags.output)), goes_on, "stopped; the next upgrade goes on")
+
+
+def _upgrade(output: str) -> int:
+    with locked(output, "upgrade"):
+        done = upgrade(output)
     for line in done.left:
         print(f"warning: {line}", file=sys.stderr)
     print(f"{done.files} files of the release before are shards")

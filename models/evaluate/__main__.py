@@ -19,7 +19,8 @@ from models.evaluate.agreement import compare
 from models.evaluate.average_precision import Measurement, better, figures_of, measure
 from models.evaluate.detection_rows import RowsError
 from models.evaluate.mistakes import Mistakes, best_threshold, find_mistakes
-from models.evaluate.text import comparison_lines, evaluation_lines, notes_of, printable, verdict_of
+from models.evaluate.text import comparison_lines, evaluation_lines, notes_of, verdict_of
+from models.progress import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,11 +12,6 @@ _LOW_CONFIDENCE = 0.05  # a higher lowest confidence cuts the precision-recall c
 _FEW_PAIRS = 10
 
 
-def printable(line: str) -> str:
-    """A line in which names cannot steer the terminal: what is not printable is escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
-
-
 def comparison_lines(result: Mapping[str, Any]) -> list[str]:
     """The result of `compare`."""
     return [

@@ -1,4 +1,4 @@
-"""Parses the days of a job, and fills them into the patterns of its inputs. Pure: callers pass today's date."""
+"""Parses the days of a job, and fills them into the patterns of its inputs. Callers pass today's date."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import difflib
 import re
 import zoneinfo
 from collections.abc import Iterator, Sequence
+
+from pipeline.errors import ConfigError
 
 _EXPECTED = "days such as 2026-11-20, 2026-11-01..2026-11-20, today, yesterday or 'last 7 days'"
 _EXPECTED_PLACE = "{date}, or strftime's directives in it such as {date:%Y/%m/%d}"
@@ -61,6 +63,22 @@ def days_of(resolved: str) -> tuple[datetime.date, ...]:
     first, _, last = resolved.partition("..")
     start, end = datetime.date.fromisoformat(first), datetime.date.fromisoformat(last or first)
     return tuple(start + datetime.timedelta(days=number) for number in range((end - start).days + 1))
+
+
+def days_flag(flag: str, text: str) -> tuple[float, float]:
+    """When the days that a flag names begin and end (UTC), in seconds since the epoch.
+
+    Raises:
+      ConfigError: It names no days.
+    """
+    now = datetime.datetime.now(datetime.timezone.utc)
+    try:
+        days = days_of(resolve_dates(text, now.date()))
+    except DatesError as err:
+        raise ConfigError(f"{flag}: expected {err}, got {text}") from err
+    midnights = (days[0], days[-1] + datetime.timedelta(days=1))
+    first, end = (datetime.datetime.combine(day, datetime.time(), now.tzinfo).timestamp() for day in midnights)
+    return first, end
 
 
 def zone_named(name: str) -> datetime.tzinfo:
