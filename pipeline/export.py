@@ -23,11 +23,10 @@ from pipeline.errors import ConfigError, InputError, run_command
 from pipeline.results.layout import EXPORTS, results_folder
 from pipeline.results.newest import Wanted, newest_rows
 from pipeline.results.upgrade import refuse_old_files
-from pipeline.write.exports import export
-from pipeline.write.formats import COCO, FORMATS
+from pipeline.write.exports import FORMATS, export
 
 _CROPS = "crops"
-_NAMES = (*FORMATS, COCO, _CROPS)
+_NAMES = (*FORMATS, _CROPS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

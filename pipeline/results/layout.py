@@ -35,7 +35,6 @@ from pipeline.storage.waiting import waiting_for
 
 DETECTIONS, DEAD_LETTERS = "detections", "dead_letters"
 SUMMARY, REPORT, SAMPLES = "summary.json", "report.html", "samples"
-COCO_RESULTS, COCO_IMAGES = "coco/results.json", "coco/images.json"
 RUNS, EXPORTS = "runs", "exports"
 STAGING = UNFINISHED
 MADE_BY = b"made by detect-objects"  # marks pages and pictures of this program

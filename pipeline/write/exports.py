@@ -3,25 +3,47 @@
     exports/detections.csv  exports/yolo.zip  exports/voc.zip  exports/cvat.xml  exports/label-studio.json
     exports/detections.tfrecord  exports/coco/results.json  exports/coco/images.json
 
-A file is written under another name and renamed once all are complete; it replaces an earlier export. Memory does not grow with
-rows but for 25 bytes a row, which tell the rows that count, and about 1 kB an image for the list of a zip archive's entries.
+A file is written under another name and renamed once all are complete; it replaces an earlier export. docs/design.md states the
+memory that an export takes.
 """
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from pipeline.results.layout import COCO_IMAGES, COCO_RESULTS, EXPORTS, STAGING, check_output
+from pipeline.results.layout import EXPORTS, check_output
 from pipeline.results.newest import ALL, Wanted, newest_rows
+from pipeline.results.run import Run
 from pipeline.results.shards import undisturbed
-from pipeline.storage.files import delete_files, list_files, move_files
-from pipeline.storage.globs import escape_glob
-from pipeline.write.formats import COCO, FORMATS
-from pipeline.write.write_coco import read_ground_truth, write_coco
+from pipeline.storage.files import create, move_files
+from pipeline.write.write_coco import write_coco
+from pipeline.write.write_csv import write_csv
+from pipeline.write.write_cvat import write_cvat
+from pipeline.write.write_label_studio import write_label_studio
+from pipeline.write.write_labels import write_voc, write_yolo
+from pipeline.write.write_tfrecord import write_tfrecord
+
+
+class Format(NamedTuple):
+    """A format: the names of its files, and its writer of JSON rows to these open files, which may return notes."""
+
+    files: tuple[str, ...]
+    write: Callable[..., Sequence[str] | None]
+
+
+FORMATS: Mapping[str, Format] = {
+    "csv": Format(("detections.csv",), write_csv),
+    "yolo": Format(("yolo.zip",), write_yolo),
+    "voc": Format(("voc.zip",), write_voc),
+    "cvat": Format(("cvat.xml",), write_cvat),
+    "label-studio": Format(("label-studio.json",), write_label_studio),
+    "tfrecord": Format(("detections.tfrecord",), write_tfrecord),
+    "coco": Format(("coco/results.json", "coco/images.json"), write_coco),
+}
 
 
 class Exported(NamedTuple):
@@ -33,8 +55,8 @@ class Exported(NamedTuple):
       notes: Lines for the user.
     """
 
-    files: tuple[str, ...]
-    rows: int
+    files: tuple[str, ...] = ()
+    rows: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -45,7 +67,7 @@ def export(
 
     Args:
       output: The results folder.
-      formats: Of `FORMATS`, or `coco`.
+      formats: Of `FORMATS`.
       wanted: Which rows.
       to: The folder of the files; empty: `exports/` in the results folder.
       sort: Whether rows are sorted by URI.
@@ -55,38 +77,32 @@ def export(
       InputError: The ground truth has no COCO annotations.
       OutputError: The folder cannot be written.
     """
-    parent, to = to or output, to or f"{output}/{EXPORTS}"
+    staging, to = Run(to or output, f"export-{uuid.uuid4().hex[:12]}"), to or f"{output}/{EXPORTS}"
     check_output(to)
-    staging = f"{parent}/{STAGING}export-{uuid.uuid4().hex[:12]}"
-    done = Exported((), 0)
-    try:
-        for each in dict.fromkeys(formats):
-            one = undisturbed(partial(_write, each, partial(newest_rows, output, wanted, sort=sort), staging, ground_truth))
-            done = Exported((*done.files, *one.files), one.rows, (*done.notes, *one.notes))
-        move_files({f"{staging}/{name}": f"{to}/{name}" for name in done.files})
-    finally:
-        delete_files(list_files(f"{escape_glob(staging)}/**"))
-        if "://" not in staging:
-            shutil.rmtree(staging, ignore_errors=True)
-    return done._replace(files=tuple(f"{to}/{name}" for name in done.files))
+    files: list[str] = []
+    notes: list[str] = []
+    rows = 0
+    with staging.opened():
+        for name in dict.fromkeys(formats):
+            more = {"ground_truth": ground_truth} if name == "coco" else {}
+            read = partial(newest_rows, output, wanted, sort=sort)
+            rows, new_notes = undisturbed(partial(_write, FORMATS[name], read, staging.folder, **more))
+            files += FORMATS[name].files
+            notes += new_notes
+        move_files({f"{staging.folder}/{name}": f"{to}/{name}" for name in files})
+    return Exported(tuple(f"{to}/{name}" for name in files), rows, tuple(notes))
 
 
-class _Counted:
-    """Rows, which are counted as they pass."""
+def _write(of: Format, read: Callable[[], Iterable[dict[str, Any]]], folder: str, **more: str) -> tuple[int, Sequence[str]]:
+    """Writes the files of a format; returns the number of rows and the notes of its writer."""
+    rows = 0
 
-    def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
-        self._rows, self.count = rows, 0
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for row in self._rows:
-            self.count += 1
+    def counted() -> Iterator[dict[str, Any]]:
+        nonlocal rows
+        for row in read():
+            rows += 1
             yield row
 
-
-def _write(name: str, rows: Callable[[], Iterable[dict[str, Any]]], staging: str, ground_truth: str) -> Exported:
-    counted = _Counted(rows())
-    if name != COCO:
-        FORMATS[name].write(counted, f"{staging}/{FORMATS[name].file}")
-        return Exported((FORMATS[name].file,), counted.count)
-    left_out = write_coco(counted, staging, read_ground_truth(ground_truth) if ground_truth else None)
-    return Exported((COCO_RESULTS, COCO_IMAGES), counted.count, tuple(left_out.notes(ground_truth)))
+    with contextlib.ExitStack() as stack:
+        notes = of.write(counted(), *(stack.enter_context(create(f"{folder}/{name}")) for name in of.files), **more)
+    return rows, notes or ()

@@ -2,79 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, BinaryIO
 
 from models.image_uris import archive_member
 from pipeline.errors import InputError
 from pipeline.records import row_bytes
-from pipeline.results.layout import COCO_IMAGES, COCO_RESULTS
-from pipeline.storage.files import create, read_file
+from pipeline.storage.files import read_file
 
 _SHOWN = 5  # names of classes
 
 
-@dataclasses.dataclass(frozen=True)
-class GroundTruth:
-    """The ids in COCO annotations.
-
-    Attributes:
-      image_ids: By file name without its folder or archive.
-      category_ids: By class name.
-    """
-
-    image_ids: Mapping[str, int]
-    category_ids: Mapping[str, int]
-
-
-def read_ground_truth(path: str) -> GroundTruth:
-    """Reads the ids of COCO annotations.
-
-    Raises:
-      InputError: The file has no COCO annotations.
-    """
-    try:
-        truth = json.loads(read_file(path))
-        images = {_file_name(image["file_name"]): image["id"] for image in truth["images"]}
-        return GroundTruth(images, {category["name"]: category["id"] for category in truth["categories"]})
-    except Exception as err:
-        raise InputError(
-            f"coco_ground_truth {path}: expected COCO annotations with images and categories: {type(err).__name__}: {err}"
-        ) from err
-
-
-class LeftOut(NamedTuple):
-    """Images and detections that the ids of a ground truth leave out or confuse.
-
-    Attributes:
-      images: Images that the ground truth does not have.
-      detections: Detections of classes that it does not have, in images that it has.
-      classes: The names of these classes, sorted.
-      same_name: Images with the name, and so the id, of another image of this run.
-    """
-
-    images: int = 0
-    detections: int = 0
-    classes: tuple[str, ...] = ()
-    same_name: int = 0
-
-    def notes(self, truth: str) -> Iterator[str]:
-        """Lines for the user."""
-        if self.images:
-            yield f"coco/ leaves out {self.images} images that {truth} does not name"
-        if self.detections:
-            named = ", ".join(self.classes[:_SHOWN]) + (", …" if len(self.classes) > _SHOWN else "")
-            yield f"coco/ leaves out {self.detections} objects of classes that {truth} does not name: {named}"
-        if self.same_name:
-            yield f"coco/ has {self.same_name} images under the id of another one, since {truth} tells them by file name alone"
-
-
-def write_coco(rows: Iterable[dict[str, Any]], folder: str, truth: GroundTruth | None = None) -> LeftOut:
-    """Writes `coco/results.json` (a list of results) and `coco/images.json` (a data set without annotations), as rows come.
+def write_coco(
+    rows: Iterable[dict[str, Any]], results_file: BinaryIO, images_file: BinaryIO, ground_truth: str = ""
+) -> Sequence[str]:
+    """Writes a list of results, and a data set of their images without annotations, as rows come.
 
     With a ground truth, image ids are those of its images with the same file name and category ids those of its categories
     with the same name; other images are left out, since a COCO evaluation refuses them. Without it, images count from 1 in
@@ -82,42 +27,62 @@ def write_coco(rows: Iterable[dict[str, Any]], folder: str, truth: GroundTruth |
 
     Args:
       rows: JSON rows of detections.
-      folder: The folder of `coco/`.
-      truth: The ids to use.
+      results_file: Gets `coco/results.json`.
+      images_file: Gets `coco/images.json`.
+      ground_truth: COCO annotations whose ids are used.
 
     Returns:
-      What was left out.
+      Lines for the user: what the ids of the ground truth leave out or confuse.
+
+    Raises:
+      InputError: The ground truth has no COCO annotations.
 
     Source of the format: https://cocodataset.org/#format-results
     """
+    image_ids, category_ids = _ids_of(ground_truth) if ground_truth else ({}, {})
     categories: dict[int, str] = {}
-    number, left_out, same_name, seen = 0, 0, 0, set[int]()
+    left_out, same_name, seen = 0, 0, set[int]()
     unknown: Counter[str] = Counter()
-    with create(f"{folder}/{COCO_RESULTS}") as results_file, create(f"{folder}/{COCO_IMAGES}") as images_file:
-        results, images = JsonList(results_file, b"["), JsonList(images_file, b'{"images": [')
-        for row in rows:
-            name = _file_name(row["image"]["uri"])
-            if truth and name not in truth.image_ids:
-                left_out += 1
-                continue
-            number += 1
-            image_id = truth.image_ids[name] if truth else number
-            if truth:
-                same_name += image_id in seen
-                seen.add(image_id)
-            size = {"width": row["image"]["width"], "height": row["image"]["height"]}
-            images.add({"id": image_id, "file_name": row["image"]["uri"], **size})
-            for found in row["detections"]:
-                category = truth.category_ids.get(found["class_name"]) if truth else found["class_id"] + 1
-                if category is None:
-                    unknown[found["class_name"]] += 1
-                else:
-                    categories[category] = found["class_name"]
-                    results.add(_result(image_id, category, found))
-        results_file.write(b"]\n")
-        named = [{"id": category, "name": categories[category]} for category in sorted(categories)]
-        images_file.write(b'],\n"annotations": [], "categories": ' + row_bytes(named) + b"}\n")
-    return LeftOut(left_out, unknown.total(), tuple(sorted(unknown)), same_name)
+    results, images = JsonList(results_file, b"["), JsonList(images_file, b'{"images": [')
+    for number, row in enumerate(rows, 1):
+        image = row["image"]
+        image_id = image_ids.get(_file_name(image["uri"])) if ground_truth else number
+        if image_id is None:
+            left_out += 1
+            continue
+        if ground_truth:
+            same_name += image_id in seen
+            seen.add(image_id)
+        images.add({"id": image_id, "file_name": image["uri"], "width": image["width"], "height": image["height"]})
+        for found in row["detections"]:
+            category = category_ids.get(found["class_name"]) if ground_truth else found["class_id"] + 1
+            if category is None:
+                unknown[found["class_name"]] += 1
+            else:
+                categories[category] = found["class_name"]
+                results.add(_result(image_id, category, found))
+    results_file.write(b"]\n")
+    named = [{"id": category, "name": categories[category]} for category in sorted(categories)]
+    images_file.write(b'],\n"annotations": [], "categories": ' + row_bytes(named) + b"}\n")
+    classes = ", ".join(sorted(unknown)[:_SHOWN]) + (", …" if len(unknown) > _SHOWN else "")
+    notes = {
+        f"leaves out {left_out} images that {ground_truth} does not name": left_out,
+        f"leaves out {unknown.total()} objects of classes that {ground_truth} does not name: {classes}": unknown,
+        f"has {same_name} images under the id of another one, since {ground_truth} tells them by file name alone": same_name,
+    }
+    return [f"coco/ {note}" for note, holds in notes.items() if holds]
+
+
+def _ids_of(ground_truth: str) -> tuple[dict[str, int], dict[str, int]]:
+    """The ids of images by file name without folder or archive, and of categories by name."""
+    try:
+        truth = json.loads(read_file(ground_truth))
+        images = {_file_name(image["file_name"]): image["id"] for image in truth["images"]}
+        return images, {category["name"]: category["id"] for category in truth["categories"]}
+    except Exception as err:
+        raise InputError(
+            f"coco_ground_truth {ground_truth}: expected COCO annotations with images and categories: {type(err).__name__}: {err}"
+        ) from err
 
 
 def _file_name(uri: str) -> str:
@@ -126,10 +91,16 @@ def _file_name(uri: str) -> str:
     return posixpath.basename(member or uri)
 
 
+def _result(image_id: int, category_id: int, found: dict[str, Any]) -> dict[str, Any]:
+    x0, y0, x1, y1 = found["box_xyxy"]
+    box_xywh = [x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)]
+    return {"image_id": image_id, "category_id": category_id, "bbox": box_xywh, "score": found["confidence"]}
+
+
 class JsonList:
     """A JSON list that is written element by element."""
 
-    def __init__(self, file: Any, beginning: bytes):
+    def __init__(self, file: BinaryIO, beginning: bytes):
         self._file = file
         file.write(beginning)
         self._comma = b""
@@ -138,13 +109,3 @@ class JsonList:
         """Writes one more element."""
         self._file.write(self._comma + row_bytes(element))
         self._comma = b",\n"
-
-
-def _result(image_id: int, category_id: int, found: dict[str, Any]) -> dict[str, Any]:
-    x0, y0, x1, y1 = found["box_xyxy"]
-    return {
-        "image_id": image_id,
-        "category_id": category_id,
-        "bbox": [x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)],
-        "score": found["confidence"],
-    }

@@ -1,6 +1,6 @@
 """Rows as CSV: one line a detection, for spreadsheets and pandas; an image without objects has no line.
 
-A relative path that a spreadsheet would execute as a formula gets `./` before it, which names the same file.
+No spreadsheet executes a text as a formula: a relative path gets `./` before it, which names the same file, others an apostrophe.
 """
 
 from __future__ import annotations
@@ -8,49 +8,27 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, BinaryIO
 
-from pipeline.storage.files import create
-
-COLUMNS = (
-    "uri",
-    "generation",
-    "width",
-    "height",
-    "model",
-    "version",
-    "x0",
-    "y0",
-    "x1",
-    "y1",
-    "class_id",
-    "class_name",
-    "confidence",
-)
+_OF_IMAGE = ("uri", "generation", "width", "height", "model", "version")
+_OF_DETECTION = ("x0", "y0", "x1", "y1", "class_id", "class_name", "confidence")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # https://owasp.org/www-community/attacks/CSV_Injection
 
 
-def write_csv(rows: Iterable[dict[str, Any]], path: str) -> None:
-    """Writes JSON rows of detections as a CSV file with a header; boxes are xyxy in pixels, not clipped."""
-    with create(path) as file:
-        text = io.TextIOWrapper(file, "utf-8", "backslashreplace", newline="")
-        table = csv.writer(text)
-        table.writerow(COLUMNS)
-        for row in rows:
-            image, model = row["image"], row["model"]
-            of_image = (
-                _not_a_formula(image["uri"], "./"),
-                _not_a_formula(image["generation"], "'"),
-                image["width"],
-                image["height"],
-                _not_a_formula(model["name"], "'"),
-                _not_a_formula(model["version"], "'"),
-            )
-            for found in row["detections"]:
-                name = _not_a_formula(found["class_name"], "'")
-                table.writerow((*of_image, *found["box_xyxy"], found["class_id"], name, found["confidence"]))
-        text.detach()
+def write_csv(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
+    """Writes JSON rows of detections as CSV with a header; boxes are xyxy in pixels, not clipped."""
+    text = io.TextIOWrapper(file, "utf-8", "backslashreplace", newline="")
+    table = csv.writer(text)
+    table.writerow((*_OF_IMAGE, *_OF_DETECTION))
+    for row in rows:
+        image, model = row["image"], row["model"]
+        uri = _not_a_formula(image["uri"], "./")
+        of_image = (image["generation"], image["width"], image["height"], model["name"], model["version"])
+        for found in row["detections"]:
+            values = (*of_image, *found["box_xyxy"], found["class_id"], found["class_name"], found["confidence"])
+            table.writerow((uri, *(_not_a_formula(value, "'") for value in values)))
+    text.detach()
 
 
-def _not_a_formula(text: str, prefix: str) -> str:
-    return prefix + text if text.startswith(_FORMULA) else text
+def _not_a_formula(value: Any, prefix: str) -> Any:
+    return prefix + value if isinstance(value, str) and value.startswith(_FORMULA) else value

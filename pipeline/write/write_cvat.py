@@ -11,22 +11,25 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
-from pipeline.storage.files import create
 from pipeline.write.write_labels import add_element, clipped, xml_text
 
 
-def write_cvat(rows: Iterable[dict[str, Any]], path: str) -> None:
-    """Writes JSON rows as a file of images, after the labels that occur in them; one image is in memory at a time."""
-    labels: dict[str, None] = {}
-    with tempfile.TemporaryFile() as images, create(path) as file:
+def write_cvat(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
+    """Writes JSON rows as images, after the labels that occur in them; one image is in memory at a time."""
+    names: dict[str, None] = {}
+    with tempfile.TemporaryFile() as images:
         for number, row in enumerate(rows):
-            labels.update((found["class_name"], None) for found in row["detections"])
+            names.update((found["class_name"], None) for found in row["detections"])
             images.write(_bytes(_image(number, row)))
+        meta = ElementTree.Element("meta")
+        labels = add_element(add_element(meta, "task"), "labels")
+        for name in names:
+            add_element(add_element(labels, "label"), "name", name)
+        file.write(b"<annotations><version>1.1</version>\n" + _bytes(meta))
         images.seek(0)
-        file.write(b"<annotations><version>1.1</version>\n" + _bytes(_meta(labels)))
         shutil.copyfileobj(images, file)
         file.write(b"</annotations>\n")
 
@@ -36,14 +39,6 @@ def _bytes(element: ElementTree.Element) -> bytes:
     return text.replace("\r", "&#13;").encode() + b"\n"  # a reader takes a plain one for an end of line
 
 
-def _meta(names: Iterable[str]) -> ElementTree.Element:
-    meta = ElementTree.Element("meta")
-    labels = add_element(add_element(meta, "task"), "labels")
-    for name in names:
-        add_element(add_element(labels, "label"), "name", name)
-    return meta
-
-
 def _image(number: int, row: dict[str, Any]) -> ElementTree.Element:
     image = row["image"]
     sizes = {"width": str(image["width"]), "height": str(image["height"])}
@@ -51,7 +46,7 @@ def _image(number: int, row: dict[str, Any]) -> ElementTree.Element:
     for found, corners in clipped(row):
         places = {name: f"{value:.2f}" for name, value in zip(("xtl", "ytl", "xbr", "ybr"), corners, strict=True)}
         label = {"label": xml_text(found["class_name"]), "source": "auto", "occluded": "0", "z_order": "0"}
-        add_element(element, "box").attrib.update(label | places)
+        ElementTree.SubElement(element, "box", label | places)
     return element
 
 

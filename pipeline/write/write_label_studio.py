@@ -6,22 +6,20 @@ Source of the format: https://labelstud.io/guide/predictions
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from pipeline.records import name_bytes
-from pipeline.storage.files import create
 from pipeline.write.write_coco import JsonList
 from pipeline.write.write_labels import Box, clipped
 
 
-def write_label_studio(rows: Iterable[dict[str, Any]], path: str) -> None:
+def write_label_studio(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
     """Writes JSON rows as a JSON array of tasks; one task is in memory at a time."""
-    with create(path) as file:
-        tasks = JsonList(file, b"[")
-        for row in rows:
-            tasks.add(_task(row))
-        file.write(b"]\n")
+    tasks = JsonList(file, b"[")
+    for row in rows:
+        tasks.add(_task(row))
+    file.write(b"]\n")
 
 
 def _task(row: dict[str, Any]) -> dict[str, Any]:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import posixpath
 import re
 import zipfile
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 import yaml
 
 from models.image_uris import video_frame
 from pipeline.records import identity_hash
-from pipeline.storage.files import create
 
 _MOST_NAME_BYTES = 200
 _MOST_CLASSES = 10_000  # named in a file; anyone who can write rows can write a class id of any size
@@ -25,56 +24,45 @@ Box = tuple[float, float, float, float]
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # https://www.w3.org/TR/xml/#charsets
 
 
-def write_yolo(rows: Iterable[dict[str, Any]], path: str) -> None:
+def write_yolo(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
     """Writes JSON rows as `labels/<image>.txt`, and `data.yaml` and `classes.txt` with the names of the classes that occur.
 
     Source of the format: https://docs.ultralytics.com/datasets/detect/
     """
     names: dict[int, str] = {}
-
-    def label(row: dict[str, Any]) -> str:
-        names.update((found["class_id"], found["class_name"]) for found in row["detections"])
-        return "".join(_yolo_line(found, box, row["image"]) for found, box in clipped(row))
-
-    def about() -> dict[str, str]:
+    with zipfile.ZipFile(file, "w") as archive:
+        for row in rows:
+            names.update((found["class_id"], found["class_name"]) for found in row["detections"])
+            lines = (_yolo_line(found, box, row["image"]) for found, box in clipped(row))
+            _add(archive, _free_name(archive, "labels/{}.txt", row["image"]["uri"]), "".join(lines))
         every = [names.get(number, f"class_{number}") for number in range(min(max(names, default=-1) + 1, _MOST_CLASSES))]
-        return {
-            "data.yaml": yaml.safe_dump({"names": every}, allow_unicode=True),
-            "classes.txt": "".join(f"{each}\n" for each in every),
-        }
-
-    _write(rows, path, "labels/{}.txt", label, about)
+        _add(archive, "data.yaml", yaml.safe_dump({"names": every}, allow_unicode=True))
+        _add(archive, "classes.txt", "".join(f"{each}\n" for each in every))
 
 
-def write_voc(rows: Iterable[dict[str, Any]], path: str) -> None:
+def write_voc(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
     """Writes JSON rows as `Annotations/<image>.xml`; pixels are whole and count from 1, and the last one is in the box.
 
     Source of the format: http://host.robots.ox.ac.uk/pascal/VOC/voc2012/devkit_doc.pdf
     """
-    _write(rows, path, "Annotations/{}.xml", _voc_annotation)
-
-
-def _write(
-    rows: Iterable[dict[str, Any]],
-    path: str,
-    place: str,
-    label: Callable[[dict[str, Any]], str],
-    about: Callable[[], dict[str, str]] = dict,
-) -> None:
-    with create(path) as file, zipfile.ZipFile(file, "w") as archive:
-
-        def add(name: str, text: str) -> None:  # without a time: equal rows give equal files
-            archive.writestr(zipfile.ZipInfo(name), text.encode("utf-8", "backslashreplace"), zipfile.ZIP_DEFLATED)
-
+    with zipfile.ZipFile(file, "w") as archive:
         for row in rows:
-            of_image = _path_of(row["image"]["uri"])
-            _, time_ms = video_frame(of_image) or ("", None)
-            stem, kind = posixpath.splitext(of_image) if time_ms is None else (of_image, "")  # 12.480 has no ending
-            while place.format(stem) in archive.NameToInfo:  # 1.jpg and 1.png in a folder, or two generations of one
-                stem, kind = f"{stem}{kind or '_'}", ""
-            add(place.format(stem), label(row))
-        for each, text in about().items():
-            add(each, text)
+            _add(archive, _free_name(archive, "Annotations/{}.xml", row["image"]["uri"]), _voc_annotation(row))
+
+
+def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
+    """Adds a file without a time, so that equal rows give equal archives."""
+    archive.writestr(zipfile.ZipInfo(name), text.encode("utf-8", "backslashreplace"), zipfile.ZIP_DEFLATED)
+
+
+def _free_name(archive: zipfile.ZipFile, place: str, uri: str) -> str:
+    """A name for an image's label that no other label has: 1.jpg and 1.png may lie in one folder, and an image come twice."""
+    of_image = _path_of(uri)
+    _, time_ms = video_frame(of_image) or ("", None)
+    stem, kind = posixpath.splitext(of_image) if time_ms is None else (of_image, "")  # 12.480 has no ending
+    while place.format(stem) in archive.NameToInfo:
+        stem, kind = f"{stem}{kind or '_'}", ""
+    return place.format(stem)
 
 
 def _path_of(uri: str) -> str:

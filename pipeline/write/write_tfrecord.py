@@ -17,60 +17,47 @@ https://github.com/tensorflow/models/blob/master/research/object_detection/core/
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from pipeline import beam_internals
-from pipeline.storage.files import create
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
-def write_tfrecord(rows: Iterable[dict[str, Any]], path: str) -> None:
-    """Writes JSON rows of detections as a TFRecord file, row by row; the same rows give the same bytes."""
+def write_tfrecord(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
+    """Writes JSON rows of detections as records of a TFRecord file; the same rows give the same bytes."""
     import tensorflow as tf
 
-    with create(path) as file:
-        for row in rows:
-            example = tf.train.Example()
-            for name, values in _features(row).items():
-                _fill(example.features.feature[name], values)
-            # a map has no order of its own, which is also why tfx-bsl's encoder gives other bytes each time
-            beam_internals.write_tfrecord(file, example.SerializeToString(deterministic=True))
+    for row in rows:
+        example = tf.train.Example()
+        for name, values in _features(row).items():
+            feature = example.features.feature[name]  # without values it is there, and empty
+            kinds = {bytes: feature.bytes_list, int: feature.int64_list, float: feature.float_list}
+            if values:
+                kinds[type(values[0])].value.extend(values)
+        # a map has no order of its own, which is also why tfx-bsl's encoder gives other bytes each time
+        beam_internals.write_tfrecord(file, example.SerializeToString(deterministic=True))
 
 
-def _features(row: Any) -> dict[str, list[Any]]:
-    image, found, uri = row["image"], row["detections"], _name(row["image"]["uri"])
-    corners = dict(zip(_CORNERS, _shares(row).T.tolist(), strict=True))
+def _features(row: dict[str, Any]) -> dict[str, list[Any]]:
+    image, found = row["image"], row["detections"]
+    uri, size = _name(image["uri"]), (image["width"], image["height"])
+    boxes = np.array([each["box_xyxy"] for each in found], np.float64).reshape(-1, 4)
+    corners = dict(zip(_CORNERS, (boxes / (size * 2)).clip(0.0, 1.0).T.tolist(), strict=True))
     labels = [each["class_id"] + 1 for each in found]
     return {
         "image/source_id": [uri],
         "image/filename": [uri],
-        "image/width": [image["width"]],
-        "image/height": [image["height"]],
-        **{f"image/object/bbox/{name}": corners[name] for name in _CORNERS},
+        "image/width": [size[0]],
+        "image/height": [size[1]],
+        **{f"image/{kind}/bbox/{name}": corners[name] for kind in ("object", "detection") for name in _CORNERS},
         "image/object/class/text": [_name(each["class_name"]) for each in found],
         "image/object/class/label": labels,
-        **{f"image/detection/bbox/{name}": corners[name] for name in _CORNERS},
         "image/detection/label": labels,
         "image/detection/score": [float(each["confidence"]) for each in found],
     }
-
-
-def _fill(feature: Any, values: list[Any]) -> None:
-    """Fills a feature with values of one type; without any it is there, and empty."""
-    for kind, to in ((bytes, feature.bytes_list), (int, feature.int64_list), (float, feature.float_list)):
-        if values and isinstance(values[0], kind):
-            to.value.extend(values)
-
-
-def _shares(row: Any) -> np.ndarray:
-    """The boxes of a row as shares of its image, `(N, 4)` in 0..1."""
-    boxes = np.array([found["box_xyxy"] for found in row["detections"]], np.float64).reshape(-1, 4)
-    width, height = row["image"]["width"], row["image"]["height"]
-    shares: np.ndarray = (boxes / (width, height, width, height)).clip(0.0, 1.0)
-    return shares
 
 
 def _name(text: str) -> bytes:

@@ -223,9 +223,11 @@ def test_parquet_and_tfrecord_have_the_figures_of_the_lines(tmp_path, ending):
     rows = [row("a.jpg", found("Katze", (10.5, 10, 107, 111)), found("cat", (9, 10, 110, 100), 0.5)), row("b.jpg")]
     (tmp_path / "detections").mkdir()
     path = str(tmp_path / f"detections/rows.{ending}")
-    pq.write_table(pa.Table.from_pylist(rows).select(["image", "detections"]), path) if ending == "parquet" else write_tfrecord(
-        rows, path
-    )
+    if ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows).select(["image", "detections"]), path)
+    else:
+        with open(path, "wb") as file:
+            write_tfrecord(rows, file)
     read = read_rows(tmp_path)
     assert [one.uri for one in read] == ["a.jpg", "b.jpg"]
     expected, result = evaluate(rows, truth()), evaluate(tmp_path, truth())

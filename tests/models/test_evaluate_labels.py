@@ -181,7 +181,8 @@ def test_labels_that_the_pipeline_wrote_for_frames_and_members_are_labels_of_the
     written = rows(folder="x")
     for each in written:
         each["image"]["uri"] = f"x/{names[each['image']['uri'][2]]}"
-    write_yolo_labels(written, f"{tmp_path}/rows.yolo.zip")
+    with open(tmp_path / "rows.yolo.zip", "wb") as file:
+        write_yolo_labels(written, file)
     with zipfile.ZipFile(tmp_path / "rows.yolo.zip") as archive:
         assert {f"labels/x/{name.removesuffix('.jpg')}.txt" for name in names.values()} < {*archive.namelist()}
         archive.extractall(tmp_path)

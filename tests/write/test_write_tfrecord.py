@@ -21,7 +21,8 @@ def row(uri, detections):
 
 def written(path, rows):
     """What the pipeline's own reader finds in the file that is made of these rows."""
-    write_tfrecord(rows, str(path))
+    with open(path, "wb") as file:
+        write_tfrecord(rows, file)
     return [record.content for record in read_records(io.BytesIO(path.read_bytes()), str(path), 1 << 20)]
 
 
@@ -64,7 +65,7 @@ def test_each_row_is_a_record_that_tensorflow_parses(tmp_path, rows):
 )
 def test_an_image_keeps_its_name_for_our_own_reader(tmp_path, uri):
     """The pixels are not in it, and the reader says so under the image's name."""
-    write_tfrecord([row(uri, [FOUND])], f"{tmp_path}/rows.tfrecord")
+    written(tmp_path / "rows.tfrecord", [row(uri, [FOUND])])
     (letter,) = images_of_file(ImageRef(f"{tmp_path}/rows.tfrecord"), 1 << 20)
     name = uri if uri != "\ud800.jpg" else "\\ud800.jpg"
     assert (letter.ref.uri, letter.reason) == (name, "no_image")
