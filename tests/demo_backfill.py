@@ -47,7 +47,9 @@ def main() -> int:
     _add(photos, range(given.images))
     try:
         with running_pubsub_emulator() as emulator:
-            _tell(emulator, photos, out, given.images)
+            _say(f"1  {given.images} images; the job is killed when a third of them is done")
+            _killed([*_job(photos, out), "--shard-seconds", "0.1"], out, given.images // 3)
+            _go_on(emulator, photos, out, given.images)
     except (EmulatorMissing, DemoFailedError) as err:
         print(f"error: {err}", file=sys.stderr)
         return WRONG if isinstance(err, EmulatorMissing) else FAILED
@@ -60,10 +62,13 @@ def _started(arguments: Sequence[str], **environment: str) -> AbstractContextMan
     return running([sys.executable, "-m", *arguments], env={**os.environ, **environment})
 
 
-def _tell(emulator: PubSubEmulator, photos: Path, out: Path, images: int, start: Start = _started) -> None:
-    job = ["pipeline.run", "--config", "configs/backfill_local_direct.yaml", "--input", f"{photos}/*.jpg", "--output", str(out)]
-    _say(f"1  {images} images; the job is killed when a third of them is done")
-    _killed(start, [*job, "--shard-seconds", "0.1"], out, images // 3)
+def _job(photos: Path, out: Path) -> list[str]:
+    return ["pipeline.run", "--config", "configs/backfill_local_direct.yaml", "--input", f"{photos}/*.jpg", "--output", str(out)]
+
+
+def _go_on(emulator: PubSubEmulator, photos: Path, out: Path, images: int, start: Start = _started) -> None:
+    """All but the first step, of whose job some rows are there."""
+    job = _job(photos, out)
     _say("2  the same command again: what was done counts")
     _run(start, job)
     _expect(out, read=images)
@@ -83,15 +88,14 @@ def _add(photos: Path, numbers: Sequence[int]) -> list[Path]:
     return [Path(shutil.copy(SAMPLES[number % len(SAMPLES)], photos / f"{number:04d}.jpg")) for number in numbers]
 
 
-def _killed(start: Start, arguments: Sequence[str], out: Path, images: int) -> int:
-    """Kills a job, with its whole group, as soon as so many images have rows; returns how many are."""
-    with start(arguments) as job:
+def _killed(arguments: Sequence[str], out: Path, images: int) -> None:
+    """Kills a job, with its whole group, as soon as so many images have rows."""
+    with _started(arguments) as job:
         while job.poll() is None:
             if _rows(out) >= images:
                 end_group(job)
-                done = _rows(out)
-                print(f"(killed; {done} images are done)")
-                return done
+                print(f"(killed; {_rows(out)} images are done)")
+                return
             time.sleep(0.01)
     raise DemoFailedError("the job was done before it could be killed; give it more --images")
 

@@ -124,8 +124,9 @@ class Trial:
             self._kill()
 
         timer = threading.Timer(self._answers_s, give_up)
-        timer.start()
+        timer.daemon = True  # a signal that comes before the `finally` leaves it, and the command ends without waiting for it
         try:
+            timer.start()
             line = self._process.stdout.readline()
         finally:
             timer.cancel()
