@@ -68,6 +68,7 @@ def test_flags_without_a_verb_are_those_of_a_run(capsys):
     assert capsys.readouterr().err.startswith("error: no output")
 
 
+@pytest.mark.slow
 def test_a_replay_detects_in_the_images_that_failed(tmp_path, monkeypatch, capsys, bright_model):
     """The first run finds a file that is no image; it is mended, and only it is detected in."""
     monkeypatch.chdir(tmp_path)

@@ -161,6 +161,7 @@ def test_which_row_stays(tmp_path, earlier, later, kept, is_later_first):
 ROW = st.tuples(st.sampled_from("abc"), st.sampled_from("12"), st.booleans(), st.integers(1, 3))
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(ROW, min_size=1, max_size=4), max_size=6), st.data())
 @settings(max_examples=30)
 def test_however_rows_are_spread_over_files_the_same_ones_stay(tmp_path_factory, shards, data):
@@ -193,6 +194,7 @@ def test_keep_latest_leaves_one_detection_of_each_image_and_model(tmp_path, caps
     assert capsys.readouterr().out == "1 files of rows became 1: 4 rows; 3 dropped as duplicate or superseded\n"
 
 
+@pytest.mark.slow
 def test_one_new_row_costs_one_small_file_and_not_everything(tmp_path):
     output = str(tmp_path)
     images = [detected(f"gs://bucket/{n * 2654435761 % 2**32}.jpg") for n in range(20_000)]
@@ -249,6 +251,7 @@ def test_killed_or_cut_off_from_power_at_any_moment_no_reader_loses_a_row_and_th
     assert half_deleted
 
 
+@pytest.mark.slow
 def test_one_that_was_paused_for_a_day_loses_and_hides_nothing(output, tmp_path):
     """Its lock has expired, another one has merged and deleted everything, and new rows have come."""
     number, came = 0, True

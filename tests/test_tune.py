@@ -135,6 +135,7 @@ def test_without_a_faster_candidate_the_config_says_so_and_changes_nothing(tmp_p
     assert output.read_text() == "detect: {}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [

@@ -93,6 +93,7 @@ def found_in(folder, config, settings=SETTINGS):
         detector.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [{"class_names": NAMES}, CONFIG], ids=["with names", "fully configured"])
 @pytest.mark.parametrize("threshold", [0.2, 0.55], ids=["noise has candidates", "noise has none"])
 def test_a_yolov4_of_tensorflow_answers_for_each_image_what_it_answers_alone(tmp_path, capfd, threshold, config):

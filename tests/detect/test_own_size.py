@@ -80,6 +80,7 @@ def directly(signature, pixels):
     return boxes, found["detection_scores"].numpy()[0][kept], found["detection_classes"].numpy()[0][kept].astype(int)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pad", "batch", "dtype"),
     [(True, 1, "uint8"), (False, 1, "uint8"), (False, None, "uint8"), (False, 1, "float32")],
@@ -108,6 +109,7 @@ def test_boxes_are_those_of_tensorflow_called_directly(tmp_path, pad, batch, dty
     assert len(ious) > 60
 
 
+@pytest.mark.slow
 def test_an_image_above_the_limit_is_refused_and_others_are_not(tmp_path):
     folder = save_object_detection_api(tmp_path / "model", pad=True)
     detector = load_detector(ModelConfig(path=folder), DetectConfig(max_megapixels=0.5))
@@ -117,6 +119,7 @@ def test_an_image_above_the_limit_is_refused_and_others_are_not(tmp_path):
     assert refused == [("decode", "too_large")]  # the one of 1280 x 720
 
 
+@pytest.mark.slow
 def test_a_large_jpeg_reaches_the_model_whole(tmp_path):
     """Without decoding at reduced scale, which other models allow: the model itself makes it smaller."""
     import tensorflow as tf
@@ -134,6 +137,7 @@ def test_a_large_jpeg_reaches_the_model_whole(tmp_path):
     np.testing.assert_allclose(result.detections.confidences, scores, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_config_may_give_a_size_instead(tmp_path):
     folder = save_object_detection_api(tmp_path / "model", pad=True)
     detector = load_detector(ModelConfig(path=folder, input_hw=(96, 128)), SETTINGS)

@@ -33,6 +33,7 @@ def encoded(pixels_rgb: np.ndarray, name: str) -> EncodedImage:
     return EncodedImage(ImageRef(name), cv2.imencode(".png", pixels_rgb[..., ::-1])[1].tobytes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units", ["pixels", "norm"])
 @pytest.mark.parametrize("layout", ["4+C,M", "M,4+C", "M,5+C", "M,6"])
 def test_the_boxes_are_those_of_a_plain_reading(tmp_path, layout, units):
@@ -62,6 +63,7 @@ def test_the_boxes_are_those_of_a_plain_reading(tmp_path, layout, units):
     assert min(counts) > 3 and len(set(counts)) > 1  # else nothing would have been compared
 
 
+@pytest.mark.slow
 def test_what_the_export_says_of_itself_is_taken(tmp_path):
     """Class names, and a fixed batch; the folder gives the name."""
     folder = export_yolo(tmp_path / "mine_saved_model", "4+C,M", batch=2, metadata={})
@@ -84,6 +86,7 @@ def test_the_config_wins_over_what_is_recognised(tmp_path):
     assert (found.name, found.class_names, found.resize, found.letterbox_value) == ("other", ("x", "y", "z"), "stretch", 7)
 
 
+@pytest.mark.slow
 def test_where_the_model_suppresses_nothing_is_suppressed_here(tmp_path):
     folder = export_yolo(tmp_path / "yolo", "4+C,M", metadata={})
     image, counts = encoded(blocks((128, 96), 5), "a.png"), []
@@ -128,6 +131,7 @@ def test_the_layout_is_told_by_the_shape_or_asked_for(sizes, classes, layout):
     assert layout_of(sizes, (640, 640), classes) == layout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("output", "units"),
     [

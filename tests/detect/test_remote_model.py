@@ -112,6 +112,7 @@ def served_by_triton():
         yield ports[0], "1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("served", [served_here, pytest.param(served_by_triton, marks=pytest.mark.slow)])
 def test_the_bundled_detector_gives_the_rows_of_tensorflow(served):
     """The server answers all candidates; the pipeline suppresses them."""
@@ -135,6 +136,7 @@ def test_the_bundled_detector_gives_the_rows_of_tensorflow(served):
             np.testing.assert_allclose(found, wanted, atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"score_threshold": 0.7, "max_detections": 3}], ids=["defaults", "other thresholds"])
 def test_tensorflow_serving_gives_the_rows_of_the_same_saved_model(settings):
     """The server has the signature of the bundled detector, whose thresholds are inputs with defaults."""
@@ -235,6 +237,7 @@ def test_an_image_that_the_server_refuses_is_one_dead_letter(toy, wrong):
         assert found == [*GREYS, "model_failed"]
 
 
+@pytest.mark.slow
 def test_an_image_beyond_the_deadline_is_one_dead_letter(toy):
     ended = threading.Event()
 
@@ -252,6 +255,7 @@ def test_an_image_beyond_the_deadline_is_one_dead_letter(toy):
 BROKEN = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", BROKEN, ids=lambda code: code.name)
 def test_no_image_is_blamed_while_the_server_fails_on_a_blank_one_too(toy, code):
     """It fails on everything for a while, and then works again."""
@@ -269,6 +273,7 @@ def test_no_image_is_blamed_while_the_server_fails_on_a_blank_one_too(toy, code)
         assert next(failures, None) is None
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_and_starts_again_costs_no_image(toy, capfd):
     with toy() as server, detector_of(server) as detector:
         assert confidences(detector.detect([image(100)])) == [100]
@@ -328,6 +333,7 @@ def test_answers_of_many_megabytes_arrive(toy):
         assert confidences(detector.detect([image(100)])) == [100]
 
 
+@pytest.mark.slow
 def test_tls(toy, tmp_path):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
@@ -345,6 +351,7 @@ def test_tls(toy, tmp_path):
         assert done.stdout.strip() == "3", done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_that_waits_for_a_server_is_stopped_by_sigterm(tmp_path):
     """Nothing listens at port 1."""
     command = [sys.executable, "-m", "pipeline.run", "--input", str(SCENES[0]), "--output", str(tmp_path / "out")]

@@ -92,6 +92,7 @@ print(tf.keras.layers.Dense is layers.Dense, layers.Dense.__module__.partition("
 """
 
 
+@pytest.mark.slow
 def test_import_without_keras():
     """A job imports no Keras; a user's own code may still do so, in both ways that TensorFlow offers."""
     done = subprocess.run([sys.executable, "-c", IMPORTED], cwd=REPO, capture_output=True, text=True, timeout=580, check=False)

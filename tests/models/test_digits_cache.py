@@ -48,6 +48,7 @@ def test_processes_that_ask_at_once_get_one_whole_model(tmp_path):
     assert os.listdir(folders[0]) == ["1"]
 
 
+@pytest.mark.slow
 def test_it_is_exported_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = cache.cached_digits()

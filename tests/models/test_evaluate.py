@@ -380,6 +380,7 @@ def test_outputs_without_a_common_image_cannot_be_compared():
         compare([row("x/a.jpg")], [row("y/a.jpg")], match="path")
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_figures_and_writes_them(tmp_path, capsys):
     write_lines(tmp_path / "detections/d.jsonl", [row("a.jpg", found(), found("zebra")), row("c.jpg")])
     (tmp_path / "truth.json").write_text(json.dumps(truth()))

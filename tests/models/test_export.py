@@ -177,6 +177,7 @@ def test_a_fresh_process_can_serve_it(colours_dir, tmp_path):
     assert int(output) == int(here["num_detections"][0]) > 5
 
 
+@pytest.mark.slow
 def test_tfx_bsl_runs_it_on_encoded_images(colours_dir):
     beam = pytest.importorskip("apache_beam")
     tfx_bsl_beam = pytest.importorskip("tfx_bsl.public.beam")
@@ -210,6 +211,7 @@ def test_tfx_bsl_runs_it_on_encoded_images(colours_dir):
         _ = logs | "Check" >> beam.Map(check)
 
 
+@pytest.mark.slow
 def test_metadata_and_warm_up_request_lie_beside_the_model(colours_dir):
     from tensorflow_serving.apis import prediction_log_pb2
 

@@ -43,6 +43,7 @@ def load(folder):
     return tf.saved_model.load(str(folder))
 
 
+@pytest.mark.slow
 def test_an_imported_model_answers_as_the_slow_reference(files, capsys):
     assert main(arguments(files)) == 0
     output = files / "models" / "small" / "1"
@@ -60,6 +61,7 @@ def test_an_imported_model_answers_as_the_slow_reference(files, capsys):
     np.testing.assert_allclose(found["boxes"][0], np.concatenate([centre - size / 2, centre + size / 2]), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_letter_box_in_the_cfg_and_the_flags_decide_how_images_are_resized(files):
     (files / "small.cfg").write_text(CFG.replace(net(), net(extra="letter_box=1")))
     assert main(arguments(files)) == 0
@@ -69,6 +71,7 @@ def test_letter_box_in_the_cfg_and_the_flags_decide_how_images_are_resized(files
     assert (other.resize, other.input_hw, other.name) == ("stretch", (32, 64), "other")
 
 
+@pytest.mark.slow
 def test_weights_that_are_no_numbers_are_imported_with_a_warning(files, capsys):
     write_weights(files / "small.weights", np.full(len(random_values(CFG)), -1.0))
     assert main(arguments(files)) == 0

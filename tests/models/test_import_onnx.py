@@ -237,6 +237,7 @@ def test_the_programs_of_the_converter_come_first_and_its_last_words_are_the_rea
     assert not (tmp_path / "m").exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_import_ends_its_converter_and_leaves_nothing(model, tmp_path):
     program(tmp_path / "bin" / "python", f"echo $$ > {tmp_path}/pid; exec sleep 600")
     flags = [str(model), "--output", str(tmp_path / "m" / "1"), "--converter", str(tmp_path / "bin" / "python")]

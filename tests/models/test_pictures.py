@@ -77,6 +77,7 @@ def photo(tmp_path):
     return tmp_path, pixels, rows_of(tmp_path, photo_row(tmp_path / "in" / "a.jpg", found(box=(20, 10, 60, 50))))
 
 
+@pytest.mark.slow
 def test_a_run_is_drawn_and_cut_out(tmp_path, bright_model, capsys):
     """The rows of a real job: each box holds the white rectangle, and nothing else."""
     boxes = {"a": (10, 10, 50, 40), "b": (64, 32, 100, 64)}

@@ -203,6 +203,7 @@ def test_an_enlarged_picture_leads_to_the_next_and_the_previous_one(job, browser
         assert enlarged() == []
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_it_says_that_the_job_is_away_and_goes_on_with_the_next_one(job, browser):
     (port,) = free_ports(1)
@@ -222,6 +223,7 @@ def test_it_says_that_the_job_is_away_and_goes_on_with_the_next_one(job, browser
             wait_until(lambda: page.evaluate("document.querySelector('.sum .detected b').textContent === '1'"))
 
 
+@pytest.mark.matrix
 @needs_chromium
 def test_its_memory_stays_flat_over_hundreds_of_updates(job, browser, monkeypatch):
     monkeypatch.setattr(live_page, "_EVERY_S", 0.02)
@@ -352,6 +354,7 @@ def test_a_stream_shows_what_its_summary_says_in_the_end(pubsub_emulator, bright
     assert list(images.values()) == [7, 6, 1, 0]
 
 
+@pytest.mark.slow
 def test_a_batch_job_shows_how_far_it_is(bright_model, tmp_path):
     write_work(tmp_path / "in")
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model, "--page-port", 0]

@@ -99,6 +99,7 @@ def test_an_image_that_was_overwritten_is_new(places):
     assert read([folder], output) == (["a.jpg"], 1, 0, 0)
 
 
+@pytest.mark.slow
 def test_storage_is_asked_for_the_generation_of_what_a_manifest_names_unless_nothing_is_done(places, tmp_path, monkeypatch):
     folder, output, put = places
     done, overwritten, new = put("done.jpg"), put("overwritten.jpg"), put("new.jpg")

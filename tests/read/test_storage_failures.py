@@ -291,6 +291,7 @@ def test_an_object_that_always_fails_does_not_hold_its_neighbours_in_a_stream(st
     assert [getattr(image, "reason", "read") for image in found] == ["storage_unavailable"] + ["read"] * 20
 
 
+@pytest.mark.slow
 def test_a_store_that_answers_nobody_is_waited_for_in_a_stream(storage):
     """Also for longer than one image is retried."""
     storage(*[503] * 3)

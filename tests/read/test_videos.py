@@ -290,6 +290,7 @@ def test_a_video_within_an_archive_is_refused(tmp_path, kind):
     assert "is a video within an archive, which is not opened" in letter.message
 
 
+@pytest.mark.matrix
 def test_a_long_video_is_read_frame_by_frame(tmp_path):
     """Three minutes: one frame is held, and the first one comes before the rest is decoded."""
     path = write_video(tmp_path / "a.mp4", 4500, wh=(320, 240))

@@ -287,6 +287,7 @@ def test_confidences_of_no_objects_are_a_line():
     assert "No objects, so no confidences." in page.text
 
 
+@pytest.mark.matrix
 def test_the_page_of_ten_thousand_images_is_below_five_megabytes():
     """With the default number of samples, grainy photos, and dead letters of several reasons. Pure noise needs more."""
     grain = np.random.default_rng(0).normal(0, 15, (684, 865, 3))

@@ -111,6 +111,7 @@ def test_a_folder_on_cloud_storage_is_read_by_bigquery_itself(server, gcs_bucket
     assert [len(job["sourceUris"]) for job in loads] == [2, 1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_or_failed_at_any_job_the_next_load_adds_each_row_once(server, output, tmp_path, when):
     """Also after BigQuery accepted the MERGE, and the answer is lost."""
@@ -157,6 +158,7 @@ def test_a_shard_that_a_compaction_takes_away_meanwhile_is_read_in_the_merged_on
     assert not merges and uris(server) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_large_dead_letters_are_loaded_in_parts_of_bounded_bytes(server, tmp_path, monkeypatch):
     """150 dead letters with 2 MB each made one job of 400 MB."""
     monkeypatch.setattr(bigquery_loader, "_PART_BYTES", 4 << 20)

@@ -107,6 +107,7 @@ def test_rows_count_as_done_with_the_age_and_run_that_they_had(output):
     assert len(views) == 6
 
 
+@pytest.mark.slow
 def test_killed_at_any_change_of_the_disk_nothing_is_doubled_or_lost(output, tmp_path):
     upgrade(shutil.copytree(output, f"{tmp_path}/undisturbed"))
     wanted = [rows_in(f"{tmp_path}/undisturbed", kind) for kind in (DETECTIONS, DEAD_LETTERS)]

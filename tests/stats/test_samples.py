@@ -66,6 +66,7 @@ def test_an_image_that_is_wanted_whatever_it_shows_is_known_before_it_is_detecte
     assert not early or size
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("levels", [1, 100], ids=["as many objects in each", "more and more objects"])
 def test_few_of_many_images_are_wanted_whatever_their_order(levels):
     """Each that is wanted is decoded again. Confidences fall from image to image, which is the worst order of them."""

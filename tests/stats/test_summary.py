@@ -222,6 +222,7 @@ def test_a_tally_of_thirty_days_is_as_large_as_one_of_an_hour():
     assert max(summary for _, summary in sizes.values()) < 60_000
 
 
+@pytest.mark.matrix
 def test_classes_without_end_are_counted_in_bounded_memory():
     """A model that names each detection anew: the frequent classes keep their counts, the sum stays right."""
     stats = JobStats()

@@ -27,6 +27,7 @@ def silent_storage():
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "what"),
     [

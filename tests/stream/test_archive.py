@@ -173,6 +173,7 @@ def test_a_permanent_failure_of_storage_ends_the_stream(stream, monkeypatch):
     assert "a" in stream.waiting()
 
 
+@pytest.mark.slow
 def test_what_a_stream_has_acknowledged_is_in_its_archive_after_a_power_cut(tmp_path):
     (tmp_path / "disk" / "acknowledged").mkdir(parents=True)
     code, cuts = recorded(tmp_path / "disk", "tests.archived_stream", f"{tmp_path}/disk/out", f"{tmp_path}/disk/acknowledged")

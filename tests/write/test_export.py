@@ -213,6 +213,7 @@ def test_rows_of_a_key_count_once_within_a_shard_and_of_one_age_too(tmp_path):
     assert len([*newest_rows(out)]) == 1
 
 
+@pytest.mark.slow
 def test_a_job_exports_what_counts_as_done_for_it(tmp_path, monkeypatch, capsys, bright_model):
     """Not the rows of other settings: an image has one row in each file, whatever ran before."""
     monkeypatch.chdir(tmp_path)
