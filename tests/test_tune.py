@@ -1,5 +1,7 @@
 """The tuner measures each candidate beside the start, and writes only settings that are faster beyond doubt."""
 
+import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,14 +12,11 @@ import numpy as np
 import psutil
 import pytest
 
-import pipeline.tuning.search as search_module
 from pipeline import tune
 from pipeline.config import Config, DetectConfig, ModelConfig, load_config
 from pipeline.detect.load_detector import load_detector
-from pipeline.errors import ModelError
 from pipeline.limits import machine
-from pipeline.tune import main
-from pipeline.tuning.search import FINAL_ROUNDS, Search, Trial, is_faster
+from pipeline.tune import Result, Tuner, better, is_faster, main
 from tests.conftest import REPO
 from tests.processes import has_ended, running, wait_until
 
@@ -25,112 +24,51 @@ SCENES = sorted(map(str, (REPO / "models" / "digits" / "samples").glob("*.jpg"))
 DIGITS = Config(model=ModelConfig("digits"))
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_each_candidate_is_measured_beside_the_start_and_an_impossible_one_ends_nothing(bright_model):
-    """The faster half of a stage gets further turns; of each candidate there are figures, or the reason why not."""
-    search = Search([], {"model.path": bright_model}, SCENES, min_agreement=0.9, seconds=580, turn_s=0.1)
-    possible = [{"detect.decode_threads": number} for number in (1, 2, 4)]
-    start, *others = search.results(
-        [[*possible[:2], {"detect.batch_sizes": [2, 1]}, {"detect.score_threshold": 1.0}], possible[2:]]
-    )
-    assert (start.settings, start.speed, start.refused) == ({}, 1, "") and start.alone_ms > 0 and start.half_load_ms > 0
-    impossible = next(one for one in others if one.settings == {"detect.batch_sizes": [2, 1]})
-    blind = next(one for one in others if one.settings == {"detect.score_threshold": 1.0})
-    measured = [one for one in others if one not in (impossible, blind)]
-    assert "ascending sizes" in impossible.refused and impossible.speed == 0
-    assert blind.refused.startswith("it finds other objects: agreement 0.000") and blind.speed == 0
-    assert {one.settings["detect.decode_threads"] for one in measured} == {1, 2, 4}
-    for one in measured:
-        assert one.speed > 0 and one.rate > 0 and one.memory_mb > 0 and one.agreement == 1 and one.refused == ""
-
-
-# Speaks a trial's protocol: always the same row, and the rate that its settings say
-TRIAL = """
-import json, sys
-overrides = json.loads(sys.stdin.readline())["overrides"]
-faster = {2: 2.0, 3: 1.5, 4: 1.45, 5: 1.1, 6: 0.9}
-rate = 100 * faster.get(overrides.get("detect.concurrent_batches"), 1) * faster.get(overrides.get("detect.decode_threads"), 1)
-found = {"class_id": 0, "class_name": "rectangle", "confidence": 1.0, "box_xyxy": [0, 0, 9, 9]}
-row = {"image": {"uri": "a.jpg", "width": 64, "height": 64}, "detections": [found]}
-figures = {"throughput": rate, "latency": [1 / rate], "memory": 1.0}
-print(json.dumps({"rows": [row]}), flush=True)
-for line in sys.stdin:
-    print(json.dumps({name: figures[name] for name in [json.loads(line)["measure"]]}), flush=True)
-"""
-
-
-def test_the_best_of_a_stage_is_measured_again_beside_the_candidates_of_the_next(monkeypatch):
-    """The faster half of a stage, but two at least, get all turns unless they are far behind the first."""
-    monkeypatch.setattr(search_module, "command_of", lambda _: [sys.executable, "-S", "-c", TRIAL])
-    search = Search([], {}, SCENES, min_agreement=0.9, seconds=580)
-    stages = [[{"detect.concurrent_batches": 2}], [{"detect.decode_threads": number} for number in (3, 4, 5, 6)]]
-    results = list(search.results(stages))
-    best = {"detect.concurrent_batches": 2}
-    assert [(one.settings, one.speed) for one in results[:2]] == [({}, 1.0), (best, 2.0)]
-    of_stage = {one.settings.get("detect.decode_threads"): one for one in results[2:]}
-    assert all(
-        one.settings == {**best, **({"detect.decode_threads": number} if number else {})} for number, one in of_stage.items()
-    )
-    assert {number: (round(one.speed, 6), len(one.ratios)) for number, one in of_stage.items()} == {
-        None: (2.0, 1),
-        3: (3.0, 4),
-        4: (2.9, 4),
-        5: (2.2, 1),
-        6: (1.8, 1),
-    }
-    assert search.best is of_stage[3]
-    final = search.final(search.best.settings)
-    assert (final.ratios, final.refused) == ([3.0] * FINAL_ROUNDS, "")
+    """Of each candidate there are figures, or the reason why not; the best of one stage is the base of the next."""
+    given = {"model.path": bright_model, "detect.batch_sizes": [1]}
+    with Tuner([], given, SCENES, min_agreement=0.9, seconds=580, turn_s=0.01) as tuner:
+        decoders, impossible = tuner.results([{"detect.decode_threads": 1}, {"detect.batch_sizes": [2, 1]}])
+        assert len(decoders.ratios) == len(decoders.rates) == 3 and decoders.speed > 0 and decoders.refused == ""
+        assert "ascending sizes" in impossible.refused and impossible.speed == 0
+        (blind,) = tuner.results([{"detect.score_threshold": 1.0}])
+        assert blind.refused.startswith("it finds other objects: agreement 0.000") and blind.speed == 0
+        tuner.best = decoders
+        (on_top,) = tuner.results([{"detect.classes": ["rectangle"]}])
+        assert on_top.settings == {"detect.decode_threads": 1, "detect.classes": ["rectangle"]}
+        tuner.best = decoders
+        won, verdict = tuner.decide()
+        assert "in 7 rounds" in verdict and won in ({}, decoders.settings)
+        tuner.best = Result({})
+        assert tuner.decide() == ({}, "Nothing is faster than the settings of the start.")
 
 
 @pytest.mark.matrix
-def test_a_candidate_that_hangs_ends_and_is_reported_in_lines_and_page(tmp_path, bright_model, monkeypatch, capsys):
-    """It reads class names from a pipe to which nobody writes."""
+def test_a_candidate_that_hangs_ends_and_one_that_comes_too_late_is_named(tmp_path, bright_model, monkeypatch, capsys):
+    """The first one reads class names from a pipe to which nobody writes."""
     os.mkfifo(tmp_path / "pipe.txt")
     monkeypatch.setattr(tune, "STAGES", [lambda _: [{"model.class_names": str(tmp_path / "pipe.txt")}]])
-    monkeypatch.setattr(search_module, "_ANSWERS_S", 1.0)
-    monkeypatch.setattr(search_module, "_TIMES_START", 0.0)
-    output, before = tmp_path / "tuned.yaml", psutil.Process().children()
-    assert main(["--input", SCENES[0], "--model", bright_model, "--output", str(output)]) == 0
-    _start, hanging, verdict = capsys.readouterr().err.splitlines()
-    assert hanging == f"class_names {tmp_path}/pipe.txt: did not answer for 1 s"
-    assert hanging.partition(": ")[2] in output.with_suffix(".html").read_text()
-    assert verdict == "Nothing is faster than the settings of the start."
-    assert psutil.Process().children() == before
-
-
-def test_a_trial_that_hangs_ends_with_all_of_its_group(tmp_path, monkeypatch):
-    pids = tmp_path / "pids"
-    hang = ["sh", "-c", f"tail -f /dev/null & echo $$ $! > {pids}; wait"]
-    monkeypatch.setattr(search_module, "command_of", lambda _: hang)
-    with Trial([], {}, SCENES, turn_s=0.1, answers_s=0.5) as trial:
-        wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
-        with pytest.raises(ModelError, match="did not answer for 0 s"):
-            trial.loaded()
-        for pid in map(int, pids.read_text().split()):
-            wait_until(lambda pid=pid: has_ended(pid))
-
-
-@pytest.mark.slow
-def test_what_the_budget_does_not_reach_is_named(bright_model):
-    search = Search([], {"model.path": bright_model}, SCENES, min_agreement=0.9, seconds=0, turn_s=0.1)
-    _, late = search.results([[{"detect.decode_threads": 1}]])
-    assert (late.name, late.refused) == ("decode_threads 1", "not tried: the time was over")
-
-
-@pytest.mark.slow
-def test_without_a_faster_candidate_the_config_says_so_and_changes_nothing(tmp_path, bright_model, capsys):
-    """It may write its own files again; a file of somebody else stays."""
+    monkeypatch.setattr(tune, "_ANSWERS_S", 1.0)
+    monkeypatch.setattr(tune, "_TIMES_START", 0.0)
     output = tmp_path / "tuned.yaml"
-    flags = ["--input", SCENES[0], "--model", bright_model, "--output", str(output), "--budget-s", "0"]
+    flags = ["--input", SCENES[0], "--model", bright_model, "--output", str(output)]
     assert main(flags) == 0
-    assert capsys.readouterr().out == f"{output}, {tmp_path}/tuned.html\n"
+    hanging, verdict = capsys.readouterr().err.splitlines()
+    assert hanging == f"class_names {tmp_path}/pipe.txt: did not answer for 1 s"
+    assert verdict == "Nothing is faster than the settings of the start."
+    assert multiprocessing.active_children() == []
     assert "Nothing is faster than the settings of the start." in output.read_text()
     assert load_config([str(output)], {}) == Config()
-    assert machine() in (tmp_path / "tuned.html").read_text()
-    assert main([*flags, "--model", "none"]) == 1, "it may write these files again"
+    assert main([*flags, "--budget-s", "0"]) == 0, "it may write this file again"
+    late, _ = capsys.readouterr().err.splitlines()
+    assert late.endswith("pipe.txt: not tried: the time was over")
+
+
+def test_a_file_of_somebody_else_stays(tmp_path, capsys):
+    output = tmp_path / "tuned.yaml"
     output.write_text("detect: {}\n")
-    assert main(flags) == 2
+    assert main(["--input", SCENES[0], "--model", "digits", "--output", str(output)]) == 2
     assert "tuned.yaml: is a file that this command did not write" in capsys.readouterr().err
     assert output.read_text() == "detect: {}\n"
 
@@ -170,23 +108,18 @@ def test_images_without_an_object_are_one_line(tmp_path, bright_model, capsys):
     )
 
 
+def trials_of(pid):
+    """Processes of trials; importing Beam starts other ones."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
+
+
 @pytest.mark.slow
 def test_a_stopped_command_ends_its_trials_and_writes_nothing(tmp_path):
-    """Also where the signal comes as soon as there is a trial."""
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline",
-        "tune",
-        "--input",
-        *SCENES,
-        "--model",
-        "digits",
-        "--output",
-        str(tmp_path / "tuned.yaml"),
-    ]
+    command = [sys.executable, "-m", "pipeline", "tune", "--input", *SCENES, "--model", "digits"]
+    command += ["--output", str(tmp_path / "tuned.yaml")]
     with running(command, cwd=REPO, stderr=subprocess.PIPE) as process:
-        children = wait_until(lambda: psutil.Process(process.pid).children(), process=process)
+        children = wait_until(lambda: trials_of(process.pid), process=process)
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 130
         assert process.stderr.read().endswith(b"stopped; nothing is written\n")
@@ -198,16 +131,33 @@ def test_a_stopped_command_ends_its_trials_and_writes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("ratios", "faster"),
     [
-        pytest.param([1.5] * FINAL_ROUNDS, True, id="always"),
+        pytest.param([1.5] * 7, True, id="always"),
         pytest.param([1.35, 1.2, 1.13, 1.13, 1.1, 1.05, 0.98], True, id="once slower by a little"),
         pytest.param([1.5, 1.4, 1.3, 1.2, 1.0, 0.9, 0.8], False, id="a noisy machine"),
-        pytest.param([1.01] * FINAL_ROUNDS, False, id="by too little"),
+        pytest.param([1.01] * 7, False, id="by too little"),
         pytest.param([1.5], False, id="too few rounds"),
         pytest.param([], False, id="nothing was better than the start"),
     ],
 )
 def test_only_what_wins_beyond_doubt_and_by_enough_is_faster(ratios, faster):
     assert is_faster(ratios) is faster
+
+
+@pytest.mark.parametrize(
+    ("best", "other", "wins"),
+    [
+        pytest.param([], [1.05, 1.1, 1.03], True, id="the start is beaten"),
+        pytest.param([], [1.05, 1.1, 0.99], False, id="once slower than the start"),
+        pytest.param([], [1.01, 1.01, 1.01], False, id="by too little"),
+        pytest.param([1.2, 1.2, 1.2], [1.3, 1.3, 1.25], True, id="the best is beaten"),
+        pytest.param([1.2, 1.2, 1.2], [1.3, 1.3, 1.1], False, id="once slower than the best"),
+    ],
+)
+def test_the_best_is_what_was_faster_in_each_turn(best, other, wins):
+    former, newcomer = Result({}, ratios=best), Result({"detect.decode_threads": 1}, ratios=other)
+    assert better(former, newcomer) is (newcomer if wins else former)
+    newcomer.refused = "it ended"
+    assert better(former, newcomer) is former
 
 
 def test_stages_try_what_changes_something():

@@ -17,7 +17,6 @@ hostile.py           what each of them loses beside damaged images
 memory.py            1,000 against 20,000 images
 swaps.py             new versions of the model under a stream at half rate
 rows.py              300,000 against 3,000,000 rows, without a model
-tuning_grid.py       the tuner's choice beside each cell of a grid
 differences.py       what reduced precision and scaled decoding do to boxes and AP
 results.py           the tables, and .bench/results.json
 
