@@ -14,10 +14,9 @@ compactions share. So two at once, of which one was paused for a day, never each
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import json
 import posixpath
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -25,25 +24,24 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from apache_beam.io.filesystems import FileSystems
 
 from models.progress import shown
 from pipeline.records import row_bytes
 from pipeline.results.completion import row_key
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, time_in_name
 from pipeline.results.lock import locked
 from pipeline.results.newest import lost_rows
 from pipeline.results.rows import SCHEMAS, json_rows, uri_of
-from pipeline.results.shards import BROKEN, COMPACTED, SOURCES, Shard, list_shards, open_shard, shard_of_name, write_shard
+from pipeline.results.run import ABANDONED_SECONDS, remove_abandoned
+from pipeline.results.shards import COMPACTED, SOURCES, Shard, list_shards, read_columns, shard_of_name, write_shard
 from pipeline.storage.files import delete_files, delete_if_generation_match, folders_of, generations_of, list_files, sync
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.state import is_own_file, warn_unreadable
+from pipeline.storage.state import is_own_file
 
 _ROWS, _BYTES, _FILES = 100_000, 16 << 20, 500  # of a group of sources at most; each reader reads their names
 _SMALL_BYTES = 64 << 10  # below it the number of files costs more than their bytes
 _SHARE = 0.2  # of lost rows
 _LEVEL = b"level"  # metadata of a merged shard: a character for each merge behind it
-_STALE_SECONDS = 86_400.0  # since the last write of a run that was killed
 
 
 class Compacted(NamedTuple):
@@ -94,7 +92,7 @@ def compact(output: str, until: str = "", *, keep_latest: bool = False, wait_s: 
       BusyError: Another compaction works there.
     """
     with locked(output, COMPACTED, wait_s=wait_s, what="compact"):
-        _delete_stale_staging(output)
+        remove_abandoned(output)
         shards = [shard for shard in _finish(output) if not until or shard.written_at < until]
         read = (_part(shard, keep_latest and shard.kind == DETECTIONS) for shard in shown(shards, "reading keys", "files"))
         parts = sorted(filter(None, read), key=lambda part: (part.level, posixpath.basename(part.shard.path)))
@@ -108,18 +106,6 @@ def compact(output: str, until: str = "", *, keep_latest: bool = False, wait_s: 
         return Compacted(*map(sum, zip(Compacted(), *done, strict=True)))
 
 
-def _delete_stale_staging(output: str) -> None:
-    """Deletes the folders of unfinished files to which nothing was written for a day."""
-    found = FileSystems.match([f"{escape_glob(output)}/{STAGING}*/**"])[0].metadata_list
-    by_path = sorted(found, key=lambda entry: str(entry.path))
-    by_folder = itertools.groupby(by_path, lambda entry: entry.path[len(output) + 1 :].partition("/")[0])
-    for folder, entries in ((f"{output}/{name}", list(entries)) for name, entries in by_folder):
-        if max(entry.last_updated_in_seconds for entry in entries) < time.time() - _STALE_SECONDS:
-            delete_files(entry.path for entry in entries)
-            if "://" not in folder:
-                shutil.rmtree(folder, ignore_errors=True)
-
-
 def _finish(output: str) -> list[Shard]:
     """Deletes what earlier compactions and killed runs have left; returns the shards that readers see."""
     paths = {path for kind in SCHEMAS for path in list_files(f"{escape_glob(output)}/{kind}/*") if is_own_file(path)}
@@ -129,7 +115,7 @@ def _finish(output: str) -> list[Shard]:
     left = [shard for shard in named if shard.path in merged]
     sync(folders_of(shard.path for shard in left))  # whoever died may not have done so after renaming the merged shard
     _delete(generations_of(path for shard in left for path in (shard.view, shard.path)))
-    old = time_in_name(time.time() - _STALE_SECONDS)
+    old = time_in_name(time.time() - ABANDONED_SECONDS)
     delete_files(shard.view for shard in named if shard.path not in paths and (shard.run == COMPACTED or shard.written_at < old))
     return shards
 
@@ -142,7 +128,7 @@ def _delete(generations: Mapping[str, str]) -> None:
 
 def _part(shard: Shard, with_images: bool) -> _Part | None:
     table = _read(shard, ["key", "made_at", *(["uri", "uri_bytes", "model"] if with_images else [])])
-    if table is None or table["key"].null_count or table["made_at"].null_count:
+    if table is None:
         return None
     images = (row_key(uri_of(row), "", row["model"], "", "") for row in (table.to_pylist() if with_images else ()))
     keys, made_at = table["key"].to_numpy(), table["made_at"].cast(pa.int64()).to_numpy()
@@ -151,15 +137,10 @@ def _part(shard: Shard, with_images: bool) -> _Part | None:
 
 
 def _read(shard: Shard, columns: Sequence[str] | None = None) -> pa.Table | None:
-    """Columns of a shard; None if it is damaged or has others than this release writes: compaction leaves it alone."""
-    try:
-        with open_shard(shard) as file:
-            if not file.schema_arrow.equals(SCHEMAS[shard.kind]):
-                raise ValueError("expected the columns of this release")
-            return file.read(columns)
-    except BROKEN as err:
-        warn_unreadable(shard.path, " ".join(str(err).split())[:200])
-        return None
+    """Columns of a shard; None if it is damaged, which compaction leaves alone, or gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return read_columns(shard, columns)
+    return None
 
 
 def _mark_lost(parts: Sequence[_Part], numbers: Sequence[np.ndarray]) -> None:

@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.results.layout import DETECTIONS, time_in_name
-from pipeline.results.rows import SCHEMAS, json_rows
-from pipeline.results.shards import BROKEN, COMPACTED, Shard, contains, list_shards, open_shard, read_batches
-from pipeline.storage.state import warn_unreadable
+from pipeline.results.rows import json_rows
+from pipeline.results.shards import COMPACTED, Shard, contains, list_shards, read_batches, read_columns
 
 _ROWS = 1000  # in a part; each is a few kB as Python objects
 _SORTED_BYTES = 64 << 20  # of a part that is sorted in memory
@@ -162,19 +161,10 @@ class _Part(NamedTuple):
 
 
 def _part(shard: Shard, wanted: Wanted) -> _Part | None:
-    """None of a damaged shard, which a line on standard error names."""
+    """None of a damaged shard."""
     texts = wanted.texts()
-    try:
-        with open_shard(shard) as file:
-            if not file.schema_arrow.equals(SCHEMAS[shard.kind]):
-                raise ValueError("expected the columns of this release")
-            table = file.read(["key", "made_at", *texts])
-            if table["key"].null_count or table["made_at"].null_count:
-                raise ValueError("expected a key and a time in each row")
-    except FileNotFoundError:
-        raise
-    except BROKEN as err:
-        warn_unreadable(shard.path, " ".join(str(err).split())[:200])
+    table = read_columns(shard, ["key", "made_at", *texts])
+    if table is None:
         return None
     keys, made_at = table["key"].to_numpy(), table["made_at"].cast(pa.int64()).to_numpy()
     counts = made_at >= wanted.since * 1e6

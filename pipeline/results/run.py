@@ -21,7 +21,7 @@ from pipeline.storage.files import delete_files, exists, list_files, make_folder
 from pipeline.storage.globs import escape_glob
 
 _OPEN = "open"  # the file that launcher and workers know the run's folder by
-_ABANDONED_SECONDS = 86_400.0
+ABANDONED_SECONDS = 86_400.0
 
 
 class Run(NamedTuple):
@@ -73,7 +73,7 @@ class Run(NamedTuple):
         delete_files(list_files(f"{escape_glob(self.folder)}/**"))
 
 
-def remove_abandoned(output: str, older_than_s: float = _ABANDONED_SECONDS) -> None:
+def remove_abandoned(output: str, older_than_s: float = ABANDONED_SECONDS) -> None:
     """Removes the folders of unfinished files in which nothing has changed for a day: their runs were killed.
 
     A run that wakes up later does not find its staged files; its bundles fail, and nothing is lost.

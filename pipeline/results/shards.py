@@ -14,6 +14,7 @@ Of rows with the same key the newest counts, a detection before any dead letter.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -34,6 +35,7 @@ from pipeline.errors import OutputError
 from pipeline.failures import FOR_GOOD
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
+from pipeline.results.rows import SCHEMAS
 from pipeline.storage.cloud import move_object, read_range, write_object
 from pipeline.storage.files import create, exists, folders_of, make_folder, sync
 from pipeline.storage.globs import escape_glob
@@ -119,14 +121,25 @@ def undisturbed(read: Callable[[], _Answer]) -> _Answer:
 
 def sources_of(shard: Shard) -> frozenset[str]:
     """The names of the shards that a merged shard holds, without their folder."""
+    # one that is gone was merged again since: its rows lie in a shard that is listed, too, or the reader begins anew
+    with contextlib.suppress(FileNotFoundError), skipping_damaged(shard), open_shard(shard) as file:
+        return frozenset(json.loads((file.schema_arrow.metadata or {}).get(SOURCES, b"[]")))
+    return frozenset()
+
+
+@contextlib.contextmanager
+def skipping_damaged(shard: Shard) -> Iterator[None]:
+    """Ends a block in which a shard turns out to be damaged, with a line on standard error that names it.
+
+    Raises:
+      FileNotFoundError: The shard is gone.
+    """
     try:
-        with open_shard(shard) as file:
-            return frozenset(json.loads((file.schema_arrow.metadata or {}).get(SOURCES, b"[]")))
-    except FileNotFoundError:  # merged again since; its rows lie in a shard that is listed, too, or the reader begins anew
-        return frozenset()
+        yield
+    except FileNotFoundError:
+        raise
     except BROKEN as err:
-        _say_unreadable(shard, err)
-        return frozenset()
+        warn_unreadable(shard.path, " ".join(str(err).split())[:200])
 
 
 @contextlib.contextmanager
@@ -157,13 +170,24 @@ def read_batches(shard: Shard, columns: Sequence[str] | None = None, rows: int =
     Raises:
       FileNotFoundError: A compaction has deleted the shard; a newer listing names the shard that holds its rows.
     """
-    try:
-        with open_shard(shard) as file:
-            yield from file.iter_batches(rows, columns=columns)
-    except FileNotFoundError:
-        raise
-    except BROKEN as err:
-        _say_unreadable(shard, err)
+    with skipping_damaged(shard), open_shard(shard) as file:
+        yield from file.iter_batches(rows, columns=columns)
+
+
+def read_columns(shard: Shard, columns: Sequence[str] | None = None) -> pa.Table | None:
+    """Some columns, or all, of a shard; None, with a line on standard error, if it is damaged or has others than this release's.
+
+    Raises:
+      FileNotFoundError: A compaction has deleted the shard.
+    """
+    with skipping_damaged(shard), open_shard(shard) as file:
+        if not file.schema_arrow.equals(SCHEMAS[shard.kind]):
+            raise ValueError("expected the columns of this release")
+        table = file.read(columns)
+        if any(table[name].null_count for name in ("key", "made_at") if name in table.column_names):
+            raise ValueError("expected a key and a time in each row")
+        return table
+    return None
 
 
 def done_keys(output: str, version: RowVersion, *, failed_too: bool = True, prefixes: Sequence[str] = ("",)) -> np.ndarray:
@@ -190,28 +214,21 @@ def contains(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     >>> contains(np.array([3, 7], np.uint64), np.array([7, 8, 2], np.uint64)).tolist()
     [True, False, False]
     """
-    places = np.searchsorted(keys, wanted)
-    return np.asarray(
-        (places < len(keys)) & (np.take(keys, places, mode="clip") == wanted) if len(keys) else np.zeros(len(wanted), bool)
-    )
+    if not len(keys):
+        return np.zeros(len(wanted), bool)
+    return np.asarray(np.take(keys, np.searchsorted(keys, wanted), mode="clip") == wanted)
 
 
 def _keys_in(shard: Shard, version: RowVersion, prefixes: Sequence[str]) -> Iterator[np.ndarray]:
     wanted = {"model": version.model, "version": version.version, "settings": version.settings_of(shard.kind)}
     columns = ["key", *wanted, *(["reason"] if shard.kind == DEAD_LETTERS else [])]
-    try:
-        with open_shard(shard) as file:
-            groups = [n for n in range(file.num_row_groups) if _may_hold(file, n, wanted, prefixes)]
-            for batch in file.iter_batches(row_groups=groups, columns=columns) if groups else ():
-                mask = pc.is_in(batch["reason"], pa.array(sorted(FOR_GOOD))) if shard.kind == DEAD_LETTERS else None
-                for name, value in wanted.items():
-                    equal = pc.equal(batch[name], value)
-                    mask = equal if mask is None else pc.and_(mask, equal)
-                yield batch["key"].filter(mask).to_numpy(zero_copy_only=False)
-    except FileNotFoundError:
-        raise
-    except BROKEN as err:
-        _say_unreadable(shard, err)
+    with skipping_damaged(shard), open_shard(shard) as file:
+        groups = [n for n in range(file.num_row_groups) if _may_hold(file, n, wanted, prefixes)]
+        for batch in file.iter_batches(row_groups=groups, columns=columns) if groups else ():
+            masks = [pc.equal(batch[name], value) for name, value in wanted.items()]
+            if shard.kind == DEAD_LETTERS:
+                masks.append(pc.is_in(batch["reason"], pa.array(sorted(FOR_GOOD))))
+            yield batch["key"].filter(functools.reduce(pc.and_, masks)).to_numpy(zero_copy_only=False)
 
 
 def _may_hold(file: pq.ParquetFile, group: int, wanted: dict[str, str], prefixes: Sequence[str]) -> bool:
@@ -293,7 +310,3 @@ def _rename(path: str, final: str) -> bool:
 
 def _new_name(run: str) -> str:
     return f"{time_in_name(time.time())}-{run}-{uuid.uuid4().hex}"
-
-
-def _say_unreadable(shard: Shard, err: Exception) -> None:
-    warn_unreadable(shard.path, " ".join(str(err).split())[:200])
