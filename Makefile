@@ -90,12 +90,8 @@ soak: $(READY) $(FAKE_GCS) ## A stream of 24 simulated hours in one (SOAK_MINUTE
 bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet machine, two hours
 	$(BIN)/python -m tests.benchmarks.throughput
 	$(BIN)/python -m tests.benchmarks.memory
-	$(BIN)/python -m tests.benchmarks.rows
-	$(BIN)/python -m tests.benchmarks.compaction
 	$(BIN)/python -m tests.benchmarks.only_new
 	$(BIN)/python -m tests.benchmarks.streaming
-	$(BIN)/python -m tests.benchmarks.monitoring
-	$(BIN)/python -m tests.benchmarks.swaps
 	$(BIN)/python -m tests.benchmarks.differences
 	$(MAKE) bench-darknet
 

@@ -37,7 +37,6 @@ import pyarrow.parquet as pq
 
 from pipeline.results.shards import shard_of_name
 from tests.benchmarks.images import BENCH
-from tests.benchmarks.swaps import release
 from tests.bright_model import export_bright_model
 from tests.conftest import write_bright_image
 from tests.emulators import EmulatorMissing, PubSubEmulator, free_ports, running_pubsub_emulator, running_strict_gcs_emulator
@@ -169,7 +168,9 @@ class Soak:
 
     def _release(self) -> None:
         self._version += 1
-        release(self._saved, self._versions, self._version)
+        shutil.copytree(self._saved, self._versions / "unfinished", copy_function=os.link)
+        (self._versions / "unfinished").rename(self._versions / str(self._version))
+        shutil.rmtree(self._versions / str(self._version - 2), ignore_errors=True)
 
     def _outage(self, name: str, proxy: CuttableProxy) -> None:
         """Cuts a service off, at least until the job says so."""

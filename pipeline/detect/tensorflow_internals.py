@@ -1,7 +1,7 @@
 """All private functions of TensorFlow that this project calls, each with the reason why no public one does.
 
 Checked with TensorFlow 2.20 and 2.21. `tests/detect/test_tensorflow_internals.py` has a test for each; after an upgrade the test
-of the broken one fails by name. docs/design.md has their gains, measured by `python -m tests.benchmarks.internals`.
+of the broken one fails by name. docs/design.md has their gains.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ throughput.py        images per second          `make bench`
 peers.py             other people's ways        `make bench-peers`
 hostile.py           what each of them loses beside damaged images
 memory.py            1,000 against 20,000 images
-swaps.py             new versions of the model under a stream at half rate
-rows.py              300,000 against 3,000,000 rows, without a model
+streaming.py         throughput, latency and memory of a stream
+only_new.py          a job over a million images of which most are done
 differences.py       what reduced precision and scaled decoding do to boxes and AP
 results.py           the tables, and .bench/results.json
 

@@ -52,11 +52,6 @@ def own_contenders() -> dict[str, Contender]:
     return found
 
 
-def detector_alone(precision: str) -> Contender:
-    """The pipeline's detector without Beam and without rows."""
-    return _module("detector_alone", "--precision", precision)
-
-
 def peer_contenders() -> dict[str, Contender]:
     """Other people's ways to do the work beside the pipeline's, all at float32 over the same network."""
     own = own_contenders()
