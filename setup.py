@@ -15,7 +15,7 @@ setup(
     packages=[*find_packages(include=["pipeline", "pipeline.*", "models", "models.*"]), "pipeline.configs"],
     package_dir={"pipeline.configs": "configs"},  # beside the code in a checkout, inside it where it is installed
     package_data={
-        "models": ["digits/*.npz", "digits/*.md", "digits/samples/*", "onnx/requirements.txt"],
+        "models": ["digits/*.md", "digits/samples/*", "digits/1/*", "digits/1/*/*", "onnx/requirements.txt"],
         "pipeline.configs": ["*.yaml"],
         "pipeline.report": ["*.css", "*.html", "*.js"],
     },

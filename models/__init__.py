@@ -1,5 +1,6 @@
 """Detectors: their description and geometry, exporters, importers, evaluation, and the bundled detector.
 
-`pipeline/` uses `metadata`, `geometry`, `quiet`, `export.suppress`, `digits.cache`, and `evaluate` without average precision.
+`pipeline/` uses `metadata`, `geometry`, `quiet`, `export.suppress`, `digits`, `user_cache`, and `evaluate` without average
+precision.
 Nothing here imports from `pipeline/`, except the command `models.evaluate` for its page.
 """

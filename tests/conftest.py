@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from models.digits.cache import cache_folder
+from models.user_cache import cache_folder
 from pipeline.detect import load_detector
 from pipeline.detect.tensorflow_scheduler import TensorFlowScheduler
 from pipeline.stats.process import PROCESS
@@ -135,9 +135,8 @@ def _own_cache(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
     users, own = Path(cache_folder()), folder / "hybrid-detection-pipeline"
     own.mkdir()
-    for name in ("digits", "onnx"):
-        (users / name).mkdir(parents=True, exist_ok=True)
-        (own / name).symlink_to(users / name)
+    (users / "onnx").mkdir(parents=True, exist_ok=True)
+    (own / "onnx").symlink_to(users / "onnx")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield

@@ -186,8 +186,6 @@ def answers(tmp_path_factory):
     (folder / "a.jpg").touch()
     (folder / "junk.yaml").write_text("a: [\n")
     (folder / "typo.yaml").write_text("detect: {score_treshold: 1}\n")
-    export = "from models.digits.cache import cached_digits; cached_digits()"  # takes TensorFlow, once for each version of it
-    subprocess.run([sys.executable, "-c", export], cwd=REPO, check=True)
     commands = {"help": ["--help"], **{name: argv for name, (argv, _) in MISTAKES.items()}}
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPO)!r})\n{IN_ONE_PROCESS}"],

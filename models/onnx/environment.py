@@ -13,8 +13,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from models.digits.cache import cache_folder
 from models.progress import step
+from models.user_cache import cache_folder
 
 REQUIREMENTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "requirements.txt")
 _PYTHONS = ("3.12", "3.11", "3.10")  # onnx2tf's packages exist for these

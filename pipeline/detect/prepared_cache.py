@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from models.digits.cache import cache_folder
 from models.metadata import metadata_from_json, metadata_to_json
+from models.user_cache import cache_folder
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.golden import read_golden
 from pipeline.detect.openvino_graph import OpenVinoGraph

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from models import digits
 from models.metadata import METADATA_PATH
 from pipeline.config import BUNDLED, ModelConfig
 from pipeline.detect.other_formats import what_it_is
@@ -175,12 +176,8 @@ def labels_in(path: str) -> dict[str, int]:
 
 
 def folder_of(path: str) -> str:
-    """The folder for a model's path.
-
-    Raises:
-      ModelError: The bundled detector cannot be written to the user's cache.
-    """
-    path = _bundled_model() if path == BUNDLED else path.rstrip("/")
+    """The folder for a model's path."""
+    path = digits.FOLDER if path == BUNDLED else path.rstrip("/")
     return posixpath.dirname(path) or os.getcwd() if posixpath.basename(path) == _MODEL else path
 
 
@@ -248,17 +245,6 @@ def _remote_versions(path: str) -> Iterator[Version]:
 
 def _is_number(name: str) -> bool:
     return name.isascii() and name.isdigit()
-
-
-def _bundled_model() -> str:
-    from models.digits.cache import cached_digits
-
-    try:
-        return cached_digits()
-    except OSError as err:
-        raise ModelError(
-            f"model {BUNDLED}: expected a cache that can be written, but: {first_line(err)}; set XDG_CACHE_HOME to a folder"
-        ) from err
 
 
 def first_line(err: Exception) -> str:

@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from models.digits.export import WEIGHTS_PATH
+from models import digits
 from models.evaluate import compare, evaluate
 from tests.benchmarks import results
 from tests.benchmarks.images import BENCH, COUNTS, LARGE, make_images
 from tests.benchmarks.model import make_model
 
-_SAMPLES = Path(WEIGHTS_PATH).parent / "samples"
+_SAMPLES = Path(digits.FOLDER, "samples")
 _LARGE_SIDE = 4000
 _SEEN = 0.25
 _OURS = ("--config", "tests/benchmarks/ours.yaml")

@@ -81,7 +81,7 @@ def test_every_file_that_is_copied_is_there_and_in_the_context():
     ("name", "expected"),
     [
         ("pipeline/run.py", True),
-        ("models/digits/weights.npz", True),
+        ("models/digits/1/saved_model.pb", True),
         ("configs/batch_gcs_dataflow_gpu.yaml", True),
         ("deploy/flex_template/launch.py", True),
         ("deploy/models/yolov4/1/saved_model.pb", True),
@@ -90,7 +90,6 @@ def test_every_file_that_is_copied_is_there_and_in_the_context():
         (".venv/bin/python", False),
         ("out/demo/report.html", False),
         ("tests/conftest.py", False),
-        ("models/digits/saved_model/1/saved_model.pb", False),
     ],
 )
 def test_the_context_holds_the_project_and_nothing_else(name, expected):

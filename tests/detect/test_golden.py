@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
+from models import digits
 from models.golden import main, write_golden
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.golden import GOLDEN, GoldenImage, disagreement, read_golden
@@ -320,10 +321,7 @@ def test_the_command_says_in_a_line_why_it_writes_nothing(model, images, tmp_pat
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_lower_precision_passes(tmp_path, precision):
     """The bundled detector at bfloat16 finds what it has found at float32 (the same where the CPU has no bfloat16)."""
-    from models.digits.cache import cached_digits
-    from pipeline.detect.versions import locate
-
-    version = shutil.copytree(locate(cached_digits())[0], tmp_path / "digits" / "1")
+    version = shutil.copytree(Path(digits.FOLDER, "1"), tmp_path / "digits" / "1")
     assert main(["--model", str(version), *(str(SAMPLES / f"scene_{n:03}.jpg") for n in range(8))]) == 0
     golden = read_golden(str(version))
     assert sum(len(image.row["detections"]) for image in golden) > 20

@@ -1,8 +1,6 @@
-"""The bundled digit detector: its weights and what it finds on the sample scenes."""
+"""The bundled digit detector: what it is and what it finds on the sample scenes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -10,19 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.digits.export import METADATA, WEIGHTS_PATH, export_digits
+from models import digits
 from models.geometry import fit_image, resize_plan, to_original
-from models.metadata import read_metadata
+from models.metadata import DetectorMetadata, read_metadata
 
-SAMPLES = Path(WEIGHTS_PATH).parent / "samples"
-
-
-@pytest.fixture(scope="session")
-def digits_model(tmp_path_factory) -> str:
-    """The committed weights, exported."""
-    output = tmp_path_factory.mktemp("digits") / "1"
-    export_digits(str(output))
-    return str(output)
+SAMPLES, MODEL = Path(digits.FOLDER, "samples"), Path(digits.FOLDER, "1")
+METADATA = DetectorMetadata("digits", (320, 320), "letterbox", tuple("0123456789"))
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +22,7 @@ def ground_truth() -> dict:
 
 
 def rows_of(model_dir: str, images: list[dict]) -> list[dict]:
-    """The rows of sample scenes, computed with the exported model and `models.geometry` alone."""
+    """The rows of sample scenes, computed with the model and `models.geometry` alone."""
     import tensorflow as tf
 
     model, rows = tf.saved_model.load(model_dir), []
@@ -61,28 +52,28 @@ def test_the_samples_are_small_and_varied(ground_truth):
     assert sorted(orientations) == [1] * 20 + [6, 6, 8, 8]
 
 
-def test_the_committed_weights_take_at_most_five_megabytes():
-    assert Path(WEIGHTS_PATH).stat().st_size <= 5_000_000
+def test_the_bundled_model_takes_at_most_three_megabytes():
+    assert sum(path.stat().st_size for path in MODEL.rglob("*") if path.is_file()) <= 3_000_000
 
 
-def test_the_exported_detector_describes_itself(digits_model):
-    assert read_metadata(digits_model) == METADATA
+def test_the_bundled_detector_describes_itself():
+    assert read_metadata(str(MODEL)) == METADATA
 
 
-def test_the_exported_detector_finds_the_digits_of_the_sample_scenes(digits_model, ground_truth):
+def test_the_bundled_detector_finds_the_digits_of_the_sample_scenes(ground_truth):
     from models.evaluate import evaluate
 
-    result = evaluate(rows_of(digits_model, ground_truth["images"]), ground_truth)
+    result = evaluate(rows_of(str(MODEL), ground_truth["images"]), ground_truth)
     assert result["images_without_row"] == 0 and result["classes_by"] == "name"
     assert result["AP50"] >= 0.9
     assert result["AP"] >= 0.75
 
 
-def test_detections_lie_in_the_input_and_a_batch_gives_what_single_images_give(digits_model):
+def test_detections_lie_in_the_input_and_a_batch_gives_what_single_images_give():
     import tensorflow as tf
 
     images = np.stack([cv2.resize(cv2.imread(str(path))[..., ::-1], (320, 320)) for path in sorted(SAMPLES.glob("*.jpg"))[:3]])
-    model = tf.saved_model.load(digits_model)
+    model = tf.saved_model.load(str(MODEL))
     together = model.detect(tf.constant(images))
     assert together["num_detections"].numpy().sum() > 0
     boxes = together["boxes"].numpy()
@@ -91,56 +82,3 @@ def test_detections_lie_in_the_input_and_a_batch_gives_what_single_images_give(d
         alone = model.detect(tf.constant(images[row : row + 1]))
         np.testing.assert_array_equal(alone["classes"][0], together["classes"][row])
         np.testing.assert_allclose(alone["boxes"][0], together["boxes"][row], atol=1e-4)
-
-
-def test_weights_of_another_network_are_refused_by_name(tmp_path):
-    from models.digits.network import load_weights
-
-    with np.load(WEIGHTS_PATH) as archive:
-        arrays = dict(archive)
-    arrays["stem/kernel"] = arrays["stem/kernel"][:2]
-    del arrays["join/bias"]
-    np.savez(tmp_path / "other.npz", **arrays)
-    with pytest.raises(ValueError, match=r"other\.npz: .* join/bias, stem/kernel"):
-        load_weights(str(tmp_path / "other.npz"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["output exists", "no weights"])
-def test_export_answers_a_wrong_place_with_one_line_and_exit_code_2(case, tmp_path):
-    output, weights = tmp_path / "1", WEIGHTS_PATH
-    if case == "output exists":
-        output.mkdir()
-    else:
-        weights = str(tmp_path / "absent.npz")
-    command = [sys.executable, "-m", "models.digits.export", "--output", str(output), "--weights", weights]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert answer.returncode == 2
-    lines = [line for line in answer.stderr.splitlines() if line.startswith("models.digits.export: ")]
-    assert len(lines) == 1 and ("absent.npz" if case == "no weights" else str(output)) in lines[0]
-    assert "Traceback" not in answer.stderr
-
-
-def test_help_does_not_import_tensorflow():
-    code = """
-import runpy, sys
-sys.argv = ["models.digits.export", "--help"]
-try:
-    runpy.run_module("models.digits.export", run_name="__main__")
-except SystemExit as end:
-    assert end.code == 0
-assert "tensorflow" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-def test_the_distances_of_a_cell_decode_to_the_box_around_it():
-    """Pins the grid's convention: cell (row, column) stands for the point (column + 0.5, row + 0.5) * 8."""
-    import tensorflow as tf
-
-    from models.digits.network import boxes_px, cell_centres
-
-    np.testing.assert_array_equal(cell_centres()[11, 14], [116.0, 92.0])
-    log_distances = np.zeros((1, 40, 40, 4), np.float32)
-    log_distances[0, 11, 14] = np.log(np.array([16.0, 32.0, 24.0, 38.0]) / 8)  # left, top, right, bottom
-    np.testing.assert_allclose(boxes_px(tf.constant(log_distances))[0, 11, 14], [100.0, 60.0, 140.0, 130.0], atol=1e-3)
