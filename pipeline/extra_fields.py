@@ -1,8 +1,7 @@
 """Extra columns of an image in a manifest or message (`camera`, `label`): they go into its row, within bounds.
 
-The result is small, plain JSON: at most 32 fields of 2,000 bytes in all, names of at most 64 characters, and nesting at most 4
-deep. A field beyond a bound is left out, and `...` counts such fields. A number that JSON lacks becomes null. An integer beyond
-64 bits becomes text, since JSON readers disagree on it.
+The result is small, plain JSON: 2,000 bytes in all, and nesting at most 4 deep. A field beyond a bound is left out, and `...`
+counts such fields. A number that JSON lacks becomes null. An integer beyond 64 bits becomes text, since not all readers take it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from pipeline.secrets import with_public_addresses
 
 LEFT_OUT = "..."  # the field that counts those left out
 
-MOST_FIELDS = 32
-_NAME_CHARACTERS = 64
 _MOST_BYTES = 2000  # of JSON
 _DEEPEST = 4
 
@@ -38,11 +35,11 @@ def extra_text(fields: Mapping[Any, Any]) -> str:
         if name == LEFT_OUT:
             continue
         try:
-            entry = {_name(name): _plain(value, _DEEPEST)}
+            entry = _plain({name: value}, _DEEPEST + 1)
             size = len(row_bytes(entry))
         except _TooLargeError:
             size = room + 1
-        if size > room or len(kept) == MOST_FIELDS:
+        if size > room:
             left_out += 1
             continue
         kept |= entry
@@ -75,12 +72,6 @@ def _number_before(fields: Mapping[Any, Any]) -> int:
     return number if isinstance(number, int) and 0 <= number < 1_000_000 else 0
 
 
-def _name(name: Any) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARACTERS:
-        raise _TooLargeError
-    return name
-
-
 def _plain(value: Any, deepest: int) -> Any:
     """The value in types that all JSON readers agree on; stops at the bounds."""
     match value:
@@ -94,6 +85,6 @@ def _plain(value: Any, deepest: int) -> Any:
             return value if math.isfinite(value) else None
         case list() | tuple() if deepest and len(value) <= _MOST_BYTES:
             return [_plain(part, deepest - 1) for part in value]
-        case dict() if deepest and len(value) <= _MOST_BYTES:
-            return {_name(name): _plain(part, deepest - 1) for name, part in value.items()}
+        case dict() if deepest and len(value) <= _MOST_BYTES and all(isinstance(name, str) for name in value):
+            return {name: _plain(part, deepest - 1) for name, part in value.items()}
     raise _TooLargeError

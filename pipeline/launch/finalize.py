@@ -201,13 +201,7 @@ def last_line(err: Exception) -> str:
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
     """While this lasts, SIGTERM and SIGINT stop the job by a KeyboardInterrupt."""
-
-    def stop() -> None:
-        cancellation.stop()
-        if not cancellation.is_delayed():
-            raise KeyboardInterrupt
-
-    with cancellation.one_run(), _signals_call(stop):
+    with cancellation.one_run(), _signals_call(cancellation.stop):
         yield
 
 

@@ -26,8 +26,14 @@ def one_run() -> Iterator[None]:
 
 
 def stop() -> None:
-    """Notes that the run was stopped."""
+    """Notes that the run was stopped, and interrupts the main thread, in which this is called, unless that is delayed.
+
+    Raises:
+      KeyboardInterrupt: It is not delayed.
+    """
     _state[_STOPPED] = True
+    if _DELAYED not in _state:
+        raise KeyboardInterrupt
 
 
 def stopped() -> bool:
@@ -45,11 +51,6 @@ def delayed_stop() -> Iterator[None]:
         _state.pop(_DELAYED, None)
     if stopped():
         raise KeyboardInterrupt
-
-
-def is_delayed() -> bool:
-    """Whether a stop must not interrupt the main thread now."""
-    return _DELAYED in _state
 
 
 def cancel_steps() -> None:

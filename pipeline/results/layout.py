@@ -121,8 +121,41 @@ def check_output(output: str, write: bool = True) -> None:
     Raises:
       OutputError: They cannot.
     """
-    with waiting_for(f"output {output}"):
-        _check_output(output, write)
+    try:
+        with waiting_for(f"output {output}"):
+            _write_probe(output) if write else _look_at(output)
+    except OutputError:
+        raise
+    except Exception as err:
+        kind = FullError if getattr(err, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else OutputError
+        raise kind(f"output {output}: expected a folder that can be written, but: {' '.join(str(err).split())[:300]}") from err
+
+
+def _write_probe(output: str) -> None:
+    make_folder(output)
+    probe = f"{output}/{STAGING}{uuid.uuid4().hex[:12]}"  # two jobs may check at the same time
+    try:
+        with create(probe) as file:
+            file.write(b"probe")
+    except (KeyboardInterrupt, OSError):  # a full disk takes the file, but not its content
+        with contextlib.suppress(OSError):
+            delete_files([probe])
+        raise
+    delete_files([probe])
+    for name in (DETECTIONS, DEAD_LETTERS, SAMPLES, RUNS):
+        if os.path.islink(f"{output}/{name}"):
+            raise OutputError(f"output {output}: expected {name} to be a folder of its own, it is a link to another one")
+
+
+def _look_at(output: str) -> None:
+    FileSystems.match([f"{escape_glob(output)}/*"], limits=[1])
+    if "://" in output:
+        return
+    existing = os.path.abspath(output)
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    if not (os.path.isdir(existing) and os.access(existing, os.W_OK)):
+        raise OutputError(f"output {output}: expected a folder that can be written, {existing} is none")
 
 
 def check_exists(output: str) -> None:
@@ -148,47 +181,3 @@ def results_folder(given: str) -> str:
         raise ConfigError(f"--output: {err}") from err
     check_exists(output)
     return output.rstrip("/") or "/"
-
-
-def _check_output(output: str, write: bool) -> None:
-    probe = f"{output}/{STAGING}{uuid.uuid4().hex[:12]}"  # two jobs may check at the same time
-    try:
-        if not write:
-            FileSystems.match([f"{escape_glob(output)}/*"], limits=[1])
-            _check_local_folder(output)
-            return
-        make_folder(output)
-        _write_and_delete(probe)
-        _refuse_links(output)
-    except OutputError:
-        raise
-    except Exception as err:
-        kind = FullError if getattr(err, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else OutputError
-        raise kind(f"output {output}: expected a folder that can be written, but: {' '.join(str(err).split())[:300]}") from err
-
-
-def _refuse_links(output: str) -> None:
-    for name in (DETECTIONS, DEAD_LETTERS, SAMPLES, RUNS):
-        if os.path.islink(f"{output}/{name}"):
-            raise OutputError(f"output {output}: expected {name} to be a folder of its own, it is a link to another one")
-
-
-def _write_and_delete(path: str) -> None:
-    try:
-        with create(path) as file:
-            file.write(b"probe")
-        delete_files([path])
-    except (KeyboardInterrupt, OSError):  # a full disk takes the file, but not its content
-        with contextlib.suppress(Exception):  # the first error is what matters
-            delete_files([path])
-        raise
-
-
-def _check_local_folder(output: str) -> None:
-    if "://" in output:
-        return
-    existing = os.path.abspath(output)
-    while not os.path.exists(existing):
-        existing = os.path.dirname(existing)
-    if not (os.path.isdir(existing) and os.access(existing, os.W_OK)):
-        raise OutputError(f"output {output}: expected a folder that can be written, {existing} is none")

@@ -6,9 +6,8 @@ themselves come in parts of at most 1,000. `by_uri` sorts them on the local disk
 
 from __future__ import annotations
 
-import contextlib
-import heapq
-import operator
+import bisect
+import itertools
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,12 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.results.layout import DETECTIONS, time_in_name
-from pipeline.results.rows import json_rows
+from pipeline.results.rows import SCHEMAS, json_rows
 from pipeline.results.shards import COMPACTED, Shard, contains, list_shards, read_batches, read_columns
 
 _ROWS = 1000  # in a part; each is a few kB as Python objects
-_SORTED_BYTES = 64 << 20  # of a part that is sorted in memory
-_MERGED_ROWS = 100  # in hand of each sorted part
 
 
 class Wanted(NamedTuple):
@@ -102,38 +99,20 @@ def newest_rows(output: str, wanted: Wanted = ALL, *, sort: bool = False) -> Ite
 
 
 def by_uri(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    """JSON rows sorted by URI and generation.
-
-    In memory are 64 MB of rows and 100 rows of each 64 MB; all lie in a temporary folder, in an open file for each 64 MB.
-    """
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        parts = []
-        for number, table in enumerate(_tables(batches)):
-            path = f"{folder}/{number}.arrow"
-            with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-                writer.write_table(table.sort_by([("uri", "ascending"), ("generation", "ascending")]), _MERGED_ROWS)
-            del table
-            parts.append(_sorted_rows(stack.enter_context(pa.OSFile(path))))
-        yield from (row for _, _, row in heapq.merge(*parts, key=operator.itemgetter(0, 1)))
-
-
-def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    held: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        held.append(batch)
-        size += batch.nbytes
-        if size >= _SORTED_BYTES:
-            yield pa.Table.from_batches(held)
-            held, size = [], 0
-    if held:
-        yield pa.Table.from_batches(held)
-
-
-def _sorted_rows(file: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    with pa.ipc.open_stream(file) as reader:
-        for batch in reader:
-            yield from zip(batch["uri"].to_pylist(), batch["generation"].to_pylist(), json_rows(batch, DETECTIONS), strict=True)
+    """JSON rows sorted by URI and generation, through a temporary file that is mapped: 24 bytes of memory a row."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/rows.arrow"
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, SCHEMAS[DETECTIONS]) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
+            table = reader.read_all()
+            order = pc.sort_indices(table, [("uri", "ascending"), ("generation", "ascending")]).to_numpy()
+            parts = table.to_batches()
+            starts = [0, *itertools.accumulate(map(len, parts))]
+            for place in order:
+                part = bisect.bisect_right(starts, place) - 1
+                yield from json_rows(parts[part].slice(place - starts[part], 1), DETECTIONS)
 
 
 def _newest_batches(output: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:

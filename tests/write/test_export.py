@@ -1,6 +1,7 @@
 """Any results folder, at any time, in other formats: of each key the newest row, of any run."""
 
 import io
+import itertools
 import json
 import os
 import zipfile
@@ -197,12 +198,13 @@ def test_a_damaged_shard_is_named_and_the_others_are_exported(out, capsys):
     assert os.path.basename(first.path) in capsys.readouterr().err
 
 
-def test_rows_are_sorted_in_parts_beyond_what_is_held_in_memory(monkeypatch):
-    monkeypatch.setattr(newest, "_SORTED_BYTES", 2000)
-    monkeypatch.setattr(newest, "_MERGED_ROWS", 3)
-    uris = [f"{number * 7919 % 1000:03}.jpg" for number in range(1000)]
-    batches = [detections_table([detected(uri)], VERSION, "r", 0.0).to_batches()[0] for uri in uris]
-    assert [row["image"]["uri"] for row in by_uri(batches)] == sorted(uris)
+def test_rows_of_parts_of_any_size_are_sorted_by_image_and_generation():
+    named = [(f"{number * 7919 % 100:03}.jpg", str(generation)) for number in range(100) for generation in (2, 1)]
+    parts = [named[:1], [], named[1:60], named[60:]]
+    batches = [detections_table([detected(*each) for each in part], VERSION, "r", 0.0).to_batches() for part in parts]
+    rows = [row["image"] for row in by_uri(itertools.chain(*batches))]
+    assert [(image["uri"], image["generation"]) for image in rows] == sorted(named)
+    assert [*by_uri([])] == []
 
 
 def test_rows_of_a_key_count_once_within_a_shard_and_of_one_age_too(tmp_path):
