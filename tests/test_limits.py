@@ -180,7 +180,7 @@ def memory_group():
     pytest.skip("no control group that limits memory can be made")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_images_in_hand_shrink_before_the_kernel_kills(memory_group, tmp_path):
     """The images have 480 MB, and the limit leaves 170 MB beside the model; without `memory_mb` the kernel ends this job."""
     group, limit = memory_group

@@ -318,7 +318,7 @@ def test_the_command_says_in_a_line_why_it_writes_nothing(model, images, tmp_pat
     assert not (model / "7" / GOLDEN).exists()
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.matrix), "bfloat16"])
 def test_a_lower_precision_passes(tmp_path, precision):
     """The bundled detector at bfloat16 finds what it has found at float32 (the same where the CPU has no bfloat16)."""
     version = shutil.copytree(Path(digits.FOLDER, "1"), tmp_path / "digits" / "1")

@@ -113,6 +113,7 @@ def test_a_batch_job_killed_during_a_swap_ends_with_the_version_that_was_release
     assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.matrix
 def test_a_stream_killed_during_a_swap_answers_all_after_its_restart(pubsub_emulator, model, saved, tmp_path):
     """Killed while the next version is prepared beside it; what was released is in use after the restart, and rolls back.
 
