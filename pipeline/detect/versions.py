@@ -25,7 +25,7 @@ from pipeline.errors import ModelError
 from pipeline.storage.files import exists, read_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_in, listing_backend_of
-from pipeline.storage.listing_backends import FoundFile
+from pipeline.storage.store import FoundFile
 from pipeline.storage.waiting import waiting_for
 
 LABELS = "labels.json"

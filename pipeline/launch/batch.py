@@ -38,8 +38,8 @@ from pipeline.results.run import Run
 from pipeline.stats import progress
 from pipeline.stats.summary import JobStats, RunFacts, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
+from pipeline.storage.cloud import GS
 from pipeline.storage.listing import listing_backend_of
-from pipeline.storage.listing_backends import GS
 from pipeline.write.exports import export
 from pipeline.write.sink import Sink
 from pipeline.write.write_shards import read_stats

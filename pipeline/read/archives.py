@@ -25,10 +25,11 @@ from models.image_uris import archive_member
 from pipeline.failures import ImageError
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.limits import MEMORY
-from pipeline.read.fetch import RETRY_SECONDS, is_transient_error, open_file, storage_failures
+from pipeline.read.fetch import RETRY_SECONDS, open_file, storage_failures
 from pipeline.read.image_names import names_image
 from pipeline.read.videos import is_video
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.storage.store import is_transient_error
 
 _BLOCK = 512  # of a tar file: each header is one
 _HEADERS_BYTES = 1 << 20  # of one member's headers, which tarfile takes into memory

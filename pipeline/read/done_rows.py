@@ -12,8 +12,7 @@ import numpy as np
 from pipeline.records import ImageRef
 from pipeline.results.completion import RowVersion
 from pipeline.results.shards import contains, done_keys
-from pipeline.storage.listing_backends import generation_of
-from pipeline.storage.web import is_web, look_up
+from pipeline.storage.stores import generation_of
 
 
 class DoneRows(NamedTuple):
@@ -67,6 +66,6 @@ def _with_generation(ref: ImageRef) -> tuple[str, str]:
     if ref.generation:
         return ref.uri, ref.generation
     try:
-        return ref.uri, look_up(ref.location).generation if is_web(ref.location) else generation_of(ref.location)
+        return ref.uri, generation_of(ref.location)
     except Exception:  # noqa: BLE001  the reader of the image reports what is wrong
         return ref.uri, ""

@@ -20,7 +20,8 @@ from pipeline.results.layout import DEAD_LETTERS, kind_of_rows
 from pipeline.results.own_files import OwnFiles
 from pipeline.storage.globs import has_wildcard, real_path, real_pattern
 from pipeline.storage.listing import MAX_PARALLEL, divided, files_in, files_in_all, listing_backend_of
-from pipeline.storage.listing_backends import FoundFile, ListingBackend
+from pipeline.storage.listing_backends import ListingBackend
+from pipeline.storage.store import FoundFile
 from pipeline.storage.waiting import waiting_for
 
 OWN = "this program's own"  # the kind of files that this program wrote

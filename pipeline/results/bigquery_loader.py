@@ -26,8 +26,8 @@ from models.progress import shown
 from pipeline.errors import OutputError
 from pipeline.results.rows import SCHEMAS
 from pipeline.results.shards import BROKEN, Shard, list_shards, open_shard
+from pipeline.storage.cloud import GS
 from pipeline.storage.files import exists
-from pipeline.storage.listing_backends import GS
 
 _TYPES = {
     **{"uint64": "INTEGER", "int32": "INTEGER", "float": "FLOAT", "bool": "BOOLEAN", "string": "STRING", "binary": "BYTES"},

@@ -24,9 +24,8 @@ from typing import NamedTuple
 
 from pipeline.errors import BusyError
 from pipeline.records import row_bytes
-from pipeline.storage.cloud import blob_of, server_times, storage_client
+from pipeline.storage.cloud import GS, blob_of, server_times, storage_client
 from pipeline.storage.files import make_folder
-from pipeline.storage.listing_backends import GS
 
 LOCK = ".lock-"  # the beginning of the names of locks
 _SHOWN = 200  # characters of a holder's command

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import json
 import os
 import posixpath
@@ -36,12 +35,12 @@ from pipeline.failures import FOR_GOOD
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
 from pipeline.results.rows import SCHEMAS
-from pipeline.storage.cloud import move_object, read_range, write_object
+from pipeline.storage.cloud import GS, move_object, write_object
 from pipeline.storage.files import create, exists, folders_of, make_folder, sync
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.listing_backends import GS, generation_of
-from pipeline.storage.s3 import ObjectFile
 from pipeline.storage.state import is_own_file, warn_unreadable
+from pipeline.storage.store import FoundFile, open_object, retried
+from pipeline.storage.stores import generation_of, store_of
 
 COMPACTED = "compact"  # the run in the names of merged shards
 SOURCES = b"sources"  # metadata of a merged shard: the names of the shards in it
@@ -153,10 +152,14 @@ def open_shard(shard: Shard) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(shard.path) as file:
             yield file
         return
-    # a shard is never overwritten, so an ETag is not asked for
-    source = ObjectFile((shard.path, shard.size_bytes, ""), lambda path, start, end, _etag: read_range(path, start, end))
-    with io.BufferedReader(source, _PART_BYTES) as buffered, pq.ParquetFile(buffered) as file:
-        yield file
+    from google.api_core.exceptions import NotFound
+
+    found = FoundFile(shard.path, shard.size_bytes)  # a shard is never overwritten, so its generation is not asked for
+    try:
+        with open_object(found, retried(store_of(shard.path).read_range), _PART_BYTES) as parts, pq.ParquetFile(parts) as file:
+            yield file
+    except NotFound as err:
+        raise FileNotFoundError(f"{shard.path} does not exist") from err
 
 
 def read_batches(shard: Shard, columns: Sequence[str] | None = None, rows: int = _GROUP_ROWS) -> Iterator[pa.RecordBatch]:

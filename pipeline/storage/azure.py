@@ -4,62 +4,54 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from pipeline.storage.s3 import Found, ObjectFile
+from pipeline.storage.store import FoundFile, Reserve, Store, check_size
 
 ABFS = "abfs://"
 _FIRST_BYTES = 8 << 20  # of an object, in the answer that says its size
 _ACCOUNT = re.compile(r"([a-z0-9]{3,24})\.dfs\.core\.windows\.net")  # no other host gets the credentials
 
 
-def look_up(path: str) -> Found:
-    """An object; raises errors of `google.api_core`, and `ConnectionError` where no answer comes."""
-    from google.api_core.exceptions import NotFound
+class AzureStore(Store):
+    """Containers of Azure; an object's generation is its ETag."""
 
-    with _blob(path) as blob:
-        found = blob.get_blob_properties()
-    if _is_folder(found):
-        raise NotFound(f"{path} is a folder")
-    return path, found.size, _etag(found)
+    def look_up(self, path: str, generation: str = "") -> FoundFile:
+        from google.api_core.exceptions import NotFound
 
+        with _blob(path) as blob:
+            found = blob.get_blob_properties()
+        if _is_folder(found):
+            raise NotFound(f"{path} is a folder")
+        return FoundFile(path, found.size, _etag(found))
 
-def download(path: str, check: Callable[[int], None]) -> tuple[bytes, str]:
-    """The content of an object and its ETag; `check` is called with its size before more than 8 MiB of memory is taken."""
-    with _blob(path) as blob:
-        answer = blob.download_blob()
-        check(answer.size)
-        return answer.readall(), _etag(answer.properties)
+    def download(self, file: FoundFile, most_bytes: float, reserve: Reserve) -> tuple[bytes, str]:
+        """The newest version; the size is known when 8 MiB of memory are taken."""
+        with _blob(file.path) as blob:
+            answer = blob.download_blob()
+            check_size(answer.size, most_bytes, reserve, _etag(answer.properties))
+            return answer.readall(), _etag(answer.properties)
 
+    def list_folder(self, folder: str, beginning: str, one_folder: bool) -> Iterator[FoundFile | str]:
+        container, _, prefix = f"{folder}{beginning}".removeprefix(ABFS).partition("/")
+        with _container(container) as client:
+            wanted = {"name_starts_with": prefix or None, "include": ["metadata"]}
+            for each in client.walk_blobs(**wanted) if one_folder else client.list_blobs(**wanted):
+                if "etag" not in each:  # a prefix
+                    yield each["name"][:-1].rpartition("/")[2]
+                elif not _is_folder(each):
+                    yield FoundFile(f"{ABFS}{container}/{each.name}", each.size, _etag(each))
 
-def list_objects(container: str, prefix: str, one_folder: bool) -> Iterator[Found | str]:
-    """Objects page by page, and the names of subfolders if only one folder is listed."""
-    with _container(container) as client:
-        wanted = {"name_starts_with": prefix or None, "include": ["metadata"]}
-        for each in client.walk_blobs(**wanted) if one_folder else client.list_blobs(**wanted):
-            if "etag" not in each:  # a prefix
-                yield each["name"][:-1].rpartition("/")[2]
-            elif not _is_folder(each):
-                yield f"{ABFS}{container}/{each.name}", each.size, _etag(each)
+    def read_range(self, path: str, start: int, end: int, generation: str = "") -> bytes:
+        with _blob(path) as blob:
+            from azure.core import MatchConditions
 
-
-def open_object(path: str) -> io.BufferedReader:
-    """Opens an object as a file; reading fails if it is replaced meanwhile."""
-    return ObjectFile.opened(look_up(path), read_range)
-
-
-def read_range(path: str, start: int, end: int, etag: str = "") -> bytes:
-    """Reads the bytes `[start, end)` of an object, if it has such bytes, and only of the given ETag."""
-    with _blob(path) as blob:
-        from azure.core import MatchConditions
-
-        only_if = {"etag": f'"{etag}"', "match_condition": MatchConditions.IfNotModified} if etag else {}
-        content: bytes = blob.download_blob(offset=start, length=end - start, **only_if).readall()
-    return content
+            only_if = {"etag": f'"{generation}"', "match_condition": MatchConditions.IfNotModified} if generation else {}
+            content: bytes = blob.download_blob(offset=start, length=end - start, **only_if).readall()
+        return content
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""Files, local or on object storage, through Beam's file systems: atomic writes, reads line by line.
+"""Files, local or on object storage: atomic writes, renames and deletions by generation.
 
 A file survives a power cut once `sync` was called for it, and its name once `sync` was called for its folder. Callers sync a file
 before they acknowledge, replace or delete anything that depends on it. Objects are durable once they are written.
@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
+import math
 import os
 import posixpath
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from apache_beam.io.filesystem import BeamIOError
 from apache_beam.io.filesystems import FileSystems
 
-from pipeline.storage.cloud import delete_object, move_object, write_object
-from pipeline.storage.globs import escape_glob
+from pipeline.storage.cloud import GS, delete_object, move_object, write_object
 from pipeline.storage.listing import MAX_PARALLEL
-from pipeline.storage.listing_backends import GS, generation_of
+from pipeline.storage.store import FoundFile, retried
+from pipeline.storage.stores import generation_of, store_of
 
 UNFINISHED = ".staging-"  # prefix of all files and folders that readers must ignore; the dot hides them
 _AS_IT_IS = "uncompressed"  # else Beam would gzip files by their ending
@@ -60,11 +59,7 @@ def write_files(contents: Mapping[str, bytes], staging: str = "") -> None:
     for each, path in staged.items():
         with create(each) as file:
             file.write(contents[path])
-        make_folder(posixpath.dirname(path))
-    sync(staged)
-    if staged:
-        FileSystems.rename([*staged], [*staged.values()])
-    sync(folders_of(others))
+    move_files(staged)
 
 
 def sync(paths: Iterable[str]) -> None:
@@ -97,17 +92,20 @@ def folders_of(paths: Iterable[str]) -> set[str]:
 
 
 def read_file(path: str) -> bytes:
-    """All bytes of a file."""
-    with FileSystems.open(path, compression_type=_AS_IT_IS) as file:
-        content: bytes = file.read()
-    return content
+    """All bytes of a file.
 
+    Raises:
+      FileNotFoundError: There is none.
+    """
+    if "://" not in path:
+        with open(path, "rb") as file:
+            return file.read()
+    from google.api_core.exceptions import NotFound
 
-def read_lines(path: str) -> Iterator[bytes]:
-    """The lines of a file, with their line ends."""
-    # an object's reader has no `peek`, so its own `readline` would fetch byte by byte
-    with FileSystems.open(path, compression_type=_AS_IT_IS) as file, io.BufferedReader(file, 1 << 18) as lines:
-        yield from lines
+    try:
+        return retried(store_of(path).download)(FoundFile(path), math.inf, lambda _size: None)[0]
+    except NotFound as err:
+        raise FileNotFoundError(f"{path} does not exist") from err
 
 
 def list_files(pattern: str) -> list[str]:
@@ -120,11 +118,8 @@ def delete_files(paths: Iterable[str]) -> None:
     objects, others = _divided(paths)
     _in_parallel(delete_object, objects)
     for path in others:
-        if "://" not in path:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(path)
-        elif FileSystems.exists(path):
-            FileSystems.delete([escape_glob(path)])
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
 
 
 def delete_if_generation_match(generations: Mapping[str, str]) -> None:
@@ -142,25 +137,18 @@ def delete_if_generation_match(generations: Mapping[str, str]) -> None:
 
 
 def exists(path: str) -> bool:
-    """Whether a file exists."""
-    if path.startswith(GS):
-        return bool(generation_of(path))  # Beam would make a new client, and a new connection
-    found: bool = FileSystems.exists(path)
-    return found
+    """Whether a file exists, or a local folder."""
+    return bool(generation_of(path)) if "://" in path else os.path.exists(path)
 
 
 def generations_of(paths: Iterable[str]) -> dict[str, str]:
-    """The files that exist, each with its generation (see `listing_backends.generation_of`)."""
-
-    def generation(path: str) -> str:
-        return generation_of(path) or ("" if path.startswith(GS) or not exists(path) else "unknown")
-
+    """The files that exist, each with its generation (see `generation_of`)."""
     paths = list(paths)
-    return {path: generation for path, generation in zip(paths, _in_parallel(generation, paths), strict=True) if generation}
+    return {path: generation for path, generation in zip(paths, _in_parallel(generation_of, paths), strict=True) if generation}
 
 
 def move_files(names: Mapping[str, str]) -> None:
-    """Renames files and replaces files that have the new names; may be repeated, and run by several processes at once.
+    """Renames files, each within its disk, and replaces files that have the new names.
 
     The files are durable before they replace anything, and their new names are durable when this returns.
 
@@ -168,36 +156,18 @@ def move_files(names: Mapping[str, str]) -> None:
       names: Path -> new path.
 
     Raises:
-      FileNotFoundError: A file exists under neither name; none was moved.
-      BeamIOError: Storage fails.
+      FileNotFoundError: A file is not there.
     """
-    for folder in folders_of(names.values()):
-        make_folder(folder)
-    before: dict[str, str] = {}
-    while True:
-        left = generations_of(names)
-        # in this order: a file that another process moves has its new name before it loses the old one
-        gone = [final for path, final in names.items() if path not in left]
-        missing = gone and sorted({*gone} - {*generations_of(gone)})
-        if missing:
-            raise FileNotFoundError(f"{missing[0]} is neither in staging nor under its name; was the staging folder removed?")
-        try:
-            sync(left)
-            if _rename({path: names[path] for path in left}, left):
-                sync(folders_of(names.values()))  # also for files that were moved before a kill
-                return
-        except BeamIOError:  # another process may have moved a file meanwhile; then the next attempt does not find it
-            if left == before:
-                raise
-            before = left
-
-
-def _rename(names: Mapping[str, str], generations: Mapping[str, str]) -> bool:
-    """Renames files; False if an object no longer had its generation."""
     objects, others = _divided(names)
-    if others:
-        FileSystems.rename(others, [names[path] for path in others])
-    return all(_in_parallel(lambda path: move_object(path, names[path], generations[path]), objects))
+    for folder in folders_of(names[path] for path in others):
+        make_folder(folder)
+    sync(others)
+    for path in others:
+        os.replace(path, names[path])
+    sync(folders_of(names[path] for path in others))
+    for path in objects:
+        if not move_object(path, names[path], generation_of(path)):
+            raise FileNotFoundError(f"{path} does not exist")
 
 
 def _divided(paths: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 
-from apache_beam.io.filesystems import FileSystems
-
 from pipeline.errors import InputError
-from pipeline.storage.etag_stores import ETAG_STORES
-from pipeline.storage.globs import fixed_beginning, has_wildcard, real_folder, real_path
-from pipeline.storage.listing_backends import GS, ETagListing, FoundFile, ListingBackend, LocalListing, ObjectListing
-from pipeline.storage.web import is_web, web_listing
+from pipeline.storage.globs import fixed_beginning, real_folder, real_path
+from pipeline.storage.listing_backends import ListingBackend, LocalListing, ObjectListing, WebListing
+from pipeline.storage.store import FoundFile
+from pipeline.storage.stores import LISTED
+from pipeline.storage.web import is_web
 
 MAX_PARALLEL = 16  # folders listed in parallel; each waits for storage
 _CHUNK = 250  # files of one place, before other places have their turn
@@ -30,23 +29,15 @@ def listing_backend_of(pattern: str) -> ListingBackend:
     A folder stands for all files below it except hidden ones: a local folder, a bucket, and anything that ends with a slash.
 
     Raises:
-      InputError: The pattern names no bucket, or a camera.
+      InputError: The pattern names no bucket, a camera, files of a web server, or storage that is not read.
     """
     if _LIVE.fullmatch(pattern) and not (os.path.isdir(pattern) or os.path.isfile(pattern)):
         said = "live streams and cameras are not read; record them to files, e.g. with ffmpeg -f segment, and give their folder"
         raise InputError(f"input {pattern}: {said}")
-    if pattern.startswith((GS, *ETAG_STORES)):
-        scheme = pattern[: pattern.index("://") + 3]
-        kind = ObjectListing if scheme == GS else ETagListing
-        pattern += "/" * (pattern.count("/") == 2)
-        folder, rest = _split(pattern)
-        if folder.count("/") < 3 or folder[len(scheme)] == "/":
-            raise InputError(f"input {pattern}: cannot be listed: expected {scheme}<bucket>/<name>")
-        return kind(folder, rest, hidden=not pattern.endswith("/")).normalised()
     if is_web(pattern):
-        return web_listing(pattern)
+        return _web_listing(pattern)
     if "://" in pattern:
-        return _OtherListing(*_split(pattern), hidden=not pattern.endswith("/"))
+        return _object_listing(pattern)
     if os.path.isfile(pattern):  # also when its name looks like a pattern
         folder, _, name = real_path(pattern).rpartition("/")
         return LocalListing(f"{folder}/", (glob.escape(name),))
@@ -54,6 +45,28 @@ def listing_backend_of(pattern: str) -> ListingBackend:
         return LocalListing(real_folder(pattern), ("**",), hidden=False)
     folder, rest = _split(pattern)
     return LocalListing(real_folder(folder), rest, hidden=not pattern.endswith("/"))
+
+
+def _object_listing(pattern: str) -> ListingBackend:
+    scheme = pattern[: pattern.index("://") + 3]
+    if scheme not in LISTED:
+        said = (
+            "expected files on this machine, gs://bucket/name, s3://bucket/name or abfs://container/name; copy the images first"
+        )
+        raise InputError(f"input {pattern}: cannot be listed: {said}")
+    pattern += "/" * (pattern.count("/") == 2)
+    folder, rest = _split(pattern)
+    if folder.count("/") < 3 or folder[len(scheme)] == "/":
+        raise InputError(f"input {pattern}: cannot be listed: expected {scheme}<bucket>/<name>")
+    return ObjectListing(folder, rest, hidden=not pattern.endswith("/")).normalised()
+
+
+def _web_listing(uri: str) -> WebListing:
+    """The place of an address, whose query may have any characters."""
+    if "*" in uri:
+        raise InputError(f"input {uri}: web servers list no files; name images, or a manifest with their addresses")
+    folder, slash, name = uri.partition("?")[0].rpartition("/")
+    return WebListing(folder + slash, (name + uri[len(folder + slash + name) :],))
 
 
 def divided(places: Iterable[ListingBackend], wanted: int) -> list[ListingBackend]:
@@ -127,14 +140,7 @@ def _listed(place: ListingBackend) -> Iterator[None]:
     except InputError:
         raise
     except Exception as err:
-        said = " ".join(str(err).split())[:300]
-        if isinstance(place, _OtherListing):
-            scheme = place.pattern.partition("://")[0]
-            said = (
-                f"expected files on this machine, gs://bucket/name, s3://bucket/name or abfs://container/name; "
-                f"{scheme}:// is read only where Beam is set up for it, so copy the images first ({said})"
-            )
-        raise InputError(f"input {place.pattern}: cannot be listed: {said}") from err
+        raise InputError(f"input {place.pattern}: cannot be listed: {' '.join(str(err).split())[:300]}") from err
 
 
 def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
@@ -143,19 +149,3 @@ def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
     folder = folder[: folder.rfind("/") + 1]
     parts = pattern[len(folder) :].split("/")
     return folder, (*parts[:-1], parts[-1] or "**")
-
-
-class _OtherListing(ListingBackend):
-    """A place in another file system of Beam's, which returns all matches at once."""
-
-    def entries(self) -> Iterator[FoundFile | ListingBackend]:
-        is_name = not has_wildcard(self.pattern)
-        (match,) = FileSystems.match([self.pattern if is_name else f"{fixed_beginning(self.pattern)}**"])
-        files = [FoundFile(entry.path, entry.size_in_bytes or 0) for entry in match.metadata_list]
-        found = [file for file in files if self.matches(file.path[len(self.folder) :])]
-        if not found and is_name:
-            yield _OtherListing(f"{self.pattern}/", ("**",), hidden=False)
-        yield from found
-
-    def parts(self) -> list[ListingBackend]:
-        return [self]

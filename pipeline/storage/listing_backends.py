@@ -11,29 +11,13 @@ import os
 import stat
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
 
-from pipeline.storage.cloud import storage_client
-from pipeline.storage.etag_stores import etag_store
 from pipeline.storage.globs import fixed_beginning, has_wildcard, real_folder, to_regex
+from pipeline.storage.local import found_file
+from pipeline.storage.store import FoundFile, retried
+from pipeline.storage.stores import store_of
 
-GS = "gs://"
 _LOOKED_AT = 10_000  # names read from one folder, to find out whether it can be divided
-_FIELDS = "items(bucket,name,size,generation),prefixes,nextPageToken"
-
-
-class FoundFile(NamedTuple):
-    """A file or object.
-
-    Attributes:
-      path: Its path or URI.
-      size_bytes: Its size; 0 if unknown.
-      generation: The object's, or size and modification time of a local file; empty if unknown.
-    """
-
-    path: str
-    size_bytes: int = 0
-    generation: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,12 +188,12 @@ def _found(path: str, entry: os.DirEntry[str] | None = None) -> Iterator[FoundFi
         yield FoundFile(path)
         return
     if not stat.S_ISDIR(status.st_mode):
-        yield FoundFile(path, status.st_size, f"{status.st_size}-{status.st_mtime_ns}")
+        yield found_file(path, status)
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectListing(ListingBackend):
-    """A place on Cloud Storage, where folders are prefixes of names."""
+    """A place on object storage, where folders are prefixes of names."""
 
     @property
     def _by_folder(self) -> bool:
@@ -234,13 +218,14 @@ class ObjectListing(ListingBackend):
 
     def _named(self) -> Iterator[FoundFile | ListingBackend]:
         """The object of this name; without one, the folder of this name, if the pattern may mean a folder."""
-        bucket, name = self._bucket_and_name(self.rest[0])
-        with storage_client() as client:
-            blob = client.bucket(bucket).get_blob(name)
-        if blob:
-            yield _object(blob)
-        elif self.deeper:
-            yield type(self)(f"{self.here}{self.rest[0]}/", ("**",), hidden=False)
+        from google.api_core.exceptions import NotFound
+
+        name = self.here + self.rest[0]
+        try:
+            yield retried(store_of(name).look_up)(name)
+        except NotFound:
+            if self.deeper:
+                yield ObjectListing(f"{name}/", ("**",), hidden=False)
 
     def _folders(self) -> Iterator[str]:
         for found in self._list(one_folder=True):
@@ -248,53 +233,16 @@ class ObjectListing(ListingBackend):
 
     def _list(self, one_folder: bool) -> Iterator[FoundFile | str]:
         """Objects page by page, and the names of subfolders if only one folder is listed."""
-        bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
-        with storage_client() as client:
-            delimiter = "/" if one_folder else None
-            for page in client.list_blobs(bucket, prefix=prefix or None, delimiter=delimiter, fields=_FIELDS).pages:
-                yield from map(_object, page)
-                yield from (name[:-1].rpartition("/")[2] for name in page.prefixes)
-
-    def _bucket_and_name(self, below: str) -> tuple[str, str]:
-        bucket, _, name = f"{self.here}{below}".partition("://")[2].partition("/")
-        return bucket, name
+        return store_of(self.here).list_folder(self.here, "" if self.below else fixed_beginning(self.rest[0]), one_folder)
 
 
-class ETagListing(ObjectListing):
-    """A place on Amazon S3 or Azure Blob Storage."""
+@dataclasses.dataclass(frozen=True)
+class WebListing(ListingBackend):
+    """One web address; web servers list nothing."""
 
-    def _named(self) -> Iterator[FoundFile | ListingBackend]:
-        from google.api_core.exceptions import NotFound
-
-        try:
-            yield FoundFile(*etag_store(self.here).look_up(self.here + self.rest[0]))
-        except NotFound:
-            if self.deeper:
-                yield type(self)(f"{self.here}{self.rest[0]}/", ("**",), hidden=False)
-
-    def _list(self, one_folder: bool) -> Iterator[FoundFile | str]:
-        bucket, prefix = self._bucket_and_name("" if self.below else fixed_beginning(self.rest[0]))
-        for found in etag_store(self.here).list_objects(bucket, prefix, one_folder):
-            yield found if isinstance(found, str) else FoundFile(*found)
-
-
-def generation_of(path: str) -> str:
-    """The generation of a file or object, as in a listing; empty if it is missing, or has none."""
-    if "://" not in path:
-        return next((found.generation for found in _found(path)), "")
-    if store := etag_store(path):
+    def entries(self) -> Iterator[FoundFile | ListingBackend]:
+        """The image at this address, unless there is none."""
         from google.api_core.exceptions import NotFound
 
         with contextlib.suppress(NotFound):
-            return str(store.look_up(path)[2])
-        return ""
-    if not path.startswith(GS):
-        return ""
-    bucket, _, name = path[len(GS) :].partition("/")
-    with storage_client() as client:
-        blob = client.bucket(bucket).get_blob(name)
-    return _object(blob).generation if blob else ""
-
-
-def _object(blob: Any) -> FoundFile:
-    return FoundFile(f"{GS}{blob.bucket.name}/{blob.name}", blob.size or 0, str(blob.generation or ""))
+            yield store_of(self.pattern).look_up(self.pattern)

@@ -8,85 +8,47 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from pipeline.storage.store import FoundFile, Reserve, Store, check_size
+
 S3 = "s3://"
-_BUFFER_BYTES = 8 << 20  # of what is read piece by piece
-
-Found = tuple[str, int, str]  # path, size in bytes, ETag
 
 
-def look_up(path: str) -> Found:
-    """An object; raises errors of `google.api_core`, and `ConnectionError` where no answer comes."""
-    with _client() as client:
-        answer = client.head_object(**_place(path))
-    return path, answer["ContentLength"], _etag(answer)
+class S3Store(Store):
+    """Buckets of S3; an object's generation is its ETag."""
 
+    def look_up(self, path: str, generation: str = "") -> FoundFile:
+        with _client() as client:
+            answer = client.head_object(**_place(path))
+        return FoundFile(path, answer["ContentLength"], _etag(answer))
 
-def download(path: str, check: Callable[[int], None]) -> tuple[bytes, str]:
-    """The content of an object and its ETag, by one request; `check` is called with its size before memory is taken."""
-    with _client() as client:
-        answer = client.get_object(**_place(path))
-        with contextlib.closing(answer["Body"]) as body:
-            check(answer["ContentLength"])
-            return body.read(), _etag(answer)
+    def download(self, file: FoundFile, most_bytes: float, reserve: Reserve) -> tuple[bytes, str]:
+        """The newest version, by one request."""
+        with _client() as client:
+            answer = client.get_object(**_place(file.path))
+            with contextlib.closing(answer["Body"]) as body:
+                check_size(answer["ContentLength"], most_bytes, reserve, _etag(answer))
+                return body.read(), _etag(answer)
 
+    def list_folder(self, folder: str, beginning: str, one_folder: bool) -> Iterator[FoundFile | str]:
+        bucket, _, prefix = f"{folder}{beginning}".removeprefix(S3).partition("/")
+        with _client() as client:
+            for page in client.get_paginator("list_objects_v2").paginate(
+                Bucket=bucket, Prefix=prefix, Delimiter="/" if one_folder else ""
+            ):
+                found = page.get("Contents", ())
+                yield from (FoundFile(f"{S3}{bucket}/{each['Key']}", each["Size"], _etag(each)) for each in found)
+                yield from (each["Prefix"][:-1].rpartition("/")[2] for each in page.get("CommonPrefixes", ()))
 
-def list_objects(bucket: str, prefix: str, one_folder: bool) -> Iterator[Found | str]:
-    """Objects page by page, and the names of subfolders if only one folder is listed."""
-    with _client() as client:
-        for page in client.get_paginator("list_objects_v2").paginate(
-            Bucket=bucket, Prefix=prefix, Delimiter="/" if one_folder else ""
-        ):
-            yield from ((f"{S3}{bucket}/{each['Key']}", each["Size"], _etag(each)) for each in page.get("Contents", ()))
-            yield from (each["Prefix"][:-1].rpartition("/")[2] for each in page.get("CommonPrefixes", ()))
-
-
-def open_object(path: str) -> io.BufferedReader:
-    """Opens an object as a file; reading fails if it is replaced meanwhile."""
-    return ObjectFile.opened(look_up(path), read_range)
-
-
-def read_range(path: str, start: int, end: int, etag: str = "") -> bytes:
-    """Reads the bytes `[start, end)` of an object, if it has such bytes, and only of the given ETag."""
-    only_if = {"IfMatch": etag} if etag else {}
-    with _client() as client:
-        answer = client.get_object(Range=f"bytes={start}-{end - 1}", **_place(path), **only_if)
-        content: bytes = answer["Body"].read()
-    return content
-
-
-class ObjectFile(io.RawIOBase):
-    """An object as a file; `read` takes its path, the first byte, the byte after the last, and the ETag."""
-
-    def __init__(self, found: Found, read: Callable[[str, int, int, str], bytes]) -> None:
-        self._path, self._size, self._etag = found
-        self._read, self._at = read, 0
-
-    @classmethod
-    def opened(cls, found: Found, read: Callable[[str, int, int, str], bytes]) -> io.BufferedReader:
-        """The object as a file that reads ahead."""
-        return io.BufferedReader(cls(found, read), _BUFFER_BYTES)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._size, self._at + len(buffer))
-        content = self._read(self._path, self._at, end, self._etag) if end > self._at else b""
-        buffer[: len(content)] = content
-        self._at += len(content)
-        return len(content)
+    def read_range(self, path: str, start: int, end: int, generation: str = "") -> bytes:
+        only_if = {"IfMatch": generation} if generation else {}
+        with _client() as client:
+            answer = client.get_object(Range=f"bytes={start}-{end - 1}", **_place(path), **only_if)
+            content: bytes = answer["Body"].read()
+        return content
 
 
 @functools.lru_cache(maxsize=1)

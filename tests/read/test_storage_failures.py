@@ -26,12 +26,13 @@ from pipeline.config import ReadConfig
 from pipeline.errors import StorageAwayError
 from pipeline.failures import ImageError
 from pipeline.launch.finalize import failed
-from pipeline.read.fetch import StorageUnavailableError, fetch, is_transient_error, storage_failures
+from pipeline.read.fetch import StorageUnavailableError, fetch, storage_failures
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.read_image import CircuitBreaker
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
 from pipeline.storage import cloud
+from pipeline.storage.store import is_transient_error
 from pipeline.stream.read_requested import _ReadGuarded
 from pipeline.stream.run import RunSettings, opened
 from tests.clock import Clock

@@ -18,7 +18,7 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.shards import contains, done_keys, list_shards, read_batches
 from pipeline.results.upgrade import refuse_old_files, upgrade
-from pipeline.storage.files import list_files, read_lines, write_file
+from pipeline.storage.files import list_files, read_file, write_file
 from tests.deaths import dies_at
 from tests.fixtures import REPO
 from tests.shard_rows import rows_in
@@ -83,7 +83,7 @@ def columns(output, *names):
 
 def test_rows_count_as_done_with_the_age_and_run_that_they_had(output):
     before = {
-        kind: [json.loads(line) for path in list_files(f"{output}/{kind}/*.jsonl") for line in read_lines(path)]
+        kind: [json.loads(line) for path in list_files(f"{output}/{kind}/*.jsonl") for line in read_file(path).splitlines()]
         for kind in (DETECTIONS, DEAD_LETTERS)
     }
     with pytest.raises(OutputError, match=r"run once: detect-objects upgrade "):
@@ -103,7 +103,7 @@ def test_rows_count_as_done_with_the_age_and_run_that_they_had(output):
     }
     left = {path.name for path in Path(output).rglob("*") if path.is_file()}
     assert all(name == "summary.json" or "-upgrade-" in name for name in left)
-    views = [line for shard in list_shards(output) for line in read_lines(shard.view)]
+    views = [line for shard in list_shards(output) for line in read_file(shard.view).splitlines(True)]
     assert len(views) == 6
 
 

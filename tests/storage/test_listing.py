@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.errors import InputError
 from pipeline.storage.globs import to_regex
 from pipeline.storage.listing import divided, files_in, files_in_all, listing_backend_of
-from pipeline.storage.listing_backends import FoundFile
+from pipeline.storage.store import FoundFile
 
 NAMES = ["a", "b.jpg", ".h", "x[1]", "ä b"]
 PARTS = ["*", "?", "**", "a", "b.jpg", "*.jpg", "[ab]*", "[!a]*", "a**", "**.jpg", "x[[]1]", ".h", "ä b", "[", "[b-a]", "?[!.]*"]
