@@ -140,7 +140,8 @@ def _split(patterns: Sequence[str]) -> tuple[list[ImageRef], list[ImageRef]]:
     """Photos to calibrate with and photos to judge; the order of their digests has nothing to do with their names."""
     check_inputs({pattern: (pattern,) for pattern in patterns})
     digests = {}
-    for ref in shown(list_images(patterns), "reading photos", "photos"):
+    named = (ref for ref in list_images(patterns) if isinstance(ref, ImageRef))
+    for ref in shown(named, "reading photos", "photos"):
         digests[hashlib.sha256(read_file(ref.uri)).digest()] = ref
     photos = [ref for _, ref in sorted(digests.items())]
     if len(photos) < _FEWEST:

@@ -461,7 +461,8 @@ def _first_photos(patterns: Sequence[str]) -> list[str]:
     check_inputs({pattern: (pattern,) for pattern in patterns})
     photos: list[str] = []
     room = _MOST_BYTES
-    for ref in itertools.islice(list_images(patterns), _MOST_PHOTOS):
+    named = (ref for ref in list_images(patterns) if isinstance(ref, ImageRef))
+    for ref in itertools.islice(named, _MOST_PHOTOS):
         room -= ref.size_bytes
         if photos and room < 0:
             break

@@ -23,13 +23,12 @@ from pipeline.launch.loading import detector_loading, detector_used, load_detect
 from pipeline.launch.options import Job, checked_job
 from pipeline.log_lines import of_run
 from pipeline.monitoring.monitor import monitored
-from pipeline.read.allowed import refusal
 from pipeline.read.containers import is_container
 from pipeline.read.done_rows import DoneRows
-from pipeline.read.list_images import NOT_ALLOWED, folders_in_manifests, folders_of, list_images, resolved
+from pipeline.read.list_images import folders_in_manifests, folders_of, list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.source import Source
-from pipeline.records import row_bytes
+from pipeline.records import DeadLetter, ImageRef, row_bytes
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.layout import check_output
 from pipeline.results.lock import locked
@@ -39,6 +38,7 @@ from pipeline.stats import progress
 from pipeline.stats.summary import JobStats, RunFacts, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.cloud import GS
+from pipeline.storage.globs import real_pattern
 from pipeline.storage.listing import listing_backend_of
 from pipeline.write.exports import export
 from pipeline.write.sink import Sink
@@ -59,7 +59,7 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
     graph.source_of(config).check()
-    return dataclasses.replace(job, resolved_input=tuple(resolved(config.patterns())))
+    return dataclasses.replace(job, resolved_input=tuple(map(real_pattern, config.patterns())))
 
 
 def _allowing_inputs(config: Config) -> Config:
@@ -77,25 +77,24 @@ def show_plan(job: Job) -> int:
     detector = load_detector(config)
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
     left_out: Counter[str] = Counter()
-    allowed = (*config.stream.allow_uri_prefix, *folders_of(patterns))
-    found = list_images(patterns, config.output, lambda kind: left_out.update([kind]), allowed)
-    refs = {ref.uri: ref for ref in found}
+    found = list(list_images(patterns, config.output, lambda kind: left_out.update([kind]), config.stream.allow_uri_prefix))
+    refs = {ref.uri: ref for ref in found if isinstance(ref, ImageRef)}
+    dead = {letter.ref.uri: letter for letter in found if isinstance(letter, DeadLetter)}
     if config.retry_dead:
         refs = {ref.uri: ref for ref in graph.dead_letter_replay(config).refs_in_results(config.output)}
-    if not (refs or config.allow_empty):
+    if not (refs or dead or config.allow_empty):
         raise _nothing(config)
     model = detector.model.metadata.name, detector.model.version
     done = _done(config, RowVersion.of(config.as_dict(), model))
-    known = done.among(refs.values()) if done else set()
+    known = done.among([*refs.values(), *(letter.ref for letter in dead.values())]) if done else set()
+    new_dead = [letter for uri, letter in dead.items() if uri not in known]
     new = sorted((ref for ref in refs.values() if ref.uri not in known), key=lambda ref: ref.uri)
-    say(input_lines(new, len(refs) - len(new), left_out))
+    say(input_lines(new, new_dead, len(refs) + len(dead) - len(new) - len(new_dead), left_out))
     say(f"         from {pattern}" for pattern in patterns if is_container(pattern) or is_manifest(pattern))
     say([f"         of {config.dates}, {config.time_zone}"] if config.dates else [])
     say(model_lines(detector, config))
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(_ending(config).files())})"])
-    refused = [ref.uri for ref in new if ref.size_bytes == NOT_ALLOWED]
-    say(f"wrong?   {refusal(uri, allowed)}" for uri in refused[:1])
-    succeeded = tried(detector, first_images(to_try(ref.location for ref in new if ref.uri not in refused), config))
+    succeeded = tried(detector, first_images(to_try(ref.location for ref in new), config))
     say(["dry run: nothing was written"])
     if not succeeded:
         print("error: none of the images that were tried can be detected in; see their dead letters above", file=sys.stderr)

@@ -20,7 +20,6 @@ from pipeline.failures import ImageError
 from pipeline.read.containers import images_in, is_container
 from pipeline.read.dead_letter_replay import is_letter
 from pipeline.read.fetch import fetch
-from pipeline.read.manifests import is_bad_line, letter_of_line
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
 from pipeline.secrets import masked_text
 from pipeline.stats.summary import left_out_line
@@ -49,25 +48,27 @@ def shown(names: Iterable[str]) -> Iterator[str]:
 
 def to_try(uris: Iterable[str]) -> list[str]:
     """The URIs that can be read at once, images before containers."""
-    return sorted((uri for uri in uris if not (is_letter(uri) or is_bad_line(uri))), key=is_container)
+    return sorted((uri for uri in uris if not is_letter(uri)), key=is_container)
 
 
-def input_lines(new: Sequence[ImageRef], done: int, left_out: Counter[str]) -> Iterator[str]:
+def input_lines(new: Sequence[ImageRef], dead: Sequence[DeadLetter], done: int, left_out: Counter[str]) -> Iterator[str]:
     """How many images a job would read, the first few, and the inputs that are no images.
 
     Args:
       new: The images to read, sorted.
+      dead: The lines of manifests that name no image, or none that they may.
       done: The number of images that are done.
       left_out: The number of files that are no images, by kind.
     """
-    images = [ref.uri for ref in new if not (is_container(ref.uri) or is_bad_line(ref.uri))]
-    bad = [letter_of_line(ref).message for ref in new if is_bad_line(ref.uri)]
+    images = [ref.uri for ref in new if not is_container(ref.uri)]
+    bad = [letter.message for letter in dead if letter.reason == "bad_line"]
     skipped = f", and {done} that are done" if done else ""
     lines = f", and {len(bad)} lines of manifests that name none" if bad else ""
     files = f"; skipped: {left_out_line(left_out)}" if left_out else ""
     yield f"input    {len(images)} images{skipped}{lines}{files}"
     yield from shown(images)
     yield from shown(bad)
+    yield from (f"wrong?   {letter.message}" for letter in [each for each in dead if each.reason != "bad_line"][:1])
 
 
 def model_lines(detector: Detector, config: Config) -> Iterator[str]:

@@ -85,6 +85,8 @@ class DeadLetterReplay:
         """
         if not is_dead_letter(letter):
             raise InputError(f"dead letters: expected the rows of an earlier run or of a stream, got {row_bytes(letter)[:80]!r}")
+        if letter["reason"] == "bad_line":  # its manifest is read again, not this place in it
+            return Replayed(())
         uri, record = (value if isinstance(value, str) else "" for value in (letter["image"].get("uri"), letter.get("record")))
         if (uri or record) and letter["stage"] != "message" and "payload_base64" not in letter:
             extra = extra_text(extra_columns((), {"extra": letter.get("extra")}))

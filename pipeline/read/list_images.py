@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pipeline.errors import InputError
-from pipeline.read.allowed import may_name
+from pipeline.read.allowed import may_name, refusal
 from pipeline.read.containers import file_of, is_image_by_name
 from pipeline.read.image_names import begins_like_image, kind_of
-from pipeline.read.manifests import digest_of, is_bad_line, is_manifest, is_manifest_of_rows, read_manifest
-from pipeline.records import ImageRef
+from pipeline.read.manifests import is_manifest, is_manifest_of_rows, read_manifest
+from pipeline.records import DeadLetter, ImageRef
 from pipeline.results.layout import DEAD_LETTERS, kind_of_rows
 from pipeline.results.own_files import OwnFiles
-from pipeline.storage.globs import has_wildcard, real_path, real_pattern
+from pipeline.storage.globs import has_wildcard, real_path
 from pipeline.storage.listing import MAX_PARALLEL, divided, files_in, files_in_all, listing_backend_of
 from pipeline.storage.listing_backends import ListingBackend
 from pipeline.storage.store import FoundFile
 from pipeline.storage.waiting import waiting_for
 
 OWN = "this program's own"  # the kind of files that this program wrote
-NOT_ALLOWED = -1  # the size of an image that a found list may not name
 _CHECKS_AHEAD = 4 * MAX_PARALLEL
 PIECES = 64  # of all inputs together, so that they can be listed side by side
 _HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
@@ -77,8 +75,8 @@ def folders_in_manifests(patterns: Iterable[str]) -> set[str]:
       InputError: A manifest cannot be read.
     """
     named = (piece.path for piece in pieces_of(filter(is_manifest, patterns)) if isinstance(piece, Manifest) and not piece.found)
-    refs = (ref for path in named for ref in read_manifest(path) if not is_bad_line(ref.uri))
-    return {os.path.dirname(file_of(ref.uri)) + "/" for ref in refs}
+    refs = (ref for path in named for ref in read_manifest(path))
+    return {os.path.dirname(file_of(ref.uri)) + "/" for ref in refs if isinstance(ref, ImageRef)}
 
 
 def list_pieces(
@@ -86,8 +84,8 @@ def list_pieces(
     exclude: str = "",
     leave_out: Callable[[str], None] = lambda _kind: None,
     allowed: Sequence[str] = (),
-) -> Iterator[ImageRef]:
-    """All images and TFRecord files in these pieces.
+) -> Iterator[ImageRef | DeadLetter]:
+    """All images and containers in these pieces, and dead letters of the lines of manifests that name none.
 
     The images of a manifest are not checked; all others are listed with their generation. A `.jsonl` file in a folder is a
     manifest if its first line is one of a manifest; files of dead letters are. Skipped are this program's own files (see
@@ -98,14 +96,16 @@ def list_pieces(
       pieces: Where to check.
       exclude: The job's output folder.
       leave_out: Called with the kind of each skipped file.
-      allowed: Folders below which a found manifest may name images; its other images get the size `NOT_ALLOWED`.
+      allowed: Folders below which a found manifest may name images; its other images are dead letters.
 
     Raises:
       InputError: A place cannot be listed, or a manifest that an input names cannot be read.
     """
 
-    def bounded(ref: ImageRef) -> ImageRef:
-        return ref if may_name(ref.uri, allowed) else dataclasses.replace(ref, size_bytes=NOT_ALLOWED)
+    def bounded(found: ImageRef | DeadLetter) -> ImageRef | DeadLetter:
+        if isinstance(found, DeadLetter) or may_name(found.uri, allowed):
+            return found
+        return refusal(found.uri, allowed).dead_letter(found)
 
     places = [piece for piece in pieces if isinstance(piece, ListingBackend)]
     own = OwnFiles(exclude, (place.named for place in places))
@@ -126,7 +126,7 @@ def list_pieces(
 
 def list_images(
     patterns: Sequence[str], exclude: str = "", leave_out: Callable[[str], None] = lambda _kind: None, allowed: Sequence[str] = ()
-) -> Iterator[ImageRef]:
+) -> Iterator[ImageRef | DeadLetter]:
     """All images that inputs name, in one process; `ReadImages` divides the same listing among workers. See `list_pieces`.
 
     Lists that are found may name images below `allowed` and below the folders of the inputs.
@@ -173,7 +173,7 @@ def _kind_by_content(file: FoundFile) -> _Sorted:
     return file if begins_like_image(file) else kind_of(file.path)
 
 
-def _read_found(path: str) -> Iterator[ImageRef]:
+def _read_found(path: str) -> Iterator[ImageRef | DeadLetter]:
     """The images of a found manifest; if it cannot be read, itself, which becomes a dead letter."""
     try:
         yield from read_manifest(path)
@@ -181,29 +181,14 @@ def _read_found(path: str) -> Iterator[ImageRef]:
         yield ImageRef(path)
 
 
-def _but_own(refs: Iterable[ImageRef], own: OwnFiles, leave_out: Callable[[str], None]) -> Iterator[ImageRef]:
+def _but_own(
+    refs: Iterable[ImageRef | DeadLetter], own: OwnFiles, leave_out: Callable[[str], None]
+) -> Iterator[ImageRef | DeadLetter]:
     for ref in refs:
-        if own.in_output(ref.uri):
+        if isinstance(ref, ImageRef) and own.in_output(ref.uri):
             leave_out(OWN)
         else:
             yield ref
-
-
-def resolved(inputs: Mapping[str, Sequence[str]]) -> list[str]:
-    """Inputs in a form that is the same from any folder: absolute, and manifests with a digest of their images.
-
-    Args:
-      inputs: Each input with its patterns.
-
-    Raises:
-      InputError: A manifest cannot be read.
-    """
-    return [f"{real_pattern(name)}{_digest(filter(is_manifest, patterns))}" for name, patterns in inputs.items()]
-
-
-def _digest(patterns: Iterable[str]) -> str:
-    digests = [digest_of(piece.path) for piece in pieces_of(patterns) if isinstance(piece, Manifest)]
-    return f"#{hashlib.blake2b(''.join(digests).encode(), digest_size=8).hexdigest()}" if digests else ""
 
 
 def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False) -> None:

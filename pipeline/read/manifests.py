@@ -1,8 +1,7 @@
 """Manifests: lists of images, as text, CSV or JSON Lines.
 
-A line that names no image becomes one dead letter; the other lines are read. It travels as an image ref named after its place,
-`<manifest>:<line>`, with the error in `extra`, and is counted, skipped and retried like an image. Memory holds one line at a
-time, of a bounded length.
+A line that names no image becomes one dead letter, named after its place, `<manifest>:<line>`; the other lines are read. Memory
+holds one line at a time, of a bounded length.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import io
 import itertools
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,12 +23,10 @@ from pipeline.read.containers import file_of, full_name
 from pipeline.read.fetch import open_file, storage_failures
 from pipeline.read.image_names import names_image
 from pipeline.read.tfrecords import is_tfrecord
-from pipeline.records import DeadLetter, ImageRef, name_bytes
-from pipeline.secrets import masked_text
+from pipeline.records import DeadLetter, ImageRef
 from pipeline.storage.globs import real_folder
 
 _MANIFEST_ENDINGS = (".txt", ".csv", ".jsonl")
-_BAD_LINE = re.compile(r"\.(txt|csv|jsonl):\d+$", re.IGNORECASE)
 _NAMING = ("uri", "path", "file", "filename", "image")  # columns that name the image, the best first
 _OURS = frozenset({"uri", "path", "image", "generation"})
 _FOLDERS_KNOWN = 4096
@@ -60,8 +56,8 @@ def is_manifest(pattern: str) -> bool:
     return pattern.lower().endswith(_MANIFEST_ENDINGS)
 
 
-def read_manifest(path: str) -> Iterator[ImageRef]:
-    """The images and bad lines of a manifest; does not check that the images exist.
+def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
+    """The images of a manifest, and a dead letter of each bad line; does not check that the images exist.
 
     Raises:
       InputError: It cannot be read.
@@ -72,7 +68,7 @@ def read_manifest(path: str) -> Iterator[ImageRef]:
         with storage_failures(path), open_file(path) as file:
             for named in named_images(_lines(file), path, lambda uri: os.path.isfile(_resolve(uri, folder))):
                 if isinstance(named, BadLine):
-                    yield _as_ref(f"{path}:{named.number}", masked_text(named.why))
+                    yield _letter(f"{path}:{named.number}", named.why)
                     continue
                 uri, extra = named
                 yield ImageRef.of_uri(full_name(_resolve(uri, folder), real), extra=extra_text(extra) if extra else "")
@@ -80,36 +76,10 @@ def read_manifest(path: str) -> Iterator[ImageRef]:
         raise InputError(f"manifest {err}") from err
 
 
-def is_bad_line(name: str) -> bool:
-    """Whether a name is the place of a bad line.
-
-    >>> is_bad_line("in/list.jsonl:7"), is_bad_line("in/list.jsonl")
-    (True, False)
-    """
-    return _BAD_LINE.search(name) is not None
-
-
-def letter_of_line(line: ImageRef) -> DeadLetter:
+def _letter(place: str, why: str) -> DeadLetter:
     """The dead letter of a bad line; the same each time that the manifest is read."""
-    why = line.extra or "names no image; mend it, and give the manifest as --input again"
-    return ImageError("read", "bad_line", f"{line.uri}: {why}").dead_letter(_as_ref(line.uri, why, extra=""))
-
-
-def _as_ref(place: str, why: str, extra: str | None = None) -> ImageRef:
     generation = hashlib.blake2b(why.encode(), digest_size=8).hexdigest()
-    return ImageRef(place, generation, extra=why if extra is None else extra)
-
-
-def digest_of(path: str) -> str:
-    """A hash of a manifest's images and their `extra`, with absolute paths.
-
-    Raises:
-      InputError: It cannot be read.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    for ref in read_manifest(path):
-        digest.update(name_bytes(f"{ref.uri}\0{ref.extra}\n"))
-    return digest.hexdigest()
+    return ImageError("read", "bad_line", f"{place}: {why}").dead_letter(ImageRef(place, generation))
 
 
 def is_manifest_of_rows(path: str) -> bool:
@@ -245,6 +215,8 @@ def _in_json(line: str) -> Named | None:
     except (ValueError, RecursionError) as err:
         raise _BadLineError(f"expected JSON, got {text[:80]!r}") from err
     row = row if isinstance(row, dict) else {"uri": row}
+    if row.get("reason") == "bad_line":
+        raise _BadLineError("the dead letter of a bad line; mend that, and give its manifest as --input again")
     if "payload_base64" in row:
         raise _BadLineError("a dead letter that carries its message; --retry-dead tries it again, with its folder as --output")
     image = row.get("image", row)

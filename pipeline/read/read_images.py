@@ -16,14 +16,12 @@ import apache_beam as beam
 from apache_beam.transforms.window import GlobalWindows
 
 from pipeline.config import ReadConfig
-from pipeline.read.allowed import refusal
 from pipeline.read.containers import MAX_MEGAPIXELS, images_in, is_container
 from pipeline.read.dead_letter_replay import DeadLetterReplay, is_letter
 from pipeline.read.done_rows import DoneRows
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.image_names import kind_of
-from pipeline.read.list_images import NOT_ALLOWED, Piece, check_inputs, folders_of, list_pieces, pieces_of
-from pipeline.read.manifests import is_bad_line, letter_of_line
+from pipeline.read.list_images import Piece, check_inputs, folders_of, list_pieces, pieces_of
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.source import ReadOutputs, Source
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, identity_hash, name_bytes, name_of
@@ -103,17 +101,17 @@ class ReadImages(Source):
         )
         return ReadOutputs(
             read.images,
-            (opened.dead, read.dead) | "AllUnread" >> beam.Flatten(),
+            (listed.dead, opened.dead, read.dead) | "AllUnread" >> beam.Flatten(),
             (listed.counted, distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten(),
         )
 
     def list(self, begin: beam.pvalue.PBegin) -> tuple[Any, _Distinct]:
-        """Wires the steps that need no bytes: the listing, and the distinct images to read; both have `refs` and `counted`."""
+        """Wires the steps that need no bytes: the listing, and the distinct images to read."""
         find = beam.FlatMap(_find_folders, self._patterns, self.exclude if self.again else "")
         pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
         spread = pieces | "SpreadFolders" >> beam.Reshuffle()
         listing = beam.ParDo(_ListImages(self._listing(), self.worker_context))
-        listed = spread | "ListImages" >> listing.with_outputs("counted", main="refs")
+        listed = spread | "ListImages" >> listing.with_outputs("dead", "counted", main="refs")
         gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
         distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles(self.done)).with_outputs("counted", main="groups")
         groups = distinct.groups | "SpreadImages" >> beam.Reshuffle() if self.rebalance else distinct.groups
@@ -153,6 +151,10 @@ class _Counting(beam.DoFn):
     def start_bundle(self) -> None:
         self._stats = JobStats()
 
+    def _count(self, images: int = 1) -> None:
+        self._stats.read += images
+        metrics.count_read(images)
+
     def _skip(self, images: int = 1, *, done: bool = False) -> None:
         """Counts skipped images; `done`: an earlier run or a stream has done them."""
         self._stats.skipped += images
@@ -160,10 +162,13 @@ class _Counting(beam.DoFn):
         metrics.count_skipped(images)
 
     def _leave_out(self, kind: str) -> None:
-        self._stats.read += 1
+        self._count()
         self._stats.leave_out(kind)
-        metrics.count_read()
         self._skip()
+
+    def _dead(self, letter: DeadLetter) -> Any:
+        metrics.count_result(letter)
+        return beam.pvalue.TaggedOutput("dead", letter)
 
     def finish_bundle(self) -> Iterator[Any]:
         counted = GlobalWindows.windowed_value_at_end_of_window(self._stats)
@@ -184,26 +189,30 @@ class _ListImages(_Counting):
         if self._worker_context:
             self._worker_context.check_worker()
 
-    def process(self, group: Sequence[Piece | Shard]) -> Iterator[tuple[int, _Listed]]:
-        for ref in until_cancelled(self._without_done(self._refs(group))):
+    def process(self, group: Sequence[Piece | Shard]) -> Iterator[Any]:
+        for ref in until_cancelled(self._without_done(self._found(group))):
+            if isinstance(ref, DeadLetter):
+                self._count()
+                yield self._dead(ref)
+                continue
             if not _holds_images(ref.uri):
                 metrics.count_read()
             generation = ref.generation if self._of.done else ""
             yield identity_hash(ref.uri) % _PARTITIONS, (name_bytes(ref.location), ref.extra, ref.size_bytes, generation)
 
-    def _without_done(self, refs: Iterator[ImageRef]) -> Iterator[ImageRef]:
+    def _without_done(self, found: Iterator[ImageRef | DeadLetter]) -> Iterator[ImageRef | DeadLetter]:
         if not self._of.done or not len(self._of.done.keys):
-            yield from refs
+            yield from found
             return
-        while some := list(islice(refs, _REFS_AT_ONCE)):
-            done = self._of.done.among(ref for ref in some if ref.generation)
-            left = [ref for ref in some if ref.uri not in done]
-            self._stats.read += len(some) - len(left)
-            metrics.count_read(len(some) - len(left))
+        while some := list(islice(found, _REFS_AT_ONCE)):
+            refs = [each.ref if isinstance(each, DeadLetter) else each for each in some]
+            done = self._of.done.among(ref for ref in refs if ref.generation)
+            left = [each for each, ref in zip(some, refs, strict=True) if ref.uri not in done]
+            self._count(len(some) - len(left))
             self._skip(len(some) - len(left), done=True)
             yield from left
 
-    def _refs(self, group: Sequence[Piece | Shard]) -> Iterator[ImageRef]:
+    def _found(self, group: Sequence[Piece | Shard]) -> Iterator[ImageRef | DeadLetter]:
         for piece in group:
             if isinstance(piece, Shard) and self._of.again:
                 yield from self._of.again.refs_in(piece)
@@ -228,24 +237,21 @@ class _DropDoubles(_Counting):
         self._pool.shutdown()
 
     def process(self, partition: tuple[int, Iterable[_Listed]]) -> Iterator[list[_Named]]:
-        best: dict[str, tuple[bool, str, int, bytes]] = {}
+        best: dict[str, tuple[str, int, bytes]] = {}
         generations: dict[str, str] = {}
         images = 0
         for location, extra, size_bytes, generation in partition[1]:
             uri = public_address(name_of(location))
-            # prefer one that may be read, then one with `extra`; deterministic
-            best[uri] = max(
-                best.get(uri, (False, "", NOT_ALLOWED, b"")), (size_bytes != NOT_ALLOWED, extra, size_bytes, location)
-            )
+            best[uri] = max(best.get(uri, ("", 0, b"")), (extra, size_bytes, location))  # one with `extra`; deterministic
             if not _holds_images(uri):
                 images += 1
                 generations[uri] = max(generations.get(uri, ""), generation)
-        refs = (ImageRef(uri, generations[uri], signed_uri=name_of(best[uri][3])) for uri in generations)
+        refs = (ImageRef(uri, generations[uri], signed_uri=name_of(best[uri][2])) for uri in generations)
         done = self._done.among(refs, self._pool) if self._done else set()
         self._stats.read += images
         self._skip(images - len(generations))
         self._skip(len(done), done=True)
-        wanted = [(location, extra, size) for uri, (_, extra, size, location) in best.items() if uri not in done]
+        wanted = [(location, extra, size) for uri, (extra, size, location) in best.items() if uri not in done]
         yield from ([each] for each in wanted if _holds_images(name_of(each[0])))
         names = (each for each in wanted if not _holds_images(name_of(each[0])))
         while group := list(islice(names, _GROUP_IMAGES)):
@@ -258,8 +264,8 @@ def _refs_of(group: Iterable[_Named]) -> Iterator[ImageRef]:
 
 
 def _holds_images(name: str) -> bool:
-    """Whether a name is that of what holds images: a container, a dead letter, or a bad line of a manifest."""
-    return is_container(name) or is_letter(name) or is_bad_line(name)
+    """Whether a name is that of what holds images: a container, or a dead letter."""
+    return is_container(name) or is_letter(name)
 
 
 class _OpenContainers(_Counting):
@@ -272,9 +278,6 @@ class _OpenContainers(_Counting):
         self._max_megapixels = max_megapixels
 
     def process(self, ref: ImageRef) -> Iterator[Any]:
-        if ref.size_bytes == NOT_ALLOWED:
-            yield self._refused(ref)
-            return
         if not _holds_images(ref.uri):
             yield ref
             return
@@ -282,27 +285,13 @@ class _OpenContainers(_Counting):
             if isinstance(image, str):
                 self._leave_out(kind_of(image))
                 continue
-            self._stats.read += 1
-            metrics.count_read()
+            self._count()
             if self._of.done and self._of.done.has(image.ref):
                 self._skip(done=True)
-            elif isinstance(image, EncodedImage):
-                yield image
             else:
-                metrics.count_result(image)
-                yield beam.pvalue.TaggedOutput("dead", image)
-
-    def _refused(self, ref: ImageRef) -> Any:
-        if _holds_images(ref.uri):  # else it was counted when it was listed
-            self._stats.read += 1
-            metrics.count_read()
-        letter = refusal(ref.uri, self._of.allowed).dead_letter(dataclasses.replace(ref, size_bytes=0))
-        metrics.count_result(letter)
-        return beam.pvalue.TaggedOutput("dead", letter)
+                yield image if isinstance(image, EncodedImage) else self._dead(image)
 
     def _images(self, ref: ImageRef) -> Iterator[EncodedImage | DeadLetter | str]:
-        if is_bad_line(ref.uri):
-            return iter((letter_of_line(ref),))
         if self._of.again and is_letter(ref.uri):
             return self._of.again.open(ref)
         return images_in(ref, self._read, self._retry_seconds, self._max_megapixels)

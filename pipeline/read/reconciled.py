@@ -30,7 +30,7 @@ from pipeline.read.containers import file_of, images_in, is_container
 from pipeline.read.list_images import list_images
 from pipeline.read.manifests import is_manifest
 from pipeline.read.tfrecords import is_tfrecord
-from pipeline.records import ImageRef, identity_hash
+from pipeline.records import DeadLetter, ImageRef, identity_hash
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import uri_of
 from pipeline.results.shards import contains, list_shards, read_batches
@@ -164,6 +164,8 @@ def _statuses(ref: ImageRef, letter: tuple[Any, ...], doubled: bool, has_row: bo
 def _listed(patterns: Sequence[str], output: str, read: ReadConfig) -> Iterator[ImageRef]:
     """The listed images, and those of listed archives and videos, which are read for it."""
     for ref in list_images(patterns, output):
+        if isinstance(ref, DeadLetter):
+            continue
         if is_container(ref.uri) and not is_tfrecord(ref.uri):
             yield from (image.ref for image in images_in(ref, read) if not isinstance(image, str))
         else:

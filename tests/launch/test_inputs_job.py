@@ -107,7 +107,7 @@ def test_a_folder_without_any_image_is_an_error_in_a_run_and_in_a_dry_run(tmp_pa
 
 @pytest.mark.parametrize("found", [True, False], ids=["found in a folder", "named"])
 def test_each_line_of_a_hostile_jsonl_is_an_image_or_one_dead_letter_and_the_job_goes_on(found, tmp_path, job):
-    """The dead letter says the file and the line; the dry run knows of them; tried again, they are dead letters again."""
+    """The dead letter says the file and the line; the dry run knows of them; only their manifest is read again."""
     folder, out = tmp_path / "in", tmp_path / "out"
     photos(folder, "a.png", "b.png")
     lines = [
@@ -142,7 +142,7 @@ def test_each_line_of_a_hostile_jsonl_is_an_image_or_one_dead_letter_and_the_job
     assert code == 0 and f"{done} of them done before" in lines[0], "they fail for good"
     assert len(rows_of(out, "dead_letters")) == 7
     assert job("--output", out, "--retry-dead", "--max-dead-share", "1")[0] == 0
-    assert summary_of(out)["images"] == {"read": 7, "detected": 0, "dead": 7, "skipped": 0}
+    assert len(rows_of(out, "dead_letters")) == 7
 
 
 @pytest.mark.parametrize("link", ["", "input", "output"])
