@@ -37,8 +37,8 @@ class Verb(NamedTuple):
 VERBS = {
     "run": Verb("pipeline.run", "detect objects: a batch job, a stream or a backfill"),
     "evaluate": Verb("models.evaluate.__main__", "how good an output is beside labels, or how far two outputs agree"),
-    "view": Verb("models.view", "open a run in FiftyOne, beside its labels"),
-    "pictures": Verb("models.pictures", "draw the objects of a run into its images, or cut them out"),
+    "view": Verb("pipeline.view", "open a run in FiftyOne, beside its labels"),
+    "pictures": Verb("pipeline.pictures", "draw the objects of a run into its images, or cut them out"),
     "import": Verb("pipeline.import_model", "turn a Darknet YOLO, an ONNX or a Keras model into a SavedModel"),
     "quantize": Verb("pipeline.quantize", "write an int8 version of a model for OpenVINO, if it is good enough"),
     "tune": Verb("pipeline.tune", "find the settings with which this machine detects fastest"),

@@ -14,9 +14,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from models import pictures
 from models.evaluate.detection_rows import ImageRow, read_results
 from models.progress import printable
+from pipeline import pictures
 from pipeline.config.dates import days_flag
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, InputError, run_command

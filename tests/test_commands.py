@@ -124,7 +124,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
     [
         pytest.param([""], EXPECTED, id="verbs"),
         pytest.param(["re"], {"reconcile", "replay"}, id="a verb that begins so"),
-        pytest.param(["run", "--score"], {"--score-threshold"}, id="a flag"),
+        pytest.param(["run", "--score-t"], {"--score-threshold"}, id="a flag"),
         pytest.param(["replay", "--cpu-aff"], {"--cpu-affinity"}, id="a rare flag"),
         pytest.param(["run", "--mode", ""], {"batch", "streaming"}, id="the values of a setting"),
         pytest.param(

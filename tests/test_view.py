@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from models import view
 from models.evaluate import evaluate
+from pipeline import view
 from tests.models.test_evaluate import found, row, truth
 
 LOADED = """
 import pathlib, sys
 import fiftyone
-from models import view
+from pipeline import view
 dataset = view.loaded(fiftyone, pathlib.Path(sys.argv[1]))
 print([dataset.count(), *(int(dataset.sum(f"errors_{kind}")) for kind in ("tp", "fp", "fn"))])
 """

@@ -14,15 +14,16 @@ import json
 import os
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.evaluate.detection_rows import ImageRow, RowsError, read_rows, unpacked
+from models.evaluate.detection_rows import ImageRow, RowsError, read_rows
 from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
 from models.progress import printable
+from pipeline.read.again import local_file, refuse_doubled
 
 _NO_MONGODB = "FiftyOne finds no MongoDB: FIFTYONE_DATABASE_URI names one, or write with --export what FiftyOne imports elsewhere"
 _INSTALL = "FiftyOne is not installed: pip install 'hybrid-detection-pipeline[fiftyone]', or write with --export what it imports"
@@ -74,27 +75,6 @@ def _export(args: argparse.Namespace, folder: Path) -> int:
     if pairing:
         _write(folder / "ground_truth.json", {files[uri]: objects for uri, objects in _labelled(pairing).items()})
     return len(files) - len(lacking)
-
-
-def refuse_doubled(rows: Sequence[ImageRow]) -> None:
-    """Makes sure that each image has one row.
-
-    Raises:
-      RowsError: An image has several.
-    """
-    ((uri, times),) = Counter(row.uri for row in rows).most_common(1)
-    if times > 1:
-        raise RowsError(
-            f"{printable(uri)} has several rows, as of several models or versions; export one, or compact with --keep latest"
-        )
-
-
-def local_file(uri: str, folder: str) -> str:
-    """The absolute path of an image; empty if it is not on this disk."""
-    path = uri.removeprefix("file://")
-    parts = unpacked(path).split("/")
-    places = [os.path.join(folder, *parts[n:]) for n in range(len(parts)) if parts[n]] if folder else [path]
-    return next((os.path.abspath(place) for place in places if os.path.isfile(place)), "")
 
 
 def _detected(row: ImageRow, pairing: Pairing | None) -> _Objects:

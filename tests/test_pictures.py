@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from models import pictures, read_again
-from pipeline import run
+from pipeline import pictures, run
 from pipeline.detect.decode import decode_image
+from pipeline.read import again
 from pipeline.results.layout import MADE_BY
 from tests.conftest import write_bright_image
 from tests.fixtures import REPO
@@ -203,8 +203,8 @@ def test_members_of_archives_are_read_and_each_archive_once(tmp_path, monkeypatc
     members = ("x/a.jpg", "y/b.jpg", "c.jpg", "gone.jpg")
     rows = rows_of(tmp_path, *(photo_row(f"{named}#{member}", found(box=(20, 10, 60, 50))) for member in members))
     opened = []
-    read = read_again.images_of_archive
-    monkeypatch.setattr(read_again, "images_of_archive", lambda *args: opened.append(args) or read(*args))
+    read = again.images_of_archive
+    monkeypatch.setattr(again, "images_of_archive", lambda *args: opened.append(args) or read(*args))
     assert made(rows, "--crops", tmp_path / "cut", *(["--images", tmp_path] if moved else [])) == 1
     assert files_of(tmp_path / "cut") == ["cat/a-1-0.90.jpg", "cat/b-1-0.90.jpg"]
     assert_alike(pixels_of(tmp_path / "cut/cat/b-1-0.90.jpg"), pixels[10:50, 20:60])
@@ -404,7 +404,7 @@ def test_few_images_are_in_hand_at_a_time(tmp_path, monkeypatch):
     write_zip(tmp_path / "in.zip", {f"{n}.jpg": (tmp_path / "a.jpg").read_bytes() for n in range(60)})
     rows = rows_of(tmp_path, *(photo_row(f"{tmp_path}/in.zip#{n}.jpg", found()) for n in range(60)))
     changed, in_hand, most = threading.Condition(), 0, 0
-    read, write = read_again.images_of_archive, pictures._write_pictures
+    read, write = again.images_of_archive, pictures._write_pictures
 
     def count(change):
         nonlocal in_hand, most
@@ -426,7 +426,7 @@ def test_few_images_are_in_hand_at_a_time(tmp_path, monkeypatch):
         finally:
             count(-1)
 
-    monkeypatch.setattr(read_again, "images_of_archive", counted_read)
+    monkeypatch.setattr(again, "images_of_archive", counted_read)
     monkeypatch.setattr(pictures, "_write_pictures", counted_write)
     assert made(rows, "--annotate", tmp_path / "drawn") == 0
     assert len(files_of(tmp_path / "drawn")) == 60

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -27,19 +28,19 @@ import numpy as np
 from PIL import Image
 
 from models.evaluate.detection_rows import ImageRow, RowsError, read_rows
-from models.picture_names import picture_names, safe_name
 from models.progress import printable, shown
-from models.read_again import Read, reads
-from models.view import refuse_doubled
 from pipeline.config.sections import DetectConfig
 from pipeline.detect.decode import decode_image
 from pipeline.errors import FullError, OutputError, UserError
 from pipeline.failures import ImageError
-from pipeline.records import DetectedImage, Detections, ImageRef
+from pipeline.read.again import Read, reads, refuse_doubled
+from pipeline.read.videos import video_of
+from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
 from pipeline.report.annotate import annotate, marked_jpeg
 from pipeline.results.layout import MADE_BY
 from pipeline.storage.files import UNFINISHED, write_files
 from pipeline.storage.web import without_query
+from pipeline.write.write_labels import short_name
 
 _THREADS = min(4, os.cpu_count() or 1)
 _MOST_AHEAD = 2 * _THREADS  # images in hand
@@ -47,6 +48,7 @@ _MARK_BYTES = 4096  # the mark is in the first bytes of a picture
 _CROP_QUALITY = 95
 _JPEG_SIDE = 65_500  # pixels
 _FAR = 1e9  # pixels; float32 has room for it
+_UNSAFE = re.compile(r'^[.-]|[/\\:*?"<>|]')
 
 
 class _Job(NamedTuple):
@@ -244,6 +246,33 @@ def region_of(box_xyxy: np.ndarray, image_wh: tuple[int, int], margin: float = 0
     dx, dy = margin * (x1 - x0), margin * (y1 - y0)
     width, height = image_wh
     return max(0, floor(x0 - dx)), max(0, floor(y0 - dy)), min(width, ceil(x1 + dx)), min(height, ceil(y1 + dy))
+
+
+def picture_names(uris: Iterable[str]) -> dict[str, str]:
+    """A name without an ending for each image, safe as a file's; images whose names are alike get a hash of their URI.
+
+    >>> list(picture_names(["a/1.jpg", "a/../..", "b/x.png", "c/X.jpg"]).values())
+    ['1', '_.', 'x~2b6c8c034209632e', 'X~bf87598b87fbdd40']
+    """
+    names = {uri: safe_name(_stem(without_query(uri).rpartition("/")[2])) for uri in uris}
+    times = Counter(name.casefold() for name in names.values())
+    alike = {uri for uri, name in names.items() if times[name.casefold()] > 1 or "~" in name}
+    return {uri: f"{name}~{identity_hash(uri):016x}" if uri in alike else name for uri, name in names.items()}
+
+
+def _stem(name: str) -> str:
+    """A name without its ending; that of a frame has its time.
+
+    >>> _stem("a.b.jpg"), _stem("clip.mp4#t=12.480")
+    ('a.b', 'clip-12.480')
+    """
+    video = video_of(name)
+    return os.path.splitext(video)[0] + name[len(video) :].replace("#t=", "-")
+
+
+def safe_name(name: str) -> str:
+    """A name of one file in one folder, without what a shell, a terminal or another system takes for something else."""
+    return short_name(_UNSAFE.sub("_", "".join(c if c.isprintable() else "_" for c in name)) or "_")
 
 
 def _detected(row: ImageRow, kept: list[int], image_wh: tuple[int, int]) -> DetectedImage:

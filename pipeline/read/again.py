@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from models.evaluate.detection_rows import ImageRow
-from models.view import local_file
+from models.evaluate.detection_rows import ImageRow, RowsError, unpacked
+from models.progress import printable
 from pipeline.config.sections import DetectConfig, ReadConfig
 from pipeline.failures import ImageError
 from pipeline.read.archives import archive_of, images_of_archive, is_archive
@@ -44,6 +45,27 @@ def reads(rows: Iterable[ImageRow], folder: str, stopped: threading.Event) -> It
             yield row, partial(_read_file, row.uri, _place(row.uri, folder), stopped)
     for archive, of_archive in members.items():
         yield from _reads_of_archive(archive, _place(archive, folder), of_archive)
+
+
+def refuse_doubled(rows: Sequence[ImageRow]) -> None:
+    """Makes sure that each image has one row.
+
+    Raises:
+      RowsError: An image has several.
+    """
+    ((uri, times),) = Counter(row.uri for row in rows).most_common(1)
+    if times > 1:
+        raise RowsError(
+            f"{printable(uri)} has several rows, as of several models or versions; export one, or compact with --keep latest"
+        )
+
+
+def local_file(uri: str, folder: str) -> str:
+    """The absolute path of an image; empty if it is not on this disk."""
+    path = uri.removeprefix("file://")
+    parts = unpacked(path).split("/")
+    places = [os.path.join(folder, *parts[n:]) for n in range(len(parts)) if parts[n]] if folder else [path]
+    return next((os.path.abspath(place) for place in places if os.path.isfile(place)), "")
 
 
 def _place(uri: str, folder: str) -> str:
