@@ -120,14 +120,13 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
       run: The run. If its steps are not all in one process, the runner's durable state finds duplicates.
       native_source: Whether to read with Beam's own Pub/Sub source; else with the project's splittable DoFn.
     """
-    messages = pipeline | "ReadMessages" >> (ReadNative(run.subscription) if native_source else ReadMessages(run))
+    messages = pipeline | "ReadMessages" >> (ReadNative(config.input[0]) if native_source else ReadMessages(run))
     asked = messages | "ParseMessages" >> ParseMessages(_limits(config), run)
     if run.in_process:
         read = asked.images | "ReadImages" >> ReadRequested(config.read, run)
-        new, repeats = read.images | "DropDuplicates" >> DropDuplicates(run)
-        _ = repeats | "PublishRepeats" >> PublishResults(run)
+        new = read.images | "DropDuplicates" >> DropDuplicates(run)
     else:  # before reading, so that the shuffle by identity moves no images
-        once = asked.images | "DropDuplicates" >> DropDuplicatesInState(run, config.read.read_threads)
+        once = asked.images | "DropDuplicates" >> DropDuplicatesInState(run)
         read = once | "ReadImages" >> ReadRequested(config.read, run)
         new = read.images
     detect = DetectObjects(config.model, config.detect, samples=run.samples)
@@ -139,8 +138,10 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
     _ = found.detected | "PublishDetections" >> PublishResults(run)
 
     if not run.in_process:  # in one process `PublishResults` hands them to the archive
-        rows = (asked.dead, read.dead, found.dead, *((found.detected,) if run.archive_detections else ()))
-        _ = rows | "ArchiveRows" >> ArchiveRows(run.results, run.name, run.window_s, run.version, run.view)
+        stream = config.stream
+        rows = (asked.dead, read.dead, found.dead, *((found.detected,) if stream.archive else ()))
+        archive = ArchiveRows(run.results, run.name, stream.archive_window_s, run.version, config.write.view)
+        _ = rows | "ArchiveRows" >> archive
 
 
 def allowed_prefixes(config: Config) -> Sequence[str]:

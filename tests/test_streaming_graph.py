@@ -27,7 +27,7 @@ def build(in_process: bool, native_source: bool = False) -> beam.Pipeline:
     }
     config = load_config(["configs/streaming_pubsub_direct.yaml"], {**flags, "stream.archive": "out"})
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    run = RunSettings.of(config, "job", in_process=in_process, samples=0, results="out")
+    run = RunSettings("job", config, in_process=in_process, results="out")
     graph.build_streaming(pipeline, config, run, native_source=native_source)
     return pipeline
 
@@ -68,7 +68,7 @@ def test_nothing_but_plain_steps_lies_between_reading_and_publishing():
     """A flatten, a shuffle or a side input would part them, and messages would be acknowledged before they are answered."""
     steps = steps_of(build(in_process=True))
     publishing = [label for label in steps if re.fullmatch(r"Publish\w+/Publish", label)]
-    assert len(publishing) == 5
+    assert len(publishing) == 4
     for label in publishing:
         node, path = steps[label], []
         while node.full_label != "ReadMessages/Pull":
@@ -89,7 +89,7 @@ def test_the_in_memory_runner_has_one_stage_from_pulling_to_publishing():
     working = [names & {"ReadMessages/Pull", *own(steps_of(build(in_process=True)))} for names in stages]
     (stage,) = [names for names in working if "ReadMessages/Pull" in names]
     assert {name for name in stage if name.endswith("/Publish")} == {
-        f"Publish{what}/Publish" for what in ("Repeats", "Refused", "Unread", "Undetected", "Detections")
+        f"Publish{what}/Publish" for what in ("Refused", "Unread", "Undetected", "Detections")
     }
     assert len([names for names in working if any(name.endswith("/Publish") for name in names)]) == 1
 
@@ -98,7 +98,6 @@ def test_service_runners_read_and_deduplicate_with_their_own_means():
     labels = steps_of(build(in_process=False, native_source=True))
     assert "ReadMessages/ReadFromPubSub" in labels
     assert "DropDuplicates/Deduplicate" in labels
-    assert "PublishRepeats" not in labels
 
 
 def test_where_duplicates_are_found_in_state_no_image_has_been_read_before():

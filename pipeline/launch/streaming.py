@@ -24,6 +24,7 @@ from pipeline.launch.options import Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
 from pipeline.log_lines import of_run
 from pipeline.monitoring.monitor import monitored
+from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
 from pipeline.results.upgrade import refuse_old_files
@@ -148,13 +149,13 @@ def _ended(job: Job, run: Run, model: ModelStats, figures: LiveStats | WorkerFig
 
 def _settings(job: Job, run: Run) -> RunSettings:
     launched_at = 0.0 if job.template else time.time()
-    return RunSettings.of(
-        job.config,
+    return RunSettings(
         run.name,
+        job.config,
         in_process=job.runner.in_process,
-        samples=graph.samples_kept(job.config),
         results=results_folder(job.config),
-        model=model_known(job),
+        samples=graph.samples_kept(job.config),
+        version=RowVersion.of(job.config.as_dict(), model_known(job)),
         finalizes_early=job.runner.finalizes_early,
         worker_context=None if job.runner.in_process else graph.worker_context(job.config, run, launched_at),
     )

@@ -1,6 +1,6 @@
 """A local stream's archive: the rows of a few seconds become one shard of each kind; then their messages are acknowledged.
 
-    PublishResults ─> Archive.add ─> rows in memory ─> shards.write_shard ─> Subscriber.end_holds ─> Pub/Sub
+    PublishResults ─> Archive.add ─> rows in memory ─> shards.write_shard ─> Subscriber.end_hold ─> Pub/Sub
     results are       holds the      of one window     durable               acknowledges what is
     published         messages                                               published, too
 
@@ -9,7 +9,7 @@ durable. A process that dies loses the rows of its last window, and Pub/Sub deli
 published a second time, under the same `detection_id`. A death between shard and acknowledgement also adds a second row, and of
 two rows with the same key the newer one counts.
 
-A window ends after `window_s`, or earlier with `_WINDOW_ROWS` rows or `_WINDOW_BYTES`. A bundle does not wait for the end of its
+A window ends after `window_s`, or earlier with `WINDOW_ROWS` rows or `_WINDOW_BYTES`. A bundle does not wait for the end of its
 window. While storage fails, the window waits, no message is acknowledged, and the job logs why. The next window fills meanwhile;
 once it is full, `add` waits. Then no bundle ends, and the subscriber pulls no more than it pulls ahead. So two windows and the
 bundles in progress bound the memory. They do not bound the throughput: a window holds the rows of ten seconds at 2,000 images a
@@ -22,10 +22,9 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-import pyarrow as pa
 from google.api_core import retry
 
 from pipeline.records import DeadLetter, DetectedImage
@@ -37,7 +36,7 @@ from pipeline.stats.process import PROCESS
 from pipeline.storage.store import is_transient_error
 from pipeline.stream.threads import RunThreads
 
-_WINDOW_ROWS = 20_000
+WINDOW_ROWS = 20_000
 _WINDOW_BYTES = 48_000_000
 _RECORD_BYTES = 1_000  # of a record without its text; measured
 _LOOK_SECONDS = 0.1
@@ -51,25 +50,19 @@ class ArchivedRow(NamedTuple):
     line: bytes
 
 
-class RowsOfKind(NamedTuple):
-    """The rows of one shard, sorted by URI: its kind, its table, and the lines of its view."""
-
-    kind: str
-    table: pa.Table
-    lines: list[bytes]
-
-
-def by_kind(rows: Iterable[ArchivedRow], version: RowVersion, run: str) -> Iterator[RowsOfKind]:
-    """The rows of each kind, made now."""
-    ordered = sorted(rows, key=lambda row: row.record.ref.uri)
-    found = [(row.record, row.line + b"\n") for row in ordered if isinstance(row.record, DetectedImage)]
-    dead = [(row.record, row.line + b"\n") for row in ordered if isinstance(row.record, DeadLetter)]
-    if found:
-        table = detections_table([record for record, _ in found], version, run, time.time())
-        yield RowsOfKind(DETECTIONS, table, [line for _, line in found])
-    if dead:
-        table = dead_letters_table([record for record, _ in dead], version, run, time.time())
-        yield RowsOfKind(DEAD_LETTERS, table, [line for _, line in dead])
+def write_rows(
+    rows: Sequence[ArchivedRow], folder: str, run: str, version: RowVersion, *, view: bool, write: Callable[..., str]
+) -> Iterator[str]:
+    """Writes rows as one shard of each kind, sorted by URI; yields the paths. `write` is `write_shard`, or retries it."""
+    kinds: list[tuple[str, type, Any]] = [
+        (DETECTIONS, DetectedImage, detections_table),
+        (DEAD_LETTERS, DeadLetter, dead_letters_table),
+    ]
+    for kind, record_type, table_of in kinds:
+        ordered = sorted((row for row in rows if isinstance(row.record, record_type)), key=lambda row: row.record.ref.uri)
+        if ordered:
+            table = table_of([row.record for row in ordered], version, run, time.time())
+            yield write(folder, kind, table, run, [row.line + b"\n" for row in ordered] if view else None)
 
 
 @dataclasses.dataclass
@@ -80,7 +73,7 @@ class _Window:
 
     @property
     def is_full(self) -> bool:
-        return len(self.rows) >= _WINDOW_ROWS or self.size_bytes >= _WINDOW_BYTES
+        return len(self.rows) >= WINDOW_ROWS or self.size_bytes >= _WINDOW_BYTES
 
 
 class Archive:
@@ -165,8 +158,8 @@ class Archive:
                 with self._changed:
                     self._closed, self._filling = self._filling, _Window()
                     self._changed.notify_all()
-            for kind, table, lines in by_kind(self._closed.rows, self._version, self._run):
-                self._write(self._folder, kind, table, self._run, lines if self._view else None)
+            for _ in write_rows(self._closed.rows, self._folder, self._run, self._version, view=self._view, write=self._write):
+                pass
             PROCESS.failing.pop("archive", None)
             self._end_hold([row.record.ref.message_id for row in self._closed.rows])
             self._closed = _Window()

@@ -52,15 +52,11 @@ class LiveStats:
         for letter in request.dead_letters:
             metrics.count_result(letter)
 
-    def add_duplicate(self) -> None:
-        """Counts an image that was requested before."""
-        self.add_given_back()
-        metrics.count_skipped()
-
-    def add_given_back(self) -> None:
-        """Counts an image that was not read when the run was stopped; its message comes again."""
+    def add_skipped(self) -> None:
+        """Counts an image that was requested before, or that the run left unread when it was stopped."""
         with self._lock:
             self._stats.skipped += 1
+        metrics.count_skipped()
 
     def add_result(self, result: DetectedImage | DeadLetter, now: float) -> None:
         """Counts a result when it is published."""

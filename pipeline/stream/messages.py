@@ -44,7 +44,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(rb"\s*(/|[A-Za-z][A-Za-z0-9+.-]*://)[^\r\n]*\s*")
 _ICO = b"\0\0\1\0"  # not decoded, and its dead letter says so
 _OURS = frozenset({"uri", "bytes", "content", "name", "generation", "request_id", "images"})
-_NO_WORK = object()  # the message needs no work
+_IGNORED = object()  # stands for the images of a message that needs no work
 _VALUES_PER_IMAGE = 100  # JSON values: three times what `extra` keeps of an image
 
 
@@ -117,7 +117,7 @@ def parse_message(message: Message, limits: MessageLimits) -> Request:
             message = dataclasses.replace(message, data=original_message(message.data, limits.max_values))
             asked = _recognise(message, limits.max_values)
             request_id = asked.request_id or request_id
-            if asked.images is _NO_WORK:
+            if asked.images is _IGNORED:
                 return Request(message.message_id, request_id, skipped=True)
             if not isinstance(asked.images, list):
                 raise ImageError("message", "bad_request", f"expected a list in 'images', got {type(asked.images).__name__}")
@@ -165,14 +165,14 @@ class _Asked(NamedTuple):
     """The content of a message, unchecked.
 
     Attributes:
-      images: A list with one entry for each image; `_NO_WORK`; or another JSON value.
+      images: A list with one entry for each image; `_IGNORED`; or another JSON value.
       request_id: The request id in the JSON.
-      of_all: Fields for all images.
+      shared: Fields of all images.
     """
 
     images: Any
     request_id: str = ""
-    of_all: Mapping[str, Any] = {}
+    shared: Mapping[str, Any] = {}
 
 
 def _recognise(message: Message, max_values: int = MOST_VALUES) -> _Asked:
@@ -185,7 +185,7 @@ def _recognise(message: Message, max_values: int = MOST_VALUES) -> _Asked:
     if data.lstrip()[:1] in (b"{", b"[", b'"'):
         return _asked_in_json(load_json(data, max_values))
     if len(data) <= 2 * MAX_URI and _SCHEME.fullmatch(data):
-        return _Asked([{"uri": data.decode("utf-8", "replace").strip()}])
+        return _Asked([data.decode("utf-8", "replace").strip()])
     raise ImageError(
         "message", "not_recognised", f"expected a storage notification, JSON or image bytes, got {len(data)} bytes: {data[:24]!r}"
     )
@@ -193,7 +193,7 @@ def _recognise(message: Message, max_values: int = MOST_VALUES) -> _Asked:
 
 def _notified(attributes: Mapping[str, str]) -> Any:
     if attributes["eventType"] != "OBJECT_FINALIZE":
-        return _NO_WORK
+        return _IGNORED
     bucket = attributes.get("bucketId", "")
     if not _BUCKET.fullmatch(bucket):
         raise ImageError("message", "bad_notification", f"expected a bucket's name in bucketId, got {bucket[:80]!r}")
@@ -203,10 +203,8 @@ def _notified(attributes: Mapping[str, str]) -> Any:
 def _asked_in_json(asked: Any) -> _Asked:
     if is_dead_letter(asked):
         return _Asked([image_entry(asked)])
-    if isinstance(asked, str):
-        return _Asked([asked])
     if not isinstance(asked, dict):
-        return _Asked(asked)
+        return _Asked([asked] if isinstance(asked, str) else asked)
     request_id = _text(asked.get("request_id"))
     if "images" not in asked:
         return _Asked([asked], request_id)
@@ -221,25 +219,60 @@ def _text(value: Any) -> str:
 def _request(message: Message, request_id: str, asked: _Asked, limits: MessageLimits) -> Request:
     images: list[ImageRef | EncodedImage] = []
     dead: list[DeadLetter] = []
-    event_time, bytes_left = _event_time(message), limits.max_bytes
-    for entry in (_entry(each, asked.of_all) for each in asked.images):
+    of_message: dict[str, Any] = {"event_time": _event_time(message), "request_id": request_id, "message_id": message.message_id}
+    bytes_left = limits.max_bytes
+    for each in asked.images:
+        entry = {"uri": each} if isinstance(each, str) else each
+        entry = {**asked.shared, **entry} if asked.shared and isinstance(entry, dict) else entry
         try:
             with _refusing():
-                image = _image(entry, limits, bytes_left)
-                bytes_left -= len(image.content) if isinstance(image, EncodedImage) else 0
-                images.append(_asked_by(image, event_time, request_id, message.message_id))
+                image = _image(entry, limits, bytes_left, of_message)
+            bytes_left -= len(image.content) if isinstance(image, EncodedImage) else 0
+            images.append(image)
         except ImageError as err:
-            ref = ImageRef(
-                public_address(_uri(entry))[:MAX_URI], event_time=event_time, request_id=request_id, message_id=message.message_id
-            )
+            ref = ImageRef(public_address(_uri(entry))[:MAX_URI], **of_message)
             dead.append(err.dead_letter(ref, _without_secrets(message.data if len(asked.images) == 1 else _payload(entry))))
     return Request(message.message_id, request_id, tuple(images), tuple(dead))
 
 
-def _entry(each: Any, of_all: Mapping[str, Any]) -> Any:
-    """The fields of one image."""
-    entry = {"uri": each} if isinstance(each, str) else each
-    return {**of_all, **entry} if of_all and isinstance(entry, dict) else entry
+def _image(entry: Any, limits: MessageLimits, bytes_left: int, of_message: Mapping[str, Any]) -> ImageRef | EncodedImage:
+    if not isinstance(entry, dict):
+        raise ImageError("message", "bad_request", f"expected an image as {{'uri'}} or {{'bytes'}}, got {type(entry).__name__}")
+    uri, extra = _uri(entry), extra_text(extra_columns(_OURS, entry))
+    if uri:
+        if not is_allowed(uri, limits.allowed_prefixes):
+            allowed = ", ".join(limits.allowed_prefixes)
+            raise ImageError("message", "not_allowed", f"{uri[:200]!r} lies under none of the allowed prefixes ({allowed})")
+        return ImageRef.of_uri(full_name(uri), generation=_text(entry.get("generation")), extra=extra, **of_message)
+    content = _content(entry, limits.max_bytes, bytes_left)
+    digest = hashlib.sha256(content).hexdigest()[:32]
+    name = _CONTROL.sub("?", _text(entry.get("name")) or digest)
+    return EncodedImage(ImageRef(INLINE + name, digest, len(content), extra=extra, **of_message), content)
+
+
+def _uri(entry: Any) -> str:
+    uri = entry.get("uri") if isinstance(entry, dict) else ""
+    return uri if isinstance(uri, str) else ""
+
+
+def _content(entry: dict[str, Any], max_bytes: int, bytes_left: int) -> bytes:
+    """The bytes of an inline image: those of the message, or base64 in its JSON."""
+    content, text = entry.get("content"), entry.get("bytes")
+    if not isinstance(content, bytes):
+        if not isinstance(text, str) or not text:
+            raise ImageError("message", "bad_request", "expected an image as {'uri'} or {'bytes'} with text, got neither")
+        _check_size(len(text) // 4 * 3 - 2, max_bytes, bytes_left)  # its least size, before memory is taken
+        try:
+            content = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError) as err:
+            raise ImageError("message", "bad_base64", f"the image's bytes are no base64: {err}") from err
+    _check_size(len(content), max_bytes, bytes_left)
+    return content
+
+
+def _check_size(size: int, max_bytes: int, bytes_left: int) -> None:
+    if size > bytes_left:
+        raise ImageError("message", "too_large", f"expected at most {max_bytes} bytes of inline images in a message, got more")
 
 
 def _payload(entry: Any) -> bytes:
@@ -254,56 +287,6 @@ def _payload(entry: Any) -> bytes:
 def _without_secrets(payload: bytes) -> bytes:
     """A payload whose addresses lack their signatures, which do not outlive the dead letter; an image as it is."""
     return payload if format_by_start(payload) else with_public_addresses(payload.decode("latin-1")).encode("latin-1")
-
-
-def _asked_by(image: ImageRef | EncodedImage, event_time: float, request_id: str, message_id: str) -> ImageRef | EncodedImage:
-    if isinstance(image, EncodedImage):
-        ref = dataclasses.replace(image.ref, event_time=event_time, request_id=request_id, message_id=message_id)
-        return EncodedImage(ref, image.content)
-    return dataclasses.replace(image, event_time=event_time, request_id=request_id, message_id=message_id)
-
-
-def _image(entry: Any, limits: MessageLimits, bytes_left: int) -> ImageRef | EncodedImage:
-    if not isinstance(entry, dict):
-        raise ImageError("message", "bad_request", f"expected an image as {{'uri'}} or {{'bytes'}}, got {type(entry).__name__}")
-    uri = _uri(entry)
-    if uri:
-        if not is_allowed(uri, limits.allowed_prefixes):
-            allowed = ", ".join(limits.allowed_prefixes)
-            raise ImageError("message", "not_allowed", f"{uri[:200]!r} lies under none of the allowed prefixes ({allowed})")
-        generation = _text(entry.get("generation"))
-        return ImageRef.of_uri(full_name(uri), generation=generation, extra=extra_text(extra_columns(_OURS, entry)))
-    content = (
-        entry["content"]
-        if "content" in entry and isinstance(entry["content"], bytes)
-        else _decode_base64(entry.get("bytes"), limits, bytes_left)
-    )
-    _check_size(len(content), limits, bytes_left)
-    digest = hashlib.sha256(content).hexdigest()[:32]
-    name = _CONTROL.sub("?", _text(entry.get("name")) or digest)
-    return EncodedImage(ImageRef(INLINE + name, digest, len(content), extra=extra_text(extra_columns(_OURS, entry))), content)
-
-
-def _uri(entry: Any) -> str:
-    uri = entry.get("uri") if isinstance(entry, dict) else ""
-    return uri if isinstance(uri, str) else ""
-
-
-def _check_size(size: int, limits: MessageLimits, bytes_left: int) -> None:
-    if size > bytes_left:
-        raise ImageError(
-            "message", "too_large", f"expected at most {limits.max_bytes} bytes of inline images in a message, got more"
-        )
-
-
-def _decode_base64(text: Any, limits: MessageLimits, bytes_left: int) -> bytes:
-    if not isinstance(text, str) or not text:
-        raise ImageError("message", "bad_request", "expected an image as {'uri'} or {'bytes'} with text, got neither")
-    _check_size(len(text) // 4 * 3 - 2, limits, bytes_left)  # its least size, before memory is taken
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as err:
-        raise ImageError("message", "bad_base64", f"the image's bytes are no base64: {err}") from err
 
 
 def _event_time(message: Message) -> float:

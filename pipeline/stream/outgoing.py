@@ -34,13 +34,11 @@ class OutgoingMessage:
     Attributes:
       data: Its payload.
       attributes: Its attributes.
-      answers: Id of the request's message, which is acknowledged only when this one is published.
       row: The whole row of a result; `data` is the same bytes unless Pub/Sub would refuse them.
     """
 
     data: bytes
     attributes: Mapping[str, str]
-    answers: str = ""
     row: bytes = b""
 
 
@@ -100,7 +98,7 @@ def dead_letter_message(letter: DeadLetter, now: float) -> OutgoingMessage:
     return OutgoingMessage(data, _fit(attributes), row=row)
 
 
-def answer_message(request_id: str, outcomes: Sequence[Outcome], *, on_time: bool, answers: str = "") -> OutgoingMessage:
+def answer_message(request_id: str, outcomes: Sequence[Outcome], *, on_time: bool) -> OutgoingMessage:
     """The answer to a request: `{"request_id", "complete", "results": [rows], "failed": [dead-letter rows]}`.
 
     `complete` is false if the deadline came first. If the rows are too large for Pub/Sub, they are left out and counted in
@@ -113,7 +111,7 @@ def answer_message(request_id: str, outcomes: Sequence[Outcome], *, on_time: boo
     if len(data) > MAX_MESSAGE_BYTES:
         data = b'%s, "rows_left_out": %d, "results": [], "failed": []}' % (head, len(outcomes))
     attributes = {"kind": "answer", "request_id": request_id, "images": str(len(results)), "failed": str(len(failed))}
-    return OutgoingMessage(data, _fit(attributes), answers)
+    return OutgoingMessage(data, _fit(attributes))
 
 
 def utc(seconds: float) -> str:

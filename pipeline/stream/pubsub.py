@@ -16,27 +16,25 @@ from typing import Any
 
 import apache_beam as beam
 from apache_beam.io.iobase import RestrictionProgress, RestrictionTracker
-from apache_beam.io.watermark_estimators import ManualWatermarkEstimator
 from apache_beam.transforms.core import RestrictionProvider
-from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import MIN_TIMESTAMP, Duration, Timestamp
+from apache_beam.utils.timestamp import Duration
 
 from pipeline.stream.messages import Message
 from pipeline.stream.run import RunSettings, run_of
+from pipeline.stream.subscriber import PULL_BYTES
 
 # the in-memory runner has both in each of its bundles, and then two bundles side by side (`launch/in_memory.py`)
 _PULLERS = 2  # while one's images are detected and published, another's are read; and a huge request holds up one of them only
 _STEP_BACK_SECONDS = 2.0
 _IDLE_SECONDS = 0.5
-_CLOCKS_SECONDS = 10.0  # by which the clock of a worker elsewhere may be behind the puller's, and its archive rows are not late
 
 
 @dataclasses.dataclass
 class ReadMessages(beam.PTransform):
     """Reads a subscription with the project's own splittable source.
 
-    Element out: `Message`, at the time of its arrival (so nothing is ever late). Unbounded, until the run is stopped: then what
-    was taken is finished, and the pipeline ends. At least once.
+    Element out: `Message`, without an event time: no step has windows. Unbounded, until the run is stopped: then what was taken
+    is finished, and the pipeline ends. At least once.
 
     Args:
       run: The run whose subscription is read.
@@ -78,15 +76,6 @@ class ReadNative(beam.PTransform):
             | "ReadFromPubSub" >> beam.io.ReadFromPubSub(subscription=self.subscription, with_attributes=True)
             | "ToMessages" >> beam.Map(_from_beam).with_output_types(Message)
         )
-
-
-def arrival_time(now: float, watermark: Timestamp | None) -> Timestamp:
-    """The time of what arrives now: that of the clock, but never before a time that was already promised to be over.
-
-    A clock may step back (NTP, a virtual machine that was moved); Beam ends a pipeline whose watermark does.
-    """
-    arrival = Timestamp.of(now)
-    return arrival if watermark is None else max(arrival, watermark)
 
 
 class _EndlessTracker(RestrictionTracker):
@@ -132,20 +121,18 @@ class _Endless(RestrictionProvider):
 
 
 class _Pull(beam.DoFn):
-    """One turn: take what waits, yield it, acknowledge when the bundle is final, come again."""
+    """One turn: take what waits, yield it, end its hold when the bundle is final, come again."""
 
     def __init__(self, run: RunSettings):
         self._run = run
-        self._bounds = (run.max_images, run.max_bytes)
 
     def setup(self) -> None:
-        run = run_of(self._run)
-        self._subscriber, self._stop, self._clock = run.subscriber, run.threads.stop, run.clock
-        self._turns_of, self._slack = run.delayed_acks_of, Duration.of(0 if self._run.in_process else _CLOCKS_SECONDS)
+        self._shared = run_of(self._run)
+        self._subscriber = self._shared.subscriber
         self._unfinished: set[str] = set()
 
     def start_bundle(self) -> None:
-        self._pullers = 0
+        self._is_first = True
         self._ends: Callable[[], None] | None = None
 
     def finish_bundle(self) -> None:
@@ -161,40 +148,34 @@ class _Pull(beam.DoFn):
         puller: int,
         finalizer: Any = beam.DoFn.BundleFinalizerParam,
         tracker: Any = beam.DoFn.RestrictionParam(_Endless()),  # noqa: B008  how Beam's parameters are declared
-        watermark: Any = beam.DoFn.WatermarkEstimatorParam(ManualWatermarkEstimator.default_provider()),  # noqa: B008
-    ) -> Iterator[Any]:
-        tracker.try_claim(tracker.current_restriction())
-        first = self._is_first_in_bundle()
-        messages = self._subscriber.pull(*self._bounds, wait_s=_IDLE_SECONDS) if first else []
-        arrival = arrival_time(self._clock(), watermark.current_watermark())
-        if first:
-            finalizer.register(self._finalizing(puller, tracker.current_restriction(), [each.message_id for each in messages]))
-        for message in messages:
-            yield TimestampedValue(message, arrival)
-        watermark.set_watermark(max(arrival - self._slack, watermark.current_watermark() or MIN_TIMESTAMP))
-        if not self._stop.is_set():
-            tracker.defer_remainder(Duration.of(0 if first else _STEP_BACK_SECONDS * puller))
-
-    def _is_first_in_bundle(self) -> bool:
-        """Whether no other puller is in this bundle; those that are step back, to have bundles of their own beside it."""
-        self._pullers += 1
-        return self._pullers == 1
+    ) -> Iterator[Message]:
+        turn, again_s = tracker.current_restriction(), 0.0
+        tracker.try_claim(turn)
+        if self._is_first:
+            self._is_first = False
+            messages = self._subscriber.pull(self._run.config.stream.pull_images, PULL_BYTES, wait_s=_IDLE_SECONDS)
+            finalizer.register(self._finalizing(puller, turn, [message.message_id for message in messages]))
+            yield from messages
+        else:  # another puller is in this bundle; this one steps back, to have bundles of its own beside it
+            again_s = _STEP_BACK_SECONDS * puller
+        if not self._shared.threads.stop.is_set():
+            tracker.defer_remainder(Duration.of(again_s))
 
     def _finalizing(self, puller: int, turn: int, ids: list[str]) -> Callable[[], None]:
         """What to do with these messages when the bundle is final."""
         self._unfinished.update(ids)
         if not self._run.finalizes_early:
-            return functools.partial(self._acknowledge, ids)
-        turns = self._turns_of(puller)
+            return functools.partial(self._end_hold, ids)
+        turns = self._shared.delayed_acks_of(puller)
         this, decision = turns.begin(turn, ids)
-        self._acknowledge(decision.held)
+        self._end_hold(decision.held)
         self._unfinished.difference_update(decision.lost)
         self._subscriber.release(decision.lost)
         self._ends = functools.partial(turns.end, this)
-        return lambda: self._acknowledge(turns.finalize(this))
+        return lambda: self._end_hold(turns.finalize(this))
 
-    def _acknowledge(self, ids: Sequence[str]) -> None:
-        self._subscriber.finalize(ids)
+    def _end_hold(self, ids: Sequence[str]) -> None:
+        self._subscriber.end_hold(ids)
         self._unfinished.difference_update(ids)
 
 

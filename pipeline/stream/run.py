@@ -1,19 +1,16 @@
 """The state that the steps of a stream share in one process, and the way of an acknowledgement.
 
-    Pub/Sub ─> Subscriber.pull ─> ParseMessages ─> … ─> PublishResults ─> bundle finalizer ─> Subscriber.finalize ─> Pub/Sub
-               holds              │                     │                 │                   │
-               the message        RequestAggregator     Archive.add       DelayedAcks         acknowledges what nobody
-                                  .open holds its       holds it until    adds a delay        holds; the rest when the
-                                  acknowledgement       rows are durable  on Flink            last hold ends
+    Pub/Sub ─> Subscriber.pull ─> ParseMessages ─> … ─> PublishResults ─> bundle finalizer ─> Subscriber.end_hold ─> Pub/Sub
+               holds the          Answers.open          Archive.add       DelayedAcks         acknowledges a message
+               message            holds it until        holds it until    adds a delay        when its last hold ends
+                                  it is answered        rows are durable  on Flink
 
 A message is acknowledged when all of these hold:
 
 1. `Publishing.wait`: Pub/Sub has its messages. The bundle ends only then.
 2. `DelayedAcks`: on a runner that finalizes early, one more checkpoint has begun; elsewhere the finalizer does not wait.
 3. `Archive`: its rows are durable in shards.
-4. `RequestAggregator`: its request, if it is one, is answered, perhaps by another bundle or at its deadline.
-
-The first two make its bundle final; the `Subscriber` counts the holds of the others.
+4. `Answers`: its request, if it is one, is answered, perhaps by another bundle or at its deadline.
 
 A message that is not acknowledged comes again, to the next run.
 """
@@ -22,43 +19,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from pipeline.config import Config
-from pipeline.records import ImageRef
+from pipeline.records import DeadLetter, DetectedImage, ImageRef
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.stats.worker_context import WorkerContext
+from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive
-from pipeline.stream.clients import Publishing, connect_subscriber
-from pipeline.stream.dedup_cache import Attempts, DedupCache
+from pipeline.stream.clients import connect_subscriber
+from pipeline.stream.dedup_cache import DedupCache
 from pipeline.stream.delayed_acks import DelayedAcks
 from pipeline.stream.live import LiveStats
-from pipeline.stream.messages import Request
-from pipeline.stream.outgoing import Outcome, OutgoingMessage
-from pipeline.stream.request_aggregator import RequestAggregator
-from pipeline.stream.subscriber import Subscriber
+from pipeline.stream.outgoing import Outcome
+from pipeline.stream.subscriber import PULL_BYTES, Subscriber
 from pipeline.stream.threads import RunThreads
 
-_OVERDUE_SECONDS = 0.25
-_PULL_BYTES = 64_000_000  # of messages, pulled ahead and in one bundle
-_BEGAN = time.time() - time.monotonic()
-
-
-@dataclasses.dataclass(frozen=True)
-class Topics:
-    """Where a stream publishes.
-
-    Attributes:
-      detections: One message an image.
-      dead_letters: One message a dead letter; empty: only files.
-      answers: One message a request; empty: none.
-    """
-
-    detections: str
-    dead_letters: str = ""
-    answers: str = ""
+_BEFORE_DETECTING = ("message", "read")  # stages of images that no repeat waits for
+_MAX_FAILED = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,81 +48,24 @@ class RunSettings:
 
     Attributes:
       name: Names the run: its shards, and the one `StreamRun` of each process.
-      subscription: Where messages come from.
-      topics: Where answers go.
+      config: The job.
       in_process: Whether all steps are in the launcher's process, which opens and closes the run. Elsewhere the first step that
         needs the run opens it, and it ends with its process.
-      max_images: Most images that the messages of one bundle name, and as many waiting.
-      max_bytes: The same in bytes of messages.
-      answer_deadline_s: Longest time to a request's answer.
-      deduplicate_s: How long an image is remembered.
-      samples: How many annotated images the report will show.
       results: Folder of the archive and the dead letters; empty: no files are written.
-      archive_detections: Whether detections are archived, too.
-      window_s: Seconds of rows in one shard there.
-      version: The model and settings that make these rows.
-      view: Whether each shard has a view for people.
+      samples: How many annotated images the report will show.
+      version: The model and settings that make its rows.
       finalizes_early: Whether the runner finalizes bundles before a checkpoint holds them; see `pipeline.stream.delayed_acks`.
       worker_context: What remote workers must reach before they begin.
     """
 
     name: str
-    subscription: str = ""
-    topics: Topics = Topics("")
+    config: Config = dataclasses.field(default_factory=Config)
     in_process: bool = True
-    max_images: int = 128
-    max_bytes: int = 64_000_000
-    answer_deadline_s: float = 60.0
-    deduplicate_s: float = 600.0
-    samples: int = 0
     results: str = ""
-    archive_detections: bool = False
-    window_s: float = 10.0
+    samples: int = 0
     version: RowVersion = UNKNOWN
-    view: bool = True
     finalizes_early: bool = False
     worker_context: WorkerContext | None = None
-
-    @staticmethod
-    def of(
-        config: Config,
-        name: str,
-        *,
-        in_process: bool,
-        samples: int,
-        results: str,
-        model: tuple[str, str] = ("", ""),
-        finalizes_early: bool = False,
-        worker_context: WorkerContext | None = None,
-    ) -> RunSettings:
-        """The settings of a job's run; `model`: name and version, where they are known."""
-        stream = config.stream
-        return RunSettings(
-            name,
-            config.input[0],
-            Topics(config.output, stream.dead_letter_topic, stream.answer_topic),
-            in_process,
-            stream.pull_images,
-            _PULL_BYTES,
-            stream.answer_deadline_s,
-            stream.deduplicate_s,
-            samples,
-            results,
-            bool(stream.archive),
-            stream.archive_window_s,
-            RowVersion.of(config.as_dict(), model),
-            config.write.view,
-            finalizes_early,
-            worker_context,
-        )
-
-
-def steady_time() -> float:
-    """Seconds since the epoch by the clock at this process's start, plus the monotonic seconds since.
-
-    A clock that jumps and comes back would put the watermark hours ahead, and all later elements would be late.
-    """
-    return _BEGAN + time.monotonic()
 
 
 class StreamRun:
@@ -150,89 +74,87 @@ class StreamRun:
     Attributes:
       settings: Its settings.
       threads: Its threads, its stop event, and the failure that ends it.
-      clock: Seconds since the epoch by this machine's clock; in a remote worker `steady_time`.
       figures: Its statistics.
-      recent: The deduplication cache.
-      attempts: The failed attempts that runner state does not know; None if all steps are in one process.
+      recent: The deduplication cache, if all steps are in one process.
       answers: Its open requests; None if there is no topic for answers.
       archive: Writes its rows; None if another step does, or no files are wanted.
     """
 
-    def __init__(self, settings: RunSettings, clock: Callable[[], float] = time.time):
+    def __init__(self, settings: RunSettings):
+        stream = settings.config.stream
         self.settings = settings
-        self.clock = clock
         self.threads = RunThreads()
+        self.figures = LiveStats(settings.samples)
+        self.recent = DedupCache(stream.deduplicate_s, self._answer)
+        self.answers: Answers | None = None
+        self.archive: Archive | None = None
+        self._failed: set[str] = set()
         self._lock = threading.Lock()
         self._subscriber: Subscriber | None = None
-        self._turns: dict[int, DelayedAcks] = {}
-        self.figures = LiveStats(settings.samples)
-        self.recent = DedupCache(settings.deduplicate_s)
-        self.attempts = None if settings.in_process else Attempts()
-        self.answers = RequestAggregator(settings.answer_deadline_s) if settings.topics.answers else None
-        if self.answers:
-            self.threads.start("answers that are overdue", self._answer_overdue)
-        self.archive: Archive | None = None
+        self._delayed_acks: defaultdict[int, DelayedAcks] = defaultdict(DelayedAcks)
+        if stream.answer_topic:
+            self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, hold=self.hold, end_hold=self.end_hold)
+            self.threads.start("answering", functools.partial(self.answers.keep_publishing, self.threads.closed))
         if settings.results and settings.in_process:
             self.archive = Archive(
                 settings.results,
                 settings.name,
-                settings.window_s,
+                stream.archive_window_s,
                 self.threads,
-                hold=self._hold_acks,
-                end_hold=self._end_holds,
+                hold=self.hold,
+                end_hold=self.end_hold,
                 version=settings.version,
-                view=settings.view,
+                view=settings.config.write.view,
             )
             self.threads.start("archiving", self.archive.keep_writing)
 
     @property
     def subscriber(self) -> Subscriber:
         """The subscriber; pulling begins with the first step that needs it."""
+        stream = self.settings.config.stream
         with self._lock:
             if self._subscriber is None:
-                bounds = self.settings.max_images, self.settings.max_bytes
-                self._subscriber = Subscriber(self.settings.subscription, connect_subscriber, *bounds, self.threads)
+                bounds = stream.pull_images, PULL_BYTES
+                self._subscriber = Subscriber(self.settings.config.input[0], connect_subscriber, *bounds, self.threads)
             return self._subscriber
 
     def delayed_acks_of(self, puller: int) -> DelayedAcks:
         """The turns of a puller, on a runner that finalizes early."""
         with self._lock:
-            return self._turns.setdefault(puller, DelayedAcks())
+            return self._delayed_acks[puller]
 
-    def open_request(self, request: Request) -> None:
-        """Opens a request that wants an answer, and holds its message until that is published."""
-        if self.answers and request.wants_answer:
-            self._hold_acks([request.message_id])
-            self.answers.open(request)
+    def end(self, result: DetectedImage | DeadLetter, outcome: Outcome) -> None:
+        """Notes what became of an image, for all messages that asked for it."""
+        ref = result.ref
+        if outcome.failed:
+            if len(self._failed) >= _MAX_FAILED:
+                self._failed.clear()
+            self._failed.add(ref.uri)
+        if not self.settings.in_process or (isinstance(result, DeadLetter) and result.stage in _BEFORE_DETECTING):
+            self._answer(ref, outcome)
+        else:
+            self.recent.done(ref, outcome)
 
-    def end_attempt(self, ref: ImageRef, outcome: Outcome, *, was_begun: bool) -> list[ImageRef]:
-        """Ends the attempt at an image; returns the repeats that wait for its outcome.
-
-        Args:
-          ref: The image, and the message that asked for it.
-          outcome: What became of it.
-          was_begun: Whether deduplication has seen the image.
-        """
-        if self.attempts:
-            self.attempts.end(ref, outcome.failed)
-        return self.recent.done(ref, outcome) if was_begun else []
-
-    def answered(self, published: Iterable[OutgoingMessage]) -> None:
-        """Notes that these answers are published, so their requests may be acknowledged."""
-        self._end_holds([message.answers for message in published if message.answers])
+    def forget_failure(self, ref: ImageRef) -> bool:
+        """Whether the last attempt at an image failed in this process; forgets it, since the next attempt begins."""
+        failed = ref.uri in self._failed
+        self._failed.discard(ref.uri)
+        return failed
 
     def nack(self, ref: ImageRef) -> None:
         """Leaves an image without an outcome: its message is held, and delivered again after the run."""
-        self.figures.add_given_back()
-        self._hold_acks([ref.message_id])
+        self.figures.add_skipped()
+        self.hold([ref.message_id])
 
-    def _hold_acks(self, message_ids: Iterable[str]) -> None:
+    def hold(self, message_ids: Sequence[str]) -> None:
+        """Holds the acknowledgement of messages, once for each time that an id is named."""
         if self._subscriber:
-            self._subscriber.hold_acks(message_ids)
+            self._subscriber.hold(message_ids)
 
-    def _end_holds(self, message_ids: Sequence[str]) -> None:
+    def end_hold(self, message_ids: Sequence[str]) -> None:
+        """Ends holds, likewise."""
         if self._subscriber:
-            self._subscriber.end_holds(message_ids)
+            self._subscriber.end_hold(message_ids)
 
     def stop(self) -> None:
         """Stops pulling; messages in progress are still finished."""
@@ -255,39 +177,23 @@ class StreamRun:
             if self._subscriber:
                 self._subscriber.close()
 
-    def _answer_overdue(self) -> None:
-        """Publishes the answers of overdue requests; a permanent failure of Pub/Sub ends the job, as in a step."""
-        assert self.answers is not None  # noqa: S101  started only with them
-        while not self.threads.closed.wait(_OVERDUE_SECONDS):
-            late = self.answers.overdue()
-            if late:
-                publishing = Publishing()
-                for answer in late:
-                    publishing.send(self.settings.topics.answers, answer)
-                publishing.wait()
-                self.answered(late)
+    def _answer(self, ref: ImageRef, outcome: Outcome) -> None:
+        if self.answers:
+            self.answers.done(ref, outcome)
 
 
-class _Process:
-    """Holds the one run of this process."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.run: StreamRun | None = None
-
-
-_PROCESS = _Process()
+_runs: dict[str, StreamRun] = {}  # of this process, by name
+_opening = threading.Lock()
 
 
 @contextlib.contextmanager
-def opened(settings: RunSettings, clock: Callable[[], float] = time.time) -> Iterator[StreamRun]:
+def opened(settings: RunSettings) -> Iterator[StreamRun]:
     """Opens a run for the length of a block."""
-    run = StreamRun(settings, clock)
-    _PROCESS.run = run
+    run = _runs[settings.name] = StreamRun(settings)
     try:
         yield run
     finally:
-        _PROCESS.run = None
+        del _runs[settings.name]
         run.close()
 
 
@@ -298,13 +204,12 @@ def run_of(settings: RunSettings) -> StreamRun:
       LookupError: All steps work in the launcher's process, and the launcher has closed the run.
       UserError: This process is remote, and cannot reach what it needs.
     """
-    with _PROCESS.lock:
-        run = _PROCESS.run
-        if run is None or run.settings.name != settings.name:
+    with _opening:
+        if settings.name not in _runs:
             if settings.in_process:
                 raise LookupError(f"the run {settings.name} is over")
-            run = StreamRun(settings, steady_time)
+            run = StreamRun(settings)
             if settings.worker_context:
                 settings.worker_context.check_worker(run.figures.told)
-            _PROCESS.run = run
-        return run
+            _runs[settings.name] = run
+        return _runs[settings.name]

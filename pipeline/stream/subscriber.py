@@ -2,7 +2,8 @@
 
 A thread pulls up to a bound of images and bytes, so the next messages wait here while the detector works, and a backlog stays in
 Pub/Sub. Another thread extends the deadlines of held messages until they are acknowledged or released. A process that dies
-extends nothing, and Pub/Sub delivers again after `EXTEND_SECONDS`.
+extends nothing, and Pub/Sub delivers again after `EXTEND_SECONDS`, but the messages of the last four seconds, and an answer that
+is lost on its way here, after the subscription's own deadline.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ import contextlib
 import dataclasses
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.api_core import exceptions, retry
 
@@ -24,14 +24,15 @@ from pipeline.stream.clients import is_lost_connection, one_line
 from pipeline.stream.messages import Message, image_count
 from pipeline.stream.threads import RunThreads
 
+PULL_BYTES = 64_000_000  # of messages, pulled ahead and in one bundle
 EXTEND_SECONDS = 20
 _EXTEND_EVERY_SECONDS = 4.0  # a subscription's own deadline can be as short as 10 s
-_HOLD_SECONDS = 3600.0  # after this time Pub/Sub may deliver again, and the next hour begins
 _PULL_SECONDS = 1.0  # a job takes so much longer to end (see `end_pulling`)
 _PULL_MESSAGES = 200
 _FIRST_PULL_MESSAGES = 10
 _IDS_PER_CALL = 1000  # ack ids of ~200 bytes against a limit of 512 kB a call
 _BACK_OFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
+_RETRY = retry.Retry(predicate=is_lost_connection, initial=0.5, maximum=10.0, timeout=60.0)
 
 _log = logging.getLogger(__name__)
 
@@ -39,14 +40,7 @@ _log = logging.getLogger(__name__)
 @dataclasses.dataclass(slots=True)
 class _Held:
     ack_id: str
-    since: float
-    final: bool = False
-    holds: int = 0
-
-
-class _Waiting(NamedTuple):
-    message: Message
-    images: int
+    holds: int = 1
 
 
 class Subscriber:
@@ -69,36 +63,39 @@ class Subscriber:
         self._threads = threads
         self._stop = threads.stop
         self._changed = threading.Condition()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[tuple[Message, int]] = deque()  # with the number of its images
         self._held: dict[str, _Held] = {}
         self._part = PROCESS.parts["subscriber"]
-        self._mean_bytes: float | None = None
+        self._mean_bytes = max_bytes / _FIRST_PULL_MESSAGES
         self._pulling = threads.start("pulling", self._pull_ahead)
         threads.repeat("extending deadlines", self._extend, _EXTEND_EVERY_SECONDS)
 
     def pull(self, max_images: int, max_bytes: int, wait_s: float) -> list[Message]:
         """Returns waiting messages, or the first that comes within `wait_s`; one that exceeds the bounds comes alone.
 
+        Each has one hold, which its bundle ends.
+
         Raises:
           google.api_core.exceptions.GoogleAPICallError: Pulling failed permanently.
           Exception: Another thread of the run failed.
         """
         self._threads.raise_failure()
-        taken: list[_Waiting] = []
+        taken: list[Message] = []
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._stop.is_set(), wait_s)
             images = size = 0
             while self._waiting and not self._stop.is_set():
-                first = self._waiting[0]
-                images, size = images + first.images, size + len(first.message.data)
+                message, its_images = self._waiting[0]
+                images, size = images + its_images, size + len(message.data)
                 if taken and (images > max_images or size > max_bytes):
                     break
-                taken.append(self._waiting.popleft())
+                taken.append(message)
+                self._waiting.popleft()
             self._part.end(len(taken))
             self._changed.notify_all()
-        return [each.message for each in taken]
+        return taken
 
-    def hold_acks(self, message_ids: Iterable[str]) -> None:
+    def hold(self, message_ids: Iterable[str]) -> None:
         """Holds the acknowledgement of messages, once for each time that an id is named.
 
         Its row may not be durable yet, or another bundle may have an image of the request in progress. If the process dies before
@@ -108,36 +105,20 @@ class Subscriber:
             for held in self._known(message_ids):
                 held.holds += 1
 
-    def end_holds(self, message_ids: Sequence[str]) -> None:
-        """Ends holds, one for each time that an id is named; acknowledges messages of final bundles without further holds."""
+    def end_hold(self, message_ids: Sequence[str]) -> None:
+        """Ends holds, once for each time that an id is named; acknowledges messages without further holds."""
         with self._changed:
             for held in self._known(message_ids):
                 held.holds -= 1
-        self._acknowledge_done(message_ids)
-
-    def finalize(self, message_ids: Sequence[str]) -> None:
-        """Notes that the bundle of these messages is committed; acknowledges what nothing holds."""
-        with self._changed:
-            for held in self._known(message_ids):
-                held.final = True
-        self._acknowledge_done(message_ids)
-
-    def _acknowledge_done(self, message_ids: Sequence[str]) -> None:
-        with self._changed:
-            done = [each for each in {*message_ids} if (held := self._held.get(each)) and held.final and not held.holds]
+            done = [each for each in {*message_ids} if each in self._held and not self._held[each].holds]
         self.acknowledge(done)
-
-    def _known(self, message_ids: Iterable[str]) -> list[_Held]:
-        return [self._held[message_id] for message_id in message_ids if message_id in self._held]
 
     def acknowledge(self, message_ids: Iterable[str]) -> None:
         """Acknowledges messages; if the call fails, Pub/Sub delivers them again."""
         ack_ids = self._forget(message_ids)
         try:
-            for start in range(0, len(ack_ids), _IDS_PER_CALL):
-                self._client.acknowledge(
-                    subscription=self._subscription, ack_ids=ack_ids[start : start + _IDS_PER_CALL], retry=_RETRY, timeout=10
-                )
+            for part in _calls(ack_ids):
+                self._client.acknowledge(subscription=self._subscription, ack_ids=part, retry=_RETRY, timeout=10)
         except exceptions.GoogleAPIError as err:
             _log.warning("%d messages could not be acknowledged and will be delivered again: %s", len(ack_ids), one_line(err))
 
@@ -157,10 +138,8 @@ class Subscriber:
     def close(self) -> None:
         """Releases all held messages and closes the connection."""
         self.end_pulling()
-        with self._changed:
-            self._clear_waiting()
-            ids = list(self._held)
-        self.release(ids)
+        self._clear_waiting()
+        self.release(list(self._held))
         self._client.close()
 
     def _pull_ahead(self) -> None:
@@ -168,11 +147,9 @@ class Subscriber:
         failures = 0
         while not self._stop.is_set():
             try:
-                with PROCESS.parts["pull"].working():
+                with PROCESS.parts["pull"].working(), contextlib.suppress(exceptions.DeadlineExceeded):  # no message came
                     self._pull_once()
                 failures = 0
-                PROCESS.failing.pop("Pub/Sub", None)
-            except exceptions.DeadlineExceeded:  # no message came
                 PROCESS.failing.pop("Pub/Sub", None)
             except Exception as err:
                 if self._stop.is_set():
@@ -184,83 +161,71 @@ class Subscriber:
                 PROCESS.failing["Pub/Sub"] = one_line(err)
                 _log.warning("lost Pub/Sub (%s); pulling again in %g s", one_line(err), wait_s)
                 self._stop.wait(wait_s)
-        self._release_waiting()
+        with contextlib.suppress(ValueError):  # the channel is closed already
+            self.release(self._clear_waiting())
 
     def _pull_once(self) -> None:
         with self._changed:
-            self._changed.wait_for(self._has_room, timeout=1.0)
-            if self._stop.is_set() or not self._has_room():
-                return
-            count = self._pull_size()
+            self._changed.wait_for(lambda: self._stop.is_set() or min(self._room()) > 0, timeout=1.0)
+            images, size = self._room()
+        if self._stop.is_set() or min(images, size) <= 0:
+            return
+        count = min(_PULL_MESSAGES, images, max(1, int(size / max(self._mean_bytes, 1.0))))
         answer = self._puller.pull(subscription=self._subscription, max_messages=count, timeout=_PULL_SECONDS, retry=None)
-        now = time.monotonic()
         with self._changed:
             for received in answer.received_messages:
-                self._hold(received, now)
+                self._take(received)
             self._changed.notify_all()
 
-    def _has_room(self) -> bool:
-        images = sum(each.images for each in self._waiting)
-        size = sum(len(each.message.data) for each in self._waiting)
-        return self._stop.is_set() or (images < self._max_images and size < MEMORY.budget(self._max_bytes))
+    def _room(self) -> tuple[int, float]:
+        """How many images and bytes may be pulled ahead now."""
+        images = sum(images for _, images in self._waiting)
+        size = sum(len(message.data) for message, _ in self._waiting)
+        return self._max_images - images, MEMORY.budget(self._max_bytes) - size
 
-    def _pull_size(self) -> int:
-        """How many messages the bounds have room for, by the mean size so far."""
-        images = sum(each.images for each in self._waiting)
-        size = sum(len(each.message.data) for each in self._waiting)
-        if self._mean_bytes is None:
-            return min(_FIRST_PULL_MESSAGES, self._max_images)
-        by_bytes = (MEMORY.budget(self._max_bytes) - size) / max(self._mean_bytes, 1.0)
-        return int(max(1, min(_PULL_MESSAGES, self._max_images - images, by_bytes)))
-
-    def _hold(self, received: Any, now: float) -> None:
+    def _take(self, received: Any) -> None:
         message_id = received.message.message_id
         if known := self._held.get(message_id):  # a redelivery, whose id acknowledges all deliveries
-            known.ack_id, known.since = received.ack_id, now
+            known.ack_id = received.ack_id
             return
         message = Message(
             received.message.data, dict(received.message.attributes), message_id, received.message.publish_time.timestamp()
         )
-        self._held[message_id] = _Held(received.ack_id, now)
-        self._waiting.append(_Waiting(message, image_count(message)))
+        self._held[message_id] = _Held(received.ack_id)
+        self._waiting.append((message, image_count(message)))
         self._part.begin()
-        size = len(message.data)
-        self._mean_bytes = size if self._mean_bytes is None else self._mean_bytes + 0.1 * (size - self._mean_bytes)
+        self._mean_bytes += 0.1 * (len(message.data) - self._mean_bytes)
 
     def _extend(self) -> None:
-        oldest = time.monotonic() - _HOLD_SECONDS
         with self._changed:
-            ack_ids = [held.ack_id for held in self._held.values() if held.since > oldest]
+            ack_ids = [held.ack_id for held in self._held.values()]
         self._set_deadline(ack_ids, EXTEND_SECONDS)
 
     def _set_deadline(self, ack_ids: Sequence[str], seconds: int) -> None:
         try:
-            for start in range(0, len(ack_ids), _IDS_PER_CALL):
+            for part in _calls(ack_ids):
                 self._client.modify_ack_deadline(
-                    subscription=self._subscription,
-                    ack_ids=ack_ids[start : start + _IDS_PER_CALL],
-                    ack_deadline_seconds=seconds,
-                    timeout=10,
+                    subscription=self._subscription, ack_ids=part, ack_deadline_seconds=seconds, timeout=10
                 )
         except exceptions.GoogleAPIError as err:
             _log.warning("the deadline of %d messages could not be set: %s", len(ack_ids), one_line(err))
 
+    def _known(self, message_ids: Iterable[str]) -> list[_Held]:
+        return [self._held[message_id] for message_id in message_ids if message_id in self._held]
+
     def _forget(self, message_ids: Iterable[str]) -> list[str]:
         with self._changed:
-            held = [self._held.pop(message_id) for message_id in message_ids if message_id in self._held]
-        return [each.ack_id for each in held]
+            return [self._held.pop(message_id).ack_id for message_id in message_ids if message_id in self._held]
 
-    def _clear_waiting(self) -> None:
-        self._part.end(len(self._waiting))
-        self._waiting.clear()
-
-    def _release_waiting(self) -> None:
+    def _clear_waiting(self) -> list[str]:
+        """Forgets what no step has taken; returns the ids of these messages."""
         with self._changed:
-            ids = [each.message.message_id for each in self._waiting]
-            self._clear_waiting()
+            ids = [message.message_id for message, _ in self._waiting]
+            self._part.end(len(ids))
+            self._waiting.clear()
             self._changed.notify_all()
-        with contextlib.suppress(ValueError):  # the channel is closed already
-            self.release(ids)
+        return ids
 
 
-_RETRY = retry.Retry(predicate=is_lost_connection, initial=0.5, maximum=10.0, timeout=60.0)
+def _calls(ack_ids: Sequence[str]) -> list[Sequence[str]]:
+    return [ack_ids[start : start + _IDS_PER_CALL] for start in range(0, len(ack_ids), _IDS_PER_CALL)]

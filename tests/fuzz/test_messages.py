@@ -25,11 +25,11 @@ from pipeline.records import (
     detection_row,
     row_bytes,
 )
+from pipeline.stream.answers import Answers
 from pipeline.stream.dedup_cache import DedupCache
 from pipeline.stream.live import LiveStats
 from pipeline.stream.messages import Message, MessageLimits, Request, image_count, parse_message, replay_message
 from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
-from pipeline.stream.request_aggregator import RequestAggregator
 
 LIMITS = MessageLimits(allowed_prefixes=("gs://", "/data/photos"), max_images=20, max_bytes=1000)
 JPEG = b"\xff\xd8\xff\xe0 not really"
@@ -171,6 +171,10 @@ def count(request: Request, message: Message, now: float, number: float) -> None
     assert figures.line(1.0)
 
 
+def answers_within(seconds: float) -> Answers:
+    return Answers("topic", seconds, hold=len, end_hold=len)
+
+
 @given(of_letters | anything | values)
 @example({"image": {"uri": ["gs://b/a"]}, "stage": "read", "reason": "not_found"})
 @example({"image": {}, "stage": "read", "reason": []})
@@ -198,12 +202,13 @@ def test_each_message_ends_in_results_dead_letters_and_one_answer(message, now, 
     assert image_count(message) >= 1
     request = parse_message(message, LIMITS)
     assert request.skipped != bool(request.images or request.dead_letters)
-    answers = RequestAggregator(60.0)
-    if request.wants_answer:
-        answers.open(request)
+    answers = answers_within(60.0)
+    answers.open(request)
     count(request, message, now, number)
     ended = list(outcomes(request, now, number))
-    sent = [answer for ref, outcome in ended for answer in answers.done(ref, outcome)]
+    for ref, outcome in ended:
+        answers.done(ref, outcome)
+    sent = answers.due().values()
     assert len(sent) == request.wants_answer
     for answer in sent:
         content = json.loads(publishable(answer))
@@ -214,10 +219,9 @@ def test_each_message_ends_in_results_dead_letters_and_one_answer(message, now, 
 @given(messages)
 def test_an_overdue_answer_names_all_that_is_missing(message):
     request = parse_message(message, LIMITS)
-    answers = RequestAggregator(0.0)
-    if request.wants_answer:
-        answers.open(request)
-    late = answers.overdue()
+    answers = answers_within(0.0)
+    answers.open(request)
+    late = answers.due().values()
     assert len(late) == request.wants_answer
     for answer in late:
         content = json.loads(publishable(answer))
@@ -227,35 +231,27 @@ def test_an_overdue_answer_names_all_that_is_missing(message):
 @given(st.lists(messages, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_whatever_order_images_end_in_each_request_is_answered_once_with_all_its_images(received, random):
     """Requests share images; some ask while an image is under way, some after it has ended, some after it failed."""
-    answers, recent, sent = RequestAggregator(60.0), DedupCache(600.0), []
+    answers = answers_within(60.0)
+    recent = DedupCache(600.0, answers.done)
     parsed = [parse_message(Message(each.data, each.attributes, f"m{n}"), LIMITS) for n, each in enumerate(received)]
-    steps = [("ask", request, image) for request in parsed for image in (*request.images, *request.dead_letters)]
+    steps = [image for request in parsed for image in (*request.images, *request.dead_letters)]
     for request in parsed:
-        if request.wants_answer:
-            answers.open(request)
+        answers.open(request)
     leading: list[ImageRef | EncodedImage] = []
     while steps or leading:
         if leading and (not steps or random.random() < 0.5):
             image = leading.pop(random.randrange(len(leading)))
             result = end(image, 0.0)
-            outcome = Outcome(b"{}", isinstance(result, DeadLetter))
-            for ref in (result.ref, *recent.done(result.ref, outcome)):
-                sent += answers.done(ref, outcome)
+            recent.done(result.ref, Outcome(b"{}", isinstance(result, DeadLetter)))
             continue
-        _, request, image = steps.pop(0)
+        image = steps.pop(0)
         if isinstance(image, DeadLetter):
-            sent += answers.done(image.ref, Outcome(b"{}", failed=True))
-            continue
-        ref = image if isinstance(image, ImageRef) else image.ref
-        repeat = recent.ask(ref)
-        if repeat is None:
+            answers.done(image.ref, Outcome(b"{}", failed=True))
+        elif recent.is_new(image if isinstance(image, ImageRef) else image.ref):
             leading.append(image)
-        elif repeat.outcome:
-            sent += answers.done(ref, repeat.outcome)
     wanted = [(request.message_id, len(request.images) + len(request.dead_letters)) for request in parsed if request.wants_answer]
-    got = [(answer.answers, sum(int(answer.attributes[kind]) for kind in ("images", "failed"))) for answer in sent]
-    assert sorted(got) == sorted(wanted)
-    assert answers.overdue() == []
+    sent = answers.due()
+    assert {asked: sum(int(sent[asked].attributes[kind]) for kind in ("images", "failed")) for asked in sent} == dict(wanted)
 
 
 def test_every_depth_of_nesting_ends_as_a_dead_letter_or_is_passed_over():

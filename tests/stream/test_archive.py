@@ -77,7 +77,7 @@ def disk(monkeypatch):
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    monkeypatch.setattr(module, "_WINDOW_ROWS", 3)
+    monkeypatch.setattr(module, "WINDOW_ROWS", 3)
 
 
 def test_a_message_is_held_until_all_of_its_rows_are_in_shards_of_their_window(stream):
@@ -163,7 +163,7 @@ def test_a_stream_that_stops_while_storage_is_away_acknowledges_nothing_and_ends
 
 def test_a_permanent_failure_of_storage_ends_the_stream(stream, monkeypatch):
     """Also the bundles that wait for room."""
-    monkeypatch.setattr(module, "_WINDOW_ROWS", 1)
+    monkeypatch.setattr(module, "WINDOW_ROWS", 1)
     (Path(stream.folder) / "detections").touch()
     stream.threads.start("archiving", stream.archive.keep_writing)
     stream.add("a")

@@ -1,42 +1,38 @@
-"""The archive of a stream whose steps are in several processes: windows of the runner, whose time may be ahead of a worker's."""
+"""The archive of a stream whose steps are in several processes."""
 
 import itertools
-import time
 
 import apache_beam as beam
-import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
-from apache_beam.testing.test_stream import TestStream
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipeline.codec import register_record_coder
 from pipeline.results.shards import list_shards
+from pipeline.stream import archive_rows
 from pipeline.stream.archive_rows import ArchiveRows
 from tests.shard_rows import VERSION, detected, failed, rows_in
 
 
-def archived(folder, *batches, ahead_s):
-    """Archives batches of records that come when time is over for their rows, or is not."""
+def archived(folder):
+    """Archives two detections and two dead letters that come in two collections."""
     register_record_coder()
-    coming = TestStream().advance_watermark_to(int(time.time() + ahead_s))
-    for batch in batches:
-        coming = coming.add_elements(batch)
-    options = PipelineOptions(["--streaming"])
-    with beam.Pipeline(runner=BundleBasedDirectRunner(), options=options) as pipeline:
-        records = pipeline | "Come" >> coming.advance_watermark_to_infinity()
-        parts = [
-            records | f"Only{kind.__name__}" >> beam.Filter(isinstance, kind).with_output_types(kind)
-            for kind in (type(detected("")), type(failed("")))
-        ]
-        _ = tuple(parts) | "Archive" >> ArchiveRows(str(folder), "0a1b", window_s=3600.0, version=VERSION)
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        parts = (
+            pipeline | "Detected" >> beam.Create([detected("b"), detected("a")]),
+            pipeline | "Failed" >> beam.Create([failed("x"), failed("y")]),
+        )
+        _ = parts | "Archive" >> ArchiveRows(str(folder), "0a1b", window_s=10.0, version=VERSION)
 
 
-@pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0], ids=["a puller behind", "a puller that is two hours ahead"])
-def test_a_row_is_archived_however_far_clocks_are_apart(ahead_s, tmp_path):
-    archived(tmp_path, [detected("b"), failed("x")], [detected("a")], [failed("y")], ahead_s=ahead_s)
+def test_rows_of_a_kind_become_one_shard_with_a_view(tmp_path):
+    archived(tmp_path)
     found = [[row["image"]["uri"] for row in rows_in(str(tmp_path), kind)] for kind in ("detections", "dead_letters")]
     assert found == [["a", "b"], ["x", "y"]]
-    if ahead_s < 0:
-        assert len(list_shards(str(tmp_path))) == 2, "one of each kind"
+    assert len(list_shards(str(tmp_path))) == 2, "one of each kind"
     views = [line for path in tmp_path.glob("*/*.jsonl") for line in path.open()]
     assert len(views) == len([*itertools.chain(*found)])
+
+
+def test_a_shard_has_a_bounded_number_of_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive_rows, "WINDOW_ROWS", 1)
+    archived(tmp_path)
+    assert len(list_shards(str(tmp_path))) == 4

@@ -13,8 +13,9 @@ from apache_beam.transforms.window import GlobalWindow
 from apache_beam.utils.timestamp import Timestamp
 
 from pipeline.read.fetch import fetch
-from pipeline.records import EncodedImage, ImageRef
+from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState, _Identify
+from pipeline.stream.outgoing import Outcome
 from pipeline.stream.run import RunSettings, opened, run_of
 
 IMAGES = [EncodedImage(ImageRef(f"gs://b/{n % 7}", str(n % 2)), b"x") for n in range(70)]
@@ -22,18 +23,12 @@ ELSEWHERE = RunSettings("elsewhere", in_process=False)
 DISTINCT = {image.ref.identity for image in IMAGES}
 
 
-def test_repeats_come_out_apart_from_new_images():
-    with opened(RunSettings("repeats")) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        parted = pipeline | beam.Create(IMAGES) | DropDuplicates(run.settings)
-        assert_that(parted.new | "New" >> beam.Map(lambda image: image.ref.identity), equal_to(DISTINCT), "CheckNew")
-        count = parted.repeats | beam.combiners.Count.Globally()
-        assert_that(count, equal_to([len(IMAGES) - len(DISTINCT)]), "CheckRepeats")
-
-
-def test_runner_state_drops_the_same_and_counts_it():
+@pytest.mark.parametrize("transform", [DropDuplicates, DropDuplicatesInState])
+def test_each_image_passes_once_and_the_others_are_counted(transform):
+    settings = ELSEWHERE if transform is DropDuplicatesInState else RunSettings("here")
     pipeline = beam.Pipeline(runner=FnApiRunner())
-    with opened(ELSEWHERE) as run:
-        new = pipeline | beam.Create(IMAGES) | DropDuplicatesInState(ELSEWHERE) | beam.Map(lambda image: image.ref.identity)
+    with opened(settings) as run:
+        new = pipeline | beam.Create(IMAGES) | transform(settings) | beam.Map(lambda image: image.ref.identity)
         assert_that(new, equal_to(DISTINCT))
         assert skipped(pipeline) == run.figures.stats().skipped == len(IMAGES) - len(DISTINCT)
 
@@ -42,17 +37,18 @@ def test_runner_state_lets_pass_what_is_asked_for_again_once_it_has_failed():
     """Not what has a result, nor what nobody has asked for again."""
     with opened(ELSEWHERE) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
         asked = [ImageRef(name, "1", message_id=f"{name}{turn}") for turn in range(3) for name in ("good", "bad")]
-        passed = pipeline | beam.Create(asked) | DropDuplicatesInState(ELSEWHERE) | "End" >> beam.ParDo(_EndAttempts(ELSEWHERE))
+        passed = pipeline | beam.Create(asked) | DropDuplicatesInState(ELSEWHERE) | "End" >> beam.ParDo(_End(ELSEWHERE))
         assert_that(passed, equal_to(["good0", "bad0", "bad1", "bad2"]))
     assert run.figures.stats().skipped == 2
 
 
-class _EndAttempts(beam.DoFn):
+class _End(beam.DoFn):
     def __init__(self, run: RunSettings):
         self._run = run
 
     def process(self, ref: Any):
-        run_of(self._run).attempts.end(ref, failed=ref.uri == "bad")
+        if ref.uri == "bad":
+            run_of(self._run).end(DeadLetter(ref, "read", "not_found", "gone"), Outcome(b"", failed=True))
         yield ref.message_id
 
 
@@ -86,12 +82,10 @@ def test_runner_state_knows_the_version_of_what_is_named_without(where, tmp_path
 
 def identities(asked: list[ImageRef]) -> list[str]:
     step = _Identify(2)
-    step.setup()
     step.start_bundle()
     for ref in asked:
-        assert list(step.process(ref, Timestamp(0), GlobalWindow())) == []
+        step.process(ref, Timestamp(0), GlobalWindow())
     found = [keyed.value for keyed in step.finish_bundle()]
-    step.teardown()
     assert [image for _, image in found] == asked
     return [identity for identity, _ in found]
 

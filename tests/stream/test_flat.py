@@ -11,12 +11,12 @@ import pytest
 
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
 from pipeline.results.shards import list_shards
+from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive, ArchivedRow
 from pipeline.stream.dedup_cache import DedupCache
 from pipeline.stream.live import LiveStats
 from pipeline.stream.messages import Message, MessageLimits, parse_message
 from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
-from pipeline.stream.request_aggregator import RequestAggregator
 from pipeline.stream.threads import RunThreads
 from tests.clock import Clock
 
@@ -43,7 +43,8 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
     held: list[str] = []
     holds = {"hold": held.extend, "end_hold": lambda ended: held.__delitem__(slice(len(ended)))}
     archive = Archive(str(folder), "run", WINDOW_S, RunThreads(), **holds, clock=clock)
-    answers, recent, figures = RequestAggregator(60.0, clock), DedupCache(600.0, clock=clock), LiveStats()
+    answers, figures = Answers("topic", 60.0, hold=len, end_hold=len, clock=clock), LiveStats()
+    recent = DedupCache(600.0, answers.done, clock=clock)
     kept, most_held, overdue, number = [], [], 0, 0
     tracemalloc.start()
     for bundle in range(int(HOURS * 3600 / BUNDLE_S)):
@@ -54,10 +55,8 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
         answers.open(request)
         rows = []
         for image in request.images[:3]:
-            repeat = recent.ask(image)
-            if repeat and repeat.outcome:
-                figures.add_duplicate()
-                answers.done(image, repeat.outcome)
+            if not recent.is_new(image):
+                figures.add_skipped()
                 continue
             result = ended(image, number, clock.now)
             number += 1
@@ -65,11 +64,10 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
             message = dead_letter_message(result, clock.now) if failed else detection_message(result, clock.now)
             figures.add_result(result, clock.now)
             rows.append(ArchivedRow(result, message.data))
-            for ref in (image, *recent.done(image, Outcome(message.data, failed))):
-                answers.done(ref, Outcome(message.data, failed))
+            recent.done(image, Outcome(message.data, failed))
         archive.add(rows)
         clock.now += BUNDLE_S
-        overdue += len(answers.overdue())
+        overdue += len(answers.due())
         archive.write_if_over()
         if bundle % 90 == 89:
             kept.append(tracemalloc.get_traced_memory()[0])

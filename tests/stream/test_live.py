@@ -31,7 +31,7 @@ def figures_of_a_minute():
         figures.add_result(detected(n, 0.1 if n < 97 else 10.0, led_batch=8 if n % 8 == 0 else 0), now=1000.0)
     figures.add_result(DeadLetter(ImageRef(""), "message", "bad_json", "x"), now=1000.0)
     figures.add_result(DeadLetter(ImageRef("gs://b/98"), "read", "not_found", "x"), now=1000.0)
-    figures.add_duplicate()
+    figures.add_skipped()
     return figures
 
 

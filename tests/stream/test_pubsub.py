@@ -1,21 +1,14 @@
 """Subscriber and publishing against Google's Pub/Sub emulator."""
 
-import dataclasses
 import threading
 import time
 
-import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.utils.timestamp import Duration, Timestamp
 from google.api_core import exceptions
 
-from pipeline.stream.clients import Publishing, connect_subscriber, shared_publisher
+from pipeline.stream.clients import Publishing, connect_subscriber
 from pipeline.stream.outgoing import OutgoingMessage
-from pipeline.stream.pubsub import ReadMessages, _Pull
-from pipeline.stream.run import RunSettings, opened, run_of
-from pipeline.stream.subscriber import EXTEND_SECONDS, Subscriber
+from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
 
 
@@ -108,53 +101,6 @@ def test_what_is_in_hand_is_not_delivered_again_beyond_its_deadline(queue, subsc
     assert subscriber_of(queue)[0].pull(1, 1000, wait_s=13) == []
 
 
-class Noted:
-    """A subscriber client that notes the ack ids it got, and those of each call that has some."""
-
-    def __init__(self, client):
-        self._client, self.pulled, self.calls = client, [], []
-
-    def __getattr__(self, name):
-        return getattr(self._client, name)
-
-    def pull(self, **how):
-        answer = self._client.pull(**how)
-        self.pulled += [received.ack_id for received in answer.received_messages]
-        return answer
-
-    def modify_ack_deadline(self, **how):
-        self.calls.append((how["ack_deadline_seconds"], *how["ack_ids"]))
-        self._client.modify_ack_deadline(**how)
-
-    def acknowledge(self, **how):
-        self.calls.append(("ack", *how["ack_ids"]))
-        self._client.acknowledge(**how)
-
-
-def test_a_message_that_is_held_for_an_hour_is_extended_again_after_its_redelivery(queue, request):
-    """Else it would be delivered every few seconds, and end at the dead-letter topic while it is worked at."""
-    queue.put(b"slow")
-    clients, threads = [], RunThreads()
-    subscriber = Subscriber(
-        queue.subscription, lambda: clients.append(Noted(connect_subscriber())) or clients[-1], 10, 1000, threads
-    )
-    request.addfinalizer(threads.close)
-    request.addfinalizer(subscriber.close)
-    (message,) = subscriber.pull(1, 1000, wait_s=10)
-    calls, puller = clients
-    raw = connect_subscriber()
-    for redelivery in range(1, 4):
-        subscriber._held[message.message_id].since -= 3600
-        raw.modify_ack_deadline(subscription=queue.subscription, ack_ids=puller.pulled[-1:], ack_deadline_seconds=0)
-        with subscriber._changed:
-            assert subscriber._changed.wait_for(lambda count=redelivery: len(puller.pulled) > count, 20)
-    calls.calls.clear()
-    subscriber._extend()
-    assert (EXTEND_SECONDS, puller.pulled[-1]) in calls.calls
-    subscriber.acknowledge([message.message_id])
-    assert calls.calls[-1] == ("ack", puller.pulled[-1])
-
-
 def test_what_is_released_is_delivered_again_and_what_is_acknowledged_is_not(queue, subscriber_of):
     queue.put(b"done", b"not done")
     first, stop = subscriber_of(queue)
@@ -166,23 +112,18 @@ def test_what_is_released_is_delivered_again_and_what_is_acknowledged_is_not(que
     assert again == [b"not done"]
 
 
-@pytest.mark.parametrize("final_first", [True, False])
-def test_a_message_is_acknowledged_when_its_bundle_is_final_and_nothing_holds_it(queue, subscriber_of, final_first):
-    """Whichever comes first: an image of it may be under way in another bundle, and its rows in a window."""
-    queue.put(b"both", b"final only", b"let go only", b"held twice")
+def test_a_message_is_acknowledged_when_its_bundle_is_final_and_nothing_holds_it(queue, subscriber_of):
+    """An image of it may be in progress in another bundle, and its rows in a window."""
+    queue.put(b"both", b"one of two", b"held twice")
     subscriber, _ = subscriber_of(queue)
-    ids = {message.data: message.message_id for _ in range(4) for message in subscriber.pull(1, 1000, wait_s=10)}
-    subscriber.hold_acks([*ids.values(), ids[b"held twice"]])
-    steps = [
-        lambda: subscriber.finalize([ids[b"both"], ids[b"final only"], ids[b"held twice"]]),
-        lambda: subscriber.end_holds([ids[b"both"], ids[b"let go only"], ids[b"held twice"]]),
-    ]
-    for step in steps if final_first else reversed(steps):
-        step()
+    ids = {message.data: message.message_id for _ in range(3) for message in subscriber.pull(1, 1000, wait_s=10)}
+    subscriber.hold([*ids.values(), ids[b"held twice"]])
+    subscriber.end_hold([ids[b"both"], ids[b"one of two"], ids[b"held twice"]])
+    subscriber.end_hold([ids[b"both"], ids[b"held twice"]])
     subscriber.close()
     other = subscriber_of(queue)[0]
-    again = [message.data for _ in range(3) for message in other.pull(1, 1000, wait_s=10)]
-    assert sorted(again) == [b"final only", b"held twice", b"let go only"]
+    again = [message.data for _ in range(2) for message in other.pull(1, 1000, wait_s=10)]
+    assert sorted(again) == [b"held twice", b"one of two"]
     assert other.pull(1, 1000, wait_s=1) == []
 
 
@@ -221,74 +162,3 @@ def test_publishing_to_a_topic_that_is_not_there_fails_the_wait(pubsub_emulator)
     publishing.send(f"projects/{pubsub_emulator.project}/topics/none", OutgoingMessage(b"x", {}))
     with pytest.raises(exceptions.NotFound):
         publishing.wait()
-
-
-SEEN: list[tuple[bytes, float]] = []
-
-
-class See(beam.DoFn):
-    """Notes each message and asks for the next, until there are four."""
-
-    def __init__(self, run: RunSettings, topic: str):
-        self._run = run
-        self._topic = topic
-
-    def process(self, message, timestamp=beam.DoFn.TimestampParam):
-        SEEN.append((message.data, float(timestamp)))
-        if len(SEEN) < 4:
-            shared_publisher().publish(self._topic, b"%d" % len(SEEN)).result()
-        else:
-            run_of(self._run).stop()
-
-
-def test_a_clock_that_steps_back_does_not_end_the_stream(queue):
-    """Beam ends a pipeline whose watermark does."""
-    SEEN.clear()
-    times = iter([1_000_000.0, 999_000.0, 1_000_001.0, 5.0])
-    queue.put(b"0")
-    with opened(RunSettings("steps back", queue.subscription), clock=lambda: next(times, 4.0)) as run:
-        pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(["--streaming"]))
-        _ = pipeline | "ReadMessages" >> ReadMessages(run.settings) | "See" >> beam.ParDo(See(run.settings, queue.topic))
-        pipeline.run().wait_until_finish()
-    assert [data for data, _ in SEEN] == [b"0", b"1", b"2", b"3"]
-    assert [time for _, time in SEEN] == sorted(time for _, time in SEEN)
-
-
-class Seen:
-    """What a turn does with its watermark, its restriction and its finalizer."""
-
-    def __init__(self) -> None:
-        self.watermark: Timestamp | None = None
-
-    def current_watermark(self) -> Timestamp | None:
-        return self.watermark
-
-    def set_watermark(self, to: Timestamp) -> None:
-        self.watermark = to
-
-    def current_restriction(self) -> int:
-        return 1
-
-    def try_claim(self, position: int) -> bool:
-        return True
-
-    def defer_remainder(self, delay: Duration) -> None:
-        """Once is enough here."""
-
-    def register(self, finalize: object) -> None:
-        """Nothing is final here."""
-
-
-@pytest.mark.parametrize(("in_process", "slack"), [(True, 0), (False, 10)], ids=["one clock", "several machines"])
-def test_time_is_not_over_for_a_worker_whose_clock_is_behind(in_process, slack, queue):
-    """Its archive rows, stamped by that clock, would be dropped as late; elements have the puller's time all the same."""
-    queue.put(b"0")
-    settings = RunSettings(f"clocks {slack}", queue.subscription)
-    with opened(settings, clock=lambda: 1_000_000.0):
-        pull, seen = _Pull(dataclasses.replace(settings, in_process=in_process)), Seen()
-        pull.setup()
-        pull.start_bundle()
-        (message,) = pull.process(0, seen, seen, seen)
-        pull.teardown()
-    assert (message.value.data, float(message.timestamp)) == (b"0", 1_000_000.0)
-    assert float(seen.watermark) == 1_000_000.0 - slack

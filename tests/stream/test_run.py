@@ -6,11 +6,14 @@ import threading
 import pytest
 from google.api_core import exceptions
 
+from pipeline.config import Config, StreamConfig
 from pipeline.records import ImageRef
 from pipeline.stream.messages import Request
-from pipeline.stream.run import RunSettings, StreamRun, Topics, opened, run_of
+from pipeline.stream.run import RunSettings, StreamRun, opened, run_of
 from pipeline.stream.threads import RunThreads
 from tests.processes import wait_until
+
+ANSWERING = Config(stream=StreamConfig(answer_topic="a"))
 
 
 def threads_left(before):
@@ -18,7 +21,7 @@ def threads_left(before):
 
 
 def test_all_steps_find_the_same_run_and_nothing_is_left_of_it():
-    before, settings = threading.enumerate(), RunSettings("a run", topics=Topics("d", answers="a"))
+    before, settings = threading.enumerate(), RunSettings("a run", ANSWERING)
     with opened(settings) as run:
         assert run_of(pickle.loads(pickle.dumps(settings))) is run
         assert threads_left(before)
@@ -42,7 +45,7 @@ def test_a_worker_elsewhere_opens_its_own():
 
 def test_a_run_is_closed_also_when_its_job_fails():
     before = threading.enumerate()
-    with pytest.raises(ZeroDivisionError), opened(RunSettings("fails", topics=Topics("d", answers="a"))) as run:
+    with pytest.raises(ZeroDivisionError), opened(RunSettings("fails", ANSWERING)) as run:
         raise ZeroDivisionError
     with pytest.raises(LookupError, match="is over"):
         run_of(run.settings)
@@ -75,7 +78,7 @@ def test_a_thread_that_repeats_survives_with_a_warning(caplog):
 def test_overdue_answers_that_pubsub_refuses_for_good_end_the_job(pubsub_emulator):
     """The thread used to die unseen, and no request was answered at its deadline from then on."""
     missing = f"projects/{pubsub_emulator.project}/topics/none"
-    run = StreamRun(RunSettings("refused", topics=Topics("d", answers=missing), answer_deadline_s=0.0))
+    run = StreamRun(RunSettings("refused", Config(stream=StreamConfig(answer_topic=missing, answer_deadline_s=0.1))))
     run.answers.open(Request("m", "r", (ImageRef("a"),)))
     wait_until(lambda: run.threads._failure is not None)
     run.close()
@@ -86,7 +89,7 @@ def test_overdue_answers_that_pubsub_refuses_for_good_end_the_job(pubsub_emulato
 def test_a_failed_thread_ends_the_intake_of_the_job(pubsub_emulator):
     """Whatever thread it was: the next turn raises its reason, and the job ends with it."""
     _, subscription = pubsub_emulator.create()
-    with opened(RunSettings("subscriber", subscription)) as run:
+    with opened(RunSettings("subscriber", Config(input=(subscription,)))) as run:
         assert run.subscriber.pull(1, 1, wait_s=0) == []
         run.threads.start("dividing", lambda: 1 // 0)
         wait_until(lambda: run.threads._failure is not None)
@@ -98,7 +101,7 @@ def test_what_is_in_hand_when_a_run_ends_is_delivered_again_at_once(pubsub_emula
     topic, subscription = pubsub_emulator.create(ack_deadline_seconds=600)
     pubsub_emulator.publisher().publish(topic, b"taken").result()
     before = threading.enumerate()
-    with opened(RunSettings("first", subscription)) as run:
+    with opened(RunSettings("first", Config(input=(subscription,)))) as run:
         assert [message.data for message in run.subscriber.pull(1, 1000, wait_s=20)] == [b"taken"]
     assert [thread.name for thread in threads_left(before) if thread.name in ("pulling", "extending deadlines")] == []
     assert [message.data for message in pubsub_emulator.take(subscription, 1, timeout_s=20)] == [b"taken"]

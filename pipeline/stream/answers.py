@@ -1,0 +1,110 @@
+"""One answer for each request, when its last image is done or at a deadline. Only for steps in one process.
+
+A request is one message, even if others have its request id. Its message is held until its own answer is published, so after a
+crash Pub/Sub delivers it again. A thread publishes the answers; whichever bundle ends the last image of a request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from pipeline.failures import ImageError
+from pipeline.records import ImageRef, dead_letter_row, row_bytes
+from pipeline.stream.clients import Publishing
+from pipeline.stream.messages import Request
+from pipeline.stream.outgoing import Outcome, OutgoingMessage, answer_message
+
+_LOOK_SECONDS = 0.25
+
+
+@dataclasses.dataclass
+class _Open:
+    request: Request
+    missing: list[ImageRef]
+    deadline: float
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+
+
+class Answers:
+    """The open requests of one run; thread-safe.
+
+    Args:
+      topic: Where answers are published.
+      deadline_s: After this time a request is answered; the answer names the images that are missing as failed.
+      hold: Holds the acknowledgement of messages.
+      end_hold: Ends holds.
+      clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        deadline_s: float,
+        *,
+        hold: Callable[[Sequence[str]], object],
+        end_hold: Callable[[Sequence[str]], object],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._topic, self._deadline_s, self._clock = topic, deadline_s, clock
+        self._hold, self._end_hold = hold, end_hold
+        self._changed = threading.Condition()
+        self._open: dict[str, _Open] = {}
+        self._done: list[_Open] = []
+
+    def open(self, request: Request) -> None:
+        """Begins to collect the outcomes of a request's images, if its sender wants an answer."""
+        if not request.wants_answer:
+            return
+        refs = [image if isinstance(image, ImageRef) else image.ref for image in request.images]
+        refs += [letter.ref for letter in request.dead_letters]
+        self._hold([request.message_id])
+        with self._changed:
+            self._open[request.message_id] = _Open(request, refs, self._clock() + self._deadline_s)
+
+    def done(self, ref: ImageRef, outcome: Outcome) -> None:
+        """Notes the outcome of an image for the message in `ref`."""
+        with self._changed:
+            opened = self._open.get(ref.message_id)
+            asked = next((each for each in opened.missing if each.uri == ref.uri), None) if opened else None
+            if not opened or not asked:
+                return
+            opened.missing.remove(asked)
+            opened.outcomes.append(outcome)
+            if not opened.missing:
+                self._done.append(self._open.pop(ref.message_id))
+                self._changed.notify_all()
+
+    def keep_publishing(self, closed: threading.Event) -> None:
+        """Publishes answers until the run is over; the work of a thread."""
+        while not closed.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: self._done, _LOOK_SECONDS)
+            self.publish()
+        self.publish()
+
+    def publish(self) -> None:
+        """Publishes the answers that are due, then ends the holds of their messages."""
+        due = self.due()
+        if due:
+            publishing = Publishing()
+            for answer in due.values():
+                publishing.send(self._topic, answer)
+            publishing.wait()
+            self._end_hold([*due])
+
+    def due(self) -> dict[str, OutgoingMessage]:
+        """Takes the answers that are complete or overdue, each by the id of its request's message."""
+        with self._changed:
+            late = [opened for opened in self._open.values() if opened.deadline <= self._clock()]
+            due, self._done = [*self._done, *late], []
+            for opened in late:
+                del self._open[opened.request.message_id]
+        return {opened.request.message_id: self._answer(opened) for opened in due}
+
+    def _answer(self, opened: _Open) -> OutgoingMessage:
+        late_by = ImageError("answer", "deadline", f"not done within {self._deadline_s:g} s; its own message may still come")
+        missing = [Outcome(row_bytes(dead_letter_row(late_by.dead_letter(ref))), failed=True) for ref in opened.missing]
+        return answer_message(opened.request.request_id, [*opened.outcomes, *missing], on_time=not missing)

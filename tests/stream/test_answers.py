@@ -1,0 +1,118 @@
+"""One answer for each request."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.stream.answers import Answers
+from pipeline.stream.messages import Request
+from pipeline.stream.outgoing import Outcome
+from tests.clock import Clock
+
+HELD: Counter[str] = Counter()
+
+
+@pytest.fixture
+def clock():
+    HELD.clear()
+    return Clock()
+
+
+@pytest.fixture
+def answers(clock):
+    return Answers("topic", 5.0, hold=HELD.update, end_hold=HELD.subtract, clock=clock)
+
+
+def ref(uri, message_id="m"):
+    return ImageRef(uri, request_id="r", message_id=message_id)
+
+
+def request(*images, message_id="m", request_id="r", refused=()):
+    return Request(message_id, request_id, tuple(images), tuple(refused))
+
+
+def outcome(uri, failed=False):
+    return Outcome(json.dumps({"image": {"uri": uri}}).encode(), failed)
+
+
+def due(answers):
+    """(message, complete, URIs with rows, URIs that failed) of each answer that is due."""
+    rows = [(asked, json.loads(message.data)) for asked, message in answers.due().items()]
+    uris = lambda rows: sorted(row["image"].get("uri", "") for row in rows)  # noqa: E731
+    return [(asked, row["complete"], uris(row["results"]), uris(row["failed"])) for asked, row in rows]
+
+
+def test_the_answer_is_due_with_the_last_image(answers):
+    answers.open(request(ref("a"), EncodedImage(ref("b"), b"x"), ref("c")))
+    answers.done(ref("b"), outcome("b"))
+    answers.done(ref("a"), outcome("a", failed=True))
+    assert due(answers) == []
+    answers.done(ref("c"), outcome("c"))
+    assert due(answers) == [("m", True, ["b", "c"], ["a"])]
+    answers.done(ref("c"), outcome("c"))
+    assert due(answers) == []
+
+
+def test_a_message_without_a_request_id_gets_no_answer(answers):
+    answers.open(request(ref("a"), request_id=""))
+    answers.done(ref("a"), outcome("a"))
+    assert (due(answers), HELD) == ([], {})
+
+
+def test_what_the_message_itself_got_wrong_is_part_of_the_answer(answers):
+    refused = DeadLetter(ref("/etc/passwd"), "message", "not_allowed", "no")
+    answers.open(request(ref("a"), refused=[refused]))
+    answers.done(refused.ref, outcome("/etc/passwd", failed=True))
+    answers.done(ref("a"), outcome("a"))
+    assert due(answers) == [("m", True, ["a"], ["/etc/passwd"])]
+
+
+def test_two_messages_with_one_request_id_have_an_answer_each(answers):
+    """A sender that asks again must not wait for another's images, nor have them in its answer."""
+    answers.open(request(ref("a"), message_id="m"))
+    answers.open(request(ref("a", "n"), ref("b", "n"), message_id="n"))
+    answers.done(ref("a"), outcome("a"))
+    answers.done(ref("b", "n"), outcome("b"))
+    assert due(answers) == [("m", True, ["a"], [])]
+    answers.done(ref("a", "n"), outcome("a"))
+    assert due(answers) == [("n", True, ["a", "b"], [])]
+
+
+def test_an_image_twice_in_one_request_counts_twice(answers):
+    answers.open(request(ref("a"), ref("a")))
+    answers.done(ref("a"), outcome("a"))
+    assert due(answers) == []
+    answers.done(ref("a"), outcome("a"))
+    assert due(answers) == [("m", True, ["a", "a"], [])]
+
+
+def test_an_image_that_nobody_asked_for_is_no_answer(answers):
+    answers.done(ref("a"), outcome("a"))
+    assert due(answers) == []
+
+
+def test_at_the_deadline_what_is_missing_is_named(answers, clock):
+    answers.open(request(ref("a"), ref("b")))
+    answers.done(ref("a"), outcome("a"))
+    clock.now = 4.9
+    assert answers.due() == {}
+    clock.now = 5.0
+    late = answers.due()["m"]
+    assert [json.loads(late.data)["complete"], json.loads(late.data)["failed"][0]["reason"]] == [False, "deadline"]
+    answers.done(ref("b"), outcome("b"))
+    assert answers.due() == {}
+
+
+def test_a_message_is_held_until_its_answer_is_published(pubsub_emulator):
+    HELD.clear()
+    topic, subscription = pubsub_emulator.create()
+    answers = Answers(topic, 60.0, hold=HELD.update, end_hold=HELD.subtract)
+    answers.open(request(ref("a")))
+    answers.publish()
+    assert HELD["m"] == 1
+    answers.done(ref("a"), outcome("a"))
+    answers.publish()
+    assert HELD["m"] == 0
+    assert len(pubsub_emulator.take(subscription, 1, timeout_s=20)) == 1
