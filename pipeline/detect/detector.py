@@ -220,16 +220,13 @@ class Detector:
         return [self._finish(ready, next(outputs), model) if isinstance(ready, _Prepared) else ready for ready in prepared]
 
     def _with_thumbnail(self, image: EncodedImage, result: DetectedImage | DeadLetter) -> DetectedImage | DeadLetter:
-        """The same result, with a thumbnail only if somebody wants one; the image is decoded again if the result has none."""
-        is_detected = isinstance(result, DetectedImage)
-        if not (self._sampler.wants(result) or (is_detected and PROCESS.newest.wants())):
+        """The same result, with a thumbnail only if it may be a sample; the image is decoded again if the result has none."""
+        if not self._sampler.wants(result):
             return dataclasses.replace(result, thumbnail=b"") if result.thumbnail else result
         if not result.thumbnail:
             with self._decoding, contextlib.suppress(ImageError):
                 thumbnail = make_thumbnail(image.content, self._settings.max_megapixels * 1e6)
                 result = dataclasses.replace(result, thumbnail=thumbnail)
-        if result.thumbnail and isinstance(result, DetectedImage):
-            PROCESS.newest.add(result)
         return result
 
     def _prepare(self, image: EncodedImage, metadata: DetectorMetadata) -> _Prepared | DeadLetter:

@@ -14,12 +14,28 @@ from pipeline.errors import ConfigError
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication
 
-_IDLE_SECONDS = 60.0  # of a connection without a request
+_IDLE_SECONDS = 10.0  # of a connection without a request
+_MOST_CONNECTIONS = 16  # more are closed at once
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    daemon_threads = True  # a page that stays open does not keep the job from ending
+    daemon_threads = True
     allow_reuse_address = True
+    _places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers in a thread of its own, if there are few enough."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers one request."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignores a client that went away; WSGI applications' errors are answers with status 500."""

@@ -13,6 +13,7 @@ from pipeline.monitoring.http_server import served
 from pipeline.monitoring.watchdog import watched
 from pipeline.stats.process import PROCESS
 from pipeline.stats.progress import ProgressDisplay
+from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.summary import JobStats
 
 
@@ -57,9 +58,8 @@ def _show_page(config: Config, stats: Callable[[], JobStats], shown: contextlib.
     port = config.monitoring.page_port
     if port is None:
         return
-    from pipeline.monitoring.live_page import HOST, LivePage  # only where it is wanted
+    from pipeline.monitoring.live_page import HOST, application  # only where it is wanted
 
-    page = LivePage(config, stats)
-    port = shown.enter_context(served(HOST, port, "page_port", page.applications()))
-    shown.callback(page.close)
+    PROCESS.samples = REPORT_SAMPLES
+    port = shown.enter_context(served(HOST, port, "page_port", {"/": application(config, stats)}))
     print(f"live page on http://{HOST}:{port}/", file=sys.stderr, flush=True)

@@ -24,15 +24,12 @@ from pipeline.config import Config
 from pipeline.failures import REASONS
 from pipeline.records import DetectedImage
 from pipeline.report.annotate import annotate, class_colour
-from pipeline.report.canary import canary_values
 from pipeline.report.charts import Curve, latency_curve, throughput_curve
-from pipeline.report.confidences import confidence_values
 from pipeline.report.formats import MISSING, counted, duration, link, moment, number, readable, setting
 
 _SHOWN_CLASSES = 30
 _SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/*.jsonl
 _SHOWN_DETECTIONS = 30  # per sample
-_FILTERED_CLASSES, _FILTERED_CONFIDENCES = 16, (50, 70, 90)  # of samples; report.css has a rule for each
 _STAGES = ("read", "decode", "model", "predict", "postprocess")  # in the order of the data; others come after them
 _LATENCIES = {"event_to_publish_ms": "event-to-publish", "latency_ms": "in-hand-to-result"}
 _OVER_TIME = {
@@ -45,14 +42,15 @@ _MAPPINGS = ("images", "model", "batch_sizes", "dead_by_reason", "classes", "sta
 _SHOWN_AS_THEY_ARE = ("started_at", "finished_at", "wall_seconds", "command", "warnings")
 
 Bar = tuple[str, float | None, str, str]  # name, share of the longest, figure, note beside it
-Picture = tuple[str, DetectedImage, str]  # its title, a result, the URL of the annotated picture; empty: a placeholder
+PlacedBar = tuple[float, float, float, str]  # of a histogram: left edge and heights of two parts in percent, text
+Picture = tuple[str, DetectedImage]  # its title, a result
 
 
 def render_report(
     summary: Mapping[str, Any],
-    samples: Sequence[tuple[str, DetectedImage]],
+    samples: Sequence[Picture],
     dead_letters: Sequence[Mapping[str, Any]],
-    disagreements: Sequence[tuple[str, DetectedImage]] = (),
+    disagreements: Sequence[Picture] = (),
 ) -> str:
     """Renders the report page.
 
@@ -65,8 +63,8 @@ def render_report(
     Returns:
       A complete HTML document, to be written as UTF-8.
     """
-    pictures, pairs = ([(title, image, _inline(image)) for title, image in images] for images in (samples, disagreements))
-    return environment().get_template("page.html").render(**page_style(), **report_values(summary, pictures, dead_letters, pairs))
+    values = report_values(summary, samples, dead_letters, disagreements)
+    return environment().get_template("page.html").render(**page_style(), **values)
 
 
 def report_values(
@@ -97,18 +95,17 @@ def report_values(
         "mode": summary.get("mode", "batch"),
         "facts": _facts(summary, unit, sum(sizes.values())),
         "reasons": _reasons(summary["dead_by_reason"], dead_letters),
-        **_gallery(samples),
-        "samples_title": "Samples",
+        "samples": [_sample(*picture) for picture in samples],
         **_classes(summary["classes"]),
-        **confidence_values(summary),
+        **_confidences(summary),
         "throughput": throughput_curve(points, summary.get("throughput_interval_s"), f"{unit}/s") if points else None,
         "over_time": _over_time(summary.get("over_time")),
         "batches": _bars([(number(size), n, number(n), "") for size, n in sorted(sizes.items())]),
         "calls": counted(sum(sizes.values()), "batch", "batches"),
         "stages": _stages(summary["stage_seconds"], summary["images"].get("detected")),
         "latencies": _latencies(summary),
-        "canary": canary_values(summary.get("canary"), summary["config"].get("detect")),
-        "disagreements": [_sample(*picture, ()) for picture in disagreements],
+        "canary": _canary(summary.get("canary")),
+        "disagreements": [_sample(*picture) for picture in disagreements],
         "model_settings": list(_flatten(model)),
         "changed": changed,
         "unchanged": unchanged,
@@ -116,25 +113,17 @@ def report_values(
 
 
 @functools.cache
-def page_style(*more: str, script: str = "") -> dict[str, str]:
-    """The style and script of a page, and the Content-Security-Policy that allows only these.
+def page_style(*more: str) -> dict[str, str]:
+    """The style of a page, and the Content-Security-Policy that allows only it.
 
     Args:
       more: Style sheets behind the one of all pages.
-      script: A script, which may call the server of its page and show pictures from there; default: none.
     """
-    css, code = "".join(map(_own_file, ("report.css", *more))), _own_file(script) if script else ""
-    allowed = f"script-src {_hash(code)}; connect-src 'self'; img-src 'self' data:" if script else "img-src data:"
-    policy = f"default-src 'none'; style-src {_hash(css)}; {allowed}; base-uri 'none'; form-action 'none'"
-    return {"css": Markup(css), "script": Markup(code), "policy": policy}  # noqa: S704  the project's own
-
-
-def _own_file(name: str) -> str:
-    return importlib.resources.files("pipeline.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
+    own = importlib.resources.files("pipeline.report")
+    css = "".join(own.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", *more))
+    digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode("ascii")
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    return {"css": Markup(css), "policy": policy}  # noqa: S704  the project's own
 
 
 @functools.cache
@@ -185,18 +174,7 @@ def _inline(image: DetectedImage) -> str:
     return ""
 
 
-def _gallery(samples: Sequence[Picture]) -> dict[str, Any]:
-    """The samples, and the classes and confidences by which the page filters them; a sample has a CSS class for each."""
-    counts = collections.Counter(name for _, image, _ in samples for name in set(image.detections.class_names))
-    classes = [name for name, _ in counts.most_common(_FILTERED_CLASSES)]
-    return {
-        "samples": [_sample(*sample, classes) for sample in samples],
-        "filter_classes": classes if len(samples) > 1 else [],
-        "filter_confidences": _FILTERED_CONFIDENCES if counts and len(samples) > 1 else (),
-    }
-
-
-def _sample(purpose: str, image: DetectedImage, url: str, filtered: Sequence[str]) -> dict[str, Any]:
+def _sample(purpose: str, image: DetectedImage) -> dict[str, Any]:
     """What the page shows of one image."""
     found, uri = image.detections, image.ref.uri
     classes = collections.Counter(found.class_names).most_common()
@@ -209,17 +187,11 @@ def _sample(purpose: str, image: DetectedImage, url: str, filtered: Sequence[str
     return {
         "name": uri.rstrip("/").rpartition("/")[2] or uri,
         "purpose": purpose[:1].upper() + purpose[1:],
-        "filters": " ".join(
-            [
-                *(f"has-{place}" for place, name in enumerate(filtered, 1) if name in found.class_names),
-                *(f"sure-{least}" for least in _FILTERED_CONFIDENCES if (found.confidences >= least / 100).any()),
-            ]
-        ),
         "uri": uri,
         "link": link(uri),
         "size": f"{image.width} × {image.height}, {counted(len(found), 'detection')}",  # noqa: RUF001  a times sign
         "content": names or "no objects",
-        "url": url,
+        "url": _inline(image),
         "detections": detections,
         "more": len(found) - len(detections),
     }
@@ -282,6 +254,50 @@ def _latencies(summary: Mapping[str, Any]) -> list[Bar]:
             if number(ms) != MISSING
         ]
     )
+
+
+def _confidences(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The histograms of confidence, of all classes and of the most frequent ones; left out if the summary has none."""
+    found, threshold = summary.get("confidences"), (summary["config"].get("detect") or {}).get("score_threshold")
+    shown = threshold is not None and number(threshold) != MISSING
+    by_class = [(name, _histogram(bins)) for name, bins in found["by_class"].items()] if found else []
+    return {
+        "confidences": {"all": _histogram(found["all"]), "by_class": by_class} if found else None,
+        "threshold": f"{threshold:g}" if shown else "",
+        "threshold_at": 100 * float(str(threshold)) if shown else None,
+    }
+
+
+def _histogram(bins: Sequence[int]) -> dict[str, Any]:
+    """The bars that are not empty, the height of the tallest, and all in words."""
+    width, top = 1 / len(bins), max(bins)
+    bars: list[PlacedBar] = [
+        (100 * n * width, 100 * amount / top, 0.0, f"confidence {n * width:.2f} to {(n + 1) * width:.2f}: {number(amount)}")
+        for n, amount in enumerate(bins)
+        if amount
+    ]
+    return {"bars": bars, "peak": number(top), "total": counted(sum(bins), "detection")}
+
+
+def _canary(canary: Any) -> dict[str, Any] | None:
+    """A canary and the version in use, as rows of (name, the canary's figure, the other's, what it means)."""
+    if not canary:
+        return None
+    percent = {name: f"{100 * share:.1f} %" for name, share in canary.items() if number(share) != MISSING}
+    times = [ms / 1000 if number(ms) != MISSING else None for ms in (canary.get("mean_ms"), canary.get("stable_mean_ms"))]
+    failed = [percent.get(key, MISSING) for key in ("failure_rate", "stable_failure_rate")]
+    same, shift = percent.get("agreement", MISSING), number(canary.get("score_shift"), 3)
+    return {
+        **{key: canary.get(key) for key in ("version", "stable", "why_no_images")},
+        "rows": [
+            ("Images", number(canary.get("images")), "", "that the canary received"),
+            ("Failed", *failed, "of the images of each version"),
+            ("Mean time in the model", *map(duration, times), "for an image"),
+            ("Same objects", same, "", "of all objects of both versions, those that both find"),
+            ("Change of confidence", shift, "", "mean, for an object that both find; from -1 to 1"),
+            ("Skipped", number(canary.get("skipped")), "", "images of its share that came while it was behind"),
+        ],
+    }
 
 
 def _over_time(summary: Any) -> list[tuple[str, Curve]]:

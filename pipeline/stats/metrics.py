@@ -80,7 +80,7 @@ def count_result(result: DetectedImage | DeadLetter, image_bytes: int = 0) -> No
         _update_detected(result)
     with PROCESS.lock:
         for stats in PROCESS.counting:
-            stats.add_dead(result) if isinstance(result, DeadLetter) else stats.add_detected(result, samples=0)
+            stats.add_dead(result) if isinstance(result, DeadLetter) else stats.add_detected(result, PROCESS.samples)
 
 
 def count_swaps(counts: Mapping[str, int]) -> None:

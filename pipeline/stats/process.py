@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from pipeline.stats.canary import CanaryStats
-from pipeline.stats.samples import NewestImages
 from pipeline.stats.summary import JobStats
 
 
@@ -96,7 +95,7 @@ class ProcessState:
       parts: The work of this process, by the name in `PARTS`.
       failing: Services that fail and are tried again, `Pub/Sub`, `storage` or `archive`, with the error.
       died: Threads of the run that failed, with the error.
-      newest: The newest images, for the live page.
+      samples: How many images with a thumbnail the live page shows; 0: nobody serves one.
     """
 
     def __init__(self) -> None:
@@ -112,7 +111,7 @@ class ProcessState:
         self.parts = {name: Part() for name in PARTS}
         self.failing: dict[str, str] = {}
         self.died: dict[str, str] = {}
-        self.newest = NewestImages()
+        self.samples = 0
 
     def begin_counting(self, stats: JobStats) -> None:
         """Adds to these statistics all that the steps of this process count from now on."""

@@ -26,14 +26,3 @@ def running_chromium() -> Iterator[Any]:
             yield browser
         finally:
             browser.close()
-
-
-def memory_of(page: Any) -> dict[str, float]:
-    """What a page uses after a garbage collection: nodes of the document, listeners, bytes of the script's heap."""
-    session = page.context.new_cdp_session(page)
-    session.send("HeapProfiler.enable")
-    session.send("HeapProfiler.collectGarbage")
-    session.send("Performance.enable")
-    used = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
-    session.detach()
-    return {"nodes": used["Nodes"], "listeners": used["JSEventListeners"], "heap_bytes": used["JSHeapUsedSize"]}

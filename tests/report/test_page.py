@@ -16,7 +16,6 @@ from pipeline.config import Config, DetectConfig
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef
 from pipeline.report import charts as report_charts
 from pipeline.report import page as report
-from pipeline.report.page import page_style
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import JobStats, RunFacts, summarise
 from tests.report.test_annotate import thumbnail_of
@@ -503,21 +502,6 @@ def test_a_dead_letter_with_a_thumbnail_has_its_picture():
     assert '"aGk="' in document.replace("data:image/jpeg;base64,", "") and "<script>" not in document
 
 
-def test_samples_are_filtered_by_their_classes_and_confidences():
-    """Without a script: each filter has a rule in report.css, which hides the figures that lack its CSS class."""
-    page = report.render_report({}, [sample("a.jpg", ("cat", "dog")), sample("b.jpg", ("cat",)), sample("c.jpg", ())], [])
-    assert re.findall(r'id="(has-\d+)"> (\w+)<', page) == [("has-1", "cat"), ("has-2", "dog")]
-    assert re.findall(r"<figure[^>]*>", page) == [
-        '<figure class="has-1 has-2 sure-50 sure-70 sure-90">',
-        '<figure class="has-1 sure-50 sure-70 sure-90">',
-        "<figure>",
-    ]
-    many = report.render_report({}, [sample(names=[f"class {n}" for n in range(40)]), sample()], [])
-    for name in re.findall(r'name="c[a-z]+" id="([\w-]+)"', many):
-        assert f"section:has(#{name}:checked) .gallery figure:not(.{name})" in page_style()["css"]
-    assert 'type="radio"' not in report.render_report({}, [sample()], []), "one sample needs no filter"
-
-
 def test_intervals_are_as_long_as_the_summary_says():
     assert report_charts._steps([[0, 4096], [8192, 8192]], 4096, rate) == ([1.0, 0.0, 2.0], 4096)
     text = Page(report.render_report({"throughput": [[0, 60], [120, 60]], "throughput_interval_s": 60}, [], [])).text
@@ -538,24 +522,3 @@ def test_only_markup_is_taken_for_markup():
 def test_a_name_that_nobody_fills_is_an_error():
     with pytest.raises(jinja2.UndefinedError):
         report.environment().from_string("{{ typo }}").render()
-
-
-@pytest.mark.parametrize(
-    ("canary", "verdict"),
-    [
-        ({"images": 9}, "Too early to tell: it has received 9 of the 1000 images that a decision needs."),
-        ({"failure_rate": 0.02}, "Not as good: it fails on more of its images than the version in use."),
-        ({"failure_rate": 0.009}, "It agrees: both find 97.0 % of the objects, and it fails about as often or less."),
-        ({"agreement": 0.9}, "It differs: both find 90.0 % of the objects; 95.0 % or more is expected."),
-        ({"agreement": None}, "Not compared: no version found an object"),
-        ({"why_no_images": "no share"}, None),
-    ],
-    ids=["too few images", "fails more", "fails hardly more", "differs", "no objects", "no images"],
-)
-def test_a_canary_has_a_verdict_in_plain_words(canary, verdict):
-    figures = {"images": 1000, "agreement": 0.97, "failure_rate": 0.0, "stable_failure_rate": 0.0, "mean_ms": 5.0}
-    summary = a_summary(canary=a_summary()["canary"] | figures | canary)
-    summary["config"]["detect"] |= {"min_agreement": 0.95}
-    text = Page(report.render_report(summary, [], [])).text
-    words = ("Too early", "Not as good", "It agrees", "It differs", "Not compared")
-    assert verdict in text if verdict else not any(word in text for word in words)
