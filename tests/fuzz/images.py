@@ -32,7 +32,7 @@ def make_case(seed: int, number: int) -> tuple[str, bytes]:
     """(format, image) of a case; the same at each call."""
     rng = random.Random(f"{seed}-{number}")
     name = rng.choice(sorted(seeds()))
-    return name, mutate(name, rng.choice(seeds()[name]), seeds()[name], rng)
+    return name, mutate(rng.choice(seeds()[name]), seeds()[name], rng)
 
 
 def problem(content: bytes, outcome: Outcome) -> str:

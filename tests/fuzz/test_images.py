@@ -5,7 +5,6 @@ import pytest
 from tests.decoding_process import DecodingProcess, Outcome
 from tests.fuzz import images
 from tests.fuzz.image_seeds import seeds
-from tests.fuzz.mutate_images import FORMATS
 from tests.hostile_images import jpeg_of_many_scans
 
 
@@ -29,13 +28,8 @@ def test_what_once_failed_does_not_fail_again(process, path):
     assert images.problem(content, process.decode(content)) == ""
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
-def test_every_seed_is_an_image_and_comes_together_again_after_it_was_cut(process, name):
-    split, join, _ = FORMATS[name]
-    for content in seeds()[name]:
-        mended = join(split(content))
-        assert process.decode(mended).end == process.decode(content).end == "pixels"
-        assert name == "TIFF" or mended == content
+def test_every_seed_is_an_image(process):
+    assert {process.decode(content).end for contents in seeds().values() for content in contents} == {"pixels"}
 
 
 def test_a_case_is_the_same_each_time_and_cases_differ():

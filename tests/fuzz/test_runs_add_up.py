@@ -15,22 +15,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.conftest import write_bright_image
-from tests.driven_jobs import KILLED, DrivenJobs
+from tests.forked_jobs import KILLED, ForkedJob, SystemCall, run_forked
+from tests.processes import wait_until
 from tests.shard_rows import rows_in
 
 NAMES = [f"{number}.png" for number in range(6)]
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "400")) // 200 if os.environ.get("FUZZ") == "1" else 2
-RENAMES = st.integers(0, 12)
+RENAMES = st.integers(1, 13).map(lambda number: SystemCall(f"os.rename:#{number}", signal.SIGKILL))
 
 
 class RunsAddUp(RuleBasedStateMachine):
     """Images come, change and go; batch jobs, streams and compactions run, and are killed."""
 
-    def __init__(self, folder, jobs, emulator, model):
+    def __init__(self, folder, emulator, model):
         super().__init__()
         folder = Path(tempfile.mkdtemp(dir=folder))
-        self.photos, self.out = folder / "photos", folder / "out"
-        self.jobs, self.emulator = jobs, emulator
+        self.photos, self.out, self.log = folder / "photos", folder / "out", folder / "log"
+        self.emulator = emulator
         self.common = ("--model", model)
         self.places = ("--input", f"{self.photos}/*", "--output", self.out)
         self.batch = (*self.places, "--allow-empty", "--shard-seconds", "0.05", *self.common)
@@ -60,16 +61,16 @@ class RunsAddUp(RuleBasedStateMachine):
 
     @rule()
     def backfill(self):
-        assert self.jobs.run("pipeline.run", *self.batch) == 0, self.jobs.log.read_text()[-4000:]
+        self.run(*self.batch)
 
-    @rule(renames=RENAMES)
-    def backfill_killed(self, renames):
-        assert self.jobs.run("pipeline.run", *self.batch, renames=renames) in (0, KILLED)
+    @rule(at=RENAMES)
+    def backfill_killed(self, at):
+        self.run(*self.batch, at=at)
 
     @rule()
     def again(self):
         """Adds newer rows, which compaction makes one of each."""
-        assert self.jobs.run("pipeline.run", *self.batch, "--again") == 0, self.jobs.log.read_text()[-4000:]
+        self.run(*self.batch, "--again")
 
     @rule(names=st.sets(st.sampled_from(NAMES), min_size=1), killed=st.booleans())
     def stream(self, names, killed):
@@ -79,19 +80,24 @@ class RunsAddUp(RuleBasedStateMachine):
         (output, results), (letters, dead) = self.emulator.create(), self.emulator.create()
         arguments = ["--config", "configs/streaming_pubsub_direct.yaml", "--input", subscription, "--output", output]
         arguments += ["--dead-letter-topic", letters, "--archive", self.out, "--allow-uri-prefix", self.photos]
-        self.jobs.begin_stream(*arguments, *self.common)
         for path in paths:
             self.emulator.publisher().publish(topic, str(path).encode()).result()
         took = []
-        while len(took) < len(paths):
-            took += self.emulator.take(results, 1, timeout_s=0.5) + self.emulator.take(dead, 1, timeout_s=0.5)
-        self.jobs.signal(signal.SIGKILL if killed else signal.SIGTERM)
-        assert self.jobs.end() == (KILLED if killed else 0)
 
-    @rule(renames=st.none() | RENAMES)
-    def compact(self, renames):
+        def all_came():
+            took.extend(self.emulator.take(results, 1, timeout_s=0.5) + self.emulator.take(dead, 1, timeout_s=0.5))
+            return len(took) >= len(paths) and "\nreading " in log.read_text()
+
+        log = self.log.with_name(topic.rpartition("/")[2])
+        with ForkedJob([*arguments, *self.common], log, environment={"PUBSUB_EMULATOR_HOST": self.emulator.host}) as job:
+            wait_until(all_came, log.read_text, job)
+            job.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
+            assert job.wait() == (KILLED if killed else 0), log.read_text()
+
+    @rule(at=st.none() | RENAMES)
+    def compact(self, at):
         if self.out.exists():
-            assert self.jobs.run("pipeline.compact", "--output", self.out, renames=renames) in (0, KILLED)
+            self.run("--output", self.out, at=at, module="pipeline.compact")
 
     @rule(minutes=st.lists(st.integers(-60, 60), min_size=1))
     def copy(self, minutes):
@@ -115,7 +121,13 @@ class RunsAddUp(RuleBasedStateMachine):
         live = {version(path) for path in self.photos.iterdir()}
         assert {one: rows[one] for one in live} == dict.fromkeys(live, 1)
         assert {one: count for one, count in rows.items() if count > 1 or one not in self.versions} == {}
-        assert not live or self.jobs.run("pipeline.reconcile", *self.places) == 0, self.jobs.log.read_text()[-2000:]
+        if live:
+            self.run(*self.places, module="pipeline.reconcile")
+
+    def run(self, *argv, at=None, module="pipeline.run"):
+        """Runs a command, which may be killed before it comes to that."""
+        code = run_forked(argv, self.log, at, module)
+        assert code == 0 or (at and code == KILLED), self.log.read_text()[-4000:]
 
 
 def version(path):
@@ -126,18 +138,14 @@ def version(path):
 @pytest.mark.timeout(7200)
 def test_each_image_version_has_one_row_at_the_end_whatever_ran(tmp_path, pubsub_emulator, bright_model):
     """Jobs, streams, kills and compactions in a random order."""
-    jobs = DrivenJobs(tmp_path / "jobs.log", PUBSUB_EMULATOR_HOST=pubsub_emulator.host)
-    try:
-        run_state_machine_as_test(
-            lambda: RunsAddUp(tmp_path, jobs, pubsub_emulator, bright_model),
-            settings=settings(
-                max_examples=EXAMPLES,
-                stateful_step_count=10,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-                report_multiple_bugs=False,
-            ),
-        )
-    finally:
-        jobs.close()
+    run_state_machine_as_test(
+        lambda: RunsAddUp(tmp_path, pubsub_emulator, bright_model),
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=10,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+        ),
+    )
