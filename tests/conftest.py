@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 
 import cv2
@@ -16,7 +15,6 @@ from hypothesis import settings
 
 from models.user_cache import cache_folder
 from pipeline.detect import load_detector
-from pipeline.detect.tensorflow_scheduler import TensorFlowScheduler
 from pipeline.stats.process import PROCESS
 from tests.bright_model import export_bright_model
 from tests.emulators import (  # noqa: F401  fixtures
@@ -90,28 +88,13 @@ def _is_any(item: pytest.Item, folders: set[str], files: set[str], fixtures: set
     )
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _schedulers():
-    """All of TensorFlow's schedulers that this process makes."""
-    made: weakref.WeakSet[TensorFlowScheduler] = weakref.WeakSet()
-    begin = TensorFlowScheduler.__init__
-
-    def noted(self, *args, **kwargs):
-        begin(self, *args, **kwargs)
-        made.add(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TensorFlowScheduler, "__init__", noted)
-        yield made
-
-
 @pytest.fixture(autouse=True, scope="module")
-def _no_model_outlives_its_module(_schedulers):
-    """The threads of an open scheduler poll every millisecond: those of a hundred tests take half a core from the others."""
+def _no_model_outlives_its_module():
+    """Models that a process shares take memory."""
     yield
+    for detector in load_detector._detectors.values():
+        detector.close()
     load_detector._detectors.clear()
-    for scheduler in [each for each in _schedulers if hasattr(each, "_session")]:
-        scheduler.close()
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,9 @@ import itertools
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
+from pipeline.detect.engine import ModelFailed
 from pipeline.detect.golden import DetectIn, disagreement
-from pipeline.detect.loaded_model import LoadedModel, ModelFailed
+from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
 

@@ -25,12 +25,14 @@ import numpy as np
 from models.geometry import InputTransform, fit_image, resize_plan
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
+from pipeline.detect.batcher import Output
 from pipeline.detect.canary import Canary
 from pipeline.detect.check_model import check
 from pipeline.detect.decode import DecodedImage, decode_image
 from pipeline.detect.detections import to_detections
+from pipeline.detect.engine import ModelFailed
 from pipeline.detect.headers.header import Size
-from pipeline.detect.loaded_model import LoadedModel, ModelFailed, Output
+from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.model_in_use import ModelInUse
 from pipeline.detect.thumbnails import make_thumbnail, thumbnail_of
 from pipeline.failures import ImageError

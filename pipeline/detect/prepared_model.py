@@ -13,14 +13,15 @@ import numpy as np
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect import tensorflow_setup
-from pipeline.detect.batching import BatchedModel
+from pipeline.detect.batcher import Batcher
+from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.golden import GoldenImage
-from pipeline.detect.loaded_model import LoadedModel, Memory, ModelFailed, OutOfMemory
+from pipeline.detect.loaded_model import LoadedModel, Memory
 from pipeline.detect.openvino_engine import OpenVinoEngine
 from pipeline.detect.openvino_graph import OpenVinoGraph
 from pipeline.detect.process_memory import return_free_memory
+from pipeline.detect.tensorflow_engine import Predict, TensorFlowEngine, call
 from pipeline.detect.tensorflow_internals import trace
-from pipeline.detect.tensorflow_scheduler import Predict, call
 from pipeline.detect.tensorflow_setup import memory_in_use
 from pipeline.errors import ModelError
 
@@ -97,17 +98,19 @@ def start(prepared: PreparedModel, detect: DetectConfig, *, beside: bool = False
     """
     before = memory_in_use()
     with _short_turns() if beside else contextlib.nullcontext():
-        engine, notes = _apart(prepared, detect, _engine(prepared, detect))
+        engine = _engine(prepared, detect)
+    batcher = Batcher(engine, prepared.metadata.graph_hw, detect.batch_timeout_ms)
     return_free_memory(circles=True)  # tracing took several times the model
     try:
-        engine.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
+        notes = _isolate_if_mixing(batcher, prepared)
+        batcher.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
     except (ModelFailed, OutOfMemory) as err:
-        engine.close()
+        batcher.close()
         raise ModelError(f"model {prepared.folder}: fails on a blank image: {err}") from err
     weights = prepared.optimised.weights_bytes
     memory = Memory(weights, max(0, memory_in_use() - before - weights), engine.gpu_bytes)
     return_free_memory()
-    return LoadedModel(prepared.metadata, prepared.version, engine, prepared.warmup_requests, prepared.golden, memory, notes)
+    return LoadedModel(prepared.metadata, prepared.version, batcher, prepared.warmup_requests, prepared.golden, memory, notes)
 
 
 @contextlib.contextmanager
@@ -121,26 +124,23 @@ def _short_turns() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def _apart(
-    prepared: PreparedModel, detect: DetectConfig, engine: BatchedModel | OpenVinoEngine
-) -> tuple[BatchedModel | OpenVinoEngine, tuple[str, ...]]:
-    """The engine, and nothing to note; for a model that mixes the images of a batch, another one that gives it one at a time."""
-    if isinstance(engine, OpenVinoEngine) or isinstance(prepared.optimised, OpenVinoGraph):
-        return engine, ()
-    picks = prepared.optimised.picks_rows
+def _isolate_if_mixing(batcher: Batcher, prepared: PreparedModel) -> tuple[str, ...]:
+    """Gives a model that mixes the images of a batch one at a time; returns a note of it."""
+    optimised = prepared.optimised
+    picks = isinstance(optimised, OptimisedGraph) and optimised.picks_rows
     try:
-        if engine.batch_sizes == (1,) or not (picks or engine.mixes_images()):
-            return engine, ()
+        if batcher.batch_sizes == (1,) or not (picks or batcher.mixes_images()):
+            return ()
     except OutOfMemory:
-        return engine, ()  # the warm-up finds the batch size that fits
-    engine.close()
+        return ()  # the warm-up finds the batch size that fits
+    batcher.isolate(optimised.batch or 1)
     mixes = "picks rows of a whole batch, which would mix its images" if picks else "mixes the images of a batch"
-    note = f"model {prepared.folder} {mixes}: it gets one image at a time (batch size 1)"
+    note = f"model {prepared.folder} {mixes}: it gets one image at a time (batch size {optimised.batch or 1})"
     print(note, file=sys.stderr)
-    return _engine(prepared, dataclasses.replace(detect, batch_sizes=(1,)), alone=prepared.optimised.batch is not None), (note,)
+    return (note,)
 
 
-def _engine(prepared: PreparedModel, detect: DetectConfig, *, alone: bool = False) -> BatchedModel | OpenVinoEngine:
+def _engine(prepared: PreparedModel, detect: DetectConfig) -> TensorFlowEngine | OpenVinoEngine:
     if isinstance(prepared.optimised, OpenVinoGraph):
         return OpenVinoEngine(prepared.optimised, detect)
     gpu, metadata = tensorflow_setup.uses_gpu(), prepared.metadata
@@ -148,7 +148,7 @@ def _engine(prepared: PreparedModel, detect: DetectConfig, *, alone: bool = Fals
     batch_sizes = (batch,) if batch else detect.batch_sizes or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
     concurrent_batches = tensorflow_setup.concurrent_batches_of(detect, gpu)
     function = _function_of(prepared.optimised, metadata.graph_hw)
-    return BatchedModel(function, metadata.graph_hw, batch_sizes, concurrent_batches, detect.batch_timeout_ms, alone=alone)
+    return TensorFlowEngine(function, metadata.graph_hw, batch_sizes, concurrent_batches)
 
 
 def _function_of(optimised: OptimisedGraph, input_hw: tuple[int | None, int | None]) -> Predict:

@@ -1,6 +1,6 @@
-"""Adapter: a model on a server looks like the signature of a SavedModel, behind the batch scheduler of this process.
+"""Adapter: a model on a server looks like the signature of a SavedModel.
 
-TensorFlow describes the model, scales images, splits joined outputs and forms batches, as for a SavedModel; the server runs it.
+TensorFlow describes the model, scales images and splits joined outputs, as for a SavedModel; the server runs it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import numpy as np
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import packed_output, tensorflow_setup
-from pipeline.detect.batching import BatchedModel
+from pipeline.detect.batcher import Batcher
 from pipeline.detect.describe_model import check_several_labels, describe
-from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory, Output
-from pipeline.detect.remote_server import LOST, RemoteServer
-from pipeline.detect.saved_model import as_function
+from pipeline.detect.engine import ModelFailed, OutOfMemory
+from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.remote_server import RemoteServer
+from pipeline.detect.saved_model import as_eager_function
+from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 
 _BATCH_SIZES = (1, 2, 4, 8)
@@ -77,27 +79,36 @@ class RemoteSignature:
         return dict(zip(wanted, found, strict=True))
 
 
-class RemoteEngine(BatchedModel):
-    """A model on a server behind the batch scheduler; an `Engine`. See `BatchedModel`."""
+class RemoteEngine:
+    """A model on a server; an `Engine`.
 
-    server: RemoteServer
+    Args:
+      server: Has the model; the engine closes it.
+      function: Runs it: `uint8 (n, H, W, 3)` -> outputs by role.
+      batch_sizes: That the server takes.
+      concurrent_batches: Requests at once.
+    """
 
-    def __call__(self, images: Sequence[np.ndarray]) -> list[Output | ModelFailed]:
-        """As `Engine`.
+    def __init__(self, server: RemoteServer, function: Any, batch_sizes: tuple[int, ...], concurrent_batches: int):
+        self.batch_sizes, self.concurrent_batches = batch_sizes, concurrent_batches
+        self._server, self._function = server, function
+
+    def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
+        """Runs a batch; see `Engine`.
 
         Raises:
           ModelError: The server is away for too long, or the job was stopped meanwhile.
         """
-        outputs = super().__call__(images)
-        for output in outputs:
-            if isinstance(output, ModelFailed) and LOST in str(output):
-                raise ModelError(str(output).partition(LOST)[2])
-        return outputs
+        import tensorflow as tf
+
+        try:
+            return {role: array.numpy() for role, array in self._function(tf.constant(pixels)).items()}
+        except ValueError as err:
+            raise ModelFailed(first_line(err)) from err
 
     def close(self) -> None:
-        """Frees memory, threads and connections; no call may be under way."""
-        super().close()
-        self.server.close()
+        """Closes the connections; no run may be under way."""
+        self._server.close()
 
 
 def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
@@ -118,8 +129,6 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
 
 
 def _loaded(server: RemoteServer, model: ModelConfig, detect: DetectConfig) -> LoadedModel:
-    import tensorflow as tf
-
     signature = RemoteSignature(server)
     try:
         metadata = describe(signature, None, model, model.path)
@@ -128,24 +137,23 @@ def _loaded(server: RemoteServer, model: ModelConfig, detect: DetectConfig) -> L
         if detect.labels_per_box == "several":
             check_several_labels(metadata, model.path)
         signature.keep([metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output])
-        function = as_function(signature, metadata, detect)
+        function = as_eager_function(signature, metadata, detect)  # traced, it would block TensorFlow's threads
+        fixed = signature.structured_input_signature[1][metadata.input_name].shape[0]
         parted = packed_output.parted(metadata) if packed_output.is_parted(metadata) else metadata
-        engine = _engine(function, metadata.input_hw, detect)
-    except (ModelFailed, OutOfMemory, tf.errors.OpError) as err:
+        batcher = _batcher(server, function, fixed, metadata.input_hw, detect)
+    except (ModelFailed, OutOfMemory, ValueError) as err:
         raise ModelError(f"model {model.path}: fails on a blank image: {' '.join(str(err).split())[:300]}") from err
-    engine.server = server
     server.loaded()
-    return LoadedModel(parted, server.version, engine)
+    return LoadedModel(parted, server.version, batcher)
 
 
-def _engine(function: Any, input_hw: tuple[int, int], detect: DetectConfig) -> RemoteEngine:
-    """Behind the scheduler, with those batch sizes that the server takes."""
-    fixed = function.inputs[0].shape[0]
+def _batcher(server: RemoteServer, function: Any, fixed: int | None, input_hw: tuple[int, int], detect: DetectConfig) -> Batcher:
+    """With those batch sizes that the server takes; warm."""
     sizes = (fixed,) if fixed else _taken(function, input_hw, detect.batch_sizes or _BATCH_SIZES)
-    concurrent_batches = tensorflow_setup.concurrent_batches_of(detect, gpu=False)
-    engine = RemoteEngine(function, input_hw, sizes, concurrent_batches, detect.batch_timeout_ms)
-    engine.warm_up()
-    return engine
+    engine = RemoteEngine(server, function, sizes, tensorflow_setup.concurrent_batches_of(detect, gpu=False))
+    batcher = Batcher(engine, input_hw, detect.batch_timeout_ms)
+    batcher.warm_up()
+    return batcher
 
 
 def _taken(function: Any, input_hw: tuple[int, int], sizes: Sequence[int]) -> tuple[int, ...]:
@@ -154,7 +162,7 @@ def _taken(function: Any, input_hw: tuple[int, int], sizes: Sequence[int]) -> tu
     for largest in range(len(sizes), 1, -1):
         try:
             function(tf.zeros((sizes[largest - 1], *input_hw, 3), tf.uint8))
-        except tf.errors.OpError:
+        except ValueError:
             continue
         return tuple(sizes[:largest])
     return tuple(sizes[:1])

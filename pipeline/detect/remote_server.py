@@ -28,9 +28,6 @@ _REST_S = 5.0  # an endpoint that failed is left alone for so long, if there is 
 _NOTICE_S = 3.0
 _T = TypeVar("_T")
 
-LOST = "the model server is lost: "
-"""Begins the message of an error that is no image's fault."""
-
 
 class RemoteServer:
     """One model on one or more endpoints; thread-safe.
@@ -81,19 +78,13 @@ class RemoteServer:
 
         Raises:
           ValueError: The server refuses these images, and accepts a blank one.
-          ModelError: The job was stopped, or the server is away for too long; the message begins with `LOST`.
+          ModelError: The job was stopped, or the server is away for too long.
         """
         blank = {name: np.zeros_like(array[:1]) if array.ndim else array for name, array in feed.items()}
 
         def blame() -> bool:
-            """Whether the images are the reason: of several the caller tries each one, of one a blank image tells."""
-            if _count(feed) > 1 or self._loading:
-                return True
-            try:
-                self._request(self._next()[1], blank, wanted)
-            except Exception:  # noqa: BLE001  whatever a server answers
-                return False
-            return True
+            """Whether the images are the reason: of several the caller tries each one; one fails where a blank image does not."""
+            return _count(feed) > 1 or self._loading or (self._answers(blank, wanted) and not self._answers(feed, wanted))
 
         return self._patiently(lambda client: self._request(client, feed, wanted), blame)
 
@@ -105,6 +96,13 @@ class RemoteServer:
         """Closes the connections; no call may be under way."""
         for client in self._clients:
             client.close()
+
+    def _answers(self, feed: Mapping[str, np.ndarray], wanted: Sequence[str]) -> bool:
+        try:
+            self._request(self._next()[1], feed, wanted)
+        except Exception:  # noqa: BLE001  whatever a server answers
+            return False
+        return True
 
     def _request(self, client: Any, feed: Mapping[str, np.ndarray], wanted: Sequence[str]) -> list[np.ndarray]:
         arrays, count = list[np.ndarray](), _count(feed)
@@ -157,9 +155,9 @@ class RemoteServer:
             notice = f"waiting for model {self._path}, which has not answered for {_NOTICE_S:g} s: {reason}"
             print(notice, file=sys.stderr, flush=True)
         if stopped():
-            raise ModelError(f"{LOST}the job was stopped while it waited for model {self._path}") from err
+            raise ModelError(f"the job was stopped while it waited for model {self._path}") from err
         if away_s > self._wait_s:
-            raise ModelError(f"{LOST}model {self._path} has not answered for {self._wait_s:g} s: {reason}") from err
+            raise ModelError(f"model {self._path} has not answered for {self._wait_s:g} s: {reason}") from err
 
     def _next(self) -> tuple[int, Any]:
         """The endpoint whose turn it is, of those that have not failed lately; of all if all have."""

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -189,13 +189,22 @@ def local_copy(folder: str, files: str = "**") -> Iterator[str]:
 
 
 def as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfig) -> Any:
+    """The signature as a traced function of uint8 images; see `as_eager_function`."""
+    import tensorflow as tf
+
+    batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
+    spec = tf.TensorSpec((batch, *metadata.graph_hw, 3), tf.uint8)
+    predict = as_eager_function(signature, metadata, detect)
+    return tf.function(predict, input_signature=[spec], autograph=False).get_concrete_function()
+
+
+def as_eager_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfig) -> Callable[[Any], dict[str, Any]]:
     """The signature as a function of uint8 images: scales them to the model's range, and binds the thresholds."""
     import tensorflow as tf
 
     low, high = metadata.value_range
     # more with a class filter: other classes must not crowd out the wanted ones
     most = max(detect.max_detections, _FILTERED_DETECTIONS) if detect.classes else detect.max_detections
-    batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
     outputs = {
         "boxes": metadata.boxes_output,
         "scores": metadata.scores_output,
@@ -203,7 +212,6 @@ def as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfig
         "count": metadata.count_output,
     }
 
-    @tf.function(input_signature=[tf.TensorSpec((batch, *metadata.graph_hw, 3), tf.uint8)], autograph=False)
     def predict(images: Any) -> dict[str, Any]:
         images = images[..., ::-1] if metadata.channel_order == "bgr" else images
         if metadata.input_dtype == "float32":
@@ -220,7 +228,7 @@ def as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfig
             return packed_output.part(found, metadata, detect, most)
         return {role: found[name] for role, name in outputs.items() if name}
 
-    return predict.get_concrete_function()
+    return predict
 
 
 def _optimised(function: Any, precision: str, *, fused: bool) -> OptimisedGraph:

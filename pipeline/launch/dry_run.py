@@ -14,8 +14,9 @@ import numpy as np
 
 from models.metadata import DetectorMetadata
 from pipeline.config import Config
+from pipeline.detect.batcher import Output
 from pipeline.detect.detector import Detector
-from pipeline.detect.loaded_model import LoadedModel, Output
+from pipeline.detect.loaded_model import LoadedModel
 from pipeline.failures import ImageError
 from pipeline.read.containers import images_in, is_container
 from pipeline.read.dead_letter_replay import is_letter

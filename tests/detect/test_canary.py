@@ -15,11 +15,13 @@ from apache_beam.metrics import MetricsFilter
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.batcher import Batcher
 from pipeline.detect.canary import Canary
 from pipeline.detect.detect_objects import DetectObjects
 from pipeline.detect.detector import Detector
+from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.load_detector import load_detector, shared_detector
-from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory, Output
+from pipeline.detect.loaded_model import LoadedModel
 from pipeline.launch.streaming import line_of
 from pipeline.records import EncodedImage, ImageRef, identity_hash
 from pipeline.report.annotate import can_be_drawn
@@ -90,7 +92,7 @@ def test_the_rows_are_those_of_the_version_in_use(model, open_detector, capfd):
 
 
 def test_a_share_is_that_share_of_many_images():
-    canary = Canary(LoadedModel(METADATA, "8", Broken(None)), "7", dataclasses.replace(CPU, canary_share=0.05), list)
+    canary = Canary(loaded("8", Broken(None)), "7", dataclasses.replace(CPU, canary_share=0.05), list)
     chosen = sum(canary.wants(EncodedImage(ImageRef(f"gs://b/{n}.jpg"), b"")) for n in range(20_000))
     canary.close()
     assert abs(chosen / 20_000 - 0.05) < 0.005
@@ -103,15 +105,14 @@ class Sure:
     """An engine that always finds the same object."""
 
     batch_sizes = (1,)
-    images_in_flight = 4
+    concurrent_batches = 4
 
     def __init__(self, confidence):
         self.confidence = confidence
         self.closed = False
 
-    def __call__(self, images):
-        box = np.array([[0.25, 0.25, 0.5, 0.5]], np.float32)
-        return [Output({"boxes": box, "scores": np.array([self.confidence], np.float32)}) for _ in images]
+    def run(self, pixels):
+        return {"boxes": np.array([[[0.25, 0.25, 0.5, 0.5]]], np.float32), "scores": np.array([[self.confidence]], np.float32)}
 
     def close(self):
         self.closed = True
@@ -124,9 +125,7 @@ class Broken(Sure):
         super().__init__(0.08)
         self.failure = failure
 
-    def __call__(self, images):
-        if isinstance(self.failure, ModelFailed):
-            return [self.failure for _ in images]
+    def run(self, pixels):
         raise self.failure
 
 
@@ -137,23 +136,26 @@ class Hanging(Sure):
         super().__init__(0.08)
         self.free = threading.Event()
 
-    def __call__(self, images):
+    def run(self, pixels):
         self.free.wait()
-        return super().__call__(images)
+        return super().run(pixels)
 
 
 class Elsewhere(Sure):
     """An engine that finds as many objects as the image is wide, and none where `Sure` finds one."""
 
-    def __call__(self, images):
-        corner = np.array([[0.8, 0.8, 0.9, 0.9]], np.float32)
-        sizes = [int(image.max()) for image in images]
-        return [Output({"boxes": corner.repeat(n, 0), "scores": np.linspace(0.5, 0.6, n, dtype=np.float32)}) for n in sizes]
+    def run(self, pixels):
+        corner, n = np.array([[[0.8, 0.8, 0.9, 0.9]]], np.float32), int(pixels.max())
+        return {"boxes": corner.repeat(n, 1), "scores": np.linspace([0.5], [0.6], n, dtype=np.float32).T}
+
+
+def loaded(version, engine):
+    return LoadedModel(METADATA, version, Batcher(engine, HW))
 
 
 def detector_with(engine, detect, samples=0):
-    detector = Detector(LoadedModel(METADATA, "7", Sure(0.07)), detect, samples)
-    detector.try_canary(LoadedModel(METADATA, "8", engine))
+    detector = Detector(loaded("7", Sure(0.07)), detect, samples)
+    detector.try_canary(loaded("8", engine))
     return detector
 
 

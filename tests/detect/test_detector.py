@@ -10,9 +10,11 @@ import pytest
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
+from pipeline.detect.engine import ModelFailed
 from pipeline.detect.load_detector import load_detector, shared_detector
-from pipeline.detect.loaded_model import LoadedModel, ModelFailed, Output
+from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, identity_hash
 from pipeline.stats.summary import JobStats
@@ -154,16 +156,18 @@ def test_an_image_that_breaks_the_model_is_shown(picky_model):
 
 
 class Failing:
-    """An engine that gives the same output for every image."""
+    """An engine that gives the same output for every image, or fails."""
 
     batch_sizes = (1,)
-    images_in_flight = 1
+    concurrent_batches = 1
 
     def __init__(self, output):
         self.output = output
 
-    def __call__(self, images):
-        return [self.output for _ in images]
+    def run(self, pixels):
+        if isinstance(self.output, ModelFailed):
+            raise self.output
+        return self.output
 
     def close(self):
         pass
@@ -173,15 +177,15 @@ class Failing:
     ("output", "reason"),
     [
         (ModelFailed("no"), "model_failed"),
-        (Output({"boxes": np.zeros((1, 3), np.float32), "scores": np.ones(1, np.float32)}), "bad_output"),
+        ({"boxes": np.zeros((1, 1, 3), np.float32), "scores": np.ones((1, 1), np.float32)}, "bad_output"),
     ],
     ids=["fails", "gives no detections"],
 )
 def test_a_dead_letter_names_the_version_that_failed_and_no_other_image_a_model(output, reason):
     metadata = DetectorMetadata("m", (96, 128), "stretch", ("a",), classes_output="", count_output="")
-    detector = Detector(LoadedModel(metadata, "7", Failing(output)), CPU)
+    detector = Detector(LoadedModel(metadata, "7", Batcher(Failing(output), metadata.input_hw)), CPU)
     before, damaged = detector.detect([bright(), EncodedImage(ImageRef("b"), b"text")])
-    detector.swap(LoadedModel(metadata, "8", Failing(output)))
+    detector.swap(LoadedModel(metadata, "8", Batcher(Failing(output), metadata.input_hw)))
     (after,) = detector.detect([bright()])
     detector.close()
     named = [(letter.reason, letter.model_name, letter.model_version) for letter in (before, after, damaged)]

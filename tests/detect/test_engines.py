@@ -9,9 +9,11 @@ from apache_beam.testing.util import assert_that
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
+from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects, detect_images
+from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.loaded_model import LoadedModel, ModelFailed, OutOfMemory, Output
+from pipeline.detect.loaded_model import LoadedModel
 from pipeline.errors import ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row
 
@@ -24,19 +26,18 @@ class NumPyEngine:
     """Finds the bright rectangle of an image; one image after the other."""
 
     batch_sizes = (1,)
-    images_in_flight = 4
+    concurrent_batches = 2
 
     def __init__(self):
         self.closed = False
 
-    def __call__(self, images):
-        return [ModelFailed("13 is unlucky") if (pixels == UNLUCKY).any() else self._box(pixels) for pixels in images]
-
-    def _box(self, pixels):
-        rows, columns = (np.flatnonzero((pixels[..., 0] > 127).any(axis)) for axis in (1, 0))
+    def run(self, pixels):
+        if (pixels == UNLUCKY).any():
+            raise ModelFailed("13 is unlucky")
+        rows, columns = (np.flatnonzero((pixels[0, ..., 0] > 127).any(axis)) for axis in (1, 0))
         found = [[columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]] if len(rows) else []
-        boxes = np.array(found, np.float32).reshape(-1, 4)
-        return Output({"boxes": boxes, "scores": np.full(len(boxes), 0.75)}, led_batch=1, model_seconds=1e-6)
+        boxes = np.array(found, np.float32).reshape(1, -1, 4)
+        return {"boxes": boxes, "scores": np.full(boxes.shape[:2], 0.75)}
 
     def close(self):
         self.closed = True
@@ -44,7 +45,7 @@ class NumPyEngine:
 
 def load_toy(_detect: DetectConfig) -> LoadedModel:
     metadata = DetectorMetadata("toy", HW, "stretch", ("rectangle",), box_units="pixels", threshold_inputs=False)
-    return LoadedModel(metadata, "7", NumPyEngine())
+    return LoadedModel(metadata, "7", Batcher(NumPyEngine(), HW))
 
 
 def image(name, grey=0, box=None):
@@ -82,9 +83,9 @@ def test_a_toy_engine_detects_through_the_whole_transform():
 def test_a_detector_closes_its_engine():
     detector = load_detector(load_toy, DetectConfig())
     assert [len(result.detections) for result in detector.detect([image("a", box=BOX), image("b")])] == [1, 0]
-    assert not detector.model.engine.closed
+    assert not detector.model.engine.engine.closed
     detector.close()
-    assert detector.model.engine.closed
+    assert detector.model.engine.engine.closed
 
 
 def warmed_by(*requests):
@@ -112,18 +113,18 @@ def test_a_model_that_is_refused_is_closed(load, settings, message):
 
     with pytest.raises(ModelError, match=message):
         load_detector(load_and_keep, DetectConfig(**settings))
-    assert loaded[0].engine.closed
+    assert loaded[0].engine.engine.closed
 
 
 class FullEngine(NumPyEngine):
-    def __call__(self, images):
+    def run(self, pixels):
         raise OutOfMemory("no room for one image")
 
 
 def test_an_engine_without_memory_for_one_image_fails_whoever_waits():
     """The bundle fails, and its runner tries again: the image is not to blame."""
     toy = load_toy(DetectConfig())
-    detector = load_detector(lambda _: LoadedModel(toy.metadata, toy.version, FullEngine()), DetectConfig())
+    detector = load_detector(lambda _: LoadedModel(toy.metadata, toy.version, Batcher(FullEngine(), HW)), DetectConfig())
     with pytest.raises(OutOfMemory):
         detector.detect([image("a")])
     assert isinstance(detector.detect([EncodedImage(ImageRef("b"), b"")])[0], DeadLetter)

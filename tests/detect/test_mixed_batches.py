@@ -1,7 +1,5 @@
 """Models that mix the images of a batch get one image at a time, and answer for each what TensorFlow answers for it alone."""
 
-from pathlib import Path
-
 import cv2
 import numpy as np
 import pytest
@@ -139,16 +137,3 @@ def test_a_model_that_keeps_its_images_apart_keeps_its_batches(bright_model):
     detector = load_detector(ModelConfig(path=bright_model), SETTINGS)
     assert (detector.batch_sizes, detector.model.notes) == ((1, 2, 4), ())
     detector.close()
-
-
-def test_the_check_starts_no_threads_beside_those_of_the_queue_in_use(bright_model):
-    """A thread of TensorFlow's scheduler wakes up each millisecond, also for a queue that gets no more images."""
-    before = _scheduler_threads()
-    detector = load_detector(ModelConfig(path=bright_model), SETTINGS)
-    assert _scheduler_threads() - before == SETTINGS.concurrent_batches
-    detector.close()
-
-
-def _scheduler_threads():
-    names = [comm.read_text() for comm in Path("/proc/self/task").glob("*/comm")]
-    return sum(name.startswith("batch_threads") for name in names)

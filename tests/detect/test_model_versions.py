@@ -15,11 +15,12 @@ import pytest
 
 from models.metadata import DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.batcher import Batcher
 from pipeline.detect.check_model import incompatible
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.load_model import converted_model
-from pipeline.detect.loaded_model import LoadedModel, Output
+from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.model_watcher import ModelWatcher
 from pipeline.detect.openvino_int8 import INT8
 from pipeline.detect.prepared_cache import write_entry
@@ -135,7 +136,7 @@ def test_a_version_that_is_swapped_in_runs_as_one_that_a_job_starts_with(model, 
         (model / "labels.json").write_text('{"stable": 8}')
         look(detector)
         assert version_of(detector.detect([image()])[0]) == version_of(started.detect([image()])[0]) == answers
-        runs = {(one.version, type(one.engine), one.metadata) for one in (started.model, canary, detector.model)}
+        runs = {(one.version, type(one.engine.engine), one.metadata) for one in (started.model, canary, detector.model)}
         assert len(runs) == 1 and runs.pop()[0] == "8"
 
 
@@ -163,15 +164,15 @@ class _Slow:
 
     batch_sizes = (1,)
 
-    def __init__(self, version, images_in_flight=4):
-        self.images_in_flight = images_in_flight
+    def __init__(self, version, concurrent_batches=2):
+        self.concurrent_batches = concurrent_batches
         self._version = version
         self.called, self.go_on, self.closed = threading.Event(), threading.Event(), threading.Event()
 
-    def __call__(self, images):
+    def run(self, pixels):
         self.called.set()
         assert self.go_on.wait(60)
-        return [Output({"boxes": np.zeros((1, 4)), "scores": np.full(1, self._version / 100)}) for _ in images]
+        return {"boxes": np.zeros((1, 1, 4)), "scores": np.full((1, 1), self._version / 100)}
 
     def close(self):
         self.closed.set()
@@ -179,40 +180,40 @@ class _Slow:
 
 def slow(version, **settings):
     metadata = DetectorMetadata("slow", HW, "stretch", ("a",), threshold_inputs=False)
-    return LoadedModel(metadata, str(version), _Slow(version, **settings))
+    return LoadedModel(metadata, str(version), Batcher(_Slow(version, **settings), HW))
 
 
 def test_what_is_under_way_is_finished_by_its_version_which_is_closed_then():
     old, new = slow(7), slow(8)
     detector = Detector(old, CPU)
     first = detector.start(image())
-    assert old.engine.called.wait(60)
+    assert old.engine.engine.called.wait(60)
     swapping = threading.Thread(target=detector.swap, args=(new,))
     swapping.start()
-    new.engine.go_on.set()
+    new.engine.engine.go_on.set()
     while detector.model is old:
         swapping.join(0.01)
     second = detector.start(image()).result()
-    assert second.model_version == "8" and not first.done() and not old.engine.closed.is_set()
-    old.engine.go_on.set()
+    assert second.model_version == "8" and not first.done() and not old.engine.engine.closed.is_set()
+    old.engine.engine.go_on.set()
     swapping.join()
-    assert first.result().model_version == "7" and old.engine.closed.is_set()
+    assert first.result().model_version == "7" and old.engine.engine.closed.is_set()
     detector.close()
-    assert new.engine.closed.is_set()
+    assert new.engine.engine.closed.is_set()
 
 
 def test_a_version_that_wants_more_images_at_once_gets_them():
     """As many threads as it takes to keep it busy; an image that was waiting is done all the same."""
-    old, new = slow(7, images_in_flight=1), slow(8, images_in_flight=64)
+    old, new = slow(7, concurrent_batches=1), slow(8, concurrent_batches=32)
     detector = Detector(old, dataclasses.replace(CPU, decode_threads=1))
     before = [detector.start(image()) for _ in range(20)]
-    assert old.engine.called.wait(60)
+    assert old.engine.engine.called.wait(60)
     swapping = threading.Thread(target=detector.swap, args=(new,))
     swapping.start()
     while detector.model is old:
         swapping.join(0.01)
     under_way = [detector.start(image()) for _ in range(64)]
-    old.engine.go_on.set(), new.engine.go_on.set()
+    old.engine.engine.go_on.set(), new.engine.engine.go_on.set()
     swapping.join()
     assert {result.result().model_version for result in before + under_way} == {"7", "8"}
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("detect")]
@@ -346,7 +347,7 @@ def test_images_do_not_wait_for_a_version_that_cannot_be_loaded_again():
     old = slow(7)
     detector = Detector(old, CPU)
     detector.in_use.unload()
-    assert old.engine.closed.is_set()
+    assert old.engine.engine.closed.is_set()
     waiting = detector.start(image())
     detector.in_use.fail_pending("model m: gone")
     with pytest.raises(ModelError, match="model m: gone"):

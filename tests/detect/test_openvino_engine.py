@@ -13,8 +13,9 @@ import pytest
 from models.evaluate.agreement import compare
 from models.import_darknet import import_darknet
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.batcher import Batcher
+from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.loaded_model import ModelFailed, OutOfMemory
 from pipeline.detect.openvino_engine import OpenVinoEngine
 from pipeline.detect.openvino_graph import OpenVinoGraph
 from pipeline.detect.saved_model import prepared_model
@@ -198,28 +199,33 @@ def images(values):
     return [np.full((4, 6, 3), value, np.uint8) for value in values]
 
 
+def opened(toy, **settings):
+    return Batcher(OpenVinoEngine(toy, DetectConfig(**settings)), (4, 6))
+
+
 @pytest.mark.parametrize("settings", [{}, {"concurrent_batches": 3}, {"concurrent_batches": 1, "intra_op_threads": 1}], ids=str)
 def test_each_image_gets_its_own_output_and_a_broken_one_fails_alone(toy, settings):
-    engine = OpenVinoEngine(toy, DetectConfig(**settings))
-    engine.warm_up()
+    batcher = opened(toy, **settings)
+    batcher.warm_up()
     for _ in range(3):  # a failure leaves every request usable
-        outputs = engine(images([*range(1, 12), BROKEN, *range(20, 30)]))
+        outputs = batcher(images([*range(1, 12), BROKEN, *range(20, 30)]))
         failed = outputs.pop(11)
         assert isinstance(failed, ModelFailed)
         assert [output.arrays["scores"].item() for output in outputs] == [*range(1, 12), *range(20, 30)]
-    assert sum(output.led_batch for output in engine(images(range(1, 9)))) == 8
-    assert engine([]) == []
-    engine.close()
+    assert sum(output.led_batch for output in batcher(images(range(1, 9)))) == 8
+    batcher.close()
 
 
 def test_memory_that_does_not_suffice_for_one_image_is_an_error_and_later_images_are_found(toy):
-    engine = OpenVinoEngine(toy, DetectConfig(concurrent_batches=1))
+    batcher = opened(toy, concurrent_batches=1)
     with pytest.raises(OutOfMemory):
-        engine(images([HUGE]))
+        batcher(images([HUGE]))
     for value in (5, 6):  # the stream that failed is replaced
-        assert engine(images([value]))[0].arrays["scores"].item() == value
+        assert batcher(images([value]))[0].arrays["scores"].item() == value
+    batcher.close()
 
 
 def test_candidates_below_the_threshold_do_not_leave_the_engine(toy):
-    engine = OpenVinoEngine(toy, dataclasses.replace(DetectConfig(), score_threshold=0.5))
-    assert [len(output.arrays["boxes"]) for output in engine(images([0, 1]))] == [0, 1]
+    engine, size = OpenVinoEngine(toy, dataclasses.replace(DetectConfig(), score_threshold=0.5)), toy.batch
+    found = [len(engine.run(np.stack(images([value] * size)))["boxes"][0]) for value in (0, 1)]
+    assert found == [0, 1]

@@ -430,7 +430,7 @@ def test_a_session_that_has_begun_keeps_no_second_copy_of_the_weights(precision,
     before = of_models()
     loaded = load(ModelConfig(bright_model), dataclasses.replace(CPU, precision=precision))
     try:
-        graph = loaded.engine._scheduler._session.graph
+        graph = loaded.engine.engine._session.graph
         assert isinstance(graph, tf.Graph) and not graph.as_graph_def().library.function
         assert of_models() <= before
         assert len(loaded.engine([np.zeros((*loaded.metadata.input_hw, 3), np.uint8)] * 3)) == 3

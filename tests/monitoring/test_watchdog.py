@@ -9,6 +9,7 @@ import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipeline.config import DetectConfig, ReadConfig
+from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.model_in_use import ModelInUse
@@ -20,7 +21,7 @@ from pipeline.stats.process import PARTS, PROCESS, Part
 from pipeline.stream.clients import connect_subscriber
 from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
-from tests.detect.test_engines import NumPyEngine, image, load_toy
+from tests.detect.test_engines import HW, NumPyEngine, image, load_toy
 from tests.processes import wait_until
 
 LIMIT = 60.0
@@ -115,14 +116,14 @@ def test_a_process_that_was_stopped_for_an_hour_is_not_stuck(monkeypatch):
 
 
 class Broken(NumPyEngine):
-    def __call__(self, images):
+    def run(self, pixels):
         raise OSError("the device is gone")
 
 
 def test_a_detector_that_fails_has_no_work_left():
     """What is counted as waiting for ever would end a job that is idle."""
     toy, before = load_toy(DetectConfig()), PROCESS.parts["detector"].waiting
-    detector = Detector(LoadedModel(toy.metadata, toy.version, Broken()), DetectConfig())
+    detector = Detector(LoadedModel(toy.metadata, toy.version, Batcher(Broken(), HW)), DetectConfig())
     started = [detector.start(image(str(number))) for number in range(20)]
     assert {str(each.exception()) for each in started} == {"the device is gone"}
     wait_until(lambda: PROCESS.parts["detector"].waiting == before)

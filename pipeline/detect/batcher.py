@@ -1,0 +1,357 @@
+"""The batcher in front of every engine: merges the images of all threads into batches, and retries what fails.
+
+    run(images) -> queue -> a thread takes a batch when enough images wait, or the oldest has waited long enough
+                              -> pads it to an allowed size -> engine -> each caller gets its part of the outputs
+
+A batch that runs out of memory is divided, and its size is not used again. A batch that fails is repeated image by image, so that
+one image fails no other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.detect.engine import Engine, ModelFailed, OutOfMemory
+from pipeline.detect.process_memory import return_free_memory
+
+_ANY_SIDE = 640  # of blank images for a model of any input size
+_PAUSE_SECONDS = 0.3  # at least, between first calls: images of the model in use go first
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outputs:
+    """The model's outputs for some images of a request, or its failure on one.
+
+    Attributes:
+      start: The first of these images in the request.
+      stop: Behind the last one.
+      arrays: As of `Engine.run`, for these images.
+      error: Why the model fails on this image alone; `arrays` is then empty.
+      batch_size: Size of the batch, with padding, if these images are its first ones, else 0; so a sum counts each batch once.
+      seconds: Time of the batch where `batch_size` is given, else 0.
+    """
+
+    start: int
+    stop: int
+    arrays: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    error: ModelFailed | None = None
+    batch_size: int = 0
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Output:
+    """The model's output for one image.
+
+    Attributes:
+      arrays: `boxes (M, 4)`, `scores (M,)` or `(M, C)`, and where the model has them `classes (M,)` and `count ()`.
+      led_batch: Size of the batch, with padding, for its first image, else 0; so a sum over images counts every batch once.
+      model_seconds: Time of the batch for its first image, else 0.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    led_batch: int = 0
+    model_seconds: float = 0.0
+
+
+class Batcher:
+    """Batches for one engine; thread-safe.
+
+    Args:
+      engine: Runs the model; the batcher closes it.
+      input_hw: Height and width of the model's input; without them each image is a batch of its own.
+      timeout_ms: Longest time that an image waits for others.
+    """
+
+    def __init__(self, engine: Engine, input_hw: tuple[int | None, int | None], timeout_ms: float = 1.0):
+        self.engine = engine
+        self._input_hw = (input_hw[0] or _ANY_SIDE, input_hw[1] or _ANY_SIDE)
+        self._timeout_s = timeout_ms / 1e3
+        self._sizes = tuple(engine.batch_sizes)
+        self._alone = None in input_hw
+        self._changed = threading.Condition()  # guards what follows
+        self._waiting: deque[_Part] = deque()
+        self._images = 0  # that wait
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"batch {n}", daemon=True) for n in range(engine.concurrent_batches)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Allowed batch sizes; fewer after an out-of-memory error."""
+        return self._sizes[:1] if self._alone else self._sizes
+
+    @property
+    def images_in_flight(self) -> int:
+        """Images that fill all concurrent batches twice, so that the next batch always waits; one waits if each is a batch."""
+        return len(self._threads) + 1 if self._alone else 2 * len(self._threads) * self._sizes[-1]
+
+    def run(self, pixels: np.ndarray) -> list[Outputs]:
+        """Blocks until the outputs of all images have come.
+
+        Args:
+          pixels: `(n, H, W, 3) uint8`, any n. As many as the largest batch go to the engine as they are, without a copy.
+
+        Returns:
+          The outputs, by ascending `start`, without a gap.
+
+        Raises:
+          OutOfMemory: Even a single image does not fit into memory.
+        """
+        if not len(pixels):
+            return []
+        request = _Request(pixels)
+        with self._changed:
+            self._waiting.append(_Part(request, 0, len(pixels), time.monotonic()))
+            self._images += len(pixels)
+            self._changed.notify()
+        return request.result()
+
+    def __call__(self, images: Sequence[np.ndarray]) -> list[Output | ModelFailed]:
+        """As `run`, for a list of images that may differ in size; one output for each."""
+        same_size = len({pixels.shape for pixels in images}) == 1
+        requests = [np.stack(images)] if same_size else [pixels[None] for pixels in images]
+        return [output for request in requests for part in self.run(request) for output in _of_each_image(part)]
+
+    def isolate(self, batch_size: int) -> None:
+        """From now on each image is a batch of its own, filled with copies of itself; for a model that mixes images."""
+        self._alone, self._sizes = True, (batch_size,)
+
+    def warm_up(self, *, at_once: bool = True) -> None:
+        """Runs every batch size once, so that no image pays for a first call.
+
+        Args:
+          at_once: Also runs concurrent batches of the largest size, which takes all cores, to allocate the memory that they need.
+            Else another model is in use: pauses before each call, so that its images go first.
+
+        Raises:
+          OutOfMemory: Memory does not suffice for a single image.
+          ModelFailed: The model fails on blank images.
+        """
+        took = 0.0
+        for size in self.batch_sizes:
+            if size <= self.batch_sizes[-1]:  # an out-of-memory error may have dropped it
+                time.sleep(0.0 if at_once else max(took, _PAUSE_SECONDS))
+                began = time.monotonic()
+                self._run_blank(size)
+                took = time.monotonic() - began
+        if at_once:
+            with ThreadPoolExecutor(len(self._threads)) as concurrent_batches:
+                list(concurrent_batches.map(self._run_blank, [self.batch_sizes[-1]] * len(self._threads)))
+
+    def mixes_images(self) -> bool:
+        """Whether the output for an image depends on the other images of its batch, or a batch fails where one image does not.
+
+        It compares two images beside each other with each beside its copy, in batches of one size: between sizes, the last digits
+        differ. A difference counts only if the same batch gives the same output again.
+        """
+        if self.batch_sizes[-1] == 1:
+            return False
+        draw = np.random.default_rng(0)
+        pair = np.stack([draw.integers(0, high, (*self._input_hw, 3), np.uint8) for high in (255, 128)])
+        try:
+            mixed = self._filled_batch(pair)
+            for n in range(2):
+                alone = self._filled_batch(pair[[n, n]])
+                if not _alike(mixed, alone, n) and _alike(alone, self._filled_batch(pair[[n, n]]), n):
+                    return True
+        except ModelFailed:
+            return True
+        return False
+
+    def close(self) -> None:
+        """Closes the engine, and frees memory and threads; no call may be under way."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self.engine.close()
+        return_free_memory(circles=True)
+
+    def _run_blank(self, count: int) -> None:
+        for output in self.run(np.zeros((1 if self._alone else count, *self._input_hw, 3), np.uint8)):
+            if output.error:
+                raise output.error
+
+    def _filled_batch(self, pixels: np.ndarray) -> Mapping[str, np.ndarray]:
+        return self._run_engine(_padded(pixels, self._sizes[-1]))
+
+    def _work(self) -> None:
+        while self._take_and_run():
+            pass
+
+    def _take_and_run(self) -> bool:
+        """Runs the next batch; False once the batcher is closed. Apart from the loop, so that no thread holds images at rest."""
+        parts = self._next_batch()
+        if parts:
+            self._run_batch(parts)
+        return bool(parts)
+
+    def _next_batch(self) -> list[_Part]:
+        """Waits for a batch; empty once the batcher is closed."""
+        with self._changed:
+            while not self._closed:
+                most = 1 if self._alone else self._sizes[-1]
+                oldest_s = time.monotonic() - self._waiting[0].since if self._waiting else 0.0
+                if self._waiting and (self._images >= most or oldest_s >= self._timeout_s):
+                    return self._take(most)
+                self._changed.wait(self._timeout_s - oldest_s if self._waiting else None)
+            return []
+
+    def _take(self, most: int) -> list[_Part]:
+        taken = []
+        while self._waiting and most:
+            part = self._waiting.popleft()
+            now, later = part.divided(most)
+            taken.append(now)
+            most -= now.images
+            self._images -= now.images
+            if later.images:
+                self._waiting.appendleft(later)
+        if self._waiting:
+            self._changed.notify()
+        return taken
+
+    def _run_batch(self, parts: Sequence[_Part]) -> None:
+        """Runs one batch and answers the requests of its parts; never raises."""
+        count = sum(part.images for part in parts)
+        size = next((size for size in self._sizes if size >= count), self._sizes[-1])
+        try:
+            if count > size:  # another thread has dropped the size for which it was taken
+                self._run_in_sizes(parts, size)
+                return
+            began = time.monotonic()
+            pixels = [part.pixels for part in parts]
+            outputs = self._run_engine(_padded(pixels[0] if len(parts) == 1 else np.concatenate(pixels), size))
+            seconds = time.monotonic() - began
+        except OutOfMemory as err:
+            if self._drop_sizes_from(size):
+                self._run_in_sizes(parts, self._sizes[-1])
+            else:
+                _fail(parts, err)
+        except ModelFailed as err:
+            if count > 1:
+                self._run_in_sizes(parts, 1)
+            else:
+                parts[0].answer({}, err)
+        except BaseException as err:  # noqa: BLE001  whatever an engine raises is for those who wait
+            _fail(parts, err)
+        else:
+            first = 0
+            for part in parts:
+                arrays = {name: array[first : first + part.images] for name, array in outputs.items()}
+                part.answer(arrays, None, *((0, 0.0) if first else (size, seconds)))
+                first += part.images
+
+    def _run_in_sizes(self, parts: Iterable[_Part], most: int) -> None:
+        for part in parts:
+            while part.images:
+                now, part = part.divided(most)  # noqa: PLW2901  what is left of it
+                self._run_batch([now])
+
+    def _run_engine(self, pixels: np.ndarray) -> Mapping[str, np.ndarray]:
+        outputs = self.engine.run(pixels)
+        for name, array in outputs.items():
+            if array.shape[:1] != (len(pixels),):
+                raise ModelFailed(f"expected {name} of {len(pixels)} images from the model, got an array of shape {array.shape}")
+        return outputs
+
+    def _drop_sizes_from(self, size: int) -> bool:
+        """Drops a batch size that needs too much memory, and larger ones; False if none is left."""
+        with self._changed:
+            left = tuple(one for one in self._sizes if one < size)
+            self._sizes = left or self._sizes
+        return bool(left)
+
+
+class _Request:
+    """The images of one call of `run`, whose parts are answered by several threads."""
+
+    def __init__(self, pixels: np.ndarray):
+        self.pixels = pixels
+        self._left = len(pixels)
+        self._answers: list[Outputs] = []
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def answer(self, part: Outputs, error: BaseException | None = None) -> None:
+        with self._lock:
+            self._answers.append(part)
+            self._error = self._error or error
+            self._left -= part.stop - part.start
+            if not self._left:
+                self._done.set()
+
+    def result(self) -> list[Outputs]:
+        """Waits for all parts, also after an error: until then the engine may read the pixels."""
+        self._done.wait()
+        if self._error:
+            raise self._error
+        return sorted(self._answers, key=lambda part: part.start)
+
+
+class _Part(NamedTuple):
+    """Some images of a request, `start` to `stop`, that have waited `since`."""
+
+    request: _Request
+    start: int
+    stop: int
+    since: float
+
+    @property
+    def images(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def pixels(self) -> np.ndarray:
+        return self.request.pixels[self.start : self.stop]
+
+    def divided(self, most: int) -> tuple[_Part, _Part]:
+        """Its first images, at most `most`, and the others."""
+        cut = min(self.stop, self.start + most)
+        return self._replace(stop=cut), self._replace(start=cut)
+
+    def answer(
+        self, arrays: Mapping[str, np.ndarray], error: ModelFailed | None, batch_size: int = 0, seconds: float = 0.0
+    ) -> None:
+        self.request.answer(Outputs(self.start, self.stop, arrays, error, batch_size, seconds))
+
+
+def _fail(parts: Iterable[_Part], error: BaseException) -> None:
+    for part in parts:
+        part.request.answer(Outputs(part.start, part.stop), error)
+
+
+def _padded(pixels: np.ndarray, size: int) -> np.ndarray:
+    """The images, and copies of the last one up to `size`; the same array if none is missing."""
+    missing = size - len(pixels)
+    return np.concatenate([pixels, np.repeat(pixels[-1:], missing, axis=0)]) if missing else pixels
+
+
+def _of_each_image(part: Outputs) -> list[Output | ModelFailed]:
+    if part.error:
+        return [part.error]
+    return [
+        Output({name: array[n] for name, array in part.arrays.items()}, *((0, 0.0) if n else (part.batch_size, part.seconds)))
+        for n in range(part.stop - part.start)
+    ]
+
+
+def _alike(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], n: int) -> bool:
+    return all(
+        value[n].shape == b[name][n].shape and np.allclose(value[n], b[name][n], rtol=1e-2, atol=1e-3, equal_nan=True)
+        for name, value in a.items()
+    )

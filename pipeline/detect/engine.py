@@ -1,0 +1,49 @@
+"""Interface of an engine, which runs a model: TensorFlow, another library, or a client of a server.
+
+An engine only runs batches. One `Batcher` for all engines makes the batches, retries and warms up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+
+class OutOfMemory(Exception):  # noqa: N818  named like `StopIteration`
+    """A batch does not fit into the memory of its device; a smaller one may."""
+
+
+class ModelFailed(Exception):  # noqa: N818
+    """The model fails on these images, and would fail again; the text is the reason, in one line."""
+
+
+class Engine(Protocol):
+    """Runs a model; thread-safe.
+
+    Attributes:
+      batch_sizes: Allowed batch sizes, ascending; `(1,)` for one image at a time.
+      concurrent_batches: How many runs at once keep the device busy.
+    """
+
+    batch_sizes: tuple[int, ...]
+    concurrent_batches: int
+
+    def run(self, pixels: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Runs the model on a batch.
+
+        Args:
+          pixels: `(n, H, W, 3) uint8`, n one of `batch_sizes`, H and W the input size in the metadata.
+
+        Returns:
+          For each image `boxes (n, M, 4)`, `scores (n, M)` or `(n, M, C)`, and where the model has them `classes (n, M)` and
+          `count (n,)`.
+
+        Raises:
+          OutOfMemory: The batch does not fit into memory.
+          ModelFailed: The model fails on this batch.
+        """
+
+    def close(self) -> None:
+        """Frees memory and threads. No run may be under way, and none may follow."""

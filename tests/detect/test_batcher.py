@@ -1,0 +1,212 @@
+"""Batches form across threads, in the allowed sizes, and survive what breaks one of them; each rule on an engine of NumPy."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from pipeline.detect.batcher import Batcher
+from pipeline.detect.engine import ModelFailed, OutOfMemory
+
+HW = (4, 6)
+LONG_MS = 5000.0  # a batch leaves because it is full, never because time is up
+
+
+class Means:
+    """The mean of each image; fails on one value, and runs out of memory in batches above a limit."""
+
+    def __init__(self, batch_sizes, concurrent_batches=2, *, broken=None, limit=99):
+        self.batch_sizes, self.concurrent_batches = batch_sizes, concurrent_batches
+        self.broken, self.limit, self.ran, self.closed = broken, limit, [], False
+
+    def run(self, pixels):
+        assert len(pixels) in self.batch_sizes
+        self.ran.append(pixels)
+        if len(pixels) > self.limit:
+            raise OutOfMemory(f"a batch of {len(pixels)}")
+        means = pixels.mean((1, 2, 3))
+        if self.broken in means:
+            raise ModelFailed("that pixel")
+        return {"mean": means}
+
+    def close(self):
+        self.closed = True
+
+    @property
+    def sizes(self):
+        return [len(pixels) for pixels in self.ran]
+
+
+class BatchMeans(Means):
+    """Mixes the images of a batch."""
+
+    def run(self, pixels):
+        return {"mean": super().run(pixels)["mean"] - pixels.mean()}
+
+
+class OneReply(Means):
+    """As an ONNX file that was reshaped for batches it does not know: one answer for all images."""
+
+    def run(self, pixels):
+        return {"mean": super().run(pixels)["mean"][:1]}
+
+
+def pixels_of(values):
+    return np.array(list(values), np.uint8)[:, None, None, None] * np.ones((1, *HW, 3), np.uint8)
+
+
+def ask(batcher, values, together=1):
+    """Each request from a thread of its own, with `together` images in it; (mean or error, batch size) of each image."""
+    requests = [pixels_of(values[start : start + together]) for start in range(0, len(values), together)]
+
+    def run(pixels):
+        parts = batcher.run(pixels)
+        assert [part.start for part in parts] + [len(pixels)] == [0] + [part.stop for part in parts]
+        assert all((part.seconds > 0) == (part.batch_size > 0) for part in parts)
+        return [
+            (part.error or float(part.arrays["mean"][n]), 0 if n else part.batch_size)
+            for part in parts
+            for n in range(part.stop - part.start)
+        ]
+
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return [answer for answers in pool.map(run, requests) for answer in answers]
+
+
+@pytest.fixture
+def batched():
+    """Opens a batcher over an engine; closes it after the test."""
+    opened = []
+
+    def open_batcher(engine, timeout_ms=1.0, input_hw=HW):
+        opened.append(Batcher(engine, input_hw, timeout_ms))
+        return opened[-1]
+
+    yield open_batcher
+    for batcher in opened:
+        batcher.close()
+        assert batcher.engine.closed
+
+
+@pytest.mark.parametrize("together", [1, 3, 4, 20])
+@pytest.mark.parametrize("images", [8, 16, 40])
+def test_images_of_many_threads_travel_in_full_batches(batched, images, together):
+    answers = ask(batched(engine := Means((1, 2, 4, 8)), LONG_MS), range(images), together)
+    assert [mean for mean, _ in answers] == list(range(images))
+    assert engine.sizes == [8] * (images // 8)
+    assert sorted(size for _, size in answers) == (images - images // 8) * [0] + images // 8 * [8]
+
+
+@pytest.mark.parametrize(
+    ("batch_sizes", "images", "ran"),
+    [((1, 2, 4), 1, [1]), ((2, 4), 1, [2]), ((8,), 3, [8]), ((1, 2, 4), 3, [4]), ((1, 2, 4), 9, [4, 4, 1])],
+)
+def test_few_images_travel_in_the_smallest_size_that_holds_them_with_copies_of_the_last(batched, batch_sizes, images, ran):
+    answers = ask(batched(engine := Means(batch_sizes)), range(images), images)
+    assert ([mean for mean, _ in answers], sorted(engine.sizes)) == (list(range(images)), sorted(ran))
+    (last,) = [pixels for pixels in engine.ran if images - 1 in pixels]
+    assert (last[(images - 1) % batch_sizes[-1] :] == images - 1).all()
+
+
+@pytest.mark.parametrize("images", [1, 4])
+def test_as_many_images_as_an_allowed_size_reach_the_engine_without_a_copy(batched, images):
+    pixels = pixels_of(range(images))
+    batched(engine := Means((1, 2, 4))).run(pixels)
+    assert np.shares_memory(engine.ran[0], pixels)
+
+
+def test_a_request_without_images_runs_nothing(batched):
+    batcher = batched(engine := Means((1, 2)))
+    assert (batcher.run(pixels_of([])), batcher([]), engine.ran) == ([], [], [])
+
+
+@pytest.mark.parametrize(("batch_sizes", "concurrent_batches"), [((1, 2, 4), 2), ((3,), 1), ((1, 8), 3)])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_every_size_is_warmed_and_the_largest_in_each_concurrent_batch_unless_another_model_is_in_use(
+    batched, batch_sizes, concurrent_batches, at_once
+):
+    batched(engine := Means(batch_sizes, concurrent_batches)).warm_up(at_once=at_once)
+    assert engine.sizes == [*batch_sizes, *[batch_sizes[-1]] * (concurrent_batches if at_once else 0)]
+
+
+@pytest.mark.parametrize("together", [1, 3, 40])
+@pytest.mark.parametrize(("limit", "batch_sizes"), [(1, (1,)), (3, (1, 2)), (4, (1, 2, 4))])
+def test_out_of_memory_drops_the_larger_sizes_for_good_and_loses_no_image(batched, limit, batch_sizes, together):
+    batcher = batched(engine := Means((1, 2, 4, 8), limit=limit), LONG_MS)
+    assert [mean for mean, _ in ask(batcher, range(40), together)] == list(range(40))
+    assert batcher.batch_sizes == batch_sizes
+    engine.ran.clear()
+    assert [mean for mean, _ in ask(batcher, range(8))] == list(range(8))
+    assert max(engine.sizes) <= limit
+
+
+def test_out_of_memory_while_warming_drops_sizes_before_any_image(batched):
+    batcher = batched(Means((1, 2, 4, 8), limit=2))
+    batcher.warm_up()
+    assert (batcher.batch_sizes, batcher.images_in_flight) == ((1, 2), 2 * 2 * 2)
+
+
+def test_out_of_memory_in_the_smallest_size_is_an_error_of_all_who_wait(batched):
+    batcher = batched(Means((1, 2), limit=0))
+    with pytest.raises(OutOfMemory):
+        batcher.warm_up()
+    with pytest.raises(OutOfMemory):
+        batcher.run(pixels_of([0, 1, 2]))
+    batcher.engine.limit = 9
+    assert [mean for mean, _ in ask(batcher, [3, 4])] == [3, 4]
+
+
+@pytest.mark.parametrize("broken", [0, 5, 13, 15])
+@pytest.mark.parametrize("together", [1, 4, 6, 16])
+def test_an_image_that_breaks_the_model_breaks_no_other(batched, together, broken):
+    """Also where the images of one request are divided among several batches, the first or the last of which fails."""
+    batcher = batched(Means((1, 2, 4, 8), broken=broken), 50.0)
+    means = [mean for mean, _ in ask(batcher, range(16), together)]
+    failed = means.pop(broken)
+    assert isinstance(failed, ModelFailed) and str(failed) == "that pixel"
+    assert means == [n for n in range(16) if n != broken]
+    assert batcher.batch_sizes == (1, 2, 4, 8)
+
+
+def test_any_other_error_is_for_those_who_wait_and_later_images_are_found(batched):
+    """As of a model server that is away: no image is to blame."""
+    batcher = batched(Means((1, 2)))
+    batcher.engine.run = lambda pixels: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        batcher.run(pixels_of([0, 1, 2]))
+    del batcher.engine.run
+    assert [mean for mean, _ in ask(batcher, [3, 4])] == [3, 4]
+
+
+@pytest.mark.parametrize(("kind", "mixes"), [(Means, False), (BatchMeans, True), (OneReply, True)])
+def test_a_model_that_mixes_the_images_of_a_batch_gets_them_alone(batched, kind, mixes):
+    batcher = batched(engine := kind((1, 2, 4)))
+    assert batcher.mixes_images() == mixes
+    batcher.isolate(1)
+    engine.ran.clear()
+    ask(batcher, range(7), 7)
+    assert (batcher.batch_sizes, batcher.images_in_flight, engine.sizes) == ((1,), 3, [1] * 7)
+
+
+def test_a_model_of_a_fixed_batch_that_mixes_images_gets_each_with_copies_of_itself(batched):
+    batcher = batched(engine := BatchMeans((3,)))
+    assert batcher.mixes_images()
+    batcher.isolate(3)
+    engine.ran.clear()
+    assert [mean for mean, _ in ask(batcher, [5, 9], 2)] == [0, 0]
+    assert sorted(sorted({*pixels.ravel()}) for pixels in engine.ran) == [[5], [9]]
+
+
+def test_images_of_different_sizes_make_no_batch(batched):
+    batcher = batched(engine := Means((1,)), LONG_MS, input_hw=(None, None))
+    images = [pixels_of([n])[0, : n + 1] for n in range(3)]
+    assert [output.arrays["mean"] for output in batcher(images)] == [0, 1, 2]
+    assert [pixels.shape[1] for pixels in engine.ran] == [1, 2, 3]
+
+
+def test_closing_ends_the_threads_and_the_engine():
+    before = threading.active_count()
+    batcher = Batcher(engine := Means((1, 2), 3), HW)
+    batcher.close()
+    assert (engine.closed, threading.active_count()) == (True, before)
