@@ -29,6 +29,7 @@ _NAME = re.compile(r"\.(tf)?records?([-_*?\[][^.]*)?(\.gz)?(@\d+-\d*)?$", re.IGN
 _RANGE = re.compile(r"(.*)@(\d+)-(\d*)", re.DOTALL)
 _HEAD = struct.Struct("<QI")
 _MASK_DELTA = 0xA282EAD8
+_CUT = "the record there is not all there"
 _ENCODED, _NAMES = "image/encoded", ("image/source_id", "image/filename")
 
 
@@ -112,17 +113,16 @@ def read_records(file: BinaryIO, path: str, max_bytes: int) -> Iterator[Record]:
         while head := file.read(_HEAD.size):
             length = _length(head)
             if length is None:
-                yield _broken(file, path, start, "its length is wrong" if len(head) == _HEAD.size else "it ends within a length")
-                return
-            end = start + _HEAD.size + length + 4
+                raise EOFError("its length is wrong" if len(head) == _HEAD.size else "it ends within a length")
             content = _content(file, f"{path}: the record of {length} bytes at byte {start}", length, max_bytes)
-            if content is None:
-                yield _broken(file, path, start, f"the record of {length} bytes there is not all there")
-                return
+            end = start + _HEAD.size + length + 4
             yield Record(start, end, content)
             start = end
     except (EOFError, zlib.error, gzip.BadGzipFile) as err:
-        yield _broken(file, path, start, f"what was gzipped cannot be unpacked: {err}")
+        size = None if isinstance(file, gzip.GzipFile) else file.seek(0, 2)  # the rest of a gzipped one may be endless
+        lost = f"its last {size - start} of {size} bytes" if size else "all that is gzipped behind it"
+        said = f"{path} is damaged at byte {start} ({err}): {lost} cannot be read"
+        yield Record(start, None, ImageError("read", "broken_file", said))
 
 
 def _length(head: bytes) -> int | None:
@@ -133,36 +133,27 @@ def _length(head: bytes) -> int | None:
     return int(length) if checksum == _masked_crc(head[:8]) else None
 
 
-def _content(file: BinaryIO, what: str, length: int, max_bytes: int) -> bytes | ImageError | None:
-    """A record's bytes or what is wrong with them; None where the file ends within."""
+def _content(file: BinaryIO, what: str, length: int, max_bytes: int) -> bytes | ImageError:
+    """A record's bytes or what is wrong with them; `EOFError` where the file ends within."""
     if length > max_bytes:
+        _pass_over(file, length + 4)
         said = f"{what}: expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)"
-        return ImageError("read", "too_large_file", said) if _pass_over(file, length + 4) else None
+        return ImageError("read", "too_large_file", said)
     content, checksum = file.read(length), file.read(4)
     if len(checksum) < 4:
-        return None
+        raise EOFError(_CUT)
     if int.from_bytes(checksum, "little") == _masked_crc(content):
         return content
     return ImageError("read", "bad_checksum", f"{what} is not as it was written: its checksum differs")
 
 
-def _pass_over(file: BinaryIO, size: int) -> bool:
-    """Goes on behind so many bytes; False where there are not so many."""
-    if isinstance(file, gzip.GzipFile):
-        file.seek(size - 1, 1)
-        return len(file.read(1)) == 1
-    end = file.tell() + size
-    if end > file.seek(0, 2):
-        return False
-    file.seek(end)
-    return True
-
-
-def _broken(file: BinaryIO, path: str, start: int, why: str) -> Record:
-    size = None if isinstance(file, gzip.GzipFile) else file.seek(0, 2)  # the rest of a gzipped one may be endless
-    lost = f"its last {size - start} of {size} bytes" if size else "all that is gzipped behind it"
-    said = f"{path} is damaged at byte {start} ({why}): {lost} cannot be read"
-    return Record(start, None, ImageError("read", "broken_file", said))
+def _pass_over(file: BinaryIO, size: int) -> None:
+    last = file.tell() + size - 1
+    if not isinstance(file, gzip.GzipFile) and last >= file.seek(0, 2):  # a length may be any number
+        raise EOFError(_CUT)
+    file.seek(last)
+    if not file.read(1):
+        raise EOFError(_CUT)
 
 
 def _masked_crc(content: bytes) -> int:
