@@ -66,7 +66,7 @@ def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
     real = functools.lru_cache(_FOLDERS_KNOWN)(real_folder)
     try:
         with storage_failures(path), open_file(path) as file:
-            for named in named_images(_lines(file), path, lambda uri: os.path.isfile(_resolve(uri, folder))):
+            for named in named_images(_lines(file), path):
                 if isinstance(named, BadLine):
                     yield _letter(f"{path}:{named.number}", named.why)
                     continue
@@ -88,13 +88,13 @@ def is_manifest_of_rows(path: str) -> bool:
         return False
     try:
         with storage_failures(path), open_file(path) as file:
-            first = next(named_images(_lines(file), path, lambda _: False), None)
+            first = next(named_images(_lines(file), path), None)
             return first is not None and not isinstance(first, BadLine)
     except ImageError:
         return False
 
 
-def named_images(lines: Iterable[str], path: str, is_file: Callable[[str], bool]) -> Iterator[Named | BadLine]:
+def named_images(lines: Iterable[str], path: str) -> Iterator[Named | BadLine]:
     """The URIs of a manifest with the other fields of their lines, and its bad lines.
 
     .txt: one a line; what begins with # is a comment. .csv: the column `uri`, `path`, `file`, `filename` or `image`, else the
@@ -104,13 +104,12 @@ def named_images(lines: Iterable[str], path: str, is_file: Callable[[str], bool]
     Args:
       lines: The manifest; bytes that are no UTF-8 as `surrogateescape` has them.
       path: Its name, which tells what it is.
-      is_file: Whether a path is that of a local file.
     """
     ending = os.path.splitext(path)[1].lower()
     texts = _Texts(lines)
     if ending == ".csv":
         rows = _with_bad_lines(csv.reader(texts), texts, lambda row: [cell.strip() for cell in row])
-        return _in_csv(rows, lambda cell: "://" in cell or names_image(cell) or is_file(cell))
+        return _in_csv(rows)
     return _with_bad_lines(texts, texts, _in_json if ending == ".jsonl" else _in_text)
 
 
@@ -170,7 +169,7 @@ def _in_text(line: str) -> Named | None:
     return (uri, {}) if uri and not uri.startswith("#") else None
 
 
-def _in_csv(rows: Iterator[list[str] | BadLine], looks_like_image: Callable[[str], bool]) -> Iterator[Named | BadLine]:
+def _in_csv(rows: Iterator[list[str] | BadLine]) -> Iterator[Named | BadLine]:
     """The URIs of a column, each with the other non-empty cells of its row by the header's names."""
     begun: list[list[str]] = []
     for row in rows:
@@ -181,7 +180,7 @@ def _in_csv(rows: Iterator[list[str] | BadLine], looks_like_image: Callable[[str
             if len(begun) == 2:
                 break
     first, second = (*begun, [], [])[:2]
-    column, has_header = _uri_column(first, second, looks_like_image)
+    column, has_header = _uri_column(first, second)
     header = first if has_header else []
     for cells in itertools.chain(begun[has_header:], rows):
         if isinstance(cells, BadLine):
@@ -191,7 +190,7 @@ def _in_csv(rows: Iterator[list[str] | BadLine], looks_like_image: Callable[[str
             yield cells[column], {name: cell for place, (name, cell) in others if place != column and name and cell}
 
 
-def _uri_column(first: Sequence[str], second: Sequence[str], looks_like_image: Callable[[str], bool]) -> tuple[int, bool]:
+def _uri_column(first: Sequence[str], second: Sequence[str]) -> tuple[int, bool]:
     """The column of the URIs, and whether the first row is a header.
 
     A header has a column of a known name; else nothing in it looks like an image or a path, but something in the next row does.
@@ -200,8 +199,9 @@ def _uri_column(first: Sequence[str], second: Sequence[str], looks_like_image: C
     for name in _NAMING:
         if name in names:
             return names.index(name), True
-    in_first = [column for column, cell in enumerate(first) if looks_like_image(cell)]
-    in_second = [column for column, cell in enumerate(second) if looks_like_image(cell)]
+    in_first, in_second = (
+        [column for column, cell in enumerate(row) if "://" in cell or names_image(cell)] for row in (first, second)
+    )
     is_header = bool(in_second) and not in_first and not any("/" in cell for cell in first)
     return next(iter(in_second if is_header else in_first), 0), is_header
 
