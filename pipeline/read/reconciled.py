@@ -1,6 +1,7 @@
 """Compares the listing of inputs with the rows of a results folder: which images have a result, and which have none.
 
-Memory holds hashes: 8 bytes for each listed image, 24 for each row, and an entry of a dictionary for each dead letter.
+Memory holds hashes: 8 bytes for each listed image, 16 for each row (48 while they are sorted), and two entries of a dictionary
+for each dead letter.
 
 Each listed image has one status:
 
@@ -125,7 +126,9 @@ def _findings(patterns: Sequence[str], output: str, model: tuple[str, str] | Non
     rows = np.fromiter(of_rows, np.dtype((np.uint64, 3)))
     by_key = np.argsort(rows[:, 0])
     doubled = np.unique(rows[by_key[1:][np.diff(rows[by_key, 0]) == 0], 1])
-    known = np.sort(rows[:, 1:].ravel())
+    known = rows[:, 1:].ravel()
+    del rows, by_key
+    known.sort()  # in place: a copy would take as much again
     letters: dict[int, tuple[Any, ...]] = {}  # the newest count
     for uri, row in _rows(output, DEAD_LETTERS, model):
         for each in (_hash(uri), _hash(uri, row["generation"])):

@@ -1,7 +1,7 @@
 """Compaction: merges small shards into large ones and drops rows that do not count; no reader loses a row, whenever it ends.
 
 1. It deletes the sources that an earlier compaction has merged and, since it died, not deleted, and views without a shard.
-2. It reads the key and the age of all rows and marks those that lost: 17 bytes of memory a row, 8 more while they are sorted.
+2. It reads the key and the age of all rows and marks those that lost: 17 bytes of memory a row, 9 more while they are sorted.
 3. It groups small shards of similar size, so that a new row costs a few files of its own size, and larger ones of which more than
    a fifth of the rows lost.
 4. For each group it writes the merged shard, whose metadata names its sources, so that readers skip these. Then it deletes the
