@@ -17,7 +17,7 @@ FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
 CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-backfill demo-flink test test-all test-fast test-matrix test-flink test-spark flink spark check docs format lint types fuzz soak bench bench-darknet bench-flink bench-peers prism lock clean
+.PHONY: help demo demo-streaming demo-backfill demo-flink test test-all test-fast test-matrix test-flink test-spark flink spark check docs format lint types fuzz soak bench bench-darknet bench-peers prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -99,10 +99,6 @@ bench-darknet: $(READY) ## Measure imported Darknet models beside OpenCV and ONN
 	@test -n "$(CFGS)" || echo "no Darknet cfgs to measure; name some: make bench-darknet CFGS='yolov4-tiny.cfg'"
 	test -z "$(CFGS)" || $(BIN)/python -m tests.benchmarks.environments onnxruntime
 	test -z "$(CFGS)" || $(BIN)/python -m tests.benchmarks.darknet_speed --onnx-python .bench/envs/onnxruntime/bin/python $(CFGS)
-
-bench-flink: $(READY) flink ## Measure batch and streaming jobs on a Flink cluster of this machine, and what pipeline.cost says of them
-	$(BIN)/python -m tests.flink.figures
-	$(BIN)/python -m tests.flink.cost
 
 bench-peers: $(READY) ## Measure beside OpenVINO's and ONNX Runtime's loops, Triton, Daft, Ray Data, tfx_bsl and plain Beam; a quarter of an hour
 	$(BIN)/python -m tests.benchmarks.peers --hostile $(FIXTURES)/hostile

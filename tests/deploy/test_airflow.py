@@ -1,14 +1,10 @@
-"""The Airflow DAGs: their commands and requests are ones that this project takes; and, on request, Airflow itself runs them."""
+"""The Airflow DAGs: their commands and requests are ones that this project takes."""
 
 import json
-import os
 import re
 import runpy
-import subprocess
 import sys
 import types
-import venv
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +15,6 @@ from tests.conftest import REPO
 from tests.deploy.test_flex_template import LAUNCH, PARAMETERS, nightly
 
 DAGS = REPO / "deploy" / "airflow_backfill.py"
-PACKAGES = ("apache-airflow==3.3.2", "apache-airflow-providers-apache-beam==6.3.1", "apache-airflow-providers-google==21.0.0")
 
 
 class Recorded:
@@ -98,43 +93,3 @@ def test_the_days_are_the_seven_before_the_run_and_a_run_meets_no_other_of_its_d
         assert dag["max_active_runs"] == 1
         assert dag["catchup"] is False
     assert {timetable.args for timetable in made if type(timetable).__name__ == "CronTriggerTimetable"} == {("0 3 * * *",)}
-
-
-@pytest.mark.matrix
-@pytest.mark.skipif(
-    not os.environ.get("AIRFLOW_PYTHON"),
-    reason="takes minutes and the package registry; AIRFLOW_PYTHON=install makes an environment with Airflow, "
-    "AIRFLOW_PYTHON=<path> names the Python of one",
-)
-@pytest.mark.timeout(3600)
-def test_airflow_reads_the_dags_and_runs_the_command(tmp_path):
-    """With Airflow's own classes, in an environment of its own: no import error, and the task writes its rows."""
-    scenes = tmp_path / "in" / "2026" / "11" / "20"
-    scenes.mkdir(parents=True)
-    for scene in sorted((REPO / "models/digits/samples").glob("*.jpg"))[:3]:
-        (scenes / scene.name).write_bytes(scene.read_bytes())
-    options = {
-        "input": f"{tmp_path}/in/{{date:%Y/%m/%d}}/**",
-        "dates": "2026-11-20",
-        "output": f"{tmp_path}/out",
-        "model": "digits",
-    }
-    command = [python_with_airflow(tmp_path), "-m", "tests.deploy.airflow_task", DAGS, sys.executable, json.dumps(options)]
-    settings = {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    done = subprocess.run(command, cwd=REPO, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["errors"] == {}
-    assert sorted(found["dags"]) == ["detect_backfill", "detect_backfill_dataflow"]
-    rows = [json.loads(line) for path in (tmp_path / "out" / "detections").glob("*.jsonl") for line in path.open()]
-    assert len(rows) == 3
-
-
-def python_with_airflow(folder: Path) -> str:
-    named = os.environ["AIRFLOW_PYTHON"]
-    if named != "install":
-        return named
-    venv.create(folder / "venv", with_pip=True)
-    python = str(folder / "venv" / "bin" / "python")
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True, stdout=sys.stderr)
-    return python

@@ -10,7 +10,7 @@ from pipeline.codec import unpack
 from pipeline.stats.summary import JobStats
 from tests.conftest import REPO, without_stamps
 from tests.flink.cluster import START_SECONDS, TASKMANAGERS, FlinkCluster, job_flags
-from tests.flink.usage import Shuffled, shuffled
+from tests.flink.shuffles import Shuffled, shuffled
 from tests.launch.jobs import rows_of
 from tests.processes import running
 

@@ -8,8 +8,8 @@ import pytest
 from tests.benchmarks.images import link_images
 from tests.conftest import REPO
 from tests.flink.cluster import FlinkCluster, job_flags
+from tests.flink.shuffles import shuffled
 from tests.flink.test_streaming import CONFIG
-from tests.flink.usage import shuffled
 from tests.streaming_job import StreamingJob
 
 IMAGES = 50
