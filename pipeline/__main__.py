@@ -48,6 +48,7 @@ VERBS = {
     "load": Verb("pipeline.load_bigquery", "load the rows of a results folder into BigQuery, each once"),
     "reconcile": Verb("pipeline.reconcile", "which images have a result, and which have none"),
     "replay": Verb("pipeline.run", "detect again in the images that failed: run --retry-dead", ("--retry-dead",)),
+    "cost": Verb("pipeline.cost", "what a job of N images takes and costs, from your prices"),
     "doctor": Verb("pipeline.doctor", "what this machine and this installation can do, and what to install"),
 }
 

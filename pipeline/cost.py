@@ -1,6 +1,6 @@
 """Estimates what a job of N images takes and costs: machine hours, storage operations, bytes of Pub/Sub, shuffles and results.
 
-    python -m pipeline.cost --images 1e9 --images-per-second 400 --machines 20 --machine-hour 0.73
+    detect-objects cost --images 1e9 --images-per-second 400 --machines 20 --machine-hour 0.73
 
 Arithmetic over measurements of one image. docs/COST.md has the measurements, the reasoning, and how far to trust it. Prices come
 from you: they change, and customers pay different ones. A part without a price counts as free.
@@ -176,7 +176,7 @@ def costs(usage: Usage, prices: Mapping[str, float]) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints what the job takes and costs; returns the exit code."""
-    given = vars(_parser().parse_args(argv))
+    given = vars(make_parser().parse_args(argv))
     prices = {name: given[name] for name in _PRICES if given[name] is not None}
     wanted = {field.name: given[field.name] for field in dataclasses.fields(Work) if field.name != "images"}
     try:
@@ -190,9 +190,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.cost",
+        prog="detect-objects cost",
         description="What a job takes and costs; docs/COST.md says how it is known.",
         allow_abbrev=False,
     )

@@ -1,6 +1,6 @@
 """`detect-objects doctor`: what this machine and this installation can do, a line for each part; it asks no network.
 
-Exit code 0: everything essential is there; 1: something is broken, and the last lines name it.
+Exit code 0: OK: all required parts found; 1: something is broken, and the last lines name it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import glob
 import importlib.metadata
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -24,9 +25,26 @@ from pipeline.limits import NVIDIA_DEVICES, available_cpus, memory_limit_bytes
 
 PROJECT = "hybrid-detection-pipeline"
 _SHOWN = ("apache-beam", "tensorflow", "tfx-bsl", "numpy", "opencv-python-headless")
-_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm")
-_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 _EMULATORS = ("PUBSUB_EMULATOR_HOST", "STORAGE_EMULATOR_HOST", "BIGQUERY_EMULATOR_HOST", "AWS_ENDPOINT_URL")
+# https://cloud.google.com/docs/authentication/application-default-credentials,
+# https://docs.aws.amazon.com/boto3/latest/guide/credentials.html, and azure.identity.DefaultAzureCredential
+_CREDENTIALS = {
+    "Google": (
+        (),
+        ("GOOGLE_APPLICATION_CREDENTIALS=~/.config/gcloud/application_default_credentials.json",),
+        "gcloud auth application-default login",
+    ),
+    "Amazon": (
+        ("AWS_ACCESS_KEY_ID",),
+        ("AWS_SHARED_CREDENTIALS_FILE=~/.aws/credentials", "AWS_CONFIG_FILE=~/.aws/config"),
+        "aws configure",
+    ),
+    "Azure": (
+        ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_CLIENT_ID"),
+        ("=~/.azure/azureProfile.json",),
+        "az login",
+    ),
+}
 _IMPORTS = """\
 import os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -57,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for finding in findings(full=flags.full):
         print(f"{finding.part:<13} {finding.found}", flush=True)
         broken += [finding.part] if finding.broken else []
-    print(f"broken: {', '.join(broken)}" if broken else "everything essential is there")
+    print(f"broken: {', '.join(broken)}" if broken else "OK: all required parts found")
     return 1 if broken else 0
 
 
@@ -66,7 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="detect-objects doctor",
         description="Says what this machine and this installation can do, and what to install.",
-        epilog="exit code: 0 everything essential is there; 1 something is broken",
+        epilog="exit code: 0 OK: all required parts found; 1 something is broken",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -85,9 +103,7 @@ def findings(*, full: bool = False) -> Iterator[Finding]:
     yield from packages()
     yield from _machine()
     yield _devices(full)
-    yield Finding("Google", google_credentials())
-    yield Finding("Amazon", amazon_credentials())
-    yield Finding("Azure", azure_credentials())
+    yield from (Finding(cloud, credentials(*where)) for cloud, where in _CREDENTIALS.items())
     emulators = [f"{name}={os.environ[name]}" for name in _EMULATORS if os.environ.get(name)]
     yield Finding("emulators", ", ".join(emulators) or f"none: {', '.join(_EMULATORS)} are not set")
 
@@ -133,10 +149,9 @@ def _problems(needed: Sequence[Requirement]) -> list[str]:
 
 
 def _machine() -> Iterator[Finding]:
-    features = cpu_features()
-    known = f"; {' '.join(features)}" if features else ""
-    fast = "; --precision bfloat16 is fast here" if _BFLOAT16 & {*features} else ""
-    yield Finding("CPUs", f"{available_cpus()} usable of {os.cpu_count()}{known}{fast}")
+    cpus = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8") if sys.platform == "linux" else ""
+    fast = "; --precision bfloat16 is fast here" if re.search(r"\b(avx512|amx)_bf16\b", cpus) else ""
+    yield Finding("CPUs", f"{available_cpus()} usable of {os.cpu_count()}{fast}")
     total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit_bytes()
     yield Finding("memory", f"{total / 1e9:.1f} GB; limit of the container: {f'{limit / 1e9:.1f} GB' if limit else 'none'}")
     try:
@@ -144,16 +159,6 @@ def _machine() -> Iterator[Finding]:
         yield Finding("temporary", f"{folder}, {shutil.disk_usage(folder).free / 1e9:.1f} GB free")
     except OSError as err:
         yield Finding("temporary", f"{err.strerror}; set TMPDIR to a folder that can be written", broken=True)
-
-
-def cpu_features(path: str = "/proc/cpuinfo") -> list[str]:
-    """The features that matter for the speed of models; empty where the system does not list them."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            flags = re.search(r"^(?:flags|Features)\s*:(.*)$", file.read(), re.MULTILINE)
-    except OSError:
-        return []
-    return [feature for feature in _FEATURES if flags and feature in flags[1].split()]
 
 
 def _devices(full: bool) -> Finding:
@@ -170,47 +175,19 @@ def _devices(full: bool) -> Finding:
     return Finding("devices", done.stdout.strip() + unused)
 
 
-def google_credentials() -> str:
-    """Where Google's libraries would find credentials, without asking the network.
+def credentials(names: Sequence[str], files: Sequence[str], command: str) -> str:
+    """Where a cloud's libraries would find credentials, without asking the network and without showing them.
 
-    Source: https://cloud.google.com/docs/authentication/application-default-credentials
+    Args:
+      names: Environment variables.
+      files: Files; a name of a variable, `=` and a default.
+      command: The command that makes credentials.
     """
-    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
-    folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.join(os.path.expanduser("~"), ".config", "gcloud")
-    path = named or os.path.join(folder, "application_default_credentials.json")
-    if os.path.isfile(path):
-        return f"credentials in {path}"
-    if named:
-        return f"GOOGLE_APPLICATION_CREDENTIALS names {named}, which does not exist"
-    return "no credentials, except on Google Cloud's own machines; run gcloud auth application-default login"
-
-
-def amazon_credentials() -> str:
-    """Where boto3 would find credentials, without asking the network.
-
-    Source: https://docs.aws.amazon.com/boto3/latest/guide/credentials.html
-    """
-    files = (
-        os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
-        os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"),
+    paths = [os.path.expanduser(os.environ.get(name) or default) for name, _, default in (each.partition("=") for each in files)]
+    found = [*filter(os.environ.get, names), *filter(os.path.isfile, paths)]
+    return (
+        f"credentials in {', '.join(found)}" if found else f"no credentials, except on this cloud's own machines; run {command}"
     )
-    return _found_in(("AWS_ACCESS_KEY_ID",), files) or "no credentials, except on Amazon's own machines; run aws configure"
-
-
-def azure_credentials() -> str:
-    """Where the reader of `abfs://` would find credentials, without asking the network.
-
-    Source: https://learn.microsoft.com/python/api/azure-identity/azure.identity.defaultazurecredential
-    """
-    names = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_CLIENT_ID")
-    return _found_in(names, ("~/.azure/azureProfile.json",)) or "no credentials, except on Azure's own machines; run az login"
-
-
-def _found_in(names: Sequence[str], paths: Sequence[str]) -> str:
-    """The variables that are set and the files that are there, in a line; empty if there are none."""
-    files = [path for path in map(os.path.expanduser, paths) if os.path.isfile(path)]
-    found = [*(name for name in names if os.environ.get(name)), *files]
-    return f"credentials in {', '.join(found)}" if found else ""
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ EXPECTED = {
     "replay",
     "view",
     "pictures",
+    "cost",
     "doctor",
 }
 

@@ -1,5 +1,5 @@
-# What a detection service needs beside its jobs. The streaming job itself is started from the Flex Template (see ../README.md), since an
-# update must replace it by a command, not by destroying it.
+# What a detection service needs beside its jobs. Jobs are started by commands (see ../README.md), since an update must replace a stream
+# by a command, not by destroying it.
 
 locals {
   image   = "${var.region}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.images.repository_id}/worker:${var.image_tag}"
@@ -7,7 +7,6 @@ locals {
   apis = toset([
     "artifactregistry.googleapis.com",
     "cloudresourcemanager.googleapis.com",
-    "cloudscheduler.googleapis.com",
     "compute.googleapis.com",
     "dataflow.googleapis.com",
     "iam.googleapis.com",
@@ -57,17 +56,6 @@ resource "google_storage_bucket" "this" {
   }
 
   depends_on = [google_project_service.this]
-}
-
-resource "google_storage_bucket_object" "template" {
-  name         = "templates/detect.json"
-  bucket       = google_storage_bucket.this.name
-  content_type = "application/json"
-  content = jsonencode({
-    image    = local.image
-    sdkInfo  = { language = "PYTHON" }
-    metadata = jsondecode(file("${path.module}/../flex_template/metadata.json"))
-  })
 }
 
 resource "google_artifact_registry_repository" "images" {
@@ -213,76 +201,7 @@ resource "google_artifact_registry_repository_iam_member" "worker" {
   member     = google_service_account.worker.member
 }
 
-# ---- The schedule: may launch jobs, as the workers' account
-
-resource "google_service_account" "scheduler" {
-  account_id   = "${var.name}-scheduler"
-  display_name = "Starts the nightly job of ${var.name}"
-  depends_on   = [google_project_service.this]
-}
-
-resource "google_project_iam_member" "scheduler" {
-  project    = var.project
-  role       = "roles/dataflow.developer"
-  member     = google_service_account.scheduler.member
-  depends_on = [google_project_service.this]
-}
-
-resource "google_service_account_iam_member" "scheduler" {
-  service_account_id = google_service_account.worker.name
-  role               = "roles/iam.serviceAccountUser"
-  member             = google_service_account.scheduler.member
-}
-
-resource "google_storage_bucket_iam_member" "scheduler" {
-  bucket = google_storage_bucket.this.name
-  role   = "roles/storage.objectViewer"
-  member = google_service_account.scheduler.member
-}
-
-resource "google_cloud_scheduler_job" "nightly" {
-  count            = var.schedule == "" ? 0 : 1
-  name             = "${var.name}-nightly"
-  region           = var.region
-  schedule         = var.schedule
-  time_zone        = var.time_zone
-  attempt_deadline = "180s"
-
-  retry_config {
-    retry_count = 3
-  }
-
-  http_target {
-    http_method = "POST"
-    uri         = "https://dataflow.googleapis.com/v1b3/projects/${var.project}/locations/${var.region}/flexTemplates:launch"
-    headers     = { "Content-Type" = "application/json" }
-    body = base64encode(templatefile("${path.module}/../flex_template/nightly.json.tftpl", {
-      name            = var.name
-      spec            = "gs://${google_storage_bucket.this.name}/${google_storage_bucket_object.template.name}"
-      image           = local.image
-      input           = "gs://${google_storage_bucket.this.name}/${var.images_prefix}${var.nightly_input}"
-      output          = "gs://${google_storage_bucket.this.name}/results"
-      model           = var.model
-      temp            = "gs://${google_storage_bucket.this.name}/tmp"
-      staging         = local.staging
-      time_zone       = var.time_zone
-      service_account = google_service_account.worker.email
-      workers         = var.workers
-      max_workers     = var.max_workers
-      network         = var.network
-      subnetwork      = var.subnetwork
-      addresses       = var.use_public_ips ? "WORKER_IP_PUBLIC" : "WORKER_IP_PRIVATE"
-    }))
-
-    oauth_token {
-      service_account_email = google_service_account.scheduler.email
-    }
-  }
-
-  depends_on = [google_project_service.this]
-}
-
-# ---- Alarms: a job failed, or the nightly one was not even started
+# ---- Alarms: a job failed
 
 resource "google_monitoring_alert_policy" "failed" {
   count                 = length(var.alert_channels) == 0 ? 0 : 1
@@ -307,25 +226,4 @@ resource "google_monitoring_alert_policy" "failed" {
   }
 
   depends_on = [google_project_service.this]
-}
-
-resource "google_monitoring_alert_policy" "not_started" {
-  count                 = length(var.alert_channels) == 0 || var.schedule == "" ? 0 : 1
-  display_name          = "The nightly job of ${var.name} was not started"
-  combiner              = "OR"
-  notification_channels = var.alert_channels
-
-  conditions {
-    display_name = "Cloud Scheduler was refused"
-
-    condition_matched_log {
-      filter = "resource.type = \"cloud_scheduler_job\" AND resource.labels.job_id = \"${google_cloud_scheduler_job.nightly[0].name}\" AND severity >= ERROR"
-    }
-  }
-
-  alert_strategy {
-    notification_rate_limit {
-      period = "3600s"
-    }
-  }
 }

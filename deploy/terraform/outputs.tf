@@ -3,11 +3,6 @@ output "image" {
   value       = local.image
 }
 
-output "template" {
-  description = "The Flex Template, for gcloud dataflow flex-template run --template-file-gcs-location."
-  value       = "gs://${google_storage_bucket.this.name}/${google_storage_bucket_object.template.name}"
-}
-
 output "staging" {
   description = "The --staging_location of jobs: nothing there is deleted while a stream may need it."
   value       = local.staging

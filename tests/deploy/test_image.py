@@ -83,7 +83,6 @@ def test_every_file_that_is_copied_is_there_and_in_the_context():
         ("pipeline/run.py", True),
         ("models/digits/1/saved_model.pb", True),
         ("configs/batch_gcs_dataflow_gpu.yaml", True),
-        ("deploy/flex_template/launch.py", True),
         ("deploy/models/yolov4/1/saved_model.pb", True),
         ("requirements.lock", True),
         (".git/HEAD", False),
@@ -94,11 +93,6 @@ def test_every_file_that_is_copied_is_there_and_in_the_context():
 )
 def test_the_context_holds_the_project_and_nothing_else(name, expected):
     assert in_the_context(name) == expected
-
-
-def test_the_launcher_of_the_flex_template_is_where_the_image_says():
-    (place,) = re.findall(r"FLEX_TEMPLATE_PYTHON_PY_FILE=/opt/detect/(\S+)", DOCKERFILE.read_text())
-    assert (REPO / place).is_file()
 
 
 @pytest.mark.matrix

@@ -11,7 +11,7 @@ from tests.conftest import REPO
 
 hcl2 = pytest.importorskip("hcl2", reason="python-hcl2 is not installed; get it with `pip install python-hcl2`")
 FOLDER = REPO / "deploy" / "terraform"
-ON_THE_PROJECT = {"worker": "roles/dataflow.worker", "scheduler": "roles/dataflow.developer"}
+ON_THE_PROJECT = {"worker": "roles/dataflow.worker"}
 
 
 def unquoted(value):
@@ -54,19 +54,6 @@ def test_each_reference_leads_somewhere():
     assert set(re.findall(r"\blocal\.(\w+)", text)) == set(named)
     assert set(re.findall(r"(?<!data\.)\b(google_\w+\.\w+)\.", text)) <= set(blocks("resource"))
     assert set(re.findall(r"\bdata\.(google_\w+\.\w+)", text)) == set(blocks("data"))
-
-
-def test_each_file_that_it_reads_is_there():
-    read = re.findall(r'(?:file|templatefile)\(\\*"\$\{path\.module\}/([^"\\]+)\\*"', json.dumps(PARSED))
-    assert sorted(read) == ["../flex_template/metadata.json", "../flex_template/nightly.json.tftpl"]
-    assert [name for name in read if not (FOLDER / name).is_file()] == []
-
-
-def test_the_nightly_request_gets_every_place_that_it_has():
-    (job,) = resources("google_cloud_scheduler_job").values()
-    given = re.search(r"templatefile\(.*?, \{(.*)\}\)", job["http_target"][0]["body"], re.DOTALL)[1]
-    wanted = re.findall(r"\$\{(\w+)\}", (FOLDER / "../flex_template/nightly.json.tftpl").read_text())
-    assert set(re.findall(r"(?:^|, )\s*(\w+) = ", given)) == set(wanted)
 
 
 def test_on_the_whole_project_an_account_may_only_be_what_it_is():
