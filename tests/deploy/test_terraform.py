@@ -76,5 +76,3 @@ def test_what_a_job_stages_is_never_deleted_and_what_it_leaves_not_while_it_runs
     (condition,) = [rule["condition"][0] for rule in lifecycle()]
     assert condition["matches_prefix"] == ["tmp/"] and not staged.startswith("tmp/")
     assert condition["age"] > 10
-    (job,) = resources("google_cloud_scheduler_job").values()
-    assert re.search(r"staging\s+= local\.staging\b", job["http_target"][0]["body"])
