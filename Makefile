@@ -13,11 +13,8 @@ FAKE_GCS := .tools/fake-gcs-server
 AZURITE_VERSION := 3.37.0
 AZURITE := .tools/azurite
 
-FIXTURES ?= $(or $(PIPELINE_TEST_FIXTURES),../shared/fixtures)
-CFGS ?= $(wildcard $(FIXTURES)/darknet/*.cfg) $(wildcard $(FIXTURES)/darknet/cfg/yolov4-tiny.cfg)
-
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-backfill demo-flink test test-all test-fast test-matrix test-flink test-spark flink spark check docs format lint types fuzz soak bench bench-darknet bench-peers prism lock clean
+.PHONY: help demo demo-streaming demo-backfill demo-flink test test-all test-fast test-matrix test-flink test-spark flink spark check docs format lint types fuzz soak bench prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -93,15 +90,6 @@ bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet mach
 	$(BIN)/python -m tests.benchmarks.only_new
 	$(BIN)/python -m tests.benchmarks.streaming
 	$(BIN)/python -m tests.benchmarks.differences
-	$(MAKE) bench-darknet
-
-bench-darknet: $(READY) ## Measure imported Darknet models beside OpenCV and ONNX Runtime
-	@test -n "$(CFGS)" || echo "no Darknet cfgs to measure; name some: make bench-darknet CFGS='yolov4-tiny.cfg'"
-	test -z "$(CFGS)" || $(BIN)/python -m tests.benchmarks.environments onnxruntime
-	test -z "$(CFGS)" || $(BIN)/python -m tests.benchmarks.darknet_speed --onnx-python .bench/envs/onnxruntime/bin/python $(CFGS)
-
-bench-peers: $(READY) ## Measure beside OpenVINO's and ONNX Runtime's loops, Triton, Daft, Ray Data, tfx_bsl and plain Beam; a quarter of an hour
-	$(BIN)/python -m tests.benchmarks.peers --hostile $(FIXTURES)/hostile
 
 prism: $(PRISM) ## Get the Prism runner's binary
 

@@ -5,15 +5,10 @@ model.py             makes the detector: YOLOv4-tiny's layers, random weights
 contenders.py        who takes part, and the command that runs each
 plain_loop.py        no framework: the upper bound
 beam_documented.py   the pipeline that Beam's documentation shows
-tfx_bsl_bytes.py     tfx_bsl's RunInference
-peer_*.py            frameworks and engines of others
-environments.py      their environments, below .bench/envs
 work.py              what these have in common: rows, times
 process_tree.py      memory and CPU of a command, and of everything else meanwhile
 rounds.py            runs commands alternately, and again where the machine was busy
 throughput.py        images per second          `make bench`
-peers.py             other people's ways        `make bench-peers`
-hostile.py           what each of them loses beside damaged images
 memory.py            1,000 against 20,000 images
 streaming.py         throughput, latency and memory of a stream
 only_new.py          a job over a million images of which most are done

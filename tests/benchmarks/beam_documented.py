@@ -4,9 +4,6 @@ DirectRunner.
 https://beam.apache.org/documentation/ml/inference-overview/ and its TensorFlow notebooks. Two lines differ from there:
 `load_model` is overridden, since the handler's own cannot read a SavedModel with Keras 3, and the handler is keyed, so that
 rows know their image. The DirectRunner is the in-memory one: left alone it would look for Prism first and fall back to this.
-
-`--skip-bad` adds what Beam has against bad elements, a dead-letter output of `Map`:
-https://beam.apache.org/documentation/sdks/python-dead-letter-queues/ (`with_exception_handling`).
 """
 
 from __future__ import annotations
@@ -66,26 +63,14 @@ def to_row(keyed: tuple[str, Any]) -> str:
 
 def main() -> None:
     """Runs it."""
-    flags = work.parser(__doc__)
-    flags.add_argument("--skip-bad", action="store_true")
-    args = flags.parse_args()
+    args = work.parser(__doc__).parse_args()
     import tensorflow  # noqa: F401  its import is start-up, not work
 
     handler = KeyedModelHandler(SavedModelHandler(model_uri=args.model, inference_fn=infer))
     with work.Work(), beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        files = pipeline | MatchFiles(f"{args.images}/*") | ReadMatches()
-        if args.skip_bad:
-            decoded, bad = files | beam.Map(decode).with_exception_handling()
-            _ = bad | "Paths" >> beam.Map(path_of) | "Failed" >> WriteToText(f"{args.output}/{work.FAILED}")
-        else:
-            decoded = files | beam.Map(decode)
-        rows = decoded | RunInference(handler) | beam.Map(to_row)
+        images = pipeline | MatchFiles(f"{args.images}/*") | ReadMatches() | beam.Map(decode)
+        rows = images | RunInference(handler) | beam.Map(to_row)
         _ = rows | WriteToText(f"{args.output}/rows", file_name_suffix=".jsonl")
-
-
-def path_of(failed: Any) -> str:
-    """A dead letter of `decode` -> the file's path."""
-    return str(failed[0].metadata.path)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.benchmarks.environments import python_of
 from tests.benchmarks.images import BENCH
 
 REFERENCE = "plain loop, float32"
@@ -41,7 +40,6 @@ def own_contenders() -> dict[str, Contender]:
     found = {
         REFERENCE: _module("plain_loop"),
         "Beam as documented": _module("beam_documented"),
-        "tfx_bsl RunInference": _module("tfx_bsl_bytes"),
         OURS: ours(),
         PLAIN_BF16: _module("plain_loop", "--precision", "bfloat16"),
         OURS_BF16: dataclasses.replace(ours("--precision", "bfloat16"), against=PLAIN_BF16),
@@ -52,34 +50,6 @@ def own_contenders() -> dict[str, Contender]:
     return found
 
 
-def peer_contenders() -> dict[str, Contender]:
-    """Other people's ways to do the work beside the pipeline's, all at float32 over the same network."""
-    own = own_contenders()
-    onnx = {"model": BENCH / "model.onnx"}
-    onnxruntime = python_of("onnxruntime")
-    return {
-        REFERENCE: own[REFERENCE],
-        OURS: own[OURS],
-        "ours on OpenVINO, float32": ours(config="ours_openvino.yaml"),
-        "OpenVINO's loop": _module("peer_onnx", "--engine", "openvino", **onnx),
-        "ONNX Runtime's loop": _module("peer_onnx", "--engine", "onnxruntime", python=onnxruntime, **onnx),
-        "tfx_bsl RunInference": own["tfx_bsl RunInference"],
-        "Beam as documented": own["Beam as documented"],
-        "Daft": _module("peer_daft", python=python_of("daft")),
-        "Ray Data": _module("peer_ray", python=python_of("ray")),
-        "Triton (PyTriton)": _module("peer_triton", python=python_of("triton")),
-    }
-
-
-def skipping_contenders() -> dict[str, Contender]:
-    """Those that have something against bad images, with that switched on."""
-    return {
-        "Beam as documented": _module("beam_documented", "--skip-bad"),
-        "Daft": _module("peer_daft", "--skip-bad", python=python_of("daft")),
-        "Ray Data": _module("peer_ray", "--skip-bad", python=python_of("ray")),
-    }
-
-
 def earlier_contenders(checkout: Path) -> dict[str, Contender]:
     """The pipeline as it is in another checkout of the project, in the same environment."""
     return {
@@ -88,7 +58,7 @@ def earlier_contenders(checkout: Path) -> dict[str, Contender]:
     }
 
 
-def ours(*flags: str, checkout: Path | None = None, config: str = "ours.yaml") -> Contender:
+def ours(*flags: str, checkout: Path | None = None) -> Contender:
     """The pipeline as a user runs it; from another checkout of the project where one is given."""
 
     def command(images: Path, output: Path) -> list[str]:
@@ -101,14 +71,14 @@ def ours(*flags: str, checkout: Path | None = None, config: str = "ours.yaml") -
             "--model",
             str((BENCH / "model").resolve()),
         ]
-        return [*there, sys.executable, "-m", "pipeline.run", "--config", f"tests/benchmarks/{config}", *places, *flags]
+        return [*there, sys.executable, "-m", "pipeline.run", "--config", "tests/benchmarks/ours.yaml", *places, *flags]
 
     return Contender(command, is_ours=True, env={})
 
 
-def _module(name: str, *flags: str, python: str = sys.executable, model: Path = BENCH / "model") -> Contender:
+def _module(name: str, *flags: str) -> Contender:
     def command(images: Path, output: Path) -> list[str]:
-        places = ["--images", str(images), "--model", str(model), "--output", str(output / "detections")]
-        return [python, "-m", f"tests.benchmarks.{name}", *places, *flags]
+        places = ["--images", str(images), "--model", str(BENCH / "model"), "--output", str(output / "detections")]
+        return [sys.executable, "-m", f"tests.benchmarks.{name}", *places, *flags]
 
     return Contender(command)

@@ -5,18 +5,11 @@ means nothing. Each layer's normalisation is set from a few of the images, so th
 objectness of the heads so that there are a few dozen candidates for an image, as on photos.
 
     serving_default     images float32 (N, 416, 416, 3) in 0..1 -> boxes (N, 100, 4) yxyx in 0..1, scores, classes, num
-    from_bytes          image_bytes string (N,), decoded and stretched in the graph -> the same, and wh (N, 2), the images' sizes
-    before_suppression  images as above -> boxes (N, 2535, 4) as above, scores (N, 2535, 80); what `make_onnx` converts
-
-The network in ONNX ends before suppression: the operator that tf2onnx makes of TensorFlow's takes half a second an image.
-
-It is a plain `tf.Module` over `tf.Variable`s; tfx_bsl's loader does not find the variables of a Keras 3 model.
 """
 
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -141,18 +134,6 @@ class Network:
         return self.variables[name]
 
 
-def make_onnx(python: str) -> Path:
-    """The network before its suppression as an ONNX file, made by tf2onnx; `python` has it."""
-    file = BENCH / "model.onnx"
-    if not file.exists():
-        unfinished = BENCH / "unfinished.onnx"
-        which = ["--saved-model", str(make_model()), "--signature_def", "before_suppression", "--tag", "serve"]
-        command = [python, "-m", "tf2onnx.convert", *which, "--opset", "17", "--output", str(unfinished)]
-        subprocess.run(command, check=True, capture_output=True)
-        unfinished.rename(file)
-    return file
-
-
 def _decode(heads: list[Any]) -> tuple[Any, Any]:
     """Heads -> boxes (N, M, 4) yxyx in 0..1 and class scores (N, M, 80)."""
     import tensorflow as tf
@@ -194,21 +175,7 @@ def _signatures(network: Network) -> dict[str, Any]:
     def serving_default(images: Any) -> dict[str, Any]:
         return _detect(network, images)
 
-    @tf.function(input_signature=[tf.TensorSpec((None, SIDE, SIDE, 3), tf.float32, "images")], autograph=False)
-    def before_suppression(images: Any) -> dict[str, Any]:
-        return dict(zip(("boxes", "scores"), _decode(network(images)), strict=True))
-
-    def decode(encoded: Any) -> Any:
-        image = tf.ensure_shape(tf.io.decode_image(encoded, channels=3, expand_animations=False), (None, None, 3))
-        return tf.image.resize(image, (SIDE, SIDE)) / 255.0, tf.shape(image)[1::-1]
-
-    @tf.function(input_signature=[tf.TensorSpec((None,), tf.string, "image_bytes")], autograph=False)
-    def from_bytes(image_bytes: Any) -> dict[str, Any]:
-        decoded = (tf.TensorSpec((SIDE, SIDE, 3), tf.float32), tf.TensorSpec((2,), tf.int32))
-        pixels, wh = tf.map_fn(decode, image_bytes, fn_output_signature=decoded)
-        return _detect(network, pixels) | {"wh": wh}
-
-    return {"serving_default": serving_default, "from_bytes": from_bytes, "before_suppression": before_suppression}
+    return {"serving_default": serving_default}
 
 
 def _calibration_images() -> np.ndarray:

@@ -1,7 +1,5 @@
 """What the contenders have in common: their command line, the rows they write, and the times they note.
 
-Only the standard library and NumPy, since it is imported in the environments of other frameworks too.
-
 What is measured is the work: from its start to the last row written, less the time in which the model was loaded and warmed
 up. A framework that loads the model lazily, perhaps in several processes, notes when it did; the union of these times is
 subtracted. That is lenient: whatever the framework does meanwhile counts for nothing. Each process also notes when it made
@@ -24,7 +22,6 @@ from typing import Any
 BATCH = 16  # images in one call, where a contender forms batches itself
 SIDE = 416
 RESULT = "RESULT "
-FAILED = "failed.txt"  # one image a line, written by contenders that go on after a bad one
 _NOTES = "BENCH_NOTES"  # environment variable: the folder in which loads and first rows are noted
 
 
@@ -40,12 +37,6 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def files(folder: Path) -> list[Path]:
     """The images of a folder, in the order of their names."""
     return sorted(path for path in folder.iterdir() if path.is_file())
-
-
-def note_failures(output: Path, paths: Iterable[str]) -> None:
-    """Adds images to those that a contender itself knows to have failed, beside its rows."""
-    with (output / FAILED).open("a") as file:
-        file.writelines(f"{path}\n" for path in paths)
 
 
 def jpeg_wh(content: bytes) -> tuple[int, int]:
