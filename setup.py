@@ -41,7 +41,6 @@ setup(
         "pydantic>=2.11,<3",
         "pyyaml>=6,<7",
         "requests>=2.31,<3",
-        "shtab>=1.7,<2",  # completion in shells
         "tqdm>=4.66,<5",
         "urllib3>=2.2,<3",
     ],

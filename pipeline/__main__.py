@@ -7,24 +7,21 @@ import difflib
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-_SHELLS = ("bash", "zsh")
-_FILES = ("FILE", "FOLDER", "DIR", "PATH", "PATTERN", "FILE.jsonl", "OUT", "RESULTS")  # metavars that shells complete with files
 _EPILOG = """\
 from a folder of photos to an evaluation, after `detect-objects import` or with any SavedModel:
   detect-objects run --input 'photos/**/*.jpg' --output out/ --model models/yolov4
   detect-objects evaluate --detections out/ --ground-truth photos/labels --page evaluation.html
 
-detect-objects VERB --help teaches each verb. Flags without a verb go to `run`.
-To complete verbs and flags in a shell: eval "$(detect-objects --print-completion bash)", or the same with zsh."""
+detect-objects VERB --help teaches each verb. Flags without a verb go to `run`."""
 
 
 class Verb(NamedTuple):
     """A verb of the command line.
 
     Attributes:
-      module: Its module, with `main(arguments)` and `make_parser()`.
+      module: Its module, with `main(arguments)`.
       purpose: What it is for, a line of `--help`.
       flags: Flags that it stands for.
     """
@@ -59,8 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if first in ("--help", "-h", "help"):
         print(_parser().format_help())
         return 0
-    if first == "--print-completion":
-        return _print_completion(rest)
     if first not in VERBS and not first.startswith("-"):
         near = difflib.get_close_matches(first, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(VERBS)}"
@@ -71,18 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _print_completion(shells: Sequence[str]) -> int:
-    if len(shells) != 1 or shells[0] not in _SHELLS:
-        print(f"error: --print-completion: expected one of {', '.join(_SHELLS)}, got {' '.join(shells)!r}", file=sys.stderr)
-        return 2
-    import shtab
-
-    print(shtab.complete(_parser(with_flags=True), shell=shells[0]))
-    return 0
-
-
-def _parser(*, with_flags: bool = False) -> argparse.ArgumentParser:
-    """The parser of all verbs: for `--help`, or with all their flags for a shell's completion."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="detect-objects",
         usage="detect-objects VERB [flags]",
@@ -90,27 +74,10 @@ def _parser(*, with_flags: bool = False) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--print-completion", choices=_SHELLS, help="print the completion script of a shell")
     parser.add_argument("--version", action="store_true", help="show the versions of this program, Beam, TensorFlow and Python")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", prog="detect-objects")
     for name, verb in VERBS.items():
-        parents = [_completed(verb)] if with_flags else []
-        verbs.add_parser(name, help=verb.purpose, parents=parents, add_help=not with_flags)
-    return parser
-
-
-def _completed(verb: Verb) -> argparse.ArgumentParser:
-    """The parser of a verb, with every flag, whose arguments say what a shell completes."""
-    import shtab
-
-    parser: argparse.ArgumentParser = importlib.import_module(verb.module).make_parser()
-    for action in parser._actions:
-        action.help = None if action.help is argparse.SUPPRESS else action.help  # of rare flags
-        named: Any = action.metavar or ""
-        if named in _FILES:
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
-        elif named.startswith("{"):
-            action.choices = named.strip("{}").split(",")
+        verbs.add_parser(name, help=verb.purpose)
     return parser
 
 

@@ -1,6 +1,5 @@
 """One command with a verb for each purpose, whose flags a shell completes."""
 
-import shutil
 import subprocess
 import sys
 
@@ -97,66 +96,3 @@ print([name for name in heavy if name in sys.modules])
     for argv in (["--help"], ["evalute"], ["doctor"]):
         done = subprocess.run([sys.executable, "-c", program, *argv], cwd=REPO, capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == "[]"
-
-
-@pytest.fixture(scope="module")
-def completion(tmp_path_factory):
-    """Completes a command line in a real bash: the words that it offers."""
-    script = tmp_path_factory.mktemp("completion") / "script"
-    printed = [sys.executable, "-m", "pipeline", "--print-completion", "bash"]
-    script.write_text(subprocess.run(printed, cwd=REPO, capture_output=True, text=True, check=True).stdout)
-    asked = """\
-source "$1"; shift
-complete -p detect-objects >/dev/null || exit 1
-COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
-$(complete -p detect-objects | sed -E 's/.* -F ([^ ]+) .*/\\1/') 2>/dev/null
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
-
-    def complete(*words: str, cwd=REPO) -> set[str]:
-        command = ["bash", "--norc", "-c", asked, "bash", str(script), "detect-objects", *words]
-        return {*subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout.split()}
-
-    return complete
-
-
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        pytest.param([""], EXPECTED, id="verbs"),
-        pytest.param(["re"], {"reconcile", "replay"}, id="a verb that begins so"),
-        pytest.param(["run", "--score-t"], {"--score-threshold"}, id="a flag"),
-        pytest.param(["replay", "--cpu-aff"], {"--cpu-affinity"}, id="a rare flag"),
-        pytest.param(["run", "--mode", ""], {"batch", "streaming"}, id="the values of a setting"),
-        pytest.param(
-            ["run", "--export", ""], {"csv", "coco", "yolo", "voc", "cvat", "label-studio", "tfrecord"}, id="the values of a list"
-        ),
-        pytest.param(["evaluate", "--match", ""], {"name", "path"}, id="the values of a flag"),
-        pytest.param(["import", "--res"], {"--resize"}, id="a flag of another module"),
-    ],
-)
-def test_a_shell_completes_verbs_flags_and_values(completion, words, offered):
-    assert completion(*words) == offered
-
-
-def test_a_shell_completes_files(completion, tmp_path):
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "job.yaml").touch()
-    assert completion("run", "--config", "jo", cwd=tmp_path) == {"job.yaml"}
-    assert completion("compact", "--output", "pho", cwd=tmp_path) == {"photos"}
-
-
-def test_a_shell_that_is_not_known_is_one_line(capsys):
-    assert main(["--print-completion", "fish"]) == 2
-    assert capsys.readouterr().err == "error: --print-completion: expected one of bash, zsh, got 'fish'\n"
-
-
-def test_the_script_for_zsh_names_each_verb_and_zsh_takes_it(capsys):
-    assert main(["--print-completion", "zsh"]) == 0
-    script = capsys.readouterr().out
-    assert script.startswith("#compdef detect-objects") and all(f"    {verb}:'" in script for verb in VERBS)
-    if not (zsh := shutil.which("zsh")):
-        pytest.skip("no zsh to read the script: install Debian's package zsh")
-    program = f'autoload -U compinit; compinit -D; {script}; print "${{_comps[detect-objects]}}"'
-    read = subprocess.run([zsh, "-f"], input=program, capture_output=True, text=True, check=True)
-    assert (read.stdout.strip(), read.stderr) == ("_shtab_detect_objects", "")

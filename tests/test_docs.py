@@ -23,7 +23,7 @@ OTHER_FLAGS = {  # of other commands of this project, of the launcher, and of ot
     "--out", "--resume", "--config", "--help", "--help-all", "--dry-run", "--verbose", "--model",
     "--images", "--images-per-second", "--machines", "--machine-hour", "--class-a", "--class-b", "--hours", "--inline",
     "--ramp-minutes", "--startup-minutes", "--page", "--multi-label", "--reference", "--resamples", "--threshold",
-    "--match", "--json", "--full", "--print-completion", "--export", "--converter", "--image",
+    "--match", "--json", "--full", "--export", "--converter", "--image",
     "--coco-ground-truth", "--run", "--since", "--to", "--sort", "--format",
     "--annotate", "--crops", "--margin", "--min-confidence", "--class", "--table", "--dead-letters-table",
 }  # fmt: skip

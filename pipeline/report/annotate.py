@@ -24,11 +24,6 @@ _SMALLEST_DRAWN_SIDE = 480  # pixels; on a 32-pixel icon a label would hide the 
 _LONGEST_LABEL = 28  # characters
 _CROWD = 12  # more objects than this have a small number as their label: names would hide the picture
 _GOLDEN_ANGLE = 0.61803398875  # of a turn; puts neighbouring class ids far apart on the colour wheel
-# Latin letters that Unicode does not decompose into a base letter and an accent
-_PLAIN_LATIN = str.maketrans(
-    dict(zip("øØłŁđĐı", "oOlLdDi", strict=True)) | {"ß": "ss", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE"}
-)
-
 Colour = tuple[int, int, int]
 Rectangle = tuple[int, int, int, int]  # xyxy, both corners inside, as Pillow draws it
 
@@ -37,7 +32,6 @@ class _Mark(NamedTuple):
     box: Rectangle
     label: str
     colour: Colour
-    label_at: Rectangle = (0, 0, 0, 0)
 
 
 def can_be_drawn(image: DetectedImage) -> bool:
@@ -64,24 +58,17 @@ def annotate(image: DetectedImage, pixels_rgb: np.ndarray | None = None) -> byte
     canvas = _canvas(_thumbnail(image) if pixels_rgb is None else pixels_rgb)
     pen = ImageDraw.Draw(canvas)
     line = max(2, round(max(canvas.size) / 320))
-    found, marks = _marks(image, canvas.size), list[_Mark]()
     crowded = len(image.detections) > _CROWD
-    font = ImageFont.load_default(
-        size=max(11, round(max(canvas.size) / 60)) if crowded else max(13, round(max(canvas.size) / 36))
-    )
-    boxes = np.array([mark.box for mark in found])
-    for mark in found:  # most confident first: these get the best places for their labels
-        left, top, right, bottom = font.getbbox(mark.label)
-        label_wh = (math.ceil(right - left) + 2 * line, math.ceil(bottom - top) + 2 * line)
-        marks.append(mark._replace(label_at=_place_label(mark.box, label_wh, canvas.size, [m.label_at for m in marks], boxes)))
+    font = ImageFont.load_default(max(11, round(max(canvas.size) / 60)) if crowded else max(13, round(max(canvas.size) / 36)))
+    marks = _marks(image, canvas.size)
     for mark in reversed(marks):  # the most confident lies on top
         pen.rectangle(mark.box, outline=mark.colour, width=line)
     for mark in reversed(marks):
-        left, top = font.getbbox(mark.label)[:2]
-        pen.rectangle(mark.label_at, fill=mark.colour)
-        pen.text(
-            (mark.label_at[0] + line - left, mark.label_at[1] + line - top), mark.label, font=font, fill=text_colour(mark.colour)
-        )
+        left, top, right, bottom = font.getbbox(mark.label)
+        label_wh = (math.ceil(right - left) + 2 * line, math.ceil(bottom - top) + 2 * line)
+        x, y = _place_label(mark.box, label_wh, canvas.size)
+        pen.rectangle((x, y, x + label_wh[0] - 1, y + label_wh[1] - 1), fill=mark.colour)
+        pen.text((x + line - left, y + line - top), mark.label, font=font, fill=text_colour(mark.colour))
     return marked_jpeg(canvas, _JPEG_QUALITY)
 
 
@@ -109,10 +96,10 @@ def text_colour(background: Colour) -> Colour:
 def label_text(class_name: str, class_id: int) -> str:
     """The class name in printable ASCII, shortened if it is too long; `#<class id>` if that is not readable.
 
-    >>> label_text("café au lait", 3), label_text("Straße", 3), label_text("猫", 3)
-    ('cafe au lait', 'Strasse', '#3')
+    >>> label_text("café au lait", 3), label_text("猫", 3)
+    ('cafe au lait', '#3')
     """
-    plain = unicodedata.normalize("NFKD", class_name.translate(_PLAIN_LATIN))
+    plain = unicodedata.normalize("NFKD", class_name)
     plain = "".join(character for character in plain if not unicodedata.combining(character))
     if not plain.strip() or not plain.isascii() or not plain.isprintable():
         return f"#{class_id}"
@@ -156,21 +143,8 @@ def _marks(image: DetectedImage, size_wh: tuple[int, int]) -> list[_Mark]:
     return marks
 
 
-def _place_label(
-    box: Rectangle, label_wh: tuple[int, int], size_wh: tuple[int, int], taken: list[Rectangle], boxes: np.ndarray
-) -> Rectangle:
-    """The place at the box and inside the picture that covers least of other labels and, among these, of the boxes."""
-    (label_w, label_h), (width, height) = label_wh, size_wh
-    x0, y0, x1, y1 = box
-    right = x1 - label_w + 1
-    corners = [(x, y) for y in (y0 - label_h, y0, y1 + 1, y1 - label_h + 1) for x in (x0, right)]
-    inside = [(max(0, min(x, width - label_w)), y) for x, y in corners if 0 <= y <= height - label_h] or [(0, 0)]
-    places = [(x, y, x + label_w - 1, y + label_h - 1) for x, y in inside]
-    labels = np.array(taken, np.int64).reshape(-1, 4)
-    return min(places, key=lambda place: (_covered(place, labels), _covered(place, boxes)))
-
-
-def _covered(place: Rectangle, others: np.ndarray) -> int:
-    """How many pixels of the rectangles `others`, (N, 4) xyxy, lie in a place, each one counted for itself."""
-    wh = np.minimum(place[2:], others[:, 2:]) - np.maximum(place[:2], others[:, :2]) + 1
-    return int(np.clip(wh, 0, None).prod(axis=1).sum())
+def _place_label(box: Rectangle, label_wh: tuple[int, int], size_wh: tuple[int, int]) -> tuple[int, int]:
+    """The left and upper edge of a label: above its box, or inside it at the top where the picture has no room above."""
+    x0, y0 = box[:2]
+    above = y0 - label_wh[1]
+    return max(0, min(x0, size_wh[0] - label_wh[0])), above if above >= 0 else min(y0, max(0, size_wh[1] - label_wh[1]))
