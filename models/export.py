@@ -3,6 +3,7 @@
     <output>/saved_model.pb, variables/         four signatures over one set of weights
     <output>/assets.extra/detector.json         the description of the model (`models.metadata`)
     <output>/assets.extra/tf_serving_warmup_requests
+    <output>/assets.extra/files.json            the files and their sizes (`models.manifest`)
 
 | signature            | inputs                                              | boxes                                       |
 |----------------------|-----------------------------------------------------|---------------------------------------------|
@@ -27,6 +28,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from models.manifest import write_manifest
 from models.metadata import DetectorMetadata, write_metadata
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ def export_detector(
             raise OSError(f"{output_dir} cannot be written: {err.message.splitlines()[0]}") from err
         write_metadata(saved_model_dir, metadata)
         _write_warmup(saved_model_dir, metadata, warmup_images or [_generated_image(metadata)])
+        write_manifest(saved_model_dir)
         os.makedirs(os.path.dirname(os.path.abspath(output_dir)), exist_ok=True)
         os.rename(saved_model_dir, output_dir)
 

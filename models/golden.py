@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from models.manifest import MANIFEST, write_manifest
+
 _GOLDEN = "assets.extra/golden"
 
 _DESCRIPTION = """\
@@ -87,6 +89,8 @@ def write_golden(
                 file.write(json.dumps(_kept(row, number, ready, thresholds), ensure_ascii=False) + "\n")
         target.parent.mkdir(exist_ok=True)
         ready.rename(target)
+        if Path(out, MANIFEST).exists():
+            write_manifest(out)
     return len(rows)
 
 

@@ -18,6 +18,7 @@ from models.golden import GoldenError, NoObjectError, write_golden
 from models.import_darknet import read_names
 from models.import_keras import KerasError, import_keras
 from models.import_onnx import SCENE, import_onnx, in_environment
+from models.manifest import write_manifest
 from models.metadata import read_metadata, write_metadata
 from models.onnx.environment import OnnxError
 from models.progress import step
@@ -107,6 +108,7 @@ def _import(args: argparse.Namespace) -> Iterator[str]:
         if read_metadata(version):  # else a job needs more settings
             with step("trying it on a picture"):
                 yield _tried(version, args.image, args.file or args.cfg)
+        write_manifest(version)
         os.makedirs(os.path.dirname(os.path.abspath(args.output)), exist_ok=True)
         os.rename(version, args.output)
 

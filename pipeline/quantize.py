@@ -32,6 +32,7 @@ from models.evaluate.bootstrap import mean_figures
 from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
 from models.export import check_output_dir
+from models.manifest import write_manifest
 from models.progress import bar, shown, step
 from pipeline.config import BUNDLED, DetectConfig, load_config
 from pipeline.detect.detector import Detector, fitted
@@ -251,6 +252,7 @@ def _write(folder: str, target: str, small: PreparedModel, figures: dict[str, An
         write_entry(os.path.join(whole, INT8), small)
         with open(os.path.join(whole, FIGURES), "w", encoding="utf-8") as file:
             file.write(json.dumps(figures, indent=2) + "\n")
+        write_manifest(whole)
         os.rename(whole, target)
 
 

@@ -70,6 +70,7 @@ def test_a_saved_model_becomes_one_that_describes_itself(foreign_model, photo, t
     (found,) = json.loads(row)["detections"]
     assert found["class_name"] == "lamp" and found["box_xyxy"] == pytest.approx([16, 8, 48, 16])
     assert [path.name for path in (tmp_path / "lamps").iterdir()] == ["1"], "scratch files stay behind"
+    assert "assets.extra/golden/detections.jsonl" in json.loads((out / "assets.extra/files.json").read_text())
 
 
 @pytest.mark.slow

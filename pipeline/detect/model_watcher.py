@@ -100,14 +100,14 @@ class ModelWatcher:
         self._canary.look()
 
     def _look_for_wanted(self) -> None:
-        """Skips a version whose files changed since the last poll: another process may still be writing them."""
+        """Skips a version without a manifest whose files changed since the last poll: another process may be writing them."""
         before = self._before
         candidates = wanted(self._model.path, self._model.model_version)
         self._before = set(candidates)
         for version in candidates:
             if version.name == self._detector.model.version:
                 break
-            if version in before and version not in self._refused and self._take(version):
+            if (version.is_whole or version in before) and version not in self._refused and self._take(version):
                 break
         if not self._detector.in_use.is_lent:  # it made way for another one, and could not be loaded again
             old = self._detector.model

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from models import digits
+from models.manifest import MANIFEST, missing_file
 from models.metadata import METADATA_PATH
 from pipeline.config import BUNDLED, ModelConfig
 from pipeline.detect.other_formats import what_it_is
@@ -41,7 +42,7 @@ class Version(NamedTuple):
     Attributes:
       name: Its number, as in rows; of a SavedModel without a number its fingerprint.
       folder: Its SavedModel.
-      files: Its files. If two polls find the same, no process is writing them.
+      files: Its files. Without a manifest, two polls that find the same show that no process is writing them.
     """
 
     name: str
@@ -57,6 +58,11 @@ class Version(NamedTuple):
     def lacks(self) -> str:
         """Files that are missing, as in a version that is being copied; empty if none are."""
         return lacking(self.files)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its manifest shows that it is complete; False without one."""
+        return _manifest_in(self.files) is not None and not self.lacks
 
 
 def locate(path: str, named: str | None = None) -> tuple[str, str]:
@@ -113,14 +119,27 @@ def files_of(folder: str) -> frozenset[FoundFile]:
 
 
 def lacking(files: Iterable[FoundFile]) -> str:
-    """Missing files of a SavedModel: rows of its golden images, or parts of its variables."""
+    """Missing files of a SavedModel, by its manifest; without one rows of its golden images, or parts of its variables."""
     paths = [file.path for file in files]
+    if manifest := _manifest_in(files):
+        root = manifest.path.removesuffix(MANIFEST)
+        return missing_file(_content_of(manifest), {file.path.removeprefix(root): file.size_bytes for file in files})
     golden = {found[1] for path in paths if (found := _GOLDEN_FILE.search(path))}
     if golden and _GOLDEN_ROWS not in golden:
         return f"assets.extra/golden/{_GOLDEN_ROWS}"
     parts = Counter(int(found[1]) for path in paths if (found := _VARIABLES.search(path)))
     missing = {total - number: total for total, number in parts.items()}  # an earlier save may have left other numbers of parts
     return f"{min(missing)} of {missing[min(missing)]} files variables/variables.data-*" if missing and min(missing) > 0 else ""
+
+
+def _manifest_in(files: Iterable[FoundFile]) -> FoundFile | None:
+    return next((file for file in files if file.path.endswith(f"/{MANIFEST}")), None)
+
+
+@functools.lru_cache(maxsize=64)
+def _content_of(file: FoundFile) -> bytes:
+    """The content of a small file; a changed one has another size or generation."""
+    return read_file(file.path)
 
 
 def _partial(versions: Mapping[int, Version]) -> str:

@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
+from models.manifest import write_manifest
 from models.metadata import DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.batcher import Batcher
@@ -67,6 +68,20 @@ def open_detector(request):
     engine = dataclasses.replace(CPU, engine=request.param)
     with opened_detectors() as load:
         yield lambda path, version=None, **settings: load(path, version, dataclasses.replace(engine, **settings))
+
+
+def test_a_version_with_a_manifest_is_used_at_the_first_look_that_finds_it_whole(model, saved, tmp_path, open_detector):
+    detector = open_detector(model)
+    whole = shutil.copytree(saved / "8", tmp_path / "whole")
+    write_manifest(whole)
+    shutil.copytree(whole, model / "8")
+    graph = model / "8" / "saved_model.pb"
+    graph.write_bytes((whole / graph.name).read_bytes()[:100])
+    look(detector, 3)
+    assert (detector.model.version, detector.counted_swaps()) == ("7", {})
+    shutil.copyfile(whole / graph.name, graph)
+    look(detector, 1)
+    assert detector.model.version == "8"
 
 
 def test_a_newer_version_is_used_once_two_looks_found_it_the_same(model, saved, open_detector, capfd):
