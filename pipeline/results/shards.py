@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import posixpath
 import re
 import time
@@ -35,12 +34,12 @@ from pipeline.failures import FOR_GOOD
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
 from pipeline.results.rows import SCHEMAS
-from pipeline.storage.cloud import GS, move_object, write_object
-from pipeline.storage.files import create, exists, folders_of, make_folder, sync
+from pipeline.storage.cloud import GS, write_object
+from pipeline.storage.files import create, exists, move_files
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.state import is_own_file, warn_unreadable
 from pipeline.storage.store import FoundFile, open_object, retried
-from pipeline.storage.stores import generation_of, store_of
+from pipeline.storage.stores import store_of
 
 COMPACTED = "compact"  # the run in the names of merged shards
 SOURCES = b"sources"  # metadata of a merged shard: the names of the shards in it
@@ -287,14 +286,13 @@ def stage_shard(output: str, kind: str, table: pa.Table, run: str, lines: Iterab
 
 def publish_shard(staged: StagedShard) -> None:
     """Gives a staged shard its name; durable when it returns. May be repeated, also by several processes at once."""
-    sync([*(path for path, _ in staged.names), *folders_of(path for path, _ in staged.names)])
     for path, final in staged.names:
-        make_folder(posixpath.dirname(final))
-        generation = generation_of(path)
-        moved = bool(generation) and move_object(path, final, generation) if path.startswith(GS) else _rename(path, final)
-        if not (moved or exists(final)):
-            raise OutputError(f"output: {path} is gone and {final} is not there; was the staging folder removed?")
-    sync(folders_of(final for _, final in staged.names))
+        try:
+            move_files({path: final})
+        except FileNotFoundError as err:
+            if not exists(final):
+                said = f"{path} is gone and {final} is not there; was the staging folder removed?"
+                raise OutputError(f"output: {said}") from err
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
@@ -304,13 +302,6 @@ def parquet_bytes(table: pa.Table) -> bytes:
     pq.write_table(table, sink, compression="zstd", row_group_size=rows)
     content: bytes = sink.getvalue().to_pybytes()
     return content
-
-
-def _rename(path: str, final: str) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(path, final)
-        return True
-    return False
 
 
 def _new_name(run: str) -> str:

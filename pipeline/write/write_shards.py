@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import apache_beam as beam
@@ -114,17 +114,14 @@ class _WriteRows(beam.DoFn):
             yield from self._flush()
 
     def finish_bundle(self) -> Iterator[Any]:
-        for each in self._flush():
-            tag, value = (each.tag, each.value) if isinstance(each, TaggedOutput) else ("", each)
-            windowed = GlobalWindows.windowed_value_at_end_of_window(value)
-            yield TaggedOutput(tag, windowed) if tag else windowed
+        return self._flush(GlobalWindows.windowed_value_at_end_of_window)
 
     def _begin(self) -> None:
         self._records: list[Any] = []
         self._stats = JobStats()
         self._held_bytes, self._began = 0, time.monotonic()
 
-    def _flush(self) -> Iterator[Any]:
+    def _flush(self, windowed: Callable[[Any], Any] = lambda value: value) -> Iterator[Any]:
         """Writes what is held as a shard."""
         if not self._records:
             return
@@ -134,10 +131,10 @@ class _WriteRows(beam.DoFn):
         to_row: Any = detection_row if is_detection else dead_letter_row
         lines = [row_bytes(to_row(record)) + b"\n" for record in records] if sink.write.view else None
         if sink.worker_context:
-            yield TaggedOutput("staged", stage_shard(sink.run.output, self._kind, table, sink.run.name, lines))
+            yield TaggedOutput("staged", windowed(stage_shard(sink.run.output, self._kind, table, sink.run.name, lines)))
         else:
             write_shard(sink.run.output, self._kind, table, sink.run.name, lines)
-        yield self._stats
+        yield windowed(self._stats)
         self._begin()
 
 

@@ -20,7 +20,7 @@ MOMENTS = {
     "before the first shard is written": (f"{WRITE}:write_shard", 1, "before", 0),
     "when the view is written and its shard is not": (f"{SHARDS}:parquet_bytes", 3, "before", 2),
     "when a shard is durable and has no name yet": (f"{SHARDS}:publish_shard", 3, "before", 2),
-    "when the view has its name and the shard does not": (f"{SHARDS}:_rename", 2, "before", 0),
+    "when the view has its name and the shard does not": (f"{SHARDS}:move_files", 2, "before", 0),
     "when the shard has its name": (f"{WRITE}:write_shard", 3, "after", 3),
     "when all rows are there": (f"{BATCH}:read_stats", 1, "before", 7),
     "between report and summary": (f"{FINALIZE}:write_file", 2, "before", 7),
