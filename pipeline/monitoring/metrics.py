@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a job: a custom collector, which views its `JobStats` and its process at each scrape.
+"""The Prometheus metrics of a job, rendered from its `JobStats` and its process at each scrape.
 
 `METRICS` has each metric once, with its unit, labels and meaning; docs/operations.md is written from it. Cardinality is bounded:
 reasons are those of `pipeline.failures`, versions those in use, parts those of `PARTS`.
@@ -6,21 +6,18 @@ reasons are those of `pipeline.failures`, versions those in use, parts those of 
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.failures import REASONS
-from pipeline.limits import MEMORY, available_cpus
+from pipeline.limits import MEMORY
 from pipeline.monitoring.health import readiness
-from pipeline.stats.histogram import bucket_bounds_ms
+from pipeline.stats.histogram import bucket_end_ms
 from pipeline.stats.process import PROCESS
-from pipeline.stats.summary import STAGES, JobStats
+from pipeline.stats.summary import STAGES, VERSION_EVENTS, JobStats
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
@@ -28,45 +25,24 @@ if TYPE_CHECKING:
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _IMAGES = tuple(2.0**n for n in range(11))
 
-
-@dataclasses.dataclass(frozen=True)
-class Distribution:
-    """The values of a histogram.
-
-    Attributes:
-      bounds: Upper bounds of the buckets, ascending, without the infinite one.
-      counts: Values in each bucket, and beyond the last.
-      total: Sum of the values.
-    """
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    total: float
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """The buckets as Prometheus writes them."""
-        names = [*map(str, self.bounds), "+Inf"]
-        return list(zip(names, itertools.accumulate(map(float, self.counts)), strict=True))
+Buckets = tuple[list[tuple[str, float]], float]  # of a histogram: values up to each bound, and their sum
+Labelled = Iterable[tuple[tuple[str, ...], Any]]  # values, those of a histogram as `Buckets`, by the values of the labels
 
 
-Labelled = Iterable[tuple[tuple[str, ...], Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Metric:
+class Metric(NamedTuple):
     """One metric.
 
     Attributes:
       name: Its whole name; that of a counter ends with `_total`.
-      kind: Its type in Prometheus.
+      kind: Its type in Prometheus: counter, gauge or histogram.
       unit: Of its values.
       labels: The names of its labels.
       help: What it means.
-      values: Its values now, by the values of the labels; those of a histogram are `Distribution`s.
+      values: Its values now.
     """
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: str
     unit: str
     labels: tuple[str, ...]
     help: str
@@ -87,53 +63,49 @@ def _outcomes(stats: JobStats) -> Iterator[tuple[tuple[str, str], int]]:
         yield ("dead", reason), dead[reason]
 
 
-def _distribution(bounds: tuple[float, ...], counts: Mapping[float, int], total: float) -> Distribution:
-    """Divides values among buckets; `counts` has the values by their upper bound."""
-    left = sorted(counts.items())
-    found = [sum(number for value, number in left if low < value <= high) for low, high in itertools.pairwise((0.0, *bounds))]
-    return Distribution(bounds, (*found, sum(number for value, number in left if value > bounds[-1])), total)
+def _buckets(bounds: Iterable[float], values: Mapping[float, int], total: float) -> Buckets:
+    """Divides values among buckets; `values` has their number by value."""
+    found = [(str(bound), float(sum(number for value, number in values.items() if value <= bound))) for bound in bounds]
+    return [*found, ("+Inf", float(sum(values.values())))], total
 
 
-def _seconds(latencies: Mapping[int, int], total: float | None = None) -> Distribution:
-    """A histogram in seconds of one in `latency_bucket`s, whose sum without `total` is exact to 5 %."""
-    ends = {number: bucket_bounds_ms(number) for number in latencies}
-    about = sum(sum(ends[number]) / 2e3 * images for number, images in latencies.items())
-    counts = {ends[number][1] / 1e3: images for number, images in latencies.items()}
-    return _distribution(_SECONDS, counts, about if total is None else total)
+def _seconds(latencies: Mapping[int, int], total: float | None = None) -> Buckets:
+    """A histogram in seconds of one by `latency_bucket`; its sum without `total` is exact to 10 %."""
+    values = {bucket_end_ms(number) / 1e3: images for number, images in latencies.items()}
+    about = sum(seconds * images for seconds, images in values.items())
+    return _buckets(_SECONDS, values, about if total is None else total)
 
 
-def _stages(stats: JobStats) -> Iterator[tuple[tuple[str], Distribution]]:
+def _stages(stats: JobStats) -> Iterator[tuple[tuple[str], Buckets]]:
     for stage in (*STAGES, "model"):
         latencies = {number: images for (of, number), images in stats.stage_latencies.items() if of == stage}
         yield (stage,), _seconds(latencies, stats.stage_seconds.get(stage, 0.0))
 
 
-def _batches(stats: JobStats) -> Distribution:
+def _batches(stats: JobStats) -> Buckets:
     total = sum(size * batches for size, batches in stats.batches.items())
-    return _distribution(_IMAGES, {float(size): batches for size, batches in stats.batches.items()}, float(total))
-
-
-def _models(stats: JobStats) -> Labelled:
-    """The version of the last result."""
-    return [(stats.model, 1)] if stats.model[0] else []
-
-
-def _event(name: str, scale: float = 1.0) -> Callable[[JobStats], Labelled]:
-    return _one(lambda stats: stats.model_events[name] * scale)
+    return _buckets(_IMAGES, {float(size): batches for size, batches in stats.batches.items()}, float(total))
 
 
 def _threads(_stats: JobStats) -> int:
     return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
 
 
-def _devices(_stats: JobStats) -> Labelled:
-    yield ("cpu",), available_cpus()
-    tensorflow = sys.modules.get("tensorflow") if PROCESS.model else None  # by then it is imported
-    yield ("gpu",), len(tensorflow.config.get_visible_devices("GPU")) if tensorflow else 0
-
-
 def _memory_limit(_stats: JobStats) -> int:
     return MEMORY.limit_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _in_flight(stats: JobStats) -> int:
+    return max(0, stats.read - stats.detected - stats.failed - stats.skipped)
+
+
+def _ready(stats: JobStats) -> int:
+    return int(all(check.passes for check in readiness(stats)))
+
+
+def _metric(name: str, kind: str, unit: str, meaning: str, value: Callable[[JobStats], Any]) -> Metric:
+    """A metric without labels."""
+    return Metric(name, kind, unit, (), meaning, _one(value))
 
 
 METRICS: tuple[Metric, ...] = (
@@ -142,84 +114,61 @@ METRICS: tuple[Metric, ...] = (
         "images with an outcome: detected, dead (with the reason of the dead letter) or skipped",
         _outcomes,
     ),
-    Metric("detection_images_read_total", "counter", "images", (), "images listed or requested", _one(lambda stats: stats.read)),
+    _metric("detection_images_read_total", "counter", "images", "images listed or requested", lambda stats: stats.read),
+    _metric("detection_images_in_hand", "gauge", "images", "images read, without an outcome yet", _in_flight),
     Metric(
-        *("detection_images_in_hand", "gauge", "images", ()),
-        "images read, without an outcome yet",
-        _one(lambda stats: max(0, stats.read - stats.detected - stats.failed - stats.skipped)),
-    ),
-    Metric(
-        "detection_stage_seconds",
-        "histogram",
-        "seconds",
-        ("stage",),
+        *("detection_stage_seconds", "histogram", "seconds", ("stage",)),
         "time of an image in a stage; of a batch in `model`",
         _stages,
     ),
-    Metric(
-        *("detection_latency_seconds", "histogram", "seconds", ()),
-        "from an image's bytes in memory to its result",
-        _one(lambda stats: _seconds(stats.latencies)),
+    _metric(
+        *("detection_latency_seconds", "histogram", "seconds", "from an image's bytes in memory to its result"),
+        lambda stats: _seconds(stats.latencies),
     ),
-    Metric(
-        *("detection_event_to_publish_seconds", "histogram", "seconds", ()),
+    _metric(
+        *("detection_event_to_publish_seconds", "histogram", "seconds"),
         "streams: from an image's event time to the publishing of its result",
-        _one(lambda stats: _seconds(stats.publish_latencies)),
+        lambda stats: _seconds(stats.publish_latencies),
     ),
-    Metric("detection_batch_images", "histogram", "images", (), "images of a device batch, with padding", _one(_batches)),
-    Metric(
-        *("detection_batch_images_max", "gauge", "images", ()),
-        "largest allowed batch; 0: unknown yet",
-        _one(lambda stats: max(stats.batch_sizes, default=0)),
+    _metric("detection_batch_images", "histogram", "images", "images of a device batch, with padding", _batches),
+    _metric(
+        *("detection_batch_images_max", "gauge", "images", "largest allowed batch; 0: unknown yet"),
+        lambda stats: max(stats.batch_sizes, default=0),
     ),
-    Metric(
-        *("detection_backlog_age_seconds", "gauge", "seconds", ()),
+    _metric(
+        *("detection_backlog_age_seconds", "gauge", "seconds"),
         "streams: age of the oldest message read in the last two intervals of progress lines",
-        _one(lambda stats: stats.backlog_age_ms / 1e3),
-    ),
-    Metric("detection_model_info", "gauge", "1", ("name", "version"), "1 for each model version in use", _models),
-    Metric(
-        *("detection_model_events_total", "counter", "versions", ("event",)),
-        "model versions put into use while the job works (swaps), and refused ones (refusals)",
-        lambda stats: [((event,), stats.model_events[event]) for event in ("swaps", "refusals")],
-    ),
-    Metric("detection_canary_images_total", "counter", "images", (), "images that a canary received", _event("canary_images")),
-    Metric("detection_canary_failed_total", "counter", "images", (), "of these, the failed ones", _event("canary_failed")),
-    Metric("detection_canary_objects_total", "counter", "objects", (), "objects of both versions", _event("canary_objects")),
-    Metric("detection_canary_matched_total", "counter", "pairs", (), "pairs of objects that agree", _event("canary_matched")),
-    Metric(
-        "detection_canary_seconds_total", "counter", "seconds", (), "time of a canary, over images", _event("canary_ms", 1e-3)
+        lambda stats: stats.backlog_age_ms / 1e3,
     ),
     Metric(
-        *("detection_ready", "gauge", "1", ()),
-        "1 if /readyz answers with 200, else 0",
-        _one(lambda stats: int(all(check.passes for check in readiness(stats)))),
+        *("detection_model_info", "gauge", "1", ("name", "version"), "1 for each model version in use"),
+        lambda stats: [(stats.model, 1)] if stats.model[0] else [],
     ),
     Metric(
-        *("detection_stalled_seconds", "gauge", "seconds", ("part",)),
-        "time without progress while work waits",
+        *("detection_model_events_total", "counter", "events", ("event",)),
+        "versions put into use while the job works (swaps), refused ones (refusals); of a canary: its images, the ones that it "
+        "failed on, the objects of both versions, the pairs of objects that agree, and its milliseconds",
+        lambda stats: [((event,), stats.model_events[event]) for event in VERSION_EVENTS],
+    ),
+    _metric("detection_ready", "gauge", "1", "1 if /readyz answers with 200, else 0", _ready),
+    Metric(
+        *("detection_stalled_seconds", "gauge", "seconds", ("part",), "time without progress while work waits"),
         lambda _stats: [((name,), part.stalled_s) for name, part in PROCESS.parts.items()],
     ),
-    Metric("detection_threads", "gauge", "threads", (), "threads of the process, TensorFlow's included", _one(_threads)),
-    Metric("detection_devices", "gauge", "devices", ("kind",), "usable CPU cores (cpu) and GPUs (gpu)", _devices),
-    Metric(
-        "detection_memory_limit_bytes", "gauge", "bytes", (), "memory of the container, else the machine", _one(_memory_limit)
+    _metric("detection_threads", "gauge", "threads", "threads of the process, TensorFlow's included", _threads),
+    _metric(
+        *("detection_memory_limit_bytes", "gauge", "bytes", "memory of the container, else the machine"),
+        _memory_limit,
     ),
 )
 PROCESS_METRICS = "`process_*`: resident memory, open files, CPU seconds and start time of the process, by `prometheus_client`"
 
 
-class Collector:
-    """A custom collector of `prometheus_client`: each scrape takes one copy of the statistics.
+class _Collector:
+    """A custom collector of `prometheus_client`: each scrape takes one consistent copy of the statistics."""
 
-    Args:
-      stats: Returns a consistent copy of the job's statistics; has no side effects.
-      metrics: What to show of them.
-    """
-
-    def __init__(self, stats: Callable[[], JobStats], metrics: Iterable[Metric] = METRICS):
+    def __init__(self, stats: Callable[[], JobStats]):
         self._stats = stats
-        self._metrics = tuple(metrics)
 
     def collect(self) -> Iterator[Any]:
         """The families of `prometheus_client`, one for each metric."""
@@ -227,29 +176,30 @@ class Collector:
 
         families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
         stats = self._stats()
-        for metric in self._metrics:
+        for metric in METRICS:
             family = families[metric.kind](metric.name, metric.help, labels=metric.labels)
             for labels, value in metric.values(stats):
-                if isinstance(value, Distribution):
-                    family.add_metric(labels, value.cumulative(), value.total)
-                else:
-                    family.add_metric(labels, value)
+                family.add_metric(labels, *(value if isinstance(value, tuple) else (value,)))
             yield family
 
 
-def registry(stats: Callable[[], JobStats], metrics: Iterable[Metric] = METRICS) -> Any:
-    """A registry of `prometheus_client` with the metrics of a job and of its process."""
+def registry(stats: Callable[[], JobStats]) -> Any:
+    """A registry of `prometheus_client` with the metrics of a job and of its process.
+
+    Args:
+      stats: Returns a consistent copy of the job's statistics; has no side effects.
+    """
     from prometheus_client import CollectorRegistry, ProcessCollector
 
     collectors = CollectorRegistry()
-    collectors.register(Collector(stats, metrics))
+    collectors.register(_Collector(stats))
     ProcessCollector(registry=collectors)
     return collectors
 
 
-def application(collectors: Any) -> WSGIApplication:
-    """The WSGI application that serves a registry's metrics in Prometheus' text format."""
+def application(stats: Callable[[], JobStats]) -> WSGIApplication:
+    """The WSGI application that serves the metrics in Prometheus' text format."""
     from prometheus_client import make_wsgi_app
 
-    app: WSGIApplication = make_wsgi_app(collectors)
+    app: WSGIApplication = make_wsgi_app(registry(stats))
     return app

@@ -44,10 +44,9 @@ def _show_metrics(monitoring: MonitoringConfig, stats: Callable[[], JobStats], s
         return
     from pipeline.monitoring import metrics  # its library is needed by nothing else
 
-    collectors = metrics.registry(stats)
     live = health.application(functools.partial(health.liveness, monitoring.stuck_after_s))
     ready = health.application(lambda: health.readiness(stats()))
-    applications = {"/metrics": metrics.application(collectors), "/livez": live, "/readyz": ready}
+    applications = {"/metrics": metrics.application(stats), "/livez": live, "/readyz": ready}
     host = monitoring.metrics_host
     port = shown.enter_context(served(host, monitoring.metrics_port, "metrics_port", applications))
     print(f"metrics on http://{host}:{port}/metrics", file=sys.stderr, flush=True)

@@ -33,8 +33,7 @@ _SHOWN_DETECTIONS = 30  # per sample
 _STAGES = ("read", "decode", "model", "predict", "postprocess")  # in the order of the data; others come after them
 _LATENCIES = {"event_to_publish_ms": "event-to-publish", "latency_ms": "in-hand-to-result"}
 _OVER_TIME = {
-    "event_to_publish_ms": "event-to-publish, mean of an interval",
-    "in_hand_to_result_ms": "in-hand-to-result, mean of an interval",
+    "event_to_publish_ms": "event-to-publish, slowest of an interval",
     "backlog_age_ms": "Age of the oldest message read",
 }
 _LATENCY_NAMES = {"p50": "median", "p90": "90 %", "p99": "99 %", "max": "slowest"}

@@ -24,9 +24,9 @@ def latency_bucket(milliseconds: float) -> int:
     return math.ceil(math.log(min(max(_SHORTEST_MS, milliseconds), _LONGEST_MS), _LATENCY_STEP))
 
 
-def bucket_bounds_ms(number: int) -> tuple[float, float]:
-    """The milliseconds above which and up to which a bucket holds latencies."""
-    return _LATENCY_STEP ** (number - 1), _LATENCY_STEP**number
+def bucket_end_ms(number: int) -> float:
+    """The milliseconds up to which a bucket holds latencies."""
+    return float(_LATENCY_STEP**number)
 
 
 def percentiles_ms(latencies: Mapping[int, int]) -> dict[str, float]:
@@ -40,7 +40,7 @@ def percentiles_ms(latencies: Mapping[int, int]) -> dict[str, float]:
     for bucket in sorted(latencies):
         seen += latencies[bucket]
         while wanted and seen >= wanted[0][1] * total:
-            result[wanted.pop(0)[0]] = round(_LATENCY_STEP**bucket, 1)
+            result[wanted.pop(0)[0]] = round(bucket_end_ms(bucket), 1)
     return result
 
 

@@ -32,13 +32,12 @@ from apache_beam.metrics import Metrics
 
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.stats.process import PROCESS
-from pipeline.stats.summary import STAGES
+from pipeline.stats.summary import STAGES, VERSION_EVENTS
 
 NAMESPACE = "Detection"
 
 _log = logging.getLogger(__name__)
-_OF_VERSIONS = ("swaps", "refusals", "canary_images", "canary_failed", "canary_objects", "canary_matched", "canary_ms")
-_counters = {name: Metrics.counter(NAMESPACE, name) for name in ("read", "skipped", "detected", "dead", *_OF_VERSIONS)}
+_counters = {name: Metrics.counter(NAMESPACE, name) for name in ("read", "skipped", "detected", "dead", *VERSION_EVENTS)}
 _image_bytes = Metrics.distribution(NAMESPACE, "image_bytes")
 _batch_size = Metrics.distribution(NAMESPACE, "batch_size")
 _model_us = Metrics.distribution(NAMESPACE, "model_us")

@@ -16,9 +16,9 @@ from pipeline.stats.canary import CanaryStats, merge_canaries
 from pipeline.stats.confidences import Confidences, bounded
 from pipeline.stats.doubts import MOST_OBJECTS, doubts
 from pipeline.stats.histogram import Intervals, Latencies, LatencyBucket, latency_bucket, percentiles_ms
-from pipeline.stats.over_time import OverTime
 from pipeline.stats.samples import Ranked, keep, ranks
 
+VERSION_EVENTS = ("swaps", "refusals", "canary_images", "canary_failed", "canary_objects", "canary_matched", "canary_ms")
 STAGES = ("read", "decode", "postprocess")  # each image notes its time in these; the model's time is noted by batch
 _EXAMPLES = 20  # dead letters kept for the report, for each reason
 _EXAMPLE_CHARACTERS = 1000  # of each text in an example: a message may name a URI of megabytes
@@ -52,7 +52,8 @@ class JobStats:
       publish_latencies: Images of a stream by `latency_bucket`, from the event time to the publishing of the result.
       backlog_age_ms: Age of the oldest message that a stream has read since its last progress line or worker report.
       finished: Detected images by the time of their result.
-      over_time: Latencies and backlog of a stream.
+      publish_ms: Of a stream, the largest latency from event time to publishing, by the time of publishing.
+      backlog_ms: Of a stream, the age of the oldest message read, by the time of reading.
       pictures: Detected images with a thumbnail and their ranks, by purpose; see `pipeline.stats.samples`.
       dead_examples: A few dead letters of each reason, as rows.
       versions: Images by the model's version.
@@ -80,7 +81,8 @@ class JobStats:
     publish_latencies: Latencies = dataclasses.field(default_factory=Counter)
     backlog_age_ms: float = 0.0
     finished: Intervals = dataclasses.field(default_factory=Intervals)
-    over_time: OverTime = dataclasses.field(default_factory=OverTime)
+    publish_ms: Intervals = dataclasses.field(default_factory=lambda: Intervals(largest=True))
+    backlog_ms: Intervals = dataclasses.field(default_factory=lambda: Intervals(largest=True))
     pictures: Ranked[DetectedImage] = dataclasses.field(default_factory=dict)
     dead_examples: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
     versions: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -167,7 +169,8 @@ class JobStats:
             self.leave_out(kind, files)
         self.classes = bounded(self.classes)
         self.finished.merge(other.finished)
-        self.over_time.merge(other.over_time)
+        self.publish_ms.merge(other.publish_ms)
+        self.backlog_ms.merge(other.backlog_ms)
         for stage, seconds in other.stage_seconds.items():
             self.stage_seconds[stage] += seconds
         for purpose, kept in other.pictures.items():
@@ -264,7 +267,7 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         **({"event_to_publish_ms": percentiles_ms(stats.publish_latencies)} if stats.publish_latencies else {}),
         "throughput": [list(interval) for interval in stats.finished.since_first()],
         "throughput_interval_s": stats.finished.seconds,
-        **({"over_time": over_time} if (over_time := stats.over_time.as_dict()) else {}),
+        **({"over_time": over_time} if (over_time := _over_time(stats)) else {}),
         "model": {
             "name": stats.model[0],
             "version": stats.model[1],
@@ -278,6 +281,15 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         "started_at": _iso(facts.started_at),
         "finished_at": _iso(facts.finished_at),
         "mode": facts.mode,
+    }
+
+
+def _over_time(stats: JobStats) -> dict[str, Any]:
+    """A stream's largest latency and backlog by interval; seconds since the first one, and milliseconds."""
+    return {
+        name: {"interval_s": each.seconds, "points": each.since_first()}
+        for name, each in (("event_to_publish_ms", stats.publish_ms), ("backlog_age_ms", stats.backlog_ms))
+        if each.counts
     }
 
 

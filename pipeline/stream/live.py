@@ -45,7 +45,7 @@ class LiveStats:
             self._stats.read += images
             self._stats.skipped += request.skipped
             self._stats.backlog_age_ms = max(self._stats.backlog_age_ms, age_ms)
-            self._stats.over_time.add_backlog(now, age_ms)
+            self._stats.backlog_ms.add(now, round(age_ms))
         metrics.count_read(images)
         metrics.count_skipped(int(request.skipped))
         metrics.note_backlog_age(age_ms)
@@ -68,7 +68,7 @@ class LiveStats:
         with self._lock:
             self._stats.add_detected(result, self._samples)
             self._stats.publish_latencies[latency_bucket(latency_ms)] += 1
-            self._stats.over_time.add_result(now, result.timing.latency * 1e3, latency_ms)
+            self._stats.publish_ms.add(now, round(latency_ms))
         metrics.note_latency(latency_ms)
 
     def stats(self) -> JobStats:

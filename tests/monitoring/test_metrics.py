@@ -60,7 +60,7 @@ def test_counts_are_those_of_the_statistics():
     assert shown["detection_backlog_age_seconds",] == 1.5
     assert shown["detection_model_info", "bright", "1"] == 1
     assert shown["detection_model_events_total", "swaps"] == 1
-    assert shown["detection_canary_seconds_total",] == 0.25
+    assert shown["detection_model_events_total", "canary_ms"] == 250
     assert {key[1] for key in shown if key[0] == "detection_stalled_seconds"} == set(PARTS)
     assert shown["process_resident_memory_bytes",] > 1e6
 

@@ -483,12 +483,11 @@ def test_latencies_over_time_keep_their_worst_interval():
 
 def test_a_stream_shows_its_latencies_and_backlog_over_time():
     each = {"interval_s": 1, "points": [[0, 40], [1, 60], [2, 50]]}
-    names = ("in_hand_to_result_ms", "event_to_publish_ms", "backlog_age_ms")
+    names = ("event_to_publish_ms", "backlog_age_ms")
     page = Page(report.render_report({"over_time": dict.fromkeys(names, each)}, [], []))
     assert "Over time" in page.text_of("h2")
     assert [text.split(",")[0] for text in page.text_of("figcaption")] == [
         "event-to-publish",
-        "in-hand-to-result",
         "Age of the oldest message read",
     ]
     assert "Over time" not in Page(report.render_report({"over_time": {"backlog_age_ms": each | {"points": []}}}, [], [])).text

@@ -55,6 +55,17 @@ def test_intervals_are_told_from_the_first_one_on_and_in_order(times):
     assert [second for second, _ in told[:1]] == [0] * bool(times)
 
 
+def test_the_largest_amount_of_an_interval_is_kept_for_months_in_any_order():
+    """As of the slowest image, or of the oldest message."""
+    hours = [(3600 * hour, 99_000 if hour == 700 else 20) for hour in range(24 * 90)]
+    forwards, backwards = Intervals(largest=True), Intervals(largest=True)
+    for one, other in zip(hours, reversed(hours), strict=True):
+        forwards.add(*one)
+        backwards.add(*other)
+    assert forwards == backwards and len(forwards.counts) <= 8
+    assert max(ms for _, ms in forwards.since_first()) == 99_000
+
+
 @given(st.floats(0.001, 1e11))
 def test_a_latency_is_within_a_tenth_of_its_bucket(milliseconds):
     assert 1.1 ** (latency_bucket(milliseconds) - 1) * 0.999 <= milliseconds <= 1.1 ** latency_bucket(milliseconds) * 1.001
