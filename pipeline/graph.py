@@ -121,21 +121,23 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
       native_source: Whether to read with Beam's own Pub/Sub source; else with the project's splittable DoFn.
     """
     messages = pipeline | "ReadMessages" >> (ReadNative(config.input[0]) if native_source else ReadMessages(run))
-    asked = messages | "ParseMessages" >> ParseMessages(_limits(config), run)
+    asked = messages | "ParseMessages" >> beam.ParDo(ParseMessages(_limits(config), run)).with_outputs("dead", main="images")
+    reading = beam.ParDo(ReadRequested(run)).with_outputs("dead", main="images")
     if run.in_process:
-        read = asked.images | "ReadImages" >> ReadRequested(config.read, run)
-        new = read.images | "DropDuplicates" >> DropDuplicates(run)
+        read = asked.images | "ReadImages" >> reading
+        new = read.images | "DropDuplicates" >> beam.ParDo(DropDuplicates(run))
     else:  # before reading, so that the shuffle by identity moves no images
         once = asked.images | "DropDuplicates" >> DropDuplicatesInState(run)
-        read = once | "ReadImages" >> ReadRequested(config.read, run)
+        read = once | "ReadImages" >> reading
         new = read.images
     detect = DetectObjects(config.model, config.detect, samples=run.samples)
     found = new | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
 
-    _ = asked.dead | "PublishRefused" >> PublishResults(run)
-    _ = read.dead | "PublishUnread" >> PublishResults(run)
-    _ = found.dead | "PublishUndetected" >> PublishResults(run)
-    _ = found.detected | "PublishDetections" >> PublishResults(run)
+    publishing = beam.ParDo(PublishResults(run))
+    _ = asked.dead | "PublishRefused" >> publishing
+    _ = read.dead | "PublishUnread" >> publishing
+    _ = found.dead | "PublishUndetected" >> publishing
+    _ = found.detected | "PublishDetections" >> publishing
 
     if not run.in_process:  # in one process `PublishResults` hands them to the archive
         stream = config.stream

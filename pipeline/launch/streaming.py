@@ -162,7 +162,7 @@ def _settings(job: Job, run: Run) -> RunSettings:
 
 
 def _stats_now(figures: LiveStats | WorkerFigures) -> JobStats:
-    return PROCESS.add_model(figures.now()) if isinstance(figures, LiveStats) else figures.now()
+    return PROCESS.add_model(figures.stats()) if isinstance(figures, LiveStats) else figures.now()
 
 
 def line_of(figures: LiveStats | WorkerFigures, model: ModelStats | None = None) -> Callable[[float], str]:

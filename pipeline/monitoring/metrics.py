@@ -137,7 +137,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _metric(
         *("detection_backlog_age_seconds", "gauge", "seconds"),
-        "streams: age of the oldest message read in the last two intervals of progress lines",
+        "streams: age of the last message read; 0 when none came for 20 seconds",
         lambda stats: stats.backlog_age_ms / 1e3,
     ),
     Metric(

@@ -50,7 +50,7 @@ class JobStats:
       stage_latencies: The same times as a histogram: how often a stage took so long, by (stage, `latency_bucket`).
       latencies: Images by `latency_bucket`, from the bytes in memory to the result.
       publish_latencies: Images of a stream by `latency_bucket`, from the event time to the publishing of the result.
-      backlog_age_ms: Age of the oldest message that a stream has read since its last progress line or worker report.
+      backlog_age_ms: Age of the last message that a stream has read; 0 when none came for a while.
       finished: Detected images by the time of their result.
       publish_ms: Of a stream, the largest latency from event time to publishing, by the time of publishing.
       backlog_ms: Of a stream, the age of the oldest message read, by the time of reading.

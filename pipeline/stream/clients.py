@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import logging
 import os
-import time
 from typing import Any
 
-from google.api_core import exceptions
+from google.api_core import exceptions, retry
 
 from pipeline.stats.process import PROCESS
 from pipeline.stream.outgoing import OutgoingMessage
 
-_PUBLISH_LINE_SECONDS = 10.0
 _MAX_OPEN_PUBLISHES = 1000
 _FOR_GOOD = (
     exceptions.NotFound,
@@ -28,48 +25,28 @@ _log = logging.getLogger(__name__)
 
 
 class Publishing:
-    """Publishes the messages of one bundle."""
+    """Publishes the messages of one bundle; the client publishes again while the connection is lost."""
 
     def __init__(self) -> None:
         self._client = shared_publisher()
-        self._open: list[tuple[str, OutgoingMessage, Any]] = []
+        self._open: list[Any] = []
 
     def send(self, topic: str, message: OutgoingMessage) -> None:
         """Begins to publish a message; waits only while very many are unconfirmed."""
-        self._open.append((topic, message, self._client.publish(topic, message.data, **message.attributes)))
+        self._open.append(self._client.publish(topic, message.data, **message.attributes))
         if len(self._open) >= _MAX_OPEN_PUBLISHES:
             self.wait()
 
     def wait(self) -> None:
-        """Waits until Pub/Sub has all messages."""
-        if not self._open:
-            return
+        """Waits until Pub/Sub has all messages.
+
+        Raises:
+          google.api_core.exceptions.GoogleAPICallError: Pub/Sub refuses a message or the topic.
+        """
         with PROCESS.parts["publish"].working():
-            for topic, message, future in self._open:
-                _wait_published(self._client, topic, message, future)
+            for future in self._open:
+                future.result()
         self._open = []
-
-
-def _wait_published(client: Any, topic: str, message: OutgoingMessage, future: Any) -> None:
-    """Waits until Pub/Sub has a message; publishes it again where the connection was lost.
-
-    Raises:
-      google.api_core.exceptions.GoogleAPICallError: Pub/Sub refuses the message or the topic.
-    """
-    started = time.monotonic()
-    while True:
-        try:
-            future.result(timeout=_PUBLISH_LINE_SECONDS)
-            return
-        except concurrent.futures.TimeoutError:
-            PROCESS.parts["publish"].progressed()  # the client tries again, and the line tells
-            _log.warning("no answer from Pub/Sub for %.0f s while publishing to %s; waiting", time.monotonic() - started, topic)
-        except Exception as err:
-            if not is_lost_connection(err):
-                raise
-            _log.warning("lost Pub/Sub while publishing to %s (%s); publishing again", topic, one_line(err))
-            PROCESS.parts["publish"].progressed()
-            future = client.publish(topic, message.data, **message.attributes)
 
 
 def connect_subscriber() -> Any:
@@ -90,7 +67,14 @@ def connect_subscriber() -> Any:
 def _publisher(emulator: str) -> Any:
     from google.cloud import pubsub_v1
 
-    return pubsub_v1.PublisherClient(pubsub_v1.types.BatchSettings(max_bytes=1_000_000, max_latency=0.005, max_messages=100))
+    batches = pubsub_v1.types.BatchSettings(max_bytes=1_000_000, max_latency=0.005, max_messages=100)
+    again = retry.Retry(is_lost_connection, initial=0.5, maximum=10.0, timeout=None, on_error=_publish_again)
+    return pubsub_v1.PublisherClient(batches, pubsub_v1.types.PublisherOptions(retry=again))
+
+
+def _publish_again(err: Exception) -> None:
+    PROCESS.parts["publish"].progressed()
+    _log.warning("lost Pub/Sub while publishing (%s); publishing again", one_line(err))
 
 
 def shared_publisher() -> Any:

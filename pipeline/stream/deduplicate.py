@@ -21,8 +21,7 @@ from pipeline.records import EncodedImage, ImageRef
 from pipeline.stream.run import RunSettings, run_of
 
 
-@dataclasses.dataclass
-class DropDuplicates(beam.PTransform):
+class DropDuplicates(beam.DoFn):
     """Passes an image unless it is in progress or has a recent result; the others are counted, and get that result.
 
     Element in and out: `EncodedImage`. Bounded or unbounded. The cache is in the process: a restart forgets it. A failed bundle
@@ -32,14 +31,17 @@ class DropDuplicates(beam.PTransform):
       run: The stream's settings; its `StreamRun` has the cache.
     """
 
-    run: RunSettings
+    def __init__(self, run: RunSettings):
+        self._run = run
 
-    def __post_init__(self) -> None:
-        super().__init__()
+    def setup(self) -> None:
+        self._shared = run_of(self._run)
 
-    def expand(self, images: beam.PCollection[EncodedImage]) -> beam.PCollection[EncodedImage]:
-        """Wires one DoFn, without a shuffle, so that acknowledgements still wait for results."""
-        return images | "Remember" >> beam.ParDo(_Remember(self.run)).with_output_types(EncodedImage)
+    def process(self, image: EncodedImage) -> Iterator[EncodedImage]:
+        if self._shared.recent.is_new(image.ref):
+            yield image
+        else:
+            self._shared.figures.add_duplicate()
 
 
 @dataclasses.dataclass
@@ -67,20 +69,6 @@ class DropDuplicatesInState(beam.PTransform):
             | "ByIdentity" >> beam.ParDo(_Identify(threads)).with_output_types(tuple[str, ImageRef | EncodedImage])
             | "Deduplicate" >> beam.ParDo(_RememberInState(self.run)).with_output_types(ImageRef | EncodedImage)
         )
-
-
-class _Remember(beam.DoFn):
-    def __init__(self, run: RunSettings):
-        self._run = run
-
-    def setup(self) -> None:
-        self._shared = run_of(self._run)
-
-    def process(self, image: EncodedImage) -> Iterator[EncodedImage]:
-        if self._shared.recent.is_new(image.ref):
-            yield image
-        else:
-            self._shared.figures.add_skipped()
 
 
 class _Identify(beam.DoFn):
@@ -133,7 +121,7 @@ class _RememberInState(beam.DoFn):
     ) -> Iterator[Any]:
         _, image = identity_and_image
         if seen.read() and not self._shared.forget_failure(_ref_of(image)):
-            self._shared.figures.add_skipped()
+            self._shared.figures.add_duplicate()
             return
         seen.write(True)
         forget.set(Timestamp.now() + self._run.config.stream.deduplicate_s)

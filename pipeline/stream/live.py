@@ -18,6 +18,8 @@ from pipeline.stats.summary import JobStats, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.stream.messages import Request
 
+_BACKLOG_SECONDS = 20.0
+
 
 class LiveStats:
     """Counts what a streaming job does; thread-safe.
@@ -34,7 +36,7 @@ class LiveStats:
         self._lock = threading.Lock()
         self._stats = JobStats()
         self._before = JobStats()
-        self._last_age_ms = 0.0
+        self._age_ms, self._age_at = 0.0, 0.0
 
     def add_request(self, request: Request, publish_time: float) -> None:
         """Counts what a message requests; one without images counts as one."""
@@ -44,7 +46,7 @@ class LiveStats:
         with self._lock:
             self._stats.read += images
             self._stats.skipped += request.skipped
-            self._stats.backlog_age_ms = max(self._stats.backlog_age_ms, age_ms)
+            self._age_ms, self._age_at = age_ms, time.monotonic()
             self._stats.backlog_ms.add(now, round(age_ms))
         metrics.count_read(images)
         metrics.count_skipped(int(request.skipped))
@@ -52,11 +54,15 @@ class LiveStats:
         for letter in request.dead_letters:
             metrics.count_result(letter)
 
-    def add_skipped(self) -> None:
-        """Counts an image that was requested before, or that the run left unread when it was stopped."""
+    def add_duplicate(self) -> None:
+        """Counts an image that was requested before."""
+        self.add_unread()
+        metrics.count_skipped()
+
+    def add_unread(self) -> None:
+        """Counts an image that was not read when the run was stopped; its message comes again."""
         with self._lock:
             self._stats.skipped += 1
-        metrics.count_skipped()
 
     def add_result(self, result: DetectedImage | DeadLetter, now: float) -> None:
         """Counts a result when it is published."""
@@ -72,29 +78,17 @@ class LiveStats:
         metrics.note_latency(latency_ms)
 
     def stats(self) -> JobStats:
-        """Everything counted so far."""
-        with self._lock:
-            return self._stats
-
-    def now(self) -> JobStats:
-        """A copy of the statistics without side effects; the age of the backlog is that of the last two intervals of `told`."""
+        """A copy of everything counted so far; the age of the backlog is that of the last message, if it came just now."""
         with self._lock:
             copy = self._stats.copy()
-            copy.backlog_age_ms = max(copy.backlog_age_ms, self._last_age_ms)
-            return copy
+            copy.backlog_age_ms = self._age_ms if time.monotonic() - self._age_at < _BACKLOG_SECONDS else 0.0
+        return copy
 
     def line(self, seconds: float) -> str:
         """What happened since the last line, on one line; `seconds` is how long that is."""
-        now = self.told()
+        now = self.stats()
         before, self._before = self._before, now
         return _line(now, before, seconds)
-
-    def told(self) -> JobStats:
-        """A copy of the statistics, for a line or a worker report; the age of the backlog begins anew."""
-        with self._lock:
-            copy = self._stats.copy()
-            self._last_age_ms, self._stats.backlog_age_ms = copy.backlog_age_ms, 0.0
-            return copy
 
 
 class WorkerFigures:

@@ -141,9 +141,9 @@ class StreamRun:
         self._failed.discard(ref.uri)
         return failed
 
-    def nack(self, ref: ImageRef) -> None:
+    def leave(self, ref: ImageRef) -> None:
         """Leaves an image without an outcome: its message is held, and delivered again after the run."""
-        self.figures.add_skipped()
+        self.figures.add_unread()
         self.hold([ref.message_id])
 
     def hold(self, message_ids: Sequence[str]) -> None:
@@ -210,6 +210,6 @@ def run_of(settings: RunSettings) -> StreamRun:
                 raise LookupError(f"the run {settings.name} is over")
             run = StreamRun(settings)
             if settings.worker_context:
-                settings.worker_context.check_worker(run.figures.told)
+                settings.worker_context.check_worker(run.figures.stats)
             _runs[settings.name] = run
         return _runs[settings.name]

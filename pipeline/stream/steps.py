@@ -9,49 +9,29 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import apache_beam as beam
 
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, dead_letter_row, row_bytes
+from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, row_bytes
 from pipeline.stream.archive import ArchivedRow
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message, MessageLimits, parse_message
 from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
+from pipeline.stream.read_requested import is_unavailable
 from pipeline.stream.run import RunSettings, StreamRun, run_of
 
 
-class Requested(NamedTuple):
-    """The outputs of `ParseMessages`."""
-
-    images: beam.PCollection[ImageRef | EncodedImage]
-    dead: beam.PCollection[DeadLetter]
-
-
-@dataclasses.dataclass
-class ParseMessages(beam.PTransform):
+class ParseMessages(beam.DoFn):
     """Parses messages into images; see `pipeline.stream.messages.parse_message`.
 
-    Element in: `Message`. Elements out: one `ImageRef` or `EncodedImage` an image, or a `DeadLetter`. Unbounded.
+    Element in: `Message`. Elements out: one `ImageRef` or `EncodedImage` an image, or a `DeadLetter` as output `dead`. Unbounded.
 
     Args:
       limits: What a message may ask for.
       run: The stream whose statistics and open requests are kept.
     """
 
-    limits: MessageLimits
-    run: RunSettings
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def expand(self, messages: beam.PCollection[Message]) -> Requested:
-        """Wires the parsing DoFn."""
-        parsed = messages | "Parse" >> beam.ParDo(_Parse(self.limits, self.run)).with_outputs("dead", main="images")
-        return Requested(parsed.images, parsed.dead)
-
-
-class _Parse(beam.DoFn):
     def __init__(self, limits: MessageLimits, run: RunSettings):
         self._limits = limits
         self._run = run
@@ -68,8 +48,7 @@ class _Parse(beam.DoFn):
         yield from (beam.pvalue.TaggedOutput("dead", letter) for letter in request.dead_letters)
 
 
-@dataclasses.dataclass
-class PublishResults(beam.PTransform):
+class PublishResults(beam.DoFn):
     """Publishes the message of each result; see `publish_result`.
 
     Element in: `DetectedImage` or `DeadLetter`. Nothing comes out. A bundle ends only when Pub/Sub has all of its messages; the
@@ -79,17 +58,6 @@ class PublishResults(beam.PTransform):
       run: The stream's settings: topics, archive.
     """
 
-    run: RunSettings
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def expand(self, results: beam.PCollection[Any]) -> beam.PCollection[None]:
-        """Wires the publishing DoFn."""
-        return results | "Publish" >> beam.ParDo(_PublishResults(self.run))
-
-
-class _PublishResults(beam.DoFn):
     def __init__(self, run: RunSettings):
         self._run = run
 
@@ -101,6 +69,9 @@ class _PublishResults(beam.DoFn):
         self._rows: list[ArchivedRow] = []
 
     def process(self, result: DetectedImage | DeadLetter) -> None:
+        if is_unavailable(result) and self._shared.threads.stop.is_set():
+            self._shared.leave(result.ref)
+            return
         message = publish_result(result, self._shared, self._publishing)
         if self._shared.archive and (isinstance(result, DeadLetter) or self._run.config.stream.archive):
             self._rows.append(ArchivedRow(dataclasses.replace(result, thumbnail=b""), message.row))

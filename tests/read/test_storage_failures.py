@@ -22,7 +22,7 @@ from google.auth import exceptions as auth
 from google.cloud.storage.exceptions import DataCorruption
 
 from pipeline import run
-from pipeline.config import ReadConfig
+from pipeline.config import Config, ReadConfig
 from pipeline.errors import StorageAwayError
 from pipeline.failures import ImageError
 from pipeline.launch.finalize import failed
@@ -33,7 +33,7 @@ from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
 from pipeline.storage import cloud
 from pipeline.storage.store import is_transient_error
-from pipeline.stream.read_requested import _ReadGuarded
+from pipeline.stream.read_requested import ReadRequested
 from pipeline.stream.run import RunSettings, opened
 from tests.clock import Clock
 from tests.emulators import EmulatorMissing, running_gcs_emulator
@@ -274,8 +274,8 @@ def test_a_web_server_that_stays_away_ends_no_job(web_server):
 
 def read_by_stream(refs):
     """What becomes of refs in a stream, which waits for a store that answers nobody."""
-    with opened(RunSettings("a run")) as stream:
-        return read_all(_ReadGuarded(ReadConfig(read_threads=2), stream.settings, retry_seconds=0.2), refs)
+    with opened(RunSettings("a run", Config(read=ReadConfig(read_threads=2)))) as stream:
+        return read_all(ReadRequested(stream.settings, retry_seconds=0.2), refs)
 
 
 def test_a_web_address_that_always_fails_does_not_hold_its_neighbours_in_a_stream(web_server):

@@ -112,7 +112,7 @@ def test_what_messages_ask_for_is_counted_where_they_are_parsed():
         Message(b"\x00nothing", publish_time=1.0),
     ]
     with opened(RunSettings("counted")) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        _ = pipeline | beam.Create(messages) | ParseMessages(MessageLimits(), run.settings)
+        _ = pipeline | beam.Create(messages) | beam.ParDo(ParseMessages(MessageLimits(), run.settings)).with_outputs("dead")
     totals, sums = counted(pipeline.result)
     stats = run.figures.stats()
     assert totals == {"read": 5, "skipped": 1, "dead": 2}

@@ -56,7 +56,7 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
         rows = []
         for image in request.images[:3]:
             if not recent.is_new(image):
-                figures.add_skipped()
+                figures.add_duplicate()
                 continue
             result = ended(image, number, clock.now)
             number += 1
