@@ -26,7 +26,7 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.run import Run
 from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.worker_context import WorkerContext
-from pipeline.stream.archive_rows import ArchiveRows
+from pipeline.stream.archive import ArchiveRows
 from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import MessageLimits, replay_message
 from pipeline.stream.pubsub import ReadMessages, ReadNative
@@ -140,10 +140,8 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
     _ = found.detected | "PublishDetections" >> publishing
 
     if not run.in_process:  # in one process `PublishResults` hands them to the archive
-        stream = config.stream
-        rows = (asked.dead, read.dead, found.dead, *((found.detected,) if stream.archive else ()))
-        archive = ArchiveRows(run.results, run.name, stream.archive_window_s, run.version, config.write.view)
-        _ = rows | "ArchiveRows" >> archive
+        rows = (asked.dead, read.dead, found.dead, *((found.detected,) if config.stream.archive else ()))
+        _ = rows | "ArchiveRows" >> ArchiveRows(run.writer(), config.stream.archive_window_s)
 
 
 def allowed_prefixes(config: Config) -> Sequence[str]:

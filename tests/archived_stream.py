@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 
 from pipeline.records import ImageRef, dead_letter_row, detection_row, row_bytes
-from pipeline.stream.archive import Archive, ArchivedRow
+from pipeline.stream.archive import Archive, ArchivedRow, RowWriter
 from pipeline.stream.threads import RunThreads
 from tests.clock import Clock
 from tests.shard_rows import VERSION, detected, failed
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         for message in messages:
             os.mkdir(f"{acknowledged}/{message}")
 
-    archive = Archive(folder, "0a1b", 10.0, RunThreads(), hold=len, end_hold=acknowledge, version=VERSION, clock=clock)
+    archive = Archive(RowWriter(folder, "0a1b", VERSION), 10.0, RunThreads(), hold=len, end_hold=acknowledge, clock=clock)
     for names in BUNDLES:
         archive.add([archived(name) for name in names])
         clock.now += 5.0

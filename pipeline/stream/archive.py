@@ -22,12 +22,13 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import apache_beam as beam
 from google.api_core import retry
 
-from pipeline.records import DeadLetter, DetectedImage
+from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import dead_letters_table, detections_table
@@ -50,19 +51,36 @@ class ArchivedRow(NamedTuple):
     line: bytes
 
 
-def write_rows(
-    rows: Sequence[ArchivedRow], folder: str, run: str, version: RowVersion, *, view: bool, write: Callable[..., str]
-) -> Iterator[str]:
-    """Writes rows as one shard of each kind, sorted by URI; yields the paths. `write` is `write_shard`, or retries it."""
-    kinds: list[tuple[str, type, Any]] = [
-        (DETECTIONS, DetectedImage, detections_table),
-        (DEAD_LETTERS, DeadLetter, dead_letters_table),
-    ]
-    for kind, record_type, table_of in kinds:
-        ordered = sorted((row for row in rows if isinstance(row.record, record_type)), key=lambda row: row.record.ref.uri)
-        if ordered:
-            table = table_of([row.record for row in ordered], version, run, time.time())
-            yield write(folder, kind, table, run, [row.line + b"\n" for row in ordered] if view else None)
+@dataclasses.dataclass(frozen=True)
+class RowWriter:
+    """Writes the rows of one run as shards.
+
+    Attributes:
+      folder: Local or `gs://`.
+      run: Names the run.
+      version: By what the rows are made.
+      view: Whether each shard has a view for people.
+    """
+
+    folder: str
+    run: str
+    version: RowVersion = UNKNOWN
+    view: bool = True
+
+    def write(self, rows: Sequence[ArchivedRow], write: Callable[..., str] | None = None) -> list[str]:
+        """Writes rows as one shard of each kind, sorted by URI; returns the paths. `write`: default `write_shard`."""
+        kinds: list[tuple[str, type, Any]] = [
+            (DETECTIONS, DetectedImage, detections_table),
+            (DEAD_LETTERS, DeadLetter, dead_letters_table),
+        ]
+        paths = []
+        for kind, record_type, table_of in kinds:
+            ordered = sorted((row for row in rows if isinstance(row.record, record_type)), key=lambda row: row.record.ref.uri)
+            if ordered:
+                table = table_of([row.record for row in ordered], self.version, self.run, time.time())
+                lines = [row.line + b"\n" for row in ordered] if self.view else None
+                paths.append((write or write_shard)(self.folder, kind, table, self.run, lines))
+        return paths
 
 
 @dataclasses.dataclass
@@ -80,32 +98,25 @@ class Archive:
     """The archive of one run; thread-safe.
 
     Args:
-      folder: Local or `gs://`.
-      run: Names the run.
+      writer: Writes its rows.
       window_s: Longest time from a window's first row to its end.
       threads: The run's threads: `stop` ends all waiting, and the failure of a thread ends the waiting for room.
       hold: Holds the acknowledgement of messages, once for each time that an id is named.
       end_hold: Ends holds, likewise.
-      version: By what the rows are made.
-      view: Whether each shard has a view for people.
       clock: Seconds, monotonic.
     """
 
     def __init__(
         self,
-        folder: str,
-        run: str,
+        writer: RowWriter,
         window_s: float,
         threads: RunThreads,
         *,
         hold: Callable[[Sequence[str]], object],
         end_hold: Callable[[Sequence[str]], object],
-        version: RowVersion = UNKNOWN,
-        view: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._folder, self._run, self._version, self._view = folder, run, version, view
-        self._window_s = window_s
+        self._writer, self._window_s = writer, window_s
         self._hold, self._end_hold = hold, end_hold
         self._threads = threads
         self._clock = clock
@@ -158,8 +169,7 @@ class Archive:
                 with self._changed:
                     self._closed, self._filling = self._filling, _Window()
                     self._changed.notify_all()
-            for _ in write_rows(self._closed.rows, self._folder, self._run, self._version, view=self._view, write=self._write):
-                pass
+            self._writer.write(self._closed.rows, self._write)
             PROCESS.failing.pop("archive", None)
             self._end_hold([row.record.ref.message_id for row in self._closed.rows])
             self._closed = _Window()
@@ -170,6 +180,50 @@ class Archive:
         PROCESS.parts["archive"].progressed()  # the write has returned, and is tried again
         PROCESS.failing["archive"] = str(err)[:300]
         _log.warning("the archive cannot be written (%s); waiting", " ".join(str(err).split())[:300])
+
+
+@dataclasses.dataclass
+class ArchiveRows(beam.PTransform):
+    """The archive of a stream on remote workers, whose runner keeps the rows of a window durably.
+
+    Elements in: `DetectedImage` and `DeadLetter`, in several collections; element out: the path of a shard, one of each kind
+    every few seconds or 20,000 rows. Unbounded. At least once: a bundle that the runner repeats leaves a second shard, and of
+    rows with the same key the newest counts.
+
+    Args:
+      writer: Writes the rows.
+      window_s: Longest time from a shard's first row to its last.
+    """
+
+    writer: RowWriter
+    window_s: float
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def expand(self, records: tuple[beam.PCollection[DetectedImage | DeadLetter], ...]) -> beam.PCollection[str]:
+        """Wires records, batches of each kind, and writing."""
+        parts = tuple(
+            part | f"ByKind{n}" >> beam.Map(_with_kind).with_output_types(tuple[str, DetectedImage | DeadLetter])
+            for n, part in enumerate(records)
+        )
+        return (
+            parts
+            | "FlattenRecords" >> beam.Flatten()
+            | "GatherRows" >> beam.GroupIntoBatches(WINDOW_ROWS, self.window_s)
+            | "WriteRows" >> beam.FlatMap(self._write).with_output_types(str)
+        )
+
+    def _write(self, kind_and_records: tuple[str, Sequence[DetectedImage | DeadLetter]]) -> list[str]:
+        return self.writer.write([ArchivedRow(record, row_bytes(_row_of(record))) for record in kind_and_records[1]])
+
+
+def _with_kind(record: DetectedImage | DeadLetter) -> tuple[str, DetectedImage | DeadLetter]:
+    return (DETECTIONS if isinstance(record, DetectedImage) else DEAD_LETTERS), dataclasses.replace(record, thumbnail=b"")
+
+
+def _row_of(record: DetectedImage | DeadLetter) -> dict[str, object]:
+    return detection_row(record) if isinstance(record, DetectedImage) else dead_letter_row(record)
 
 
 def _size_bytes(row: ArchivedRow) -> int:

@@ -29,7 +29,7 @@ from pipeline.records import DeadLetter, DetectedImage, ImageRef
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.stream.answers import Answers
-from pipeline.stream.archive import Archive
+from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.clients import connect_subscriber
 from pipeline.stream.dedup_cache import DedupCache
 from pipeline.stream.delayed_acks import DelayedAcks
@@ -67,6 +67,10 @@ class RunSettings:
     finalizes_early: bool = False
     worker_context: WorkerContext | None = None
 
+    def writer(self) -> RowWriter:
+        """Writes the rows of its archive."""
+        return RowWriter(self.results, self.name, self.version, self.config.write.view)
+
 
 class StreamRun:
     """The state of one run in this process; thread-safe.
@@ -96,16 +100,8 @@ class StreamRun:
             self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, hold=self.hold, end_hold=self.end_hold)
             self.threads.start("answering", functools.partial(self.answers.keep_publishing, self.threads.closed))
         if settings.results and settings.in_process:
-            self.archive = Archive(
-                settings.results,
-                settings.name,
-                stream.archive_window_s,
-                self.threads,
-                hold=self.hold,
-                end_hold=self.end_hold,
-                version=settings.version,
-                view=settings.config.write.view,
-            )
+            writer = settings.writer()
+            self.archive = Archive(writer, stream.archive_window_s, self.threads, hold=self.hold, end_hold=self.end_hold)
             self.threads.start("archiving", self.archive.keep_writing)
 
     @property

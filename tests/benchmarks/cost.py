@@ -42,7 +42,7 @@ from pipeline.results.lock import TIMES, _CloudLock
 from pipeline.results.rows import detections_table
 from pipeline.results.run import Run
 from pipeline.results.shards import done_keys, list_shards, parquet_bytes, publish_shard, stage_shard
-from pipeline.stream.archive import Archive, ArchivedRow
+from pipeline.stream.archive import Archive, ArchivedRow, RowWriter
 from pipeline.stream.outgoing import detection_message
 from pipeline.stream.threads import RunThreads
 from tests.clock import Clock
@@ -167,7 +167,7 @@ def shard_operations(folder: str, counts: collections.Counter[str]) -> dict[str,
 def archive_operations(folder: str, counts: collections.Counter[str]) -> dict[str, float]:
     """Operations of a stream's archive in one process: of a window of detections, and of a hundred windows without a row."""
     clock, nobody = Clock(), {"hold": len, "end_hold": len}
-    archive = Archive(folder, "run", 10.0, RunThreads(), **nobody, clock=clock)
+    archive = Archive(RowWriter(folder, "run"), 10.0, RunThreads(), **nobody, clock=clock)
 
     def next_window() -> collections.Counter[str]:
         before = counts.copy()

@@ -1,13 +1,16 @@
 """A stream's archive: rows of a window in memory, one shard of each kind, then the acknowledgement of their messages."""
 
 import errno
+import itertools
 import logging
 import os
 import threading
 from collections import Counter
 from pathlib import Path
 
+import apache_beam as beam
 import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -16,13 +19,13 @@ from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.shards import list_shards
 from pipeline.stats.process import PROCESS
 from pipeline.stream import archive as module
-from pipeline.stream.archive import Archive
+from pipeline.stream.archive import Archive, ArchiveRows, RowWriter
 from pipeline.stream.threads import RunThreads
 from tests.archived_stream import BUNDLES, archived
 from tests.clock import Clock
 from tests.processes import wait_until
 from tests.recorded_disk import laid_out, recorded
-from tests.shard_rows import VERSION, rows_in
+from tests.shard_rows import VERSION, detected, failed, rows_in
 
 
 class Stream:
@@ -32,7 +35,7 @@ class Stream:
         self.clock, self.threads, self.held = Clock(), RunThreads(), Counter()
         self.folder = str(folder)
         holds = {"hold": self.held.update, "end_hold": self._end_hold}
-        self.archive = Archive(self.folder, "0a1b", 10.0, self.threads, **holds, version=VERSION, clock=self.clock)
+        self.archive = Archive(RowWriter(self.folder, "0a1b", VERSION), 10.0, self.threads, **holds, clock=self.clock)
         self.is_dead = False
 
     def _end_hold(self, messages):
@@ -217,3 +220,28 @@ def test_each_message_gets_a_row_whatever_happens(tmp_path_factory, steps):
     stream.archive.finish()
     assert stream.waiting() == []
     assert stream.rows() == Counter({name: 1 + twice[each] for each in asked for name in (each, f"x{each}")})
+
+
+def archive_on_workers(folder):
+    """Archives two detections and two dead letters that come in two collections."""
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        parts = (
+            pipeline | "Detected" >> beam.Create([detected("b"), detected("a")]),
+            pipeline | "Failed" >> beam.Create([failed("x"), failed("y")]),
+        )
+        _ = parts | "Archive" >> ArchiveRows(RowWriter(str(folder), "0a1b", VERSION), window_s=10.0)
+
+
+def test_on_workers_the_rows_of_a_kind_become_one_shard_with_a_view(tmp_path):
+    archive_on_workers(tmp_path)
+    found = [[row["image"]["uri"] for row in rows_in(str(tmp_path), kind)] for kind in ("detections", "dead_letters")]
+    assert found == [["a", "b"], ["x", "y"]]
+    assert len(list_shards(str(tmp_path))) == 2, "one of each kind"
+    views = [line for path in tmp_path.glob("*/*.jsonl") for line in path.open()]
+    assert len(views) == len([*itertools.chain(*found)])
+
+
+def test_on_workers_a_shard_has_a_bounded_number_of_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "WINDOW_ROWS", 1)
+    archive_on_workers(tmp_path)
+    assert len(list_shards(str(tmp_path))) == 4

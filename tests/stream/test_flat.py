@@ -12,7 +12,7 @@ import pytest
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
 from pipeline.results.shards import list_shards
 from pipeline.stream.answers import Answers
-from pipeline.stream.archive import Archive, ArchivedRow
+from pipeline.stream.archive import Archive, ArchivedRow, RowWriter
 from pipeline.stream.dedup_cache import DedupCache
 from pipeline.stream.live import LiveStats
 from pipeline.stream.messages import Message, MessageLimits, parse_message
@@ -42,7 +42,7 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
     clock = Clock(START)
     held: list[str] = []
     holds = {"hold": held.extend, "end_hold": lambda ended: held.__delitem__(slice(len(ended)))}
-    archive = Archive(str(folder), "run", WINDOW_S, RunThreads(), **holds, clock=clock)
+    archive = Archive(RowWriter(str(folder), "run"), WINDOW_S, RunThreads(), **holds, clock=clock)
     answers, figures = Answers("topic", 60.0, hold=len, end_hold=len, clock=clock), LiveStats()
     recent = DedupCache(600.0, answers.done, clock=clock)
     kept, most_held, overdue, number = [], [], 0, 0
