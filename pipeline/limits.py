@@ -16,7 +16,6 @@ from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
-_CPUS = Path("/sys/devices/system/cpu")
 _MEMINFO = Path("/proc/meminfo")
 NVIDIA_DEVICES = "/dev/nvidia[0-9]*"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -35,14 +34,6 @@ def available_cpus(groups: Path = _GROUPS, own: Path = _OWN) -> int:
     limits = [line.split() for line in _values("cpu.max", groups, own)]
     quotas = [math.ceil(int(quota) / int(period)) for quota, period in limits if quota != "max"]
     return max(1, min([cores, *quotas]))
-
-
-def first_threads(cpus: Path = _CPUS) -> list[int]:
-    """One hardware thread of each core that this process may use; empty if each core has one only."""
-    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    siblings = [(cpus / f"cpu{cpu}/topology/thread_siblings_list", cpu) for cpu in sorted(mine)]
-    first_of = {file.read_text(): cpu for file, cpu in reversed(siblings) if file.exists()}
-    return sorted(first_of.values()) if 0 < len(first_of) < len(mine) else []
 
 
 def machine() -> str:

@@ -43,7 +43,7 @@ from pipeline.detect.openvino_int8 import INT8
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import locate
 from pipeline.errors import InputError, ModelError, OutputError, UserError
-from pipeline.limits import NVIDIA_DEVICES, available_cpus, first_threads, machine
+from pipeline.limits import NVIDIA_DEVICES, available_cpus, machine
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DetectedImage, EncodedImage, ImageRef, detection_row
 from pipeline.storage.files import read_file, write_file
@@ -166,13 +166,7 @@ def decoders(config: Config) -> list[Settings]:
     return _each("decode_threads", {max(1, cpus // 2), 2 * cpus} - {config.detect.decode_threads or cpus})
 
 
-def cores(config: Config) -> list[Settings]:
-    """One hardware thread of each core, where cores have several; other subsets would crowd what runs beside the job."""
-    firsts = first_threads()
-    return [{"detect.cpu_affinity": firsts}] if firsts and not config.detect.cpu_affinity else []
-
-
-STAGES = (engines, concurrent_batches, threads, batch_sizes, decoders, cores)  # what matters most comes first
+STAGES = (engines, concurrent_batches, threads, batch_sizes, decoders)  # what matters most comes first
 
 
 def _each(key: str, values: Iterable[int | None]) -> list[Settings]:
@@ -474,9 +468,9 @@ def _first_photos(patterns: Sequence[str]) -> list[str]:
 
 def _config_text(settings: Settings, verdict: str) -> str:
     detect = {key.rpartition(".")[2]: value for key, value in settings.items()}
-    tree = {"detect": {**detect, "tuned_on": machine()}} if detect else {}
+    tree = {"detect": detect} if detect else {}
     today = datetime.datetime.now(datetime.timezone.utc).date()
-    return f"# Written {_MARK}, {today}. {verdict}\n{yaml.safe_dump(tree, sort_keys=False)}"
+    return f"# Written {_MARK}, {today}, on {machine()}. {verdict}\n{yaml.safe_dump(tree, sort_keys=False)}"
 
 
 if __name__ == "__main__":

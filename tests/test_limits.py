@@ -17,7 +17,7 @@ from pipeline.detect.decoders import room_for
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
 from pipeline.failures import ImageError
-from pipeline.limits import MEMORY, available_cpus, first_threads, memory_limit_bytes, memory_room_bytes, resident_bytes
+from pipeline.limits import MEMORY, available_cpus, memory_limit_bytes, memory_room_bytes, resident_bytes
 from pipeline.prefetch import Prefetcher
 from tests.fixtures import REPO
 from tests.launch.jobs import rows_of
@@ -78,25 +78,6 @@ def test_the_least_memory_limit_counts(tmp_path, files, limit):
 def test_memory_for_further_processes_is_what_the_machine_and_the_groups_leave(tmp_path, files, room):
     (tmp_path / "meminfo").write_text("MemTotal: 4000 kB\nMemAvailable:    1000 kB\n")
     assert memory_room_bytes(*group_of(tmp_path / "groups", "/a", files), tmp_path / "meminfo") == room
-
-
-@pytest.mark.parametrize(
-    ("siblings", "firsts"),
-    [
-        ({}, []),
-        ({0: "0", 1: "1"}, []),
-        ({0: "0-1", 1: "0-1"}, [0]),
-        ({0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, [0, 1]),
-    ],
-    ids=["unknown", "one thread a core", "neighbours", "apart"],
-)
-def test_one_hardware_thread_of_each_core(tmp_path, monkeypatch, siblings, firsts):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(siblings) or {0, 1})
-    for cpu, text in siblings.items():
-        file = tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list"
-        file.parent.mkdir(parents=True)
-        file.write_text(text)
-    assert first_threads(tmp_path) == firsts
 
 
 @pytest.fixture

@@ -171,8 +171,6 @@ class DetectConfig:
         None, "batches in flight; default: one more than cores, up to 4, on CPU; 2 on GPU"
     )
     intra_op_threads: Threads | None = setting(None, "threads inside one operation; default: cores / streams on CPU")
-    inter_op_threads: Threads | None = setting(None, "operations in parallel; default: streams on CPU")
-    cpu_affinity: ListOf[Annotated[int, Field(ge=0, le=MOST)]] = setting((), "run on these cores only; default: all")
     decode_threads: Threads | None = setting(None, "images decoded in parallel; default: one for each core")
     max_megapixels: Annotated[float, Field(ge=0.01, le=MOST)] = setting(
         100.0, "refuse larger images by their header; for JPEG, by the size after scaled decoding"
@@ -182,9 +180,6 @@ class DetectConfig:
     )
     request_images: Count = setting(256, "most images in the detector at once")
     request_mb: Annotated[float, Field(ge=0.1, le=MOST)] = setting(64.0, "most encoded megabytes in the detector at once")
-    tuned_on: str = setting(
-        "", "machine for which detect-objects tune chose the settings; a process on another one prints a warning"
-    )
     memory_mb: Count | None = setting(
         None, "memory of a process in megabytes; images in hand shrink to fit; default: the container's limit, if it has one"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
 import time
 
@@ -16,7 +15,7 @@ from pipeline.detect.loaded_model import LoadedModel, LoadModel
 from pipeline.detect.model_watcher import ModelWatcher
 from pipeline.detect.versions import Version, is_watchable, wanted
 from pipeline.errors import ModelError
-from pipeline.limits import MEMORY, machine, resident_bytes
+from pipeline.limits import MEMORY, resident_bytes
 from pipeline.stats.worker_reports import reporter_of
 
 _ROOM_MB = 64  # for a few decoded images and their batch
@@ -59,8 +58,6 @@ def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples:
       ModelError: The model cannot be used.
     """
     MEMORY.narrow(detect.memory_mb)
-    if detect.tuned_on not in ("", machine()):
-        print(f"the settings were tuned on {detect.tuned_on}; this is {machine()}", file=sys.stderr, flush=True)
     if not isinstance(model, ModelConfig):
         loaded = model(detect)
         return _checked(loaded, f"model {loaded.metadata.name}", detect, samples)

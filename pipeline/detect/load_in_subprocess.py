@@ -80,7 +80,7 @@ def _serve(asking: BinaryIO, answers: BinaryIO) -> None:
     folder, version, model, detect, gpu = pickle.load(asking)  # noqa: S301  written by this module
     threading.Thread(target=_end_with, args=(asking.fileno(),), daemon=True).start()
     # one thread, and no memory of a device; the optimiser asks the driver for the devices
-    narrow = dataclasses.replace(detect, device="cpu", intra_op_threads=1, inter_op_threads=1)
+    narrow = dataclasses.replace(detect, device="cpu", intra_op_threads=1, concurrent_batches=1)
     pickle.dump(_prepared(folder, version, model, narrow, gpu), answers, pickle.HIGHEST_PROTOCOL)
     answers.flush()
 

@@ -11,8 +11,7 @@ import numpy as np
 from pipeline.config import DetectConfig
 from pipeline.detect.engine import ModelFailed, OutOfMemory
 from pipeline.detect.openvino_graph import OpenVinoGraph, check_installed
-from pipeline.detect.process_memory import spare_modules
-from pipeline.detect.tensorflow_setup import keep_to_cores
+from pipeline.detect.process_memory import share_heaps, spare_modules
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus
 
@@ -45,7 +44,7 @@ class OpenVinoEngine:
             raise ModelError(
                 "engine openvino: expected device auto or cpu, no xla, and labels_per_box best; use --engine tensorflow"
             )
-        keep_to_cores(detect.cpu_affinity)
+        share_heaps(max(2, available_cpus()))
         self._graph, self._settings = graph, _settings(detect)
         self.batch_sizes: tuple[int, ...] = (graph.batch,)
         self._score_threshold = detect.score_threshold

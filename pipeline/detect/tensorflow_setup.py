@@ -16,14 +16,14 @@ from pipeline.limits import available_cpus, resident_bytes
 
 
 def configure_tensorflow(detect: DetectConfig) -> Any:
-    """Imports TensorFlow with the threads, device and memory of the settings; later calls only change the process's cores.
+    """Imports TensorFlow with the threads, device and memory of the settings; later calls change nothing.
 
     Raises:
-      ModelError: The machine lacks the device or a core.
+      ModelError: The machine lacks the device.
     """
     if detect.xla:
         os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
-    keep_to_cores(detect.cpu_affinity)
+    share_heaps(max(2, available_cpus()))
     with quiet_stderr(), uncollected():
         tf = import_without_keras()
     spare_modules()
@@ -70,20 +70,6 @@ def concurrent_batches_of(detect: DetectConfig, gpu: bool) -> int:
     return detect.concurrent_batches or (2 if gpu else min(4, available_cpus() + 1))
 
 
-def keep_to_cores(cores: tuple[int, ...]) -> None:
-    """Keeps this process to some cores, all if empty, and its memory to a heap for each.
-
-    Raises:
-      ModelError: The machine lacks a core.
-    """
-    try:
-        if cores:
-            os.sched_setaffinity(0, cores)
-    except OSError as err:
-        raise ModelError(f"cpu_affinity {list(cores)}: this machine has the cores 0 to {(os.cpu_count() or 1) - 1}") from err
-    share_heaps(max(2, available_cpus()))
-
-
 def _chosen_gpu(device: str, gpus: list[Any]) -> Any | None:
     """The GPU for `auto`, `cpu`, `gpu` or `gpu:<number>` (without a number one that few processes use); None for the CPU."""
     kind, _, number = device.partition(":")
@@ -115,4 +101,4 @@ def _use_threads(detect: DetectConfig, gpu: bool) -> None:
     concurrent_batches = concurrent_batches_of(detect, gpu)
     intra = detect.intra_op_threads or (0 if gpu else max(1, available_cpus() // concurrent_batches))
     tf.config.threading.set_intra_op_parallelism_threads(intra)
-    tf.config.threading.set_inter_op_parallelism_threads(detect.inter_op_threads or (0 if gpu else concurrent_batches))
+    tf.config.threading.set_inter_op_parallelism_threads(0 if gpu else concurrent_batches)

@@ -10,7 +10,7 @@ from pipeline.detect.load_in_subprocess import Preparation
 from pipeline.errors import ModelError
 from tests.detect.versioned_models import save_version
 
-THREADS = {"intra_op_threads": 4, "inter_op_threads": 4}  # of the job; the process takes one of each
+THREADS = {"intra_op_threads": 4, "concurrent_batches": 4}  # of the job; the process takes one of each
 
 
 def test_it_is_of_low_priority_from_its_first_moment_on_and_of_few_threads(tmp_path):

@@ -444,7 +444,6 @@ def test_a_session_that_has_begun_keeps_no_second_copy_of_the_weights(precision,
         ({"device": "tpu"}, "device: expected auto, cpu, gpu or gpu:<number>, got 'tpu'"),
         ({"device": "gpu:x"}, "device: expected auto, cpu, gpu or gpu:<number>, got 'gpu:x'"),
         ({"device": "gpu:99"}, "device gpu:99: TensorFlow sees"),
-        ({"cpu_affinity": (99999,)}, "cpu_affinity [99999]: this machine has the cores 0 to"),
     ],
 )
 def test_a_device_that_is_not_there_is_one_clear_error(bright_model, settings, message):

@@ -60,7 +60,7 @@ def told(tmp_path):
     return run
 
 
-THREADS = {"intra_op_threads": 7, "inter_op_threads": 5}
+THREADS = {"intra_op_threads": 7, "concurrent_batches": 5}
 
 
 @pytest.mark.slow
