@@ -9,6 +9,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -39,7 +41,7 @@ from pipeline.stats.summary import JobStats, RunFacts, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.cloud import GS
 from pipeline.storage.globs import real_pattern
-from pipeline.storage.listing import listing_backend_of
+from pipeline.storage.listing import MAX_PARALLEL, listing_backend_of
 from pipeline.write.exports import export
 from pipeline.write.sink import Sink
 from pipeline.write.write_shards import read_stats
@@ -86,7 +88,9 @@ def show_plan(job: Job) -> int:
         raise _nothing(config)
     model = detector.model.metadata.name, detector.model.version
     done = _done(config, RowVersion.of(config.as_dict(), model))
-    known = done.among([*refs.values(), *(letter.ref for letter in dead.values())]) if done else set()
+    named = [*refs.values(), *(letter.ref for letter in dead.values())]
+    with ThreadPoolExecutor(MAX_PARALLEL, "ask-generation") as pool:
+        known = {ref.uri for ref in compress(named, done.among(named, pool))} if done else set()
     new_dead = [letter for uri, letter in dead.items() if uri not in known]
     new = sorted((ref for ref in refs.values() if ref.uri not in known), key=lambda ref: ref.uri)
     say(input_lines(new, new_dead, len(refs) + len(dead) - len(new) - len(new_dead), left_out))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -37,23 +37,18 @@ class DoneRows(NamedTuple):
         """The keys, sorted."""
         return _keys(self)
 
-    def has(self, ref: ImageRef) -> bool:
-        """Whether an image is done."""
-        return bool(self.among([ref]))
-
-    def among(self, refs: Iterable[ImageRef], pool: ThreadPoolExecutor | None = None) -> set[str]:
-        """The URIs of those of some images that are done.
+    def among(self, refs: Sequence[ImageRef], ask: ThreadPoolExecutor | None = None) -> list[bool]:
+        """Which of some images are done.
 
         Args:
-          refs: The images. Where a generation is not known, storage is asked for it.
-          pool: For these requests.
+          refs: The images.
+          ask: Asks storage for generations that are not known; None: images without one are not done.
         """
         if not len(self.keys):
-            return set()
-        known = list((pool.map if pool else map)(_with_generation, refs))
-        wanted = np.fromiter((self.version.key(*each) for each in known), np.uint64, len(known))
-        found = contains(self.keys, wanted)
-        return {uri for (uri, generation), is_done in zip(known, found.tolist(), strict=True) if is_done and generation}
+            return [False] * len(refs)
+        known = list(ask.map(_generation, refs)) if ask else [ref.generation for ref in refs]
+        wanted = np.fromiter(map(self.version.key, (ref.uri for ref in refs), known), np.uint64, len(refs))
+        return [is_done and known != "" for is_done, known in zip(contains(self.keys, wanted).tolist(), known, strict=True)]
 
 
 @functools.lru_cache(maxsize=2)
@@ -61,11 +56,9 @@ def _keys(rows: DoneRows) -> np.ndarray:
     return done_keys(rows.output, rows.version, failed_too=rows.failed_too, prefixes=rows.prefixes)
 
 
-def _with_generation(ref: ImageRef) -> tuple[str, str]:
-    """The URI and the generation of an image; the latter is empty where storage does not say it."""
-    if ref.generation:
-        return ref.uri, ref.generation
+def _generation(ref: ImageRef) -> str:
+    """The generation of an image; empty where storage does not say it."""
     try:
-        return ref.uri, generation_of(ref.location)
+        return ref.generation or generation_of(ref.location)
     except Exception:  # noqa: BLE001  the reader of the image reports what is wrong
-        return ref.uri, ""
+        return ""

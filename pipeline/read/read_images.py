@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import compress, islice
 from typing import Any, NamedTuple
 
 import apache_beam as beam
@@ -206,11 +206,10 @@ class _ListImages(_Counting):
             return
         while some := list(islice(found, _REFS_AT_ONCE)):
             refs = [each.ref if isinstance(each, DeadLetter) else each for each in some]
-            done = self._of.done.among(ref for ref in refs if ref.generation)
-            left = [each for each, ref in zip(some, refs, strict=True) if ref.uri not in done]
-            self._count(len(some) - len(left))
-            self._skip(len(some) - len(left), done=True)
-            yield from left
+            done = self._of.done.among(refs)
+            self._count(sum(done))
+            self._skip(sum(done), done=True)
+            yield from (each for each, is_done in zip(some, done, strict=True) if not is_done)
 
     def _found(self, group: Sequence[Piece | Shard]) -> Iterator[ImageRef | DeadLetter]:
         for piece in group:
@@ -246,8 +245,8 @@ class _DropDoubles(_Counting):
             if not _holds_images(uri):
                 images += 1
                 generations[uri] = max(generations.get(uri, ""), generation)
-        refs = (ImageRef(uri, generations[uri], signed_uri=name_of(best[uri][2])) for uri in generations)
-        done = self._done.among(refs, self._pool) if self._done else set()
+        refs = [ImageRef(uri, generations[uri], signed_uri=name_of(best[uri][2])) for uri in generations]
+        done = set(compress(generations, self._done.among(refs, self._pool))) if self._done else set()
         self._stats.read += images
         self._skip(images - len(generations))
         self._skip(len(done), done=True)
@@ -286,7 +285,7 @@ class _OpenContainers(_Counting):
                 self._leave_out(kind_of(image))
                 continue
             self._count()
-            if self._of.done and self._of.done.has(image.ref):
+            if self._of.done and self._of.done.among([image.ref])[0]:
                 self._skip(done=True)
             else:
                 yield image if isinstance(image, EncodedImage) else self._dead(image)
