@@ -35,7 +35,7 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
 from pipeline.results.rows import SCHEMAS
 from pipeline.storage.cloud import GS, write_object
-from pipeline.storage.files import create, exists, move_files
+from pipeline.storage.files import create, exists, folders_of, move_files, sync
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.state import is_own_file, warn_unreadable
 from pipeline.storage.store import FoundFile, open_object, retried
@@ -293,6 +293,7 @@ def publish_shard(staged: StagedShard) -> None:
             if not exists(final):
                 said = f"{path} is gone and {final} is not there; was the staging folder removed?"
                 raise OutputError(f"output: {said}") from err
+            sync(folders_of([final]))  # the process that renamed it may have died before it did so
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
