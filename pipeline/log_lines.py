@@ -16,54 +16,38 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.secrets import masked_text
 
 FIELDS = ("run", "image", "request", "reason")  # of a record's `extra`, shown as such in JSON
-_REPEAT_SECONDS = 60.0
-_MOST_REPEATED = 200  # different warnings that are counted at once
 _NOISY = ("apache_beam.typehints", "apache_beam.coders.coder_impl", "apache_beam.transforms.util")
 _SEVERITY = re.compile(r"(error|warning): ")
 
 
-class _Repeated(NamedTuple):
-    first_at: float
-    more: int
-    line: str
-    severity: str
-    fields: Mapping[str, Any]
-
-
 class LogLines(io.TextIOBase):
     """Standard error as lines of a log; thread-safe.
-
-    A warning, or a record of the log, that comes again is counted for a minute; then one line has the count.
 
     Args:
       stream: Where the lines go; it stays open, also while its descriptor leads elsewhere, as during TensorFlow's import.
       as_json: One object a line, in Cloud Logging's field names
         (https://cloud.google.com/logging/docs/structured-logging); else text, with time stamps unless it is a terminal.
       quiet: Whether only errors are shown.
-      clock: Monotonic seconds.
 
     Attributes:
       fields: Fields of every line in JSON, such as the run.
       last_error: The last line that began with `error: `, without that.
     """
 
-    def __init__(self, stream: Any, *, as_json: bool = False, quiet: bool = False, clock: Any = time.monotonic):
+    def __init__(self, stream: Any, *, as_json: bool = False, quiet: bool = False):
         self.fields: dict[str, Any] = {}
         self.last_error = ""
         self._stream = stream
         self._kept = kept_open(stream)
         self._json = as_json
         self._quiet = quiet
-        self._clock = clock
         self._partial: dict[int, str] = {}  # by thread: `print` writes a line and its end apart
-        self._repeated: dict[object, _Repeated] = {}
         self._lock = threading.RLock()
 
     @property
@@ -92,42 +76,23 @@ class LogLines(io.TextIOBase):
         for line in filter(str.strip, lines):
             found = _SEVERITY.match(line)
             severity = found[1].upper() if found else "INFO"
-            self.add(line, severity, {}, line if severity == "WARNING" else None)
+            self.add(line, severity, {})
         if rest:
             self._partial[threading.get_ident()] = rest
         return len(text)
 
-    def add(self, text: str, severity: str, fields: Mapping[str, Any], same: object = None) -> None:
-        """Writes a line, unless it repeats another.
+    def add(self, text: str, severity: str, fields: Mapping[str, Any]) -> None:
+        """Writes a line.
 
         Args:
           text: The line; it may hold ends of lines, as a traceback does.
           severity: A severity of Cloud Logging.
           fields: More fields of the object.
-          same: What repeated lines share; None: it is always written.
         """
         if text.startswith("error: "):
             self.last_error = masked_text(text.removeprefix("error: "))
         with self._lock:
-            self.end_repeats(older_than_s=_REPEAT_SECONDS)
-            if same is not None and (before := self._repeated.get(same)):
-                self._repeated[same] = before._replace(more=before.more + 1)
-                return
-            if same is not None and len(self._repeated) < _MOST_REPEATED:
-                self._repeated[same] = _Repeated(self._clock(), 0, text, severity, fields)
             self._put(self.formatted(text, severity, fields))
-
-    def end_repeats(self, older_than_s: float = 0.0) -> None:
-        """Writes how often older lines came again, and forgets them."""
-        now = self._clock()
-        with self._lock:
-            for same, line in list(self._repeated.items()):
-                if now - line.first_at < older_than_s:
-                    return  # they are in the order of their time
-                del self._repeated[same]
-                if line.more:
-                    text = f"{line.line} … ({line.more} times more in the last {now - line.first_at:.0f} s)"
-                    self._put(self.formatted(text, line.severity, line.fields))
 
     def formatted(self, text: str, severity: str = "INFO", fields: Mapping[str, Any] | None = None) -> str:
         """A line as it is written, with its end; empty if it is not to be shown. Takes no lock, for signal handlers."""
@@ -150,7 +115,6 @@ class LogLines(io.TextIOBase):
         """Writes what is left, and closes the second handle."""
         for rest in list(self._partial.values()):
             self.write("\n") if rest else None
-        self.end_repeats()
         if self._kept:
             with contextlib.suppress(OSError):  # lines that could not be written
                 self._kept.close()
@@ -166,9 +130,7 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         fields = {name: value for name in FIELDS if (value := getattr(record, name, None))}
-        text = self.format(record)
-        same = None if record.exc_info else (record.name, record.levelno, record.msg, fields.get("reason"))
-        self._lines.add(text, record.levelname, {**fields, "logger": record.name}, same)
+        self._lines.add(self.format(record), record.levelname, {**fields, "logger": record.name})
 
 
 @contextlib.contextmanager

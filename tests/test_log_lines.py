@@ -36,21 +36,6 @@ def test_lines_of_text_have_time_stamps_but_the_last_error(how, shown):
     assert re.fullmatch(shown, out.getvalue()) and lines.last_error == "three"
 
 
-def test_repeated_warnings_are_counted_within_bounded_memory():
-    now, out = [0.0], io.StringIO()
-    lines = LogLines(out, as_json=True, clock=lambda: now[0])
-    for _ in range(118):
-        lines.add("warning: slow", "WARNING", {"reason": "a"}, "slow")
-    now[0] = 61.0
-    lines.add("another", "INFO", {})
-    first, again, other = objects(out.getvalue())
-    assert (first["message"], first["severity"], first["reason"]) == ("warning: slow", "WARNING", "a")
-    assert again["message"] == "warning: slow … (117 times more in the last 61 s)" and other["message"] == "another"
-    for number in range(1000):
-        lines.add(f"warning: {number}", "WARNING", {}, number)
-    assert len(lines._repeated) == 200 and len(objects(out.getvalue())) == 1003
-
-
 def test_all_that_python_prints_and_logs_is_one_json_object_a_line(capfd):
     """Also a traceback, a line that threads write in parts, and one from a signal handler."""
     import sys

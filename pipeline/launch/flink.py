@@ -19,16 +19,12 @@ from apache_beam.options.pipeline_options import FlinkRunnerOptions, GoogleCloud
 from apache_beam.runners.portability import flink_runner
 
 from pipeline.errors import RunnerError
-from pipeline.launch.flink_options import FlinkStreamOptions
 
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 10.0
 _UNREACHABLE_SECONDS = 60.0  # a launcher rides out a short loss of the network; the job itself does not depend on it
 _MISSING_SECONDS = 120.0  # so long may a submitted job be unknown to it
 _BEGIN_SECONDS = 300.0  # what a worker cannot reach by then it never will: to restart the job would only hide that
-_UNLIMITED_RESTARTS = 2**31 - 1  # of the only strategy that Beam can set for a job, with a fixed delay
-_RESTART_MS = 10_000
-_RESTART_LIMIT = "restart-strategy.exponential-delay.attempts-before-reset-backoff"
 _ENDED = ("FINISHED", "CANCELED", "FAILED")
 
 
@@ -40,12 +36,9 @@ class FlinkRunner(flink_runner.FlinkRunner):
         master = master_of(options)
         if not master:
             return super().run_portable_pipeline(pipeline, options)
-        stream, cloud = options.view_as(FlinkStreamOptions), options.view_as(GoogleCloudOptions)
-        cluster = Cluster(master)
+        cloud, cluster = options.view_as(GoogleCloudOptions), Cluster(master)
         cloud.job_name = cloud.job_name or f"detect-{time.time_ns():x}"
         before = cluster.jobs_named(cloud.job_name)
-        if stream.checkpointing_interval:
-            set_restarts(stream, cluster)
         return FlinkJob(cluster, cloud.job_name, super().run_portable_pipeline(pipeline, options), before)
 
 
@@ -53,19 +46,6 @@ def master_of(options: Any) -> str:
     """`host:port` of Flink's REST API, "" where nobody says."""
     master = str(options.view_as(FlinkRunnerOptions).flink_master or "").split("://")[-1]
     return "" if master.startswith("[") else master
-
-
-def set_restarts(stream: Any, cluster: Cluster) -> None:
-    """Makes a stream restart without limit if the cluster's configuration limits restarts; options that the user gave stay.
-
-    Args:
-      stream: `FlinkStreamOptions`.
-      cluster: Where the stream will run.
-    """
-    if stream.number_of_execution_retries is None and (stream.execution_retry_delay is not None or cluster.limits_restarts()):
-        stream.number_of_execution_retries = _UNLIMITED_RESTARTS
-        if stream.execution_retry_delay is None:
-            stream.execution_retry_delay = _RESTART_MS
 
 
 class Cluster:
@@ -96,16 +76,6 @@ class Cluster:
             if err.code == http.HTTPStatus.SERVICE_UNAVAILABLE:
                 raise
             raise RunnerError(f"Flink at {self._url}{path}: {_reason(err.read().decode(errors='replace'))}") from err
-
-    def limits_restarts(self) -> bool:
-        """Whether the cluster's configuration gives a job a limited number of restarts.
-
-        Without a configured strategy Flink 1.19 restarts a job with checkpoints after an exponential delay that resets.
-        https://nightlies.apache.org/flink/flink-docs-release-1.19/docs/ops/state/task_failure_recovery/
-        """
-        config = {each["key"]: each["value"] for each in self.ask("/jobmanager/config")}
-        strategy = config.get("restart-strategy.type", config.get("restart-strategy", "exponential-delay"))
-        return strategy != "exponential-delay" or _RESTART_LIMIT in config
 
     def jobs_named(self, name: str) -> frozenset[str]:
         """The ids of all jobs of a name, also of those that have ended."""

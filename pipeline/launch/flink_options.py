@@ -20,6 +20,9 @@ from pipeline.errors import ConfigError
 _PAUSE_MS = 1000
 _BUNDLE_MS = 100  # an answer waits for the end of its bundle at each of the steps between which a runner keeps records
 _STREAM_DEFAULTS = {
+    "number_of_execution_retries": 2**31
+    - 1,  # a stream restarts for as long as it lives, whatever the cluster's configuration says
+    "execution_retry_delay": 10_000,
     "min_pause_between_checkpoints": _PAUSE_MS,
     "max_bundle_time_mills": _BUNDLE_MS,
     "externalized_checkpoints_enabled": True,

@@ -13,8 +13,7 @@ from apache_beam.utils.subprocess_server import JavaJarServer
 from pipeline.errors import OutputError
 from pipeline.launch import flink_options
 from pipeline.launch.finalize import failed
-from pipeline.launch.flink import Cluster, FlinkJob, _reason, master_of, set_restarts
-from pipeline.launch.flink_options import FlinkStreamOptions
+from pipeline.launch.flink import Cluster, FlinkJob, _reason, master_of
 
 JAVA = """org.apache.flink.runtime.JobException: Recovery is suppressed by FixedDelayRestartBackoffTimeStrategy
 \tat org.apache.flink.runtime.executiongraph.failover.ExecutionFailureHandler.handleFailure(ExecutionFailureHandler.java:180)
@@ -38,7 +37,6 @@ class Flink(http.server.ThreadingHTTPServer):
         self.savepoint: dict = {"location": "file:/savepoints/1"}
         self.stacktrace = JAVA
         self.checkpoint = ""
-        self.config: dict[str, str] = {}
         self.asked: list[str] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -50,8 +48,6 @@ class Flink(http.server.ThreadingHTTPServer):
         self.asked.append(f"{method} {path}")
         if path == "/jobs/overview":
             return {"jobs": [{"jid": job, "name": name} for job, name in self.names.items()]}
-        if path == "/jobmanager/config":
-            return [{"key": key, "value": value} for key, value in self.config.items()]
         _, _, job, *rest = path.split("/")
         if job not in self.jobs:
             return None
@@ -106,41 +102,6 @@ def test_a_job_is_waited_for_until_it_is_done(flink_of):
 def test_a_job_that_does_not_end_well_fails_with_the_reason(state, reason, flink_of):
     with pytest.raises(RuntimeError, match=reason):
         FlinkJob(flink_of(a=["RUNNING", state]).cluster, "detect").wait()
-
-
-@pytest.mark.parametrize(
-    ("config", "limited"),
-    [
-        ({}, False),
-        ({"restart-strategy.type": "exponential-delay"}, False),
-        ({"restart-strategy.exponential-delay.attempts-before-reset-backoff": "9"}, True),
-        ({"restart-strategy.type": "fixed-delay"}, True),
-        ({"restart-strategy": "none"}, True),
-    ],
-    ids=["Flink's own", "exponential", "exponential, limited", "fixed", "none"],
-)
-def test_a_stream_asks_for_restarts_without_limit_where_the_cluster_limits_them(config, limited, flink_of):
-    flink = flink_of()
-    flink.config = config
-    assert flink.cluster.limits_restarts() is limited
-
-
-@pytest.mark.parametrize(
-    ("flags", "strategy", "retries", "delay_ms"),
-    [
-        ([], "fixed-delay", 2**31 - 1, 10_000),
-        ([], "exponential-delay", None, None),
-        (["--number_of_execution_retries=-1"], "fixed-delay", -1, None),
-        (["--number_of_execution_retries=3", "--execution_retry_delay=5"], "fixed-delay", 3, 5),
-        (["--execution_retry_delay=5"], "exponential-delay", 2**31 - 1, 5),
-    ],
-    ids=["without limit", "Flink's own", "as the cluster's", "as the user says", "the user's delay"],
-)
-def test_a_stream_restarts_without_limit_unless_the_user_says_otherwise(flags, strategy, retries, delay_ms, flink_of):
-    flink, stream = flink_of(), PipelineOptions(flags).view_as(FlinkStreamOptions)
-    flink.config = {"restart-strategy.type": strategy}
-    set_restarts(stream, flink.cluster)
-    assert (stream.number_of_execution_retries, stream.execution_retry_delay) == (retries, delay_ms)
 
 
 def test_a_job_that_flink_has_lost_is_one_line_that_says_how_to_go_on(flink_of):

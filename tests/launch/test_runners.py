@@ -143,13 +143,14 @@ def test_a_stream_on_flink_needs_checkpoints_one_at_a_time(flags, expected, list
     assert expected in error_of(*STREAM, *output, "--runner", "FlinkRunner", endpoint, *flags)
 
 
-def test_a_stream_on_flink_keeps_its_checkpoints():
+def test_a_stream_on_flink_keeps_its_checkpoints_and_restarts_without_limit():
     """Whatever the cluster's configuration says."""
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    given = PipelineOptions(["--flink_master=localhost:1", "--checkpointing_interval=9"])
+    given = PipelineOptions(["--flink_master=localhost:1", "--checkpointing_interval=9", "--execution_retry_delay=5"])
     runner_named("FlinkRunner").check_stream(given)
     sent = given.get_all_options()
+    assert (sent["number_of_execution_retries"], sent["execution_retry_delay"]) == (2**31 - 1, 5), "the user's delay"
     assert sent["externalized_checkpoints_enabled"] and sent["retain_externalized_checkpoints_on_cancellation"]
 
 
