@@ -1,153 +1,21 @@
-"""YOLO exports with one joined output: finds its layout, and splits it into boxes, scores and classes.
+"""Outputs that need a step before they are boxes and confidences: splits one that combines both, and activates scores.
 
-What exporters write, by their sources:
-
-| exporter | layout | boxes | suppressed |
-|---|---|---|---|
-| Ultralytics YOLOv8 and later | `(N, 4 + C, M)` | cxcywh, pixels; shares where made on the way to TFLite | no |
-| the same with `nms=True`, or end to end (v10, v26) | `(N, M, 6)` | xyxy, then confidence and class | yes |
-| YOLOv5's `export.py`, YOLOv7 | `(N, M, 5 + C)`: an objectness before the classes | cxcywh, shares | no |
-| RT-DETR of Ultralytics | `(N, 300, 4 + C)` | cxcywh, shares | needs none |
-| YOLOv4 of tensorflow-yolov4-tflite | `(N, M, 4 + C)`, M as many as pass its threshold | yxyx, shares | no |
-
-All take float32 RGB `(N, H, W, 3)` in 0..1: the last two stretched, the others letterboxed with grey 114. `metadata.yaml` beside
-the graph has `task`, `names` and `imgsz`. An export without suppression has one candidate for each cell of its grids (strides 8,
-16, 32), YOLOv5 three; so the shape mostly shows which axis is which. A shape does not show units: they are measured.
-
-Sources: https://github.com/ultralytics/ultralytics, `ultralytics/engine/exporter.py` (`Exporter`, `NMSModel`),
-`nn/modules/head.py` (`Detect`), `nn/backends/tensorflow.py`, `data/augment.py` (`LetterBox`);
-https://github.com/ultralytics/yolov5, `models/tf.py` (`TFDetect`);
-https://github.com/hunglc007/tensorflow-yolov4-tflite, `core/yolov4.py` (`filter_boxes`), `detect.py`.
+`families.py` has the layouts and who exports them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
-import yaml
 
 from models.export import CANDIDATES, suppress
-from models.metadata import BoxUnits, DetectorMetadata, JoinedLayout
+from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
-from pipeline.errors import ModelError
 
-LAYOUTS = tuple(layout for layout in get_args(JoinedLayout) if layout)
-_METADATA_PATH = "metadata.yaml"
-_LETTERBOX_GREY = 114
 _STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))  # also with P6, with P2, and the tiny ones of YOLOv3 and v4
-_ROUNDED = 0.01  # beyond 0 and 1: no confidence
-_LARGEST_SHARE = 2.0  # if the median box reaches beyond this, its unit is pixels
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ExportNotes:
-    """An export's `metadata.yaml`.
-
-    Attributes:
-      class_names: In the order of the class ids.
-      input_hw: Height and width of the input, pixels; None if missing.
-    """
-
-    class_names: tuple[str, ...] = ()
-    input_hw: tuple[int, int] | None = None
-
-
-def read_notes(local: str, folder: str) -> ExportNotes:
-    """Reads the `metadata.yaml` of a SavedModel; empty notes if it has none.
-
-    Args:
-      local: The SavedModel on this machine.
-      folder: Its name in messages.
-
-    Raises:
-      ModelError: The file is malformed, or the model's task is not detection.
-    """
-    try:
-        with open(os.path.join(local, _METADATA_PATH), encoding="utf-8") as file:
-            said = yaml.safe_load(file)
-    except FileNotFoundError:
-        return ExportNotes()
-    except (OSError, ValueError, yaml.YAMLError) as err:
-        raise ModelError(f"model {folder}: {_METADATA_PATH} cannot be read: {' '.join(str(err).split())[:300]}") from err
-    if not isinstance(said, dict):
-        raise ModelError(f"model {folder}: expected keys and values in {_METADATA_PATH}, got {type(said).__name__}")
-    if (task := said.get("task", "detect")) != "detect":
-        raise ModelError(f"model {folder}: expected a model that detects, {_METADATA_PATH} says its task is '{task}'")
-    try:
-        return ExportNotes(_names(said.get("names", ())), _input_hw(said.get("imgsz")))
-    except (TypeError, ValueError, KeyError) as err:
-        raise ModelError(
-            f"model {folder}: expected class names by number from 0 as names and [height, width] as imgsz in {_METADATA_PATH}"
-        ) from err
-
-
-def _names(said: Any) -> tuple[str, ...]:
-    names = [said[number] for number in range(len(said))]
-    return tuple(str(name) for name in names)
-
-
-def _input_hw(said: Any) -> tuple[int, int] | None:
-    if said is None:
-        return None
-    height, width = (said, said) if isinstance(said, int) else said
-    return int(height), int(width)
-
-
-def is_packed(outputs: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether an output joins boxes and classes: by the config, or if it is the only output, has three axes and is wide enough.
-
-    Args:
-      outputs: Of the signature.
-      given: The config's description of the model.
-    """
-    if "packed_layout" in given:
-        return True
-    shapes = [spec.shape for spec in outputs.values()]
-    return len(shapes) == 1 and shapes[0].rank == 3 and all(size is None or size > 4 for size in shapes[0][1:])
-
-
-def has_masks(outputs: Mapping[str, Any]) -> bool:
-    """Whether the outputs are those of a YOLO that segments: a joined one, and prototypes of masks `(N, H, W, 32)`."""
-    return sorted(spec.shape.rank or 0 for spec in outputs.values()) == [3, 4]
-
-
-def layout_of(sizes: tuple[int | None, int | None], input_hw: tuple[int, int], classes: int) -> JoinedLayout:
-    """The layout of a joined output, by its shape; empty if several match.
-
-    Args:
-      sizes: Of its second and third axis; None if unknown.
-      input_hw: Height and width of the model's input, pixels.
-      classes: How many classes the model has; 0 if unknown.
-    """
-    fitting = _fitting(sizes, classes, grid_sizes(input_hw, 1), grid_sizes(input_hw, 3))
-    if not fitting and classes:  # other strides, or only the best few candidates: the width must tell
-        fitting = _fitting(sizes, classes, {*sizes}, {*sizes})
-    return fitting[0] if len(fitting) == 1 else ""
-
-
-def _fitting(
-    sizes: tuple[int | None, int | None], classes: int, single: set[int | None], triple: set[int | None]
-) -> list[JoinedLayout]:
-    """The layouts that match a shape; `single`, `triple`: possible numbers of boxes with one or three for each cell."""
-    first, last = sizes
-    found: list[JoinedLayout] = []
-    if last in single and _is_wide_as(first, 4, classes):
-        found.append("4+C,M")
-    if first in single and _is_wide_as(last, 4, classes):
-        found.append("M,4+C")
-    if first in single | triple and _is_wide_as(last, 5, classes):
-        found.append("M,5+C")
-    if last == 6 and (first is None or first not in single | triple):
-        found.append("M,6")
-    return found
-
-
-def _is_wide_as(width: int | None, without_classes: int, classes: int) -> bool:
-    return width is not None and (width == without_classes + classes if classes else width > without_classes)
 
 
 def grid_sizes(input_hw: tuple[int, int], anchors: int) -> set[int | None]:
@@ -178,75 +46,6 @@ def expected_shape(metadata: DetectorMetadata) -> tuple[int | None, ...]:
     first, _, last = metadata.packed_layout.partition(",")
     axes = {"M": None, "4+C": 4 + classes if classes else None, "5+C": 5 + classes if classes else None, "6": 6}
     return None, axes[first], axes[last]
-
-
-def picks_rows(signature: Any) -> bool:
-    """Whether a signature's graph picks rows by their values, with `tf.boolean_mask` or the like."""
-    graph = signature.graph.as_graph_def()
-    return any(node.op == "Where" for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes)
-
-
-def guess(name: str, layout: JoinedLayout, *, picked: bool = False, best: bool = False) -> dict[str, Any]:
-    """Metadata of a model of this layout, by its exporters' sources; mostly without the units of its boxes.
-
-    Args:
-      name: Of its output.
-      layout: Of its output.
-      picked: Whether it has only the candidates that pass a threshold of its own.
-      best: Whether it has a fixed number of the best: RT-DETR.
-    """
-    if best and layout == "M,4+C":
-        return {**guess(name, layout), "resize": "stretch", "nms": "model"}
-    if picked and layout == "M,4+C":
-        return {**guess(name, layout), "resize": "stretch", "box_format": "yxyx", "box_units": "norm"}
-    suppressed = layout == "M,6"
-    return {
-        "resize": "letterbox",
-        "letterbox_value": _LETTERBOX_GREY,
-        "letterbox_rule": "ultralytics",
-        "boxes_output": name,
-        "scores_output": name,
-        "classes_output": "",
-        "count_output": "",
-        "box_format": "xyxy" if suppressed else "cxcywh",
-        "nms": "model" if suppressed else "pipeline",
-        "packed_layout": layout,
-    }
-
-
-def answer_to_noise(signature: Any, metadata: DetectorMetadata) -> dict[str, np.ndarray]:
-    """The model's outputs for an image of noise, by name."""
-    import tensorflow as tf
-
-    spec = signature.structured_input_signature[1][metadata.input_name]
-    noise = np.random.default_rng(0).uniform(*metadata.value_range, (spec.shape[0] or 1, *metadata.input_hw, 3))
-    return {name: value.numpy() for name, value in signature(**{metadata.input_name: tf.cast(noise, spec.dtype)}).items()}
-
-
-def joined_rows(signature: Any, metadata: DetectorMetadata) -> np.ndarray:
-    """The rows `(N, M, …)` of a joined output for an image of noise."""
-    joined = answer_to_noise(signature, metadata)[metadata.boxes_output]
-    return np.swapaxes(joined, 1, 2) if metadata.packed_layout == "4+C,M" else joined
-
-
-def measured_units(rows: np.ndarray, metadata: DetectorMetadata) -> BoxUnits | None:
-    """The units of a model's boxes by its rows for noise; None if it returns no boxes.
-
-    Candidates without suppression lie all over the input, and a suppressed output has its best few even at low confidences. So
-    their median is far above 2 in pixels, and below 2 in shares.
-    """
-    corners_or_centre = rows[..., : 4 if metadata.packed_layout == "M,6" else 2]
-    largest = np.abs(corners_or_centre).max(axis=-1)
-    seen = largest[np.isfinite(largest) & (largest > 0)]  # unused rows are zeros
-    if not seen.size:
-        return None
-    return "norm" if np.median(seen) <= _LARGEST_SHARE else "pixels"
-
-
-def has_other_numbers(rows: np.ndarray, metadata: DetectorMetadata) -> bool:
-    """Whether the rows have more than boxes and confidences: key points, masks, angles, or scores without their activation."""
-    confidences = rows[..., 4:5] if metadata.packed_layout == "M,6" else rows[..., 4:]
-    return not metadata.score_activation and bool(((confidences < -_ROUNDED) | (confidences > 1 + _ROUNDED)).any())
 
 
 def is_parted(metadata: DetectorMetadata) -> bool:

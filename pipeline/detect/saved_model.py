@@ -24,6 +24,7 @@ from pipeline.detect.describe_model import (
     name_of_model,
     pick_signature,
 )
+from pipeline.detect.families import read_notes
 from pipeline.detect.golden import GOLDEN, read_golden
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.openvino_graph import converted
@@ -109,7 +110,7 @@ def described_signature(local: str, folder: str, model: ModelConfig, detect: Det
     if described and described.threshold_inputs and detect.labels_per_box == "several":
         described = for_several_labels(described)
     signature = pick_signature(loaded.signatures, described, model, folder)
-    notes = None if described else packed_output.read_notes(local, folder)
+    notes = None if described else read_notes(local, folder)
     metadata = describe(signature, described, model, folder, notes)
     if detect.labels_per_box == "several":
         check_several_labels(metadata, folder)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.families import layout_of
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.packed_output import layout_of
 from pipeline.detect.saved_model import load
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
