@@ -12,7 +12,7 @@ import pytest
 from pipeline.monitoring.metrics import METRICS
 from tests.conftest import write_bright_image
 from tests.deploy.test_alerts import QUERIES, RULES
-from tests.monitoring.prometheus import needs_prometheus, port_of, running_prometheus
+from tests.monitoring.prometheus import needs_prometheus, port_of, running_prometheus, samples_of
 from tests.processes import wait_until
 from tests.streaming_job import CuttableProxy, InlineImages, StreamingJob
 
@@ -74,6 +74,7 @@ def test_a_real_prometheus_has_data_for_every_metric_of_a_stream_under_load(pubs
         assert job.signal(signal.SIGTERM) == 0, job.output()
 
 
+@pytest.mark.matrix
 def test_readiness_follows_an_outage_of_pubsub_and_liveness_does_not(pubsub_emulator, tmp_path, bright_model, content):
     """An idle stream and one without Pub/Sub are not stuck, however short the time of the watchdog."""
     proxy = CuttableProxy(pubsub_emulator.host)
@@ -102,6 +103,8 @@ def test_a_batch_job_serves_its_metrics_while_it_works(tmp_path, bright_model, r
     job = ("--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model)
     code, _, err = run_job(*job, *FLAGS)
     assert (code, bool(port_of(err))) == (0, True), err
+    with pytest.raises(OSError):
+        samples_of(port_of(err))
 
 
 def test_a_port_that_is_taken_is_one_line_and_exit_code_2(tmp_path, bright_model, run_job):
