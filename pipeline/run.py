@@ -10,8 +10,6 @@ import argparse
 import importlib
 import importlib.metadata
 import logging
-import os
-import re
 import shlex
 import signal
 import sys
@@ -20,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from models.quiet import uncollected
-from pipeline.config import Config, MonitoringConfig, check_model_is_named, load_config, load_monitoring, settings
+from pipeline.config import MonitoringConfig, check_model_is_named, load_config, load_monitoring, settings
 from pipeline.errors import BusyError, ConfigError, FullError, StorageAwayError, UserError
 from pipeline.log_lines import log_lines
 from pipeline.secrets import masked_arguments, masked_text
@@ -55,7 +53,7 @@ Rows that a job has written stay; the same command does the rest.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
-    started_at = time.time() - _process_age()
+    started_at = time.time()
     argv = list(sys.argv[1:] if argv is None else argv)
     told = _monitoring(argv)
     with log_lines(log_format=told.log_format, log_level=told.log_level, quiet=told.quiet) as lines:
@@ -89,7 +87,7 @@ def _run(argv: Sequence[str], started_at: float) -> int:
         overrides = _overrides(flags)
         config = load_config(flags.config, overrides)
         if not config.output.strip():
-            raise ConfigError(f"no output: expected --output with a folder, local or gs://{_elsewhere(beam_flags, config)}")
+            raise ConfigError("no output: expected --output with a folder, local or gs://")
         with uncollected():
             launch = importlib.import_module(f"pipeline.launch.{'streaming' if config.mode == 'streaming' else 'batch'}")
         command = shlex.join(["python", "-m", "pipeline.run", *masked_arguments(argv)])
@@ -109,12 +107,6 @@ def _run(argv: Sequence[str], started_at: float) -> int:
         return 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: set by another language than Python
-
-
-def _elsewhere(beam_flags: Sequence[str], config: Config) -> str:
-    """The meaning of two flags by which other tools name the folder of results."""
-    project = "; --project is that of Google Cloud" if any(flag.startswith("--project") for flag in beam_flags) else ""
-    return project + ("; --name is the model's name in the rows" if config.model.name else "")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -217,16 +209,6 @@ def _overrides(flags: argparse.Namespace) -> dict[str, Any]:
 
 def _parts(texts: Sequence[str]) -> list[str]:
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
-
-
-def _process_age() -> float:
-    """Seconds since this process started, so that the start-up time includes imports."""
-    try:
-        with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
-            ticks = float(re.split(r"\) ", stat.read())[-1].split()[19])
-            return float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return 0.0
 
 
 if __name__ == "__main__":

@@ -69,18 +69,6 @@ def test_what_the_table_of_other_tools_names_is_there():
 
 
 @pytest.mark.parametrize(
-    ("flags", "hint"),
-    [
-        pytest.param(["--project", "runs"], "gs://; --project is that of Google Cloud", id="project"),
-        pytest.param(["--name", "exp"], "gs://; --name is the model's name in the rows", id="name"),
-        pytest.param(["--output", ""], "no output: expected --output with a folder, local or gs://", id="empty"),
-    ],
-)
-def test_a_run_without_an_output_says_what_flags_are_not_it(flags, hint, capsys):
-    assert hint in said(capsys, "--input", "a.jpg", *flags)
-
-
-@pytest.mark.parametrize(
     "write", [lambda path: f"file://{path}", lambda path: f"~/{path.name}", lambda path: f"file://localhost{path}"]
 )
 def test_a_home_folder_and_a_file_uri_are_paths_wherever_one_is_given(write, tmp_path, monkeypatch, capsys, bright_model):

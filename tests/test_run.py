@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from pipeline.config import Config, load_config, settings
 from pipeline.run import _overrides, main, make_parser
@@ -71,62 +70,9 @@ def test_beams_timeout_does_not_end_a_portable_job(flags, seconds):
     assert options.view_as(PortableOptions).job_server_timeout == seconds
 
 
-def test_help_names_every_setting_with_its_default():
-    text = " ".join(make_parser(every=True).format_help().split())
-    for setting in settings():
-        if not setting.flag:
-            continue
-        flag = "--model" if setting.key == "model.path" else "--" + setting.name.replace("_", "-")
-        assert re.search(rf"(?<!\S){flag}(?!-)", text), flag
-        assert " ".join(setting.help.split()) in text, flag
-
-
 @pytest.mark.parametrize("code", ["0 done", "1 the job failed", "2 wrong command", "130 stopped by Ctrl-C"])
 def test_help_names_the_exit_codes(code):
     assert code in " ".join(make_parser().format_help().split())
-
-
-def another_value(setting):
-    """A value that is not the setting's default."""
-    schema = setting.schema
-    if "enum" in schema:
-        return next(option for option in schema["enum"] if option != setting.default)
-    if "examples" in schema:
-        return schema["examples"][0]
-    match schema["type"]:
-        case "boolean":
-            return not setting.default
-        case "array":
-            elements = schema.get("prefixItems") or [schema["items"]] * 3
-            if "enum" in elements[0]:
-                return elements[0]["enum"]
-            return ["a", "b", "c"] if elements[0]["type"] == "string" else list(range(2, 2 + len(elements)))
-        case "string":
-            return "x"
-    return {"integer": 77, "number": 1.5 if schema.get("maximum", 2) > 1.5 else 0.125}[schema["type"]]
-
-
-@pytest.mark.parametrize("setting", [setting for setting in settings() if setting.flag], ids=lambda s: s.key)
-def test_every_flag_reaches_its_setting(setting):
-    """Alone, with a value that differs from its default, and changes no other."""
-    flag = "--model" if setting.key == "model.path" else "--" + setting.name.replace("_", "-")
-    value = another_value(setting)
-    assert value != setting.default
-    if isinstance(value, bool):
-        argv = [flag if value else flag.replace("--", "--no-", 1)]
-    else:
-        argv = [flag, *map(str, value if isinstance(value, list) else [value])]
-    needs = {
-        "dates": (["--input", "{date}"], {"input": ["{date}"]}),
-    }
-    more, needed = needs.get(setting.key, ([], {}))
-    assert changed(*argv, *more) == {setting.key: value} | needed
-
-
-@pytest.mark.parametrize("path", sorted((REPO / "configs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_example_configs_are_valid(path):
-    assert load_config([str(path)], {}) != Config()
-    assert yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 IN_ONE_PROCESS = """

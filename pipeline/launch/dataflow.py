@@ -1,4 +1,4 @@
-"""Dataflow: the machines that a job asks for, the job that `--update` names, and the end of a job."""
+"""Dataflow: the job that `--update` names, where a stream is staged, and the end of a job."""
 
 from __future__ import annotations
 
@@ -7,40 +7,9 @@ import time
 from typing import Any
 
 from pipeline import beam_internals
-from pipeline.errors import ConfigError, RunnerError
+from pipeline.errors import RunnerError
 
 _LOOK_SECONDS = 5.0
-# https://cloud.google.com/compute/docs/gpus: each accelerator goes with machines of one family only
-_FAMILIES = {
-    "nvidia-tesla-t4": "n1",
-    "nvidia-tesla-p4": "n1",
-    "nvidia-tesla-p100": "n1",
-    "nvidia-tesla-v100": "n1",
-    "nvidia-l4": "g2",
-    "nvidia-tesla-a100": "a2",
-    "nvidia-a100-80gb": "a2",
-    "nvidia-h100-80gb": "a3",
-    "nvidia-h100-mega-80gb": "a3",
-}
-_EXAMPLES = {"n1": "n1-standard-8", "g2": "g2-standard-8", "a2": "a2-highgpu-1g", "a3": "a3-highgpu-1g"}
-
-
-def check_machine(accelerator: str, machine_type: str | None) -> None:
-    """Checks that machines of a type can have an accelerator; the service judges accelerators that are not in the table.
-
-    Args:
-      accelerator: As Dataflow writes it: `type:nvidia-l4;count:1;install-nvidia-driver`.
-      machine_type: Of the workers; None: the service's default, which has no accelerator.
-
-    Raises:
-      ConfigError: They cannot.
-    """
-    parts = dict(part.strip().partition(":")[::2] for part in accelerator.split(";"))
-    name = parts.get("type", "")
-    family = _FAMILIES.get(name)
-    if family and not (machine_type or "").startswith(f"{family}-"):
-        expected = f"--machine_type {family}-*, such as {_EXAMPLES[family]}"
-        raise ConfigError(f"worker.accelerator {name}: expected {expected}; got {machine_type or 'no --machine_type'}")
 
 
 def check(options: Any) -> None:

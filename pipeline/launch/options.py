@@ -18,14 +18,12 @@ from apache_beam.options.pipeline_options import (
     PipelineOptions,
     PortableOptions,
     SetupOptions,
-    WorkerOptions,
 )
 
 from pipeline.beam_internals import end_bundles_promptly
 from pipeline.config import Config, WorkerConfig, settings
 from pipeline.config.mistakes import near_flag
 from pipeline.errors import ConfigError, RunnerError
-from pipeline.launch.dataflow import check_machine
 from pipeline.launch.runners import RUNNERS, Runner, check_runner, runner_named
 from pipeline.secrets import without_secrets
 from pipeline.stats.process import ModelStats
@@ -153,8 +151,6 @@ def _check_workers(config: Config, runner: Runner, options: PipelineOptions) -> 
     if config.worker != WorkerConfig() and not runner.fits_machines:
         able = " or ".join(other.name for other in RUNNERS if other.fits_machines)
         raise ConfigError(f"worker.accelerator and worker.min_ram_gb: expected {able}, which fits machines; got {runner.name}")
-    if config.worker.accelerator:
-        check_machine(config.worker.accelerator, options.view_as(WorkerOptions).machine_type)
     name, place = ("archive", config.stream.archive) if config.mode == "streaming" else ("output", config.output)
     if not runner.local_files and "://" not in place:
         raise ConfigError(f"{name}: expected a folder that the workers of {runner.name} reach, gs://<bucket>/…; got {place!r}")

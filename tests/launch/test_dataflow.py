@@ -164,15 +164,6 @@ def test_without_a_network_the_service_chooses(mode, request):
     assert not {"network", "subnetwork", "ipConfiguration"} & pool.keys()
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "machine_type"),
-    [("nvidia-l4", "g2-standard-8"), ("nvidia-tesla-a100", "a2-highgpu-1g"), ("nvidia-of-2031", "z9-standard-8")],
-)
-def test_an_accelerator_is_asked_for_with_machines_that_have_it(batch, accelerator, machine_type):
-    template = batch(f"--accelerator=type:{accelerator};count:1", f"--machine_type={machine_type}")
-    assert template.pool["machineType"] == machine_type
-
-
 def test_the_streaming_job_asks_for_what_its_config_says(streaming):
     template = streaming()
     assert template.job["type"] == "JOB_TYPE_STREAMING"
@@ -250,21 +241,6 @@ CLOUD = ["--project=test-project", "--region=europe-west1", "--temp_location=gs:
     ("flags", "expected"),
     [
         pytest.param(["--config", BATCH, "--output", "out"], "output: expected a folder that the workers", id="local output"),
-        pytest.param(
-            ["--config", BATCH, "--accelerator=type:nvidia-l4;count:1;install-nvidia-driver", "--output", "gs://bucket/out"],
-            "worker.accelerator nvidia-l4: expected --machine_type g2-*, such as g2-standard-8; got n1-standard-8",
-            id="L4 on N1",
-        ),
-        pytest.param(
-            ["--config", BATCH, "--machine_type=g2-standard-8", "--output", "gs://bucket/out"],
-            "worker.accelerator nvidia-tesla-t4: expected --machine_type n1-*",
-            id="T4 on G2",
-        ),
-        pytest.param(
-            ["--runner=DataflowRunner", "--accelerator=type:nvidia-tesla-v100;count:1", "--output", "gs://bucket/out"],
-            "got no --machine_type",
-            id="V100 on what the service takes",
-        ),
         pytest.param(["--config", STREAMING, "--output", "projects/p12345/topics/t01"], "archive: expected", id="no archive"),
         pytest.param(
             ["--runner=DirectRunner", "--config", BATCH, "--output", "out"], "DataflowRunner, which fits", id="local GPU"
