@@ -2,12 +2,7 @@
 
     throughput   images/s of a backlog, beside the batch job and the streaming pipeline that Beam's documentation suggests
     latency      p50 and p99 from publishing to receiving, for one image alone and at half of the throughput
-    requests     response time of requests of 1 to 11 images at 70 % of the throughput
-    doubles      1,000 images, each published three times
-    hostile      100 messages that are no request among 400 images
-    kill         SIGKILL at 10 random moments of a backlog of 1,000 images, and a new start each time
     memory       peak memory of 20,000 messages beside that of 1,000
-    turns        memory over a day's turns of an idle job (172,800, as fast as they go), and the processor time of one
 
 `--runner DirectRunner PrismRunner` measures these by turns. Publisher, emulator (Java), Prism and job share this machine's cores;
 so does everything here that receives. Figures go to `.bench/streaming.json`.
@@ -21,7 +16,6 @@ import contextlib
 import json
 import operator
 import os
-import random
 import shutil
 import signal
 import statistics
@@ -43,7 +37,6 @@ from tests.processes import running
 from tests.streaming_job import StreamingJob
 
 CONFIG = "tests/benchmarks/ours_streaming.yaml"
-REQUEST_SIZES = (3, 3, 11, 1, 3, 3, 11, 9, 10, 11, 9, 11, 11)
 _STALL_SECONDS = 150.0  # a job on a cluster takes a minute to begin
 
 
@@ -107,16 +100,12 @@ class Bench:
       emulator: Where Pub/Sub is.
       quick: Small numbers.
       runner: What the jobs run on.
-      *flags: More flags of theirs.
-      answers: Whether they answer requests as a whole.
     """
 
-    def __init__(self, emulator: PubSubEmulator, quick: bool, runner: str, *flags: str, answers: bool = True):
+    def __init__(self, emulator: PubSubEmulator, quick: bool, runner: str):
         self._emulator = emulator
         self._quick = quick
         self._runner = runner
-        self._flags = flags
-        self._answers = answers
         self._images = [path.read_bytes() for path in sorted(make_images(SMALL).glob("*.jpg"))]
         self._rate: float | None = None
         make_model()
@@ -153,14 +142,6 @@ class Bench:
             "times_documented": round(self._rate / documented["documented_images_per_second"], 2),
         }
 
-    def backlog(self, count: int) -> float:
-        """Images/s of a backlog of URIs that is there when the job starts, first and last tenth not counted."""
-        links = _many_links(make_images(SMALL), count)
-        with self._job("--allow-uri-prefix", str(links)) as (job, receiver):
-            self._rate, _ = self._backlog(job, receiver, links, count)
-            _end(job)
-        return self._rate
-
     def latency(self) -> dict[str, Any]:
         """One image alone, every half second; then a steady rate of half the throughput."""
         alone_count, seconds = (10, 10) if self._quick else (40, 60)
@@ -181,106 +162,11 @@ class Bench:
             "p50_to_alone": round(percentiles(loaded)["p50"] / percentiles(alone)["p50"], 2),
         }
 
-    def requests(self) -> dict[str, Any]:
-        """Requests of several images, by URI, one after the other at 70 % of the throughput."""
-        rate, seconds = 0.7 * self._capacity(), 15 if self._quick else 60
-        links, sent = _many_links(make_images(SMALL), 8192), {}
-        names = _endless(sorted(map(str, links.iterdir())))
-        with self._job("--allow-uri-prefix", str(links), "--deduplicate-s", "1") as (job, receiver):
-            answers = Receiver(self._emulator, job.answers)
-            job.start()
-            self._publish(job, 16)
-            receiver.wait(lambda received: len(received) >= 16)
-            alone = self._at_rate(job, receiver, 20, 2.0, 1000)
-            started, due = time.time(), 0.0
-            while due < seconds:
-                for number, size in enumerate(REQUEST_SIZES):
-                    time.sleep(max(0.0, started + due - time.time()))
-                    request_id = f"{due:.3f}-{number}"
-                    images = [{"uri": next(names)} for _ in range(size)]
-                    sent[request_id] = (size, time.time())
-                    job.publish(json.dumps({"request_id": request_id, "images": images}).encode())
-                    due += size / rate
-            received = answers.wait(lambda received: len(received) >= len(sent))
-            answers.leave()
-            _end(job)
-        single_ms = percentiles(alone)["p50"]
-        by_size: dict[int, list[float]] = collections.defaultdict(list)
-        for answer in received:
-            size, at = sent[answer.attributes["request_id"]]
-            by_size[size].append((answer.at - at) * 1e3)
-        return {
-            "rate": round(rate, 1),
-            "requests": len(sent),
-            "answered": len(received),
-            "single_image_ms": single_ms,
-            "response_ms": {size: percentiles(times) for size, times in sorted(by_size.items())},
-            "per_image_to_single": {
-                size: round(statistics.median(times) / size / single_ms, 2) for size, times in sorted(by_size.items())
-            },
-        }
-
-    def doubles(self) -> dict[str, Any]:
-        """Each image three times, in a random order."""
-        count = 100 if self._quick else 1000
-        order = [number for number in range(count) for _ in range(3)]
-        random.Random(1).shuffle(order)
-        with self._job() as (job, receiver):
-            self._publish_numbers(job, order)
-            job.start()
-            receiver.wait(lambda received: len({r.attributes["image_uri"] for r in received}) >= count)
-            time.sleep(10)  # for repeats that should not come
-            summary = _end(job)
-            return {"published": len(order), "rows": len(receiver.received), "images": summary["images"]}
-
-    def hostile(self) -> dict[str, Any]:
-        """What is no request among what is."""
-        good, bad = (40, 10) if self._quick else (400, 100)
-        kinds = [b"hello", b"{", b'{"images": 3}', b'{"uri": "/etc/passwd"}', b"\xff\xd8\xff\xe0 no image", b"[" * 5000]
-        with self._job() as (job, receiver):
-            job.start()
-            self._publish(job, good)
-            job.publish(*((kinds[n % len(kinds)], {"name": f"bad{n}"}) for n in range(bad)))
-            dead = job.take(job.dead_letters, bad)
-            receiver.wait(lambda received: len(received) >= good)
-            summary = _end(job)
-            return {"rows": len(receiver.received), "dead_letters": len(dead), "images": summary["images"]}
-
-    def kill(self) -> dict[str, Any]:
-        """SIGKILL at random moments of a backlog; published once, answered at least once."""
-        count, kills = (200, 2) if self._quick else (1000, 10)
-        moments = random.Random(3)
-        with self._job() as (job, receiver):
-            self._publish(job, count)
-            for _ in range(kills):
-                job.start()
-                seen = len(receiver.received)
-                goal = seen + moments.randint(1, max(2, 2 * (count - seen) // (kills + 1)))
-                receiver.wait(lambda received, goal=goal: len(received) >= min(goal, count))
-                time.sleep(moments.uniform(0, 1.0))
-                job.signal(signal.SIGKILL)
-            job.start()
-            received = receiver.wait(lambda received: len({r.attributes["image_uri"] for r in received}) >= count)
-            _end(job)
-            ids = collections.Counter(message.attributes["detection_id"] for message in received)
-            return {"published": count, "kills": kills, "lost": count - len(ids), "repeats": sum(ids.values()) - len(ids)}
-
     def memory(self) -> dict[str, Any]:
         """Peak resident memory of the job and of Prism, for few messages and for many (by URI: the emulator keeps all)."""
         few, many = (100, 500) if self._quick else (1000, 20_000)
         peaks = {count: self._peak_mb(count) for count in (few, many)}
         return {"peak_mb": peaks, "ratio": round(peaks[many]["job"] / peaks[few]["job"], 3)}
-
-    def turns(self) -> dict[str, Any]:
-        """The turns of a job that nobody sends anything, without their waiting."""
-        (_, subscription), (output, _) = self._emulator.create(), self._emulator.create()
-        command = [sys.executable, "-m", "tests.benchmarks.idle_turns", "800" if self._quick else "172800", "--config", CONFIG]
-        command += ["--input", subscription, "--output", output, "--runner", self._runner]
-        command += ["--archive", str((BENCH / "out" / "idle_turns").resolve())]
-        env = {**os.environ, "PUBSUB_EMULATOR_HOST": self._emulator.host, "NO_GCE_CHECK": "true"}
-        said = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
-        figures: dict[str, Any] = next(json.loads(line) for line in said.splitlines() if line.startswith('{"resident_mb"'))
-        return figures
 
     def _peak_mb(self, count: int) -> dict[str, float]:
         peaks: collections.Counter[str] = collections.Counter()
@@ -306,8 +192,8 @@ class Bench:
         folder = BENCH / "out" / "streaming"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        flags = ("--runner", self._runner, *self._flags, *flags)
-        job = StreamingJob(self._emulator, folder.resolve(), "", *flags, config=CONFIG, answers=self._answers)
+        flags = ("--runner", self._runner, *flags)
+        job = StreamingJob(self._emulator, folder.resolve(), "", *flags, config=CONFIG)
         receiver = Receiver(self._emulator, job.detections)
         try:
             yield job, receiver
@@ -380,7 +266,7 @@ class Bench:
 
 def main() -> None:
     """Runs the measurements that are named, or all."""
-    every = ("throughput", "latency", "requests", "doubles", "hostile", "kill", "memory", "turns")
+    every = ("throughput", "latency", "memory")
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("what", nargs="*", choices=[*every, []], help="default: all")
     flags.add_argument("--quick", action="store_true", help="small numbers, to see that it works")
@@ -436,11 +322,6 @@ def _many_links(folder: Path, count: int) -> Path:
     from tests.benchmarks.images import link_images
 
     return link_images(folder, (BENCH / f"links-{count}").resolve(), count)
-
-
-def _endless(values: list[str]) -> Iterator[str]:
-    while True:
-        yield from values
 
 
 def _chunks(values: list[Any], size: int) -> Iterator[list[Any]]:

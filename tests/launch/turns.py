@@ -1,6 +1,6 @@
 """Measures, in a process of its own, how many bytes a turn of a stream leaves behind in Beam's in-memory runner.
 
-Its arguments: `own` for the runner of this program, or `beam` for Beam's; and the number of turns.
+Its argument: the number of turns.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.metrics import monitoring_infos
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner, fn_runner
 from apache_beam.runners.worker.statesampler import StateSampler
 
 from pipeline.launch.in_memory import InMemoryRunner
@@ -38,12 +36,10 @@ class Turns(beam.DoFn):
 
 def main(argv: Sequence[str]) -> int:
     """Prints the number of bytes."""
-    runner, turns = argv[0], int(argv[1])
+    turns = int(argv[0])
     StateSampler.__init__.__defaults__ = (1,)  # Beam waits for that thread at the end of each bundle
-    if runner == "beam":
-        fn_runner.consolidate_monitoring_infos = monitoring_infos.consolidate
     tracemalloc.start()
-    with beam.Pipeline(runner=InMemoryRunner() if runner == "own" else FnApiRunner()) as pipeline:
+    with beam.Pipeline(runner=InMemoryRunner()) as pipeline:
         begin = pipeline | "Begin" >> beam.Create([turns], reshuffle=False)
         _ = begin | "Turns" >> beam.ParDo(Turns()).with_output_types(int)
     halfway, end = KEPT
