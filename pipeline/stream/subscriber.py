@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 from collections import deque
@@ -68,7 +69,7 @@ class Subscriber:
         self._part = PROCESS.parts["subscriber"]
         self._mean_bytes = max_bytes / _FIRST_PULL_MESSAGES
         self._pulling = threads.start("pulling", self._pull_ahead)
-        threads.repeat("extending deadlines", self._extend, _EXTEND_EVERY_SECONDS)
+        threads.start("extending deadlines", self._keep_extending)
 
     def pull(self, max_images: int, max_bytes: int, wait_s: float) -> list[Message]:
         """Returns waiting messages, or the first that comes within `wait_s`; one that exceeds the bounds comes alone.
@@ -115,12 +116,8 @@ class Subscriber:
 
     def acknowledge(self, message_ids: Iterable[str]) -> None:
         """Acknowledges messages; if the call fails, Pub/Sub delivers them again."""
-        ack_ids = self._forget(message_ids)
-        try:
-            for part in _calls(ack_ids):
-                self._client.acknowledge(subscription=self._subscription, ack_ids=part, retry=_RETRY, timeout=10)
-        except exceptions.GoogleAPIError as err:
-            _log.warning("%d messages could not be acknowledged and will be delivered again: %s", len(ack_ids), one_line(err))
+        acknowledge = functools.partial(self._client.acknowledge, retry=_RETRY)
+        self._call(acknowledge, self._forget(message_ids), "could not be acknowledged and will be delivered again")
 
     def release(self, message_ids: Iterable[str]) -> None:
         """Releases messages: Pub/Sub delivers them again at once."""
@@ -161,8 +158,7 @@ class Subscriber:
                 PROCESS.failing["Pub/Sub"] = one_line(err)
                 _log.warning("lost Pub/Sub (%s); pulling again in %g s", one_line(err), wait_s)
                 self._stop.wait(wait_s)
-        with contextlib.suppress(ValueError):  # the channel is closed already
-            self.release(self._clear_waiting())
+        self.release(self._clear_waiting())
 
     def _pull_once(self) -> None:
         with self._changed:
@@ -196,19 +192,23 @@ class Subscriber:
         self._part.begin()
         self._mean_bytes += 0.1 * (len(message.data) - self._mean_bytes)
 
-    def _extend(self) -> None:
-        with self._changed:
-            ack_ids = [held.ack_id for held in self._held.values()]
-        self._set_deadline(ack_ids, EXTEND_SECONDS)
+    def _keep_extending(self) -> None:
+        while not self._threads.closed.wait(_EXTEND_EVERY_SECONDS):
+            with self._changed:
+                ack_ids = [held.ack_id for held in self._held.values()]
+            self._set_deadline(ack_ids, EXTEND_SECONDS)
 
     def _set_deadline(self, ack_ids: Sequence[str], seconds: int) -> None:
+        set_deadline = functools.partial(self._client.modify_ack_deadline, ack_deadline_seconds=seconds)
+        self._call(set_deadline, ack_ids, "have no new deadline")
+
+    def _call(self, call: Callable[..., object], ack_ids: Sequence[str], failed: str) -> None:
+        """Calls Pub/Sub for these messages; a failure is logged only, since they are delivered again."""
         try:
-            for part in _calls(ack_ids):
-                self._client.modify_ack_deadline(
-                    subscription=self._subscription, ack_ids=part, ack_deadline_seconds=seconds, timeout=10
-                )
-        except exceptions.GoogleAPIError as err:
-            _log.warning("the deadline of %d messages could not be set: %s", len(ack_ids), one_line(err))
+            for start in range(0, len(ack_ids), _IDS_PER_CALL):
+                call(subscription=self._subscription, ack_ids=ack_ids[start : start + _IDS_PER_CALL], timeout=10)
+        except Exception as err:  # noqa: BLE001  also of a connection that is closed
+            _log.warning("%d messages %s: %s", len(ack_ids), failed, one_line(err))
 
     def _known(self, message_ids: Iterable[str]) -> list[_Held]:
         return [self._held[message_id] for message_id in message_ids if message_id in self._held]
@@ -225,7 +225,3 @@ class Subscriber:
             self._waiting.clear()
             self._changed.notify_all()
         return ids
-
-
-def _calls(ack_ids: Sequence[str]) -> list[Sequence[str]]:
-    return [ack_ids[start : start + _IDS_PER_CALL] for start in range(0, len(ack_ids), _IDS_PER_CALL)]

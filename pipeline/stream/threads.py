@@ -33,20 +33,6 @@ class RunThreads:
         thread.start()
         return thread
 
-    def repeat(self, name: str, work: Callable[[], None], every_s: float) -> None:
-        """Starts a thread that works periodically; an exception of `work` is logged, and the thread goes on."""
-
-        def again_and_again() -> None:
-            while True:
-                try:
-                    work()
-                except Exception as err:  # noqa: BLE001  the next time may do better, and the job goes on meanwhile
-                    _log.warning("%s: %s: %s; trying again in %g s", name, type(err).__name__, err, every_s)
-                if self.closed.wait(every_s):
-                    return
-
-        self.start(name, again_and_again)
-
     def raise_failure(self) -> None:
         """Raises the first failure of a thread; a step calls this, where an exception ends the job."""
         if self._failure is not None:

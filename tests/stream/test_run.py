@@ -60,21 +60,6 @@ def test_what_a_thread_dies_of_is_raised_where_the_job_hears_it():
         threads.raise_failure()
 
 
-def test_a_thread_that_repeats_survives_with_a_warning(caplog):
-    caplog.set_level("WARNING", "pipeline")
-    threads, calls = RunThreads(), []
-
-    def work():
-        calls.append(1)
-        raise ValueError("closed channel")
-
-    threads.repeat("extending", work, every_s=0.01)
-    wait_until(lambda: len(calls) > 2)
-    threads.close()
-    threads.raise_failure()
-    assert "extending: ValueError: closed channel; trying again" in caplog.text
-
-
 def test_overdue_answers_that_pubsub_refuses_for_good_end_the_job(pubsub_emulator):
     """The thread used to die unseen, and no request was answered at its deadline from then on."""
     missing = f"projects/{pubsub_emulator.project}/topics/none"
