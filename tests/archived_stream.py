@@ -9,8 +9,8 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from pipeline.records import ImageRef, dead_letter_row, detection_row, row_bytes
-from pipeline.stream.archive import Archive, ArchivedRow, RowWriter
+from pipeline.records import DeadLetter, DetectedImage, ImageRef
+from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.threads import RunThreads
 from tests.clock import Clock
 from tests.shard_rows import VERSION, detected, failed
@@ -18,14 +18,10 @@ from tests.shard_rows import VERSION, detected, failed
 BUNDLES = ["ab", "c", "dx", "e"]
 
 
-def archived(name: str, message: str = "") -> ArchivedRow:
-    """The row of an image; one whose name begins with `x` has failed."""
-    ref = ImageRef(name, "1", message_id=message or name)
-    if name.startswith("x"):
-        letter = dataclasses.replace(failed(name), ref=ref)
-        return ArchivedRow(letter, row_bytes(dead_letter_row(letter)))
-    image = dataclasses.replace(detected(name), ref=ref)
-    return ArchivedRow(image, row_bytes(detection_row(image)))
+def archived(name: str, message: str = "") -> DetectedImage | DeadLetter:
+    """The record of an image; one whose name begins with `x` has failed."""
+    record = failed(name) if name.startswith("x") else detected(name)
+    return dataclasses.replace(record, ref=ImageRef(name, "1", message_id=message or name))
 
 
 def main(argv: Sequence[str]) -> int:

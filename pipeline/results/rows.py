@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.records import DeadLetter, DetectedImage, name_bytes
+from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, name_bytes, row_bytes
 from pipeline.results.completion import RowVersion, row_key
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 
@@ -41,6 +42,27 @@ SCHEMAS = {
         ]
     ),
 }
+
+
+def rows_by_kind(
+    records: Sequence[DetectedImage | DeadLetter], version: RowVersion, run: str, *, view: bool
+) -> Iterator[tuple[str, pa.Table, list[bytes] | None]]:
+    """The rows of each kind, made now and sorted by URI: their table, and the lines of its view."""
+    kinds: list[tuple[str, type, Any, Any]] = [
+        (DETECTIONS, DetectedImage, detections_table, detection_row),
+        (DEAD_LETTERS, DeadLetter, dead_letters_table, dead_letter_row),
+    ]
+    for kind, record_type, table_of, row_of in kinds:
+        ordered = sorted((record for record in records if isinstance(record, record_type)), key=lambda record: record.ref.uri)
+        if ordered:
+            lines = [row_bytes(row_of(record)) + b"\n" for record in ordered] if view else None
+            yield kind, table_of(ordered, version, run, time.time()), lines
+
+
+def record_bytes(record: DetectedImage | DeadLetter) -> int:
+    """About what a record takes in memory, without a thumbnail; measured."""
+    content = len(record.payload) if isinstance(record, DeadLetter) else 40 * len(record.detections)
+    return 1000 + content + len(record.ref.extra)
 
 
 def detections_table(images: Sequence[DetectedImage], version: RowVersion, run: str, made_at: float) -> pa.Table:

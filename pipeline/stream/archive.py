@@ -23,15 +23,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TypeAlias
 
 import apache_beam as beam
 from google.api_core import retry
 
-from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
+from pipeline.records import DeadLetter, DetectedImage
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
-from pipeline.results.rows import dead_letters_table, detections_table
+from pipeline.results.rows import record_bytes, rows_by_kind
 from pipeline.results.shards import write_shard
 from pipeline.stats.process import PROCESS
 from pipeline.storage.store import is_transient_error
@@ -39,16 +39,11 @@ from pipeline.stream.threads import RunThreads
 
 WINDOW_ROWS = 20_000
 _WINDOW_BYTES = 48_000_000
-_RECORD_BYTES = 1_000  # of a record without its text; measured
 _LOOK_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
-class ArchivedRow(NamedTuple):
-    """A row on its way to the archive: its record, without a thumbnail, and its line for people without an end of line."""
-
-    record: DetectedImage | DeadLetter
-    line: bytes
+_Record: TypeAlias = DetectedImage | DeadLetter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,31 +62,21 @@ class RowWriter:
     version: RowVersion = UNKNOWN
     view: bool = True
 
-    def write(self, rows: Sequence[ArchivedRow], write: Callable[..., str] | None = None) -> list[str]:
-        """Writes rows as one shard of each kind, sorted by URI; returns the paths. `write`: default `write_shard`."""
-        kinds: list[tuple[str, type, Any]] = [
-            (DETECTIONS, DetectedImage, detections_table),
-            (DEAD_LETTERS, DeadLetter, dead_letters_table),
-        ]
-        paths = []
-        for kind, record_type, table_of in kinds:
-            ordered = sorted((row for row in rows if isinstance(row.record, record_type)), key=lambda row: row.record.ref.uri)
-            if ordered:
-                table = table_of([row.record for row in ordered], self.version, self.run, time.time())
-                lines = [row.line + b"\n" for row in ordered] if self.view else None
-                paths.append((write or write_shard)(self.folder, kind, table, self.run, lines))
-        return paths
+    def write(self, records: Sequence[_Record], write: Callable[..., str] | None = None) -> list[str]:
+        """Writes the rows of records as one shard of each kind; returns the paths. `write`: default `write_shard`."""
+        rows = rows_by_kind(records, self.version, self.run, view=self.view)
+        return [(write or write_shard)(self.folder, kind, table, self.run, lines) for kind, table, lines in rows]
 
 
 @dataclasses.dataclass
 class _Window:
     opened_at: float = 0.0
-    rows: list[ArchivedRow] = dataclasses.field(default_factory=list)
+    records: list[_Record] = dataclasses.field(default_factory=list)
     size_bytes: int = 0
 
     @property
     def is_full(self) -> bool:
-        return len(self.rows) >= WINDOW_ROWS or self.size_bytes >= _WINDOW_BYTES
+        return len(self.records) >= WINDOW_ROWS or self.size_bytes >= _WINDOW_BYTES
 
 
 class Archive:
@@ -125,20 +110,20 @@ class Archive:
         self._filling, self._closed = _Window(), _Window()
         self._writing = threading.Lock()
 
-    def add(self, rows: Sequence[ArchivedRow]) -> None:
-        """Adds the rows of a bundle whose results are published; waits only while two windows are full."""
-        if not rows:
+    def add(self, records: Sequence[_Record]) -> None:
+        """Adds the records of a bundle whose results are published; waits only while two windows are full."""
+        if not records:
             return
-        self._hold([row.record.ref.message_id for row in rows])
+        self._hold([record.ref.message_id for record in records])
         with self._changed:
             while self._filling.is_full and not self._threads.stop.is_set():
                 self._threads.raise_failure()
                 self._changed.wait(_LOOK_SECONDS)
             window = self._filling
-            if not window.rows:
+            if not window.records:
                 window.opened_at = self._clock()
-            window.rows += rows
-            window.size_bytes += sum(map(_size_bytes, rows))
+            window.records += records
+            window.size_bytes += sum(map(record_bytes, records))
 
     def keep_writing(self) -> None:
         """Writes each window that is over, until the run stops; the work of a thread."""
@@ -153,25 +138,25 @@ class Archive:
         """Writes the window if it is over."""
         with self._changed:
             window = self._filling
-            is_over = window.is_full or (bool(window.rows) and self._clock() - window.opened_at >= self._window_s)
+            is_over = window.is_full or (bool(window.records) and self._clock() - window.opened_at >= self._window_s)
         if is_over:
             self._write_window()
 
     def finish(self) -> None:
         """Writes all that is left, without waiting for storage that fails; to be called when the last bundle has ended."""
-        while self._closed.rows or self._filling.rows:
+        while self._closed.records or self._filling.records:
             self._write_window()
 
     def _write_window(self) -> None:
         """Writes a window, then ends the holds of its messages; after a failure the window stays closed."""
         with PROCESS.parts["archive"].working(), self._writing:
-            if not self._closed.rows:
+            if not self._closed.records:
                 with self._changed:
                     self._closed, self._filling = self._filling, _Window()
                     self._changed.notify_all()
-            self._writer.write(self._closed.rows, self._write)
+            self._writer.write(self._closed.records, self._write)
             PROCESS.failing.pop("archive", None)
-            self._end_hold([row.record.ref.message_id for row in self._closed.rows])
+            self._end_hold([record.ref.message_id for record in self._closed.records])
             self._closed = _Window()
 
     def _say(self, err: Exception) -> None:
@@ -203,6 +188,7 @@ class ArchiveRows(beam.PTransform):
 
     def expand(self, records: tuple[beam.PCollection[DetectedImage | DeadLetter], ...]) -> beam.PCollection[str]:
         """Wires records, batches of each kind, and writing."""
+        writer = self.writer
         parts = tuple(
             part | f"ByKind{n}" >> beam.Map(_with_kind).with_output_types(tuple[str, DetectedImage | DeadLetter])
             for n, part in enumerate(records)
@@ -211,21 +197,9 @@ class ArchiveRows(beam.PTransform):
             parts
             | "FlattenRecords" >> beam.Flatten()
             | "GatherRows" >> beam.GroupIntoBatches(WINDOW_ROWS, self.window_s)
-            | "WriteRows" >> beam.FlatMap(self._write).with_output_types(str)
+            | "WriteRows" >> beam.FlatMapTuple(lambda _kind, records: writer.write(records)).with_output_types(str)
         )
-
-    def _write(self, kind_and_records: tuple[str, Sequence[DetectedImage | DeadLetter]]) -> list[str]:
-        return self.writer.write([ArchivedRow(record, row_bytes(_row_of(record))) for record in kind_and_records[1]])
 
 
 def _with_kind(record: DetectedImage | DeadLetter) -> tuple[str, DetectedImage | DeadLetter]:
     return (DETECTIONS if isinstance(record, DetectedImage) else DEAD_LETTERS), dataclasses.replace(record, thumbnail=b"")
-
-
-def _row_of(record: DetectedImage | DeadLetter) -> dict[str, object]:
-    return detection_row(record) if isinstance(record, DetectedImage) else dead_letter_row(record)
-
-
-def _size_bytes(row: ArchivedRow) -> int:
-    payload = row.record.payload if isinstance(row.record, DeadLetter) else b""
-    return _RECORD_BYTES + 2 * len(row.line) + len(payload)  # a record's text takes about as much as its line

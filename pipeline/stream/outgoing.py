@@ -34,12 +34,10 @@ class OutgoingMessage:
     Attributes:
       data: Its payload.
       attributes: Its attributes.
-      row: The whole row of a result; `data` is the same bytes unless Pub/Sub would refuse them.
     """
 
     data: bytes
     attributes: Mapping[str, str]
-    row: bytes = b""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,11 +76,11 @@ def detection_message(image: DetectedImage, now: float) -> OutgoingMessage:
         **_ref_attributes(image.ref, now),
     }
     fields = detection_row(image)
-    data = row = row_bytes(fields)
-    if len(row) > MAX_MESSAGE_BYTES:
+    data = row_bytes(fields)
+    if len(data) > MAX_MESSAGE_BYTES:
         data = row_bytes({**fields, "detections": [], "detections_left_out": len(image.detections)})
         attributes["detections"] = _LEFT_OUT
-    return OutgoingMessage(data, _fit(attributes), row=row)
+    return OutgoingMessage(data, _fit(attributes))
 
 
 def dead_letter_message(letter: DeadLetter, now: float) -> OutgoingMessage:
@@ -90,12 +88,12 @@ def dead_letter_message(letter: DeadLetter, now: float) -> OutgoingMessage:
     attributes = {"kind": "dead_letter", "stage": letter.stage, "reason": letter.reason, **_ref_attributes(letter.ref, now)}
     if letter.model_name:
         attributes |= {"model_name": letter.model_name, "model_version": letter.model_version}
-    data = row = row_bytes(dead_letter_row(letter))
-    if len(row) > MAX_MESSAGE_BYTES:
+    data = row_bytes(dead_letter_row(letter))
+    if len(data) > MAX_MESSAGE_BYTES:
         short = dataclasses.replace(letter, payload=b"", message=letter.message[:_MAX_EXPLANATION])
         data = row_bytes(dead_letter_row(short))
         attributes["payload"] = _LEFT_OUT
-    return OutgoingMessage(data, _fit(attributes), row=row)
+    return OutgoingMessage(data, _fit(attributes))
 
 
 def answer_message(request_id: str, outcomes: Sequence[Outcome], *, on_time: bool) -> OutgoingMessage:

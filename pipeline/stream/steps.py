@@ -14,10 +14,9 @@ from typing import Any
 import apache_beam as beam
 
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, row_bytes
-from pipeline.stream.archive import ArchivedRow
 from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message, MessageLimits, parse_message
-from pipeline.stream.outgoing import Outcome, OutgoingMessage, dead_letter_message, detection_message
+from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
 from pipeline.stream.read_requested import is_unavailable
 from pipeline.stream.run import RunSettings, StreamRun, run_of
 
@@ -66,24 +65,24 @@ class PublishResults(beam.DoFn):
 
     def start_bundle(self) -> None:
         self._publishing = Publishing()
-        self._rows: list[ArchivedRow] = []
+        self._records: list[DetectedImage | DeadLetter] = []
 
     def process(self, result: DetectedImage | DeadLetter) -> None:
         if is_unavailable(result) and self._shared.threads.stop.is_set():
             self._shared.leave(result.ref)
             return
-        message = publish_result(result, self._shared, self._publishing)
+        publish_result(result, self._shared, self._publishing)
         if self._shared.archive and (isinstance(result, DeadLetter) or self._run.config.stream.archive):
-            self._rows.append(ArchivedRow(dataclasses.replace(result, thumbnail=b""), message.row))
+            self._records.append(dataclasses.replace(result, thumbnail=b""))
 
     def finish_bundle(self) -> None:
         self._publishing.wait()
         if self._shared.archive:
-            self._shared.archive.add(self._rows)
+            self._shared.archive.add(self._records)
 
 
-def publish_result(result: DetectedImage | DeadLetter, run: StreamRun, publishing: Publishing) -> OutgoingMessage:
-    """Begins to publish one result; returns its message. Its row is serialised once, for message, archive and answers.
+def publish_result(result: DetectedImage | DeadLetter, run: StreamRun, publishing: Publishing) -> None:
+    """Begins to publish one result, and counts it.
 
     Args:
       result: What became of an image.
@@ -93,18 +92,12 @@ def publish_result(result: DetectedImage | DeadLetter, run: StreamRun, publishin
     now, config = time.time(), run.settings.config
     if isinstance(result, DeadLetter):
         message, topic = dead_letter_message(result, now), config.stream.dead_letter_topic
+        without_payload = dataclasses.replace(result, payload=b"")
+        answered = row_bytes(dead_letter_row(without_payload)) if run.answers else b""
     else:
         message, topic = detection_message(result, now), config.output
+        answered = message.data if run.answers else b""
     if topic:
         publishing.send(topic, message)
     run.figures.add_result(result, now)
-    row = _answered_row(result, message) if run.answers else b""
-    run.end(result, Outcome(row, isinstance(result, DeadLetter)))
-    return message
-
-
-def _answered_row(result: DetectedImage | DeadLetter, message: OutgoingMessage) -> bytes:
-    """The row as an answer has it: without the payload of a dead letter."""
-    if isinstance(result, DetectedImage):
-        return message.data
-    return row_bytes(dead_letter_row(dataclasses.replace(result, payload=b""))) if result.payload else message.row
+    run.end(result, Outcome(answered, isinstance(result, DeadLetter)))

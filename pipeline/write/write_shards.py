@@ -20,10 +20,10 @@ from apache_beam.transforms.window import GlobalWindows
 from pipeline.codec import pack, unpack
 from pipeline.config import WriteConfig
 from pipeline.errors import OutputError
-from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, row_bytes
+from pipeline.records import DeadLetter, DetectedImage
 from pipeline.results.completion import RowVersion
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, check_reports
-from pipeline.results.rows import dead_letters_table, detections_table
+from pipeline.results.layout import check_output, check_reports
+from pipeline.results.rows import record_bytes, rows_by_kind
 from pipeline.results.run import Run
 from pipeline.results.shards import publish_shard, stage_shard, write_shard
 from pipeline.results.upgrade import refuse_old_files
@@ -35,7 +35,6 @@ from pipeline.write.sink import Results, Sink
 
 _STATS = "stats"
 _MOST_BYTES = 48_000_000  # of the records that a bundle holds, estimated
-_RECORD_BYTES, _BOX_BYTES = 1000, 40
 
 
 @dataclasses.dataclass
@@ -70,8 +69,8 @@ class WriteShards(Sink):
 
     def expand(self, results: Results) -> beam.PCollection[None]:
         """Wires the writing, the names of staged shards, and the statistics."""
-        written = [results.detected | "WriteDetections" >> self._writing(DETECTIONS)]
-        written += [dead | f"WriteDeadLetters{n}" >> self._writing(DEAD_LETTERS) for n, dead in enumerate(results.dead)]
+        written = [results.detected | "WriteDetections" >> self._writing()]
+        written += [dead | f"WriteDeadLetters{n}" >> self._writing() for n, dead in enumerate(results.dead)]
         if self.worker_context:
             staged = [each.staged for each in written] | "AllShards" >> beam.Flatten()
             _ = staged | "SpreadShards" >> beam.Reshuffle() | "PublishShards" >> beam.Map(publish_shard)
@@ -79,8 +78,8 @@ class WriteShards(Sink):
         merged = stats | "MergeStats" >> beam.CombineGlobally(functools.partial(merge_stats, samples=self.samples))
         return merged | "WriteStats" >> beam.Map(self._write_stats)
 
-    def _writing(self, kind: str) -> Any:
-        return beam.ParDo(_WriteRows(kind, dataclasses.replace(self))).with_outputs("staged", main="stats")
+    def _writing(self) -> Any:
+        return beam.ParDo(_WriteRows(dataclasses.replace(self))).with_outputs("staged", main="stats")
 
     def _write_stats(self, stats: JobStats) -> None:
         write_file(f"{self.run.folder}/{_STATS}", pack(stats))
@@ -89,8 +88,7 @@ class WriteShards(Sink):
 class _WriteRows(beam.DoFn):
     """Writes one kind of records; outputs statistics, and staged shards where the runner retries bundles."""
 
-    def __init__(self, kind: str, sink: WriteShards):
-        self._kind = kind
+    def __init__(self, sink: WriteShards):
         self._sink = sink
 
     def setup(self) -> None:
@@ -103,11 +101,9 @@ class _WriteRows(beam.DoFn):
     def process(self, record: DetectedImage | DeadLetter) -> Iterator[Any]:
         if isinstance(record, DetectedImage):
             self._stats.add_detected(record, self._sink.samples)
-            self._held_bytes += _BOX_BYTES * len(record.detections)
         else:
             self._stats.add_dead(record)
-            self._held_bytes += len(record.payload)
-        self._held_bytes += _RECORD_BYTES + len(record.ref.extra)
+        self._held_bytes += record_bytes(record)
         self._records.append(dataclasses.replace(record, thumbnail=b"") if record.thumbnail else record)
         is_late = time.monotonic() - self._began >= self._sink.write.shard_seconds
         if is_late or self._held_bytes >= _MOST_BYTES:
@@ -125,15 +121,12 @@ class _WriteRows(beam.DoFn):
         """Writes what is held as a shard."""
         if not self._records:
             return
-        sink, is_detection = self._sink, self._kind == DETECTIONS
-        records = sorted(self._records, key=lambda record: str(record.ref.uri))
-        table = (detections_table if is_detection else dead_letters_table)(records, sink.version, sink.run.name, time.time())
-        to_row: Any = detection_row if is_detection else dead_letter_row
-        lines = [row_bytes(to_row(record)) + b"\n" for record in records] if sink.write.view else None
-        if sink.worker_context:
-            yield TaggedOutput("staged", windowed(stage_shard(sink.run.output, self._kind, table, sink.run.name, lines)))
-        else:
-            write_shard(sink.run.output, self._kind, table, sink.run.name, lines)
+        sink = self._sink
+        for kind, table, lines in rows_by_kind(self._records, sink.version, sink.run.name, view=sink.write.view):
+            if sink.worker_context:
+                yield TaggedOutput("staged", windowed(stage_shard(sink.run.output, kind, table, sink.run.name, lines)))
+            else:
+                write_shard(sink.run.output, kind, table, sink.run.name, lines)
         yield windowed(self._stats)
         self._begin()
 

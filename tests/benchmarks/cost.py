@@ -42,7 +42,7 @@ from pipeline.results.lock import TIMES, _CloudLock
 from pipeline.results.rows import detections_table
 from pipeline.results.run import Run
 from pipeline.results.shards import done_keys, list_shards, parquet_bytes, publish_shard, stage_shard
-from pipeline.stream.archive import Archive, ArchivedRow, RowWriter
+from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.outgoing import detection_message
 from pipeline.stream.threads import RunThreads
 from tests.clock import Clock
@@ -176,7 +176,7 @@ def archive_operations(folder: str, counts: collections.Counter[str]) -> dict[st
         return counts - before
 
     nothing = Detections(np.zeros((0, 4)), np.zeros(0, np.int32), np.zeros(0), ())
-    archive.add([ArchivedRow(DetectedImage(ImageRef("a"), 1, 1, "m", "1", nothing), b"{}")])
+    archive.add([DetectedImage(ImageRef("a"), 1, 1, "m", "1", nothing)])
     of_window = next_window()
     idle = [next_window() for _ in range(100)]
     return {"class_a_a_shard": float(of_window["class_a"]), "idle": float(sum(each.total() for each in idle))}

@@ -12,7 +12,7 @@ import pytest
 from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing
 from pipeline.results.shards import list_shards
 from pipeline.stream.answers import Answers
-from pipeline.stream.archive import Archive, ArchivedRow, RowWriter
+from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.dedup_cache import DedupCache
 from pipeline.stream.live import LiveStats
 from pipeline.stream.messages import Message, MessageLimits, parse_message
@@ -63,7 +63,7 @@ def a_day(folder: Path) -> tuple[list[int], list[int], int]:
             failed = isinstance(result, DeadLetter)
             message = dead_letter_message(result, clock.now) if failed else detection_message(result, clock.now)
             figures.add_result(result, clock.now)
-            rows.append(ArchivedRow(result, message.data))
+            rows.append(result)
             recent.done(image, Outcome(message.data, failed))
         archive.add(rows)
         clock.now += BUNDLE_S

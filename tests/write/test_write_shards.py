@@ -16,8 +16,8 @@ from pipeline.write.write_shards import WriteShards, _WriteRows, read_stats
 from tests.shard_rows import VERSION, detected, failed, rows_in
 
 
-def at_work(settings, kind="detections"):
-    step = _WriteRows(kind, settings)
+def at_work(settings):
+    step = _WriteRows(settings)
     step.start_bundle()
     return step
 
