@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import itertools
 import logging
 import shlex
 import signal
@@ -26,25 +27,30 @@ from pipeline.secrets import masked_arguments, masked_text
 DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
 _CODES = {FullError: FAILED, StorageAwayError: FAILED, BusyError: BUSY}  # of errors of users; others: WRONG
 
-_PURPOSES = {  # of --help; --help-all shows every flag, by its section of the config
-    "what to do": ("input", "output", "model.path", "mode", "runner"),
-    "which images": ("dates", "again", "retry_dead", "when_busy"),
-    "what counts as a detection": ("detect.score_threshold", "detect.iou_threshold", "detect.classes"),
-    "results": ("write.samples", "write.export"),
-    "speed": ("detect.precision", "detect.device"),
-    "streams": ("stream.archive", "stream.allow_uri_prefix"),
-}
 _EPILOG = """\
-examples:
-  detect-objects run --config configs/batch_local_direct.yaml --input 'photos/**/*.jpg' --output out/ \\
-      --model models/yolov4
+what most people use:
+  --input PATTERN ...        images: files, folders, globs with **, gs://, s3://, abfs://, manifests, archives, videos
+  --output FOLDER            the results, local or gs://; of a stream its topic
+  --model PATH               SavedModel, folder of versions, or grpc://; 'digits' is the bundled detector
+  --mode streaming           Pub/Sub in, Pub/Sub out; --archive FOLDER keeps the rows
+  --runner RUNNER            DirectRunner (default), PrismRunner, FlinkRunner, SparkRunner, DataflowRunner
+  --dates DAYS               fills {date} in the input: 2026-11-20, yesterday, 'last 7 days'
+  --again                    detect images that are done again, too
+  --retry-dead               detect in the images that failed
+  --when-busy skip           where another run of this command is at work: wait (default), skip or stop
+  --score-threshold 0.25     least confidence; --iou-threshold 0.45 for boxes that are one object
+  --classes NAME ...         keep only these classes
+  --export FORMAT ...        csv, coco, yolo, voc, cvat, label-studio or tfrecord at the end, too
+  --samples N                write N annotated images
+  --precision bfloat16       faster on some CPUs and on GPUs; --device cpu, gpu or gpu:0
+  --allow-uri-prefix URI     folders whose images messages and found lists may name
+
+  detect-objects run --input 'photos/**/*.jpg' --output out/ --model models/yolov4 --dry-run
   detect-objects run --config configs/batch_gcs_direct.yaml --input 'gs://bucket/2026/**' --output gs://bucket/detections \\
       --model gs://bucket/models/yolov4 --score-threshold 0.4 --classes person,dog
-  detect-objects run --input photos/ --output out/ --model models/yolov4 --dry-run
 
---help-all lists all flags. Each is a key of the config file, too; flags win. Lists are given with commas or
-by repeating values, --classes a,b or --classes a b; file names may hold commas, so for --input only as --input a b.
-Other flags go to Apache Beam, e.g. --runner DataflowRunner --region europe-west1; unknown flags are rejected.
+Each flag is a key of the config file, too; flags win. Lists take commas or several values; file names may hold commas, so
+--input takes several values only. Other flags go to Apache Beam, e.g. --region europe-west1; unknown flags are rejected.
 exit code: 0 done, also with some dead letters; 1 the job failed, or more than max_dead_share of its images; 2 wrong command,
 config, model or place; 3 another run of this command is at work; 130 stopped by Ctrl-C or SIGTERM before a batch job was done.
 Rows that a job has written stay; the same command does the rest.
@@ -162,22 +168,15 @@ def make_parser(*, every: bool = False) -> argparse.ArgumentParser:
     parser.add_argument(
         "--verbose", action="store_true", help="--log-level info: show Beam's and TensorFlow's logs, and tracebacks"
     )
-    purpose_of = {key: purpose for purpose, keys in _PURPOSES.items() for key in keys}
-    titles = list(_PURPOSES) if not every else [_section(setting.key) for setting in settings()]
-    groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles)}
-    for setting in settings():
-        if not setting.flag:
-            continue
-        title = _section(setting.key) if every else purpose_of.get(setting.key, "")
-        shown = "" if setting.default in (None, "", [], False) else f" (default: {setting.default})"
-        help_text = (setting.help + shown).replace("%", "%%") if title else argparse.SUPPRESS
-        group = groups.get(title, parser)
-        group.add_argument(setting.flag, **_argument(setting.schema), dest=setting.key, default=argparse.SUPPRESS, help=help_text)
+    for section, of_section in itertools.groupby(settings(), key=lambda setting: setting.key.rpartition(".")[0]):
+        group = parser.add_argument_group(f"{section or 'job'} settings") if every else parser
+        for setting in filter(lambda setting: setting.flag, of_section):
+            shown = "" if setting.default in (None, "", [], False) else f" (default: {setting.default})"
+            help_text = (setting.help + shown).replace("%", "%%") if every else argparse.SUPPRESS
+            group.add_argument(
+                setting.flag, **_argument(setting.schema), dest=setting.key, default=argparse.SUPPRESS, help=help_text
+            )
     return parser
-
-
-def _section(key: str) -> str:
-    return f"{key.rpartition('.')[0] or 'job'} settings"
 
 
 def _argument(schema: Mapping[str, Any]) -> dict[str, Any]:
