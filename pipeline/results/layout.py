@@ -91,6 +91,8 @@ def is_result_name(name: str) -> bool:
 
 def kind_of_rows(path: str) -> str:
     """Which rows a file has, by its name, in any folder: `detections`, `dead_letters`, or empty for other files."""
+    if not path.endswith((".parquet", ".jsonl")):  # of most files
+        return ""
     found = _ROWS.fullmatch("/".join(path.rsplit("/", 2)[-2:]))
     return found[1] if found else ""
 

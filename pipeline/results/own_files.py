@@ -12,10 +12,9 @@ from pipeline.storage.globs import escape_glob
 from pipeline.storage.listing import files_in, listing_backend_of
 
 _FOLDERS_KNOWN = 4096
-# One search excludes most files.
-_PERHAPS_OURS = re.compile(
-    r"/(?:(?:detections|dead_letters|exports|samples|runs)/|\.staging-|\.lock-|(?:summary\.json|\w+\.html)$)"
-)
+# These exclude most files, the first of them all files of a folder.
+_OUR_FOLDER = re.compile(r"/(?:(?:detections|dead_letters|exports|samples|runs)/|\.staging-)")
+_OUR_NAME = re.compile(r"\.staging-|\.lock-|(?:summary\.json|\w+\.html)$")
 
 
 class OwnFiles:
@@ -32,15 +31,17 @@ class OwnFiles:
 
     def __init__(self, output: str, inputs: Iterable[str]) -> None:
         self._real = functools.lru_cache(_FOLDERS_KNOWN)(_real_folder)
+        self._is_ours = functools.lru_cache(_FOLDERS_KNOWN)(lambda folder: _OUR_FOLDER.search(f"{folder}/") is not None)
         self._holds_results = functools.lru_cache(_FOLDERS_KNOWN)(_holds_results)
         self._output = self._real(output) if output else None
         self._inputs = sorted({self._real(folder) for folder in inputs}, key=len, reverse=True)
 
     def has(self, path: str) -> bool:
         """Whether a listed file is this program's own."""
-        real = self._real_path(path)
-        if not _PERHAPS_OURS.search(real):
+        folder, _, name = path.rpartition("/")
+        if not (_OUR_NAME.match(name) or self._is_ours(self._real(folder or path[: len(path) - len(name)]))):
             return False
+        real = self._real_path(path)
         listed = next((folder for folder in self._inputs if real.startswith(f"{folder}/")), "")
         return self._is_in_output(real) or any(self._is_of_run(listed, *parts) for parts in _divisions(real))
 
