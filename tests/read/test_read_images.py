@@ -14,6 +14,7 @@ from pipeline.read.read_images import ReadImages, _DropDoubles
 from pipeline.records import EncodedImage, ImageRef
 from pipeline.stats.summary import merge_stats
 from tests.read.running import run
+from tests.tfrecord_files import example, write
 
 NAMES = ["a.jpg", "b.jpg", "in/a.jpg", "in/deep/a.jpg"]
 
@@ -125,42 +126,9 @@ def test_what_has_its_bytes_already_passes_unread():
 
 
 @pytest.mark.slow
-def test_tfrecord_shards_carry_their_images(tmp_path):
-    import tensorflow as tf
-
-    def feature(*values):
-        return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
-
-    def example(**features):
-        named = {name.replace("_", "/", 1): feature(value) for name, value in features.items()}
-        return tf.train.Example(features=tf.train.Features(feature=named)).SerializeToString()
-
-    with tf.io.TFRecordWriter(str(tmp_path / "shard.tfrecord-00000-of-00001")) as writer:
-        writer.write(example(image_encoded=b"one", image_source_id=b"id-1", image_filename=b"name-1"))
-        writer.write(example(image_encoded=b"two", image_filename=b"name-2"))
-        writer.write(example(image_encoded=b"three", image_source_id=b""))
-        writer.write(example(image_source_id=b"id-4"))
-        writer.write(example(image_encoded=b"", image_source_id=b"id-5"))
-    (tmp_path / "a.jpg").write_text("file")
-    got = run(lambda pipeline: (pipeline | ReadImages([f"{tmp_path}/a.jpg", f"{tmp_path}/shard.tfrecord*"]))._asdict())
-    images = {image.content: image.ref for image in got["images"]}
-    assert images.keys() == {b"file", b"one", b"two", b"three", b""}  # an empty one is known to be none once it is decoded
-    assert (images[b"one"].uri, images[b"two"].uri) == ("id-1", "name-2")
-    assert images[b"three"].uri == f"tfrecord:{images[b'three'].generation}"
-    assert [(letter.ref.uri, letter.stage, letter.reason) for letter in got["dead"]] == [("id-4", "read", "no_image")]
-    assert merge_stats(got["counted"], 0).read == 6
-
-
-@pytest.mark.slow
 def test_the_bytes_of_tfrecords_are_held_by_no_shuffle(tmp_path):
     """128 MB of records on their way to the next step: a few of them are in memory at a time."""
-    import tensorflow as tf
-
-    image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[bytes(2_000_000)]))
-    record = tf.train.Example(features=tf.train.Features(feature={"image/encoded": image})).SerializeToString()
-    with tf.io.TFRecordWriter(str(tmp_path / "large.tfrecord")) as writer:
-        for _ in range(64):
-            writer.write(record)
+    write(tmp_path / "large.tfrecord", *[example(image_encoded=bytes(2_000_000))] * 64)
 
     def build(pipeline):
         read = pipeline | ReadImages([f"{tmp_path}/large.tfrecord"])
@@ -178,12 +146,7 @@ def test_the_bytes_of_tfrecords_are_held_by_no_shuffle(tmp_path):
 
 def test_a_folder_may_hold_images_and_tfrecord_files(tree):
     """Each file is read as what it is, and one that is named twice once."""
-    import tensorflow as tf
-
-    image = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"in a record"]))
-    record = tf.train.Example(features=tf.train.Features(feature={"image/encoded": image})).SerializeToString()
-    with tf.io.TFRecordWriter("in/b.record-00000-of-00001") as writer:
-        writer.write(record)
+    write("in/b.record-00000-of-00001", example(image_encoded=b"in a record"))
     (tree / "in" / "a.tfrecord.jpg").write_text("an image")
     got = run(lambda pipeline: (pipeline | ReadImages(["in", "in/*.record*"]))._asdict())
     assert sorted(image.content for image in got["images"]) == [b"an image", b"in a record", b"in/a.jpg", b"in/deep/a.jpg"]

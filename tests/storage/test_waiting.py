@@ -33,12 +33,7 @@ def silent_storage():
     [
         pytest.param(["pipeline.run", "--input", GONE, "--output", "out", "--model", "digits"], "input", id="input"),
         pytest.param(["pipeline.run", "--input", "in", "--output", GONE, "--model", "digits"], "output", id="output"),
-        pytest.param(
-            ["pipeline.run", "--input", "in", "--output", GONE, "--model", "digits", "--dry-run"], "output", id="dry run"
-        ),
         pytest.param(["pipeline.run", "--input", "in", "--output", "out", "--model", GONE], "model", id="model"),
-        pytest.param(["pipeline.compact", GONE], "output", id="compact"),
-        pytest.param(["pipeline.reconcile", "--input", "in", "--output", GONE], "output", id="reconcile"),
     ],
 )
 def test_storage_that_does_not_answer_is_named(silent_storage, tmp_path, command, what):
