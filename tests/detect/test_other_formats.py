@@ -127,8 +127,11 @@ def darknet_model(path):
 
 @pytest.mark.parametrize(
     ("name", "make"),
-    [("m o.weights", darknet_model), ("m o.keras", keras_model), ("m o.pb", frozen_graph)],
-    ids=["Darknet", "Keras", "frozen"],
+    [
+        pytest.param("m o.weights", darknet_model, id="Darknet", marks=pytest.mark.matrix),
+        pytest.param("m o.keras", keras_model, id="Keras"),
+        pytest.param("m o.pb", frozen_graph, id="frozen", marks=pytest.mark.matrix),
+    ],
 )
 def test_the_command_makes_a_saved_model(name, make, tmp_path):
     """As it is printed, in a shell; the folder that it names is one."""

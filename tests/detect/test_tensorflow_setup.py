@@ -64,7 +64,7 @@ THREADS = {"intra_op_threads": 7, "concurrent_batches": 5}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["bright", "digits"])
+@pytest.mark.parametrize("model", ["bright", pytest.param("digits", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(
     ("settings", "of_gpus"),
     [
