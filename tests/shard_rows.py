@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, dead_letter_row, detection_row, row_bytes
+from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import dead_letters_table, detections_table, json_rows
@@ -43,11 +43,9 @@ def write_rows(
     paths = []
     if images:
         images = sorted(images, key=lambda image: image.ref.uri)
-        lines = [row_bytes(detection_row(image)) + b"\n" for image in images]
-        paths.append(write_shard(output, DETECTIONS, detections_table(images, version, run, made_at), run, lines))
+        paths.append(write_shard(output, DETECTIONS, detections_table(images, version, run, made_at), run, view=True))
     if letters:
-        lines = [row_bytes(dead_letter_row(letter)) + b"\n" for letter in letters]
-        paths.append(write_shard(output, DEAD_LETTERS, dead_letters_table(letters, version, run, made_at), run, lines))
+        paths.append(write_shard(output, DEAD_LETTERS, dead_letters_table(letters, version, run, made_at), run, view=True))
     return paths
 
 

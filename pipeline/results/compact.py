@@ -26,12 +26,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from models.progress import shown
-from pipeline.records import row_bytes
 from pipeline.results.completion import row_key
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, time_in_name
 from pipeline.results.lock import locked
 from pipeline.results.newest import lost_rows
-from pipeline.results.rows import SCHEMAS, json_rows, uri_of
+from pipeline.results.rows import SCHEMAS, uri_of
 from pipeline.results.run import ABANDONED_SECONDS, remove_abandoned
 from pipeline.results.shards import COMPACTED, SOURCES, Shard, list_shards, read_columns, shard_of_name, write_shard
 from pipeline.storage.files import delete_files, delete_if_generation_match, folders_of, generations_of, list_files, sync
@@ -206,10 +205,8 @@ def _merge(output: str, group: Sequence[_Part], share: float) -> Compacted:
     kind, sources = group[0].shard.kind, json.dumps(sorted(posixpath.basename(part.shard.path) for part in group))
     metadata = {SOURCES: sources, _LEVEL: max(part.level for part in group) + b"+"}
     merged = pa.concat_tables(table for table in tables if table is not None).sort_by("uri").replace_schema_metadata(metadata)
-    rows = (row for batch in merged.to_batches(max_chunksize=1000) for row in json_rows(batch, kind))
-    has_view = any(path.endswith(".jsonl") for path in generations)
     if len(merged):
-        write_shard(output, kind, merged, COMPACTED, (row_bytes(row) + b"\n" for row in rows) if has_view else None)
+        write_shard(output, kind, merged, COMPACTED, view=any(path.endswith(".jsonl") for path in generations))
     _delete(generations)
     return Compacted(len(group), int(len(merged) > 0), len(merged), sum(len(part.lost) for part in group) - len(merged))
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, detection_row, name_bytes, row_bytes
+from pipeline.records import DeadLetter, DetectedImage, name_bytes
 from pipeline.results.completion import RowVersion, row_key
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 
+_ROWS = 1000  # each is a few kB as Python objects
 _BOX = pa.list_(pa.float32(), 4)
 _DETECTION = pa.struct([("box_xyxy", _BOX), ("class_id", pa.int32()), ("class_name", pa.string()), ("confidence", pa.float32())])
 _COMMON = [
@@ -44,25 +46,22 @@ SCHEMAS = {
 }
 
 
-def rows_by_kind(
-    records: Sequence[DetectedImage | DeadLetter], version: RowVersion, run: str, *, view: bool
-) -> Iterator[tuple[str, pa.Table, list[bytes] | None]]:
-    """The rows of each kind, made now and sorted by URI: their table, and the lines of its view."""
-    kinds: list[tuple[str, type, Any, Any]] = [
-        (DETECTIONS, DetectedImage, detections_table, detection_row),
-        (DEAD_LETTERS, DeadLetter, dead_letters_table, dead_letter_row),
+def rows_by_kind(records: Sequence[DetectedImage | DeadLetter], version: RowVersion, run: str) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each kind that there is, made now and sorted by URI."""
+    kinds: list[tuple[str, type, Any]] = [
+        (DETECTIONS, DetectedImage, detections_table),
+        (DEAD_LETTERS, DeadLetter, dead_letters_table),
     ]
-    for kind, record_type, table_of, row_of in kinds:
+    for kind, record_type, table_of in kinds:
         ordered = sorted((record for record in records if isinstance(record, record_type)), key=lambda record: record.ref.uri)
         if ordered:
-            lines = [row_bytes(row_of(record)) + b"\n" for record in ordered] if view else None
-            yield kind, table_of(ordered, version, run, time.time()), lines
+            yield kind, table_of(ordered, version, run, time.time())
 
 
 def record_bytes(record: DetectedImage | DeadLetter) -> int:
     """About what a record takes in memory, without a thumbnail; measured."""
-    content = len(record.payload) if isinstance(record, DeadLetter) else 40 * len(record.detections)
-    return 1000 + content + len(record.ref.extra)
+    of_kind = 40 * len(record.detections) if isinstance(record, DetectedImage) else len(record.message) + len(record.payload)
+    return 1000 + len(record.ref.uri) + len(record.ref.extra) + of_kind
 
 
 def detections_table(images: Sequence[DetectedImage], version: RowVersion, run: str, made_at: float) -> pa.Table:
@@ -134,21 +133,33 @@ def _of_run(rows: int, settings: str, run: str, made_at: float) -> list[pa.Array
 
 
 def json_rows(table: pa.Table | pa.RecordBatch, kind: str) -> Iterator[dict[str, Any]]:
-    """The rows as `detection_row` and `dead_letter_row` make them, for views and exports."""
-    to_row = _detection_row if kind == DETECTIONS else _dead_letter_row
-    return map(to_row, table.to_pylist())
+    """The rows as `detection_row` and `dead_letter_row` make them, for views and exports; a thousand at a time are in memory."""
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    for batch in table.to_batches(max_chunksize=_ROWS):
+        yield from _detection_rows(batch) if kind == DETECTIONS else map(_dead_letter_row, batch.to_pylist())
 
 
-def _detection_row(row: dict[str, Any]) -> dict[str, Any]:
-    for each in row["detections"]:
-        each["box_xyxy"] = [round(value, 2) for value in each["box_xyxy"]]
-        each["confidence"] = round(each["confidence"], 5)
-    return {
-        "image": {"uri": uri_of(row), "generation": row["generation"], "width": row["width"], "height": row["height"]},
-        "model": {"name": row["model"], "version": row["version"]},
-        "detections": row["detections"],
-        **({"extra": json.loads(row["extra"])} if row["extra"] else {}),
-    }
+def _detection_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Rows of detections, from columns: five times as fast as from each row's objects."""
+    boxes, class_ids, names, confidences = pc.list_flatten(batch["detections"]).flatten()
+    columns = zip(
+        np.round(boxes.flatten().to_numpy().astype(np.float64).reshape(-1, 4), 2).tolist(),
+        class_ids.to_pylist(),
+        names.to_pylist(),
+        np.round(confidences.to_numpy().astype(np.float64), 5).tolist(),
+        strict=True,
+    )
+    found = [{"box_xyxy": box, "class_id": number, "class_name": name, "confidence": sure} for box, number, name, sure in columns]
+    of_rows = batch.select(["uri", "uri_bytes", "generation", "width", "height", "model", "version", "extra"]).to_pylist()
+    ends = np.cumsum(pc.list_value_length(batch["detections"]).to_numpy()).tolist()
+    for row, start, end in zip(of_rows, [0, *ends], ends, strict=False):
+        yield {
+            "image": {"uri": uri_of(row), **{name: row[name] for name in ("generation", "width", "height")}},
+            "model": {"name": row["model"], "version": row["version"]},
+            "detections": found[start:end],
+            **({"extra": json.loads(row["extra"])} if row["extra"] else {}),
+        }
 
 
 def _dead_letter_row(row: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import posixpath
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -31,9 +31,10 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import OutputError
 from pipeline.failures import FOR_GOOD
+from pipeline.records import row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
-from pipeline.results.rows import SCHEMAS
+from pipeline.results.rows import SCHEMAS, json_rows
 from pipeline.storage.cloud import GS, write_object
 from pipeline.storage.files import create, exists, folders_of, move_files, sync
 from pipeline.storage.globs import escape_glob
@@ -249,7 +250,7 @@ def _may_hold(file: pq.ParquetFile, group: int, wanted: dict[str, str], prefixes
     return any(uris.min[: len(prefix)] <= prefix <= uris.max[: len(prefix)] for prefix in prefixes)
 
 
-def write_shard(output: str, kind: str, table: pa.Table, run: str, lines: Iterable[bytes] | None = None) -> str:
+def write_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = False) -> str:
     """Writes a shard, its view first, and gives it its name; durable when it returns.
 
     Args:
@@ -257,27 +258,27 @@ def write_shard(output: str, kind: str, table: pa.Table, run: str, lines: Iterab
       kind: `detections` or `dead_letters`.
       table: Its rows; sorted by URI, so that statistics exclude shards of other folders. Its metadata is the shard's.
       run: Names the run, or `compact`.
-      lines: The lines of its view; None: it has none.
+      view: Whether it has a view.
 
     Returns:
       Its path.
     """
     if not output.startswith(GS):
-        staged = stage_shard(output, kind, table, run, lines)
+        staged = stage_shard(output, kind, table, run, view)
         publish_shard(staged)
         return staged.names[-1][1]
     name = f"{output}/{kind}/{_new_name(run)}"
-    if lines is not None:
-        write_object(f"{name}.jsonl", b"".join(lines))
+    if view:
+        write_object(f"{name}.jsonl", _view(table, kind))
     if not write_object(f"{name}.parquet", parquet_bytes(table), if_generation=0) and not exists(f"{name}.parquet"):
         raise OutputError(f"output {output}: {name}.parquet could not be written")
     return f"{name}.parquet"
 
 
-def stage_shard(output: str, kind: str, table: pa.Table, run: str, lines: Iterable[bytes] | None = None) -> StagedShard:
+def stage_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = False) -> StagedShard:
     """Writes a shard under a staged name, for runners that may run a bundle again; see `write_shard`."""
     name, staging = _new_name(run), f"{output}/{STAGING}{run}"
-    parts = ([("jsonl", b"".join(lines))] if lines is not None else []) + [("parquet", parquet_bytes(table))]
+    parts = ([("jsonl", _view(table, kind))] if view else []) + [("parquet", parquet_bytes(table))]
     for ending, content in parts:
         with create(f"{staging}/{name}.{ending}") as file:
             file.write(content)
@@ -294,6 +295,11 @@ def publish_shard(staged: StagedShard) -> None:
                 said = f"{path} is gone and {final} is not there; was the staging folder removed?"
                 raise OutputError(f"output: {said}") from err
             sync(folders_of([final]))  # the process that renamed it may have died before it did so
+
+
+def _view(table: pa.Table, kind: str) -> bytes:
+    """The rows for people, a line each."""
+    return b"".join(row_bytes(row) + b"\n" for row in json_rows(table, kind))
 
 
 def parquet_bytes(table: pa.Table) -> bytes:

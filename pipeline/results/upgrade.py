@@ -75,7 +75,7 @@ def upgrade(output: str) -> Upgraded:
             except _DAMAGED as err:
                 left.append(f"{path} stays: {' '.join(str(err).split())[:300]}; move it, or give it to a job as --input")
                 continue
-            write_shard(output, kind, table, UPGRADED, [content])
+            write_shard(output, kind, table, UPGRADED, view=True)
         delete_files([index, f"{path.removesuffix('.jsonl')}.parquet"])  # the second was made from the rows
         delete_files([path])
     return Upgraded(len(files) - len(left), left)

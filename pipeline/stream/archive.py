@@ -64,8 +64,8 @@ class RowWriter:
 
     def write(self, records: Sequence[_Record], write: Callable[..., str] | None = None) -> list[str]:
         """Writes the rows of records as one shard of each kind; returns the paths. `write`: default `write_shard`."""
-        rows = rows_by_kind(records, self.version, self.run, view=self.view)
-        return [(write or write_shard)(self.folder, kind, table, self.run, lines) for kind, table, lines in rows]
+        rows = rows_by_kind(records, self.version, self.run)
+        return [(write or write_shard)(self.folder, kind, table, self.run, self.view) for kind, table in rows]
 
 
 @dataclasses.dataclass

@@ -86,7 +86,7 @@ class WriteShards(Sink):
 
 
 class _WriteRows(beam.DoFn):
-    """Writes one kind of records; outputs statistics, and staged shards where the runner retries bundles."""
+    """Writes records; outputs statistics, and staged shards where the runner retries bundles."""
 
     def __init__(self, sink: WriteShards):
         self._sink = sink
@@ -122,11 +122,11 @@ class _WriteRows(beam.DoFn):
         if not self._records:
             return
         sink = self._sink
-        for kind, table, lines in rows_by_kind(self._records, sink.version, sink.run.name, view=sink.write.view):
+        for kind, table in rows_by_kind(self._records, sink.version, sink.run.name):
             if sink.worker_context:
-                yield TaggedOutput("staged", windowed(stage_shard(sink.run.output, kind, table, sink.run.name, lines)))
+                yield TaggedOutput("staged", windowed(stage_shard(sink.run.output, kind, table, sink.run.name, sink.write.view)))
             else:
-                write_shard(sink.run.output, kind, table, sink.run.name, lines)
+                write_shard(sink.run.output, kind, table, sink.run.name, sink.write.view)
         yield windowed(self._stats)
         self._begin()
 

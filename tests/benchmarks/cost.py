@@ -142,7 +142,7 @@ def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
 def shard_operations(folder: str, counts: collections.Counter[str]) -> dict[str, float]:
     """Operations of a shard that is staged and gets its name, of reading the keys in it, and of a heartbeat of a lock."""
     before = counts.copy()
-    publish_shard(stage_shard(folder, DETECTIONS, detections_table(detected(), _VERSION, "run", 0.0), "run", [b"{}"]))
+    publish_shard(stage_shard(folder, DETECTIONS, detections_table(detected(), _VERSION, "run", 0.0), "run", view=True))
     staged = counts - before
     before = counts.copy()
     list_shards(folder)

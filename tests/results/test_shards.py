@@ -23,6 +23,7 @@ from pipeline.results.shards import (
     stage_shard,
     write_shard,
 )
+from pipeline.storage.files import read_file
 from tests.shard_rows import VERSION, detected, failed, rows_in, write_rows
 
 NAMES = ["a.jpg", "häslein.jpg", "\udc80.jpg", "x\\udc80.jpg", "gs://b/a,b.jpg", "=1+1.jpg", "a\n.jpg", "😀" * 50]
@@ -50,8 +51,9 @@ def test_rows_are_read_back_as_they_were_whatever_they_are_called(output):
     images = sorted((image(uri, n, '{"camera": 7}' * (n == 1)) for n, uri in enumerate(NAMES)), key=lambda each: each.ref.uri)
     letters = [DeadLetter(ImageRef(uri, "1"), "read", "not_found", "gone") for uri in NAMES]
     letters.append(DeadLetter(ImageRef("", record="a.tfrecord@1-2"), "message", "bad_json", "no", b"\xff{", "yolo", "7"))
-    lines = [row_bytes(detection_row(each)) + b"\n" for each in images]
-    write_shard(output, "detections", detections_table(images, VERSION, "run", 1.5), "run", lines)
+    path = write_shard(output, "detections", detections_table(images, VERSION, "run", 1.5), "run", view=True)
+    view = read_file(path.replace(".parquet", ".jsonl")).splitlines()
+    assert view == [row_bytes(detection_row(each)) for each in images]
     write_shard(output, "dead_letters", dead_letters_table(letters, VERSION, "run", 1.5), "run")
     assert rows_in(output) == sorted(map(detection_row, images), key=row_bytes)
     assert rows_in(output, "dead_letters") == sorted(map(dead_letter_row, letters), key=row_bytes)
@@ -65,7 +67,7 @@ def test_the_view_is_there_before_its_shard_and_says_the_same(tmp_path):
     (path,) = write_rows(f"{tmp_path}", [detected("a.jpg"), detected("b.jpg")])
     lines = Path(path.replace(".parquet", ".jsonl")).read_text().splitlines()
     assert list(map(json.loads, lines)) == list(json_rows(pq.read_table(path), "detections"))
-    staged = stage_shard(f"{tmp_path}", "detections", pq.read_table(path), "run", [b"{}\n"])
+    staged = stage_shard(f"{tmp_path}", "detections", pq.read_table(path), "run", view=True)
     assert [final.rpartition(".")[2] for _, final in staged.names] == ["jsonl", "parquet"]
 
 
@@ -73,7 +75,7 @@ def test_the_view_is_there_before_its_shard_and_says_the_same(tmp_path):
 def test_a_staged_shard_gets_its_name_once_however_often_that_is_tried(output):
     """A runner that retries the step, and a worker that comes late, change nothing."""
     table = detections_table([detected("a.jpg")], VERSION, "run", 1.0)
-    staged = stage_shard(output, "detections", table, "run", [b"{}\n"])
+    staged = stage_shard(output, "detections", table, "run", view=True)
     assert list_shards(output) == []
     for _ in range(2):
         publish_shard(staged)
