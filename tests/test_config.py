@@ -2,24 +2,14 @@
 
 import dataclasses
 import datetime
-import json
 import pickle
-import subprocess
-import sys
 import zoneinfo
 
-import jsonschema
 import pytest
-import yaml
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.config import Config, DetectConfig, ModelConfig, ReadConfig, StreamConfig, WriteConfig, load_config, settings
-from pipeline.config_schema import config_schema
 from pipeline.errors import ConfigError
-from tests.fixtures import REPO
 
 
 @pytest.fixture
@@ -227,89 +217,3 @@ def test_every_setting_has_help_a_default_of_its_own_type_and_a_name_of_its_own(
     for setting in found:
         assert setting.help, setting.key
         assert "\n" not in setting.help
-
-
-def values_of(schema):
-    """Values that a setting of this JSON Schema may have in YAML."""
-    if "anyOf" in schema:
-        return st.none() | values_of({key: part for key, part in schema.items() if key != "anyOf"})
-    if "enum" in schema or "examples" in schema:
-        return st.sampled_from(schema.get("enum") or schema["examples"])
-    low, high = max(schema.get("minimum", -1000), -1000), min(schema.get("maximum", 1000), 1000)
-    match schema["type"]:
-        case "array" if "items" in schema:
-            return st.lists(values_of(schema["items"]), max_size=3, unique=True).map(sorted)
-        case "array":
-            return st.tuples(*map(values_of, schema["prefixItems"])).map(list)
-        case "boolean":
-            return st.booleans()
-        case "string":
-            return st.text(
-                st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=schema.get("minLength", 0), max_size=9
-            )
-        case "integer":
-            return st.integers(low, high)
-        case "number":
-            return st.floats(low, high)
-    numbers = st.integers(1 - 2**63, 2**63 - 1)  # others are refused
-    return st.dictionaries(st.sampled_from(["region", "project"]), numbers | st.booleans(), max_size=2)
-
-
-@st.composite
-def trees(draw):
-    """Some settings with allowed values, nested as in a file."""
-    tree = {}
-    for setting in draw(st.lists(st.sampled_from(settings()), unique_by=lambda setting: setting.key, max_size=12)):
-        section, _, name = setting.key.rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[name] = draw(values_of(setting.schema))
-    if tree.get("dates"):
-        tree["input"] = ["photos/{date}/**"]
-    return tree
-
-
-@hypothesis_settings(max_examples=150, deadline=None)
-@given(trees())
-def test_a_config_written_out_and_read_again_is_the_same(tmp_path_factory, tree):
-    path = tmp_path_factory.getbasetemp() / "round_trip.yaml"
-    path.write_text(yaml.safe_dump({"max_dead_share": 0.5} | tree, allow_unicode=True), encoding="utf-8")
-    config = load_config([str(path)], {})
-    for section, values in tree.items():
-        written = config.as_dict()[section]
-        assert written == values or (isinstance(values, dict) and {key: written[key] for key in values} == values)
-    path.write_text(yaml.safe_dump(config.as_dict(), allow_unicode=True), encoding="utf-8")
-    assert load_config([str(path)], {}) == config
-
-
-SCHEMA = jsonschema.Draft202012Validator(config_schema())
-
-
-@pytest.mark.parametrize("path", sorted((REPO / "configs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_example_configs_fit_the_schema_of_editors(path):
-    SCHEMA.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-
-
-@pytest.mark.parametrize(
-    ("tree", "where"),
-    [
-        pytest.param({"inputs": ["a"]}, [], id="unknown key"),
-        pytest.param({"detect": {"score_threshold": 1.5}}, ["detect", "score_threshold"], id="out of bounds"),
-        pytest.param({"beam_options": {"a": {"b": 1}}}, ["beam_options", "a"], id="section for an option"),
-    ],
-)
-def test_the_schema_of_editors_points_at_mistakes(tree, where):
-    (error,) = SCHEMA.iter_errors(tree)
-    assert list(error.absolute_path) == where
-
-
-@hypothesis_settings(max_examples=100, deadline=None)
-@given(trees())
-def test_what_is_a_config_fits_the_schema_of_editors(tree):
-    SCHEMA.validate(tree)
-
-
-def test_the_schema_is_written_with_the_help_of_each_setting():
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline.config_schema"], cwd=REPO, capture_output=True, text=True, timeout=580, check=True
-    )
-    assert json.loads(done.stdout) == config_schema()
-    assert all(json.dumps(setting.help)[1:-1] in done.stdout for setting in settings())

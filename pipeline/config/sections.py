@@ -13,7 +13,6 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
 )
 from pydantic.dataclasses import dataclass
@@ -52,7 +51,7 @@ def _text(value: Any) -> Any:
     return str(value) if type(value) is int or isinstance(value, datetime.date) else value
 
 
-_BeamOption = Annotated[Any, AfterValidator(_beam_option), WithJsonSchema({"type": ["string", "number", "boolean", "array"]})]
+_BeamOption = Annotated[Any, AfterValidator(_beam_option)]
 _Input = Annotated[SomePath, AfterValidator(days.check_places)]
 _Zone = Annotated[str, AfterValidator(lambda name: days.zone_named(name) and name)]
 _Text = Annotated[str, BeforeValidator(_text)]
@@ -279,11 +278,10 @@ class Config:
         "manifests .txt .csv .jsonl; TFRecord shards, archives, videos; "
         "{date} or {date:%Y/%m/%d}, with any strftime directives, stands for each of --dates",
     )
-    time_zone: _Zone = setting("UTC", "where days begin and end, e.g. Europe/Zurich", examples=["Europe/Zurich", "UTC"])
+    time_zone: _Zone = setting("UTC", "where days begin and end, e.g. Europe/Zurich")
     dates: _Text = setting(
         "",
         "the days of {date}: 2026-11-20, 2026-11-01..2026-11-20, today, yesterday, or 'last 7 days', up to yesterday",
-        examples=["2026-11-20", "2026-11-01..2026-11-20"],
         validate_default=True,
     )
     output: Path = setting("", "folder for the results, local or gs://")

@@ -6,21 +6,12 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetJsonSchemaHandler, Strict, TypeAdapter, WithJsonSchema
-from pydantic_core import CoreSchema
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter
 
 from pipeline.config.paths import local_path
 
 Element = TypeVar("Element")
 MOST = 2**31 - 1  # TensorFlow, Pub/Sub and the system take integers of 32 bits; longer waits in seconds overflow, too
-
-
-class _OrOne:
-    """Lets the JSON Schema accept one element without its list."""
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        array = handler(schema)
-        return {"anyOf": [array["items"], array]} if handler.mode == "validation" else array
 
 
 def _some(path: str) -> str:
@@ -34,13 +25,13 @@ def _listed(value: Any) -> Any:
 
 
 Path = Annotated[str, Strict(), AfterValidator(local_path)]  # strict: a file's name need not be UTF-8
-SomePath = Annotated[Path, AfterValidator(_some), WithJsonSchema({"type": "string", "minLength": 1})]
+SomePath = Annotated[Path, AfterValidator(_some)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Threads = Annotated[int, Field(ge=1, le=1024)]  # a pool starts all of them at once
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Duration = Annotated[float, Field(ge=0.0, le=MOST)]
 Positive = Annotated[float, Field(ge=0.001, le=MOST)]
-ListOf = Annotated[tuple[Element, ...], BeforeValidator(_listed), _OrOne()]
+ListOf = Annotated[tuple[Element, ...], BeforeValidator(_listed)]
 PairOf = Annotated[tuple[Element, Element], BeforeValidator(_listed)]
 
 
