@@ -27,7 +27,7 @@ from pipeline.errors import ConfigError, run_command
 from pipeline.read.list_images import check_inputs
 from pipeline.read.reconciled import FINDINGS, LEFT_OUT, STATUSES, Found, Reconciled, reconcile
 from pipeline.records import row_bytes
-from pipeline.results.layout import check_exists, check_output
+from pipeline.results.layout import check_output, results_folder
 from pipeline.results.shards import undisturbed
 from pipeline.results.upgrade import refuse_old_files
 from pipeline.storage.files import UNFINISHED, create, delete_files, move_files
@@ -94,8 +94,7 @@ def _paths(flags: argparse.Namespace) -> dict[str, str]:
 
 def _reconciled(config: Config, model: tuple[str, str] | None, paths: dict[str, str]) -> Reconciled:
     """The outcome; manifests get their names when all is compared."""
-    output, patterns = config.output.rstrip("/"), [pattern for some in config.patterns().values() for pattern in some]
-    check_exists(output)
+    output, patterns = results_folder(config.output), [pattern for some in config.patterns().values() for pattern in some]
     refuse_old_files(output)
     paths = {status: path if "/" in path else f"./{path}" for status, path in paths.items()}
     staged = {status: f"{posixpath.dirname(path)}/{UNFINISHED}{uuid.uuid4().hex[:12]}" for status, path in paths.items()}

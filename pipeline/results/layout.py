@@ -160,18 +160,8 @@ def _look_at(output: str) -> None:
         raise OutputError(f"output {output}: expected a folder that can be written, {existing} is none")
 
 
-def check_exists(output: str) -> None:
-    """Makes sure that a local results folder is there, since a mistyped one must not be made.
-
-    Raises:
-      OutputError: It is not.
-    """
-    if "://" not in output and not os.path.isdir(output):
-        raise OutputError(f"output {output!r}: expected a results folder, found none there; check --output")
-
-
 def results_folder(given: str) -> str:
-    """The existing results folder that a flag names.
+    """The existing results folder that a flag names; a mistyped one is not made.
 
     Raises:
       ConfigError: It is no path.
@@ -181,5 +171,6 @@ def results_folder(given: str) -> str:
         output = local_path(given.strip())
     except ValueError as err:
         raise ConfigError(f"--output: {err}") from err
-    check_exists(output)
+    if "://" not in output and not os.path.isdir(output):
+        raise OutputError(f"output {output!r}: expected a results folder, found none there; check --output")
     return output.rstrip("/") or "/"

@@ -80,33 +80,19 @@ def work_there(output, own=None):
     compact(output)
 
 
-@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
-@pytest.mark.parametrize(
-    "name",
-    [
-        f"detections/{SHARD}.parquet",
-        f"dead_letters/{SHARD}.parquet",
-        f"detections/{SHARD}.jsonl",
-        ".lock-0a",
-        f".staging-{RUN}/stats",
-    ],
-)
-def test_what_cannot_be_read_counts_as_absent(name, content, output):
-    write_file(f"{output}/{name}", content)
-    work_there(output)
-    assert images_in(output) == ["a", "b", "c"]
+PLANTED = [f"{kind}/{SHARD}.parquet" for kind in ("detections", "dead_letters")]
+PLANTED += [f"detections/{SHARD}.jsonl", ".lock-0a", f".staging-{RUN}/stats"]
 
 
 @pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
-def test_so_does_a_summary_unless_it_is_somebody_elses(content, output):
+def test_what_cannot_be_read_counts_as_absent(content, output):
+    """A summary too, unless it is somebody else's; nor is anything read of what lies in the folder of a run at work."""
     write_file(f"{output}/summary.json", content)
     assert read_summary(output) == {}
-
-
-@pytest.mark.parametrize("content", [content for content in UNREADABLE.values() if content])
-@pytest.mark.parametrize("name", ["stats", "figures/0a"])
-def test_nor_is_anything_read_of_what_lies_in_the_folder_of_a_run_at_work(name, content, output):
-    work_there(output, {name: content})
+    os.remove(f"{output}/summary.json")
+    for name in PLANTED:
+        write_file(f"{output}/{name}", content)
+    work_there(output, {"stats": content, "figures/0a": content})
     assert images_in(output) == ["a", "b", "c"]
 
 
