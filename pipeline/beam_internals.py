@@ -78,7 +78,7 @@ def fetch_prism(options: Any) -> str:
     """Has Beam fetch Prism from its release, unless its cache has it; returns the path of the binary.
 
     Missing in public, up to Beam 2.77: Prism in a process group of its own. `PrismRunner` starts it in the terminal's group,
-    where Ctrl-C ends it before the job's work in hand is finished.
+    where Ctrl-C ends it before the job's work in flight is finished.
 
     Args:
       options: Beam's options.

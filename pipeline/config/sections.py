@@ -180,7 +180,7 @@ class DetectConfig:
     request_images: Count = setting(256, "most images in the detector at once")
     request_mb: Annotated[float, Field(ge=0.1, le=MOST)] = setting(64.0, "most encoded megabytes in the detector at once")
     memory_mb: Count | None = setting(
-        None, "memory of a process in megabytes; images in hand shrink to fit; default: the container's limit, if it has one"
+        None, "memory of a process in megabytes; images in flight shrink to fit; default: the container's limit, if it has one"
     )
 
     @field_validator("batch_sizes")

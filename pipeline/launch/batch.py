@@ -243,7 +243,8 @@ def _displayed(job: Job, run: Run) -> Iterator[WorkerReports]:
 
     def stats() -> JobStats:
         workers = reports.now()
-        progress.note(f"{len(workers)} workers are loading the model" if workers else "waiting for workers")
+        count = "1 worker is" if len(workers) == 1 else f"{len(workers)} workers are"
+        progress.note(f"{count} loading the model" if workers else "waiting for workers")
         return merge_stats(workers, samples=0)
 
     try:

@@ -69,7 +69,7 @@ def input_lines(new: Sequence[ImageRef], dead: Sequence[DeadLetter], done: int, 
     yield f"input    {len(images)} images{skipped}{lines}{files}"
     yield from shown(images)
     yield from shown(bad)
-    yield from (f"wrong?   {letter.message}" for letter in [each for each in dead if each.reason != "bad_line"][:1])
+    yield from (f"warning  {letter.message}" for letter in [each for each in dead if each.reason != "bad_line"][:1])
 
 
 def model_lines(detector: Detector, config: Config) -> Iterator[str]:
@@ -83,7 +83,7 @@ def model_lines(detector: Detector, config: Config) -> Iterator[str]:
     yield from (f"note     {note}" for note in model.notes)
     classes = _classes_scored(model)
     if names and classes not in (None, names):
-        yield f"wrong?   the model scores {classes} classes, class_names has {names}"
+        yield f"warning  the model scores {classes} classes, class_names has {names}"
 
 
 def _classes_scored(model: LoadedModel) -> int | None:
@@ -118,7 +118,7 @@ def tried(detector: Detector, images: Iterable[EncodedImage | DeadLetter]) -> bo
         result = image if isinstance(image, DeadLetter) else detector.detect([image])[0]
         if isinstance(result, DetectedImage):
             say(_found_lines(result))
-            say(f"wrong?   {doubt}" for doubt in doubts(result, detector.model.metadata))
+            say(f"warning  {doubt}" for doubt in doubts(result, detector.model.metadata))
             return True
         say([f"tried    {result.ref.uri}: dead letter, {result.reason}: {result.message}"])
     return image is None

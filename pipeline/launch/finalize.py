@@ -213,7 +213,7 @@ def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
         end()
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        say_at_once("stopping: finishing what is in hand")
+        say_at_once("stopping: finishing in-flight images")
 
     with _signals_call(stop):
         yield

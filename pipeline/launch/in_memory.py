@@ -10,7 +10,7 @@ already. Beam's own `DirectRunner` would choose another runner for a stream, whi
 
 The runner runs one bundle after the other, so each message waits for all earlier ones. Beam's `--direct_num_workers` does not
 help: its workers begin each turn together and wait for the slowest. So the stream runs twice in parallel. The two copies share
-the messages in hand, the images in progress and the model, as all steps of one process do.
+the messages in flight, the images in progress and the model, as all steps of one process do.
 """
 
 from __future__ import annotations

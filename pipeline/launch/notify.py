@@ -53,7 +53,7 @@ def notify(where: str, outcome: Mapping[str, Any]) -> None:
             return
         except Exception as err:  # noqa: BLE001  the job's exit code does not depend on it
             why = str(err) if type(err) in _TOLD else type(err).__name__
-    print(f"warning: nobody was notified: {masked_target(where)}: {masked_text(' '.join(why.split()))[:200]}", file=sys.stderr)
+    print(f"warning: notification failed: {masked_target(where)}: {masked_text(' '.join(why.split()))[:200]}", file=sys.stderr)
 
 
 def _is_url(where: str) -> bool:

@@ -1,6 +1,6 @@
 """Prism, Beam's portable local runner: finds or fetches it, starts it in its own process group, and ends it with the job.
 
-Ctrl-C reaches every process of the terminal's group. A Prism that ended at once could not finish the job's work in hand.
+Ctrl-C reaches every process of the terminal's group. A Prism that ended at once could not finish the job's work in flight.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Runner:
       stream_experiments: More of them, for streams.
       beam_name: The runner's name in Beam, or the full name of its class.
       wait: Waits for the end of a job, given Beam's result; raises if the job failed.
-      end_stream: Makes a stream finish its work in hand, given Beam's result; for steps in other processes.
+      end_stream: Makes a stream finish its work in flight, given Beam's result; for steps in other processes.
       finalizes_early: Whether a checkpoint also finalizes bundles that ended after it began, so that only the next checkpoint
         is sure to hold them.
       check: Checks that the runner can be reached or started, given Beam's options; raises a `RunnerError` if not.

@@ -1,7 +1,7 @@
 """Launches a streaming job: checks subscription, topics and folders, loads the model, runs until a signal, writes the report.
 
-The first SIGTERM or SIGINT ends the intake. The job finishes, publishes, acknowledges and archives its images in hand, and exits
-with 0. A second signal ends the job at once, and Pub/Sub delivers the messages in hand again.
+The first SIGTERM or SIGINT ends the intake. The job finishes, publishes, acknowledges and archives its images in flight, and
+exits with 0. A second signal ends the job at once, and Pub/Sub delivers the messages in flight again.
 """
 
 from __future__ import annotations

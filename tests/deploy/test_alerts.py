@@ -36,7 +36,7 @@ def test_each_alert_is_silent_in_one_test_series_and_fires_in_the_other():
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
 def test_each_alert_has_a_part_of_the_runbook(rule):
-    file, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    file, _, anchor = rule["annotations"]["runbook"].partition("#")
     assert (file, anchor) == ("docs/operations.md", rule["alert"].lower())
     part = RUNBOOK.split(f"### {rule['alert']}\n")[1].split("\n###")[0].split("\n## ")[0]
     assert all(f"**{what}**" in part for what in ("Means", "Look", "Do"))

@@ -289,7 +289,7 @@ def test_a_signal_drains_the_stream_and_waits_for_it(dataflow, stream_flags, cap
         assert run.main(stream_flags) == 0
     assert [(job["name"], job["currentState"]) for job in dataflow.jobs.values()] == [("detect", "JOB_STATE_DRAINED")]
     said = capfd.readouterr().err
-    assert "stopping: finishing what is in hand" in said and "error" not in said
+    assert "stopping: finishing in-flight images" in said and "error" not in said
 
 
 def test_an_update_replaces_the_running_job_of_its_name(dataflow, stream_flags):

@@ -91,7 +91,7 @@ def test_what_is_found_in_an_image_is_shown_with_what_looks_wrong(described, fou
     lines = plan_of("--config", tmp_path / "job.yaml", "--model", model)
     at = lines.index(f"tried    {tmp_path}/in/a.png: 640x480, 1 objects")
     assert lines[at + 1] == f"         {found}"
-    assert [line.removeprefix("wrong?   ") for line in lines if line.startswith("wrong?")] == wrong
+    assert [line.removeprefix("warning  ") for line in lines if line.startswith("warning")] == wrong
     assert lines[-1] == "dry run: nothing was written"
 
 

@@ -85,7 +85,7 @@ def test_workers_of_a_job_server_tell_the_same(tmp_path, bright_model):
         code, out, err = launch(*arguments, "--report-every-s=1", "--runner=PortableRunner", *flags)
     assert code == 0, err
     assert "launcher loaded TensorFlow: False" in out
-    assert re.search(r"waiting for workers\n(.*\n)* *\d+ s  1 workers are loading the model", err)
+    assert re.search(r"waiting for workers\n(.*\n)* *\d+ s  1 worker is loading the model", err)
     assert len(rows_of(tmp_path / "out")) == 20
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["submission_seconds"] > 0
 

@@ -157,5 +157,5 @@ def test_a_second_signal_while_a_stream_sums_up_does_not_lose_its_summary(tmp_pa
         job.publish((tmp_path / "bright.png").read_bytes())
         job.take(job.detections, 1)
         assert job.signal(signal.SIGTERM) == 0, job.output()
-    assert job.output().count("stopping: finishing what is in hand") == 2
+    assert job.output().count("stopping: finishing in-flight images") == 2
     assert json.loads((tmp_path / "archive" / "summary.json").read_text())["images"]["detected"] == 1
