@@ -2,5 +2,5 @@
 
 `pipeline/` uses `metadata`, `geometry`, `quiet`, `export.suppress`, `digits`, `user_cache`, and `evaluate` without average
 precision.
-Nothing here imports from `pipeline/`, except the command `models.evaluate` for its page.
+Nothing here imports from `pipeline/`.
 """

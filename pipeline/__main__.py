@@ -33,7 +33,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "run": Verb("pipeline.run", "detect objects: a batch job, a stream or a backfill"),
-    "evaluate": Verb("models.evaluate.__main__", "how good an output is beside labels, or how far two outputs agree"),
+    "evaluate": Verb("pipeline.evaluate", "how good an output is beside labels, or how far two outputs agree"),
     "view": Verb("pipeline.view", "open a run in FiftyOne, beside its labels"),
     "pictures": Verb("pipeline.pictures", "draw the objects of a run into its images, or cut them out"),
     "import": Verb("pipeline.import_model", "turn a Darknet YOLO, an ONNX or a Keras model into a SavedModel"),

@@ -14,12 +14,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from models.evaluate.detection_rows import ImageRow, read_results
+from models.evaluate.detection_rows import ImageRow
 from models.progress import printable
 from pipeline import pictures
 from pipeline.config.dates import days_flag
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, InputError, run_command
+from pipeline.results.image_rows import read_results
 from pipeline.results.layout import EXPORTS, results_folder
 from pipeline.results.newest import Wanted, newest_rows
 from pipeline.results.upgrade import refuse_old_files

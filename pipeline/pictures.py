@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from models.evaluate.detection_rows import ImageRow, RowsError, read_rows
+from models.evaluate.detection_rows import ImageRow, RowsError
 from models.progress import printable, shown
 from pipeline.config.sections import DetectConfig
 from pipeline.detect.decode import decode_image
@@ -37,6 +37,7 @@ from pipeline.read.again import Read, reads, refuse_doubled
 from pipeline.read.videos import video_of
 from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
 from pipeline.report.annotate import annotate, marked_jpeg
+from pipeline.results.image_rows import read_rows
 from pipeline.results.layout import MADE_BY
 from pipeline.storage.files import UNFINISHED, write_files
 from pipeline.storage.web import without_query

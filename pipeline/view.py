@@ -19,11 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.evaluate.detection_rows import ImageRow, RowsError, read_rows
+from models.evaluate.detection_rows import ImageRow, RowsError
 from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
 from models.progress import printable
 from pipeline.read.again import local_file, refuse_doubled
+from pipeline.results.image_rows import read_rows
 
 _NO_MONGODB = "FiftyOne finds no MongoDB: FIFTYONE_DATABASE_URI names one, or write with --export what FiftyOne imports elsewhere"
 _INSTALL = "FiftyOne is not installed: pip install 'hybrid-detection-pipeline[fiftyone]', or write with --export what it imports"

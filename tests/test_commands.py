@@ -90,7 +90,7 @@ def test_only_the_module_of_the_verb_is_imported():
 import sys
 from pipeline.__main__ import main
 main(sys.argv[1:])
-heavy = ("pipeline.run", "pipeline.compact", "models.evaluate", "tensorflow", "apache_beam")
+heavy = ("pipeline.run", "pipeline.compact", "pipeline.evaluate", "tensorflow", "apache_beam")
 print([name for name in heavy if name in sys.modules])
 """
     for argv in (["--help"], ["evalute"], ["doctor"]):

@@ -4,9 +4,9 @@ The reader takes JSON Lines with one image a line,
 
     {"image": {"uri", "width", "height", …}, "detections": [{"box_xyxy", "class_id", "class_name", "confidence"}, …], …}
 
-results folders, of whose rows with one key the newest counts, the same rows in Parquet, TFRecord files with the keys of the TF
-Object Detection API, and COCO results, `[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. An `images.json` in the
-same folder (a COCO data set with `images` and `categories`) gives COCO results their file names and class names.
+the same rows in Parquet, TFRecord files with the keys of the TF Object Detection API, and COCO results,
+`[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. An `images.json` in the same folder (a COCO data set with
+`images` and `categories`) gives COCO results their file names and class names.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import dataclasses
 import glob
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +27,7 @@ from models.image_uris import archive_member
 from models.progress import shown
 from models.quiet import quiet_stderr
 
-if TYPE_CHECKING:
-    from pipeline.results.newest import Wanted
-
 _ROWS_AT_ONCE = 2000
-_SHARD = re.compile(r"\d{8}T\d{6}Z-[\w-]+-[0-9a-f]{32}\.parquet")
-
-Source = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
 
 
 class RowsError(ValueError):
@@ -71,6 +64,9 @@ class ImageRow:
         return unpacked(self.uri).rpartition("/")[2]
 
 
+Source = str | os.PathLike[str] | Sequence[Mapping[str, Any] | ImageRow]
+
+
 def unpacked(uri: str) -> str:
     """The name of an image, that of an archive's member as if the archive were a folder.
 
@@ -85,48 +81,18 @@ def read_rows(source: Source) -> list[ImageRow]:
     """Reads all rows of an output.
 
     Args:
-      source: A file (`.jsonl`, `.parquet`, `.tfrecord`: rows; `.json`: COCO results), a results folder or its `detections/`, a
-        folder of such files, a glob, or the rows themselves. Of a folder the first kind that it has counts, since all of them
-        may hold the same rows.
+      source: A file (`.jsonl`, `.parquet`, `.tfrecord`: rows; `.json`: COCO results), a folder of such files, a glob, or the
+        rows themselves. Of a folder the first kind that it has counts, since all of them may hold the same rows.
 
     Raises:
       RowsError: The source has no rows, or a row has another form.
     """
     if not isinstance(source, str | os.PathLike):
-        return [_from_contract(row, f"row {number}") for number, row in enumerate(source, 1)]
-    results = _results_folder(os.fspath(source))
-    rows = read_results(results) if results else _read_files(_files(os.fspath(source)))
+        return [row if isinstance(row, ImageRow) else from_json(row, f"row {n}") for n, row in enumerate(source, 1)]
+    rows = _read_files(_files(os.fspath(source)))
     if not rows:
         raise RowsError(f"{os.fspath(source)} holds no rows: expected one line for each image")
     return rows
-
-
-def read_results(output: str, wanted: Wanted | None = None) -> list[ImageRow]:
-    """Reads the rows of a results folder, local or `gs://`, of each key the newest.
-
-    Args:
-      output: The folder.
-      wanted: Only some; see `pipeline.results.newest`.
-
-    Raises:
-      RowsError: A row has another form.
-    """
-    from pipeline.results.newest import ALL, newest_rows  # imports Beam, which files of rows do not need
-    from pipeline.results.shards import undisturbed
-
-    def read() -> list[ImageRow]:
-        rows = shown(newest_rows(output, wanted or ALL), "reading", "rows")
-        return [_from_contract(row, f"{output}, row {number}") for number, row in enumerate(rows, 1)]
-
-    return undisturbed(read)
-
-
-def _results_folder(source: str) -> str:
-    """The results folder with the shards of a folder, which may be its `detections/`; empty for others."""
-    folder = Path(os.path.abspath(source))
-    output = folder.parent if folder.name == "detections" else folder
-    has_shards = any(_SHARD.fullmatch(path.name) for path in Path(output, "detections").glob("*.parquet"))
-    return str(output) if has_shards and folder.is_dir() else ""
 
 
 def read_json(path: str | os.PathLike[str], what: str) -> Any:
@@ -166,7 +132,7 @@ def _read_file(path: Path) -> Iterator[ImageRow]:
     records = _RECORDS.get(path.suffix, _lines)
     for number, row in enumerate(records(path), 1):
         if row is not None:
-            yield _from_contract(row, f"{path}, {'line' if records is _lines else 'row'} {number}")
+            yield from_json(row, f"{path}, {'line' if records is _lines else 'row'} {number}")
 
 
 def _lines(path: Path) -> Iterator[Any]:
@@ -193,9 +159,14 @@ def _parquet(path: Path) -> Iterator[Any]:
 
 
 def _rows_of_shard(batch: Any) -> Iterator[Any]:
-    from pipeline.results.rows import json_rows  # imports Beam
-
-    return json_rows(batch, "detections")
+    """The rows of a shard of this pipeline, rounded as its views are: a float32 has more digits than it means."""
+    for row in batch.to_pylist():
+        exact = row["uri_bytes"]  # of a name that is no Unicode
+        uri = row["uri"] if exact is None else exact.decode("utf-8", "surrogatepass")
+        for one in row["detections"]:
+            one["box_xyxy"] = [round(value, 2) for value in one["box_xyxy"]]
+            one["confidence"] = round(one["confidence"], 5)
+        yield {"image": {"uri": uri, "width": row["width"], "height": row["height"]}, "detections": row["detections"]}
 
 
 def _tfrecord(path: Path) -> list[Any]:
@@ -228,7 +199,12 @@ _RECORDS: Mapping[str, Callable[[Path], Iterable[Any]]] = {".parquet": _parquet,
 _ROW_ENDINGS = (".jsonl", *_RECORDS)
 
 
-def _from_contract(row: Mapping[str, Any], place: str) -> ImageRow:
+def from_json(row: Mapping[str, Any], place: str) -> ImageRow:
+    """A row as a job writes it; `place` names it in errors.
+
+    Raises:
+      RowsError: It has another form.
+    """
     try:
         image, found = row["image"], row["detections"]
         return ImageRow(

@@ -1,4 +1,4 @@
-"""The lines that `python -m models.evaluate` prints."""
+"""The lines that `detect-objects evaluate` prints."""
 
 from __future__ import annotations
 

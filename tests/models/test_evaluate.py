@@ -10,8 +10,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from models.evaluate import FIGURES, compare, evaluate
-from models.evaluate.__main__ import main
 from models.evaluate.detection_rows import RowsError, read_rows
+from pipeline.evaluate import main
 from pipeline.write.write_tfrecord import write_tfrecord
 
 ONE = pytest.approx(1.0, abs=1e-12)  # pycocotools divides by a count plus an epsilon

@@ -8,9 +8,9 @@ import zipfile
 import pytest
 
 from models.evaluate import FIGURES, evaluate
-from models.evaluate.__main__ import main
 from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
+from pipeline.evaluate import main
 from pipeline.write.write_labels import write_yolo as write_yolo_labels
 
 NAMES = ["cat", "dog", "potted plant"]

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from models.evaluate.__main__ import main
 from models.evaluate.average_precision import better, measure
 from models.evaluate.bootstrap import difference, interval, resample
 from models.evaluate.mistakes import CONFIDENCES, best_threshold, calibration, find_mistakes, threshold_curves, unsure_first
+from pipeline.evaluate import main
 from tests.models.test_evaluate import found, row, truth, write_lines
 from tests.models.test_evaluate_as_pycocotools import random_case, rows_of
 

@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from models.evaluate.detection_rows import read_rows
 from pipeline import export, run
 from pipeline.compact import main as compact
 from pipeline.read.tfrecords import read_records
 from pipeline.results import newest
+from pipeline.results.image_rows import read_rows
 from pipeline.results.layout import DETECTIONS, is_result_name
 from pipeline.results.newest import by_uri, newest_rows
 from pipeline.results.rows import detections_table

@@ -1,4 +1,4 @@
-"""`detect-objects evaluate`, `python -m models.evaluate`: how good an output is, whether it is better, or how far two agree.
+"""`detect-objects evaluate`, `python -m pipeline.evaluate`: how good an output is, whether it is better, or how far two agree.
 
 detect-objects evaluate --detections out --ground-truth photos/labels --page evaluation.html
 detect-objects evaluate --detections out --ground-truth annotations.json --reference other
@@ -21,6 +21,8 @@ from models.evaluate.detection_rows import RowsError
 from models.evaluate.mistakes import Mistakes, best_threshold, find_mistakes
 from models.evaluate.text import comparison_lines, evaluation_lines, notes_of, verdict_of
 from models.progress import printable
+from pipeline.report.evaluation import render_evaluation
+from pipeline.results.image_rows import read_rows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,13 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
-    result = compare(args.detections, args.reference, iou_threshold=args.iou_threshold, match=args.match)
+    result = compare(read_rows(args.detections), read_rows(args.reference), iou_threshold=args.iou_threshold, match=args.match)
     return result, comparison_lines(result)
 
 
 def _evaluate(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
     outputs = [args.detections, *([args.reference] if args.reference else [])]
-    measured = [measure(each, args.ground_truth, match=args.match, multi_label=args.multi_label) for each in outputs]
+    measured = [
+        measure(read_rows(each), args.ground_truth, match=args.match, multi_label=args.multi_label or each.endswith(".json"))
+        for each in outputs
+    ]
     draws = bootstrap.resample([each.matches for each in measured], args.resamples) if args.resamples else None
     result = figures_of(measured[0], None if draws is None else draws[0])
     threshold = best_threshold(measured[0].matches) if args.threshold is None else args.threshold
@@ -67,8 +72,6 @@ def _evaluate(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
 def _write_page(
     args: argparse.Namespace, measured: Measurement, result: Mapping[str, Any], mistakes: Mistakes, notes: Sequence[str]
 ) -> None:
-    from pipeline.report.evaluation import render_evaluation
-
     names = (args.detections, args.ground_truth)
     page = render_evaluation(measured, result, mistakes, names=names, notes=notes, images=args.images or "")
     Path(args.page).write_text(page, encoding="utf-8")
