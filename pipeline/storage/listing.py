@@ -79,7 +79,7 @@ def divided(places: Iterable[ListingBackend], wanted: int) -> list[ListingBacken
     while rest and len(whole) + len(rest) < wanted:
         place = rest.popleft()
         with _listed(place):
-            parts = place.parts()
+            parts = place.split_by_folder()
         if parts == [place]:
             whole.append(place)
         else:

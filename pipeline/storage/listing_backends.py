@@ -66,7 +66,7 @@ class ListingBackend:
             return False
         return to_regex("/".join(self.rest)).fullmatch(path) is not None
 
-    def inside(self, name: str) -> ListingBackend | None:
+    def descend(self, name: str) -> ListingBackend | None:
         """The place of a subfolder, by its name; None if nothing in it can match."""
         first, *after = self.rest
         if "**" in first:
@@ -84,14 +84,14 @@ class ListingBackend:
             self, folder=self.folder + "".join(f"{part}/" for part in self.rest[:known]), rest=self.rest[known:]
         )
 
-    def parts(self) -> list[ListingBackend]:
+    def split_by_folder(self) -> list[ListingBackend]:
         """Divides this place, if looking at one folder is enough for that; else returns it alone."""
         if not (self.is_recursive or (self.rest[1:] and "**" not in self.rest[0])):
             return [self]
         names = list(islice(self._folders(), _LOOKED_AT + 1))
         if len(names) > _LOOKED_AT:
             return [self]
-        parts = [part for part in map(self.inside, filter(None, names)) if part]
+        parts = [part for part in map(self.descend, filter(None, names)) if part]
         return [dataclasses.replace(self, deeper=False), *parts] if self.is_recursive else parts
 
     def entries(self) -> Iterator[FoundFile | ListingBackend]:
@@ -128,8 +128,8 @@ class LocalListing(ListingBackend):
         """The same files, equal whichever links led to them."""
         return dataclasses.replace(self, way=(), below="" if self.in_any_folder else self.below)
 
-    def inside(self, name: str) -> ListingBackend | None:
-        place, path = super().inside(name), self.here + name
+    def descend(self, name: str) -> ListingBackend | None:
+        place, path = super().descend(name), self.here + name
         if not isinstance(place, LocalListing):
             return None
         is_link, further = os.path.islink(path), place.folder[len(self.folder + name) :]
@@ -152,7 +152,7 @@ class LocalListing(ListingBackend):
             if entry is None:
                 yield FoundFile(self.here.rstrip("/") or self.here)
             elif _is_folder(entry):
-                place = self.inside(entry.name)
+                place = self.descend(entry.name)
                 if place:
                     yield place
             elif self.matches(self.below + entry.name):
@@ -210,7 +210,7 @@ class ObjectListing(ListingBackend):
             return
         for found in self._list(self._one_folder):
             if isinstance(found, str):
-                place = self.inside(found) if self._by_folder else None
+                place = self.descend(found) if self._by_folder else None
                 if place:
                     yield place
             elif not found.path.endswith("/") and self.matches(found.path[len(self.folder) :]):
