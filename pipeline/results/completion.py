@@ -15,7 +15,6 @@ from pipeline.results.layout import DETECTIONS
 
 # The settings of the detector that decide which rows come out. Precision and reduced decoding change only their last digits.
 ROW_SETTINGS = ("score_threshold", "iou_threshold", "classes", "max_detections", "labels_per_box")
-_EARLIER = {"labels_per_box": "best"}  # what runs did before there was such a setting
 # All settings of the model decide on rows, except these: they change from release to release, or with the machine.
 _OF_RELEASES = ("model_version", "model_poll_s", "model_memory_mb", "path", "name")
 
@@ -45,9 +44,8 @@ class RowVersion(NamedTuple):
         """
         detect, of_model = settings.get("detect", {}), settings.get("model", {})
         of_rows = {name: detect.get(name) for name in ROW_SETTINGS}
-        for name, value in _EARLIER.items():  # rows from before such a setting keep their hash
-            if of_rows[name] in (None, value):
-                del of_rows[name]
+        if of_rows["labels_per_box"] in (None, "best"):  # rows from before there was this setting keep their hash
+            del of_rows["labels_per_box"]
         of_rows["classes"] = sorted(of_rows["classes"] or ())
         # A setting without a value is left out, so that a new setting keeps the hash of jobs that do not use it.
         of_rows |= {name: value for name, value in of_model.items() if name not in _OF_RELEASES and value is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.records import DeadLetter, DetectedImage, name_bytes
+from pipeline.records import DeadLetter, DetectedImage, ImageRef, dead_letter_row, name_bytes
 from pipeline.results.completion import RowVersion, row_key
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 
@@ -163,15 +162,9 @@ def _detection_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 
 def _dead_letter_row(row: dict[str, Any]) -> dict[str, Any]:
-    image = {"uri": uri_of(row), "generation": row["generation"]}
-    return {
-        "image": {name: value for name, value in image.items() if value},
-        **({"model": {"name": row["model"], "version": row["version"]}} if row["model_was_called"] else {}),
-        **{name: row[name] for name in ("stage", "reason", "message")},
-        **({"record": row["record"]} if row["record"] else {}),
-        **({"extra": json.loads(row["extra"])} if row["extra"] else {}),
-        **({"payload_base64": base64.b64encode(row["payload"]).decode("ascii")} if row["payload"] else {}),
-    }
+    ref = ImageRef(uri_of(row), row["generation"], extra=row["extra"] or "", record=row["record"] or "")
+    model = (row["model"], row["version"]) if row["model_was_called"] else ("", "")
+    return dead_letter_row(DeadLetter(ref, row["stage"], row["reason"], row["message"], row["payload"] or b"", *model))
 
 
 def uri_of(row: dict[str, Any]) -> str:
