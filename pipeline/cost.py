@@ -16,11 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, get_args, get_type_hints
 
 ORDERS = tuple(10.0**n for n in range(3, 10))
-# how many listings a worker, and all of them, do at once; a test compares them with the steps'
-LISTINGS, ALL_LISTINGS = 16, 64
 _LEAST_MESSAGE = 1000.0  # bytes that Pub/Sub bills at least: https://cloud.google.com/pubsub/pricing
 _MORE_THAN_0 = ("machines", "cores", "bundle_images", "window_s", "shard_seconds")
-_INLINE_SHUFFLED = 1  # how often an image that came within its message passes the runner's shuffles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +43,6 @@ class Measured:
     class_a_an_hour: float = 1200.0  # writes of a worker's reports in an hour, in a job of several machines
     class_b_an_hour: float = 4700.0  # the launcher's reads of them
     listed_at_once: float = 1000.0  # images in one listing operation (Cloud Storage's page)
-    page_s: float = 0.13  # seconds of one listing operation, as published for Cloud Storage; never measured here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +57,10 @@ class Work:
     cores: Annotated[float, "busy cores of a machine; used without --images-per-second"] = 8.0
     images_per_second: Annotated[float, "rate of a machine with your model, from summary.json; 0: from cores and cpu_ms"] = 0.0
     startup_minutes: Annotated[float, "until a machine detects its first image"] = 5.0
-    ramp_minutes: Annotated[float, "batch: from then until all machines have started, one after the other"] = 10.0
     bundle_images: Annotated[float, "batch: images in a bundle of the runner; each bundle leaves a shard"] = 1000.0
     shard_seconds: Annotated[float, "batch: most seconds of rows in a shard"] = 30.0
     hours: Annotated[float, "streaming: how long the images take to come; 0: as long as the machines need"] = 0.0
     window_s: Annotated[float, "streaming: seconds of rows in one shard"] = 10.0
-    inline: Annotated[float, "streaming: share of images that come within their messages; messages name the others"] = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,32 +96,36 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
       ValueError: Its mode is neither `batch` nor `streaming`, or a number is no amount.
     """
     _check(work)
-    each = measured or Measured()
-    streaming = work.mode == "streaming"
+    each, streaming, several = measured or Measured(), work.mode == "streaming", work.machines > 1
     busy = work.images / (work.images_per_second or work.cores * 1000.0 / each.cpu_ms) / 3600.0
-    more_hours, more_machine_hours = (0.0, 0.0) if streaming else _hours_besides_detecting(work, each, busy)
     startup = work.startup_minutes / 60.0
-    hours = max(work.hours, busy / work.machines + more_hours) + startup
+    hours = max(work.hours, busy / work.machines) + startup
     row, image = each.row_bytes + work.objects * each.object_bytes, work.image_kb * 1e3
-    named, inline = work.images * (1 - work.inline), work.images * work.inline
-    # a message is published and delivered, for each request and each result
-    requested = named * max(_LEAST_MESSAGE, each.notice_bytes) + inline * max(_LEAST_MESSAGE, image)
-    published = work.images * max(_LEAST_MESSAGE, row + each.attribute_bytes)
-    reported = work.machines * hours if work.machines > 1 else 0.0  # a single machine is the launcher's, and writes no reports
-    class_a, class_b = _of_batch(work, each, busy, hours)
-    if streaming:
-        class_a = min(hours * 3600.0 / work.window_s, work.images) * each.class_a_a_shard
-        class_b = named * each.class_b_unlisted
-    shuffled = work.images * row + inline * image * _INLINE_SHUFFLED if streaming else 0.0
+    # a bundle leaves a shard when it ends, and before that one whenever it has worked for `shard_seconds`
+    windows = (
+        hours * 3600.0 / work.window_s if streaming else work.images / work.bundle_images + busy * 3600.0 / work.shard_seconds
+    )
+    shards = min(windows, work.images)
+    staged = several and not streaming  # under another name first, then renamed
+    reported = work.machines * hours if several else 0.0  # a single machine is the launcher's, and writes no reports
+    of_batch = 0.0 if streaming else work.images / each.listed_at_once + hours * each.class_a_a_lock_hour
+    # a notification and a result for each image, each published and delivered
+    messages = max(_LEAST_MESSAGE, each.notice_bytes) + max(_LEAST_MESSAGE, row + each.attribute_bytes)
     return Usage(
         hours=hours,
-        machine_hours=work.machines * hours if work.hours else busy + more_machine_hours + work.machines * startup,
-        class_a=each.class_a_a_job + class_a + reported * each.class_a_an_hour,
-        class_b=each.class_b_a_job + named * each.class_b_an_image + class_b + reported * each.class_b_an_hour,
-        read_gb=named * image / 1e9,
+        machine_hours=work.machines * hours if work.hours else busy + work.machines * startup,
+        class_a=each.class_a_a_job
+        + of_batch
+        + shards * (each.class_a_a_staged_shard if staged else each.class_a_a_shard)
+        + reported * each.class_a_an_hour,
+        class_b=each.class_b_a_job
+        + work.images * (each.class_b_an_image + (each.class_b_unlisted if streaming else 0.0))
+        + (shards * each.class_b_a_staged_shard if staged else 0.0)
+        + reported * each.class_b_an_hour,
+        read_gb=work.images * image / 1e9,
         results_gb=work.images * (row + each.shard_row_bytes + work.objects * each.shard_object_bytes) / 1e9,
-        pubsub_gb=2 * (requested + published) / 1e9 if streaming else 0.0,
-        shuffle_gb=(work.images * each.shuffled_bytes + shuffled) / 1e9,
+        pubsub_gb=2 * work.images * messages / 1e9 if streaming else 0.0,
+        shuffle_gb=work.images * (each.shuffled_bytes + (row if streaming else 0.0)) / 1e9,
     )
 
 
@@ -138,30 +136,6 @@ def _check(work: Work) -> None:
         least = "more than 0" if name in _MORE_THAN_0 else "0 or more"
         if name != "mode" and (not 0 <= amount < math.inf or (amount == 0 and name in _MORE_THAN_0)):
             raise ValueError(f"{name}: expected {least}, got {amount:g}")
-    if work.inline > (1 if work.mode == "streaming" else 0):
-        raise ValueError("inline: expected a share of a stream's images, 0 to 1")
-
-
-def _of_batch(work: Work, each: Measured, busy: float, hours: float) -> tuple[float, float]:
-    """Operations of class A and B of a batch job's listing, shards and lock.
-
-    A bundle leaves a shard when it ends, and before that one whenever it has worked for `shard_seconds`.
-    """
-    shards = min(work.images / work.bundle_images + busy * 3600.0 / work.shard_seconds, work.images)
-    is_staged = work.machines > 1
-    of_shards = shards * (each.class_a_a_staged_shard if is_staged else each.class_a_a_shard)
-    class_a = work.images / each.listed_at_once + of_shards + hours * each.class_a_a_lock_hour
-    return class_a, shards * each.class_b_a_staged_shard if is_staged else 0.0
-
-
-def _hours_besides_detecting(work: Work, each: Measured, busy: float) -> tuple[float, float]:
-    """Hours, and machine hours, that a batch job lists, and waits for machines that start one after the other.
-
-    The machines that start later are missing for half the ramp on average, but never for longer than one machine needs for all.
-    """
-    listing = work.images / each.listed_at_once * each.page_s / 3600.0
-    ramp = min(work.ramp_minutes / 60.0 / 2.0, busy) * max(0.0, 1.0 - 1.0 / work.machines)
-    return listing / min(work.machines * LISTINGS, ALL_LISTINGS) + ramp, listing / LISTINGS
 
 
 def costs(usage: Usage, prices: Mapping[str, float]) -> dict[str, float]:

@@ -1,25 +1,18 @@
 """What a job costs: the arithmetic by hand, and each constant against a small real run."""
 
-import dataclasses
 import json
 import math
 import re
 import subprocess
 import sys
 
-import apache_beam as beam
 import pytest
-from apache_beam.pipeline import PipelineVisitor
-from apache_beam.transforms import userstate
 from hypothesis import given, strategies
 
 from pipeline import cost
 from pipeline.config import StreamConfig, WriteConfig
 from pipeline.cost import Measured, Usage, Work, estimate
-from pipeline.read import list_images
-from pipeline.storage import listing
 from tests.conftest import REPO
-from tests.test_streaming_graph import build
 
 _OF_ROWS = ("row_bytes", "object_bytes", "attribute_bytes", "shard_row_bytes", "shard_object_bytes")
 SIMPLE = Measured(
@@ -42,7 +35,6 @@ SIMPLE = Measured(
     class_a_an_hour=100.0,
     class_b_an_hour=300.0,
     listed_at_once=1000.0,
-    page_s=0.36,
 )
 
 
@@ -62,17 +54,16 @@ SIMPLE = Measured(
                 machines=10,
                 images_per_second=100,
                 startup_minutes=6,
-                ramp_minutes=20,
                 bundle_images=1000,
             ),
             # 10 machine-hours of work, and a tenth of an hour of each machine's start; all the while each tells how far it is;
-            # 3,600 pages of 0.36 s by 64 at once, and nine of ten machines that are missing for ten minutes on average; a shard
-            # of each bundle, and one for every 30 s of a machine, each written and renamed with its view; a lock's heartbeats
+            # 3,600 pages; a shard of each bundle, and one for every 30 s of a machine, each written and renamed with its view;
+            # a lock's heartbeats
             Usage(
-                hours=1.1 + 0.36 / 64 + 0.15,
-                machine_hours=11.0 + 0.36 / 16,
-                class_a=20 + 3600 + (3600 + 1200) * 4 + 1.255625 * 120 + 1255.625,
-                class_b=40 + 3_600_000 + (3600 + 1200) * 2 + 3766.875,
+                hours=1.1,
+                machine_hours=11.0,
+                class_a=20 + 3600 + (3600 + 1200) * 4 + 1.1 * 120 + 1100,
+                class_b=40 + 3_600_000 + (3600 + 1200) * 2 + 3300,
                 read_gb=360.0,
                 results_gb=3.6e6 * 360 / 1e9,
                 pubsub_gb=0,
@@ -82,8 +73,8 @@ SIMPLE = Measured(
         ),
         pytest.param(
             Work(160 * 3600, machines=1, cores=8, objects=0, startup_minutes=0),
-            # eight cores at 50 ms an image are 160 images/s; 576 pages by 16 at once; its shards are not staged
-            Usage(1.0036, 1.0036, 20 + 576 + (576 + 120) * 2 + 120.43, 40 + 576_000, 115.2, 0.06912, 0, 0.144),
+            # eight cores at 50 ms an image are 160 images/s; 576 pages; its shards are not staged
+            Usage(1.0, 1.0, 20 + 576 + (576 + 120) * 2 + 120, 40 + 576_000, 115.2, 0.06912, 0, 0.144),
             id="rate of the cores",
         ),
         pytest.param(
@@ -96,12 +87,6 @@ SIMPLE = Measured(
             # messages of 1,500 and 300 bytes, the latter billed as 1,000; each published and delivered
             Usage(24.0, 48.0, 20 + 8640 * 2 + 4800, 40 + 2_000_000 + 14_400, 1.0, 0.12, 5.0, 0.35),
             id="streaming",
-        ),
-        pytest.param(
-            Work(1_000_000, "streaming", objects=0, image_kb=3, images_per_second=1e9, hours=24, startup_minutes=0, inline=0.25),
-            # a quarter of the messages has 3,000 bytes, and passes the shuffle with them; the rest is named and read
-            Usage(24.0, 24.0, 20 + 8640 * 2, 40 + 1_500_000, 2.25, 0.12, 5.75, 0.35 + 0.75),
-            id="streaming in one process, a quarter within their messages",
         ),
         pytest.param(
             Work(2, "streaming", objects=0, image_kb=0, images_per_second=1e9, hours=24, startup_minutes=0),
@@ -124,26 +109,8 @@ def test_more_images_take_more_of_everything_and_more_machines_hardly_more_work(
     assert side_by_side.hours * machines >= side_by_side.machine_hours * 0.999
 
 
-def test_hours_have_listing_and_the_wait_for_machines():
-    """Each of them by itself; a billion images in one listing would take 36 hours."""
-    work = Work(1e9, machines=1000, startup_minutes=0, ramp_minutes=0)
-    only = dataclasses.replace(SIMPLE, page_s=0.0)
-    detecting = estimate(work, only).hours
-    assert detecting == pytest.approx(1e9 / 160 / 3600 / 1000)
-    listed = estimate(work, dataclasses.replace(only, page_s=0.13)).hours - detecting
-    ramp = estimate(dataclasses.replace(work, ramp_minutes=12), only).hours - detecting
-    assert listed == pytest.approx(1e6 * 0.13 / 3600 / cost.ALL_LISTINGS)
-    assert ramp == pytest.approx(0.1, rel=0.01)
-
-
-def test_the_wait_for_machines_is_no_longer_than_the_work():
-    few = Work(1000, machines=20, images_per_second=10, startup_minutes=0, ramp_minutes=60)
-    assert estimate(few).hours == pytest.approx(1000 / 10 / 3600, rel=0.01)
-
-
 @pytest.mark.matrix
-def test_what_it_says_of_steps_side_by_side_is_what_they_do():
-    assert (cost.LISTINGS, cost.ALL_LISTINGS) == (listing.MAX_PARALLEL, list_images.PIECES)
+def test_its_defaults_are_those_of_the_settings():
     assert Work(1).shard_seconds == WriteConfig().shard_seconds
     assert Work(1).window_s == StreamConfig().archive_window_s
 
@@ -185,7 +152,6 @@ def test_prices_stand_below_what_they_are_for(capsys):
             ["--images", "-1"],
             ["--window-s", "0"],
             ["--images", "nan"],
-            ["--inline", "0.5"],
         ),
         *(["--images-per-second", "-50"], ["--startup-minutes", "-5"], ["--hours", "inf"], ["--machine-hour", "-1"]),
     ],
@@ -235,18 +201,3 @@ def test_a_streams_archive_without_new_rows_costs_nothing(measured):
 
 def test_no_image_of_a_batch_job_is_written_or_listed_by_itself(measured):
     assert measured["class_a_an_image"] == pytest.approx(0, abs=0.25)
-
-
-def test_images_within_messages_pass_a_service_runners_shuffles_as_often_as_is_said():
-    """What a shuffle or a state holds of them is billed by the byte; named ones are read behind it."""
-    found = []
-
-    class Find(PipelineVisitor):
-        def visit_transform(self, node):
-            stateful = isinstance(node.transform, beam.ParDo) and userstate.is_stateful_dofn(node.transform.fn)
-            if stateful or isinstance(node.transform, beam.GroupByKey):
-                found.extend(str(each.element_type) for each in node.main_inputs.values())
-
-    build(in_process=False, native_source=True).visit(Find())
-    assert found
-    assert sum("EncodedImage" in each for each in found) == cost._INLINE_SHUFFLED
