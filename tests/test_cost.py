@@ -140,7 +140,7 @@ def test_the_document_shows_what_the_command_prints(capsys):
 def test_prices_stand_below_what_they_are_for(capsys):
     assert cost.main(["--images", "3.6e6", "--images-per-second", "1000", "--startup-minutes", "0", "--machine-hour", "2"]) == 0
     head, numbers, prices = capsys.readouterr().out.splitlines()
-    assert (head.split()[-1], numbers.split()[-1], prices.split()) == ("cost", "2.02", ["(2.02)"])
+    assert (head.split()[-1], numbers.split()[-1], prices.split()) == ("cost", "2", ["(2)"])
 
 
 @pytest.mark.parametrize(
