@@ -27,7 +27,7 @@ from pipeline.results.run import Run
 from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.stream.archive import ArchiveRows
-from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState
+from pipeline.stream.deduplicate import AddIdentity, DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import MessageLimits, replay_message
 from pipeline.stream.pubsub import ReadMessages, ReadNative
 from pipeline.stream.read_requested import ReadRequested
@@ -127,7 +127,8 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
         read = asked.images | "ReadImages" >> reading
         new = read.images | "DropDuplicates" >> beam.ParDo(DropDuplicates(run))
     else:  # before reading, so that the shuffle by identity moves no images
-        once = asked.images | "DropDuplicates" >> DropDuplicatesInState(run)
+        named = asked.images | "AddIdentity" >> beam.ParDo(AddIdentity(config.read.read_threads))
+        once = named | "DropDuplicates" >> beam.ParDo(DropDuplicatesInState(run))
         read = once | "ReadImages" >> reading
         new = read.images
     detect = DetectObjects(config.model, config.detect, samples=run.samples)

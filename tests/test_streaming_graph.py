@@ -97,7 +97,7 @@ def test_the_in_memory_runner_has_one_stage_from_pulling_to_publishing():
 def test_service_runners_read_and_deduplicate_with_their_own_means():
     labels = steps_of(build(in_process=False, native_source=True))
     assert "ReadMessages/ReadFromPubSub" in labels
-    assert "DropDuplicates/Deduplicate" in labels
+    assert "DropDuplicates" in labels
 
 
 def test_where_duplicates_are_found_in_state_no_image_has_been_read_before():
@@ -110,4 +110,4 @@ def test_where_duplicates_are_found_in_state_no_image_has_been_read_before():
             (source,) = node.main_inputs.values()
             node = source.producer
         read = next(label for label in path if label.startswith("ReadImages"))
-        assert path.index(read) < path.index("DropDuplicates/Deduplicate")
+        assert path.index(read) < path.index("DropDuplicates")

@@ -18,24 +18,15 @@ from apache_beam.utils.windowed_value import WindowedValue
 from pipeline.failures import ImageError
 from pipeline.read.fetch import look_up
 from pipeline.records import EncodedImage, ImageRef
-from pipeline.stream.run import RunSettings, run_of
+from pipeline.stream.run import StreamStep
 
 
-class DropDuplicates(beam.DoFn):
+class DropDuplicates(StreamStep):
     """Passes an image unless it is in progress or has a recent result; the others are counted, and get that result.
 
     Element in and out: `EncodedImage`. Bounded or unbounded. The cache is in the process: a restart forgets it. A failed bundle
     must end the process (as on local runners), or its images would stay in progress.
-
-    Args:
-      run: The stream's settings; its `StreamRun` has the cache.
     """
-
-    def __init__(self, run: RunSettings):
-        self._run = run
-
-    def setup(self) -> None:
-        self._shared = run_of(self._run)
 
     def process(self, image: EncodedImage) -> Iterator[EncodedImage]:
         if self._shared.recent.is_new(image.ref):
@@ -44,35 +35,15 @@ class DropDuplicates(beam.DoFn):
             self._shared.figures.add_duplicate()
 
 
-@dataclasses.dataclass
-class DropDuplicatesInState(beam.PTransform):
-    """Drops and counts duplicates before images are read, by durable runner state.
+@beam.typehints.with_output_types(tuple[str, ImageRef | EncodedImage])
+class AddIdentity(beam.DoFn):
+    """Adds the identity to each image; looks up missing generations at the end of the bundle, side by side.
 
-    Element in and out: `ImageRef`, or `EncodedImage` if the image came with its message; they are shuffled. An image that failed
-    passes again if its last attempt was in this process. Beam's `DeduplicatePerKey` neither counts what it drops nor lets failed
-    images pass.
+    Element in: `ImageRef`, or `EncodedImage` if the image came with its message; out: the same with its identity.
 
     Args:
-      run: The stream's settings.
+      threads: How many are looked up side by side.
     """
-
-    run: RunSettings
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def expand(self, asked: beam.PCollection[ImageRef | EncodedImage]) -> beam.PCollection[ImageRef | EncodedImage]:
-        """Wires the identity, and the state over it."""
-        threads = self.run.config.read.read_threads
-        return (
-            asked
-            | "ByIdentity" >> beam.ParDo(_Identify(threads)).with_output_types(tuple[str, ImageRef | EncodedImage])
-            | "Deduplicate" >> beam.ParDo(_RememberInState(self.run)).with_output_types(ImageRef | EncodedImage)
-        )
-
-
-class _Identify(beam.DoFn):
-    """Adds the identity to each image; looks up missing generations at the end of the bundle, side by side."""
 
     def __init__(self, threads: int):
         self._threads = threads
@@ -103,15 +74,16 @@ def _identity_now(ref: ImageRef) -> str:
         return f"{ref.identity}#{ref.message_id or uuid.uuid4().hex}"
 
 
-class _RememberInState(beam.DoFn):
+@beam.typehints.with_output_types(ImageRef | EncodedImage)
+class DropDuplicatesInState(StreamStep):
+    """Drops and counts duplicates before images are read, by durable runner state.
+
+    Element in: an image with its identity, by which they are shuffled; out: the image. An image that failed passes again if its
+    last attempt was in this process. Beam's `DeduplicatePerKey` neither counts what it drops nor lets failed images pass.
+    """
+
     _SEEN = ReadModifyWriteStateSpec("seen", BooleanCoder())
     _FORGET = TimerSpec("forget", TimeDomain.REAL_TIME)
-
-    def __init__(self, run: RunSettings):
-        self._run = run
-
-    def setup(self) -> None:
-        self._shared = run_of(self._run)
 
     def process(
         self,

@@ -17,17 +17,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 # finalizations within this time may be of one wave; checkpoints that are closer count as one
 _SETTLE_SECONDS = 1.0
-
-
-class AckDecision(NamedTuple):
-    """Ids of messages: those that a checkpoint holds, and those that were lost after it."""
-
-    held: Sequence[str] = ()
-    lost: Sequence[str] = ()
 
 
 @dataclasses.dataclass
@@ -44,39 +36,47 @@ class DelayedAcks:
     """The unacknowledged turns of one puller in this process; thread-safe.
 
     Args:
+      acknowledge: Takes the ids of messages that a checkpoint holds.
+      release: Takes the ids of messages that were lost after a checkpoint.
       clock: Seconds, monotonic.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
+    def __init__(
+        self,
+        acknowledge: Callable[[Sequence[str]], object],
+        release: Callable[[Sequence[str]], object],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._acknowledge, self._release, self._clock = acknowledge, release, clock
         self._lock = threading.Lock()
         self._turns: dict[int, Turn] = {}
         self._wave_began = -math.inf
 
-    def begin(self, number: int, ids: Sequence[str]) -> tuple[Turn, AckDecision]:
+    def begin(self, number: int, ids: Sequence[str]) -> Turn:
         """Begins a turn with these messages. If its number was begun before, the job fell back, which decides earlier turns."""
         turn = Turn(number, ids)
+        former: list[Turn] = []
         with self._lock:
-            before, decision = self._turns, AckDecision()
-            if before and number <= max(before):
-                held = [each for former in before.values() if former.number < number for each in former.ids]
-                lost = [each for former in before.values() if former.number >= number for each in former.ids]
-                self._turns, decision = {}, AckDecision(held, lost)
+            if self._turns and number <= max(self._turns):
+                former, self._turns = [*self._turns.values()], {}
             self._turns[number] = turn
-            return turn, decision
+        self._acknowledge([each for earlier in former if earlier.number < number for each in earlier.ids])
+        self._release([each for later in former if later.number >= number for each in later.ids])
+        return turn
 
     def end(self, turn: Turn) -> None:
         """Notes that a turn's bundle has ended."""
         with self._lock:
             turn.ended = self._clock()
 
-    def finalize(self, turn: Turn) -> Sequence[str]:
-        """Notes a finalization; the first one of a new wave returns the messages of the wave before, to be acknowledged."""
+    def finalize(self, turn: Turn) -> None:
+        """Notes a finalization; the first one of a new wave acknowledges the messages of the wave before."""
         with self._lock:
             now = self._clock()
             turn.finalized = now
             if turn.ended <= self._wave_began or self._turns.get(turn.number) is not turn:
-                return ()
+                return
             self._wave_began = now
             done = [number for number, each in self._turns.items() if each.finalized <= now - _SETTLE_SECONDS]
-            return [each for number in done for each in self._turns.pop(number).ids]
+            ids = [each for number in done for each in self._turns.pop(number).ids]
+        self._acknowledge(ids)

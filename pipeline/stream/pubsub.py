@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import apache_beam as beam
@@ -20,7 +20,7 @@ from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.utils.timestamp import Duration
 
 from pipeline.stream.messages import Message
-from pipeline.stream.run import RunSettings, run_of
+from pipeline.stream.run import RunSettings, StreamStep
 from pipeline.stream.subscriber import PULL_BYTES
 
 # the in-memory runner has both in each of its bundles, and then two bundles side by side (`launch/in_memory.py`)
@@ -120,16 +120,12 @@ class _Endless(RestrictionProvider):
         return 1
 
 
-class _Pull(beam.DoFn):
+class _Pull(StreamStep):
     """One turn: take what waits, yield it, end its hold when the bundle is final, come again."""
 
-    def __init__(self, run: RunSettings):
-        self._run = run
-
     def setup(self) -> None:
-        self._shared = run_of(self._run)
+        super().setup()
         self._subscriber = self._shared.subscriber
-        self._unfinished: set[str] = set()
 
     def start_bundle(self) -> None:
         self._is_first = True
@@ -140,7 +136,8 @@ class _Pull(beam.DoFn):
             self._ends()
 
     def teardown(self) -> None:
-        self._subscriber.release(self._unfinished)  # of bundles that failed
+        if not self._run.in_process:  # a bundle failed, or the job ended; in one process the run is closed then
+            self._subscriber.release_all()
 
     @beam.DoFn.unbounded_per_element()
     def process(
@@ -163,20 +160,12 @@ class _Pull(beam.DoFn):
 
     def _finalizing(self, puller: int, turn: int, ids: list[str]) -> Callable[[], None]:
         """What to do with these messages when the bundle is final."""
-        self._unfinished.update(ids)
         if not self._run.finalizes_early:
-            return functools.partial(self._end_hold, ids)
+            return functools.partial(self._subscriber.end_hold, ids)
         turns = self._shared.delayed_acks_of(puller)
-        this, decision = turns.begin(turn, ids)
-        self._end_hold(decision.held)
-        self._unfinished.difference_update(decision.lost)
-        self._subscriber.release(decision.lost)
+        this = turns.begin(turn, ids)
         self._ends = functools.partial(turns.end, this)
-        return lambda: self._end_hold(turns.finalize(this))
-
-    def _end_hold(self, ids: Sequence[str]) -> None:
-        self._subscriber.end_hold(ids)
-        self._unfinished.difference_update(ids)
+        return functools.partial(turns.finalize, this)
 
 
 def _from_beam(message: Any) -> Message:

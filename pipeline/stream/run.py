@@ -21,8 +21,9 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
+
+import apache_beam as beam
 
 from pipeline.config import Config
 from pipeline.records import DeadLetter, DetectedImage, ImageRef
@@ -95,7 +96,7 @@ class StreamRun:
         self._failed: set[str] = set()
         self._lock = threading.Lock()
         self._subscriber: Subscriber | None = None
-        self._delayed_acks: defaultdict[int, DelayedAcks] = defaultdict(DelayedAcks)
+        self._delayed_acks: dict[int, DelayedAcks] = {}
         if stream.answer_topic:
             self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, hold=self.hold, end_hold=self.end_hold)
             self.threads.start("answering", functools.partial(self.answers.keep_publishing, self.threads.closed))
@@ -116,8 +117,9 @@ class StreamRun:
 
     def delayed_acks_of(self, puller: int) -> DelayedAcks:
         """The turns of a puller, on a runner that finalizes early."""
+        turns = DelayedAcks(self.subscriber.end_hold, self.subscriber.release)
         with self._lock:
-            return self._delayed_acks[puller]
+            return self._delayed_acks.setdefault(puller, turns)
 
     def end(self, result: DetectedImage | DeadLetter, outcome: Outcome) -> None:
         """Notes what became of an image, for all messages that asked for it."""
@@ -209,3 +211,17 @@ def run_of(settings: RunSettings) -> StreamRun:
                 settings.worker_context.check_worker(run.figures.stats)
             _runs[settings.name] = run
         return _runs[settings.name]
+
+
+class StreamStep(beam.DoFn):
+    """A step that works with the run of its process, `self._shared`.
+
+    Args:
+      run: The stream's settings.
+    """
+
+    def __init__(self, run: RunSettings):
+        self._run = run
+
+    def setup(self) -> None:
+        self._shared = run_of(self._run)

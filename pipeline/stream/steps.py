@@ -18,10 +18,10 @@ from pipeline.stream.clients import Publishing
 from pipeline.stream.messages import Message, MessageLimits, parse_message
 from pipeline.stream.outgoing import Outcome, dead_letter_message, detection_message
 from pipeline.stream.read_requested import is_unavailable
-from pipeline.stream.run import RunSettings, StreamRun, run_of
+from pipeline.stream.run import RunSettings, StreamRun, StreamStep
 
 
-class ParseMessages(beam.DoFn):
+class ParseMessages(StreamStep):
     """Parses messages into images; see `pipeline.stream.messages.parse_message`.
 
     Element in: `Message`. Elements out: one `ImageRef` or `EncodedImage` an image, or a `DeadLetter` as output `dead`. Unbounded.
@@ -32,11 +32,8 @@ class ParseMessages(beam.DoFn):
     """
 
     def __init__(self, limits: MessageLimits, run: RunSettings):
+        super().__init__(run)
         self._limits = limits
-        self._run = run
-
-    def setup(self) -> None:
-        self._shared = run_of(self._run)
 
     def process(self, message: Message) -> Iterator[Any]:
         request = parse_message(message, self._limits)
@@ -47,21 +44,12 @@ class ParseMessages(beam.DoFn):
         yield from (beam.pvalue.TaggedOutput("dead", letter) for letter in request.dead_letters)
 
 
-class PublishResults(beam.DoFn):
+class PublishResults(StreamStep):
     """Publishes the message of each result; see `publish_result`.
 
     Element in: `DetectedImage` or `DeadLetter`. Nothing comes out. A bundle ends only when Pub/Sub has all of its messages; the
     archive then has its rows, and holds the messages that asked for them until these are durable.
-
-    Args:
-      run: The stream's settings: topics, archive.
     """
-
-    def __init__(self, run: RunSettings):
-        self._run = run
-
-    def setup(self) -> None:
-        self._shared = run_of(self._run)
 
     def start_bundle(self) -> None:
         self._publishing = Publishing()

@@ -123,6 +123,13 @@ class Subscriber:
         """Releases messages: Pub/Sub delivers them again at once."""
         self._set_deadline(self._forget(message_ids), 0)
 
+    def release_all(self) -> None:
+        """Releases all messages that a step has taken and that are not acknowledged."""
+        with self._changed:
+            waiting = {message.message_id for message, _ in self._waiting}
+            taken = [message_id for message_id in self._held if message_id not in waiting]
+        self.release(taken)
+
     def end_pulling(self) -> None:
         """Waits for the current pull, which would else take the released messages.
 
@@ -136,7 +143,7 @@ class Subscriber:
         """Releases all held messages and closes the connection."""
         self.end_pulling()
         self._clear_waiting()
-        self.release(list(self._held))
+        self.release_all()
         self._client.close()
 
     def _pull_ahead(self) -> None:

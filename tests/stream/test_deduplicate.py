@@ -1,7 +1,6 @@
 """One result for each generation of an image, within a time."""
 
 import dataclasses
-import pickle
 from typing import Any
 
 import apache_beam as beam
@@ -14,7 +13,7 @@ from apache_beam.utils.timestamp import Timestamp
 
 from pipeline.read.fetch import fetch
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
-from pipeline.stream.deduplicate import DropDuplicates, DropDuplicatesInState, _Identify
+from pipeline.stream.deduplicate import AddIdentity, DropDuplicates, DropDuplicatesInState
 from pipeline.stream.outgoing import Outcome
 from pipeline.stream.run import RunSettings, opened, run_of
 
@@ -24,13 +23,17 @@ ELSEWHERE = RunSettings("elsewhere", in_process=False)
 DISTINCT = {image.ref.identity for image in IMAGES}
 
 
+def drop_in_state(images):
+    return images | beam.ParDo(AddIdentity(2)) | beam.ParDo(DropDuplicatesInState(ELSEWHERE))
+
+
 @pytest.mark.parametrize(
-    ("settings", "transform"), [(HERE, beam.ParDo(DropDuplicates(HERE))), (ELSEWHERE, DropDuplicatesInState(ELSEWHERE))]
+    ("settings", "drop"), [(HERE, lambda images: images | beam.ParDo(DropDuplicates(HERE))), (ELSEWHERE, drop_in_state)]
 )
-def test_each_image_passes_once_and_the_others_are_counted(settings, transform):
+def test_each_image_passes_once_and_the_others_are_counted(settings, drop):
     pipeline = beam.Pipeline(runner=FnApiRunner())
     with opened(settings) as run:
-        new = pipeline | beam.Create(IMAGES) | transform | beam.Map(lambda image: image.ref.identity)
+        new = drop(pipeline | beam.Create(IMAGES)) | beam.Map(lambda image: image.ref.identity)
         assert_that(new, equal_to(DISTINCT))
         assert skipped(pipeline) == run.figures.stats().skipped == len(IMAGES) - len(DISTINCT)
 
@@ -39,7 +42,7 @@ def test_runner_state_lets_pass_what_is_asked_for_again_once_it_has_failed():
     """Not what has a result, nor what nobody has asked for again."""
     with opened(ELSEWHERE) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
         asked = [ImageRef(name, "1", message_id=f"{name}{turn}") for turn in range(3) for name in ("good", "bad")]
-        passed = pipeline | beam.Create(asked) | DropDuplicatesInState(ELSEWHERE) | "End" >> beam.ParDo(_End(ELSEWHERE))
+        passed = drop_in_state(pipeline | beam.Create(asked)) | "End" >> beam.ParDo(_End(ELSEWHERE))
         assert_that(passed, equal_to(["good0", "bad0", "bad1", "bad2"]))
     assert run.figures.stats().skipped == 2
 
@@ -83,15 +86,10 @@ def test_runner_state_knows_the_version_of_what_is_named_without(where, tmp_path
 
 
 def identities(asked: list[ImageRef]) -> list[str]:
-    step = _Identify(2)
+    step = AddIdentity(2)
     step.start_bundle()
     for ref in asked:
         step.process(ref, Timestamp(0), GlobalWindow())
     found = [keyed.value for keyed in step.finish_bundle()]
     assert [image for _, image in found] == asked
     return [identity for identity, _ in found]
-
-
-def test_the_transform_survives_pickling():
-    transform = DropDuplicatesInState(ELSEWHERE)
-    assert pickle.loads(pickle.dumps(transform)) == transform

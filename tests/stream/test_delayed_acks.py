@@ -17,7 +17,7 @@ class Flink:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.turns = DelayedAcks(self.clock)
+        self.turns = DelayedAcks(self.acknowledge, self.release, self.clock)
         self.next = 1
         self.outstanding: list[Turn] = []
         self.coming: list[tuple[float, Turn]] = []
@@ -33,7 +33,7 @@ class Flink:
         self.coming.sort(key=lambda each: each[0])
         while self.coming and self.coming[0][0] <= end:
             self.clock.now, turn = self.coming.pop(0)
-            self.acknowledge(self.turns.finalize(turn))
+            self.turns.finalize(turn)
         self.clock.now = end
 
     def acknowledge(self, ids) -> None:
@@ -41,12 +41,13 @@ class Flink:
             assert int(each.split(":")[0]) < self.held, "no completed checkpoint holds it"
         self.acknowledged += ids
 
+    def release(self, ids) -> None:
+        self.lost += ids
+
     def bundle(self, seconds: float) -> None:
         message = f"{self.next}:{next(self._ids)}"
         self.taken.append(message)
-        turn, decision = self.turns.begin(self.next, [message])
-        self.acknowledge(decision.held)
-        self.lost += decision.lost
+        turn = self.turns.begin(self.next, [message])
         self.next += 1
         self.pass_time(seconds)
         self.turns.end(turn)

@@ -5,8 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.failures import ImageError
 from pipeline.read.allowed import is_allowed
@@ -240,28 +238,6 @@ def test_a_message_that_was_refused_is_recognised_again_and_does_not_grow_when_i
 def test_a_dead_letter_without_an_image_that_may_be_read_is_refused(image, payload, reason):
     letter = {"image": image, "stage": "read", "reason": "not_found", "message": "no", **payload}
     assert only_dead_letter(asked(json.dumps(letter).encode())).reason == reason
-
-
-@given(st.binary(max_size=200), st.dictionaries(st.text(max_size=12), st.text(max_size=30), max_size=3))
-def test_no_message_raises(data, attributes):
-    request = asked(data, **{"a" + name: value for name, value in attributes.items()})
-    assert request.skipped or request.images or request.dead_letters
-    assert image_count(Message(data, attributes)) >= 1
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.floats() | st.text(),
-        lambda c: (
-            st.lists(c) | st.dictionaries(st.sampled_from(["uri", "bytes", "images", "request_id", "name", "generation", "x"]), c)
-        ),
-    )
-)
-def test_no_json_raises(body):
-    request = asked(json.dumps(body).encode())
-    assert request.images or request.dead_letters
-    for letter in request.dead_letters:
-        dead_letter_message(letter, 0.0)
 
 
 @pytest.mark.parametrize(
