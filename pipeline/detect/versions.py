@@ -123,7 +123,8 @@ def lacking(files: Iterable[FoundFile]) -> str:
     paths = [file.path for file in files]
     if manifest := _manifest_in(files):
         root = manifest.path.removesuffix(MANIFEST)
-        return missing_file(_content_of(manifest), {file.path.removeprefix(root): file.size_bytes for file in files})
+        name = missing_file(_content_of(manifest), {file.path.removeprefix(root): file.size_bytes for file in files})
+        return f"{name} in the size that {MANIFEST} lists" if name else ""
     golden = {found[1] for path in paths if (found := _GOLDEN_FILE.search(path))}
     if golden and _GOLDEN_ROWS not in golden:
         return f"assets.extra/golden/{_GOLDEN_ROWS}"

@@ -25,7 +25,7 @@ from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.model_watcher import ModelWatcher
 from pipeline.detect.openvino_int8 import INT8
 from pipeline.detect.prepared_cache import write_entry
-from pipeline.detect.versions import is_watchable, locate, wanted
+from pipeline.detect.versions import is_watchable, locate, partial_versions, wanted
 from pipeline.errors import ModelError
 from pipeline.records import DetectedImage, EncodedImage, ImageRef
 from pipeline.storage.files import write_file
@@ -79,6 +79,9 @@ def test_a_version_with_a_manifest_is_used_at_the_first_look_that_finds_it_whole
     graph.write_bytes((whole / graph.name).read_bytes()[:100])
     look(detector, 3)
     assert (detector.model.version, detector.counted_swaps()) == ("7", {})
+    assert [each.lacks for each in partial_versions(str(model), "7")] == [
+        "saved_model.pb in the size that assets.extra/files.json lists"
+    ]
     shutil.copyfile(whole / graph.name, graph)
     look(detector, 1)
     assert detector.model.version == "8"
