@@ -134,13 +134,16 @@ class _Handler(logging.Handler):
 
 
 @contextlib.contextmanager
-def log_lines(*, log_format: str, log_level: str, quiet: bool) -> Iterator[LogLines]:
+def log_lines(*, log_format: str, log_level: str) -> Iterator[LogLines]:
     """While this lasts, standard error and `logging` write lines of this format and level.
 
     Beam's and TensorFlow's loggers speak at the levels `debug` and `info` only; what they say of types and coders, never.
     """
     before = sys.stderr
-    lines, level = LogLines(before, as_json=log_format == "json", quiet=quiet), logging.getLevelName(log_level.upper())
+    lines, level = (
+        LogLines(before, as_json=log_format == "json", quiet=log_level == "error"),
+        logging.getLevelName(log_level.upper()),
+    )
     handler, root = _Handler(lines), logging.getLogger()
     handler.setFormatter(logging.Formatter("%(message)s" if log_format == "json" else "%(levelname)s %(name)s: %(message)s"))
     levels: dict[str | None, int] = {

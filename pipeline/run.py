@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started_at = time.time()
     argv = list(sys.argv[1:] if argv is None else argv)
     told = _monitoring(argv)
-    with log_lines(log_format=told.log_format, log_level=told.log_level, quiet=told.quiet) as lines:
+    with log_lines(log_format=told.log_format, log_level=told.log_level) as lines:
         if not told.notify or {"--dry-run", "--dry_run"} & {*argv}:
             return _run(argv, started_at)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the import takes seconds, and nobody can be notified yet

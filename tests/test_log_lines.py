@@ -40,7 +40,7 @@ def test_all_that_python_prints_and_logs_is_one_json_object_a_line(capfd):
     """Also a traceback, a line that threads write in parts, and one from a signal handler."""
     import sys
 
-    with log_lines(log_format="json", log_level="info", quiet=False) as lines:
+    with log_lines(log_format="json", log_level="info") as lines:
         lines.fields["run"] = "r1"
         logging.getLogger("absl").warning("from\nabsl")
         logging.getLogger("apache_beam.typehints.x").warning("noise")
@@ -86,7 +86,7 @@ def test_each_line_of_a_job_is_an_object_and_a_dead_letter_names_its_image(tmp_p
     assert code == 0 and any("0.0 images/s" in each["message"] or "loading" in each["message"] for each in said)
     (dead,) = (each for each in said if each.get("reason"))
     assert dead["image"].endswith("broken.png") and dead["run"] and len(said) < 100
-    assert run_job(*arguments, "--quiet", "--again")[2] == ""
+    assert run_job(*arguments, "--log-level", "error", "--again")[2] == ""
 
 
 @pytest.mark.parametrize("why", ["full", "closed"])
@@ -108,6 +108,6 @@ def test_lines_that_nobody_can_take_stop_no_job(why):
 def test_a_job_leaves_the_levels_of_loggers_as_they_were():
     loggers = [logging.getLogger(), logging.getLogger("pipeline"), logging.getLogger("apache_beam.typehints")]
     before = [logger.level for logger in loggers]
-    with log_lines(log_format="text", log_level="error", quiet=True):
+    with log_lines(log_format="text", log_level="error"):
         assert not logging.getLogger("pipeline").isEnabledFor(logging.WARNING)
     assert [logger.level for logger in loggers] == before

@@ -174,7 +174,7 @@ def test_what_a_job_waits_for_is_seen_without_verbose():
     """Beam's own warnings are not; of the pipeline's there are few, each about something that is waited for."""
     names = "['pipeline.read', 'apache_beam']"
     seen = f"import logging; print([logging.getLogger(name).isEnabledFor(logging.WARNING) for name in {names}])"
-    lines = "log_lines(**{name: getattr(MonitoringConfig(), name) for name in ('log_format', 'log_level', 'quiet')})"
+    lines = "log_lines(**{name: getattr(MonitoringConfig(), name) for name in ('log_format', 'log_level')})"
     program = f"from pipeline.config import MonitoringConfig; from pipeline.log_lines import log_lines\nwith {lines}: {seen}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPO, check=True)
     assert done.stdout == "[True, False]\n"

@@ -39,7 +39,7 @@ _ELSEWHERE = {  # flags of YOLO's tools, Ultralytics and other common programs
     "csv save-csv": "--export csv, or the Parquet files in detections/, which pandas and duckdb read",
     "save-txt yolo": "--export yolo",
     "json save-json coco": "--export coco; detections/*.jsonl is always written",
-    "silent": "--quiet",
+    "quiet silent": "--log-level error",
     "debug": "--verbose",
     "resume continue only-new skip-existing": "no flag: images that have a row are skipped",
     "overwrite force exist-ok": "--again, which detects what is done again; the newest row counts",

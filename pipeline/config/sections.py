@@ -254,8 +254,9 @@ class MonitoringConfig:
     )
     stuck_after_s: Duration = setting(600.0, "end the job when work waits and nothing was done for so many seconds; 0: never")
     log_format: Literal["text", "json"] = setting("text", "lines for a person, or one JSON object a line for Cloud Logging")
-    log_level: Literal["debug", "info", "warning", "error"] = setting("warning", "least severity of this program's log lines")
-    quiet: bool = setting(False, "print errors and the last summary only")
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "warning", "least severity of log lines; error: also no progress"
+    )
     report_every_s: Annotated[float, Field(ge=0.1, le=MOST)] = setting(10.0, "seconds between two lines of progress")
     notify: str = setting("", "webhook URL, or a command, that gets the summary as JSON when the job has ended")
 

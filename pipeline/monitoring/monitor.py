@@ -29,7 +29,7 @@ def monitored(
       line: Makes the text of a progress line, from the seconds since the last one; default: the counts of a batch job.
     """
     monitoring = config.monitoring
-    display = ProgressDisplay(line, stats, every_s=monitoring.report_every_s, quiet=monitoring.quiet)
+    display = ProgressDisplay(line, stats, every_s=monitoring.report_every_s, quiet=monitoring.log_level == "error")
     with display, contextlib.ExitStack() as shown:
         shown.enter_context(watched(monitoring.stuck_after_s))
         now = stats or (lambda: PROCESS.add_model(display.stats()))
