@@ -1,13 +1,11 @@
 """Any results folder, at any time, in other formats: of each key the newest row, of any run."""
 
+import contextlib
 import io
 import itertools
-import json
 import os
-import zipfile
-from xml.etree import ElementTree
+from pathlib import Path
 
-import jsonschema
 import pandas as pd
 import pytest
 from PIL import Image
@@ -15,16 +13,15 @@ from pycocotools.coco import COCO
 
 from pipeline import export, run
 from pipeline.compact import main as compact
-from pipeline.read.tfrecords import read_records
 from pipeline.results import newest
 from pipeline.results.image_rows import read_rows
 from pipeline.results.layout import DETECTIONS, is_result_name
 from pipeline.results.newest import by_uri, newest_rows
 from pipeline.results.rows import detections_table
 from pipeline.results.shards import list_shards, read_batches
+from pipeline.write.exports import FORMATS
 from tests.conftest import write_bright_image
 from tests.shard_rows import VERSION, detected, failed, write_rows
-from tests.write.test_formats import LABEL_STUDIO_TASKS
 
 DAY = 86_400.0
 MONDAY = 1795392000.0  # 2026-11-23
@@ -93,49 +90,18 @@ def test_a_folder_on_cloud_storage_is_exported_there_and_on_this_disk(gcs_bucket
     }
 
 
-def read_back(folder, name):
-    """The names of the images in an export."""
-    if name == "csv":
-        return pd.read_csv(f"{folder}/detections.csv")["uri"].tolist()
-    if name == "coco":
-        data = COCO(f"{folder}/coco/images.json")
-        assert len(data.loadRes(f"{folder}/coco/results.json").anns) == 5
-        return [image["file_name"] for image in data.imgs.values()]
-    if name in ("yolo", "voc"):
-        with zipfile.ZipFile(f"{folder}/{name}.zip") as archive:
-            return [each for each in archive.namelist() if "/" in each]
-    if name == "cvat":
-        return [image.get("name") for image in ElementTree.parse(f"{folder}/cvat.xml").findall("image")]
-    if name == "label-studio":
-        with open(f"{folder}/label-studio.json", encoding="utf-8") as file:
-            jsonschema.validate(tasks := json.load(file), LABEL_STUDIO_TASKS)
-        return [task["data"]["uri"] for task in tasks]
-    with open(f"{folder}/detections.tfrecord", "rb") as file:
-        records = [record.content for record in read_records(io.BytesIO(file.read()), "x", 1 << 20)]
-    return [next(name for name in NAMES["tfrecord"] if os.fsencode(name) in record) for record in records]
-
-
-def labels(folder, ending):
-    return [f"{folder}/{stem}.{ending}" for stem in ["up/b", "=1+1", "c_udc80", "d", "e"]]
-
-
-NAMES = {
-    "csv": ["../up/b.jpg", "./=1+1.jpg", "c\\udc80.jpg", "d.jpg", "e.jpg"],
-    "coco": ["../up/b.jpg", "=1+1.jpg", "c\udc80.jpg", "d.jpg", "e.jpg"],
-    "yolo": labels("labels", "txt"),
-    "voc": labels("Annotations", "xml"),
-    "cvat": ["../up/b.jpg", "=1+1.jpg", "c?.jpg", "d.jpg", "e.jpg"],
-    "label-studio": ["../up/b.jpg", "=1+1.jpg", "c\udc80.jpg", "d.jpg", "e.jpg"],
-    "tfrecord": ["../up/b.jpg", "=1+1.jpg", "c\udc80.jpg", "d.jpg", "e.jpg"],
-}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_format_has_each_image_once_sorted_and_replaces_the_export_before(out, name):
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_has_each_image_once_sorted_and_replaces_the_export_before(out, name, tmp_path):
     """Whatever their names are; and nothing unfinished is left."""
     exported(out, "--format", name, "--run", "tuesday")
     folder = exported(out, "--format", name, "--sort")
-    assert read_back(folder, name) == NAMES[name]
+    rows = [*newest_rows(out, sort=True)]
+    assert [row["image"]["uri"] for row in rows] == ["../up/b.jpg", "=1+1.jpg", "c\udc80.jpg", "d.jpg", "e.jpg"]
+    copies = [tmp_path / os.path.basename(file) for file in FORMATS[name].files]
+    with contextlib.ExitStack() as stack:
+        FORMATS[name].write(rows, *(stack.enter_context(open(copy, "wb")) for copy in copies))
+    for file, copy in zip(FORMATS[name].files, copies, strict=True):
+        assert Path(folder, file).read_bytes() == copy.read_bytes()
     files = [os.path.relpath(f"{place}/{each}", out) for place, _, names in os.walk(out) for each in names]
     assert all(map(is_result_name, files))
     assert not any("export-" in each for each in os.listdir(out))
