@@ -14,7 +14,7 @@ AZURITE_VERSION := 3.37.0
 AZURITE := .tools/azurite
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-backfill demo-flink test test-all test-fast test-matrix test-flink test-spark flink spark check docs format lint types fuzz soak bench prism lock clean
+.PHONY: help demo demo-streaming demo-backfill demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types fuzz soak bench prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -48,7 +48,10 @@ TESTS ?= tests
 test-matrix: $(READY) $(PRISM) $(FAKE_GCS) $(AZURITE) ## Pass the same contracts on other stores, runners, engines and moments, and what takes long (in TESTS)
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m matrix $(TESTS)
 
-test-all: test test-matrix test-flink test-spark ## Pass all tests; an hour
+test-all: test test-matrix mutants test-flink test-spark ## Pass all tests; an hour
+
+mutants: $(READY) ## Ten defects, each of which a named test must find
+	$(BIN)/python -m tests.mutants
 
 test-fast: $(READY) ## Pass the tests that need neither whole jobs nor emulators, for the inner loop
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not slow"

@@ -1,0 +1,137 @@
+"""Ten defects, each in a copy of the project, and the test that must find it: `python -m tests.mutants [NAME …]`.
+
+Exit code 0: each test passes without the defect and fails with it; 1: one does not; 2: code that a defect changes is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.conftest import REPO
+
+_PYTEST = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:randomly")
+
+
+class Mutant(NamedTuple):
+    """A defect: in this file, this text becomes that; and the test that finds it."""
+
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTANTS = {
+    "acknowledges before rows are durable": Mutant(
+        "pipeline/stream/archive.py",
+        "        self._hold([record.ref.message_id for record in records])\n",
+        "",
+        "tests/stream/test_archive.py::test_a_message_is_held_until_all_of_its_rows_are_in_shards_of_their_window",
+    ),
+    "renames before it syncs": Mutant(
+        "pipeline/storage/files.py",
+        "    sync(others)\n    for path in others:\n        os.replace(path, names[path])\n",
+        "    for path in others:\n        os.replace(path, names[path])\n    sync(names[path] for path in others)\n",
+        "tests/results/test_power_cut.py",
+    ),
+    "drops dead letters": Mutant(
+        "pipeline/write/write_shards.py",
+        "rows_by_kind(self._records, ",
+        "rows_by_kind([one for one in self._records if isinstance(one, DetectedImage)], ",
+        "tests/write/test_write_shards.py::test_results_become_rows_and_statistics",
+    ),
+    "letterboxes with the padding on one side": Mutant(
+        "models/geometry.py",
+        'offset_x=0 if letterbox_rule == "yolox" else (input_w - resized_w) // 2,',
+        "offset_x=0,",
+        "tests/models/test_geometry.py::test_letterbox_follows_darknet_to_the_pixel",
+    ),
+    "leaves the settings out of the key": Mutant(
+        "pipeline/results/completion.py",
+        '"\\0".join((uri, generation, model, version, settings))',
+        '"\\0".join((uri, generation, model, version))',
+        "tests/launch/test_only_new.py::test_other_settings_are_other_rows_and_stand_beside",
+    ),
+    "compacts by deleting first": Mutant(
+        "pipeline/results/compact.py",
+        "    if len(merged):\n        write_shard(",
+        "    _delete(generations)\n    if len(merged):\n        write_shard(",
+        "tests/test_compact.py::test_killed_or_cut_off_from_power_at_any_moment_no_reader_loses_a_row_and_the_next_one_finishes",
+    ),
+    "accepts new versions without checks": Mutant(
+        "pipeline/detect/model_watcher.py",
+        "problem = self._detector.check(loaded)",
+        'problem = ""',
+        "tests/detect/test_golden.py::test_a_running_detector_keeps_its_version_when_the_next_does_not_agree",
+    ),
+    "masks nothing": Mutant(
+        "pipeline/secrets.py",
+        'return _HEADER.sub(rf"\\g<1>{MASK}", _PAIR.sub(rf"\\g<1>{MASK}", with_public_addresses(text)))',
+        "return text",
+        "tests/test_secrets.py::test_nothing_that_leaves_a_job_has_a_secret",
+    ),
+    "counts skipped images among those that were tried": Mutant(
+        "pipeline/launch/finalize.py",
+        "if stats.dead_share > self.max_dead_share:",
+        'if images["dead"] > self.max_dead_share * images["read"]:',
+        "tests/launch/test_batch_job.py::test_images_that_are_done_already_do_not_hide_that_all_new_ones_failed",
+    ),
+    "swallows the crash of a decoding process": Mutant(
+        "pipeline/detect/decode_in_subprocess.py",
+        "    return _Child().decode(limits, content)\n",
+        "    with contextlib.suppress(_DiedError):\n        return _Child().decode(limits, content)\n"
+        "    return np.zeros((1, 1, 3), np.uint8)\n",
+        "tests/detect/test_decode_in_subprocess.py",
+    ),
+}
+
+
+def main(names: Sequence[str]) -> int:
+    """Runs the mutants of these names, or all."""
+    chosen = {name: mutant for name, mutant in MUTANTS.items() if not names or name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        _copy_project(copy)
+        gone = [name for name, mutant in chosen.items() if (copy / mutant.file).read_text().count(mutant.old) != 1]
+        if gone:
+            print(*(f"{MUTANTS[name].file} has changed: write this defect anew: {name}" for name in gone), sep="\n")
+            return 2
+        if code := _run(copy, *(mutant.test for mutant in chosen.values())):
+            print(f"the tests do not pass without a defect: exit code {code}")
+            return 1
+        return max(_survives(copy, name, mutant) for name, mutant in chosen.items())
+
+
+def _copy_project(copy: Path) -> None:
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=REPO, capture_output=True, text=True, check=True).stdout.splitlines():
+        if (REPO / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPO / name, copy / name)
+    (copy / ".tools").symlink_to(REPO / ".tools")
+
+
+def _survives(copy: Path, name: str, mutant: Mutant) -> bool:
+    file = copy / mutant.file
+    whole = file.read_text()
+    file.write_text(whole.replace(mutant.old, mutant.new))
+    caught = _run(copy, mutant.test) == 1  # others: it could not run
+    file.write_text(whole)
+    print(f"{'found' if caught else 'NOT FOUND'}: {name} ({mutant.test})", flush=True)
+    return not caught
+
+
+def _run(copy: Path, *tests: str) -> int:
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    return subprocess.run([*_PYTEST, *tests], cwd=copy, env=environment, stdout=subprocess.DEVNULL, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
