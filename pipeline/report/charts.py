@@ -15,11 +15,6 @@ from typing import NamedTuple
 from pipeline.report.formats import duration, number
 
 _MAX_STEPS = 120  # a phone can still show so many steps of a curve
-_HOUR, _DAY = 3600, 86_400
-_TIME_STEPS_SECONDS = (
-    *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
-    *(_HOUR, 2 * _HOUR, 4 * _HOUR, 6 * _HOUR, 12 * _HOUR, _DAY),
-)
 
 
 class Label(NamedTuple):
@@ -85,57 +80,18 @@ def latency_curve(points: Sequence[Sequence[float]], interval_s: float) -> Curve
 def _curve(values: Sequence[float], step_s: float, unit: str, digits: int) -> Curve | None:
     if len(values) < 3:
         return None
-    end_s, mean = len(values) * step_s, sum(values) / len(values)
-    top, ticks = _scale(max(values))
+    end_s, mean, top = len(values) * step_s, sum(values) / len(values), max(values) or 1.0
     line = " ".join(
         f"{100 * (i + side) / len(values):.3f},{100 - 100 * value / top:.3f}" for i, value in enumerate(values) for side in (0, 1)
     )
     summary = f"{unit} over time: from {number(min(values), digits)} to {number(max(values), digits)} in {duration(end_s)}"
-    mean_label = Label(_height(mean, top), number(mean, digits))
-    return Curve(line, mean_label, _height_labels(top, ticks, unit), _time_labels(end_s), summary)
-
-
-def _height(value: float, top: float) -> float:
-    return 100 - 100 * value / top
-
-
-def _height_labels(top: float, ticks: Sequence[float], unit: str) -> list[Label]:
-    digits = next((places for places in range(3) if all(abs(tick - round(tick, places)) < 1e-9 for tick in ticks)), 3)
-    texts = [number(tick, digits) for tick in ticks[:-1]] + [f"{number(ticks[-1], digits)} {unit}"]
-    return [Label(_height(tick, top), text, "start") for tick, text in zip(ticks, texts, strict=True)]
-
-
-def _time_labels(end_s: float) -> list[Label]:
-    step = next((seconds for seconds in _TIME_STEPS_SECONDS if seconds * 5 >= end_s), _TIME_STEPS_SECONDS[-1])
-    step *= math.ceil(end_s / step / 5)
-    labels = []
-    for tick in (step * i for i in range(6)):
-        at = 100 * tick / end_s
-        if at <= 100:
-            labels.append(Label(at, _time(tick), "start" if at < 4 else "end" if at > 92 else "middle"))
-    return labels
-
-
-def _time(seconds: float) -> str:
-    """A round time, without the zeros that `duration` adds.
-
-    >>> [_time(seconds) for seconds in (0, 0.5, 10, 90, 120, 5400, 7200, 518400)]
-    ['0', '0.5 s', '10 s', '1.5 min', '2 min', '1.5 h', '2 h', '6 d']
-    """
-    for least, length, unit in ((2 * _DAY, _DAY, "d"), (_HOUR, _HOUR, "h"), (60, 60, "min")):
-        if seconds >= least:
-            return f"{seconds / length:g} {unit}"
-    return f"{seconds:g} s" if seconds else "0"
-
-
-def _scale(largest: float) -> tuple[float, list[float]]:
-    """The end of an axis up to `largest`, and its round ticks above zero."""
-    if largest <= 0:
-        return 1.0, [1.0]
-    power = 10 ** math.floor(math.log10(largest / 4))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power * 4 >= largest)
-    ticks = [step * i for i in range(1, max(1, math.floor(largest / step + 1e-9)) + 1)]
-    return max(largest, ticks[-1]), ticks
+    return Curve(
+        line,
+        Label(100 - 100 * mean / top, number(mean, digits)),
+        [Label(0.0, f"{number(top, digits)} {unit}", "start"), Label(50.0, number(top / 2, digits), "start")],
+        [Label(0.0, "0", "start"), Label(50.0, duration(end_s / 2)), Label(100.0, duration(end_s), "end")],
+        summary,
+    )
 
 
 def _steps(
