@@ -91,16 +91,10 @@ def _letterboxed_wh(image_wh: tuple[int, int], input_hw: tuple[int, int], rule: 
     return min(input_w, max(1, w)), min(input_h, max(1, h))
 
 
-def to_model(boxes_xyxy: Floats, transform: InputTransform) -> Floats:
-    """Map `(..., 4)` boxes from pixels of the image to pixels of the model's input."""
-    scale, offset = _scale_and_offset(transform)
-    return np.asarray(boxes_xyxy * scale + offset)
-
-
 def to_original(boxes_xyxy: Floats, transform: InputTransform) -> Floats:
-    """Map `(..., 4)` boxes from pixels of the model's input to pixels of the image; the inverse of `to_model`."""
-    scale, offset = _scale_and_offset(transform)
-    return np.asarray((boxes_xyxy - offset) / scale)
+    """Map `(..., 4)` boxes from pixels of the model's input to pixels of the image."""
+    offset = np.array([transform.offset_x, transform.offset_y] * 2, np.float64)
+    return np.asarray((boxes_xyxy - offset) / np.array([transform.scale_x, transform.scale_y] * 2))
 
 
 def fit_image(
@@ -125,18 +119,10 @@ def iou_matrix(a_xyxy: Floats, b_xyxy: Floats) -> Floats:
     return np.asarray(np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0))
 
 
-def nms(
-    boxes_xyxy: Floats,
-    scores: Floats,
-    class_ids: Ints,
-    iou_threshold: float,
-    max_detections: int,
-    *,
-    class_agnostic: bool = False,
-) -> npt.NDArray[np.intp]:
+def nms(boxes_xyxy: Floats, scores: Floats, class_ids: Ints, iou_threshold: float, max_detections: int) -> npt.NDArray[np.intp]:
     """Greedy non-maximum suppression: the indices to keep, confidence descending, ties in the given order.
 
-    A box is dropped if its IoU with a kept box of its class (any class if `class_agnostic`) is *above* `iou_threshold`.
+    A box is dropped if its IoU with a kept box of its class is *above* `iou_threshold`.
 
     Args:
       boxes_xyxy: `(N, 4)`.
@@ -144,22 +130,15 @@ def nms(
       class_ids: `(N,)`.
       iou_threshold: 0..1.
       max_detections: Keep at most so many, over all classes.
-      class_agnostic: Whether boxes of other classes suppress a box, too.
     """
     order = np.argsort(-scores, kind="stable")
     kept: list[np.intp] = []
     while order.size and len(kept) < max_detections:
         best, rest = order[0], order[1:]
         kept.append(best)
-        rival = iou_matrix(boxes_xyxy[best : best + 1], boxes_xyxy[rest])[0] > iou_threshold
-        if not class_agnostic:
-            rival &= class_ids[rest] == class_ids[best]
-        order = rest[~rival]
+        overlaps = iou_matrix(boxes_xyxy[best : best + 1], boxes_xyxy[rest])[0] > iou_threshold
+        order = rest[~(overlaps & (class_ids[rest] == class_ids[best]))]
     return np.array(kept, dtype=np.intp)
-
-
-def _scale_and_offset(t: InputTransform) -> tuple[Floats, Floats]:
-    return np.array([t.scale_x, t.scale_y] * 2), np.array([t.offset_x, t.offset_y] * 2, np.float64)
 
 
 def _area(boxes_xyxy: Floats) -> Floats:

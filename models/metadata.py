@@ -147,28 +147,18 @@ def write_metadata(saved_model_dir: str, metadata: DetectorMetadata) -> None:
 
 
 def read_metadata(saved_model_dir: str) -> DetectorMetadata | None:
-    """Reads the description in a SavedModel, local or `gs://` (which imports TensorFlow); None without one.
+    """Reads the description in a SavedModel on this machine; None without one.
 
     Raises:
       ValueError: The file cannot be understood; the message names it and the fault.
     """
     path = os.path.join(saved_model_dir, METADATA_PATH)
     try:
-        text = _read_remote(path) if "://" in path else Path(path).read_text(encoding="utf-8")
-        return None if text is None else metadata_from_json(text)
+        return metadata_from_json(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as err:
         raise ValueError(f"{path}: {err}") from err
-
-
-def _read_remote(path: str) -> str | None:
-    import tensorflow as tf
-
-    if not tf.io.gfile.exists(path):
-        return None
-    with tf.io.gfile.GFile(path) as file:
-        return str(file.read())
 
 
 def metadata_to_json(metadata: DetectorMetadata) -> str:

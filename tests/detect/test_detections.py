@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.geometry import resize_plan, to_model
+from models.geometry import resize_plan
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.detect.detections import check_classes, class_name, to_detections
 from pipeline.errors import ModelError
 from pipeline.failures import ImageError
 from pipeline.records import DetectedImage, ImageRef, detection_row
-from tests.models.box_formats import boxes_from_xyxy
+from tests.models.box_formats import boxes_from_xyxy, to_model
 
 MODEL = DetectorMetadata("m", (100, 200), "stretch", ("cat", "dog", "person"))
 SAME = resize_plan((200, 100), (100, 200), "stretch")  # an image that fills the input as it is

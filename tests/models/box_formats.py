@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from models.geometry import Floats
+from models.geometry import Floats, InputTransform
 from models.metadata import BoxFormat
 
 
@@ -20,3 +20,9 @@ def boxes_from_xyxy(boxes_xyxy: Floats, box_format: BoxFormat) -> Floats:
     else:
         numbers = ((left + right) / 2, (top + bottom) / 2, right - left, bottom - top)
     return np.stack(numbers, axis=-1)
+
+
+def to_model(boxes_xyxy: Floats, transform: InputTransform) -> Floats:
+    """Map `(..., 4)` boxes from pixels of the image to pixels of the model's input; the inverse of `to_original`."""
+    scale = np.array([transform.scale_x, transform.scale_y] * 2)
+    return np.asarray(boxes_xyxy * scale + np.array([transform.offset_x, transform.offset_y] * 2))

@@ -12,10 +12,9 @@ from models.geometry import (
     iou_matrix,
     nms,
     resize_plan,
-    to_model,
     to_original,
 )
-from tests.models.box_formats import boxes_from_xyxy
+from tests.models.box_formats import boxes_from_xyxy, to_model
 
 SIDES = st.integers(min_value=1, max_value=20_000)
 EDGES = st.floats(min_value=-1_000, max_value=20_000)
@@ -147,19 +146,18 @@ SCORES = np.array([0.5, 0.9, 0.7, 0.6])
 
 
 @pytest.mark.parametrize(
-    ("class_ids", "iou_threshold", "max_detections", "class_agnostic", "kept"),
+    ("class_ids", "iou_threshold", "max_detections", "kept"),
     [
-        ([0, 0, 0, 0], 0.45, 10, False, [1, 2]),
-        ([1, 0, 0, 0], 0.45, 10, False, [1, 2, 0]),
-        ([1, 0, 0, 0], 0.45, 10, True, [1, 2]),
-        ([0, 0, 0, 0], 0.9, 10, False, [1, 2, 3, 0]),
-        ([0, 0, 0, 0], 0.45, 1, False, [1]),
-        ([0, 0, 0, 0], 0.45, 0, False, []),
+        ([0, 0, 0, 0], 0.45, 10, [1, 2]),
+        ([1, 0, 0, 0], 0.45, 10, [1, 2, 0]),
+        ([0, 0, 0, 0], 0.9, 10, [1, 2, 3, 0]),
+        ([0, 0, 0, 0], 0.45, 1, [1]),
+        ([0, 0, 0, 0], 0.45, 0, []),
     ],
-    ids=["one class", "two classes", "class agnostic", "at the threshold stays", "limit", "none wanted"],
+    ids=["one class", "two classes", "at the threshold stays", "limit", "none wanted"],
 )
-def test_nms_keeps_the_best_of_each_cluster(class_ids, iou_threshold, max_detections, class_agnostic, kept):
-    result = nms(BOXES, SCORES, np.array(class_ids), iou_threshold, max_detections, class_agnostic=class_agnostic)
+def test_nms_keeps_the_best_of_each_cluster(class_ids, iou_threshold, max_detections, kept):
+    result = nms(BOXES, SCORES, np.array(class_ids), iou_threshold, max_detections)
     assert result.tolist() == kept
 
 
