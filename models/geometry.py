@@ -98,16 +98,19 @@ def to_original(boxes_xyxy: Floats, transform: InputTransform) -> Floats:
 
 
 def fit_image(
-    pixels: npt.NDArray[np.uint8], transform: InputTransform, input_hw: tuple[int, int], letterbox_value: int = 128
+    pixels: npt.NDArray[np.uint8],
+    transform: InputTransform,
+    input_hw: tuple[int, int],
+    letterbox_value: int = 128,
+    out: npt.NDArray[np.uint8] | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """Resize `(h, w, 3) uint8` pixels bilinearly, without antialiasing, and pad them to `input_hw`."""
-    resized: npt.NDArray[np.uint8] = cv2.resize(pixels, transform.resized_wh, interpolation=cv2.INTER_LINEAR)  # type: ignore[assignment]
-    if resized.shape[:2] == input_hw:
-        return resized
-    boxed = np.full((*input_hw, 3), letterbox_value, np.uint8)
+    """Resize `(h, w, 3) uint8` pixels bilinearly, without antialiasing, and pad them to `input_hw`; into `out`, if given."""
+    fitted = np.empty((*input_hw, 3), np.uint8) if out is None else out
     (w, h), x, y = transform.resized_wh, transform.offset_x, transform.offset_y
-    boxed[y : y + h, x : x + w] = resized
-    return boxed
+    if (h, w) != input_hw:
+        fitted[:] = letterbox_value
+    cv2.resize(pixels, (w, h), dst=fitted[y : y + h, x : x + w], interpolation=cv2.INTER_LINEAR)
+    return fitted
 
 
 def iou_matrix(a_xyxy: Floats, b_xyxy: Floats) -> Floats:

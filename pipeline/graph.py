@@ -50,7 +50,7 @@ def build(
       lazily: Whether the first image loads the model: perhaps there is nothing to do.
     """
     read = pipeline | "ReadImages" >> (source or source_of(config))
-    detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), lazily=lazily)
+    detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), read=config.read, lazily=lazily)
     found = read.images | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
     results = Results(found.detected, (read.dead, found.dead), read.counted)
     for sink in to:
@@ -89,6 +89,7 @@ def source_of(config: Config, done: DoneRows | None = None, worker_context: Work
         worker_context=worker_context,
         max_megapixels=config.detect.max_megapixels,
         rebalance=worker_context is not None,  # one process needs no rebalancing
+        fetch=False,  # `DetectObjects` does
     )
 
 

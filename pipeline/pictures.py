@@ -30,9 +30,9 @@ from PIL import Image
 from models.evaluate.detection_rows import ImageRow, RowsError
 from models.progress import printable, shown
 from pipeline.config.sections import DetectConfig
-from pipeline.detect.decode import decode_image
 from pipeline.errors import FullError, OutputError, UserError
 from pipeline.failures import ImageError
+from pipeline.feed.decode import decode_image
 from pipeline.read.again import Read, reads, refuse_doubled
 from pipeline.read.videos import video_of
 from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash

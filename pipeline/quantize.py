@@ -35,7 +35,7 @@ from models.export import check_output_dir
 from models.manifest import write_manifest
 from models.progress import bar, shown, step
 from pipeline.config import BUNDLED, DetectConfig, load_config
-from pipeline.detect.detector import Detector, fitted
+from pipeline.detect.detector import Detector
 from pipeline.detect.load_model import converted_model
 from pipeline.detect.openvino_graph import OpenVinoGraph
 from pipeline.detect.openvino_int8 import FIGURES, INT8, check_nncf, quantised
@@ -44,8 +44,9 @@ from pipeline.detect.prepared_model import PreparedModel, start
 from pipeline.detect.versions import locate
 from pipeline.errors import ConfigError, InputError, UserError
 from pipeline.failures import ImageError
+from pipeline.feed.fit import ModelInput, fit
 from pipeline.read.list_images import check_inputs, list_images
-from pipeline.records import DetectedImage, EncodedImage, ImageRef, detection_row
+from pipeline.records import DetectedImage, ImageRef, detection_row
 from pipeline.storage.files import read_file
 
 WRITTEN, REFUSED, WRONG = 0, 1, 2
@@ -156,7 +157,7 @@ def _pixels(photos: Sequence[ImageRef], prepared: PreparedModel) -> list[np.ndar
     pixels, broken = [], []
     for ref in shown(photos, "2 of 5, decoding", "photos"):
         try:
-            pixels.append(fitted(read_file(ref.uri), prepared.metadata, _AP).pixels)
+            pixels.append(fit(read_file(ref.uri), ModelInput.of(prepared.metadata), _AP.max_megapixels * 1e6)[1])
         except ImageError as err:
             broken.append(f"{ref.uri}: {err}")
     _check_readable(len(pixels), broken)
@@ -173,7 +174,7 @@ def _rows(prepared: PreparedModel, photos: Sequence[ImageRef], what: str, min_ag
         with bar(what, "photos", len(photos)) as progress:
             for first in range(0, len(photos), _TOGETHER):
                 refs = photos[first : first + _TOGETHER]
-                for found in detector.detect([EncodedImage(ref, read_file(ref.uri)) for ref in refs]):
+                for found in detector.detect(refs):
                     if isinstance(found, DetectedImage):
                         rows[found.ref.uri] = detection_row(found)
                     else:

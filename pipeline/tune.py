@@ -261,12 +261,12 @@ def _throughput(detector: Detector, photos: Sequence[EncodedImage], seconds: flo
     """Images per second while as many are in flight as the detector can use."""
     images = itertools.cycle(photos)
     ahead = detector.model.engine.images_in_flight + 2 * available_cpus()
-    in_flight = collections.deque(detector.start(next(images)) for _ in range(ahead))
+    in_flight = collections.deque(detector.start([next(images)]) for _ in range(ahead))
 
     def finish(count: int) -> None:
         for _ in range(count):
             in_flight.popleft().result()
-            in_flight.append(detector.start(next(images)))
+            in_flight.append(detector.start([next(images)]))
 
     finish(ahead // 2)  # until batches and threads are busy
     began, done = time.monotonic(), 0

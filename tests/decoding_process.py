@@ -1,11 +1,9 @@
-"""A child process that decodes what it is sent, within bounds of memory and time that the kernel keeps, and starts no program
-but the pipeline's own decoding child.
+"""A child process that decodes what it is sent as a feeder process does, within the same bounds, and starts no program.
 
     with DecodingProcess() as process:
         outcome = process.decode(content)
 
-A crash, an exception other than `ImageError`, too much time or an attempt to start a program is an outcome too: it is what the
-tests look for.
+A crash, an exception other than `ImageError` or an attempt to start a program is an outcome too: it is what the tests look for.
 """
 
 from __future__ import annotations
@@ -14,23 +12,19 @@ import contextlib
 import ctypes
 import dataclasses
 import json
-import resource
 import signal
 import struct
 import subprocess
 import sys
+import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
-
-import psutil
 
 REPO = Path(__file__).resolve().parent.parent
 PROGRAMS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn", "socket.connect"}
-SECONDS = 12.0  # of CPU for one image; the limit of `decode_image` is an estimate of 5
-CHILD_SECONDS = 5.0  # what the pipeline's decoding child may take
 SMALL_GIF = b"GIF89a\1\0\1\0\x80\0\0" + bytes(6) + b",\0\0\0\0\1\0\1\0\0\2\2\x44\1\0;"
 _LIBC = ctypes.CDLL(None)
-MEGABYTES = 4096  # of address space beyond what the process begins with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +32,12 @@ class Outcome:
     """How an image ended.
 
     Attributes:
-      end: `pixels`, the reason of an `ImageError`, or what must not be: `error`, `died`, `program`.
+      end: `pixels`, the reason of an `ImageError`, or what must not be: `error`, `program`.
       message: The error's, or the traceback.
       image_wh: Size of the upright image, where there is one.
-      seconds: CPU time, with that of the pipeline's decoding child.
-      expected_seconds: What its header was taken to cost, where it could be read; the limit of what is decoded in that child.
-      megabytes: Peak memory beyond what was held before, with that of the pipeline's decoding child.
+      seconds: CPU time.
+      expected_seconds: What its header was taken to cost, where it could be read; the limit for formats whose header is not read.
+      megabytes: Peak memory beyond what was held before; 0 if the process has died.
     """
 
     end: str
@@ -59,32 +53,50 @@ class DecodingProcess:
 
     Args:
       max_pixels: As for `decode_image`.
-      seconds: CPU time after which the kernel ends the child.
-      cwd: Where `pipeline` is imported from.
+      seconds: CPU time after which the kernel ends the child; None: as of a feeder process.
     """
 
-    def __init__(self, max_pixels: float = 25e6, seconds: float = SECONDS, cwd: Path = REPO):
-        self._command = [sys.executable, __file__, str(max_pixels), str(seconds)]
-        self._cwd = cwd
+    def __init__(self, max_pixels: float = 25e6, seconds: float | None = None):
+        from pipeline.feed.decode import most_seconds
+
+        self._seconds = seconds or most_seconds(max_pixels)
+        self._command = [sys.executable, "-m", "tests.decoding_process", str(max_pixels), str(self._seconds)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def decode(self, content: bytes) -> Outcome:
         """Decodes an image in the child."""
         if self._process is None:
             self._process = subprocess.Popen(
-                self._command, cwd=self._cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                self._command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         assert self._process.stdin and self._process.stdout
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(struct.pack(">I", len(content)) + content)
             self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if answer:
-            fields = json.loads(answer)
+        expected_seconds = self._expected_seconds(content)
+        if answer := self._process.stdout.readline():
+            fields = json.loads(answer) | {"expected_seconds": expected_seconds}
             return Outcome(**fields | {"image_wh": tuple(fields.get("image_wh", ())) or None})
+        return self._death(expected_seconds)
+
+    def _death(self, expected_seconds: float) -> Outcome:
+        from pipeline.feed.bounds import TIMED_OUT
+
+        assert self._process
         code = self._process.wait()
         self._process = None
-        return Outcome("died", f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}")
+        if -code in TIMED_OUT:
+            return Outcome("too_much_work", signal.Signals(-code).name, None, self._seconds, expected_seconds)
+        return Outcome("decoder_died", f"ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}")
+
+    def _expected_seconds(self, content: bytes) -> float:
+        from pipeline.failures import ImageError
+        from pipeline.feed.headers.formats import format_of, has_header, read_header
+
+        try:
+            return read_header(content).seconds if has_header(format_of(content)) else self._seconds
+        except ImageError:
+            return 0.0
 
     def close(self) -> None:
         """Ends the child."""
@@ -101,87 +113,62 @@ class DecodingProcess:
         self.close()
 
 
-def _memory(name: str, pid: int | str = "self") -> float:
-    """A line of a process's status (VmHWM, VmSize, VmRSS), in megabytes."""
-    return int(Path(f"/proc/{pid}/status").read_text().split(name + ":")[1].split()[0]) / 1024
+def _memory(name: str) -> float:
+    """A line of this process's status (VmHWM, VmRSS), in megabytes."""
+    return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0]) / 1024
 
 
-class _Used:
-    """What this process and the pipeline's decoding child use from now on; of a child that dies, nothing is known."""
+@contextlib.contextmanager
+def _room(needed_bytes: float, _wh: tuple[int, int]) -> Iterator[None]:
+    """As that of a feeder process, with room for all."""
+    from pipeline.feed.bounds import limit_memory
+    from pipeline.feed.work import ANY_ROOM
 
-    def __init__(self) -> None:
-        self._processes = [psutil.Process(), *psutil.Process().children()]
-        for process in self._processes:
-            Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the peak begins anew
-        self._before = [self._of(process) for process in self._processes]
-
-    def fields(self) -> dict[str, float]:
-        """CPU time, peak memory."""
-        seconds = megabytes = 0.0
-        for process, before in zip(self._processes, self._before, strict=True):
-            with contextlib.suppress(psutil.Error, OSError, IndexError):
-                after = self._of(process)
-                seconds, megabytes = seconds + after[0] - before[0], megabytes + _memory("VmHWM", process.pid) - before[1]
-        return {"seconds": seconds, "megabytes": megabytes}
-
-    def _of(self, process: psutil.Process) -> tuple[float, float]:
-        return sum(process.cpu_times()[:2]), _memory("VmRSS", process.pid)
+    if needed_bytes > ANY_ROOM:
+        limit_memory(needed_bytes)
+    yield
 
 
-def _expected_seconds(content: bytes) -> float:
-    from pipeline.detect.headers.formats import format_of, is_decoded_in_subprocess, read_header
-
-    return CHILD_SECONDS if is_decoded_in_subprocess(format_of(content)) else read_header(content).seconds
-
-
-def _decode(content: bytes, max_pixels: float, programs: list[str]) -> dict[str, object]:
-    from pipeline.detect.decode import decode_image
+def _decode(content: bytes, max_pixels: float, seconds: float) -> dict[str, object]:
     from pipeline.failures import ImageError
+    from pipeline.feed.bounds import bounded
+    from pipeline.feed.decode import decode_image
 
-    decode_image(SMALL_GIF, max_pixels)  # the decoding child is there: its imports are not this image's
-    _LIBC.malloc_trim(0)
-    used = _Used()
-    outcome: dict[str, object]
     try:
-        decoded = decode_image(content, max_pixels)
+        with bounded(seconds, len(content)):
+            decoded = decode_image(content, max_pixels, room=_room)
         assert decoded.pixels.shape == (*decoded.image_wh[::-1], 3) and decoded.pixels.dtype == "uint8"
-        outcome = {"end": "pixels", "image_wh": decoded.image_wh}
+        return {"end": "pixels", "image_wh": decoded.image_wh}
     except ImageError as err:
         assert "\n" not in str(err)
-        outcome = {"end": err.reason, "message": str(err)}
+        return {"end": err.reason, "message": str(err)}
+    except MemoryError:
+        return {"end": "too_large"}
     except BaseException:  # noqa: BLE001  whatever it is, it is found
-        outcome = {"end": "error", "message": traceback.format_exc()}
-    outcome |= used.fields()
-    with contextlib.suppress(Exception):
-        outcome["expected_seconds"] = _expected_seconds(content)
-    if programs:
-        outcome |= {"end": "program", "message": programs.pop()}
-    return outcome
+        return {"end": "error", "message": traceback.format_exc()}
 
 
 def _serve(max_pixels: float, seconds: float) -> None:
-    import pipeline.detect.decode  # noqa: F401  before memory is bounded
+    from pipeline.feed.bounds import set_up
+    from pipeline.feed.decode import decode_image
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    size = int((_memory("VmSize") + MEGABYTES) * (1 << 20))
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    set_up()
+    decode_image(SMALL_GIF, max_pixels)  # what it imports is no image's memory
     programs: list[str] = []
-
-    def watch(event: str, args: tuple[object, ...]) -> None:
-        if event in PROGRAMS and "pipeline.detect.decoding_child" not in str(args):
-            programs.append(event)
-
-    sys.addaudithook(watch)
+    sys.addaudithook(lambda event, _: programs.append(event) if event in PROGRAMS else None)
     answers = sys.stdout.buffer
     while header := sys.stdin.buffer.read(4):
         content = sys.stdin.buffer.read(*struct.unpack(">I", header))
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # counts CPU time, also within native code, and ends the process
-        outcome = _decode(content, max_pixels, programs)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        _LIBC.malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
+        held, began = _memory("VmRSS"), time.process_time()
+        outcome = _decode(content, max_pixels, seconds)
+        outcome |= {"seconds": time.process_time() - began, "megabytes": _memory("VmHWM") - held}
+        if programs:
+            outcome |= {"end": "program", "message": programs.pop()}
         answers.write(json.dumps(outcome).encode() + b"\n")
         answers.flush()
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, ".")
     _serve(float(sys.argv[1]), float(sys.argv[2]))

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
@@ -12,12 +11,9 @@ import numpy as np
 import pytest
 
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.decode import decode_image
-from pipeline.detect.decoders import room_for
 from pipeline.detect.load_detector import load_detector
 from pipeline.errors import ModelError
-from pipeline.failures import ImageError
-from pipeline.limits import MEMORY, available_cpus, memory_limit_bytes, memory_room_bytes, resident_bytes
+from pipeline.limits import MEMORY, available_cpus, memory_limit_bytes, memory_room_bytes
 from pipeline.prefetch import Prefetcher
 from tests.fixtures import REPO
 from tests.launch.jobs import rows_of
@@ -111,36 +107,6 @@ def test_images_in_hand_shrink_before_the_limit(limited):
 def test_a_limit_that_the_model_does_not_fit_is_an_error_of_one_line(bright_model, limited):
     with pytest.raises(ModelError, match=r"needs at least \d+ MB; memory_mb or the container allows 100 MB$"):
         load_detector(ModelConfig(path=bright_model), DetectConfig(memory_mb=100, batch_sizes=(1,)))
-
-
-@pytest.mark.parametrize("name", ["large.png", "large.tif"])
-def test_an_image_that_does_not_fit_the_memory_is_a_dead_letter_that_names_its_size(name, tmp_path, limited):
-    """Here, and in a child process that decodes it: the kernel would end the worker, again after each restart."""
-    cv2.imwrite(str(tmp_path / name), np.zeros((4000, 6000, 3), np.uint8))
-    content = (tmp_path / name).read_bytes()
-    assert decode_image(content, 1e8).image_wh == (6000, 4000)
-    limited.narrow(resident_bytes() // 10**6 + 100)
-    with pytest.raises(
-        ImageError, match=r"^expected an image .* MB of memory, got 6000 x 4000 pixels that take \d+ MB to decode$"
-    ):
-        decode_image(content, 1e8)
-
-
-def test_large_decodes_add_up_within_the_memory_that_there_is(limited):
-    """Two that fit alone and not together are done one after another, whatever their number of threads."""
-    limited.narrow(resident_bytes() // 10**6 + 400)
-    at_work, most = [], []
-
-    def decode(number):
-        with room_for(250e6, (9000, 9000)):
-            at_work.append(number)
-            most.append(len(at_work))
-            at_work.remove(number)
-
-    with ThreadPoolExecutor(8) as pool, room_for(250e6, (9000, 9000)):
-        waiting = [pool.submit(decode, number) for number in range(8)]
-        assert not any(future.done() for future in waiting)
-    assert len(most) == 8 and max(most) == 1
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from pipeline import pictures, run
-from pipeline.detect.decode import decode_image
+from pipeline.feed.decode import decode_image
 from pipeline.read import again
 from pipeline.results.layout import MADE_BY
 from tests.conftest import write_bright_image

@@ -12,14 +12,13 @@ import queue
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from models.evaluate.agreement import compare
 from pipeline.config import DetectConfig
 from pipeline.detect.golden import DetectIn
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.detect.thumbnails import make_thumbnail
-from pipeline.failures import ImageError
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, detection_row, identity_hash
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row, identity_hash
 from pipeline.stats.canary import CanaryStats, Disagreement
 
 _THREADS = 2
@@ -35,16 +34,22 @@ class Canary:
       stable: The version in use.
       detect: Share and bounds.
       detect_in: Detects with the canary.
-      pictures: Whether the report shows images that the versions differ on.
+      thumbnail: Makes the pictures of the report of images that the versions differ on; None: it shows none.
     """
 
-    def __init__(self, model: LoadedModel, stable: str, detect: DetectConfig, detect_in: DetectIn, *, pictures: bool = False):
+    def __init__(
+        self,
+        model: LoadedModel,
+        stable: str,
+        detect: DetectConfig,
+        detect_in: DetectIn,
+        thumbnail: Callable[[ImageRef | EncodedImage], bytes] | None = None,
+    ):
         self.model = model
         self._below = int(detect.canary_share * 2**64)
-        self._max_pixels = detect.max_megapixels * 1e6
         self._detect_in = detect_in
-        self._pictures = pictures
-        self._waiting: queue.Queue[tuple[EncodedImage, DetectedImage | DeadLetter] | None] = queue.Queue(_MOST_WAITING)
+        self._thumbnail = thumbnail
+        self._waiting: queue.Queue[tuple[ImageRef | EncodedImage, DetectedImage | DeadLetter] | None] = queue.Queue(_MOST_WAITING)
         self._figures = CanaryStats(model.version, stable)
         self._reported: Counter[str] = Counter()
         self._closed = False
@@ -54,17 +59,18 @@ class Canary:
         for thread in self._threads:
             thread.start()
 
-    def wants(self, image: EncodedImage) -> bool:
+    def wants(self, ref: ImageRef) -> bool:
         """Whether an image belongs to the canary's share; deterministic for each image."""
-        return identity_hash(f"canary {image.ref.identity}") < self._below  # another hash picks samples and shards
+        return identity_hash(f"canary {ref.identity}") < self._below  # another hash picks samples and shards
 
-    def record_stable(self, image: EncodedImage, result: DetectedImage | DeadLetter) -> None:
+    def record_stable(self, image: ImageRef | EncodedImage, result: DetectedImage | DeadLetter) -> None:
         """Counts a result of the version in use; if the image is of the canary's share, compares the canary's with it."""
         if not _is_answer(result):
             return
         self._count(stable_images=1, stable_failed=int(isinstance(result, DeadLetter)), stable_seconds=_seconds(result))
-        if not self.wants(image):
+        if not self.wants(result.ref):
             return
+        image = image if isinstance(image, EncodedImage) else result.ref  # with its generation
         try:
             if self._closed:
                 raise queue.Full
@@ -112,7 +118,7 @@ class Canary:
             self._waiting.task_done()
         self._waiting.task_done()
 
-    def _compare(self, image: EncodedImage, stable: DetectedImage | DeadLetter) -> None:
+    def _compare(self, image: ImageRef | EncodedImage, stable: DetectedImage | DeadLetter) -> None:
         (ours,) = self._detect_in([image])
         if not _is_answer(ours):
             return
@@ -125,12 +131,11 @@ class Canary:
         self._keep_picture(objects - 2 * matched, image, stable, ours)
         self._count(images=1, seconds=_seconds(ours), matched=matched, objects=objects, score_shift_sum=shift)
 
-    def _keep_picture(self, different: int, image: EncodedImage, stable: DetectedImage, ours: DetectedImage) -> None:
-        """Keeps an image for the report if few images differ more; the image is decoded again, since few are kept."""
-        if not self._pictures or not self._figures.wants_picture(different):
+    def _keep_picture(self, different: int, image: ImageRef | EncodedImage, stable: DetectedImage, ours: DetectedImage) -> None:
+        """Keeps an image for the report if few images differ more; the image is read and decoded again, since few are kept."""
+        if not self._thumbnail or not self._figures.wants_picture(different):
             return
-        with contextlib.suppress(ImageError):
-            thumbnail = make_thumbnail(image.content, self._max_pixels)
+        if thumbnail := self._thumbnail(image):
             with self._lock:
                 self._figures.add_disagreement(Disagreement(different, dataclasses.replace(stable, thumbnail=thumbnail), ours))
 

@@ -1,39 +1,37 @@
 """`DetectObjects`: finds objects in images, with one model for each process, through Beam's RunInference.
 
-    EncodedImage --> StartDetecting --> StartedImage --> RunInference --> PartDeadLetters --> detected
-                          | start          (a future)         | result                   `--> dead
-                          v                                   v
-              Detector: waiting images --> decode --> model --> result of each image
+    ImageRef or EncodedImage --> StartDetecting --> StartedChunk --> RunInference --> PartResults --> detected
+                                      | start      (a future)           | results         `--> dead
+                                      v                                 v
+                 Detector: feeder processes read and decode --> model --> a result for each image
 
-The work begins in StartDetecting, which hands each image to the process's detector and passes it on only once enough newer ones
-are under way. RunInference only waits for the results. So the model works while RunInference collects its first batch, and never
-idles while the results of a batch go downstream. `detect_images` does the same without Beam.
+The work begins in StartDetecting, which hands chunks of images to the process's detector and passes each on only once enough
+newer ones are under way. RunInference only waits for the results. So images are read and decoded ahead of need, and the model
+never idles while the results of a chunk go downstream. `detect_images` does the same without Beam.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 import apache_beam as beam
 from apache_beam.ml.inference.base import ModelHandler, RunInference
 from apache_beam.utils.windowed_value import WindowedValue
 
-from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.detector import Detector
+from pipeline.config import DetectConfig, ModelConfig, ReadConfig
+from pipeline.detect.detector import Detector, Image, Result
 from pipeline.detect.load_detector import shared_detector
 from pipeline.detect.loaded_model import LoadModel
-from pipeline.limits import MEMORY
 from pipeline.prefetch import Prefetcher, Slot
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage
-from pipeline.results.cancellation import until_cancelled
+from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.stats import metrics
 
-_REQUEST_IMAGES = 64  # that RunInference waits for at once; up to request_images more are under way
+_LOOK_SECONDS = 0.5  # how soon a wait for the model notices that the job was stopped
 
 
 class DetectedAndDead(NamedTuple):
@@ -46,14 +44,17 @@ class DetectedAndDead(NamedTuple):
 class DetectObjects(beam.PTransform):
     """Finds objects in images, with one model for each process, shared by all bundles.
 
-    Element in: `EncodedImage`. Elements out: `DetectedImage` or `DeadLetter`, one for each image, with the image's window and
-    timestamp. Bounded or unbounded. A retried bundle gives the same rows, up to the last bits of floats.
+    Element in: `ImageRef`, whose image is read here, or `EncodedImage`. Elements out: `DetectedImage` or `DeadLetter`, one for
+    each image, with its window and timestamp. Bounded or unbounded. A retried bundle gives the same rows, up to the last bits of
+    floats.
 
     Args:
       model: A SavedModel's path (local or `gs://`), a `ModelConfig` for a model that does not describe itself, or a function that
         loads a model of another engine (`loaded_model`).
       detect: How to run the model; the keyword arguments override its fields.
       samples: How many samples the job wants; images that may be among them get a thumbnail.
+      read: How images are read that have no bytes yet.
+      lazily: Whether the first image loads the model, instead of the start of the worker.
       **settings: Any field of `DetectConfig`, e.g. `score_threshold=0.4`, `classes=["dog"]`.
 
     Raises:
@@ -69,6 +70,7 @@ class DetectObjects(beam.PTransform):
         detect: DetectConfig | None = None,
         samples: int = 0,
         *,
+        read: ReadConfig | None = None,
         lazily: bool = False,
         **settings: Any,
     ):
@@ -76,68 +78,125 @@ class DetectObjects(beam.PTransform):
         self._model = ModelConfig(path=model) if isinstance(model, str) else model
         self._detect = dataclasses.replace(detect or DetectConfig(), **settings)
         self._samples = samples
+        self._read = read or ReadConfig()
         self._lazily = lazily
 
-    def expand(self, images: beam.PCollection[EncodedImage]) -> DetectedAndDead:
+    def expand(self, images: beam.PCollection[Image]) -> DetectedAndDead:
         """Wires the steps of the module's drawing."""
-        handler = DetectorHandler(self._model, self._detect, self._samples, lazily=self._lazily)
+        handler = DetectorHandler(self._model, self._detect, self._samples, self._read, lazily=self._lazily)
         results = (
             images
             | "StartDetecting" >> beam.ParDo(StartDetecting(handler, self._detect))
             | "RunInference" >> RunInference(handler)
-            | "PartDeadLetters" >> beam.FlatMap(_part).with_outputs("dead", main="detected")
+            | "PartResults" >> beam.FlatMap(_part).with_outputs("dead", main="detected")
         )
         return DetectedAndDead(results.detected, results.dead)
 
 
-def detect_images(
-    images: Iterable[EncodedImage], detector: Detector, detect: DetectConfig
-) -> Iterator[DetectedImage | DeadLetter]:
+def detect_images(images: Iterable[Image], detector: Detector, detect: DetectConfig) -> Iterator[Result]:
     """Finds objects in images without Beam: starts images ahead, and yields one result for each, in their order.
 
     Args:
       images: Read lazily: at most `request_images` of them, and `request_mb` of encoded bytes, are under way.
-      detector: Does the work, on its own threads.
+      detector: Does the work, on its own threads and processes.
       detect: The bounds.
     """
-    ahead = _started_ahead(lambda: detector, detect)
+    chunks = _Chunks(lambda: detector, detect)
     for image in images:
-        yield from (started.value.finish(detector) for started in ahead.add(image))
-    yield from (started.value.finish(detector) for started in ahead.rest())
+        for started in chunks.add(image, 0, None):
+            yield from started.value.finish(detector)
+    for started in chunks.rest():
+        yield from started.value.finish(detector)
 
 
-def _started_ahead(detector: Callable[[], Detector], detect: DetectConfig) -> Prefetcher[EncodedImage, StartedImage]:
-    def start(place: Slot[EncodedImage, StartedImage]) -> None:
-        place.hold(len(place.element.content))
-        place.result.set_result(StartedImage(place.element, detector().start(place.element)))
-
-    return Prefetcher(start, detect.request_images, detect.request_mb * 1e6)
-
-
-class StartedImage:
-    """An image, and in the process that started it the future of its result; another process starts it again.
+class StartedChunk:
+    """Images, and in the process that started them the future of their results; another process starts them again.
 
     Attributes:
-      image: The image.
+      images: The images.
+      timestamps: Of their elements.
     """
 
-    def __init__(self, image: EncodedImage, work: Future[DetectedImage | DeadLetter] | None = None):
-        self.image = image
+    def __init__(self, images: Sequence[Image], timestamps: Sequence[Any], work: Future[list[Result]] | None = None):
+        self.images = images
+        self.timestamps = timestamps
         self._work = work
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StartedImage, (self.image,)
+        return StartedChunk, (self.images, self.timestamps)
 
-    def finish(self, detector: Detector) -> DetectedImage | DeadLetter:
-        """Waits for the result."""
-        return (self._work or detector.start(self.image)).result()
+    @property
+    def encoded_bytes(self) -> int:
+        """Bytes of images that are held."""
+        return sum(map(_bytes_of, self.images))
+
+    def finish(self, detector: Detector) -> list[Result]:
+        """Waits for the results.
+
+        Raises:
+          KeyboardInterrupt: The job was stopped.
+        """
+        work = self._work or detector.start(self.images)
+        while not wait([work], _LOOK_SECONDS).done:
+            if steps_are_cancelled():
+                raise KeyboardInterrupt
+        return work.result()
+
+
+class _Chunks:
+    """Collects images of one window into chunks, and starts these ahead, bounded by count and by encoded bytes."""
+
+    def __init__(self, detector: Callable[[], Detector], detect: DetectConfig):
+        self._detector = detector
+        self._most_bytes = detect.request_mb * 1e6
+        self._request_images = detect.request_images
+        self._images: list[Image] = []
+        self._timestamps: list[Any] = []
+        self._bytes = 0
+        self._window: Any = None
+        self._ahead: Prefetcher[StartedChunk, StartedChunk] | None = None
+
+    def add(self, image: Image, timestamp: Any, window: Any) -> Iterator[WindowedValue]:
+        """Adds an image; yields the oldest chunks while too many are under way."""
+        if self._images and window != self._window:
+            yield from self._start()
+        self._window = window
+        self._images.append(image)
+        self._timestamps.append(timestamp)
+        self._bytes += _bytes_of(image)
+        if len(self._images) >= self._chunk_size or self._bytes >= self._most_bytes:
+            yield from self._start()
+
+    def rest(self) -> Iterator[WindowedValue]:
+        """Yields all remaining chunks."""
+        if self._images:
+            yield from self._start()
+        if self._ahead:
+            yield from self._ahead.rest()
+
+    @functools.cached_property
+    def _chunk_size(self) -> int:
+        return min(self._detector().chunk_size, self._request_images)
+
+    def _start(self) -> Iterator[WindowedValue]:
+        if not self._ahead:
+            self._ahead = Prefetcher(self._begin, max(1, self._request_images // self._chunk_size), self._most_bytes)
+        chunk = StartedChunk(self._images, self._timestamps)
+        self._images, self._timestamps, self._bytes = [], [], 0
+        return self._ahead.add(chunk, chunk.timestamps[0], self._window)
+
+    def _begin(self, place: Slot[StartedChunk, StartedChunk]) -> None:
+        chunk = place.element
+        place.hold(chunk.encoded_bytes)
+        place.result.set_result(StartedChunk(chunk.images, chunk.timestamps, self._detector().start(chunk.images)))
+
+
+def _bytes_of(image: Image) -> int:
+    return len(image.content) if isinstance(image, EncodedImage) else 0
 
 
 class StartDetecting(beam.DoFn):
-    """Starts each image in the detector, and passes it on once enough newer images are under way.
-
-    Bounded by count and by encoded bytes. Each image keeps its window and timestamp.
-    """
+    """Starts chunks of images in the detector, and passes each on once enough newer ones are under way."""
 
     def __init__(self, handler: DetectorHandler, detect: DetectConfig):
         self._handler = handler
@@ -147,68 +206,72 @@ class StartDetecting(beam.DoFn):
         self._detector = self._handler.load_model()
 
     def start_bundle(self) -> None:
-        self._ahead = _started_ahead(self._detector, self._detect)
+        self._chunks = _Chunks(self._detector, self._detect)
 
     def process(
-        self, image: EncodedImage, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
+        self, image: Image, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
     ) -> Iterator[WindowedValue]:
-        return self._ahead.add(image, timestamp, window)
+        return self._chunks.add(image, timestamp, window)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
-        return self._ahead.rest()
+        return self._chunks.rest()
 
 
-class DetectorHandler(ModelHandler[StartedImage, DetectedImage | DeadLetter, Callable[[], Detector]]):
-    """Loads the detector for RunInference, and sets how many images RunInference waits for at once.
+class DetectorHandler(ModelHandler[StartedChunk, list[tuple[Any, Result]], Callable[[], Detector]]):
+    """Loads the detector for RunInference, which waits for one chunk at a time.
 
-    Such a request is larger than a device batch: the detector runs several batches at once, filled from all requests.
-    The model of RunInference is a function that returns the process's detector.
+    The detector runs several chunks at once, started ahead. The model of RunInference is a function that returns the process's
+    detector.
 
     Args:
       lazily: Whether the first image loads the model, instead of the start of the worker.
     """
 
-    def __init__(self, model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0, *, lazily: bool = False):
+    def __init__(
+        self,
+        model: ModelConfig | LoadModel,
+        detect: DetectConfig,
+        samples: int = 0,
+        read: ReadConfig | None = None,
+        *,
+        lazily: bool = False,
+    ):
         super().__init__()
         self._model = model
         self._detect = detect
         self._samples = samples
+        self._read = read or ReadConfig()
         self._lazily = lazily
 
     def load_model(self) -> Callable[[], Detector]:
-        detector = functools.partial(shared_detector, self._model, self._detect, self._samples)
+        detector = functools.partial(shared_detector, self._model, self._detect, self._samples, self._read)
         if not self._lazily:
             detector()
         return detector
 
     def run_inference(
-        self, batch: Sequence[StartedImage], model: Callable[[], Detector], inference_args: dict[str, Any] | None = None
-    ) -> Iterable[DetectedImage | DeadLetter]:
+        self, batch: Sequence[StartedChunk], model: Callable[[], Detector], inference_args: dict[str, Any] | None = None
+    ) -> Iterable[list[tuple[Any, Result]]]:
         results, detector = [], model()
-        for started in until_cancelled(batch):
-            result = started.finish(detector)
-            metrics.count_result(result, len(started.image.content))  # one by one, so that the display moves
-            results.append(result)
+        for chunk in batch:
+            found = chunk.finish(detector)
+            metrics.count_results(*found)
+            results.append(list(zip(chunk.timestamps, found, strict=True)))
         metrics.count_swaps(detector.counted_swaps())
         return results
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
-        size = min(_REQUEST_IMAGES, self._detect.request_images)
-        share = functools.partial(_share_of_request, size=size, most_bytes=self._detect.request_mb * 1e6)
-        return {"min_batch_size": size, "max_batch_size": size, "element_size_fn": share}
+        return {"min_batch_size": 1, "max_batch_size": 1}
 
-    def get_num_bytes(self, batch: Sequence[StartedImage]) -> int:
-        return sum(len(started.image.content) for started in batch)
+    def get_num_bytes(self, batch: Sequence[StartedChunk]) -> int:
+        return sum(chunk.encoded_bytes for chunk in batch)
 
     def get_metrics_namespace(self) -> str:
         return "DetectObjects"
 
 
-def _share_of_request(started: StartedImage, size: int, most_bytes: float) -> int:
-    """What an image counts in a request of `size`: one, or its share of the bytes of a whole request if that is more."""
-    share = len(started.image.content) / MEMORY.budget(most_bytes)
-    return min(size, max(1, math.ceil(size * share)))
-
-
-def _part(result: DetectedImage | DeadLetter) -> Iterable[Any]:
-    yield beam.pvalue.TaggedOutput("dead", result) if isinstance(result, DeadLetter) else result
+def _part(results: Sequence[tuple[Any, Result]], window: Any = beam.DoFn.WindowParam) -> Iterable[Any]:
+    """Each result in the window and at the time of its image."""
+    for timestamp, result in results:
+        windowed = WindowedValue(result, timestamp, (window,))
+        yield beam.pvalue.TaggedOutput("dead", windowed) if isinstance(result, DeadLetter) else windowed

@@ -1,13 +1,15 @@
-"""Turns a model's output for one image into boxes on the original, upright image."""
+"""Turns a model's outputs for a batch into boxes on the original, upright images."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from models.geometry import InputTransform, boxes_to_xyxy, nms, to_original
+from models.geometry import InputTransform, boxes_to_xyxy, nms
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
 from pipeline.errors import ModelError
@@ -18,42 +20,59 @@ _NO_CLASS = -(2**31)
 
 
 def to_detections(
-    outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata, transform: InputTransform, detect: DetectConfig
-) -> Detections:
-    """Applies thresholds and suppression (unless the model does), and maps boxes back to the image.
+    outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata, transforms: Sequence[InputTransform], detect: DetectConfig
+) -> list[Detections | ImageError]:
+    """Applies thresholds and suppression (unless the model does), and maps boxes back to the images.
 
     Args:
-      outputs: `boxes (M, 4)`, `scores (M,)` or `(M, C)`, and where the model has them `classes (M,)` and `count ()`. Without
-        `classes`, the best of the scores' second axis is the class, or several (`labels_per_box`); without that axis, class 0.
+      outputs: For n images `boxes (n, M, 4)`, `scores (n, M)` or `(n, M, C)`, and where the model has them `classes (n, M)` and
+        `count (n,)`. Without `classes`, the best of the scores' last axis is the class, or several (`labels_per_box`); without
+        that axis, class 0.
       metadata: What these numbers mean.
-      transform: How the image was fitted to the model's input.
+      transforms: How each image was fitted to the model's input.
       detect: Thresholds, class filter and limit.
 
     Returns:
-      Detections by descending confidence. Boxes are not clipped to the image: an object may reach beyond it. Objects with an
-      edge, a score or a class that is not finite are left out; confidences above 1 become 1.
-
-    Raises:
-      ImageError: The output is not a detector's: wrong shapes, a count that is no number, texts.
+      For each image its detections by descending confidence. Boxes are not clipped to the image: an object may reach beyond it.
+      Objects with an edge, a score or a class that is not finite are left out; confidences above 1 become 1. Or an error: the
+      output is not a detector's, but has wrong shapes, a count that is no number, or texts.
     """
-    boxes, scores, class_ids = _candidates(outputs, metadata, detect)
+    images = len(transforms)
+    try:
+        boxes, scores, classes = _arrays(outputs, images)
+        counts = _counts(outputs, images, boxes.shape[1])
+    except ImageError as err:
+        return [err] * images
+    of, rows, confidences, class_ids = _candidates(scores, classes, counts, metadata, detect)
     with np.errstate(over="ignore", invalid="ignore"):  # overflows become infinite, and are left out below
-        boxes = boxes_to_xyxy(boxes, metadata.box_format)
+        fitted = boxes_to_xyxy(boxes[of, rows].astype(np.float64), metadata.box_format)
         if metadata.box_units == "norm":
-            boxes = boxes * np.array(_input_wh(metadata, transform) * 2, np.float64)
-        on_image = to_original(boxes, transform).astype(np.float32)
-    kept = (
-        (scores >= detect.score_threshold) & np.isfinite(scores) & np.isfinite(on_image).all(axis=-1) & (class_ids != _NO_CLASS)
-    )
+            fitted = fitted * np.array([_input_wh(metadata, each) * 2 for each in transforms], np.float64)[of]
+        scales = np.array([[each.scale_x, each.scale_y] * 2 for each in transforms])[of]
+        offsets = np.array([[each.offset_x, each.offset_y] * 2 for each in transforms], np.float64)[of]
+        on_image = ((fitted - offsets) / scales).astype(np.float32)
+    kept = np.isfinite(on_image).all(axis=-1)
     if detect.classes:
         kept &= np.isin(class_ids, [metadata.class_names.index(name) for name in detect.classes])
-    boxes, on_image, scores, class_ids = boxes[kept], on_image[kept], scores[kept], class_ids[kept]
+    of, fitted, on_image, confidences, class_ids = of[kept], fitted[kept], on_image[kept], confidences[kept], class_ids[kept]
+    ends = np.searchsorted(of, np.arange(images + 1)).tolist()
     if metadata.nms == "pipeline":
-        order = nms(boxes, scores, class_ids, detect.iou_threshold, detect.max_detections)
+        parts = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        orders = [
+            part.start + nms(fitted[part], confidences[part], class_ids[part], detect.iou_threshold, detect.max_detections)
+            for part in parts
+        ]
     else:
-        order = np.argsort(-scores, kind="stable")[: detect.max_detections]
-    names = tuple(class_name(metadata, class_id) for class_id in class_ids[order].tolist())
-    return Detections(on_image[order], class_ids[order], np.minimum(scores[order], np.float32(1)), names)
+        order = np.lexsort((-confidences, of))  # stable
+        orders = [order[start : min(stop, start + detect.max_detections)] for start, stop in itertools.pairwise(ends)]
+    confidences = np.minimum(confidences, np.float32(1))
+    names = functools.cache(functools.partial(class_name, metadata))
+    return [
+        ImageError("detect", "bad_output", _bad_count(outputs, n))
+        if counts[n] < 0
+        else Detections(on_image[one], class_ids[one], confidences[one], tuple(map(names, class_ids[one].tolist())))
+        for n, one in enumerate(orders)
+    ]
 
 
 def _input_wh(metadata: DetectorMetadata, transform: InputTransform) -> tuple[int, int]:
@@ -61,53 +80,62 @@ def _input_wh(metadata: DetectorMetadata, transform: InputTransform) -> tuple[in
 
 
 def _candidates(
-    outputs: Mapping[str, np.ndarray], metadata: DetectorMetadata, detect: DetectConfig
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns (boxes `(M, 4) float64`, scores `(M,) float32`, class ids `(M,) int32`)."""
+    scores: np.ndarray, classes: np.ndarray | None, counts: np.ndarray, metadata: DetectorMetadata, detect: DetectConfig
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of all boxes that are sure enough: (image, ascending; place in it; confidence, `float32`; class id, `int32`)."""
+    in_count = np.arange(scores.shape[1]) < counts[:, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        if scores.ndim == 3 and detect.labels_per_box == "several":
+            of, rows, ids = np.nonzero((scores.astype(np.float32, copy=False) >= detect.score_threshold) & in_count[..., None])
+            sure = scores[of, rows, ids].astype(np.float32)
+        else:
+            best = (scores.max(axis=-1) if scores.ndim == 3 else scores).astype(np.float32, copy=False)
+            of, rows = np.nonzero((best >= detect.score_threshold) & in_count)
+            sure = best[of, rows]
+            if classes is not None:
+                ids = _class_ids(classes[of, rows].astype(np.float64), metadata.class_id_offset)
+            else:  # without an axis of classes: a model of one class
+                ids = scores[of, rows].argmax(axis=-1) if scores.ndim == 3 else np.zeros(len(of), np.int32)
+    kept = np.isfinite(sure) & (ids != _NO_CLASS)
+    return of[kept], rows[kept], sure[kept], ids[kept].astype(np.int32)
+
+
+def _arrays(outputs: Mapping[str, np.ndarray], images: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     boxes, scores = _numbers(outputs, "boxes"), _numbers(outputs, "scores")
     classes = _numbers(outputs, "classes") if "classes" in outputs else None
-    _check_shapes(boxes, scores, classes)
-    count = _count(outputs, len(boxes))
-    boxes, scores = boxes[:count], scores[:count]
-    if classes is not None:
-        class_ids = _class_ids(classes[:count], metadata.class_id_offset)
-    elif scores.ndim == 2 and detect.labels_per_box == "several":
-        rows, class_ids = np.nonzero(scores >= detect.score_threshold)
-        boxes, scores, class_ids = boxes[rows], scores[rows, class_ids], class_ids.astype(np.int32)
-    elif scores.ndim == 2:
-        class_ids, scores = scores.argmax(axis=-1).astype(np.int32), scores.max(axis=-1)
-    else:  # a model of one class
-        class_ids = np.zeros(len(scores), np.int32)
-    with np.errstate(over="ignore"):
-        return boxes, scores.astype(np.float32), class_ids
+    most = boxes.shape[1] if boxes.ndim > 1 else 0
+    of_classes = classes is None and scores.ndim == 3 and scores.shape[:2] == (images, most) and scores.shape[2] > 0
+    scores_fit = scores.shape == (images, most) or of_classes
+    if boxes.shape != (images, most, 4) or not scores_fit or (classes is not None and classes.shape != (images, most)):
+        shapes = f"{boxes.shape[1:]} and {scores.shape[1:]}" + ("" if classes is None else f" and {classes.shape[1:]}")
+        wanted = "(M, 4), scores (M,) or (M, C)" if classes is None else "(M, 4), scores (M,) and classes (M,)"
+        raise ImageError("detect", "bad_output", f"expected boxes {wanted} from the model, got {shapes}")
+    return boxes, scores, classes
 
 
 def _numbers(outputs: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     try:
-        return np.asarray(outputs[name]).astype(np.float64)
+        array = np.asarray(outputs[name])
+        return array if array.dtype.kind in "fiub" else array.astype(np.float64)
     except (KeyError, TypeError, ValueError) as err:
         got = f"{np.asarray(outputs[name]).dtype}" if name in outputs else "none"
         raise ImageError("detect", "bad_output", f"expected numbers as the model's {name}, got {got}") from err
 
 
-def _check_shapes(boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray | None) -> None:
-    most = len(boxes) if boxes.ndim else 0
-    scores_fit = scores.shape == (most,) or (classes is None and scores.ndim == 2 and len(scores) == most and scores.shape[1] > 0)
-    if boxes.shape != (most, 4) or not scores_fit or (classes is not None and classes.shape != (most,)):
-        shapes = f"{boxes.shape} and {scores.shape}" + ("" if classes is None else f" and {classes.shape}")
-        wanted = "(M, 4), scores (M,) or (M, C)" if classes is None else "(M, 4), scores (M,) and classes (M,)"
-        raise ImageError("detect", "bad_output", f"expected boxes {wanted} from the model, got {shapes}")
-
-
-def _count(outputs: Mapping[str, np.ndarray], most: int) -> int:
+def _counts(outputs: Mapping[str, np.ndarray], images: int, most: int) -> np.ndarray:
+    """How many boxes of each image count; -1 where the model's count cannot be."""
     if "count" not in outputs:
-        return most
-    count = _numbers(outputs, "count")
-    if count.size != 1 or not np.isfinite(count).all() or count.min() < 0:
-        raise ImageError(
-            "detect", "bad_output", f"expected the number of boxes as the model's count, got {count.ravel()[:3].tolist()}"
-        )
-    return int(min(count.item(), most))
+        return np.full(images, most)
+    counts = _numbers(outputs, "count").reshape(images, -1)
+    if counts.shape[1] != 1:
+        return np.full(images, -1)
+    bad = ~np.isfinite(counts[:, 0]) | (counts[:, 0] < 0)
+    return np.where(bad, -1, np.minimum(np.nan_to_num(counts[:, 0]), most)).astype(int)
+
+
+def _bad_count(outputs: Mapping[str, np.ndarray], image: int) -> str:
+    got = _numbers(outputs, "count")[image].ravel()[:3].tolist()
+    return f"expected the number of boxes as the model's count, got {got}"
 
 
 def _class_ids(classes: np.ndarray, offset: int) -> np.ndarray:

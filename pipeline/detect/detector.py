@@ -1,72 +1,46 @@
-"""Thread pool over a shared model: encoded images in, one `DetectedImage` or `DeadLetter` out for each.
+"""A model behind a feeder and a batcher: chunks of images in, one `DetectedImage` or `DeadLetter` out for each image.
 
-    start(image) -> waiting images -> a thread of the pool takes a few:
-        decode -> fit to the model's input -> engine(pixels), which batches over threads -> map boxes back -> result
+    start(images) -> feeder processes read, decode and fit -> a thread: batcher.run(pixels) -> boxes back to the images -> results
 
-The pool has enough threads that the next images always wait at the model. A semaphore keeps decoding to as many cores as the
-settings allow.
+This process holds names, sizes and outputs; pixels stay in memory that the feeder processes fill and the engine reads.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import math
-import threading
 import time
-from collections import Counter, deque
-from collections.abc import Sequence
-from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Protocol
 
-import numpy as np
-
-from models.geometry import InputTransform, fit_image, resize_plan
-from models.metadata import DetectorMetadata
-from pipeline.config import DetectConfig
-from pipeline.detect.batcher import Output
+from pipeline.config import DetectConfig, ReadConfig
+from pipeline.detect.batcher import Outputs
 from pipeline.detect.canary import Canary
 from pipeline.detect.check_model import check
-from pipeline.detect.decode import DecodedImage, decode_image
 from pipeline.detect.detections import to_detections
-from pipeline.detect.engine import ModelFailed
-from pipeline.detect.headers.header import Size
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.model_in_use import ModelInUse
-from pipeline.detect.thumbnails import make_thumbnail, thumbnail_of
 from pipeline.failures import ImageError
-from pipeline.limits import available_cpus
-from pipeline.prefetch import started_pool
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, Timing
-from pipeline.results.cancellation import until_cancelled
+from pipeline.feed.feeder import FedChunk, Feeder
+from pipeline.feed.fit import ModelInput
+from pipeline.feed.work import Limits
+from pipeline.limits import MEMORY, available_cpus
+from pipeline.read.fetch import RETRY_SECONDS
+from pipeline.read.read_image import GIVE_UP_SECONDS
+from pipeline.records import DeadLetter, DetectedImage, Detections, EncodedImage, ImageRef, Timing, identity_hash
+from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.stats.canary import CanaryStats
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import Sampler
 
-_TOGETHER = 4  # each call of the model costs it half a millisecond
+Image = ImageRef | EncodedImage
+Result = DetectedImage | DeadLetter
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A decoded image, fitted to the model's input; its full-sized pixels are freed."""
-
-    image: EncodedImage
-    received_at: float
-    image_wh: Size
-    transform: InputTransform
-    pixels: np.ndarray
-    decode_seconds: float
-    fitted_at: float
-    thumbnail: bytes  # of an image that is likely to be wanted as a sample
-
-
-class Fitted(NamedTuple):
-    """A decoded image, its transform into the model's input, and its pixels there, `(H, W, 3) uint8`."""
-
-    decoded: DecodedImage
-    transform: InputTransform
-    pixels: np.ndarray
+_THREADS = 64  # at most; each waits for its batch
+_READ_AHEAD_BYTES = 64e6  # of all feeder processes
+_PIXEL_BYTES = 1e9  # most memory of pixels, in whole slots
 
 
 class VersionWatch(Protocol):
@@ -86,6 +60,7 @@ class Detector:
       model: The model; the detector closes it.
       detect: How to run the model.
       samples: How many samples the job wants; images that may be among them get a thumbnail.
+      read: How images that have no bytes yet are read.
 
     Attributes:
       in_use: The model version in use; swaps it.
@@ -95,20 +70,17 @@ class Detector:
       ready_at: When the detector became usable, seconds since the epoch.
     """
 
-    def __init__(self, model: LoadedModel, detect: DetectConfig, samples: int = 0):
+    def __init__(self, model: LoadedModel, detect: DetectConfig, samples: int = 0, read: ReadConfig | None = None):
         self.in_use = ModelInUse(model)
         self.watched: VersionWatch | None = None
         self.canary: Canary | None = None
         self.no_canary: CanaryStats | None = None
         self._former_canary: Canary | None = None
         self._settings = detect
-        self._decoders = detect.decode_threads or available_cpus()
-        self._decoding = threading.BoundedSemaphore(self._decoders)
         self._sampler, self._has_samples = Sampler(samples), samples > 0
-        self._waiting: deque[tuple[EncodedImage, Future[DetectedImage | DeadLetter]]] = deque()
-        self._submitting = threading.Lock()
-        self._threads = self._threads_for(model)
-        self._pool = started_pool(self._threads, "detect")
+        self._under_way: set[Future[list[Result]]] = set()
+        self._pool = ThreadPoolExecutor(_THREADS, "detect")
+        self._feeder = _feeder_for(model, detect, read or ReadConfig())
         self.ready_at = time.time()
 
     @property
@@ -122,6 +94,11 @@ class Detector:
         return self.model.engine.batch_sizes
 
     @property
+    def chunk_size(self) -> int:
+        """Most images that are fed and run together: a batch, or a single image of a model that takes any size."""
+        return _chunk_size(self.model)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know of how the model runs."""
         return self.model.notes
@@ -132,20 +109,13 @@ class Detector:
 
     def swap(self, model: LoadedModel) -> None:
         """Detects in further images with this version. Returns when the old version has finished its images and is closed."""
-        former = None
-        if self._threads_for(model) > self._threads:
-            self._threads = self._threads_for(model)
-            wider = started_pool(self._threads, "detect")
-            with self._submitting:
-                former, self._pool = self._pool, wider
         self.in_use.swap(model)
-        if former:
-            former.shutdown()
 
     def try_canary(self, model: LoadedModel) -> None:
         """Gives this version a fraction of the images too."""
         detect_in = functools.partial(self._detect_with, model)
-        self.use_canary(Canary(model, self.model.version, self._settings, detect_in, pictures=self._has_samples))
+        thumbnail = self._feeder.thumbnail if self._has_samples else None
+        self.use_canary(Canary(model, self.model.version, self._settings, detect_in, thumbnail))
 
     def use_canary(self, canary: Canary | None) -> None:
         """Replaces the canary and closes the former one."""
@@ -166,134 +136,156 @@ class Detector:
         return counts + canary.take_counts() if canary else counts
 
     def close(self) -> None:
-        """Finishes the images under way, then frees memory and threads."""
+        """Finishes the images under way, then frees memory, threads and processes."""
         if self.watched:
             self.watched.close()
+        wait(list(self._under_way))
         self._pool.shutdown()
         self.use_canary(None)
+        self._feeder.close()
         self.in_use.close()
 
-    def start(self, image: EncodedImage) -> Future[DetectedImage | DeadLetter]:
-        """Starts detection in one image; its result comes together with those of images started at the same time."""
-        result: Future[DetectedImage | DeadLetter] = Future()
-        self._waiting.append((image, result))
-        PROCESS.parts["detector"].begin()
-        with self._submitting:
-            self._pool.submit(self._detect_waiting)
+    def start(self, images: Sequence[Image]) -> Future[list[Result]]:
+        """Starts detection in a chunk of at most `chunk_size` images; they end together, with a result for each."""
+        result: Future[list[Result]] = Future()
+        self._under_way.add(result)
+        result.add_done_callback(self._under_way.discard)
+        started_at = time.time()
+        self._feed(images, self.model).add_done_callback(lambda fed: self._pool.submit(self._detect_fed, fed, started_at, result))
         return result
 
-    def detect(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
+    def detect(self, images: Sequence[Image]) -> list[Result]:
         """Detects in all images; one result for each, in their order."""
-        return [started.result() for started in [self.start(image) for image in images]]
+        size = self.chunk_size
+        started = [self.start(images[n : n + size]) for n in range(0, len(images), size)]
+        return [found for chunk in started for found in chunk.result()]
 
-    def _detect_waiting(self) -> None:
-        """Detects in one thread's share of the waiting images; other threads may have taken them all."""
-        share = max(1, min(_together(self.model), len(self._waiting) // self._decoders))
-        images: list[EncodedImage] = []
-        results: list[Future[DetectedImage | DeadLetter]] = []
-        with contextlib.suppress(IndexError):
-            while len(images) < share:
-                image, result = self._waiting.popleft()
-                images.append(image)
-                results.append(result)
+    def _feed(self, images: Sequence[Image], model: LoadedModel) -> Future[FedChunk]:
+        below = self._sampler.below()
+        wanted = {
+            place
+            for place, image in enumerate(images)
+            if below and isinstance(image, EncodedImage) and identity_hash(image.ref.identity) < below
+        }
+        return self._feeder.start(images, ModelInput.of(model.metadata), below, frozenset(wanted))
+
+    def _detect_fed(self, feeding: Future[FedChunk], started_at: float, result: Future[list[Result]]) -> None:
+        images = 0
         try:
-            found = list(map(self._with_thumbnail, images, self._detect_together(list(until_cancelled(images)))))
-        except BaseException as err:  # noqa: BLE001  the futures pass it on
-            for result in results:
-                result.set_exception(err)
-        else:
-            for result, value in zip(results, found, strict=True):
-                result.set_result(value)
+            fed = feeding.result()
+            images = len(fed.images)
+            PROCESS.parts["detector"].begin(images)
+            result.set_result(self._detect_in_use(fed, started_at))
+        except BaseException as err:  # noqa: BLE001  the future passes it on
+            result.set_exception(err)
         finally:
-            PROCESS.parts["detector"].end(len(images))
+            PROCESS.parts["detector"].end(images)
 
-    def _detect_together(self, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
-        with self.in_use.taken() as model:  # one version for all of these images
-            found = self._detect_with(model, images)
+    def _detect_in_use(self, fed: FedChunk, started_at: float) -> list[Result]:
+        try:
+            with self.in_use.taken() as model:  # one version for all of these images
+                if fed.model_input != ModelInput.of(model.metadata):  # a version with another input came in between
+                    images = fed.images
+                    fed.release()
+                    fed = self._feed(images, model).result()
+                found = self._run(model, fed, started_at)
+        finally:
+            fed.release()
         if canary := self.canary:
-            for image, result in zip(images, found, strict=True):
+            for image, result in zip(fed.images, found, strict=True):
                 canary.record_stable(image, result)
+        return [self._with_thumbnail(image, result) for image, result in zip(fed.images, found, strict=True)]
+
+    def _detect_with(self, model: LoadedModel, images: Sequence[Image]) -> list[Result]:
+        """Detects with a version that is not in use."""
+        found: list[Result] = []
+        size = _chunk_size(model)
+        for n in range(0, len(images), size):
+            fed = self._feeder.start(images[n : n + size], ModelInput.of(model.metadata)).result()
+            try:
+                found += self._run(model, fed, time.time())
+            finally:
+                fed.release()
         return found
 
-    def _detect_with(self, model: LoadedModel, images: Sequence[EncodedImage]) -> list[DetectedImage | DeadLetter]:
-        prepared = [self._prepare(image, model.metadata) for image in images]
-        pixels = [ready.pixels for ready in prepared if isinstance(ready, _Prepared)]
-        outputs = iter(model.engine(pixels) if pixels else ())
-        return [self._finish(ready, next(outputs), model) if isinstance(ready, _Prepared) else ready for ready in prepared]
+    def _run(self, model: LoadedModel, fed: FedChunk, started_at: float) -> list[Result]:
+        """The results for a chunk."""
+        if steps_are_cancelled():
+            raise KeyboardInterrupt
+        results: dict[int, Result] = {
+            place: failure.dead_letter(_ref(fed.images[place]), _payload(fed.images[place]))
+            for place, failure in fed.failures.items()
+        }
+        for outputs in model.engine.run(fed.pixels):
+            results |= self._results(model, fed, outputs, started_at)
+        return [results[place] for place in range(len(fed.images))]
 
-    def _with_thumbnail(self, image: EncodedImage, result: DetectedImage | DeadLetter) -> DetectedImage | DeadLetter:
-        """The same result, with a thumbnail only if it may be a sample; the image is decoded again if the result has none."""
+    def _results(self, model: LoadedModel, fed: FedChunk, outputs: Outputs, started_at: float) -> Iterator[tuple[int, Result]]:
+        """The results for the images of one batch, by their place in the chunk."""
+        returned_at, part = time.monotonic(), slice(outputs.start, outputs.stop)
+        whs: list[tuple[int, int]] = list(map(tuple, fed.image_whs[part].tolist()))
+        found: Sequence[Detections | ImageError]
+        if outputs.error:
+            found = [ImageError("detect", "model_failed", f"the model fails on this image alone: {outputs.error}")] * len(whs)
+        else:
+            found = to_detections(outputs.arrays, model.metadata, list(map(fed.model_input.plan, whs)), self._settings)
+        images = [fed.images[place] for place in fed.places[part]]
+        now, name, version = time.time(), model.metadata.name, model.version
+        predict_s, postprocess_s = returned_at - fed.fed_at, (time.monotonic() - returned_at) / len(whs)
+        seconds, received_at = fed.seconds[part].tolist(), fed.received_at[part].tolist()
+        for n, (image, place, detections) in enumerate(zip(images, fed.places[part], found, strict=True)):
+            read_s, decode_s = seconds[n]
+            if isinstance(image, EncodedImage):
+                ref, read_s, received_at[n] = image.ref, image.read_seconds, image.received_at
+            else:
+                ref = dataclasses.replace(image, generation=fed.generations[part.start + n])
+            thumbnail = fed.thumbnails.get(place, b"")
+            if isinstance(detections, ImageError):
+                letter = detections.dead_letter(ref, _payload(image))
+                yield place, dataclasses.replace(letter, model_name=name, model_version=version, thumbnail=thumbnail)
+                continue
+            latency_s = now - (received_at[n] or started_at)
+            led = (0, 0.0) if n else (outputs.batch_size, outputs.seconds)
+            timing = Timing(read_s, decode_s, predict_s, postprocess_s, latency_s, now, *led)
+            yield place, DetectedImage(ref, whs[n][0], whs[n][1], name, version, detections, timing, thumbnail)
+
+    def _with_thumbnail(self, image: Image, result: Result) -> Result:
+        """The same result, with a thumbnail only if it may be a sample; the image is read again if the result has none."""
         if not self._sampler.wants(result):
             return dataclasses.replace(result, thumbnail=b"") if result.thumbnail else result
-        if not result.thumbnail:
-            with self._decoding, contextlib.suppress(ImageError):
-                thumbnail = make_thumbnail(image.content, self._settings.max_megapixels * 1e6)
-                result = dataclasses.replace(result, thumbnail=thumbnail)
-        return result
-
-    def _prepare(self, image: EncodedImage, metadata: DetectorMetadata) -> _Prepared | DeadLetter:
-        received_at = image.received_at or time.time()
-        with self._decoding:
-            started = time.monotonic()
-            try:
-                decoded, transform, pixels = fitted(image.content, metadata, self._settings)
-            except ImageError as err:
-                return err.dead_letter(image.ref, _payload(image))
-            thumbnail = thumbnail_of(decoded) if self._sampler.wants_any(image.ref.identity) else b""
-            fitted_at = time.monotonic()
-            return _Prepared(image, received_at, decoded.image_wh, transform, pixels, fitted_at - started, fitted_at, thumbnail)
-
-    def _threads_for(self, model: LoadedModel) -> int:
-        return math.ceil(model.engine.images_in_flight / _together(model)) + self._decoders
-
-    def _finish(self, ready: _Prepared, output: Output | ModelFailed, model: LoadedModel) -> DetectedImage | DeadLetter:
-        image, returned_at = ready.image, time.monotonic()
-        name, version = model.metadata.name, model.version
-        try:
-            if isinstance(output, ModelFailed):
-                raise ImageError("detect", "model_failed", f"the model fails on this image alone: {output}") from output
-            detections = to_detections(output.arrays, model.metadata, ready.transform, self._settings)
-        except ImageError as err:
-            letter = err.dead_letter(image.ref, _payload(image))
-            return dataclasses.replace(letter, model_name=name, model_version=version, thumbnail=ready.thumbnail)
-        timing = Timing(
-            read=image.read_seconds,
-            decode=ready.decode_seconds,
-            predict=returned_at - ready.fitted_at,
-            postprocess=time.monotonic() - returned_at,
-            latency=time.time() - ready.received_at,
-            finished_at=time.time(),
-            led_batch=output.led_batch,
-            model=output.model_seconds,
+        if result.thumbnail:
+            return result
+        return dataclasses.replace(
+            result, thumbnail=self._feeder.thumbnail(image if isinstance(image, EncodedImage) else result.ref)
         )
-        return DetectedImage(image.ref, *ready.image_wh, name, version, detections, timing, ready.thumbnail)
 
 
-def fitted(content: bytes, metadata: DetectorMetadata, settings: DetectConfig) -> Fitted:
-    """Decodes an image and fits it to a model's input.
-
-    Raises:
-      ImageError: The image cannot be decoded.
-    """
-
-    def plan(image_wh: Size) -> InputTransform:
-        return resize_plan(image_wh, metadata.input_hw, metadata.resize, metadata.letterbox_rule)
-
-    def needed_wh(image_wh: Size) -> Size:
-        return plan(image_wh).resized_wh
-
-    decoded = decode_image(content, settings.max_megapixels * 1e6, needed_wh if settings.scaled_decode else None)
-    transform, pixels = plan(decoded.image_wh), decoded.pixels
-    if metadata.resize != "none":
-        pixels = fit_image(pixels, transform, metadata.input_hw, metadata.letterbox_value)
-    return Fitted(decoded, transform, pixels)
+def _feeder_for(model: LoadedModel, detect: DetectConfig, read: ReadConfig) -> Feeder:
+    processes = detect.decode_threads or available_cpus()
+    limits = Limits(
+        max_pixels=detect.max_megapixels * 1e6,
+        scaled_decode=detect.scaled_decode,
+        max_file_bytes=int(read.max_file_mb * 1e6),
+        read_threads=-(-read.read_threads // processes),
+        read_ahead_bytes=MEMORY.budget(_READ_AHEAD_BYTES) / processes,
+        retry_seconds=RETRY_SECONDS,
+        give_up_seconds=GIVE_UP_SECONDS,
+    )
+    height, width = model.metadata.input_hw
+    chunk_bytes = height * width * 3 * _chunk_size(model)
+    in_model = -(-model.engine.images_in_flight // _chunk_size(model))
+    slots = min(2 * processes + in_model + 1, int(MEMORY.budget(_PIXEL_BYTES) / chunk_bytes))
+    return Feeder(limits, processes, max(slots, 2))
 
 
-def _together(model: LoadedModel) -> int:
-    """Most images that one thread takes; one where images keep their own size, since their pixels take much memory."""
-    return 1 if model.metadata.resize == "none" else _TOGETHER
+def _chunk_size(model: LoadedModel) -> int:
+    return 1 if model.metadata.resize == "none" else model.engine.batch_sizes[-1]
 
 
-def _payload(image: EncodedImage) -> bytes:
+def _ref(image: Image) -> ImageRef:
+    return image.ref if isinstance(image, EncodedImage) else image
+
+
+def _payload(image: Image) -> bytes:
     """The image's bytes for its dead letter, if they came in a message and cannot be read again."""
-    return image.content if image.ref.is_inline else b""
+    return image.content if isinstance(image, EncodedImage) and image.ref.is_inline else b""

@@ -21,7 +21,7 @@ GOLDEN = "assets.extra/golden"
 _ROWS = "detections.jsonl"
 _TOGETHER = 4  # images in hand at once
 
-DetectIn = Callable[[Sequence[EncodedImage]], Sequence[DetectedImage | DeadLetter]]
+DetectIn = Callable[[Sequence[ImageRef | EncodedImage]], Sequence[DetectedImage | DeadLetter]]
 """Detects with a version, from encoded images."""
 
 

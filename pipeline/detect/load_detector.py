@@ -6,7 +6,7 @@ import dataclasses
 import threading
 import time
 
-from pipeline.config import DetectConfig, ModelConfig
+from pipeline.config import DetectConfig, ModelConfig, ReadConfig
 from pipeline.detect.canary_watcher import say_unwatched
 from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector
@@ -22,16 +22,18 @@ _ROOM_MB = 64  # for a few decoded images and their batch
 _TRIED = 2  # versions at the start: the newest and the one before it
 
 _loading = threading.Lock()
-_detectors: dict[tuple[ModelConfig | LoadModel, DetectConfig, int], Detector] = {}
+_detectors: dict[tuple[ModelConfig | LoadModel, DetectConfig, int, ReadConfig], Detector] = {}
 
 
-def shared_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0) -> Detector:
+def shared_detector(
+    model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0, read: ReadConfig | None = None
+) -> Detector:
     """The process's detector for these settings: the first call loads and warms it, and the process keeps it.
 
     Raises:
       ModelError: The model cannot be used.
     """
-    key = (model, detect, samples)
+    key = (model, detect, samples, read or ReadConfig())
     if key not in _detectors:
         with _loading:
             if key not in _detectors:
@@ -41,18 +43,23 @@ def shared_detector(model: ModelConfig | LoadModel, detect: DetectConfig, sample
     return _detectors[key]
 
 
-def detector_in_use(model: ModelConfig, detect: DetectConfig, samples: int = 0) -> Detector | None:
+def detector_in_use(
+    model: ModelConfig, detect: DetectConfig, samples: int = 0, read: ReadConfig | None = None
+) -> Detector | None:
     """The process's detector for these settings; None if no image has needed it."""
-    return _detectors.get((model, detect, samples))
+    return _detectors.get((model, detect, samples, read or ReadConfig()))
 
 
-def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0) -> Detector:
+def load_detector(
+    model: ModelConfig | LoadModel, detect: DetectConfig, samples: int = 0, read: ReadConfig | None = None
+) -> Detector:
     """Loads and checks a model; watches the folder if it has versions.
 
     Args:
       model: Path and description of a SavedModel, or a function that loads a model of another engine.
       detect: How to run the model.
       samples: How many samples the job wants; images that may be among them get a thumbnail.
+      read: How images are read that have no bytes yet.
 
     Raises:
       ModelError: The model cannot be used.
@@ -60,22 +67,22 @@ def load_detector(model: ModelConfig | LoadModel, detect: DetectConfig, samples:
     MEMORY.narrow(detect.memory_mb)
     if not isinstance(model, ModelConfig):
         loaded = model(detect)
-        return _checked(loaded, f"model {loaded.metadata.name}", detect, samples)
+        return _checked(loaded, f"model {loaded.metadata.name}", detect, samples, read)
     if not is_watchable(model):
-        detector = _checked(load(model, detect), f"model {model.path}", detect, samples)
+        detector = _checked(load(model, detect), f"model {model.path}", detect, samples, read)
         say_unwatched(model, detect, detector)
         return detector
-    return _watching(model, detect, samples)
+    return _watching(model, detect, samples, read)
 
 
-def _watching(model: ModelConfig, detect: DetectConfig, samples: int) -> Detector:
+def _watching(model: ModelConfig, detect: DetectConfig, samples: int, read: ReadConfig | None) -> Detector:
     """Falls back to the version before, so that a bad release does not keep a worker from starting."""
     refused: dict[Version, ModelError] = {}
     found = wanted(model.path, model.model_version)
     for version in found[:_TRIED]:
         alone = dataclasses.replace(model, path=version.folder, model_version=None)
         try:
-            detector = _checked(load(alone, detect), f"model {version.folder}", detect, samples)
+            detector = _checked(load(alone, detect), f"model {version.folder}", detect, samples, read)
         except ModelError as err:
             refused[version] = err
         else:
@@ -85,11 +92,11 @@ def _watching(model: ModelConfig, detect: DetectConfig, samples: int) -> Detecto
     raise next(iter(refused.values()))
 
 
-def _checked(loaded: LoadedModel, called: str, detect: DetectConfig, samples: int) -> Detector:
+def _checked(loaded: LoadedModel, called: str, detect: DetectConfig, samples: int, read: ReadConfig | None) -> Detector:
     """A detector with this model; closes a model that fails its checks."""
     try:
         check_classes(detect.classes, loaded.metadata)
-        detector = Detector(loaded, detect, samples)
+        detector = Detector(loaded, detect, samples, read)
     except BaseException:
         loaded.engine.close()
         raise

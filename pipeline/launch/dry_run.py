@@ -21,7 +21,7 @@ from pipeline.failures import ImageError
 from pipeline.read.containers import images_in, is_container
 from pipeline.read.dead_letter_replay import is_letter
 from pipeline.read.fetch import fetch
-from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef
+from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, mostly_outside
 from pipeline.secrets import masked_text
 from pipeline.stats.summary import left_out_line
 
@@ -145,8 +145,8 @@ def doubts(image: DetectedImage, metadata: DetectorMetadata) -> Iterator[str]:
     described = f"model.box_format is {metadata.box_format}, model.box_units {metadata.box_units}"
     if (small := area < input_pixel).any():
         yield f"{small.sum()} of {len(found)} boxes are smaller than a pixel of the model's input; {described}"
-    if (outside := image.mostly_outside()).any():
-        yield f"{outside.sum()} of {len(found)} boxes are for the most part outside of the image; {described}"
+    if outside := mostly_outside([image]):
+        yield f"{outside} of {len(found)} boxes are for the most part outside of the image; {described}"
     unnamed = found.class_ids[(found.class_ids < 0) | (found.class_ids >= len(names))]
     if names and len(unnamed):
         offset = f"model.class_id_offset is {metadata.class_id_offset}"

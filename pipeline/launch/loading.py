@@ -19,7 +19,7 @@ def load_detector(config: Config) -> Detector:
     """Loads and warms the detector of this process."""
     progress.note("loading the model")
     try:
-        detector = shared_detector(config.model, config.detect, graph.samples_kept(config))
+        detector = shared_detector(config.model, config.detect, graph.samples_kept(config), config.read)
     except BaseException:
         progress.note("")
         raise
@@ -39,7 +39,7 @@ def model_known(job: Job) -> tuple[str, str]:
 
 def detector_used(config: Config) -> Detector | None:
     """The detector of this process, once it is loaded; perhaps only the first new image does that."""
-    return detector_in_use(config.model, config.detect, graph.samples_kept(config))
+    return detector_in_use(config.model, config.detect, graph.samples_kept(config), config.read)
 
 
 @contextlib.contextmanager

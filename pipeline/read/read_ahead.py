@@ -86,5 +86,5 @@ class ReadAhead(beam.DoFn):
 def _part(read: WindowedValue) -> Any:
     if isinstance(read.value, EncodedImage):
         return read
-    metrics.count_result(read.value)
+    metrics.count_results(read.value)
     return beam.pvalue.TaggedOutput("dead", read)

@@ -66,6 +66,7 @@ class ReadImages(Source):
       max_megapixels: Videos of larger frames are refused.
       rebalance: Whether to spread the names over the workers again after doubles are dropped. Else the worker that drops the
         doubles of a partition reads all of its images.
+      fetch: Whether to read the images. Else an image file is passed on as its `ImageRef`, and `DetectObjects` reads it.
     """
 
     inputs: Sequence[str] | Mapping[str, Sequence[str]]
@@ -79,6 +80,7 @@ class ReadImages(Source):
     worker_context: WorkerContext | None = None
     max_megapixels: float = MAX_MEGAPIXELS
     rebalance: bool = True
+    fetch: bool = True
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -96,13 +98,16 @@ class ReadImages(Source):
         listed, distinct = self.list(begin)
         opening = _OpenContainers(self._listing(), self.read, self.retry_seconds, self.max_megapixels)
         opened = distinct.refs | "OpenContainers" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
+        counted = (listed.counted, distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten()
+        if not self.fetch:
+            return ReadOutputs(opened.images, opened.dead, counted)
         read = opened.images | "ReadAhead" >> beam.ParDo(ReadAhead(self.read, self.retry_seconds)).with_outputs(
             "dead", main="images"
         )
         return ReadOutputs(
             read.images,
             (listed.dead, opened.dead, read.dead) | "AllUnread" >> beam.Flatten(),
-            (listed.counted, distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten(),
+            counted,
         )
 
     def list(self, begin: beam.pvalue.PBegin) -> tuple[Any, _Distinct]:
@@ -167,7 +172,7 @@ class _Counting(beam.DoFn):
         self._skip()
 
     def _dead(self, letter: DeadLetter) -> Any:
-        metrics.count_result(letter)
+        metrics.count_results(letter)
         return beam.pvalue.TaggedOutput("dead", letter)
 
     def finish_bundle(self) -> Iterator[Any]:

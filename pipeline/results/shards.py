@@ -31,7 +31,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import OutputError
 from pipeline.failures import FOR_GOOD
-from pipeline.records import row_bytes
+from pipeline.records import line_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
 from pipeline.results.rows import SCHEMAS, json_rows
@@ -299,7 +299,7 @@ def publish_shard(staged: StagedShard) -> None:
 
 def _view(table: pa.Table, kind: str) -> bytes:
     """The rows for people, a line each."""
-    return b"".join(row_bytes(row) + b"\n" for row in json_rows(table, kind))
+    return b"".join(map(line_bytes, json_rows(table, kind)))
 
 
 def parquet_bytes(table: pa.Table) -> bytes:

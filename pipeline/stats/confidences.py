@@ -52,11 +52,8 @@ class Confidences:
         """
         within = np.fmin(np.fmax(confidences, 0), 1)  # not a number counts as 0
         bins = np.minimum(within * BINS, BINS - 1).astype(int).tolist()
-        for name, number in zip(class_names, bins, strict=True):
-            of_class = self.by_class.get(name)
-            if of_class is None:
-                of_class = self.by_class[name] = Counter()
-            of_class[number] += 1
+        for (name, number), count in Counter(zip(class_names, bins, strict=True)).items():
+            self.by_class.setdefault(name, Counter())[number] += count
         self._bound()
 
     def __add__(self, other: Confidences) -> Confidences:

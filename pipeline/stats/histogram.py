@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
+import numpy as np
 
 _LATENCY_STEP = 1.1  # a bucket of latencies is 10 % wide
 _SHORTEST_MS, _LONGEST_MS = 1e-3, 1e11  # 1 us to 3 years: 339 buckets, even if an image's clock was wrong
@@ -22,6 +23,13 @@ def latency_bucket(milliseconds: float) -> int:
     (0, 1, 49, -72, 266)
     """
     return math.ceil(math.log(min(max(_SHORTEST_MS, milliseconds), _LONGEST_MS), _LATENCY_STEP))
+
+
+def latency_buckets(seconds: Sequence[float]) -> list[int]:
+    """The buckets of latencies in seconds; see `latency_bucket`."""
+    milliseconds = np.clip(np.array(seconds, np.float64) * 1e3, _SHORTEST_MS, _LONGEST_MS)
+    buckets: list[int] = np.ceil(np.log(milliseconds) / math.log(_LATENCY_STEP)).astype(int).tolist()
+    return buckets
 
 
 def bucket_end_ms(number: int) -> float:

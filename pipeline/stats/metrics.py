@@ -12,7 +12,6 @@ Namespace `Detection`; distributions hold whole numbers, hence microseconds:
 | `canary_images`, `canary_failed` | counter | images that a canary received, and of these the ones that it failed on |
 | `canary_objects`, `canary_matched` | counter | objects of both versions; pairs that agree |
 | `canary_ms` | counter | the canary's time, summed over images |
-| `image_bytes` | distribution | encoded bytes of an image that reached the detector |
 | `batch_size` | distribution | size of a device batch |
 | `model_us` | distribution | the model's time for a device batch |
 | `read_us`, `decode_us`, `postprocess_us` | distribution | an image's time in this stage |
@@ -26,7 +25,7 @@ pool: there the counts would reach `JobStats` only.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from apache_beam.metrics import Metrics
 
@@ -38,7 +37,6 @@ NAMESPACE = "Detection"
 
 _log = logging.getLogger(__name__)
 _counters = {name: Metrics.counter(NAMESPACE, name) for name in ("read", "skipped", "detected", "dead", *VERSION_EVENTS)}
-_image_bytes = Metrics.distribution(NAMESPACE, "image_bytes")
 _batch_size = Metrics.distribution(NAMESPACE, "batch_size")
 _model_us = Metrics.distribution(NAMESPACE, "model_us")
 _stages_us = {stage: Metrics.distribution(NAMESPACE, f"{stage}_us") for stage in STAGES}
@@ -62,24 +60,22 @@ def count_skipped(images: int = 1) -> None:
             stats.skipped += images
 
 
-def count_result(result: DetectedImage | DeadLetter, image_bytes: int = 0) -> None:
-    """Counts the outcome of an image, where it becomes an element of the pipeline.
-
-    Args:
-      result: A result, or a dead letter of any stage.
-      image_bytes: Encoded bytes of the image, if it reached the detector.
-    """
-    if image_bytes:
-        _image_bytes.update(image_bytes)
-    if isinstance(result, DeadLetter):
-        _counters["dead"].inc()
-        where = {"image": result.ref.uri, "request": result.ref.request_id, "reason": result.reason}
-        _log.info("dead letter: %s", result.message, extra=where)
-    else:
-        _update_detected(result)
+def count_results(*results: DetectedImage | DeadLetter) -> None:
+    """Counts the outcomes of images, where they become elements of the pipeline."""
+    detected = [result for result in results if isinstance(result, DetectedImage)]
+    dead = [result for result in results if isinstance(result, DeadLetter)]
+    for letter in dead:
+        where = {"image": letter.ref.uri, "request": letter.ref.request_id, "reason": letter.reason}
+        _log.info("dead letter: %s", letter.message, extra=where)
+    if dead:
+        _counters["dead"].inc(len(dead))
+    if detected:
+        _update_detected(detected)
     with PROCESS.lock:
         for stats in PROCESS.counting:
-            stats.add_dead(result) if isinstance(result, DeadLetter) else stats.add_detected(result, PROCESS.samples)
+            stats.add_detected(detected, PROCESS.samples)
+            for letter in dead:
+                stats.add_dead(letter)
 
 
 def count_swaps(counts: Mapping[str, int]) -> None:
@@ -100,11 +96,11 @@ def note_backlog_age(milliseconds: float) -> None:
     _backlog_age_ms.update(int(milliseconds))
 
 
-def _update_detected(image: DetectedImage) -> None:
-    timing = image.timing
-    _counters["detected"].inc()
-    for stage, distribution in _stages_us.items():
-        distribution.update(int(getattr(timing, stage) * 1e6))
-    if timing.led_batch:
-        _batch_size.update(timing.led_batch)
-        _model_us.update(int(timing.model * 1e6))
+def _update_detected(images: Sequence[DetectedImage]) -> None:
+    _counters["detected"].inc(len(images))
+    for timing in (image.timing for image in images):
+        for stage, distribution in _stages_us.items():
+            distribution.update(int(getattr(timing, stage) * 1e6))
+        if timing.led_batch:
+            _batch_size.update(timing.led_batch)
+            _model_us.update(int(timing.model * 1e6))

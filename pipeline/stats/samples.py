@@ -95,7 +95,10 @@ class Sampler:
         with self._lock:
             return keep(self._kept, ranks(image), None, self._size)
 
-    def wants_any(self, identity: str) -> bool:
-        """Whether the image with this identity has one of the smallest ranks of `ANY` so far, so that `wants` is likely."""
+    def below(self) -> int:
+        """An image is likely to be wanted if the hash of its identity is below this; 0: none is."""
+        if not self._size:
+            return 0
         with self._lock:
-            return _has_place(self._kept.get(ANY, ()), identity_hash(identity), self._size)
+            best = self._kept.get(ANY, [])
+            return best[-1][0] + 1 if len(best) >= self._size else 2**64

@@ -7,15 +7,17 @@ import dataclasses
 import datetime
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, row_bytes
+import numpy as np
+
+from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, mostly_outside, row_bytes
 from pipeline.secrets import with_public_addresses
 from pipeline.stats.canary import CanaryStats, merge_canaries
 from pipeline.stats.confidences import Confidences, bounded
 from pipeline.stats.doubts import MOST_OBJECTS, doubts
-from pipeline.stats.histogram import Intervals, Latencies, LatencyBucket, latency_bucket, percentiles_ms
+from pipeline.stats.histogram import Intervals, Latencies, LatencyBucket, latency_buckets, percentiles_ms
 from pipeline.stats.samples import Ranked, keep, ranks
 
 VERSION_EVENTS = ("swaps", "refusals", "canary_images", "canary_failed", "canary_objects", "canary_matched", "canary_ms")
@@ -125,26 +127,32 @@ class JobStats:
         """Counts files that are no images; kinds beyond a bound as `other`."""
         self.left_out[kind if kind in self.left_out or len(self.left_out) < _MOST_KINDS else "other"] += files
 
-    def add_detected(self, image: DetectedImage, samples: int) -> None:
-        """Counts one detected image; keeps it if it has a thumbnail and may be one of the job's `samples` samples."""
-        self.classes.update(image.detections.class_names)
+    def add_detected(self, images: Sequence[DetectedImage], samples: int) -> None:
+        """Counts detected images; keeps those that have a thumbnail and may be among the job's `samples` samples."""
+        if not images:
+            return
+        class_names = [name for image in images for name in image.detections.class_names]
+        self.classes.update(class_names)
         self.classes = bounded(self.classes)
-        self.objects[min(len(image.detections), MOST_OBJECTS)] += 1
-        self.confidences.add(image.detections.class_names, image.detections.confidences)
-        self.outside += int(image.mostly_outside().sum())
-        timing = image.timing
-        if timing.led_batch:
-            self.batches[timing.led_batch] += 1
-            self._add_stage("model", timing.model)
+        self.objects.update(min(len(image.detections), MOST_OBJECTS) for image in images)
+        self.confidences.add(class_names, np.concatenate([image.detections.confidences for image in images]))
+        self.outside += mostly_outside(images)
+        timings = [image.timing for image in images]
+        for timing in timings:
+            if timing.led_batch:
+                self.batches[timing.led_batch] += 1
+                self._add_stage("model", [timing.model])
         for stage in STAGES:
-            self._add_stage(stage, getattr(timing, stage))
-        self.latencies[latency_bucket(timing.latency * 1e3)] += 1
-        self.finished.add(timing.finished_at)
-        self.began = min(self.began, timing.finished_at - timing.latency)
-        self.versions[image.model_version] += 1
-        self.last = max(self.last, (timing.finished_at, image.model_name, image.model_version))
-        if samples and image.thumbnail:
-            keep(self.pictures, ranks(image), image, samples)
+            self._add_stage(stage, [getattr(timing, stage) for timing in timings])
+        self.latencies.update(latency_buckets([timing.latency for timing in timings]))
+        for second, count in Counter(int(timing.finished_at) for timing in timings).items():
+            self.finished.add(second, count)
+        self.began = min(self.began, *(timing.finished_at - timing.latency for timing in timings))
+        self.versions.update(image.model_version for image in images)
+        self.last = max(self.last, *((image.timing.finished_at, image.model_name, image.model_version) for image in images))
+        for image in images:
+            if samples and image.thumbnail:
+                keep(self.pictures, ranks(image), image, samples)
 
     def add_dead(self, letter: DeadLetter) -> None:
         """Counts one dead letter."""
@@ -185,9 +193,9 @@ class JobStats:
         self.model_notes = max(self.model_notes, other.model_notes)
         self.canary = merge_canaries(each for each in (self.canary, other.canary) if each)
 
-    def _add_stage(self, stage: str, seconds: float) -> None:
-        self.stage_seconds[stage] += seconds
-        self.stage_latencies[stage, latency_bucket(seconds * 1e3)] += 1
+    def _add_stage(self, stage: str, seconds: Sequence[float]) -> None:
+        self.stage_seconds[stage] += sum(seconds)
+        self.stage_latencies.update((stage, bucket) for bucket in latency_buckets(seconds))
 
 
 def merge_stats(parts: Iterable[JobStats], samples: int) -> JobStats:

@@ -52,7 +52,7 @@ class LiveStats:
         metrics.count_skipped(int(request.skipped))
         metrics.note_backlog_age(age_ms)
         for letter in request.dead_letters:
-            metrics.count_result(letter)
+            metrics.count_results(letter)
 
     def add_duplicate(self) -> None:
         """Counts an image that was requested before."""
@@ -72,7 +72,7 @@ class LiveStats:
             return
         latency_ms = max(0.0, now - result.ref.event_time) * 1e3 if result.ref.event_time else result.timing.latency * 1e3
         with self._lock:
-            self._stats.add_detected(result, self._samples)
+            self._stats.add_detected([result], self._samples)
             self._stats.publish_latencies[latency_bucket(latency_ms)] += 1
             self._stats.publish_ms.add(now, round(latency_ms))
         metrics.note_latency(latency_ms)

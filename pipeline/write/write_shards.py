@@ -99,12 +99,8 @@ class _WriteRows(beam.DoFn):
         self._begin()
 
     def process(self, record: DetectedImage | DeadLetter) -> Iterator[Any]:
-        if isinstance(record, DetectedImage):
-            self._stats.add_detected(record, self._sink.samples)
-        else:
-            self._stats.add_dead(record)
-        self._held_bytes += record_bytes(record)
-        self._records.append(dataclasses.replace(record, thumbnail=b"") if record.thumbnail else record)
+        self._held_bytes += record_bytes(record) + len(record.thumbnail)
+        self._records.append(record)
         is_late = time.monotonic() - self._began >= self._sink.write.shard_seconds
         if is_late or self._held_bytes >= _MOST_BYTES:
             yield from self._flush()
@@ -122,6 +118,10 @@ class _WriteRows(beam.DoFn):
         if not self._records:
             return
         sink = self._sink
+        self._stats.add_detected([each for each in self._records if isinstance(each, DetectedImage)], sink.samples)
+        for letter in self._records:
+            if isinstance(letter, DeadLetter):
+                self._stats.add_dead(letter)
         for kind, table in rows_by_kind(self._records, sink.version, sink.run.name):
             if sink.worker_context:
                 yield TaggedOutput("staged", windowed(stage_shard(sink.run.output, kind, table, sink.run.name, sink.write.view)))

@@ -93,7 +93,7 @@ def test_the_rows_are_those_of_the_version_in_use(model, open_detector, capfd):
 
 def test_a_share_is_that_share_of_many_images():
     canary = Canary(loaded("8", Broken(None)), "7", dataclasses.replace(CPU, canary_share=0.05), list)
-    chosen = sum(canary.wants(EncodedImage(ImageRef(f"gs://b/{n}.jpg"), b"")) for n in range(20_000))
+    chosen = sum(canary.wants(ImageRef(f"gs://b/{n}.jpg")) for n in range(20_000))
     canary.close()
     assert abs(chosen / 20_000 - 0.05) < 0.005
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from PIL import Image
 
-from pipeline.detect.decode import decode_image
 from pipeline.failures import MAY_PASS, ImageError
+from pipeline.feed.decode import decode_image
 from tests import hostile_images
 from tests.fixtures import REPO
 
@@ -287,7 +287,7 @@ class TestHeif:
     def test_without_its_package_the_dead_letter_names_the_extra(self, tmp_path):
         (tmp_path / "pillow_heif.py").write_text("raise ImportError('not installed')")
         (tmp_path / "a.heic").write_bytes(hostile_images.encoded(Image.fromarray(PIXELS), "HEIF"))
-        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pipeline.detect.decode import decode_image\n"
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pipeline.feed.decode import decode_image\n"
         code += "try: decode_image(open(sys.argv[1], 'rb').read(), 1e8)\nexcept Exception as err: print(err.reason, err)"
         command = [sys.executable, "-c", code, str(tmp_path / "a.heic")]
         done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True)

@@ -1,28 +1,70 @@
-"""What RunInference waits for at once: many small images or few large ones."""
+"""What StartDetecting starts at once: chunks as large as a batch, bounded by images and by encoded bytes."""
 
 import apache_beam as beam
+import numpy as np
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.transforms.window import FixedWindows, TimestampedValue
 
-from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.detect_objects import DetectorHandler, StartedImage
+from models.metadata import DetectorMetadata
+from pipeline.config import DetectConfig
+from pipeline.detect.batcher import Batcher
+from pipeline.detect.detect_objects import DetectObjects, DetectorHandler, StartDetecting
+from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import EncodedImage, ImageRef
+
+HW = (8, 16)
+
+
+class Nothing:
+    """An engine that finds nothing."""
+
+    batch_sizes = (1, 32)
+    concurrent_batches = 1
+
+    def run(self, pixels):
+        return {"boxes": np.zeros((len(pixels), 1, 4), np.float32), "scores": np.zeros((len(pixels), 1), np.float32)}
+
+    def close(self):
+        pass
+
+
+def nothing(_detect):
+    return LoadedModel(
+        DetectorMetadata("nothing", HW, "stretch", (), classes_output="", count_output=""), "1", Batcher(Nothing(), HW)
+    )
 
 
 @pytest.mark.parametrize(
-    ("kilobytes", "settings", "requests"),
+    ("kilobytes", "settings", "chunks"),
     [
-        pytest.param(1, {}, [64, 64, 22], id="small images: by their number"),
+        pytest.param(1, {}, [32] * 4 + [22], id="small images: by their number"),
         pytest.param(4_000, {}, [16] * 9 + [6], id="large images: by the bytes that the detector may hold"),
         pytest.param(4_000, {"request_mb": 8.0}, [2] * 75, id="fewer bytes"),
         pytest.param(4_000, {"request_mb": 1.0}, [1] * 150, id="one image always passes"),
-        pytest.param(1, {"request_images": 50}, [50] * 3, id="fewer images"),
+        pytest.param(1, {"request_images": 10}, [10] * 15, id="fewer images"),
     ],
 )
-def test_a_request_is_bounded_by_images_and_by_bytes(kilobytes, settings, requests):
+def test_a_chunk_is_bounded_by_images_and_by_bytes(kilobytes, settings, chunks):
     content = b"x" * (kilobytes * 1000)
-    handler = DetectorHandler(ModelConfig("digits"), DetectConfig(**settings))
+    detect = DetectConfig(**settings)
+    starting = StartDetecting(DetectorHandler(nothing, detect), detect)
     with beam.Pipeline() as pipeline:
-        images = pipeline | beam.Create([150]) | beam.FlatMap(lambda n: [StartedImage(EncodedImage(ImageRef("a"), content))] * n)
-        sizes = images | beam.BatchElements(**handler.batch_elements_kwargs()) | beam.Map(len)
-        assert_that(sizes, equal_to(requests))
+        images = pipeline | beam.Create([150]) | beam.FlatMap(lambda n: [EncodedImage(ImageRef("a"), content)] * n)
+        sizes = images | beam.ParDo(starting) | beam.Map(lambda chunk: len(chunk.images))
+        assert_that(sizes, equal_to(chunks))
+
+
+def test_each_result_has_the_window_and_the_time_of_its_image():
+    def seen(letter, window=beam.DoFn.WindowParam, time=beam.DoFn.TimestampParam):
+        return letter.ref.uri, float(time), float(window.start)
+
+    with beam.Pipeline() as pipeline:
+        images = (
+            pipeline
+            | beam.Create(range(40))
+            | beam.Map(lambda n: TimestampedValue(EncodedImage(ImageRef(str(n)), b"no image"), n))
+            | beam.WindowInto(FixedWindows(10))
+        )
+        dead = (images | DetectObjects(nothing)).dead | beam.Map(seen)
+        assert_that(dead, equal_to([(str(n), float(n), n // 10 * 10.0) for n in range(40)]))

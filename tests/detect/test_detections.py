@@ -30,8 +30,15 @@ def answer(boxes, scores, classes=None, count=None):
     return outputs
 
 
+def of_one_image(outputs, model, transform, detect):
+    (result,) = to_detections({name: np.asarray(array)[None] for name, array in outputs.items()}, model, [transform], detect)
+    if isinstance(result, ImageError):
+        raise result
+    return result
+
+
 def found(outputs, model=MODEL, transform=SAME, **settings):
-    result = to_detections(outputs, model, transform, DetectConfig(**settings))
+    result = of_one_image(outputs, model, transform, DetectConfig(**settings))
     assert result.boxes_xyxy.shape == (len(result), 4)
     assert (result.boxes_xyxy.dtype, result.confidences.dtype, result.class_ids.dtype) == (np.float32, np.float32, np.int32)
     return [
@@ -145,7 +152,7 @@ def test_a_box_drawn_on_the_image_comes_back_from_every_kind_of_model(boxes, ima
     seen = to_model(original, transform) / ([*input_hw[::-1]] * 2 if box_units == "norm" else 1)
     outputs = answer(boxes_from_xyxy(seen, box_format), np.full(len(boxes), 0.5), np.zeros(len(boxes)))
     model = DetectorMetadata("m", input_hw, resize, ("cat",), box_format=box_format, box_units=box_units)
-    result = to_detections(outputs, model, transform, DetectConfig())
+    result = of_one_image(outputs, model, transform, DetectConfig())
     assert np.allclose(result.boxes_xyxy, original, atol=max(image_wh) * 1e-3)
 
 
@@ -244,7 +251,7 @@ def test_whatever_a_model_returns_is_a_row_of_strict_json_or_a_failure_of_its_im
     model = dataclasses.replace(MODEL, box_format=box_format, box_units=box_units, nms=nms)
     transform = resize_plan(image_wh, MODEL.input_hw, "stretch")
     try:
-        detections = to_detections(outputs, model, transform, DetectConfig(score_threshold=threshold))
+        detections = of_one_image(outputs, model, transform, DetectConfig(score_threshold=threshold))
     except ImageError as err:
         assert err.reason == "bad_output"
         return

@@ -204,18 +204,18 @@ def slow(version, **settings):
 def test_what_is_under_way_is_finished_by_its_version_which_is_closed_then():
     old, new = slow(7), slow(8)
     detector = Detector(old, CPU)
-    first = detector.start(image())
+    first = detector.start([image()])
     assert old.engine.engine.called.wait(60)
     swapping = threading.Thread(target=detector.swap, args=(new,))
     swapping.start()
     new.engine.engine.go_on.set()
     while detector.model is old:
         swapping.join(0.01)
-    second = detector.start(image()).result()
+    (second,) = detector.start([image()]).result()
     assert second.model_version == "8" and not first.done() and not old.engine.engine.closed.is_set()
     old.engine.engine.go_on.set()
     swapping.join()
-    assert first.result().model_version == "7" and old.engine.engine.closed.is_set()
+    assert first.result()[0].model_version == "7" and old.engine.engine.closed.is_set()
     detector.close()
     assert new.engine.engine.closed.is_set()
 
@@ -224,16 +224,16 @@ def test_a_version_that_wants_more_images_at_once_gets_them():
     """As many threads as it takes to keep it busy; an image that was waiting is done all the same."""
     old, new = slow(7, concurrent_batches=1), slow(8, concurrent_batches=32)
     detector = Detector(old, dataclasses.replace(CPU, decode_threads=1))
-    before = [detector.start(image()) for _ in range(20)]
+    before = [detector.start([image()]) for _ in range(20)]
     assert old.engine.engine.called.wait(60)
     swapping = threading.Thread(target=detector.swap, args=(new,))
     swapping.start()
     while detector.model is old:
         swapping.join(0.01)
-    under_way = [detector.start(image()) for _ in range(64)]
+    under_way = [detector.start([image()]) for _ in range(64)]
     old.engine.engine.go_on.set(), new.engine.engine.go_on.set()
     swapping.join()
-    assert {result.result().model_version for result in before + under_way} == {"7", "8"}
+    assert {result.result()[0].model_version for result in before + under_way} == {"7", "8"}
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("detect")]
     assert len(threads) >= 17
     detector.close()
@@ -366,7 +366,7 @@ def test_images_do_not_wait_for_a_version_that_cannot_be_loaded_again():
     detector = Detector(old, CPU)
     detector.in_use.unload()
     assert old.engine.engine.closed.is_set()
-    waiting = detector.start(image())
+    waiting = detector.start([image()])
     detector.in_use.fail_pending("model m: gone")
     with pytest.raises(ModelError, match="model m: gone"):
         waiting.result()

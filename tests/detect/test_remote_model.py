@@ -278,7 +278,7 @@ def test_a_server_that_dies_and_starts_again_costs_no_image(toy, capfd):
     with toy() as server, detector_of(server) as detector:
         assert confidences(detector.detect([image(100)])) == [100]
         server.stop()
-        started = [detector.start(image(grey)) for grey in GREYS]
+        started = [detector.start([image(grey)]) for grey in GREYS]
         wait_until(lambda: "waiting for model grpc://" in capfd.readouterr().err)
         assert not any(one.done() for one in started)
         server.start()

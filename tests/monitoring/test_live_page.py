@@ -48,7 +48,7 @@ class Job:
             with self.lock:
                 self.stats.read += 1
                 image = DetectedImage(ImageRef(f"{number}/{name}"), 80, 60, "m", "1", BOX, timing, JPEG)
-                self.stats.add_detected(image, REPORT_SAMPLES)
+                self.stats.add_detected([image], REPORT_SAMPLES)
 
     def fail(self):
         with self.lock:

@@ -30,8 +30,8 @@ def samples(stats: JobStats) -> dict:
 
 def some_stats() -> JobStats:
     stats = JobStats(read=9, skipped=2)
-    stats.add_detected(detected(led_batch=8, model=0.02), samples=0)
-    stats.add_detected(detected("b"), samples=0)
+    stats.add_detected([detected(led_batch=8, model=0.02)], samples=0)
+    stats.add_detected([detected("b")], samples=0)
     for stage, reason in (("read", "not_allowed"), ("message", "not_allowed"), ("decode", "empty")):
         stats.add_dead(DeadLetter(ImageRef("c"), stage, reason, "", b""))
     stats.batch_sizes, stats.backlog_age_ms = (1, 8), 1500.0
@@ -94,7 +94,7 @@ def test_a_latency_is_in_its_bucket_or_the_next_one(milliseconds):
 def test_the_version_is_that_of_the_last_result():
     stats = JobStats()
     for number, version in enumerate(("1", "2", "3")):
-        stats.add_detected(detected(version=version, finished_at=100.0 + number), samples=0)
+        stats.add_detected([detected(version=version, finished_at=100.0 + number)], samples=0)
     assert {key[2] for key in samples(stats) if key[0] == "detection_model_info"} == {"3"}
 
 

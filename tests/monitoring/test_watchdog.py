@@ -124,7 +124,7 @@ def test_a_detector_that_fails_has_no_work_left():
     """What is counted as waiting for ever would end a job that is idle."""
     toy, before = load_toy(DetectConfig()), PROCESS.parts["detector"].waiting
     detector = Detector(LoadedModel(toy.metadata, toy.version, Batcher(Broken(), HW)), DetectConfig())
-    started = [detector.start(image(str(number))) for number in range(20)]
+    started = [detector.start([image(str(number))]) for number in range(20)]
     assert {str(each.exception()) for each in started} == {"the device is gone"}
     wait_until(lambda: PROCESS.parts["detector"].waiting == before)
     detector.close()

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.detect import thumbnails
-from pipeline.detect.decode import decode_image
-from pipeline.detect.thumbnails import make_thumbnail
 from pipeline.failures import ImageError
+from pipeline.feed import thumbnails
+from pipeline.feed.decode import decode_image
+from pipeline.feed.thumbnails import make_thumbnail
 from pipeline.records import DetectedImage, Detections, ImageRef
 from pipeline.report.annotate import _place_label, annotate, class_colour, label_text, text_colour
 from tests.hostile_images import encoded

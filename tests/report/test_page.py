@@ -295,7 +295,7 @@ def test_the_page_of_ten_thousand_images_is_below_five_megabytes():
     for number in range(10_000):
         if number % 10:
             names = tuple(f"class {kind % 300}" for kind in range(number, number + 5))
-            stats.add_detected(sample(f"/photos/{number}.jpg", names, photo)[1], samples)
+            stats.add_detected([sample(f"/photos/{number}.jpg", names, photo)[1]], samples)
         else:
             reason = ("empty", "corrupt", "too_large")[number % 3]
             stats.add_dead(DeadLetter(ImageRef(f"/photos/{number}.jpg"), "decode", reason, "m" * 5000, b""))

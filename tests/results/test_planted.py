@@ -161,7 +161,7 @@ def reported(output, samples):
     thumbnail = cv2.imencode(".jpg", np.zeros((48, 64, 3), np.uint8))[1].tobytes()
     nothing = Detections(np.zeros((0, 4), np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32), ())
     stats = JobStats(read=1)
-    stats.add_detected(DetectedImage(ImageRef("a.jpg"), 64, 48, "m", "1", nothing, thumbnail=thumbnail), 3)
+    stats.add_detected([DetectedImage(ImageRef("a.jpg"), 64, 48, "m", "1", nothing, thumbnail=thumbnail)], 3)
     facts = RunFacts(0.0, 1.0, 2.0, "command", {}, "batch", "model")
     JobReport(output, WriteConfig(samples=samples)).finish(stats, facts, "0a1b")
 

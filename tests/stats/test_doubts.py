@@ -26,7 +26,7 @@ def summary_of(kinds):
     images = [image(number, boxes) for number, boxes in enumerate(boxes for boxes, amount in kinds for _ in range(amount))]
     parts = [JobStats(), JobStats()]
     for number, each in enumerate(images):
-        parts[number % 2].add_detected(each, 0)
+        parts[number % 2].add_detected([each], 0)
     facts = RunFacts(0.0, 1.0, 2.0, "run", {"detect": {"max_detections": 3}}, "batch", "/m", model_notes=("a note on the model",))
     return summarise(merge_stats(parts, 0), facts)
 
@@ -58,5 +58,5 @@ def test_a_summary_names_what_looks_wrong(kinds, expected):
 
 def test_a_summary_without_doubts_has_no_warnings():
     stats = JobStats()
-    stats.add_detected(image(0, [INSIDE]), 0)
+    stats.add_detected([image(0, [INSIDE])], 0)
     assert "warnings" not in summarise(stats, RunFacts(0.0, 1.0, 2.0, "run", {}, "batch", "/m"))

@@ -97,8 +97,6 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
     assert (seen.dead, seen.batches) == (stats.dead, stats.batches)
     assert (seen.latencies, seen.stage_latencies) == (stats.latencies, stats.stage_latencies)
     assert sums["batch_size"] == (sum(size * n for size, n in stats.batches.items()), sum(stats.batches.values()))
-    assert sums["image_bytes"][1] == 8
-    assert sums["image_bytes"][0] == sum((images / "in" / name).stat().st_size for name in [f"{n}.png" for n in range(7)]) + 4
     assert sums["model_us"][1] == sum(stats.batches.values())
     for stage in ("read", "decode", "postprocess", "model"):
         total, number = sums[f"{stage}_us"]
@@ -123,8 +121,7 @@ def test_what_messages_ask_for_is_counted_where_they_are_parsed():
 def test_each_stage_of_an_image_and_each_batch_is_noted_once():
     class Count(beam.DoFn):
         def process(self, _element):
-            metrics.count_result(DETECTED, image_bytes=100)
-            metrics.count_result(DEAD)
+            metrics.count_results(DETECTED, DEAD)
             metrics.note_latency(12.7)
 
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
@@ -132,7 +129,6 @@ def test_each_stage_of_an_image_and_each_batch_is_noted_once():
     assert counted(pipeline.result) == (
         {"detected": 3, "dead": 3},
         {
-            "image_bytes": (300, 3),
             "read_us": (750_000, 3),
             "decode_us": (1_500_000, 3),
             "postprocess_us": (375_000, 3),
@@ -144,13 +140,13 @@ def test_each_stage_of_an_image_and_each_batch_is_noted_once():
 
 
 def test_counts_of_many_threads_add_up():
-    threads = [threading.Thread(target=lambda: [metrics.count_result(DETECTED) for _ in range(500)]) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: [metrics.count_results(DETECTED) for _ in range(500)]) for _ in range(8)]
     with counting() as seen:
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    metrics.count_result(DETECTED)  # for no one
+    metrics.count_results(DETECTED)  # for no one
     assert (seen.detected, seen.batches, seen.failed) == (4000, {4: 4000}, 0)
 
 

@@ -53,7 +53,7 @@ def test_counts_since_it_began_are_shown(monkeypatch, is_terminal, line):
         metrics.count_read(11)
         metrics.count_skipped()
         for number in range(9):
-            metrics.count_result(DEAD if number < 2 else DETECTED)
+            metrics.count_results(DEAD if number < 2 else DETECTED)
         assert terminal.shown.wait(300)
 
 
@@ -76,7 +76,7 @@ def test_what_a_job_waits_for_is_said_until_an_image_is_done(monkeypatch, is_ter
             assert waiting.shown.wait(300)
             if not is_terminal:
                 monkeypatch.setattr("sys.stderr", working)
-            metrics.count_result(DETECTED)
+            metrics.count_results(DETECTED)
             assert (waiting if is_terminal else working).shown.wait(300)
     finally:
         progress.note("")

@@ -56,7 +56,7 @@ def tally_of(elements):
     stats = JobStats()
     for element in elements:
         if isinstance(element, DetectedImage):
-            stats.add_detected(element, SAMPLES)
+            stats.add_detected([element], SAMPLES)
         else:
             stats.add_dead(element)
     return stats
@@ -96,7 +96,7 @@ def test_a_copy_does_not_change_with_its_original(elements, later):
     stats = tally_of(elements)
     copy, before = stats.copy(), repr(figures(stats))
     for image in (each for each in later if isinstance(each, DetectedImage)):
-        stats.add_detected(image, SAMPLES)
+        stats.add_detected([image], SAMPLES)
     for letter in (each for each in later if isinstance(each, DeadLetter)):
         stats.add_dead(letter)
     assert repr(figures(copy)) == before
@@ -211,7 +211,7 @@ def test_a_tally_of_thirty_days_is_as_large_as_one_of_an_hour():
     ref, sizes = ImageRef("gs://bucket/a.jpg", "1"), {}
     for second in now:
         timing = Timing(0.1, 0.1, 0.1, 0.1, 0.001 * (second % 5000), start + second, 4, 0.1)
-        month.add_detected(DetectedImage(ref, 10, 10, "m", "1", found, timing), SAMPLES)
+        month.add_detected([DetectedImage(ref, 10, 10, "m", "1", found, timing)], SAMPLES)
         if second % 100 == 0:
             month.add_dead(dead(second))
         if second in (3600, now[-1]):
@@ -227,7 +227,7 @@ def test_classes_without_end_are_counted_in_bounded_memory():
     """A model that names each detection anew: the frequent classes keep their counts, the sum stays right."""
     stats = JobStats()
     for number in range(40_000):
-        stats.add_detected(detected(0, ["cat", f"class {number}"]), SAMPLES)
+        stats.add_detected([detected(0, ["cat", f"class {number}"])], SAMPLES)
     assert len(stats.classes) <= 10_001
     assert len(stats.confidences.by_class) <= 201
     assert stats.classes["cat"] == 40_000

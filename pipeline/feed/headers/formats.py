@@ -2,21 +2,18 @@
 
 | format | comes from | decoded by |
 |---|---|---|
-| JPEG, MPO | cameras, the web | OpenCV, here |
-| PNG | screens, data sets | OpenCV, above 4 MB Pillow; here |
-| WebP | the web | OpenCV, here |
-| GIF | the web | Pillow, apart |
-| BMP | Windows, microscopes | OpenCV or Pillow, apart |
-| TIFF | scanners, microscopes, maps | OpenCV or Pillow, apart |
-| JPEG 2000 | satellites, archives | OpenCV or Pillow, apart |
-| AVIF | phones, the web | Pillow, apart |
-| HEIC, HEIF | phones | Pillow with pillow-heif (the extra `heif`), apart |
-| PNM | tools and papers on vision | OpenCV or Pillow, apart |
-| Radiance HDR | panoramas | OpenCV, apart |
-| Targa (version 2) | renderers | Pillow, apart |
-
-Here: in this process, after a module of this folder has read the header and bounded the cost of decoding. Apart: in a child
-process that the kernel bounds (`decode_in_subprocess.py`).
+| JPEG, MPO | cameras, the web | OpenCV |
+| PNG | screens, data sets | OpenCV, above 4 MB Pillow |
+| WebP | the web | OpenCV |
+| GIF | the web | Pillow |
+| BMP | Windows, microscopes | OpenCV or Pillow |
+| TIFF | scanners, microscopes, maps | OpenCV or Pillow |
+| JPEG 2000 | satellites, archives | OpenCV or Pillow |
+| AVIF | phones, the web | Pillow |
+| HEIC, HEIF | phones | Pillow with pillow-heif (the extra `heif`) |
+| PNM | tools and papers on vision | OpenCV or Pillow |
+| Radiance HDR | panoramas | OpenCV |
+| Targa (version 2) | renderers | Pillow |
 
 Not read, although Pillow could: formats that it passes to other programs (EPS, WMF, and IPTC, which may nest any format), formats
 that it decodes while it opens them (ICO, ICNS), and formats without photographs (PSD, PCX, DDS, FITS, XBM and others).
@@ -26,8 +23,8 @@ from __future__ import annotations
 
 import struct
 
-from pipeline.detect.headers import jpeg, png, webp
-from pipeline.detect.headers.header import Header, corrupt, not_read
+from pipeline.feed.headers import jpeg, png, webp
+from pipeline.feed.headers.header import Header, corrupt, not_read
 from pipeline.image_formats import format_by_start
 
 NAMES = "JPEG, PNG, GIF, BMP, TIFF, WebP, JPEG 2000, AVIF, HEIC, PNM, Radiance HDR and Targa"
@@ -50,9 +47,9 @@ def format_of(content: bytes) -> str:
     raise not_read(f"{len(content)} bytes that start with {content[:4]!r}; {NAMES} are read")
 
 
-def is_decoded_in_subprocess(name: str) -> bool:
-    """Whether a child process decodes images of this format."""
-    return name not in _READERS
+def has_header(name: str) -> bool:
+    """Whether `read_header` reads images of this format."""
+    return name in _READERS
 
 
 def read_header(content: bytes) -> Header:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import cv2
 
-from pipeline.detect.decode import DecodedImage, decode_image
-from pipeline.detect.headers.header import Size
+from pipeline.feed.decode import DecodedImage, decode_image
+from pipeline.feed.decoders import Room, any_room
+from pipeline.feed.headers.header import Size
 
 _JPEG_QUALITY = 85
 _MOST_SIDE = 800
 
 
-def make_thumbnail(content: bytes, max_pixels: float) -> bytes:
+def make_thumbnail(content: bytes, max_pixels: float, room: Room = any_room) -> bytes:
     """Decodes an image, and shrinks it so that its longer side has at most 800 pixels; never enlarges it.
 
     Args:
       content: The image file's bytes.
       max_pixels: See `decode_image`.
+      room: See `decode_image`.
 
     Returns:
       A JPEG of the upright image.
@@ -24,7 +26,7 @@ def make_thumbnail(content: bytes, max_pixels: float) -> bytes:
     Raises:
       ImageError: The image cannot be decoded.
     """
-    return _as_jpeg(decode_image(content, max_pixels, _thumbnail_wh, margin=1.0))
+    return _as_jpeg(decode_image(content, max_pixels, _thumbnail_wh, margin=1.0, room=room))
 
 
 def thumbnail_of(decoded: DecodedImage) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from pipeline.detect.headers.exif import orientation
-from pipeline.detect.headers.header import Header, Size, corrupt, too_much
+from pipeline.feed.headers.exif import orientation
+from pipeline.feed.headers.header import Header, Size, corrupt, too_much
 
 _FRAME = (b"ALPH", b"VP8 ", b"VP8L")
 _METADATA = 0x2C  # flags of VP8X: profile, Exif, XMP

@@ -1,4 +1,4 @@
-"""Images are refused on their header: before their pixels take memory, here or in the decoding child."""
+"""Images are refused on their header: before their pixels take memory."""
 
 import pytest
 from PIL import Image
@@ -15,7 +15,7 @@ def process():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.png", "a.gif", "a.tif", "a.bmp", "progressive.jpg"])
 def test_an_image_above_the_limit_takes_no_memory(process, name, tmp_path):
-    """144 megapixels would be 432 MB; refusing them takes next to nothing, in both processes together."""
+    """144 megapixels would be 432 MB; refusing them takes next to nothing."""
     path = tmp_path / name
     options = {"progressive": True} if name.endswith("jpg") else {"compression": "packbits"} if name.endswith("tif") else {}
     Image.new("1" if name.endswith(("bmp", "tif")) else "L", (12000, 12000)).save(path, **options)

@@ -1,52 +1,28 @@
-"""Calls of OpenCV and Pillow, for this process and for the decoding child process."""
+"""Calls of OpenCV and Pillow."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import cv2
 import numpy as np
 from PIL import AvifImagePlugin, Image
 
-from pipeline.failures import ImageError
-from pipeline.limits import MEMORY
+from pipeline.feed.headers.header import Size
 
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the dead letter has the error
 cv2.setNumThreads(1)  # images are decoded in parallel already
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 _ROWS = 64
-_LARGE_BYTES = 64e6  # what a process has room for when its detector has started
-_decoding: list[float] = []  # bytes of the large decodes at work
-_changed = threading.Condition()
+Room = Callable[[float, Size], contextlib.AbstractContextManager[None]]
+"""Surrounds the decoding of an image that takes so many bytes and has this size; raises `ImageError` where there is no room."""
 
 
-@contextlib.contextmanager
-def room_for(needed_bytes: float, wh: tuple[int, int]) -> Iterator[None]:
-    """Waits until decoding an image fits into the memory that there is, beside the large ones that are being decoded.
-
-    Raises:
-      ImageError: It does not fit, alone.
-    """
-    if needed_bytes <= _LARGE_BYTES:
-        yield
-        return
-    with _changed:
-        _changed.wait_for(lambda: not _decoding or sum(_decoding) + needed_bytes <= MEMORY.room_bytes())
-        if not _decoding and (room := MEMORY.room_bytes()) < needed_bytes:
-            what = f"got {wh[0]} x {wh[1]} pixels that take {needed_bytes / 1e6:.0f} MB to decode"
-            raise ImageError(
-                "decode", "too_large", f"expected an image that fits into {max(room, 0) / 1e6:.0f} MB of memory, {what}"
-            )
-        _decoding.append(needed_bytes)
-    try:
-        yield
-    finally:
-        with _changed:
-            _decoding.remove(needed_bytes)
-            _changed.notify_all()
+def any_room(_needed_bytes: float, _wh: Size) -> contextlib.AbstractContextManager[None]:
+    """Room for any image."""
+    return contextlib.nullcontext()
 
 
 def opencv_pixels(content: bytes | np.ndarray, flag: int = cv2.IMREAD_COLOR_RGB) -> np.ndarray | None:

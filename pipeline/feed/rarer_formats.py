@@ -1,28 +1,11 @@
-"""The child process that decodes rarer image formats, one image at a time; `decode_in_subprocess.py` starts it.
-
-    parent                                   child
-    format, limits, the file's bytes   ->    opens the image
-                                       <-    its size in pixels
-    go on (one large image at a time)  ->    decodes it
-                                       <-    its pixels
-
-In place of an answer the child may send a reason why not. While it works, the kernel ends it when its time is over or its
-parent has ended. It imports neither TensorFlow nor Beam.
-"""
+"""Formats that Pillow opens, and OpenCV or Pillow decodes: all but JPEG, PNG and WebP, whose headers `headers/` reads."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import io
 import math
-import os
 import re
-import resource
-import signal
-import socket
-from collections.abc import Iterator
 
 import cv2
 import numpy as np
@@ -37,19 +20,16 @@ from PIL import (
     UnidentifiedImageError,
 )
 
-from pipeline.detect.child_messages import TIMED_OUT, receive, send
-from pipeline.detect.decoders import one_line, opencv_pixels, pillow_pixels, to_8_bit, turn_upright
-from pipeline.detect.headers.exif import orientation
-from pipeline.detect.headers.header import Size, corrupt, not_read, too_large
 from pipeline.failures import ImageError
+from pipeline.feed.decoders import Room, one_line, opencv_pixels, pillow_pixels, to_8_bit, turn_upright
+from pipeline.feed.headers.exif import orientation
+from pipeline.feed.headers.header import Size, corrupt, not_read, too_large
 
 # Pillow imports all of its formats if one of these is missing
 PLUGINS = (BmpImagePlugin, GifImagePlugin, Jpeg2KImagePlugin, PpmImagePlugin, TgaImagePlugin, TiffImagePlugin)
+Image.MAX_IMAGE_PIXELS = None  # `_check_size` has the limit
 
-_WAITS = 20  # an image may take this many times its CPU time in all: ends a decoder that hangs, spares one on a busy machine
 _BYTES_PER_PIXEL = 16  # of decoding; images that take more may have fewer pixels
-_BYTES_PER_BYTE = 4  # of the file: the copies that decoders make
-_MORE_BYTES = 96 << 20
 _BITS_PER_SAMPLE = 258  # a tag of TIFF
 _OPENCV_FIRST = {"BMP", "TIFF", "PPM", "HDR"}  # OpenCV scales 16 bits; Pillow gets what OpenCV cannot read
 _OPENCV_JPEG2000_MODES = {"L", "RGB", "RGBA", "I;16"}
@@ -67,67 +47,29 @@ class _Opened:
     image: Image.Image | None = None
 
 
-def serve() -> None:
-    """Answers messages on standard input, a socket, until its other end closes."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for number in (*TIMED_OUT, signal.SIGIO):
-        signal.signal(number, signal.SIG_DFL)  # ends the process, also within native code; the parent may have ignored it
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    Image.MAX_IMAGE_PIXELS = None  # `_check_size` has the limit
-    with socket.socket(fileno=0) as channel, contextlib.suppress(OSError, EOFError):
-        fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
-        while True:
-            _answer(channel)
+def decode_rarer(name: str, content: bytes, max_pixels: float, room: Room) -> np.ndarray:
+    """Decodes an image of a format that `headers/` does not read.
 
+    Args:
+      name: Its format, as `formats.format_of` names it.
+      content: The file's bytes.
+      max_pixels: Most pixels that the image may have.
+      room: See `decode_image`.
 
-def _answer(channel: socket.socket) -> None:
-    asked, content = receive(channel)
+    Returns:
+      `(h, w, 3) uint8` RGB, upright.
+
+    Raises:
+      ImageError: The image is damaged or too large, or its decoder is not installed.
+    """
     try:
-        with _bounded(channel, asked["seconds"], content.size):
-            opened = _open(asked["format"], content)
-            held_pixels = _check_size(opened, asked["max_pixels"])
-        send(channel, {"held_pixels": held_pixels, "wh": opened.wh})
-        receive(channel)
-        with _bounded(channel, asked["seconds"], content.size, held_pixels):
-            pixels = _decode(opened)
-    except ImageError as err:
-        send(channel, {"reason": err.reason, "message": str(err)})
-    else:
-        send(channel, {"wh": pixels.shape[1::-1]}, pixels.reshape(-1).data)
-
-
-@contextlib.contextmanager
-def _bounded(channel: socket.socket, seconds: float, size: int, held_pixels: float = 0.0) -> Iterator[None]:
-    """Bounds time and memory, ends the process with its parent, and turns errors into `ImageError`."""
-    flags = fcntl.fcntl(channel, fcntl.F_GETFL)
-    _limit_memory(int(_BYTES_PER_PIXEL * held_pixels + _BYTES_PER_BYTE * size + _MORE_BYTES))
-    _limit_time(seconds)
-    fcntl.fcntl(channel, fcntl.F_SETFL, flags | os.O_ASYNC)  # the parent sends nothing now: SIGIO means it has ended
-    try:
-        yield
+        opened = _open(name, np.frombuffer(content, np.uint8))
+        with room(_BYTES_PER_PIXEL * _check_size(opened, max_pixels), opened.wh):
+            return _decode(opened)
     except ImageError:
         raise
     except Exception as err:
         raise _refusal(err) from err
-    finally:
-        fcntl.fcntl(channel, fcntl.F_SETFL, flags)
-        _limit_time(0)
-        most = resource.getrlimit(resource.RLIMIT_AS)[1]
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def _limit_time(seconds: float) -> None:
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # of CPU
-    signal.setitimer(signal.ITIMER_REAL, seconds * _WAITS)
-
-
-def _limit_memory(more_bytes: int) -> None:
-    """Limits the address space to its current size and this many bytes more."""
-    with open("/proc/self/statm") as statm:
-        held_bytes = int(statm.read().split()[0]) * resource.getpagesize()
-    most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    wanted = held_bytes + more_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
 
 
 def _refusal(err: Exception) -> ImageError:

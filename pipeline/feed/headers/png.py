@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 import zlib
 
-from pipeline.detect.headers.deflate import check_deflate
-from pipeline.detect.headers.exif import orientation
-from pipeline.detect.headers.header import Header, corrupt, too_much
+from pipeline.feed.headers.deflate import check_deflate
+from pipeline.feed.headers.exif import orientation
+from pipeline.feed.headers.header import Header, corrupt, too_much
 
 _NEEDED = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}

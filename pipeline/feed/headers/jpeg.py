@@ -6,9 +6,9 @@ import re
 import struct
 from collections.abc import Iterator
 
-from pipeline.detect.headers.exif import orientation
-from pipeline.detect.headers.header import Header, Size, corrupt, not_read, too_much
 from pipeline.failures import ImageError
+from pipeline.feed.headers.exif import orientation
+from pipeline.feed.headers.header import Header, Size, corrupt, not_read, too_much
 
 _MARKER = re.compile(rb"\xff([\x01-\xfe])")  # skips bytes between segments, as libjpeg does
 _MARKER_AFTER_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restarts belong to the scan

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from pipeline import failures
-from pipeline.detect.decode import decode_image
-from pipeline.detect.headers.exif import orientation as orientation_of
 from pipeline.failures import ImageError
+from pipeline.feed.decode import decode_image
+from pipeline.feed.headers.exif import orientation as orientation_of
 from tests.fixtures import fixtures_dir
 
 LIMIT = 1e8

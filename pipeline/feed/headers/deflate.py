@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 
-from pipeline.detect.headers.header import too_much
+from pipeline.feed.headers.header import too_much
 
 _TRUSTED = 32 << 20  # bytes of empty blocks cost 80 ns each: so many take 3 s
 _SLICE = 1 << 20

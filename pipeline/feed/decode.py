@@ -1,8 +1,8 @@
 """Decodes an image file to upright 8-bit RGB pixels, or says why it cannot.
 
-For JPEG, PNG and WebP, `headers/` first reads the size and the cost of decoding from the header, without memory for pixels. So
-an image that is too large is refused before its pixels take memory or time. A child process decodes all other formats
-(`decode_in_subprocess.py`). Only the first frame of an animation is used. Alpha is dropped.
+For JPEG, PNG and WebP, `headers/` first reads the size and the cost of decoding from the header, without memory for pixels. For
+the other formats Pillow does (`rarer_formats.py`). So an image that is too large is refused before its pixels take memory or
+time. Only the first frame of an animation is used. Alpha is dropped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import cv2
 import numpy as np
 from PIL.PngImagePlugin import PngImageFile
 
-from pipeline.detect.decode_in_subprocess import decode_in_subprocess
-from pipeline.detect.decoders import one_line, opencv_pixels, pillow_pixels, room_for, turn_upright
-from pipeline.detect.headers.formats import format_of, is_decoded_in_subprocess, read_header
-from pipeline.detect.headers.header import Header, Size, too_large
 from pipeline.failures import ImageError
+from pipeline.feed.decoders import Room, any_room, one_line, opencv_pixels, pillow_pixels, turn_upright
+from pipeline.feed.headers.formats import format_of, has_header, read_header
+from pipeline.feed.headers.header import Header, Size, too_large
+from pipeline.feed.rarer_formats import decode_rarer
 
 # OpenCV's colour flags mean BGR and cannot be combined with RGB; these give the scale alone
 _SCALED_DECODES = ((8, cv2.IMREAD_REDUCED_GRAYSCALE_8), (4, cv2.IMREAD_REDUCED_GRAYSCALE_4), (2, cv2.IMREAD_REDUCED_GRAYSCALE_2))
@@ -46,7 +46,11 @@ class DecodedImage:
 
 
 def decode_image(
-    content: bytes, max_pixels: float, needed_wh: Callable[[Size], Size] | None = None, margin: float = _MARGIN
+    content: bytes,
+    max_pixels: float,
+    needed_wh: Callable[[Size], Size] | None = None,
+    margin: float = _MARGIN,
+    room: Room = any_room,
 ) -> DecodedImage:
     """Decodes an image file to upright RGB.
 
@@ -56,6 +60,7 @@ def decode_image(
         that take more than 16 bytes a pixel to decode. It also bounds the CPU time: 5 s for each 100 million, and at least 5 s.
       needed_wh: Size of the upright image -> its size in the model's input; allows decoding at reduced scale. None: full scale.
       margin: A reduced scale leaves at least so many pixels for each needed one, along each axis.
+      room: Surrounds the decoding.
 
     Raises:
       ImageError: The bytes are empty, of no supported format, damaged, or too large or too much work.
@@ -63,15 +68,15 @@ def decode_image(
     if not content:
         raise ImageError("decode", "empty", "expected an image, got zero bytes")
     name = format_of(content)
-    if is_decoded_in_subprocess(name):
-        pixels = decode_in_subprocess(name, content, max_pixels, _most_seconds(max_pixels))
+    if not has_header(name):
+        pixels = decode_rarer(name, content, max_pixels, room)
         return DecodedImage(pixels, pixels.shape[1::-1])
     header = read_header(content)
     upright_wh = header.wh[::-1] if header.orientation >= 5 else header.wh
     factor, flag = _choose_scale(header, upright_wh, needed_wh(upright_wh) if needed_wh else None, margin)
     held_pixels = header.pixels / (factor**2 if header.scales else 1) * max(1.0, header.bytes_per_pixel / _BYTES_PER_PIXEL)
     _check_limits(header, held_pixels, max_pixels)
-    with room_for(held_pixels * min(_BYTES_PER_PIXEL, max(header.bytes_per_pixel, 3.0)), header.wh):
+    with room(held_pixels * min(_BYTES_PER_PIXEL, max(header.bytes_per_pixel, 3.0)), header.wh):
         pixels = _decode_pixels(header, flag)
     if pixels.shape[1::-1] != tuple(math.ceil(size / factor) for size in header.wh):
         raise ImageError("decode", "corrupt", f"the header says {header.wh[0]} x {header.wh[1]} pixels, the image has other ones")
@@ -82,7 +87,7 @@ def _check_limits(header: Header, held_pixels: float, max_pixels: float) -> None
     if held_pixels > max_pixels:
         most = f"{max_pixels * header.pixels / held_pixels / 1e6:.3g} megapixels of such {header.format}"
         raise too_large(f"{max_pixels / 1e6:g} megapixels" if held_pixels <= header.pixels else most, header.wh)
-    seconds = _most_seconds(max_pixels)
+    seconds = most_seconds(max_pixels)
     if header.seconds > seconds:
         raise ImageError(
             "decode",
@@ -92,7 +97,8 @@ def _check_limits(header: Header, held_pixels: float, max_pixels: float) -> None
         )
 
 
-def _most_seconds(max_pixels: float) -> float:
+def most_seconds(max_pixels: float) -> float:
+    """Most CPU time of decoding one image."""
     return _SECONDS * max(1.0, max_pixels / _SECONDS_PIXELS)
 
 

@@ -1,0 +1,178 @@
+"""A feeder process: reads, decodes and fits images into shared memory; `feeder.py` starts it.
+
+It imports neither Beam nor TensorFlow. Threads read ahead (`reading.py`). The main thread decodes, one image at a time, within
+limits that the kernel keeps (`bounds.py`). The process ends when the job's process has ended, in whatever way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.errors import UserError
+from pipeline.failures import ImageError
+from pipeline.feed.bounds import bounded, clock_stopped, expect, limit_memory, set_up
+from pipeline.feed.decode import DecodedImage, most_seconds
+from pipeline.feed.fit import fit
+from pipeline.feed.headers.header import Size
+from pipeline.feed.reading import Read, ReadAhead
+from pipeline.feed.shared_memory import SharedMemory
+from pipeline.feed.thumbnails import make_thumbnail, thumbnail_of
+from pipeline.feed.work import ANY_ROOM, AskRoom, Coming, Failure, GiveRoom, Limits, Prepared, RoomFree, StoreAway, Work
+from pipeline.records import EncodedImage, identity_hash
+
+
+def serve(memory: int) -> None:
+    """Works until the other end of standard input, a socket, closes.
+
+    Args:
+      memory: The descriptor of the shared memory.
+    """
+    set_up()
+    try:
+        _Process(Connection(0), memory).run()
+    finally:
+        os._exit(1)  # without waiting for threads that read
+
+
+class _Fitted(NamedTuple):
+    place: int
+    image_wh: Size
+    pixels_hw: tuple[int, int]
+    seconds: tuple[float, float]
+    received_at: float
+    generation: str
+
+
+class _Process:
+    def __init__(self, channel: Connection, memory: int):
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._limits: Limits = channel.recv()
+        self._memory = SharedMemory(memory)
+        self._ahead = ReadAhead(self._limits, self._send)
+        self._works: queue.SimpleQueue[tuple[Work, deque[Read]]] = queue.SimpleQueue()
+        self._rooms: queue.SimpleQueue[GiveRoom] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Answers each `Work` with `Prepared`, in order."""
+        self._send(None)  # is ready
+        threading.Thread(target=self._receive, daemon=True).start()
+        while True:
+            self._send(self._answer(*self._works.get()))  # keeps no image that is done
+
+    def _answer(self, work: Work, reads: deque[Read]) -> Prepared | StoreAway:
+        try:
+            return self._prepare(work, reads)
+        except UserError as err:
+            self._ahead.abandon(reads)
+            return StoreAway(err)
+
+    def _receive(self) -> None:
+        """Begins to read what is asked for; ends the process with the job's."""
+        try:
+            while True:
+                message = self._channel.recv()
+                if isinstance(message, GiveRoom):
+                    self._rooms.put(message)
+                elif isinstance(message, Coming):
+                    expect(message.size)
+                else:
+                    expect(0)
+                    self._works.put((message, self._ahead.begin(message.images)))
+        finally:
+            os._exit(0)
+
+    def _send(self, message: Any) -> None:
+        with self._sending:
+            self._channel.send(message)
+
+    def _prepare(self, work: Work, reads: deque[Read]) -> Prepared:
+        start = work.start
+        done: list[_Fitted] = []
+        thumbnails: dict[int, bytes] = {}
+        failures: dict[int, Failure] = {}
+        for place in work.images:
+            read, generation = reads.popleft(), ""
+            try:
+                image = read.result.result()
+                if isinstance(image, Failure):
+                    failures[place] = image
+                    continue
+                generation = image.ref.generation
+                began = time.monotonic()
+                decoded, pixels, thumbnail = self._decode(place, image, work, start)
+                start += pixels.nbytes
+                seconds = image.read_seconds, time.monotonic() - began
+                hw = pixels.shape[0], pixels.shape[1]
+                done.append(_Fitted(place, decoded.image_wh, hw, seconds, image.received_at, generation))
+                if thumbnail:
+                    thumbnails[place] = thumbnail
+            except ImageError as err:
+                failures[place] = Failure(err.stage, err.reason, str(err), generation)
+            except MemoryError:
+                text = "decoding takes more memory than an image of its size needs"
+                failures[place] = Failure("decode", "too_large", text, generation)
+            finally:
+                self._ahead.done(read)
+        return Prepared(
+            [each.place for each in done],
+            np.array([each.image_wh for each in done], np.int32).reshape(-1, 2),
+            done[0].pixels_hw if done else (0, 0),
+            np.array([each.seconds for each in done]).reshape(-1, 2),
+            np.array([each.received_at for each in done]),
+            [each.generation for each in done],
+            thumbnails,
+            failures,
+        )
+
+    def _decode(self, place: int, image: EncodedImage, work: Work, start: int) -> tuple[DecodedImage, np.ndarray, bytes]:
+        """The decoded image, its pixels in the shared memory, and its thumbnail, if it gets one."""
+        content, limits, to = image.content, self._limits, work.model_input
+        out = None if to.resize == "none" else self._pixels(work.slot, start, (*to.input_hw, 3))
+        with bounded(most_seconds(limits.max_pixels), len(content)):
+            decoded, pixels = fit(content, to, limits.max_pixels, scaled_decode=limits.scaled_decode, room=self._room, out=out)
+            thumbnail = b""
+            if self._wants_thumbnail(place, image, work):
+                thumbnail = thumbnail_of(decoded) or make_thumbnail(content, limits.max_pixels, self._room)
+        if out is None:
+            self._pixels(work.slot, start, pixels.shape)[:] = pixels
+        return decoded, pixels, thumbnail
+
+    def _pixels(self, slot: int, start: int, shape: tuple[int, ...]) -> np.ndarray:
+        return self._memory.view(slot, start + math.prod(shape))[start:].reshape(shape)
+
+    @staticmethod
+    def _wants_thumbnail(place: int, image: EncodedImage, work: Work) -> bool:
+        if place in work.thumbnails:
+            return True
+        return bool(work.sample_below and image.ref.uri) and identity_hash(image.ref.identity) < work.sample_below
+
+    @contextlib.contextmanager
+    def _room(self, needed_bytes: float, wh: Size) -> Iterator[None]:
+        """Takes memory for decoding; waits until the job has room for a large image."""
+        if needed_bytes <= ANY_ROOM:
+            yield
+            return
+        limit_memory(needed_bytes)
+        with clock_stopped():
+            self._send(AskRoom(needed_bytes))
+            answer = self._rooms.get()
+        if not answer.granted:
+            what = f"got {wh[0]} x {wh[1]} pixels that take {needed_bytes / 1e6:.0f} MB to decode"
+            most = f"{max(answer.room_bytes, 0) / 1e6:.0f} MB of memory"
+            raise ImageError("decode", "too_large", f"expected an image that fits into {most}, {what}")
+        try:
+            yield
+        finally:
+            self._send(RoomFree())

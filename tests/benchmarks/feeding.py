@@ -1,0 +1,210 @@
+"""How fast one process feeds a device: the pipeline with an engine that costs nothing, beside a loop of read, decode, resize.
+
+    python -m tests.benchmarks.feeding [--rounds 3] [--json FILE]
+
+The engine finds ten objects in each image at once. What is left is the pipeline: listing, reading, decoding, batches, boxes,
+rows, statistics. The loop reads, decodes and resizes in as many threads as cores, and does nothing else. Both take turns.
+
+| name | images |
+|---|---|
+| small | 640x480, from disk |
+| tiny | 96x96, from disk |
+| storage | 640x480, from the emulator of Cloud Storage on the same cores; the loop reads from disk |
+| device | 640x480, from disk; the engine takes 32 images in the time of 0.7 of what the loop allows, sleeping |
+
+`detecting_cpu_ms` is the CPU time of the process that detects, an image, from the start of the Beam job to its end; the feeder
+processes are not in it. `busy` is the share of time between the first batch and the last one in which the engine works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apache_beam as beam
+import cv2
+import numpy as np
+
+from models.metadata import DetectorMetadata
+from pipeline.config import DetectConfig, ReadConfig, WriteConfig
+from pipeline.detect.batcher import Batcher
+from pipeline.detect.detect_objects import DetectObjects
+from pipeline.detect.loaded_model import LoadedModel
+from pipeline.launch.in_memory import InMemoryRunner
+from pipeline.limits import available_cpus
+from pipeline.read.read_images import ReadImages
+from pipeline.results.completion import RowVersion
+from pipeline.results.run import Run
+from pipeline.write.sink import Results
+from pipeline.write.write_shards import WriteShards
+from tests.benchmarks.results import table
+from tests.emulators import running_gcs_emulator
+
+HW = (416, 416)
+OBJECTS = 10
+SIZES = {"small": ((640, 480), 1024), "tiny": ((96, 96), 8192), "storage": ((640, 480), 1024), "device": ((640, 480), 1024)}
+_RANDOM = np.random.default_rng(0)
+_CORNERS = _RANDOM.uniform(0, 200, (OBJECTS, 2))
+_BOXES = np.concatenate([_CORNERS, _CORNERS + 50], axis=1).astype(np.float32)
+_SCORES = np.linspace(0.9, 0.5, OBJECTS, dtype=np.float32)
+
+
+class FreeEngine:
+    """An engine that finds ten objects in no time, or in a given one.
+
+    Attributes:
+      seconds: Of 32 images.
+      worked: (begin, end) of each batch, by the monotonic clock.
+    """
+
+    batch_sizes = (1, 2, 4, 8, 16, 32)
+    concurrent_batches = 1
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.worked: list[tuple[float, float]] = []
+
+    def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
+        """Finds the objects."""
+        began, n = time.monotonic(), len(pixels)
+        time.sleep(self.seconds * n / 32)
+        self.worked.append((began, time.monotonic()))
+        classes = np.arange(OBJECTS)
+        return {"boxes": np.stack([_BOXES] * n), "scores": np.stack([_SCORES] * n), "classes": np.stack([classes] * n)}
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+ENGINE = FreeEngine()
+
+
+def free_model(_detect: DetectConfig) -> LoadedModel:
+    """The model of `ENGINE`; the process keeps its detector for all rounds."""
+    names = tuple(f"class {n}" for n in range(80))
+    metadata = DetectorMetadata("free", HW, "stretch", names, box_units="pixels", count_output="")
+    return LoadedModel(metadata, "1", Batcher(ENGINE, HW))
+
+
+def detect(images: str, output: str) -> None:
+    """Detects in all images and writes the rows."""
+    run = Run(f"{output}/{time.time_ns()}", "run")
+    with run.opened(), beam.Pipeline(runner=InMemoryRunner()) as pipeline:
+        read = pipeline | ReadImages([images], rebalance=False, fetch=False)
+        found = read.images | DetectObjects(free_model, read=ReadConfig())
+        results = Results(found.detected, (read.dead, found.dead), read.counted)
+        _ = results | WriteShards(run, RowVersion("free", "1"), WriteConfig())
+
+
+def make_images(folder: Path, wh: tuple[int, int], count: int) -> None:
+    """Writes JPEGs; 64 different ones."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        path = folder / f"{number:05}.jpg"
+        if number < 64:
+            noise = _RANDOM.integers(0, 255, (wh[1] // 8, wh[0] // 8, 3), np.uint8)
+            cv2.imwrite(str(path), cv2.resize(noise, wh, interpolation=cv2.INTER_CUBIC), [cv2.IMWRITE_JPEG_QUALITY, 90])
+        else:
+            path.write_bytes((folder / f"{number % 64:05}.jpg").read_bytes())
+
+
+def loop(folder: Path) -> float:
+    """Images per second of the plain loop."""
+
+    def prepare(path: Path) -> int:
+        pixels = cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), cv2.IMREAD_COLOR_RGB)
+        return cv2.resize(pixels, HW[::-1]).nbytes
+
+    cv2.setNumThreads(1)
+    paths, began = sorted(folder.iterdir()), time.monotonic()
+    with ThreadPoolExecutor(available_cpus()) as pool:
+        done = sum(1 for _ in pool.map(prepare, paths))
+    return done / (time.monotonic() - began)
+
+
+@contextmanager
+def uploaded(folder: Path) -> Iterator[str]:
+    """The images on the emulator of Cloud Storage."""
+    from google.cloud import storage
+
+    with running_gcs_emulator() as url:
+        os.environ["STORAGE_EMULATOR_HOST"] = url
+        client = storage.Client.create_anonymous_client()
+        client.project = "test"
+        bucket = client.create_bucket("images")
+        for path in folder.iterdir():
+            bucket.blob(path.name).upload_from_filename(str(path))
+        yield "gs://images/"
+
+
+def measure(name: str, folder: Path, images: str, output: str, rounds: int) -> dict[str, Any]:
+    """The medians of one kind of images."""
+    count = SIZES[name][1]
+    ENGINE.seconds = 32 / (0.7 * loop(folder)) if name == "device" else 0.0
+    detect(images, output)  # loads what is loaded once
+    figures = []
+    for _ in range(rounds):
+        of_loop, ENGINE.worked = loop(folder), []
+        cpu, began = time.process_time(), time.monotonic()
+        detect(images, output)
+        cpu, wall = time.process_time() - cpu, time.monotonic() - began
+        worked = ENGINE.worked
+        span = max(end for _, end in worked) - min(begin for begin, _ in worked)
+        figures.append((cpu * 1e3 / count, count / wall, of_loop, sum(end - begin for begin, end in worked) / span))
+    cpu_ms, rate, of_loop, busy = (statistics.median(column) for column in zip(*figures, strict=True))
+    return {
+        "name": name,
+        "detecting_cpu_ms": round(cpu_ms, 3),
+        "images_per_second": round(rate, 1),
+        "loop_images_per_second": round(of_loop, 1),
+        "busy": round(busy, 3) if name == "device" else None,
+    }
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=SIZES)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    found = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, (wh, count) in SIZES.items():
+            folder = Path(temporary, f"{wh[0]}x{wh[1]}")
+            if args.only in (None, name):
+                if not folder.exists():
+                    make_images(folder, wh, count)
+                if name == "storage":
+                    with uploaded(folder) as images:
+                        found.append(measure(name, folder, images, temporary, args.rounds))
+                else:
+                    found.append(measure(name, folder, f"{folder}/", temporary, args.rounds))
+    rows = [
+        [
+            each["name"],
+            f"{each['detecting_cpu_ms']:.3f}",
+            f"{each['images_per_second']:.0f}",
+            f"{each['images_per_second'] / each['loop_images_per_second']:.2f}",
+            "" if each["busy"] is None else f"{each['busy']:.2f}",
+        ]
+        for each in found
+    ]
+    print(table(["images", "CPU-ms of the detecting process", "images/s", "of the loop's", "busy"], rows))
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    from tests.benchmarks import feeding  # noqa: PLW0406  its functions are pickled by their names, and its engine is one
+
+    feeding.main()

@@ -1,0 +1,397 @@
+"""Feeder processes: what they make of images, what their deaths cost, and that they end with their job."""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+from pipeline.errors import ModelError, StorageAwayError
+from pipeline.failures import MAY_PASS
+from pipeline.feed.feeder import Feeder
+from pipeline.feed.fit import ModelInput, fit
+from pipeline.feed.reading import ReadAhead
+from pipeline.feed.thumbnails import make_thumbnail
+from pipeline.feed.work import ToRead
+from pipeline.limits import MEMORY, resident_bytes
+from pipeline.records import ImageRef, identity_hash
+from pipeline.stats.process import PROCESS
+from tests import hostile_images
+from tests.feed.feeding import (
+    ANY_SIZE,
+    BMP,
+    LIMITS,
+    STRETCH,
+    WHOLE_DAYS,
+    at_work,
+    encoded,
+    fed,
+    feeders,
+    feeding,
+    in_hand,
+    job_at_work,
+    process_at_work,
+    slow_image,
+    wait_until_gone,
+)
+from tests.fixtures import REPO
+from tests.processes import wait_until
+from tests.read import test_storage_failures as storage_failures
+
+storage, no_credentials = storage_failures.storage, storage_failures.no_credentials
+CONTENTS = [encoded("JPEG", (400, 300)), BMP, encoded("PNG", (7, 90)), encoded("TIFF", (30, 20))]
+
+
+@pytest.fixture
+def feeder():
+    with feeding(processes=2, slots=3) as feeder:
+        yield feeder
+
+
+@pytest.fixture
+def alone():
+    """A feeder with one process, which is ready."""
+    with feeding() as feeder:
+        fed(feeder, in_hand(BMP)).release()
+        yield feeder
+
+
+class TestPixels:
+    @pytest.mark.parametrize("to", [STRETCH, ModelInput((50, 30), "letterbox", "ultralytics", 114)], ids=lambda to: to.resize)
+    def test_a_chunk_holds_what_fit_makes_of_each_image(self, feeder, to, tmp_path):
+        files = [tmp_path / f"{number}.img" for number in range(len(CONTENTS))]
+        for file, content in zip(files, CONTENTS, strict=True):
+            file.write_bytes(content)
+        for images in ([ImageRef(str(file)) for file in files], in_hand(*CONTENTS)):
+            chunk = fed(feeder, images, to)
+            assert (chunk.places, chunk.failures, chunk.thumbnails) == ([0, 1, 2, 3], {}, {})
+            assert np.array_equal(chunk.pixels, [fit(content, to, LIMITS.max_pixels)[1] for content in CONTENTS])
+            assert chunk.image_whs.tolist() == [[400, 300], [60, 40], [7, 90], [30, 20]]
+            assert (chunk.received_at > 0).tolist() == [isinstance(images[0], ImageRef)] * 4
+            chunk.release()
+
+    def test_images_of_any_size_keep_theirs(self, feeder):
+        for content in CONTENTS:
+            chunk = fed(feeder, in_hand(content), ANY_SIZE)
+            assert np.array_equal(chunk.pixels[0], fit(content, ANY_SIZE, LIMITS.max_pixels)[1])
+            chunk.release()
+
+    def test_failures_keep_their_places(self, feeder, tmp_path):
+        (tmp_path / "a.bmp").write_bytes(BMP)
+        images = [ImageRef(f"{tmp_path}/a.bmp"), *in_hand(b"text"), ImageRef(f"{tmp_path}/none.bmp"), *in_hand(BMP)]
+        chunk = fed(feeder, images)
+        assert chunk.places == [0, 3] and np.array_equal(chunk.pixels, [fit(BMP, STRETCH, 1e8)[1]] * 2)
+        found = {place: (failure.stage, failure.reason) for place, failure in chunk.failures.items()}
+        assert found == {1: ("decode", "not_an_image"), 2: ("read", "not_found")}
+        chunk.release()
+        nothing = fed(feeder, in_hand(b"text", b""))
+        assert nothing.pixels.shape[0] == 0 and sorted(nothing.failures) == [0, 1]
+        nothing.release()
+
+    def test_thumbnails_are_made_of_images_that_are_asked_for_and_of_samples(self, feeder, tmp_path):
+        refs = [ImageRef(f"{tmp_path}/{number}.bmp") for number in range(3)]
+        for ref in refs:
+            (tmp_path / ref.uri).write_bytes(BMP)
+        first = fed(feeder, refs)
+        read = [dataclasses.replace(ref, generation=each) for ref, each in zip(refs, first.generations, strict=True)]
+        hashes = [identity_hash(ref.identity) for ref in read]
+        below = sorted(hashes)[1]
+        sampled = {hashes.index(min(hashes))}
+        first.release()
+        chunk = feeder.start([*refs, *in_hand(BMP, BMP)], STRETCH, below, frozenset({4})).result()
+        assert chunk.thumbnails == dict.fromkeys(sampled | {4}, make_thumbnail(BMP, 1e8))
+        chunk.release()
+
+    def test_a_thumbnail_of_one_image_is_empty_if_it_is_not_there_any_more(self, feeder):
+        assert feeder.thumbnail(*in_hand(CONTENTS[0])) == make_thumbnail(CONTENTS[0], 1e8)
+        assert feeder.thumbnail(ImageRef("gone.jpg")) == feeder.thumbnail(*in_hand(b"text")) == b""
+
+
+def address(chunk):
+    return chunk.pixels.ctypes.data
+
+
+def shared_bytes():
+    """The memory that feeders of this process hold for pixels."""
+    held = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if "memfd:feeder" in os.readlink(f"/proc/self/fd/{name}"):
+                held += os.stat(f"/proc/self/fd/{name}").st_blocks * 512
+    return held
+
+
+class TestSlots:
+    def test_chunks_wait_for_slots_which_are_used_again_once_each_is_released(self):
+        with feeding(slots=2) as feeder:
+            first, second = (fed(feeder, in_hand(BMP)) for _ in range(2))
+            assert address(first) != address(second)
+            third = feeder.start(in_hand(BMP), STRETCH)
+            assert not third.done()
+            first.release()
+            assert address(third.result()) == address(first)
+            third.result().release()
+            third.result().release()
+            fourth, fifth = (feeder.start(in_hand(BMP), STRETCH) for _ in range(2))
+            assert address(fourth.result()) == address(first) and not fifth.done()
+            second.release()
+            assert address(fifth.result()) == address(second)
+
+    def test_memory_of_large_images_is_given_back(self):
+        content = encoded("PNG", (6000, 4000))
+        before = shared_bytes()
+        with feeding() as feeder:
+            for _ in range(2):
+                chunk = fed(feeder, in_hand(content), ANY_SIZE)
+                assert chunk.pixels.shape == (1, 4000, 6000, 3) and shared_bytes() - before >= chunk.pixels.nbytes
+                chunk.release()
+                wait_until(lambda: shared_bytes() == before)
+
+
+class TestDeath:
+    def test_a_crash_costs_exactly_the_image_at_fault(self):
+        with feeding(WHOLE_DAYS) as feeder:
+            both = [feeder.start(in_hand(*contents), STRETCH) for contents in ([BMP, slow_image(), BMP], [BMP, BMP])]
+            crashed = process_at_work()
+            crashed.send_signal(signal.SIGSEGV)
+            wait_until_gone(crashed)
+            process_at_work().send_signal(signal.SIGSEGV)
+            chunk = both[0].result()
+            assert [(place, failure.stage, failure.reason) for place, failure in chunk.failures.items()] == [
+                (1, "decode", "decoder_died")
+            ]
+            assert str(chunk.failures[1]) == "the process that decodes it ended with SIGSEGV" and "decoder_died" in MAY_PASS
+            assert chunk.places == [0, 2] and np.array_equal(chunk.pixels, [fit(BMP, STRETCH, 1e8)[1]] * 2)
+            assert both[1].result().places == [0, 1]
+
+    def test_a_process_that_was_killed_while_it_waited_costs_no_image(self, alone):
+        (process,) = feeders()
+        process.kill()
+        wait_until_gone(process)
+        assert fed(alone, in_hand(BMP)).places == [0]
+        assert process not in feeders()
+
+    def test_a_process_that_was_killed_once_at_work_costs_no_image(self):
+        with feeding(WHOLE_DAYS) as feeder:
+            fed(feeder, in_hand(BMP)).release()
+            (process,) = feeders()
+            chunk = feeder.start(in_hand(BMP, hostile_images.jpeg_of_many_scans((1000, 1000), 400), BMP), STRETCH)
+            at_work(process, sum(process.cpu_times()[:2]) + 0.1)
+            assert not chunk.done()
+            process.kill()
+            assert (chunk.result().places, chunk.result().failures) == ([0, 1, 2], {})
+
+    @pytest.mark.slow
+    def test_an_image_that_takes_too_long_is_too_much_work(self, alone):
+        chunk = fed(alone, in_hand(BMP, slow_image()))
+        assert chunk.places == [0] and chunk.failures[1].reason == "too_much_work"
+        assert str(chunk.failures[1]).startswith("expected at most 5 s of decoding, got an image that takes longer")
+
+    def test_an_image_that_takes_too_much_memory_is_too_large(self, alone):
+        before = feeders()
+        chunk = fed(alone, in_hand(BMP, hostile_images.tiff_of_a_huge_tile(), BMP))
+        assert chunk.places == [0, 2] and chunk.failures[1].reason == "too_large"
+        assert "more memory than an image of its size needs" in str(chunk.failures[1])
+        assert feeders() == before
+
+    @pytest.mark.slow
+    def test_the_bounds_of_one_image_are_not_those_of_the_next(self, alone):
+        """Neither when that comes later, nor when it comes while the first one is decoded."""
+        before = feeders()
+        large, slow = in_hand(BMP + bytes(150 << 20), hostile_images.jpeg_of_many_scans((1000, 1000), 400))
+        started = [alone.start([image], STRETCH) for image in (large, slow, large, slow)]
+        assert [chunk.result().failures for chunk in started] == [{}] * 4
+        assert feeders() == before
+
+    @pytest.mark.slow
+    def test_a_large_input_does_not_count_as_memory_of_the_image(self, alone):
+        large = STRETCH._replace(input_hw=(5000, 5000))
+        assert fed(alone, in_hand(*[BMP] * 4), large).places == [0, 1, 2, 3]
+
+    @pytest.mark.slow
+    def test_no_descriptors_and_no_zombies_are_left(self):
+        def held():
+            zombies = [one.pid for one in psutil.Process().children() if one.status() == psutil.STATUS_ZOMBIE]
+            return len(os.listdir("/proc/self/fd")), zombies  # those of other tests stay
+
+        def live():
+            with feeding(processes=2) as feeder:
+                for _ in range(3):
+                    fed(feeder, in_hand(BMP)).release()
+                    for process in feeders():
+                        process.kill()
+                fed(feeder, in_hand(BMP))
+            assert not feeders()
+
+        live()
+        before = held()
+        live()
+        assert held() == before
+
+
+class TestEnd:
+    def test_close_ends_all(self):
+        feeder = Feeder(WHOLE_DAYS, 1, 2)
+        chunks = [feeder.start(in_hand(slow_image()), STRETCH), *(feeder.start(in_hand(BMP), STRETCH) for _ in range(3))]
+        process = process_at_work()
+        feeder.close()
+        feeder.close()
+        for chunk in (*chunks, feeder.start(in_hand(BMP), STRETCH)):
+            with pytest.raises(ModelError, match="closed"):
+                chunk.result()
+        wait_until_gone(process)
+
+    @pytest.mark.parametrize("interpreter", ["/no/such/program", "/bin/false"])
+    def test_processes_that_cannot_start_are_one_error(self, monkeypatch, interpreter):
+        monkeypatch.setattr(sys, "executable", interpreter)
+        with pytest.raises(ModelError, match="processes that decode images do not start") as caught, feeding() as feeder:
+            fed(feeder, in_hand(BMP))
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+    def test_a_process_at_work_ends_at_once_when_its_job_is_killed(self, number):
+        with job_at_work("result.result()") as (job, process):
+            job.send_signal(number)
+            wait_until_gone(process)
+
+    @pytest.mark.slow
+    def test_it_ends_also_if_the_job_has_forked_and_the_forked_process_lives_on(self):
+        with job_at_work("os.fork() or time.sleep(600); result.result()") as (job, process):
+            wait_until(lambda: len(psutil.Process(job.pid).children()) == 2)
+            job.kill()
+            wait_until_gone(process)
+
+    @pytest.mark.slow
+    def test_ctrl_c_prints_nothing_of_it(self):
+        with job_at_work("try: result.result()\nexcept KeyboardInterrupt: sys.exit(7)") as (job, process):
+            os.killpg(job.pid, signal.SIGINT)
+            assert job.communicate()[1] == ""
+            assert job.returncode == 7
+            wait_until_gone(process)
+
+    def test_a_forked_process_may_have_a_feeder_of_its_own(self, alone):
+        before = psutil.Process().children()
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+
+        def feed():
+            with feeding() as feeder:
+                theirs.send((fed(feeder, in_hand(BMP)).places, {process.pid for process in feeders()}))
+
+        forked = context.Process(target=feed)
+        forked.start()
+        places, pids = ours.recv()
+        forked.join()
+        assert places == [0] and pids and not pids & {process.pid for process in before}
+        assert fed(alone, in_hand(BMP)).places == [0]
+        assert psutil.Process().children() == before
+
+
+class TestProcess:
+    def test_it_imports_neither_tensorflow_nor_beam_and_is_small(self, alone):
+        (process,) = feeders()
+        mapped = " ".join(used.path for used in process.memory_maps())
+        assert "cv2" in mapped and "tensorflow" not in mapped and "grpc" not in mapped
+        assert process.memory_full_info().uss < 60e6
+
+    def test_a_default_timeout_of_sockets_is_not_its_own(self):
+        """Beam's sign-in at Google sets one."""
+        socket.setdefaulttimeout(0.001)
+        try:
+            with feeding() as feeder:
+                assert fed(feeder, in_hand(BMP)).places == [0]
+        finally:
+            socket.setdefaulttimeout(None)
+
+    def test_a_folder_that_has_a_package_of_the_same_name_changes_nothing(self, tmp_path):
+        (tmp_path / "pipeline").mkdir()
+        (tmp_path / "pipeline" / "__init__.py").write_text("raise SystemExit('the wrong one')")
+        code = f"import sys; sys.path.remove(''); sys.path.insert(0, {str(REPO)!r}); from tests.feed.feeding import *\n"
+        code += "with feeding() as feeder: print(fed(feeder, in_hand(BMP)).places)"
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout == "[0]\n"
+
+
+class TestMemory:
+    """Of large images, which are decoded as the memory of the job allows."""
+
+    @pytest.fixture(autouse=True)
+    def limited(self):
+        yield
+        MEMORY.narrow(None)
+
+    @pytest.mark.parametrize("file_format", ["PNG", "TIFF"])
+    def test_an_image_that_does_not_fit_is_a_dead_letter_that_names_its_size(self, alone, file_format):
+        """The kernel would end the worker, again after each restart."""
+        images, before = in_hand(BMP, encoded(file_format, (6000, 4000)), BMP), feeders()
+        chunk = fed(alone, images)
+        assert chunk.places == [0, 1, 2]
+        MEMORY.narrow(resident_bytes() // 10**6 + 50)
+        chunk = fed(alone, images)
+        assert chunk.places == [0, 2] and chunk.failures[1].reason == "too_large"
+        message = str(chunk.failures[1])
+        assert message.startswith("expected an image that fits into ") and "got 6000 x 4000 pixels that take " in message
+        assert feeders() == before
+
+    def test_large_decodes_add_up_within_the_memory_that_there_is(self):
+        """Two that fit alone and not together are done one after another."""
+        content = encoded("JPEG", (6000, 4000), progressive=True)
+        with feeding(processes=2) as feeder:
+            for chunk in [feeder.start(in_hand(BMP), STRETCH) for _ in range(4)]:
+                chunk.result().release()
+            first, second = feeders()
+            MEMORY.narrow(resident_bytes() // 10**6 + 300)
+            started = [feeder.start(in_hand(content), STRETCH)]
+            wait_until(lambda: feeder._decoding)
+            decodes = next(iter(feeder._decoding)).process.pid
+            os.kill(decodes, signal.SIGSTOP)
+            started.append(feeder.start(in_hand(content), STRETCH))
+            wait_until(lambda: feeder._asking)
+            assert len(feeder._decoding) == 1
+            os.kill(decodes, signal.SIGCONT)
+            assert [chunk.result().places for chunk in started] == [[0], [0]]
+            assert feeders() == {first, second}
+
+
+class TestReading:
+    def test_reading_ahead_is_bounded_by_bytes_and_the_oldest_image_always_has_room(self, tmp_path):
+        for number, megabytes in enumerate([1, 1, 1, 9, 1, 1, 1, 1, 1, 1]):
+            (tmp_path / f"{number}.bin").write_bytes(bytes(megabytes << 20))
+        ahead = ReadAhead(LIMITS._replace(read_threads=1, read_ahead_bytes=2.5 * (1 << 20)), print)
+        reads = list(ahead.begin({number: ToRead(f"{tmp_path}/{number}.bin", "", 0, "") for number in range(10)}))
+        for number, read in enumerate(reads):
+            assert len(read.result.result().content) == (tmp_path / f"{number}.bin").stat().st_size
+            assert not any(later.result.done() for later in reads[number + 2 :])
+            ahead.done(read)
+
+    def test_a_store_that_stays_away_ends_the_job_and_not_the_feeder(self, storage):
+        storage().broken = "away"
+        refs = [ImageRef(f"gs://b/away/{number}.bmp", size_bytes=10) for number in range(3)]
+        with feeding(LIMITS._replace(give_up_seconds=0.0, read_ahead_bytes=10)) as feeder:
+            for _ in range(2):
+                with pytest.raises(StorageAwayError, match=r"^storage is away, .* gs://b/away/\d.bmp cannot be read now"):
+                    fed(feeder, refs)
+            assert [fed(feeder, in_hand(BMP)).places for _ in range(3)] == [[0]] * 3
+
+    def test_a_store_that_fails_is_noted_until_it_is_back(self, storage, tmp_path, caplog):
+        """And a file elsewhere does not mean that it is."""
+        server = storage()
+        server.broken = "b.bmp"
+        (tmp_path / "a.bmp").write_bytes(BMP)
+        with feeding(LIMITS._replace(retry_seconds=60.0)) as feeder:
+            chunk = feeder.start([ImageRef("gs://b/b.bmp", size_bytes=21), *[ImageRef(f"{tmp_path}/a.bmp")] * 2], STRETCH)
+            wait_until(lambda: PROCESS.failing.get("storage"))
+            wait_until(lambda: server.requests > 1)
+            server.broken = ""
+            assert chunk.result().places == [1, 2]
+            wait_until(lambda: not PROCESS.failing)
+        said = [record.getMessage() for record in caplog.records if record.name == "pipeline.feed.feeder"]
+        assert len(said) == 2 and said[0].startswith("storage fails (") and said[1] == "storage is back"
