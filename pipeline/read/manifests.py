@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
@@ -33,18 +33,6 @@ _FOLDERS_KNOWN = 4096
 _LONGEST_LINE = 1 << 20  # characters; as JSON it may take 25 times as many bytes
 
 Named = tuple[str, Mapping[str, Any]]  # an image's URI, and what else is said of it
-
-
-class BadLine(NamedTuple):
-    """A line that names no image.
-
-    Attributes:
-      number: Which one, from 1.
-      why: What was expected and what came, in printable characters.
-    """
-
-    number: int
-    why: str
 
 
 class _BadLineError(Exception):
@@ -67,19 +55,13 @@ def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
     try:
         with storage_failures(path), open_file(path) as file:
             for named in named_images(_lines(file), path):
-                if isinstance(named, BadLine):
-                    yield _letter(f"{path}:{named.number}", named.why)
+                if isinstance(named, DeadLetter):
+                    yield named
                     continue
                 uri, extra = named
                 yield ImageRef.of_uri(full_name(_resolve(uri, folder), real), extra=extra_text(extra) if extra else "")
     except ImageError as err:
         raise InputError(f"manifest {err}") from err
-
-
-def _letter(place: str, why: str) -> DeadLetter:
-    """The dead letter of a bad line; the same each time that the manifest is read."""
-    generation = hashlib.blake2b(why.encode(), digest_size=8).hexdigest()
-    return ImageError("read", "bad_line", f"{place}: {why}").dead_letter(ImageRef(place, generation))
 
 
 def is_manifest_of_rows(path: str) -> bool:
@@ -89,13 +71,13 @@ def is_manifest_of_rows(path: str) -> bool:
     try:
         with storage_failures(path), open_file(path) as file:
             first = next(named_images(_lines(file), path), None)
-            return first is not None and not isinstance(first, BadLine)
+            return first is not None and not isinstance(first, DeadLetter)
     except ImageError:
         return False
 
 
-def named_images(lines: Iterable[str], path: str) -> Iterator[Named | BadLine]:
-    """The URIs of a manifest with the other fields of their lines, and its bad lines.
+def named_images(lines: Iterable[str], path: str) -> Iterator[Named | DeadLetter]:
+    """The URIs of a manifest with the other fields of their lines, and a dead letter of each bad line.
 
     .txt: one a line; what begins with # is a comment. .csv: the column `uri`, `path`, `file`, `filename` or `image`, else the
     first in which something looks like an image; the other cells by the header's names. .jsonl: a text, {"uri"}, {"path"} or
@@ -106,7 +88,7 @@ def named_images(lines: Iterable[str], path: str) -> Iterator[Named | BadLine]:
       path: Its name, which tells what it is.
     """
     ending = os.path.splitext(path)[1].lower()
-    texts = _Texts(lines)
+    texts = _Texts(lines, path)
     if ending == ".csv":
         rows = _with_bad_lines(csv.reader(texts), texts, lambda row: [cell.strip() for cell in row])
         return _in_csv(rows)
@@ -116,8 +98,9 @@ def named_images(lines: Iterable[str], path: str) -> Iterator[Named | BadLine]:
 class _Texts:
     """The lines of a manifest; a bad line raises `_BadLineError`, and iteration can go on after it."""
 
-    def __init__(self, lines: Iterable[str]) -> None:
-        self.number = 0
+    def __init__(self, lines: Iterable[str], path: str) -> None:
+        self._number = 0
+        self._path = path
         self._lines = iter(lines)
 
     def __iter__(self) -> _Texts:
@@ -125,7 +108,7 @@ class _Texts:
 
     def __next__(self) -> str:
         line = next(self._lines)
-        self.number += 1
+        self._number += 1
         if len(line) > _LONGEST_LINE:
             raise _BadLineError(f"expected at most {_LONGEST_LINE} characters in a line")
         if not line.isascii():
@@ -136,12 +119,19 @@ class _Texts:
                 raise _BadLineError(f"expected UTF-8 text, got {came!r}") from err
         return line
 
+    def bad_line(self, why: str) -> DeadLetter:
+        """The dead letter of the last line; the same each time that the manifest is read."""
+        place, generation = f"{self._path}:{self._number}", hashlib.blake2b(why.encode(), digest_size=8).hexdigest()
+        return ImageError("read", "bad_line", f"{place}: {why}").dead_letter(ImageRef(place, generation))
+
 
 _Row = TypeVar("_Row")
 _Parsed = TypeVar("_Parsed")
 
 
-def _with_bad_lines(rows: Iterator[_Row], texts: _Texts, parse: Callable[[_Row], _Parsed | None]) -> Iterator[_Parsed | BadLine]:
+def _with_bad_lines(
+    rows: Iterator[_Row], texts: _Texts, parse: Callable[[_Row], _Parsed | None]
+) -> Iterator[_Parsed | DeadLetter]:
     """The parsed rows, without empty ones, and the bad lines in their places."""
     while True:
         try:
@@ -150,9 +140,9 @@ def _with_bad_lines(rows: Iterator[_Row], texts: _Texts, parse: Callable[[_Row],
         except StopIteration:
             return
         except csv.Error as err:
-            yield BadLine(texts.number, f"expected CSV: {err}")
+            yield texts.bad_line(f"expected CSV: {err}")
         except _BadLineError as err:
-            yield BadLine(texts.number, str(err))
+            yield texts.bad_line(str(err))
 
 
 def _lines(file: Any) -> Iterator[str]:
@@ -169,11 +159,11 @@ def _in_text(line: str) -> Named | None:
     return (uri, {}) if uri and not uri.startswith("#") else None
 
 
-def _in_csv(rows: Iterator[list[str] | BadLine]) -> Iterator[Named | BadLine]:
+def _in_csv(rows: Iterator[list[str] | DeadLetter]) -> Iterator[Named | DeadLetter]:
     """The URIs of a column, each with the other non-empty cells of its row by the header's names."""
     begun: list[list[str]] = []
     for row in rows:
-        if isinstance(row, BadLine):
+        if isinstance(row, DeadLetter):
             yield row
         elif any(row):
             begun.append(row)
@@ -183,7 +173,7 @@ def _in_csv(rows: Iterator[list[str] | BadLine]) -> Iterator[Named | BadLine]:
     column, has_header = _uri_column(first, second)
     header = first if has_header else []
     for cells in itertools.chain(begun[has_header:], rows):
-        if isinstance(cells, BadLine):
+        if isinstance(cells, DeadLetter):
             yield cells
         elif len(cells) > column and cells[column]:
             others = enumerate(zip(header, cells))  # noqa: B905  a row may be shorter than the header, or longer
