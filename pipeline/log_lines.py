@@ -169,13 +169,13 @@ def _set(levels: Mapping[str | None, int]) -> None:
         logging.getLogger(name).setLevel(level)
 
 
-def of_run(name: str) -> None:
+def bind_run_id(name: str) -> None:
     """Names the run in all JSON lines from now on."""
     if isinstance(sys.stderr, LogLines):
         sys.stderr.fields["run"] = name
 
 
-def say_at_once(text: str, severity: str = "INFO") -> None:
+def write_unlocked(text: str, severity: str = "INFO") -> None:
     """Writes a line without any lock: a signal handler may interrupt a `print`, and a stuck thread may hold its lock."""
     lines = sys.stderr
     line = lines.formatted(text, severity) if isinstance(lines, LogLines) else f"{text}\n"

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from pipeline import run
-from pipeline.log_lines import LogLines, log_lines, say_at_once
+from pipeline.log_lines import LogLines, log_lines, write_unlocked
 from tests.conftest import write_bright_image
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
@@ -53,7 +53,7 @@ def test_all_that_python_prints_and_logs_is_one_json_object_a_line(capfd):
             thread.start()
         for thread in threads:
             thread.join()
-        say_at_once("stopping")
+        write_unlocked("stopping")
         print("error: last", file=sys.stderr)
     said = objects(capfd.readouterr().err)
     assert all(each["run"] == "r1" and re.fullmatch(rf"{STAMP}\.\d{{6}}Z", each["time"]) for each in said)

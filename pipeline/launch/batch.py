@@ -23,7 +23,7 @@ from pipeline.launch.dry_run import first_images, input_lines, model_lines, say,
 from pipeline.launch.finalize import DONE, FAILED, JobReport, clean_up, failed, stopped_by_signals
 from pipeline.launch.loading import detector_loading, detector_used, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
-from pipeline.log_lines import of_run
+from pipeline.log_lines import bind_run_id
 from pipeline.monitoring.monitor import monitored
 from pipeline.read.containers import is_container
 from pipeline.read.done_rows import DoneRows
@@ -108,7 +108,7 @@ def show_plan(job: Job) -> int:
 def run(job: Job) -> int:
     """Runs the job; returns the exit code."""
     config, this_run = job.config, Run.new(job.config.output)
-    of_run(this_run.name)
+    bind_run_id(this_run.name)
     with stopped_by_signals():
         try:
             model = model_known(job)

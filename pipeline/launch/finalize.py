@@ -17,7 +17,7 @@ from apache_beam.io.filesystems import FileSystems
 from pipeline import errors
 from pipeline.config import WriteConfig
 from pipeline.errors import UserError
-from pipeline.log_lines import say_at_once
+from pipeline.log_lines import write_unlocked
 from pipeline.records import DetectedImage
 from pipeline.report.annotate import annotate, can_be_drawn
 from pipeline.report.page import render_report
@@ -213,7 +213,7 @@ def finished_by_signals(end: Callable[[], None]) -> Iterator[None]:
         end()
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        say_at_once("stopping: finishing in-flight images")
+        write_unlocked("stopping: finishing in-flight images")
 
     with _signals_call(stop):
         yield

@@ -30,12 +30,12 @@ class Need:
     Attributes:
       options: Beam options, one of which must be set.
       example: How to set it, and what it is.
-      instead: Whether the machine itself has what no option sets.
+      satisfied_by_environment: Whether the machine itself has what no option sets.
     """
 
     options: tuple[str, ...]
     example: str
-    instead: Callable[[], object] = _nothing
+    satisfied_by_environment: Callable[[], object] = _nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +189,9 @@ def check_runner(runner: Runner, options: Any) -> None:
       RunnerError: The runner cannot be reached or started.
     """
     given = options.get_all_options()
-    missing = [need for need in runner.needs if not any(given[option] for option in need.options) and not need.instead()]
+    missing = [
+        need for need in runner.needs if not any(given[option] for option in need.options) and not need.satisfied_by_environment()
+    ]
     if missing:
         raise ConfigError(f"runner {runner.name}: expected {'; and '.join(need.example for need in missing)}")
     runner.check(options)

@@ -22,7 +22,7 @@ from pipeline.launch.finalize import DONE, JobReport, clean_up, failed, finished
 from pipeline.launch.loading import load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
-from pipeline.log_lines import of_run
+from pipeline.log_lines import bind_run_id
 from pipeline.monitoring.monitor import monitored
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
@@ -96,7 +96,7 @@ def run(job: Job) -> int:
     check_output(results)
     refuse_old_files(results)
     this_run = Run.new(results)
-    of_run(this_run.name)
+    bind_run_id(this_run.name)
     settings = _settings(job, this_run)
     build = functools.partial(graph.build_streaming, config=config, run=settings, native_source=runner.native_source)
     if job.template:

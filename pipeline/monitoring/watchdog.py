@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
-from pipeline.log_lines import say_at_once
+from pipeline.log_lines import write_unlocked
 from pipeline.stats.process import PARTS, PROCESS, Part
 
 _LOOK_SECONDS = 1.0
@@ -103,5 +103,5 @@ def end_stuck(name: str, part: Part, stacks: TextIO | None = None) -> None:
     )
     with contextlib.suppress(Exception):
         sys.stdout.flush()
-    say_at_once(f"{text}the stacks of all threads are in {file.name}", "ERROR")  # a stuck thread may hold a lock of the log
+    write_unlocked(f"{text}the stacks of all threads are in {file.name}", "ERROR")  # a stuck thread may hold a lock of the log
     os._exit(_FAILED)

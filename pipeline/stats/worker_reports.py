@@ -25,7 +25,7 @@ from pipeline.storage.files import list_files, make_folder, write_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.state import read_checked
 
-TELL_SECONDS = 3.0
+REPORT_SECONDS = 3.0
 _TOUCH_SECONDS = 3600.0  # a folder of unfinished files in which nothing changes for a day counts as abandoned
 _REPORTS = "figures"
 
@@ -45,7 +45,7 @@ class StatsReporter:
       process: Where the model is, and where this reporter is listed.
     """
 
-    def __init__(self, run: Run, stats: Callable[[], JobStats], every_s: float = TELL_SECONDS, process: ProcessState = PROCESS):
+    def __init__(self, run: Run, stats: Callable[[], JobStats], every_s: float = REPORT_SECONDS, process: ProcessState = PROCESS):
         self._run = run
         self._path = f"{run.folder}/{_REPORTS}/{uuid.uuid4().hex}"
         self._stats = stats
@@ -56,11 +56,11 @@ class StatsReporter:
 
     def start(self) -> None:
         """Writes a report now, and then every few seconds."""
-        self.tell()
-        self._process.reporters.append(self.tell)
-        keep_renewing("worker report", self._every_s, self._tell_again, threading.Event())
+        self.flush()
+        self._process.reporters.append(self.flush)
+        keep_renewing("worker report", self._every_s, self._flush_again, threading.Event())
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Writes the report if it has changed and the run's folder exists."""
         with self._lock:
             content = pack(self._process.add_model(self._stats()))
@@ -68,19 +68,19 @@ class StatsReporter:
             if is_new and _write(self._path, content):
                 self._written, self._written_at = content, time.monotonic()
 
-    def _tell_again(self) -> bool:
+    def _flush_again(self) -> bool:
         if not self._run.is_open():
-            self._process.reporters.remove(self.tell)
+            self._process.reporters.remove(self.flush)
             return False
-        self.tell()
+        self.flush()
         return True
 
 
 def report_all() -> None:
     """Writes the last reports of this process, which ends."""
-    for tell in PROCESS.reporters:
+    for flush in PROCESS.reporters:
         with contextlib.suppress(Exception):
-            tell()
+            flush()
 
 
 def _write(path: str, content: bytes) -> bool:
@@ -106,7 +106,7 @@ class WorkerReports:
       every_s: Seconds between reports; as often this looks for new ones.
     """
 
-    def __init__(self, run: Run, every_s: float = TELL_SECONDS):
+    def __init__(self, run: Run, every_s: float = REPORT_SECONDS):
         self._folder = f"{run.folder}/{_REPORTS}"
         self._every_s = every_s
         self._looked = float("-inf")

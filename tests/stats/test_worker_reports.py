@@ -53,11 +53,11 @@ def test_the_launcher_sums_up_what_each_process_has_counted_in_this_job(staging)
 def test_what_was_seen_a_moment_ago_is_not_looked_up_again(staging):
     """A bar is drawn five times a second, and on object storage each look costs."""
     seen, stats = WorkerReports(staging), JobStats(read=1)
-    teller = StatsReporter(staging, stats.copy, process=ProcessState())
-    teller.tell()
+    reporter = StatsReporter(staging, stats.copy, process=ProcessState())
+    reporter.flush()
     assert seen.now() == [JobStats(read=1)]
     stats.read = 2
-    teller.tell()
+    reporter.flush()
     assert seen.now() == [JobStats(read=1)]
     assert WorkerReports(staging).now() == [JobStats(read=2)]
 
@@ -86,7 +86,7 @@ def report(staging, *figures):
     process = ProcessState()
     process.model = Model(*figures) if figures else None
     process.model_events.update(swaps=1)
-    StatsReporter(staging, JobStats, process=process).tell()
+    StatsReporter(staging, JobStats, process=process).flush()
 
 
 def test_the_launcher_knows_the_ladder_that_workers_use(staging):
@@ -122,11 +122,11 @@ def test_nothing_comes_back_of_a_run_that_is_over(staging):
     """A worker may outlive its job, and tell the last of it when the folder is gone."""
     WorkerReports(staging)
     stats = JobStats(read=1)
-    teller = StatsReporter(staging, stats.copy, process=ProcessState())
-    teller.tell()
+    reporter = StatsReporter(staging, stats.copy, process=ProcessState())
+    reporter.flush()
     shutil.rmtree(staging.folder)
     stats.read = 2
-    teller.tell()
+    reporter.flush()
     assert not (REPO / staging.folder).exists()
 
 

@@ -101,7 +101,7 @@ class TestOfWorkersElsewhere:
         with staging.opened():
             seen = WorkerFigures(WorkerReports(staging, every_s=0.0))
             for each in figures:
-                StatsReporter(staging, each.stats).tell()
+                StatsReporter(staging, each.stats).flush()
             yield seen, figures
 
     def test_a_line_says_what_all_have_done_since_the_last_one(self, workers):
