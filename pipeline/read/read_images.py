@@ -98,16 +98,16 @@ class ReadImages(Source):
         listed, distinct = self.list(begin)
         opening = _OpenContainers(self._listing(), self.read, self.retry_seconds, self.max_megapixels)
         opened = distinct.refs | "OpenContainers" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
-        counted = (listed.counted, distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten()
-        if not self.fetch:
-            return ReadOutputs(opened.images, opened.dead, counted)
-        read = opened.images | "ReadAhead" >> beam.ParDo(ReadAhead(self.read, self.retry_seconds)).with_outputs(
-            "dead", main="images"
-        )
+        images, dead = opened.images, [listed.dead, opened.dead]
+        if self.fetch:
+            read = images | "ReadAhead" >> beam.ParDo(ReadAhead(self.read, self.retry_seconds)).with_outputs(
+                "dead", main="images"
+            )
+            images, dead = read.images, [*dead, read.dead]
         return ReadOutputs(
-            read.images,
-            (listed.dead, opened.dead, read.dead) | "AllUnread" >> beam.Flatten(),
-            counted,
+            images,
+            dead | "AllUnread" >> beam.Flatten(),
+            (listed.counted, distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten(),
         )
 
     def list(self, begin: beam.pvalue.PBegin) -> tuple[Any, _Distinct]:
