@@ -83,12 +83,11 @@ MUTANTS = {
         'if images["dead"] > self.max_dead_share * images["read"]:',
         "tests/launch/test_batch_job.py::test_images_that_are_done_already_do_not_hide_that_all_new_ones_failed",
     ),
-    "swallows the crash of a decoding process": Mutant(
-        "pipeline/detect/decode_in_subprocess.py",
-        "    return _Child().decode(limits, content)\n",
-        "    with contextlib.suppress(_DiedError):\n        return _Child().decode(limits, content)\n"
-        "    return np.zeros((1, 1, 3), np.uint8)\n",
-        "tests/detect/test_decode_in_subprocess.py",
+    "swallows the crash of a process that decodes": Mutant(
+        "pipeline/feed/feeder.py",
+        "        self._failures[self.singles.popleft()] = failure\n",
+        "        self.singles.popleft()\n",
+        "tests/feed/test_feeder.py::TestDeath::test_a_crash_costs_exactly_the_image_at_fault",
     ),
 }
 
