@@ -163,7 +163,7 @@ def batch_sizes(config: Config) -> list[Settings]:
 def decoders(config: Config) -> list[Settings]:
     """Images decoded in parallel: half as many as CPUs, and twice as many."""
     cpus = available_cpus()
-    return _each("decode_threads", {max(1, cpus // 2), 2 * cpus} - {config.detect.decode_threads or cpus})
+    return _each("feeder_processes", {max(1, cpus // 2), 2 * cpus} - {config.detect.feeder_processes or cpus})
 
 
 STAGES = (engines, concurrent_batches, threads, batch_sizes, decoders)  # what matters most comes first

@@ -28,14 +28,14 @@ def test_each_candidate_is_measured_beside_the_start_and_an_impossible_one_ends_
     """Of each candidate there are figures, or the reason why not; the best of one stage is the base of the next."""
     given = {"model.path": bright_model, "detect.batch_sizes": [1]}
     with Tuner([], given, SCENES, min_agreement=0.9, seconds=580, turn_s=0.01) as tuner:
-        decoders, impossible = tuner.results([{"detect.decode_threads": 1}, {"detect.batch_sizes": [2, 1]}])
+        decoders, impossible = tuner.results([{"detect.feeder_processes": 1}, {"detect.batch_sizes": [2, 1]}])
         assert len(decoders.ratios) == len(decoders.rates) == 3 and decoders.speed > 0 and decoders.refused == ""
         assert "ascending sizes" in impossible.refused and impossible.speed == 0
         (blind,) = tuner.results([{"detect.score_threshold": 1.0}])
         assert blind.refused.startswith("it finds other objects: agreement 0.000") and blind.speed == 0
         tuner.best = decoders
         (on_top,) = tuner.results([{"detect.classes": ["rectangle"]}])
-        assert on_top.settings == {"detect.decode_threads": 1, "detect.classes": ["rectangle"]}
+        assert on_top.settings == {"detect.feeder_processes": 1, "detect.classes": ["rectangle"]}
         tuner.best = decoders
         won, verdict = tuner.decide()
         assert "in 7 rounds" in verdict and won in ({}, decoders.settings)
@@ -153,7 +153,7 @@ def test_only_what_wins_beyond_doubt_and_by_enough_is_faster(ratios, faster):
     ],
 )
 def test_the_best_is_what_was_faster_in_each_turn(best, other, wins):
-    former, newcomer = Result({}, ratios=best), Result({"detect.decode_threads": 1}, ratios=other)
+    former, newcomer = Result({}, ratios=best), Result({"detect.feeder_processes": 1}, ratios=other)
     assert better(former, newcomer) is (newcomer if wins else former)
     newcomer.refused = "it ended"
     assert better(former, newcomer) is former

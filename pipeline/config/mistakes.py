@@ -34,7 +34,7 @@ _ELSEWHERE = {  # flags of YOLO's tools, Ultralytics and other common programs
     "batch batch-size": "--batch-sizes, such as 1,2,4,8",
     "gpu gpus cuda": "--device gpu:0",
     "half fp16 amp": "--precision bfloat16",
-    "workers num-workers jobs": "--decode-threads and --read-threads",
+    "workers num-workers jobs": "--feeder-processes and --read-threads",
     "save save-img plot draw annotate crops save-crop": "another command, after the run: detect-objects pictures",
     "csv save-csv": "--export csv, or the Parquet files in detections/, which pandas and duckdb read",
     "save-txt yolo": "--export yolo",

@@ -170,14 +170,18 @@ class DetectConfig:
         None, "batches in flight; default: one more than cores, up to 4, on CPU; 2 on GPU"
     )
     intra_op_threads: Threads | None = setting(None, "threads inside one operation; default: cores / streams on CPU")
-    decode_threads: Threads | None = setting(None, "images decoded in parallel; default: one for each core")
+    feeder_processes: Threads | None = setting(
+        None, "processes that read, decode and fit images; default: one for each core that this process may use"
+    )
     max_megapixels: Annotated[float, Field(ge=0.01, le=MOST)] = setting(
         100.0, "refuse larger images by their header; for JPEG, by the size after scaled decoding"
     )
     scaled_decode: bool = setting(
         True, "decode large JPEGs at 1/2, 1/4 or 1/8 if at least 1.5 times the model's input size remains"
     )
-    request_images: Count = setting(256, "most images in the detector at once")
+    request_images: Count | None = setting(
+        None, "most images in the detector at once; default: as many as keep the feeder processes and the model busy"
+    )
     request_mb: Annotated[float, Field(ge=0.1, le=MOST)] = setting(64.0, "most encoded megabytes in the detector at once")
     memory_mb: Count | None = setting(
         None, "memory of a process in megabytes; images in flight shrink to fit; default: the container's limit, if it has one"
@@ -195,7 +199,7 @@ class DetectConfig:
 class ReadConfig:
     """How images are read."""
 
-    read_threads: Threads = setting(16, "images read in parallel, ahead of the detector")
+    read_threads: Threads = setting(16, "images read in parallel from storage, by all feeder processes together")
     max_file_mb: Positive = setting(256.0, "refuse larger files before reading them")
     fps: Annotated[float, Field(ge=0.001, le=1000.0)] = setting(
         1.0, "frames of a video that are read for each second of it; needs the extra video"

@@ -97,7 +97,7 @@ def detect_images(images: Iterable[Image], detector: Detector, detect: DetectCon
     """Finds objects in images without Beam: starts images ahead, and yields one result for each, in their order.
 
     Args:
-      images: Read lazily: at most `request_images` of them, and `request_mb` of encoded bytes, are under way.
+      images: Read lazily: `request_images` of them at most, and `request_mb` of encoded bytes, are under way.
       detector: Does the work, on its own threads and processes.
       detect: The bounds.
     """
@@ -176,11 +176,12 @@ class _Chunks:
 
     @functools.cached_property
     def _chunk_size(self) -> int:
-        return min(self._detector().chunk_size, self._request_images)
+        return min(self._detector().chunk_size, self._request_images or self._detector().chunk_size)
 
     def _start(self) -> Iterator[WindowedValue]:
         if not self._ahead:
-            self._ahead = Prefetcher(self._begin, max(1, self._request_images // self._chunk_size), self._most_bytes)
+            asked = self._request_images and max(1, self._request_images // self._chunk_size)
+            self._ahead = Prefetcher(self._begin, asked or self._detector().chunks_in_flight, self._most_bytes)
         chunk = StartedChunk(self._images, self._timestamps)
         self._images, self._timestamps, self._bytes = [], [], 0
         return self._ahead.add(chunk, chunk.timestamps[0], self._window)

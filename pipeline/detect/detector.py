@@ -99,6 +99,11 @@ class Detector:
         return _chunk_size(self.model)
 
     @property
+    def chunks_in_flight(self) -> int:
+        """How many chunks keep the feeder processes and the model busy."""
+        return self._feeder.slots
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know of how the model runs."""
         return self.model.notes
@@ -261,7 +266,7 @@ class Detector:
 
 
 def _feeder_for(model: LoadedModel, detect: DetectConfig, read: ReadConfig) -> Feeder:
-    processes = detect.decode_threads or available_cpus()
+    processes = detect.feeder_processes or available_cpus()
     limits = Limits(
         max_pixels=detect.max_megapixels * 1e6,
         scaled_decode=detect.scaled_decode,

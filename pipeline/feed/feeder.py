@@ -225,9 +225,13 @@ class Feeder:
       limits: The limits.
       processes: How many.
       slots: Most chunks in work, ready, or in the model at once.
+
+    Attributes:
+      slots: The same.
     """
 
     def __init__(self, limits: Limits, processes: int, slots: int):
+        self.slots = slots
         self._limits = limits
         self._descriptor = os.memfd_create("feeder")
         os.ftruncate(self._descriptor, size_of(slots))

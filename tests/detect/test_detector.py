@@ -87,7 +87,7 @@ def test_boxes_are_on_the_original_image_for_each_resize_rule(request, model, wh
         ({"classes": ("rectangle", "other")}, ["rectangle"]),
         ({"max_megapixels": 0.1}, "too_large"),
         ({"precision": "bfloat16"}, ["rectangle"]),
-        ({"decode_threads": 1, "concurrent_batches": 1, "batch_sizes": (4,), "scaled_decode": False}, ["rectangle"]),
+        ({"feeder_processes": 1, "concurrent_batches": 1, "batch_sizes": (4,), "scaled_decode": False}, ["rectangle"]),
     ],
     ids=str,
 )

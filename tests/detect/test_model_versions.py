@@ -223,7 +223,7 @@ def test_what_is_under_way_is_finished_by_its_version_which_is_closed_then():
 def test_a_version_that_wants_more_images_at_once_gets_them():
     """As many threads as it takes to keep it busy; an image that was waiting is done all the same."""
     old, new = slow(7, concurrent_batches=1), slow(8, concurrent_batches=32)
-    detector = Detector(old, dataclasses.replace(CPU, decode_threads=1))
+    detector = Detector(old, dataclasses.replace(CPU, feeder_processes=1))
     before = [detector.start([image()]) for _ in range(20)]
     assert old.engine.engine.called.wait(60)
     swapping = threading.Thread(target=detector.swap, args=(new,))

@@ -102,7 +102,7 @@ def test_what_changes_a_graph_changes_its_entry_and_nothing_else_does(model, mon
         return prepared_cache.entry_of(folder, folder, version, ModelConfig(path=folder), settings(**given), gpu=gpu)
 
     first = entry()
-    assert entry(intra_op_threads=7, decode_threads=3, batch_timeout_ms=9.0) == first
+    assert entry(intra_op_threads=7, feeder_processes=3, batch_timeout_ms=9.0) == first
     changes = ({"score_threshold": 0.5}, {"iou_threshold": 0.1}, {"max_detections": 3}, {"classes": ("bright",)}, {"xla": True})
     changes += ({"labels_per_box": "several"}, {"precision": "bfloat16"}, {"engine": "openvino"}, {"gpu": True})
     others = [entry(**change) for change in changes]
