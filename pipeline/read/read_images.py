@@ -255,9 +255,9 @@ class _DropDoubles(_Counting):
         self._stats.read += images
         self._skip(images - len(generations))
         self._skip(len(done), done=True)
-        wanted = [(location, extra, size) for uri, (extra, size, location) in best.items() if uri not in done]
-        yield from ([each] for each in wanted if _holds_images(name_of(each[0])))
-        names = (each for each in wanted if not _holds_images(name_of(each[0])))
+        wanted = [(uri, (location, extra, size)) for uri, (extra, size, location) in best.items() if uri not in done]
+        yield from ([each] for uri, each in wanted if uri not in generations)
+        names = (each for uri, each in wanted if uri in generations)
         while group := list(islice(names, _GROUP_IMAGES)):
             yield group
 

@@ -18,7 +18,10 @@ def readable(value: object) -> str:
     >>> readable("<b>\u202egpj.exe")
     '<b>\\u202egpj.exe'
     """
-    return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode("ascii") for c in str(value))
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in _JOINERS else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def link(uri: str) -> str:
