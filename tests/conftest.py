@@ -45,7 +45,7 @@ settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 _SLOW_FOLDERS = {"launch", "deploy", "fuzz", "flink", "spark"}
 _SLOW_FILES = {
     *("test_golden.py", "test_loaded_models.py", "test_load_in_subprocess.py", "test_other_formats.py", "test_cost.py"),
-    *("test_attempts.py", "test_power_cut.py", "test_secrets.py"),
+    *("test_power_cut.py", "test_secrets.py"),
 }
 _SLOW_FIXTURES = {
     "azure_container",

@@ -335,6 +335,7 @@ def convolutions(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("models") / "convolutions", predict, images_spec(dtype="float32"))
 
 
+@pytest.mark.slow
 def test_bfloat16_rounds_a_little_and_float32_does_not(convolutions):
     if "avx512_bf16" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("TensorFlow rewrites to bfloat16 only for CPUs that have it")

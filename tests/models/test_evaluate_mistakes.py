@@ -105,6 +105,7 @@ def test_images_without_labels_are_listed_with_the_least_certain_first():
     assert [(uri, unsure) for uri, unsure, _ in listed] == [("unsure.jpg", 3), ("sure.jpg", 0), ("none.jpg", 0)]
 
 
+@pytest.mark.slow
 def test_an_interval_holds_the_true_value_about_19_times_in_20():
     """Of objects that are found with a probability of 0.6 each: the AP is their share, since nothing else is found."""
     generator, inside = np.random.default_rng(1), 0
@@ -130,6 +131,7 @@ def compared(content, ours, theirs):
     return better(*measured, resample([each.matches for each in measured]))
 
 
+@pytest.mark.slow
 def test_a_better_output_is_told_from_an_equal_one():
     content, ours, theirs = outputs(worse=16)
     result = compared(content, ours, theirs)
@@ -153,6 +155,7 @@ def test_the_test_is_paired():
     assert difference(0.01, base + 0.01, base).p < 0.01
 
 
+@pytest.mark.slow
 def test_the_command_says_in_one_line_which_output_is_better(tmp_path, capsys):
     content, ours, theirs = outputs(worse=16)
     (tmp_path / "truth.json").write_text(json.dumps(content))
