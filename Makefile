@@ -88,6 +88,7 @@ soak: $(READY) $(FAKE_GCS) ## A stream of 24 simulated hours in one (SOAK_MINUTE
 	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES)
 
 bench: $(READY) $(PRISM) ## Measure speed, memory and precision; on a quiet machine, two hours
+	$(BIN)/python -m tests.benchmarks.feeding
 	$(BIN)/python -m tests.benchmarks.throughput
 	$(BIN)/python -m tests.benchmarks.memory
 	$(BIN)/python -m tests.benchmarks.only_new
