@@ -13,7 +13,8 @@ rows, statistics. The loop reads, decodes and resizes in as many threads as core
 | device | 640x480, from disk; the engine takes 32 images in the time of 0.7 of what the loop allows, sleeping |
 
 `detecting_cpu_ms` is the CPU time that one more image takes of the process that detects: of all images, less that of a job of one
-image, which starts Beam. The feeder processes are not in it. `busy` is the share of time between the first batch and the last one in which the engine works.
+image, which starts Beam. The feeder processes are not in it. `busy` is the share of time between the first batch and the last one
+in which the engine works.
 """
 
 from __future__ import annotations
