@@ -21,7 +21,8 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import apache_beam as beam
 
@@ -80,6 +81,7 @@ class StreamRun:
       settings: Its settings.
       threads: Its threads, its stop event, and the failure that ends it.
       figures: Its statistics.
+      subscriber: Has its messages; pulling begins with the first step that pulls.
       recent: The deduplication cache, if all steps are in one process.
       answers: Its open requests; None if there is no topic for answers.
       archive: Writes its rows; None if another step does, or no files are wanted.
@@ -94,32 +96,20 @@ class StreamRun:
         self.answers: Answers | None = None
         self.archive: Archive | None = None
         self._failed: set[str] = set()
-        self._lock = threading.Lock()
-        self._subscriber: Subscriber | None = None
         self._delayed_acks: dict[int, DelayedAcks] = {}
+        subscription = settings.config.input[0] if settings.config.input else ""
+        self.subscriber = Subscriber(subscription, connect_subscriber, stream.pull_images, PULL_BYTES, self.threads)
+        holds: dict[str, Any] = {"hold": self.subscriber.hold, "end_hold": self.subscriber.end_hold}
         if stream.answer_topic:
-            self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, hold=self.hold, end_hold=self.end_hold)
+            self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, **holds)
             self.threads.start("answering", functools.partial(self.answers.keep_publishing, self.threads.closed))
         if settings.results and settings.in_process:
-            writer = settings.writer()
-            self.archive = Archive(writer, stream.archive_window_s, self.threads, hold=self.hold, end_hold=self.end_hold)
+            self.archive = Archive(settings.writer(), stream.archive_window_s, self.threads, **holds)
             self.threads.start("archiving", self.archive.keep_writing)
-
-    @property
-    def subscriber(self) -> Subscriber:
-        """The subscriber; pulling begins with the first step that needs it."""
-        stream = self.settings.config.stream
-        with self._lock:
-            if self._subscriber is None:
-                bounds = stream.pull_images, PULL_BYTES
-                self._subscriber = Subscriber(self.settings.config.input[0], connect_subscriber, *bounds, self.threads)
-            return self._subscriber
 
     def delayed_acks_of(self, puller: int) -> DelayedAcks:
         """The turns of a puller, on a runner that finalizes early."""
-        turns = DelayedAcks(self.subscriber.end_hold, self.subscriber.release)
-        with self._lock:
-            return self._delayed_acks.setdefault(puller, turns)
+        return self._delayed_acks.setdefault(puller, DelayedAcks(self.subscriber.end_hold, self.subscriber.release))
 
     def end(self, result: DetectedImage | DeadLetter, outcome: Outcome) -> None:
         """Notes what became of an image, for all messages that asked for it."""
@@ -142,17 +132,7 @@ class StreamRun:
     def leave(self, ref: ImageRef) -> None:
         """Leaves an image without an outcome: its message is held, and delivered again after the run."""
         self.figures.add_unread()
-        self.hold([ref.message_id])
-
-    def hold(self, message_ids: Sequence[str]) -> None:
-        """Holds the acknowledgement of messages, once for each time that an id is named."""
-        if self._subscriber:
-            self._subscriber.hold(message_ids)
-
-    def end_hold(self, message_ids: Sequence[str]) -> None:
-        """Ends holds, likewise."""
-        if self._subscriber:
-            self._subscriber.end_hold(message_ids)
+        self.subscriber.hold([ref.message_id])
 
     def stop(self) -> None:
         """Stops pulling; messages in progress are still finished."""
@@ -165,15 +145,13 @@ class StreamRun:
           Exception: The last rows could not be archived; their messages are released, too.
         """
         self.stop()
-        if self._subscriber:
-            self._subscriber.end_pulling()
+        self.subscriber.end_pulling()
         self.threads.close()  # answers are published, or not, before their messages are released
         try:
             if self.archive:
                 self.archive.finish()
         finally:
-            if self._subscriber:
-                self._subscriber.close()
+            self.subscriber.close()
 
     def _answer(self, ref: ImageRef, outcome: Outcome) -> None:
         if self.answers:

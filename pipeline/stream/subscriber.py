@@ -45,7 +45,7 @@ class _Held:
 
 
 class Subscriber:
-    """Pulls messages ahead and holds their leases; thread-safe.
+    """Pulls messages ahead and holds their leases; thread-safe. It connects and begins with the first `pull`.
 
     Args:
       subscription: Full name.
@@ -57,8 +57,8 @@ class Subscriber:
 
     def __init__(self, subscription: str, connect: Callable[[], Any], max_images: int, max_bytes: int, threads: RunThreads):
         self._subscription = subscription
-        self._client = connect()
-        self._puller = connect()  # its own client: closing it ends a waiting pull
+        self._connect = connect
+        self._client: Any = None
         self._max_images = max_images
         self._max_bytes = max_bytes
         self._threads = threads
@@ -68,8 +68,6 @@ class Subscriber:
         self._held: dict[str, _Held] = {}
         self._part = PROCESS.parts["subscriber"]
         self._mean_bytes = max_bytes / _FIRST_PULL_MESSAGES
-        self._pulling = threads.start("pulling", self._pull_ahead)
-        threads.start("extending deadlines", self._keep_extending)
 
     def pull(self, max_images: int, max_bytes: int, wait_s: float) -> list[Message]:
         """Returns waiting messages, or the first that comes within `wait_s`; one that exceeds the bounds comes alone.
@@ -83,6 +81,8 @@ class Subscriber:
         self._threads.raise_failure()
         taken: list[Message] = []
         with self._changed:
+            if self._client is None:
+                self._begin()
             self._changed.wait_for(lambda: self._waiting or self._stop.is_set(), wait_s)
             images = size = 0
             while self._waiting and not self._stop.is_set():
@@ -95,6 +95,12 @@ class Subscriber:
             self._part.end(len(taken))
             self._changed.notify_all()
         return taken
+
+    def _begin(self) -> None:
+        self._client = self._connect()
+        self._puller = self._connect()  # its own client: closing it ends a waiting pull
+        self._pulling = self._threads.start("pulling", self._pull_ahead)
+        self._threads.start("extending deadlines", self._keep_extending)
 
     def hold(self, message_ids: Iterable[str]) -> None:
         """Holds the acknowledgement of messages, once for each time that an id is named.
@@ -136,15 +142,17 @@ class Subscriber:
         Closing its connection is not enough: Pub/Sub may not notice, and send the messages there.
         """
         self._stop.set()
-        self._pulling.join(2 * _PULL_SECONDS)
-        self._puller.close()
+        if self._client:
+            self._pulling.join(2 * _PULL_SECONDS)
+            self._puller.close()
 
     def close(self) -> None:
         """Releases all held messages and closes the connection."""
         self.end_pulling()
-        self._clear_waiting()
-        self.release_all()
-        self._client.close()
+        if self._client:
+            self._clear_waiting()
+            self.release_all()
+            self._client.close()
 
     def _pull_ahead(self) -> None:
         """Pulls until stopped; raises permanent failures, which end the job."""
