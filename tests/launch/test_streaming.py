@@ -422,7 +422,8 @@ def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator,
     expected = {(f"{bucket}/{blob.name}", str(blob.generation)) for blob in blobs}
     archived = shard_rows.rows_in(f"{bucket}/out")
     views = [blob for blob in gcs_bucket.list_blobs(prefix="out/detections/") if blob.name.endswith(".jsonl")]
-    assert sorted(line for blob in views for line in blob.download_as_bytes().splitlines()) == sorted(map(row_bytes, archived))
+    lines = [json.loads(line) for blob in views for line in blob.download_as_bytes().splitlines()]
+    assert sorted(map(row_bytes, lines)) == sorted(map(row_bytes, archived))
     assert {(row["image"]["uri"], row["image"]["generation"]) for row in archived} == expected
     assert len(archived) == 10
     assert {(m.attributes["image_uri"], m.attributes["generation"]) for m in messages} == expected
