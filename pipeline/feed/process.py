@@ -31,6 +31,8 @@ from pipeline.feed.thumbnails import make_thumbnail, thumbnail_of
 from pipeline.feed.work import ANY_ROOM, AskRoom, Coming, Failure, GiveRoom, Limits, Prepared, RoomFree, StoreAway, Work
 from pipeline.records import EncodedImage, identity_hash
 
+_STACK_BYTES = 1 << 20  # of a thread that reads; it counts where memory is bounded
+
 
 def serve(memory: int) -> None:
     """Works until the other end of standard input, a socket, closes.
@@ -39,6 +41,7 @@ def serve(memory: int) -> None:
       memory: The descriptor of the shared memory.
     """
     set_up()
+    threading.stack_size(_STACK_BYTES)
     try:
         _Process(Connection(0), memory).run()
     finally:
@@ -105,7 +108,7 @@ class _Process:
         for place in work.images:
             read, generation = reads.popleft(), ""
             try:
-                image = read.result.result()
+                image = self._ahead.take(read)
                 if isinstance(image, Failure):
                     failures[place] = image
                     continue

@@ -21,6 +21,7 @@ class Read:
     """One image that is read.
 
     Attributes:
+      ref: Which image; empty where its bytes were there.
       abandoned: Whether nobody needs it any more.
       held_bytes: The bytes that it holds.
       result: The image, or why it cannot be read.
@@ -28,8 +29,9 @@ class Read:
 
     abandoned = False
 
-    def __init__(self, number: int, ahead: ReadAhead):
+    def __init__(self, number: int, ref: ImageRef, ahead: ReadAhead):
         self.number = number
+        self.ref = ref
         self.held_bytes = 0
         self.result: Future[EncodedImage | Failure] = Future()
         self._ahead = ahead
@@ -59,17 +61,17 @@ class ReadAhead:
     def begin(self, images: Mapping[int, ToRead | bytes]) -> deque[Read]:
         """Begins to read images; those of which there are bytes are read already."""
         reads: deque[Read] = deque()
-        local: list[tuple[Read, ToRead]] = []
+        local: list[Read] = []
         for image in images.values():
-            read = Read(self._number, self)
+            read = Read(self._number, _ref(image), self)
             self._number += 1
             reads.append(read)
             if isinstance(image, bytes):
                 read.result.set_result(EncodedImage(_NO_REF, image))
             elif "://" in image.uri:
-                self._pool.submit(self._read, [(read, image)])
+                self._pool.submit(self._read, [read])
             else:
-                local.append((read, image))
+                local.append(read)
         for n in range(0, len(local), _GROUP):
             self._pool.submit(self._read, local[n : n + _GROUP])
         return reads
@@ -99,18 +101,28 @@ class ReadAhead:
             read.result.exception()
             self.done(read)
 
-    def _read(self, group: Sequence[tuple[Read, ToRead]]) -> None:
-        for read, image in group:
-            ref = ImageRef(image.uri, image.generation, image.size_bytes, signed_uri=image.signed_uri)
-            found: EncodedImage | DeadLetter | Failure
+    def take(self, read: Read) -> EncodedImage | Failure:
+        """Waits for an image; reads it again if its memory was short because another image was decoded within bounds."""
+        return self._read_one(read) if isinstance(read.result.exception(), MemoryError) else read.result.result()
+
+    def _read(self, group: Sequence[Read]) -> None:
+        for read in group:
             try:
-                found = read_image(ref, self._limits.max_file_bytes, self._breaker, read)
+                read.result.set_result(self._read_one(read))
             except BaseException as err:  # noqa: BLE001  the main thread raises it
                 read.result.set_exception(err)
-            else:
-                if isinstance(found, DeadLetter):
-                    found = Failure(found.stage, found.reason, found.message, found.ref.generation)
-                read.result.set_result(found)
+
+    def _read_one(self, read: Read) -> EncodedImage | Failure:
+        found = read_image(read.ref, self._limits.max_file_bytes, self._breaker, read)
+        if isinstance(found, DeadLetter):
+            return Failure(found.stage, found.reason, found.message, found.ref.generation)
+        return found
+
+
+def _ref(image: ToRead | bytes) -> ImageRef:
+    if isinstance(image, bytes):
+        return _NO_REF
+    return ImageRef(image.uri, image.generation, image.size_bytes, signed_uri=image.signed_uri)
 
 
 class _Breaker(CircuitBreaker):
