@@ -33,14 +33,17 @@ from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
 from models.export import check_output_dir
 from models.manifest import write_manifest
+from models.metadata import DetectorMetadata
 from models.progress import bar, shown, step
 from pipeline.config import BUNDLED, DetectConfig, load_config
+from pipeline.detect.batcher import Batcher
 from pipeline.detect.detector import Detector
-from pipeline.detect.load_model import converted_model
-from pipeline.detect.openvino_graph import OpenVinoGraph
-from pipeline.detect.openvino_int8 import FIGURES, INT8, check_nncf, quantised
-from pipeline.detect.prepared_cache import write_entry
-from pipeline.detect.prepared_model import PreparedModel, start
+from pipeline.detect.golden import GoldenImage, read_golden
+from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.openvino_convert import converted, read_description
+from pipeline.detect.openvino_engine import INT8, OpenVinoEngine
+from pipeline.detect.openvino_int8 import FIGURES, check_nncf, quantise
+from pipeline.detect.saved_model import local_copy
 from pipeline.detect.versions import locate
 from pipeline.errors import ConfigError, InputError, UserError
 from pipeline.failures import ImageError
@@ -107,27 +110,32 @@ def _quantize(flags: argparse.Namespace) -> int:
     if flags.ground_truth:
         read_truth(flags.ground_truth)  # a mistake in it shows before minutes of work
     calibration, judging = _split(flags.calibration)
-    with step("1 of 5, converting the model"):
-        prepared = converted_model(model, _AP)
-    assert isinstance(prepared.optimised, OpenVinoGraph)  # noqa: S101  for mypy
-    pixels = _pixels(calibration, prepared)
-    with step("3 of 5, quantising"):
-        small = dataclasses.replace(prepared, optimised=quantised(prepared.optimised, pixels))
-    of_float, _ = _rows(prepared, judging, "4 of 5, float32", flags.min_agreement)
-    of_int8, refusal = _rows(small, judging, "5 of 5, int8", flags.min_agreement)
-    figures = {
-        "quantised": folder,
-        "photos": {"calibration": len(pixels), "judged": len(of_float), "split": "by the hash of their content"},
-        "nncf": importlib.metadata.version("nncf"),
-        **_compared(of_float, of_int8, flags.ground_truth),
-    }
-    problem = _too_far(figures, flags) or refusal
-    print(f"{'refused' if problem else target}: {_text(figures)}")
-    if problem:
-        print(f"error: {problem}; nothing is written", file=sys.stderr)
-        return REFUSED
-    _write(folder, target, small, figures)
+    with local_copy(folder) as local, tempfile.TemporaryDirectory(prefix="quantize-") as scratch:
+        with step("1 of 5, converting the model"):
+            network = converted(local, folder, model)
+        small, golden = os.path.join(scratch, "network"), read_golden(local)
+        pixels = _pixels(calibration, read_description(network))
+        with step("3 of 5, quantising"):
+            quantise(network, pixels, small)
+        of_float, _ = _rows(network, golden, judging, "4 of 5, float32", flags.min_agreement)
+        of_int8, refusal = _rows(small, golden, judging, "5 of 5, int8", flags.min_agreement)
+        figures = _figures(folder, len(pixels), of_float, of_int8, flags.ground_truth)
+        problem = _too_far(figures, flags) or refusal
+        print(f"{'refused' if problem else target}: {_text(figures)}")
+        if problem:
+            print(f"error: {problem}; nothing is written", file=sys.stderr)
+            return REFUSED
+        _write(local, target, small, figures)
     return WRITTEN
+
+
+def _figures(folder: str, calibrated: int, of_float: Rows, of_int8: Rows, ground_truth: str | None) -> dict[str, Any]:
+    return {
+        "quantised": folder,
+        "photos": {"calibration": calibrated, "judged": len(of_float), "split": "by the hash of their content"},
+        "nncf": importlib.metadata.version("nncf"),
+        **_compared(of_float, of_int8, ground_truth),
+    }
 
 
 def _next_version(folder: str, version: str) -> str:
@@ -152,22 +160,26 @@ def _split(patterns: Sequence[str]) -> tuple[list[ImageRef], list[ImageRef]]:
     return photos[:half], photos[half:]
 
 
-def _pixels(photos: Sequence[ImageRef], prepared: PreparedModel) -> list[np.ndarray]:
+def _pixels(photos: Sequence[ImageRef], metadata: DetectorMetadata) -> list[np.ndarray]:
     """Photos as the model gets them, without those that cannot be read."""
     pixels, broken = [], []
     for ref in shown(photos, "2 of 5, decoding", "photos"):
         try:
-            pixels.append(fit(read_file(ref.uri), ModelInput.of(prepared.metadata), _AP.max_megapixels * 1e6)[1])
+            pixels.append(fit(read_file(ref.uri), ModelInput.of(metadata), _AP.max_megapixels * 1e6)[1])
         except ImageError as err:
             broken.append(f"{ref.uri}: {err}")
     _check_readable(len(pixels), broken)
     return pixels
 
 
-def _rows(prepared: PreparedModel, photos: Sequence[ImageRef], what: str, min_agreement: float) -> tuple[Rows, str | None]:
+def _rows(
+    network: str, golden: tuple[GoldenImage, ...], photos: Sequence[ImageRef], what: str, min_agreement: float
+) -> tuple[Rows, str | None]:
     """What a model finds in photos, by their URI; and why a job would refuse it, by its golden images and warm-up requests."""
     detect = dataclasses.replace(_AP, min_agreement=min_agreement)
-    detector = Detector(start(prepared, detect), detect)
+    metadata = read_description(network)
+    batcher = Batcher(OpenVinoEngine(network, detect), metadata.input_hw)
+    detector = Detector(LoadedModel(metadata, "", batcher, golden=golden), detect)
     rows, broken = {}, []
     try:
         refusal = detector.check(detector.model)
@@ -244,13 +256,13 @@ def _text(figures: dict[str, Any]) -> str:
     )
 
 
-def _write(folder: str, target: str, small: PreparedModel, figures: dict[str, Any]) -> None:
+def _write(folder: str, target: str, small: str, figures: dict[str, Any]) -> None:
     """Copies the SavedModel with the int8 network; the copy gets its name when it is whole."""
     parent = os.path.dirname(os.path.abspath(target))
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=parent) as unfinished:
         whole = shutil.copytree(folder, os.path.join(unfinished, "version"))
-        write_entry(os.path.join(whole, INT8), small)
+        shutil.copytree(small, os.path.join(whole, INT8), dirs_exist_ok=True)
         with open(os.path.join(whole, FIGURES), "w", encoding="utf-8") as file:
             file.write(json.dumps(figures, indent=2) + "\n")
         write_manifest(whole)

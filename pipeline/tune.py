@@ -39,7 +39,7 @@ from models.evaluate.detection_rows import RowsError
 from pipeline.config import Config, check_model_is_named, load_config
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.openvino_int8 import INT8
+from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import locate
 from pipeline.errors import InputError, ModelError, OutputError, UserError

@@ -30,7 +30,6 @@ from tests.emulators import (  # noqa: F401  fixtures
     strict_gcs_bucket,
 )
 from tests.forked_jobs import SystemCall, run_forked
-from tests.warm_preparations import preparing
 
 REPO = Path(__file__).resolve().parent.parent
 os.environ["PATH"] = f"{REPO / '.tools'}{os.pathsep}{os.environ.get('PATH', '')}"  # Prism, where `make prism` has put it
@@ -44,7 +43,7 @@ settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 # more than a second of a core, which is marked where it stands
 _SLOW_FOLDERS = {"launch", "deploy", "fuzz", "flink", "spark"}
 _SLOW_FILES = {
-    *("test_golden.py", "test_loaded_models.py", "test_load_in_subprocess.py", "test_other_formats.py", "test_cost.py"),
+    *("test_golden.py", "test_loaded_models.py", "test_other_formats.py", "test_cost.py"),
     *("test_power_cut.py", "test_secrets.py"),
 }
 _SLOW_FIXTURES = {
@@ -54,7 +53,6 @@ _SLOW_FIXTURES = {
     "s3_bucket",
     "strict_gcs_bucket",
     "run_job",
-    "warm_preparations",
 }
 _ON_STORAGE = {"gs", "gcs", "storage"}  # parameters
 
@@ -152,19 +150,6 @@ def run_job(tmp_path_factory):
         return code, said.read_text(), without_progress(errors.read_text())
 
     return run
-
-
-@pytest.fixture(scope="session")
-def _warm(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("warm")
-    with preparing(folder):
-        yield folder
-
-
-@pytest.fixture
-def warm_preparations(_warm, monkeypatch):
-    """Versions of models are prepared in forks of a process that has the libraries."""
-    monkeypatch.syspath_prepend(_warm)
 
 
 def without_stamps(said: str) -> str:

@@ -23,7 +23,6 @@ from tests.fixtures import fixtures_dir
 
 openvino = pytest.importorskip("openvino", reason="the extra openvino is not installed")
 pytest.importorskip("nncf", reason="the extra quantize is not installed")
-pytestmark = pytest.mark.usefixtures("warm_preparations")
 
 SAMPLES = REPO / "models" / "digits" / "samples"
 SCENES = sorted(map(str, SAMPLES.glob("*.jpg")))
@@ -42,8 +41,7 @@ def quantize(model, *args, calibration=SCENES):
 
 
 def graph(version):
-    with np.load(version / "assets.extra" / "openvino_int8.npz") as parts:
-        return openvino.Core().read_model(parts["xml"].tobytes(), openvino.Tensor(parts["weights"]))
+    return openvino.Core().read_model(version / "assets.extra" / "openvino_int8" / "model.xml")
 
 
 def weight_types(model):

@@ -5,10 +5,13 @@ An engine only runs batches. One `Batcher` for all engines makes the batches, re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import numpy as np
+
+from models.metadata import DetectorMetadata
+from pipeline.config import DetectConfig, ModelConfig
 
 
 class OutOfMemory(Exception):  # noqa: N818  named like `StopIteration`
@@ -47,3 +50,27 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees memory and threads. No run may be under way, and none may follow."""
+
+
+class OpenedModel(NamedTuple):
+    """A model as an engine opens it.
+
+    Attributes:
+      engine: Runs it.
+      metadata: What it expects and returns.
+      batch: Images of each run, of a model of a fixed batch; None for any number.
+      mixes: Whether it is known to mix the images of a batch.
+      warmup_requests: Encoded images, or arrays `(n, H, W, 3) uint8`, on which it must not fail before it is used.
+      version: Of a server's model.
+    """
+
+    engine: Engine
+    metadata: DetectorMetadata
+    batch: int | None = None
+    mixes: bool = False
+    warmup_requests: tuple[bytes | np.ndarray, ...] = ()
+    version: str = ""
+
+
+OpenModel = Callable[[str, str, ModelConfig, DetectConfig], OpenedModel]
+"""Opens a model: its files on this machine (empty for a server's), its path for messages, its description, how to run it."""

@@ -1,50 +1,94 @@
-"""Loads a model version for the engine of the settings. For OpenVINO another process converts it, once for each user."""
+"""Loads a model version for the engine of the settings: opens, checks and warms it."""
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect import remote_model, saved_model
-from pipeline.detect.load_in_subprocess import Preparation
-from pipeline.detect.loaded_model import LoadedModel
-from pipeline.detect.openvino_graph import check_installed
-from pipeline.detect.prepared_cache import entry_of, read_prepared
-from pipeline.detect.prepared_model import PreparedModel, start
+from pipeline.detect import tensorflow_setup
+from pipeline.detect.batcher import Batcher
+from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
+from pipeline.detect.engines import opener_of
+from pipeline.detect.golden import GOLDEN, GoldenImage, read_golden
+from pipeline.detect.loaded_model import LoadedModel, Memory
+from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.remote_server import check_engine
-from pipeline.detect.server_protocols import PROTOCOLS
-from pipeline.detect.versions import files_of, lacking, locate
+from pipeline.detect.saved_model import local_copy
+from pipeline.detect.versions import files_of, first_line, is_remote, lacking, locate
 from pipeline.errors import ModelError
 
 
-def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
-    """Loads a detector for its engine, and warms it.
+def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> LoadedModel:
+    """Loads a detector for its engine, and warms every batch size with blank images.
+
+    Args:
+      model: The model.
+      detect: How to run it.
+      beside: Whether another version is in use meanwhile, whose images go first.
 
     Raises:
-      ModelError: The model is missing, damaged or being written, has no matching signature, or fails on a blank image; or the
-        engine is not installed, or does not fit the model's path.
+      ModelError: The model is missing, damaged or being written, is no detector, or fails on a blank image; or the engine is not
+        installed, or does not fit the model's path.
     """
     check_engine(model, detect.engine)
-    if detect.precision == "int8" and detect.engine != "openvino":
-        raise ModelError(f"precision int8: expected --engine openvino, got {detect.engine}")
-    if detect.engine == "openvino":
-        return start(converted_model(model, detect), detect)
-    return remote_model.load(model, detect) if detect.engine in PROTOCOLS else saved_model.load(model, detect)
-
-
-def converted_model(model: ModelConfig, detect: DetectConfig) -> PreparedModel:
-    """A detector for OpenVINO: from the user's cache, else converted by another process and stored there.
-
-    Raises:
-      ModelError: As `load`.
-    """
-    check_installed()
+    open_model = opener_of(detect.engine)
+    before = tensorflow_setup.memory_in_use()
+    if is_remote(model.path):
+        opened = open_model("", model.path, model, detect)
+        return _warm(opened, model.path, opened.version, (), detect, beside=beside)
     folder, version = locate(model.path, model.model_version)
     files = files_of(folder)
     if missing := lacking(files):
         raise ModelError(f"model {folder}: lacks {missing}; copy it whole, then start again")
-    with saved_model.local_copy(folder) as local:
-        entry = entry_of(local, folder, version, model, detect, gpu=False)
-        cached = read_prepared(entry, local, folder, version, model=model, detect=detect)
-        prepared = cached or Preparation(folder, version, model, detect, gpu=False).result()  # which keeps it in the cache
-        if files_of(folder) != files:
-            raise ModelError(f"model {folder}: its files changed while it was loaded; start again once it is copied")
-    return prepared
+    with local_copy(folder) as local:
+        golden = _golden_in(local, folder)
+        opened = open_model(local, folder, model, detect)
+    if files_of(folder) != files:
+        opened.engine.close()
+        raise ModelError(f"model {folder}: its files changed while it was loaded; start again once it is copied")
+    loaded = _warm(opened, folder, version, golden, detect, beside=beside)
+    weights = sum(file.size_bytes for file in files)
+    working = max(0, tensorflow_setup.memory_in_use() - before - weights)
+    return dataclasses.replace(loaded, memory=Memory(weights, working, tensorflow_setup.gpu_bytes(detect)))
+
+
+def _golden_in(local: str, folder: str) -> tuple[GoldenImage, ...]:
+    try:
+        return read_golden(local)
+    except (OSError, ValueError) as err:
+        raise ModelError(f"model {folder}: {GOLDEN} cannot be read: {first_line(err)}; repair or remove it") from err
+
+
+def _warm(
+    opened: OpenedModel, folder: str, version: str, golden: tuple[GoldenImage, ...], detect: DetectConfig, *, beside: bool
+) -> LoadedModel:
+    """An opened model behind a batcher, warm."""
+    batcher = Batcher(opened.engine, opened.metadata.graph_hw, detect.batch_timeout_ms)
+    return_free_memory(circles=True)  # opening took several times the model
+    try:
+        notes = _isolate_if_mixing(batcher, opened, folder)
+        batcher.warm_up(at_once=not beside or tensorflow_setup.uses_gpu())
+    except (ModelFailed, OutOfMemory) as err:
+        batcher.close()
+        raise ModelError(f"model {folder}: fails on a blank image: {err}") from err
+    except BaseException:
+        batcher.close()
+        raise
+    return_free_memory()
+    return LoadedModel(opened.metadata, version, batcher, opened.warmup_requests, golden, notes=notes)
+
+
+def _isolate_if_mixing(batcher: Batcher, opened: OpenedModel, folder: str) -> tuple[str, ...]:
+    """Gives a model that mixes the images of a batch one at a time; returns a note of it."""
+    try:
+        if batcher.batch_sizes == (1,) or not (opened.mixes or batcher.mixes_images()):
+            return ()
+    except OutOfMemory:
+        return ()  # the warm-up finds the batch size that fits
+    size = opened.batch or 1
+    batcher.isolate(size)
+    mixes = "picks rows of a whole batch, which would mix its images" if opened.mixes else "mixes the images of a batch"
+    note = f"model {folder} {mixes}: it gets one image at a time (batch size {size})"
+    print(note, file=sys.stderr)
+    return (note,)

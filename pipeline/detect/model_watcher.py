@@ -1,4 +1,4 @@
-"""Polls a folder of model versions while a job runs: prepares, warms and checks the wanted version, then swaps it in.
+"""Polls a folder of model versions while a job runs: loads, warms and checks the wanted version, then swaps it in.
 
 Each process polls for itself, so between two polls processes may use different versions; rows name the version.
 """
@@ -20,16 +20,13 @@ from pipeline.detect.canary_watcher import CanaryWatcher
 from pipeline.detect.check_model import incompatible, other_name
 from pipeline.detect.detections import check_classes
 from pipeline.detect.detector import Detector
-from pipeline.detect.load_in_subprocess import Preparation
 from pipeline.detect.load_model import load
 from pipeline.detect.loaded_model import LoadedModel, Memory
-from pipeline.detect.prepared_model import PreparedModel, start
-from pipeline.detect.tensorflow_setup import uses_gpu
 from pipeline.detect.versions import Version, wanted
 from pipeline.errors import ModelError
 from pipeline.limits import MEMORY
 
-_END_SECONDS = 10.0
+_END_SECONDS = 60.0
 
 
 class ModelWatcher:
@@ -61,7 +58,6 @@ class ModelWatcher:
         self._in_use = in_use
         self._before = {in_use, *others}  # of the last poll
         self._said = ""
-        self._preparation: Preparation | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch the model", daemon=True)
         self._counts: Counter[str] = Counter()
@@ -80,11 +76,9 @@ class ModelWatcher:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops polling and drops a version that is being prepared."""
+        """Stops polling; waits for a version that is being loaded."""
         atexit.unregister(self.close)
         self._end.set()
-        if self._preparation:
-            self._preparation.stop()
         if self._thread.is_alive():
             self._thread.join(_END_SECONDS)
 
@@ -131,13 +125,11 @@ class ModelWatcher:
         started, old = time.monotonic(), self._detector.model
         self._canary.end()
         try:
-            prepared = self._prepared(version)
-            if not self._is_still_there(version):
-                return False
-            memory = self._memory_of(prepared)
-            waited = "" if self._has_room(memory) else self._exchange(prepared, memory)
+            self._check_name(version)
+            memory = self._memory_of(version)
+            waited = "" if self._has_room(memory) else self._exchange(version, memory)
             if not waited:
-                self._detector.swap(self._started(prepared, memory))
+                self._detector.swap(self._started(version, memory))
         except ModelError as err:
             if not self._end.is_set() and self._is_still_there(version):  # else the version is not to blame
                 self._refuse(version, str(err))
@@ -151,27 +143,27 @@ class ModelWatcher:
     def _loaded(self, version: Version) -> LoadedModel | None:
         """Loads a version to run beside the one in use; None if the watch was closed meanwhile."""
         try:
-            prepared = self._prepared(version)
-            memory = self._memory_of(prepared)
+            self._check_name(version)
+            memory = self._memory_of(version)
             if not self._has_room(memory):
                 current = self._detector.model.version
                 raise ModelError(f"model {version.folder}: memory has no room for it beside version {current}")
-            return self._started(prepared, memory)
+            return self._started(version, memory)
         except ModelError:
             if self._end.is_set():
                 return None
             raise
 
-    def _memory_of(self, prepared: PreparedModel) -> Memory:
+    def _memory_of(self, version: Version) -> Memory:
         """Estimates a version's memory: its own weights, and the working memory that the version in use took."""
-        return self._detector.model.memory._replace(weights_bytes=prepared.optimised.weights_bytes)
+        return self._detector.model.memory._replace(weights_bytes=version.size_bytes)
 
     def _has_room(self, memory: Memory) -> bool:
         set_mb, both = self._model.model_memory_mb, memory.used_bytes + self._detector.model.memory.used_bytes
         limit = set_mb * 1_000_000 if set_mb else memory.limit_bytes
         return (limit is None or both <= limit) and memory.used_bytes <= MEMORY.room_bytes()
 
-    def _exchange(self, prepared: PreparedModel, memory: Memory) -> str:
+    def _exchange(self, version: Version, memory: Memory) -> str:
         """Closes the version in use before it starts the next one; images wait meanwhile.
 
         Returns:
@@ -183,7 +175,7 @@ class ModelWatcher:
         began, old = time.monotonic(), self._detector.model
         self._detector.in_use.unload()
         try:
-            self._detector.swap(self._started(prepared, memory))
+            self._detector.swap(self._started(version, memory))
         except Exception as err:
             self._detector.swap(self._loaded_again(old))
             waited = f"images waited for {time.monotonic() - began:.1f} s, since memory has no room for two"
@@ -198,12 +190,17 @@ class ModelWatcher:
             self._detector.in_use.fail_pending(f"{err}; it was in use, and made way for another version that cannot be used")
             raise
 
-    def _started(self, prepared: PreparedModel, memory: Memory) -> LoadedModel:
-        loaded = dataclasses.replace(start(prepared, self._detect, beside=True), memory=memory)
-        problem = self._detector.check(loaded)
-        if problem:
+    def _started(self, version: Version, memory: Memory) -> LoadedModel:
+        """Loads and checks a version, on this thread."""
+        alone = dataclasses.replace(self._model, path=version.folder, model_version=None)
+        loaded = dataclasses.replace(load(alone, self._detect, beside=True), memory=memory)
+        try:
+            check_classes(self._detect.classes, loaded.metadata)
+            if problem := incompatible(loaded.metadata, self._detector.model.metadata) or self._detector.check(loaded):
+                raise ModelError(f"model {version.folder}: {problem}")
+        except BaseException:
             loaded.engine.close()
-            raise ModelError(f"model {prepared.folder}: {problem}")
+            raise
         return loaded
 
     def _check_name(self, version: Version) -> None:
@@ -211,19 +208,6 @@ class ModelWatcher:
         name, _ = saved_model.name_and_version(dataclasses.replace(self._model, path=version.folder, model_version=None))
         if problem := other_name(name, self._detector.model.metadata.name):
             raise ModelError(f"model {version.folder}: {problem}")
-
-    def _prepared(self, version: Version) -> PreparedModel:
-        self._check_name(version)
-        self._preparation = Preparation(version.folder, version.name, self._model, self._detect, gpu=uses_gpu())
-        try:
-            prepared = self._preparation.result()
-        finally:
-            self._preparation = None
-        problem = incompatible(prepared.metadata, self._detector.model.metadata)
-        if problem:
-            raise ModelError(f"model {version.folder}: {problem}")
-        check_classes(self._detect.classes, prepared.metadata)
-        return prepared
 
     def _is_still_there(self, version: Version) -> bool:
         return version in wanted(self._model.path, self._model.model_version)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import queue
 import threading
 from typing import Any
 
 import numpy as np
 
-from pipeline.config import DetectConfig
-from pipeline.detect.engine import ModelFailed, OutOfMemory
-from pipeline.detect.openvino_graph import OpenVinoGraph, check_installed
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
+from pipeline.detect.openvino_convert import NETWORK, check_installed, converted, read_description
 from pipeline.detect.process_memory import share_heaps, spare_modules
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus
 
 _NO_MEMORY = ("bad_alloc", "allocate", "out of memory")  # in OpenVINO's messages; it has one class of errors
+INT8 = "assets.extra/openvino_int8"  # folder of the int8 network that `detect-objects quantize` writes
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}  # of all but what the graph itself has in int8
 
 
@@ -26,27 +29,22 @@ class OpenVinoEngine:
     a request that fails, so an image would wait without end. Each request has one image, or the batch of a model of a fixed one.
 
     Args:
-      graph: The model.
+      network: Folder of the model in OpenVINO's format (`openvino_convert`).
       detect: Precision, threads, requests in flight, and the confidence below which boxes are dropped at once.
 
     Raises:
       ModelError: OpenVINO is missing, cannot compile the model, or does not have what the settings ask for.
 
-    Attributes:
-      gpu_bytes: None, as on any CPU.
     """
 
-    gpu_bytes: int | None = None
-
-    def __init__(self, graph: OpenVinoGraph, detect: DetectConfig):
+    def __init__(self, network: str, detect: DetectConfig):
         check_installed()
         if detect.device not in ("auto", "cpu") or detect.xla or detect.labels_per_box != "best":
             raise ModelError(
                 "engine openvino: expected device auto or cpu, no xla, and labels_per_box best; use --engine tensorflow"
             )
         share_heaps(max(2, available_cpus()))
-        self._graph, self._settings = graph, _settings(detect)
-        self.batch_sizes: tuple[int, ...] = (graph.batch,)
+        self._network, self._settings = os.path.join(network, NETWORK), _settings(detect)
         self._score_threshold = detect.score_threshold
         self._compiling = threading.Lock()
         self._compile()
@@ -58,10 +56,10 @@ class OpenVinoEngine:
 
         core = openvino.Core()
         try:
-            model = core.read_model(self._graph.xml.tobytes(), openvino.Tensor(self._graph.weights))
-            compiled = core.compile_model(model, "CPU", self._settings)
+            compiled = core.compile_model(core.read_model(self._network), "CPU", self._settings)
         except RuntimeError as err:
             raise ModelError(f"engine openvino: cannot compile the model: {_reason(err)}") from err
+        self.batch_sizes: tuple[int, ...] = (compiled.inputs[0].shape[0],)
         self._roles = [output.get_any_name() for output in compiled.outputs]
         self.concurrent_batches: int = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         free: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -102,6 +100,25 @@ class OpenVinoEngine:
             kept = (arrays["scores"] >= self._score_threshold).any(axis=0)
             return {role: array[:, kept] for role, array in arrays.items()}
         return {role: array.copy() for role, array in arrays.items()}
+
+
+def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
+    """Opens the network of a SavedModel, which it converts if need be; for precision int8 the one in its folder.
+
+    Raises:
+      ModelError: It has no int8 network, OpenVINO is missing or cannot convert it, or lacks what the settings ask for.
+    """
+    try:
+        network = os.path.join(local, INT8) if detect.precision == "int8" else converted(local, folder, model)
+        metadata = read_description(network)
+    except (OSError, ValueError) as err:
+        raise ModelError(
+            f"model {folder}: has no int8 network that can be read ({INT8}); make a version: detect-objects quantize"
+        ) from err
+    if model.name:
+        metadata = dataclasses.replace(metadata, name=model.name)
+    engine = OpenVinoEngine(network, detect)
+    return OpenedModel(engine, metadata, engine.batch_sizes[0])
 
 
 def _settings(detect: DetectConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Converter: an OpenVINO graph becomes an int8 one (NNCF, quantisation after training) whose head stays in float32."""
+"""Converter: a network of OpenVINO becomes an int8 one (NNCF, quantisation after training) whose head stays in float32."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import importlib.util
 import io
 import logging
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from models.progress import shown
-from pipeline.detect.openvino_graph import OpenVinoGraph, saved
+from pipeline.detect.openvino_convert import NETWORK, read_description, write_network
 from pipeline.detect.versions import first_line
 from pipeline.errors import ModelError
 
-INT8, FIGURES = "assets.extra/openvino_int8.npz", "assets.extra/openvino_int8.json"
+FIGURES = "assets.extra/openvino_int8.json"
 _CONVOLUTIONS = ("Convolution", "GroupConvolution")
 
 
@@ -42,12 +41,13 @@ def check_nncf() -> None:
         raise ModelError("quantize: NNCF is missing; install the extra: pip install 'hybrid-detection-pipeline[quantize]'")
 
 
-def quantised(graph: OpenVinoGraph, images: Sequence[np.ndarray]) -> OpenVinoGraph:
+def quantise(network: str, images: Sequence[np.ndarray], target: str) -> None:
     """Quantises all but the head to int8, weights by channel and activations by what they are on some images.
 
     Args:
-      graph: In float32.
+      network: Folder of the network in float32 (`openvino_convert`).
       images: Of the model's input size, `(H, W, 3) uint8`, to calibrate with.
+      target: Folder to write.
 
     Raises:
       ModelError: NNCF is missing or cannot quantise the model.
@@ -58,21 +58,20 @@ def quantised(graph: OpenVinoGraph, images: Sequence[np.ndarray]) -> OpenVinoGra
     import openvino
 
     nncf.set_log_level(logging.ERROR)
-    model = openvino.Core().read_model(graph.xml.tobytes(), openvino.Tensor(graph.weights))
+    model = openvino.Core().read_model(os.path.join(network, NETWORK))
     head = head_of(model)
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # NNCF draws bars of its own
             small = nncf.quantize(
                 model,
-                nncf.Dataset(_Pixels(images, graph.batch)),
+                nncf.Dataset(_Pixels(images, model.inputs[0].shape[0])),
                 preset=nncf.QuantizationPreset.MIXED,  # activations may be negative after leaky ReLU, Mish and SiLU
                 subset_size=len(images),
                 ignored_scope=nncf.IgnoredScope(names=head, validate=False),
             )
     except Exception as err:
         raise ModelError(f"quantize: NNCF cannot quantise the model: {first_line(err)}") from err
-    with tempfile.TemporaryDirectory(prefix="openvino-") as folder:
-        return OpenVinoGraph(*saved(small, folder), graph.batch)
+    write_network(target, small, read_description(network))
 
 
 def head_of(model: Any) -> list[str]:

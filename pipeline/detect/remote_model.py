@@ -14,10 +14,8 @@ import numpy as np
 
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import packed_output, tensorflow_setup
-from pipeline.detect.batcher import Batcher
 from pipeline.detect.describe_model import check_several_labels, describe
-from pipeline.detect.engine import ModelFailed, OutOfMemory
-from pipeline.detect.loaded_model import LoadedModel
+from pipeline.detect.engine import ModelFailed, OpenedModel
 from pipeline.detect.remote_server import RemoteServer
 from pipeline.detect.saved_model import as_eager_function
 from pipeline.detect.versions import first_line
@@ -111,8 +109,8 @@ class RemoteEngine:
         self._server.close()
 
 
-def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
-    """Describes a server's model, and warms it.
+def open_model(_local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
+    """Describes a server's model, and finds the batch sizes that the server takes; see `ENGINES`.
 
     Raises:
       ModelError: The server is away for too long, has no such model, the model is no detector, or fails on a blank image.
@@ -122,47 +120,42 @@ def load(model: ModelConfig, detect: DetectConfig) -> LoadedModel:
     tensorflow_setup.configure_tensorflow(dataclasses.replace(detect, device="cpu"))
     server = RemoteServer(model, detect.engine)
     try:
-        return _loaded(server, model, detect)
+        return _opened(server, folder, model, detect)
+    except ValueError as err:
+        server.close()
+        raise ModelError(f"model {folder}: fails on a blank image: {' '.join(str(err).split())[:300]}") from err
     except BaseException:
         server.close()
         raise
 
 
-def _loaded(server: RemoteServer, model: ModelConfig, detect: DetectConfig) -> LoadedModel:
+def _opened(server: RemoteServer, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
     signature = RemoteSignature(server)
-    try:
-        metadata = describe(signature, None, model, model.path)
-        if metadata.resize == "none":
-            raise ModelError(f"model {model.path}: takes images of any size; set model.input_hw and model.resize")
-        if detect.labels_per_box == "several":
-            check_several_labels(metadata, model.path)
-        signature.keep([metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output])
-        function = as_eager_function(signature, metadata, detect)  # traced, it would block TensorFlow's threads
-        fixed = signature.structured_input_signature[1][metadata.input_name].shape[0]
-        parted = packed_output.parted(metadata) if packed_output.is_parted(metadata) else metadata
-        batcher = _batcher(server, function, fixed, metadata.input_hw, detect)
-    except (ModelFailed, OutOfMemory, ValueError) as err:
-        raise ModelError(f"model {model.path}: fails on a blank image: {' '.join(str(err).split())[:300]}") from err
-    server.loaded()
-    return LoadedModel(parted, server.version, batcher)
-
-
-def _batcher(server: RemoteServer, function: Any, fixed: int | None, input_hw: tuple[int, int], detect: DetectConfig) -> Batcher:
-    """With those batch sizes that the server takes; warm."""
-    sizes = (fixed,) if fixed else _taken(function, input_hw, detect.batch_sizes or _BATCH_SIZES)
+    metadata = describe(signature, None, model, folder)
+    if metadata.resize == "none":
+        raise ModelError(f"model {folder}: takes images of any size; set model.input_hw and model.resize")
+    if detect.labels_per_box == "several":
+        check_several_labels(metadata, folder)
+    signature.keep([metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output])
+    function = as_eager_function(signature, metadata, detect)  # traced, it would block TensorFlow's threads
+    parted = packed_output.parted(metadata) if packed_output.is_parted(metadata) else metadata
+    fixed = signature.structured_input_signature[1][metadata.input_name].shape[0]
+    sizes = _taken(function, metadata.input_hw, (fixed,) if fixed else detect.batch_sizes or _BATCH_SIZES)
     engine = RemoteEngine(server, function, sizes, tensorflow_setup.concurrent_batches_of(detect, gpu=False))
-    batcher = Batcher(engine, input_hw, detect.batch_timeout_ms)
-    batcher.warm_up()
-    return batcher
+    server.loaded()
+    return OpenedModel(engine, parted, fixed, version=server.version)
 
 
 def _taken(function: Any, input_hw: tuple[int, int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Those of some batch sizes that the server takes; raises ValueError if it takes none."""
     import tensorflow as tf
 
-    for largest in range(len(sizes), 1, -1):
+    for number, size in reversed([*enumerate(sizes, 1)]):
         try:
-            function(tf.zeros((sizes[largest - 1], *input_hw, 3), tf.uint8))
+            function(tf.zeros((size, *input_hw, 3), tf.uint8))
         except ValueError:
-            continue
-        return tuple(sizes[:largest])
-    return tuple(sizes[:1])
+            if number == 1:
+                raise
+        else:
+            return tuple(sizes[:number])
+    raise AssertionError

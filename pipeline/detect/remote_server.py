@@ -182,7 +182,7 @@ def _code_and_reason(err: Exception) -> tuple[str, str]:
 
 def check_engine(model: ModelConfig, engine: str) -> None:
     """Raises ModelError unless the engine fits the model's path."""
-    if is_remote(model.path) != (engine in PROTOCOLS):
+    if ":" not in engine and is_remote(model.path) != (engine in PROTOCOLS):
         servers = f"--engine {' or '.join(PROTOCOLS)} for a model server"
         expected = "grpc://host:port/name as --model" if engine in PROTOCOLS else servers
         raise ModelError(f"model {model.path}: expected {expected}")

@@ -1,92 +1,109 @@
-"""An engine over TensorFlow: one graph in a session of its own, which frees threads and memory when it closes."""
+"""An engine over TensorFlow: a SavedModel as one function of uint8 images, whose weights are constants."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.detect.engine import ModelFailed, OutOfMemory
-from pipeline.detect.tensorflow_internals import add_function, forget_functions
-from pipeline.detect.tensorflow_setup import graph_config
+from models.metadata import DetectorMetadata
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect import tensorflow_setup
+from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
+from pipeline.detect.saved_model import FrozenModel, frozen_model
+from pipeline.detect.versions import first_line
+from pipeline.errors import ModelError
 
 if TYPE_CHECKING:
     from tensorflow.errors import OpError
 
-Predict = Callable[[Any], Mapping[str, Any]]
-"""Adds the model to the default graph: `uint8 (n, H, W, 3)` -> outputs by name, each with the batch axis first."""
-
-InputHw = tuple[int | None, int | None]
-"""Height and width of a model's input; None if it takes images of any size, one at a time."""
+_WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
+_CPU_BATCH_SIZES = (1, 2, 4)  # on a CPU larger batches gain nothing, and each image waits for the whole batch
+_GPU_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
 
 class TensorFlowEngine:
-    """A model in a session; an `Engine`.
+    """A function of TensorFlow; an `Engine`.
 
     Args:
-      predict: The model.
-      input_hw: Height and width of its input.
+      frozen: The model.
       batch_sizes: Allowed batch sizes, ascending.
       concurrent_batches: Concurrent batches.
-
-    Attributes:
-      gpu_bytes: GPU memory that TensorFlow may use; None on a CPU.
     """
 
-    def __init__(self, predict: Predict, input_hw: InputHw, batch_sizes: Sequence[int], concurrent_batches: int):
-        import tensorflow as tf
+    def __init__(self, frozen: FrozenModel, batch_sizes: tuple[int, ...], concurrent_batches: int):
+        self.batch_sizes, self.concurrent_batches = batch_sizes, concurrent_batches
+        self._function, self._roles = frozen.function, frozen.roles
 
-        self.batch_sizes, self.concurrent_batches = tuple(batch_sizes), concurrent_batches
-        graph = tf.Graph()
-        with graph.as_default():
-            images = tf.compat.v1.placeholder(tf.uint8, (None, *input_hw, 3))
-            outputs = predict(images)
-            begun = tf.no_op()
-        self._names = list(outputs)
-        self._session = tf.compat.v1.Session(graph=graph, config=graph_config())
-        gpus = [device.memory_limit_bytes for device in self._session.list_devices() if device.device_type == "GPU"]
-        self.gpu_bytes: int | None = gpus[0] if gpus else None
-        self._run = self._session.make_callable([*outputs.values()], [images])
-        self._session.run(begun)  # now the session has its own copy of the graph
-        forget_functions(graph)
+    @property
+    def picks_rows(self) -> bool:
+        """Whether it picks rows of a whole batch, with `tf.boolean_mask` or the like: which ones only shows on some images.
+
+        `filter_boxes` of https://github.com/hunglc007/tensorflow-yolov4-tflite then reshapes them to `(N, -1, …)`.
+        """
+        return any(operation.type == "Where" for operation in self._function.graph.get_operations())
 
     def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
         """Runs a batch; see `Engine`."""
         import tensorflow as tf
 
         try:
-            return dict(zip(self._names, self._run(pixels), strict=True))
+            outputs = self._function(tf.constant(pixels))
+            return {role: tensor.numpy() for role, tensor in zip(self._roles, outputs, strict=True)}
         except tf.errors.ResourceExhaustedError as err:
-            raise OutOfMemory(reason(err)) from err
+            raise OutOfMemory(_reason(err)) from err
         except tf.errors.OpError as err:
-            raise ModelFailed(reason(err)) from err
+            raise ModelFailed(_reason(err)) from err
 
     def close(self) -> None:
-        """Frees memory and threads; no run may be under way."""
-        del self._run
-        self._session.close()
-        del self._session  # with its graph
+        """Frees memory; no run may be under way."""
+        del self._function
 
 
-def call(function: Any, tensors: Sequence[Any], *, optimised: bool) -> list[Any]:
-    """Calls a traced function in the default graph; if not `optimised`, TensorFlow optimises it at its first call."""
+def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
+    """Opens a SavedModel; see `ENGINES`.
+
+    Raises:
+      ModelError: TensorFlow cannot load it, or it is no detector that is recognised.
+    """
+    if detect.precision == "int8":
+        raise ModelError("precision int8: expected --engine openvino, got tensorflow")
+    gpu = tensorflow_setup.configure_tensorflow(detect).config.get_visible_devices("GPU")
+    frozen = frozen_model(local, folder, model, detect)
+    metadata = frozen.metadata
+    try:
+        requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
+    except Exception as err:
+        raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {first_line(err)}; repair or remove it") from err
+    if metadata.resize == "none" and detect.xla:
+        raise ModelError(f"model {folder}: takes images at their own size; leave out --xla, which compiles it for one size")
+    batch = frozen.function.inputs[0].shape[0] or (
+        1 if metadata.resize == "none" else None
+    )  # images of different sizes make no batch
+    batch_sizes = (batch,) if batch else detect.batch_sizes or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
+    engine = TensorFlowEngine(frozen, batch_sizes, tensorflow_setup.concurrent_batches_of(detect, bool(gpu)))
+    return OpenedModel(engine, metadata, batch, engine.picks_rows, requests)
+
+
+def _warmup_requests(path: str, metadata: DetectorMetadata) -> Iterator[Any]:
+    """Encoded images or arrays of a warm-up file: https://www.tensorflow.org/tfx/serving/saved_model_warmup."""
+    if not os.path.isfile(path):
+        return
     import tensorflow as tf
+    from tensorflow_serving.apis import prediction_log_pb2
 
-    add_function(tf.compat.v1.get_default_graph(), function)
-    operation = tf.raw_ops.StatefulPartitionedCall if function.call_options.is_stateful else tf.raw_ops.PartitionedCall
-    results: list[Any] = operation(
-        args=tensors,
-        Tout=[output.dtype for output in function.graph.outputs],
-        f=function.name,
-        config_proto=graph_config(optimised=optimised).SerializeToString(),
-    )
-    for result, output in zip(results, function.graph.outputs, strict=True):
-        result.set_shape(output.shape)
-    return results
+    for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
+        for tensor in prediction_log_pb2.PredictionLog.FromString(record).predict_log.request.inputs.values():
+            value = tf.make_ndarray(tensor)
+            if tensor.dtype == tf.string.as_datatype_enum:
+                yield from (bytes(encoded) for encoded in value.ravel())
+            elif tf.TensorShape(value.shape[1:]).is_compatible_with((*metadata.graph_hw, 3)) and value.dtype.name == "uint8":
+                yield value
 
 
-def reason(err: OpError) -> str:
+def _reason(err: OpError) -> str:
     """The last line of TensorFlow's message that is more than a node's name in brackets."""
     lines = [line.strip() for line in (err.message or "").splitlines()]
     return ([line for line in lines if line and not line.startswith("[[")] or [type(err).__name__])[-1][:300]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from typing import Any
 
@@ -10,7 +11,7 @@ from models.quiet import quiet_stderr, uncollected
 from pipeline.config import DetectConfig
 from pipeline.detect.process_memory import share_heaps, spare_modules
 from pipeline.detect.share_gpus import take_gpu
-from pipeline.detect.tensorflow_internals import import_without_keras, process_config
+from pipeline.detect.tensorflow_internals import import_without_keras
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus, resident_bytes
 
@@ -27,7 +28,8 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     with quiet_stderr(), uncollected():
         tf = import_without_keras()
     spare_modules()
-
+    # of functions that are traced from now on
+    tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": detect.precision == "bfloat16"})
     gpu = _chosen_gpu(detect.device, tf.config.list_physical_devices("GPU"))
     try:
         _use_gpu(gpu, detect.gpu_memory_mb)
@@ -35,19 +37,6 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     except RuntimeError:  # TensorFlow has started already
         pass
     return tf
-
-
-def graph_config(*, optimised: bool = True) -> Any:
-    """A `ConfigProto` for a session or a function call, with the settings of `configure_tensorflow`.
-
-    Args:
-      optimised: Whether the graph is optimised already. Doing so again copies all constants thirty times, and bfloat16 took 25
-        instead of 15 CPU-ms an image.
-    """
-    config = process_config()
-    config.allow_soft_placement = True  # as in the eager context: operations without a GPU kernel run on the CPU
-    config.graph_options.rewrite_options.disable_meta_optimizer = optimised
-    return config
 
 
 def uses_gpu() -> bool:
@@ -63,6 +52,22 @@ def memory_in_use() -> int:
     import tensorflow as tf
 
     return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
+
+
+def gpu_bytes(detect: DetectConfig) -> int | None:
+    """GPU memory that TensorFlow may use; None on a CPU, or where NVIDIA's driver does not tell."""
+    if not uses_gpu():
+        return None
+    if detect.gpu_memory_mb:
+        return detect.gpu_memory_mb * 1_048_576
+    import tensorflow as tf
+
+    number = tf.config.get_visible_devices("GPU")[0].name.rpartition(":")[2]
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", f"--id={number}"]
+    try:
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * 1_048_576  # noqa: S603
+    except (OSError, subprocess.CalledProcessError, ValueError):
+        return None
 
 
 def concurrent_batches_of(detect: DetectConfig, gpu: bool) -> int:

@@ -30,7 +30,6 @@ from pipeline.stream.live import LiveStats
 from tests.bright_model import export_bright_model
 from tests.detect.versioned_models import HW, NEVER, look, opened_detectors, save_version, upload_version, version_of
 
-pytestmark = pytest.mark.usefixtures("warm_preparations")
 CPU = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0, canary_share=0.4)
 ALL = dataclasses.replace(CPU, canary_share=1.0)
 

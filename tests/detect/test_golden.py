@@ -24,7 +24,6 @@ from tests.detect.versioned_models import HW, save_version, upload_version
 from tests.fixtures import REPO
 from tests.tiny_models import bright_box
 
-pytestmark = pytest.mark.usefixtures("warm_preparations")
 CPU = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0)
 PLAIN = DetectConfig()
 SAMPLES = REPO / "models" / "digits" / "samples"

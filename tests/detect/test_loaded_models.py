@@ -13,7 +13,7 @@ MEASURE = """
 import json, sys
 import numpy as np, psutil
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect.saved_model import load
+from pipeline.detect.load_model import load
 process, seen = psutil.Process(), []
 for _ in range(int(sys.argv[2])):
     model = load(ModelConfig(path=sys.argv[1]), DetectConfig(batch_sizes=(1, 2), concurrent_batches=2))

@@ -20,11 +20,10 @@ from pipeline.detect.batcher import Batcher
 from pipeline.detect.check_model import incompatible
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.load_model import converted_model
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.model_watcher import ModelWatcher
-from pipeline.detect.openvino_int8 import INT8
-from pipeline.detect.prepared_cache import write_entry
+from pipeline.detect.openvino_convert import converted
+from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.versions import is_watchable, locate, partial_versions, wanted
 from pipeline.errors import ModelError
 from pipeline.records import DetectedImage, EncodedImage, ImageRef
@@ -33,7 +32,6 @@ from tests.conftest import REPO
 from tests.detect.test_detector import warm_up_file
 from tests.detect.versioned_models import HW, NEVER, look, opened_detectors, save_version, version_of
 
-pytestmark = pytest.mark.usefixtures("warm_preparations")
 CPU = DetectConfig(batch_sizes=(1, 2, 4), concurrent_batches=2, score_threshold=0.0)
 
 
@@ -133,8 +131,8 @@ def test_swaps_under_load_lose_no_image_and_each_row_says_which_version_made_it(
 
 def with_int8(folder, network_of):
     """Gives a version, as its int8 network, the network of another one: its answers then say that it was used."""
-    small = converted_model(ModelConfig(path=str(network_of), name="detector"), dataclasses.replace(CPU, engine="openvino"))
-    write_entry(str(folder / INT8), small)
+    network = converted(str(network_of), str(network_of), ModelConfig(path=str(network_of), name="detector"))
+    shutil.copytree(network, folder / INT8)
 
 
 @pytest.mark.parametrize(
@@ -489,17 +487,15 @@ import gc, json, sys
 import cv2, numpy as np, psutil
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.load_in_subprocess import Preparation
-from pipeline.detect.prepared_model import start
+from pipeline.detect.load_model import load
 from pipeline.records import EncodedImage, ImageRef
 path, settings = sys.argv[1], DetectConfig(
     batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0, engine=sys.argv[3]
 )
 detector, process, seen = load_detector(ModelConfig(path=path), settings), psutil.Process(), []
-prepared = Preparation(f"{path}/8", "8", ModelConfig(path=path), settings, gpu=False).result()
 content = cv2.imencode(".png", np.zeros((90, 120, 3), np.uint8))[1].tobytes()
 for _ in range(int(sys.argv[2])):
-    detector.swap(start(prepared, settings))
+    detector.swap(load(ModelConfig(path=f"{path}/8"), settings))
     detector.detect([EncodedImage(ImageRef(str(n)), content) for n in range(20)])
     seen.append((process.num_threads(), process.memory_info().rss / 1e6))
 print(json.dumps([seen, gc.get_freeze_count(), len(gc.get_objects())]))

@@ -11,7 +11,7 @@ import pytest
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.families import layout_of
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.saved_model import load
+from pipeline.detect.load_model import load
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
 from tests.shard_rows import rows_in

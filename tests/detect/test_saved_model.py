@@ -11,9 +11,9 @@ import pytest
 from models.metadata import METADATA_PATH, DetectorMetadata, write_metadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.prepared_model import _function_of
-from pipeline.detect.saved_model import _take_weights, load, locate, name_and_version, optimised_graph, prepared_model
-from pipeline.detect.versions import fingerprint
+from pipeline.detect.load_model import load
+from pipeline.detect.saved_model import name_and_version
+from pipeline.detect.versions import fingerprint, locate
 from pipeline.errors import ModelError
 from pipeline.records import EncodedImage, ImageRef
 from tests.conftest import write_bright_image
@@ -351,92 +351,6 @@ def test_bfloat16_rounds_a_little_and_float32_does_not(convolutions):
     assert np.allclose(full, exact, atol=1e-5)
     difference = np.abs(np.array(half) - exact).max()
     assert 1e-5 < difference < 2e-2
-
-
-@pytest.mark.parametrize(
-    ("activation", "precision", "fused", "wanted"),
-    [
-        ("leaky_relu", "float32", False, ["Conv2D", "Add", "LeakyRelu"]),
-        ("leaky_relu", "bfloat16", False, ["Conv2D", "Add", "LeakyRelu"]),
-        ("leaky_relu", "float32", True, ["_FusedConv2D: BiasAdd LeakyRelu"]),
-        ("relu", "float32", True, ["_FusedConv2D: FusedBatchNorm Relu"]),
-    ],
-)
-def test_batch_normalisations_are_no_operations_of_their_own(activation, precision, fused, wanted):
-    import tensorflow as tf
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
-
-    kernel, ones = tf.constant(np.random.default_rng(1).normal(0, 0.1, (3, 3, 3, 8)), tf.float32), tf.ones(8)
-
-    @tf.function(input_signature=[images_spec(dtype="float32")], autograph=False)
-    def predict(images):
-        features = tf.nn.conv2d(images, kernel, 1, "SAME")
-        normal = tf.compat.v1.nn.fused_batch_norm(features, ones, ones, ones, ones, is_training=False)[0]
-        return getattr(tf.nn, activation)(normal)
-
-    frozen = convert_variables_to_constants_v2(predict.get_concrete_function(), lower_control_flow=False)
-    assert "FusedBatchNormV3" in {node.op for node in frozen.graph.as_graph_def().node}
-    nodes = optimised_graph(frozen, precision, fused=fused).node
-    assert {node.device for node in nodes} == {""}
-    computing = [node for node in nodes if node.op not in ("Placeholder", "Const", "Identity", "Cast", "NoOp")]
-    said = [": ".join([node.op, " ".join(name.decode() for name in node.attr["fused_ops"].list.s)]) for node in computing]
-    assert sorted(said) == sorted(name if ":" in name else f"{name}: " for name in wanted)
-
-
-@pytest.mark.parametrize("settings", [{}, {"precision": "bfloat16"}, {"xla": True}], ids=str)
-def test_the_model_is_called_as_a_function_of_its_own(settings, bright_model):
-    """TensorFlow fuses a function's operations when it calls it on a device, where that was not done before."""
-    import tensorflow as tf
-
-    prepared = prepared_model(*locate(bright_model), ModelConfig(bright_model), dataclasses.replace(CPU, **settings), gpu=False)
-    predict = _function_of(prepared.optimised, prepared.metadata.input_hw)
-    with tf.Graph().as_default() as graph:
-        predict(tf.compat.v1.placeholder(tf.uint8, (None, *prepared.metadata.input_hw, 3)))
-    (called,) = [operation for operation in graph.get_operations() if "PartitionedCall" in operation.type]
-    told = tf.compat.v1.ConfigProto.FromString(called.get_attr("config_proto"))
-    assert told.graph_options.rewrite_options.disable_meta_optimizer == (not settings)
-
-
-def test_a_graph_whose_weights_were_taken_computes_the_same_with_them():
-    """Whatever waits for one; what is small, is no weight, or is an output stays where it is."""
-    import tensorflow as tf
-
-    with tf.Graph().as_default() as graph:
-        weight = tf.constant(np.random.default_rng(0).random((100, 100), np.float32), name="weight")
-        tf.constant(np.ones((100, 100), np.float32), name="output")
-        tf.constant(np.arange(10_000), name="indices")
-        with tf.control_dependencies([weight]):
-            small = tf.constant(2.0, name="small")
-        tf.matmul(weight, weight * small, name="product")
-        expected = tf.compat.v1.Session(graph=graph).run("product:0")
-    left = graph.as_graph_def()
-    weights = _take_weights(left, keep=["output:0"])
-    assert [(name, value.shape) for name, value in weights.items()] == [("weight:0", (100, 100))]
-    assert {node.name for node in left.node if node.op == "Const"} == {"output", "indices", "small"}
-    with tf.Graph().as_default() as again:
-        given = {name: tf.constant(value) for name, value in weights.items()}
-        (product,) = tf.import_graph_def(left, given, ["product:0"])
-        np.testing.assert_array_equal(tf.compat.v1.Session(graph=again).run(product), expected)
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_session_that_has_begun_keeps_no_second_copy_of_the_weights(precision, bright_model):
-    """Not in its graph, and not in functions of the eager context; nor does it need them for a batch_size that comes later."""
-    import tensorflow as tf
-    from tensorflow.python.eager import context
-
-    def of_models():
-        return {name for name in context.context().list_function_names() if name.startswith("model_")}
-
-    before = of_models()
-    loaded = load(ModelConfig(bright_model), dataclasses.replace(CPU, precision=precision))
-    try:
-        graph = loaded.engine.engine._session.graph
-        assert isinstance(graph, tf.Graph) and not graph.as_graph_def().library.function
-        assert of_models() <= before
-        assert len(loaded.engine([np.zeros((*loaded.metadata.input_hw, 3), np.uint8)] * 3)) == 3
-    finally:
-        loaded.engine.close()
 
 
 @pytest.mark.parametrize(

@@ -29,15 +29,6 @@ START = """
 from pipeline.detect.load_model import load
 load(model, detect).engine.close()
 """
-SWAP = """
-import pickle, threading
-from pipeline.detect import load_in_subprocess
-from pipeline.detect.versions import locate
-asking, asked = os.pipe()
-os.write(asked, pickle.dumps((*locate(model.path), model, detect, True)))
-with open(asking, "rb") as pipe, open(os.devnull, "wb") as answers:
-    load_in_subprocess._serve(pipe, answers)
-"""
 TELL = """
 told["threads"] = [tf.config.threading.get_intra_op_parallelism_threads(), tf.config.threading.get_inter_op_parallelism_threads()]
 told["taken"] = sorted(path.name for path in Path(tempfile.gettempdir()).glob("detection-gpus-*/*"))
@@ -79,14 +70,3 @@ def test_a_model_that_nobody_prepared_runs_as_asked(told, bright_model, model, s
     """The bundled one is exported first, too."""
     expected = {**of_gpus, "threads": [7, 5]}
     assert told(START, bright_model if model == "bright" else model, **settings, **THREADS) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("device", ["auto", "gpu:1"])
-def test_the_process_that_prepares_a_version_takes_no_gpu_and_one_thread(told, bright_model, device):
-    """The job beside it has the GPU."""
-    assert told(SWAP, bright_model, device=device, gpu_memory_mb=1000, **THREADS) == {
-        "visible": [],
-        "taken": [],
-        "threads": [1, 1],
-    }

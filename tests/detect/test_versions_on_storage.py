@@ -5,7 +5,6 @@ import pytest
 from pipeline.config import DetectConfig
 from tests.detect.versioned_models import look, opened_detectors, save_version, upload_version
 
-pytestmark = pytest.mark.usefixtures("warm_preparations")
 CPU = DetectConfig(batch_sizes=(1, 2), concurrent_batches=2, score_threshold=0.0)
 
 

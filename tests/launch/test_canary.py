@@ -11,7 +11,6 @@ from tests.conftest import write_bright_image
 from tests.detect.versioned_models import save_version
 from tests.streaming_job import StreamingJob
 
-pytestmark = pytest.mark.usefixtures("warm_preparations")
 IMAGES = 10
 
 
