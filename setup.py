@@ -15,7 +15,7 @@ setup(
     packages=[*find_packages(include=["pipeline", "pipeline.*", "models", "models.*"]), "pipeline.configs"],
     package_dir={"pipeline.configs": "configs"},  # beside the code in a checkout, inside it where it is installed
     package_data={
-        "models": ["digits/*.md", "digits/samples/*", "digits/1/*", "digits/1/*/*", "onnx/requirements.txt"],
+        "models": ["digits/*.md", "digits/samples/*", "digits/1/*", "digits/1/*/*"],
         "pipeline.configs": ["*.yaml"],
         "pipeline.report": ["*.css", "*.html", "*.js"],
     },
@@ -46,6 +46,7 @@ setup(
     ],
     extras_require={
         "openvino": ["openvino>=2026.4.1,<2027"],  # another engine for CPUs (--engine openvino)
+        "onnxruntime": ["onnxruntime>=1.23,<2"],  # ONNX files (--engine onnxruntime); on a GPU onnxruntime-gpu instead
         "quantize": ["nncf>=3.4,<3.5", "openvino>=2026.4.1,<2027"],  # an int8 version of a model (detect-objects quantize)
         "triton": ["tritonclient[grpc]>=2.73,<3"],  # model servers (--engine triton)
         "fiftyone": [
@@ -73,6 +74,7 @@ setup(
             "mkdocs>=1.6,<2",
             "mypy>=1.15",
             "nncf>=3.4,<3.5",
+            "onnxruntime>=1.23,<2",
             "openvino>=2026.4.1,<2027",
             "pillow-heif>=1.1,<2",
             "playwright>=1.50,<2",

@@ -71,8 +71,8 @@ def write_golden(
       OSError: A file cannot be read or written.
     """
     target = Path(out, _GOLDEN)
-    if "://" in out or not Path(out, "saved_model.pb").is_file():
-        raise GoldenError(f"{out}: expected the folder of a SavedModel on this machine as --out, such as /models/yolov4/8")
+    if "://" in out or not any(Path(out, name).is_file() for name in ("saved_model.pb", "model.onnx")):
+        raise GoldenError(f"{out}: expected the folder of a model on this machine as --out, such as /models/yolov4/8")
     if target.exists():
         raise GoldenError(f"{target} is there already; remove it first")
     thresholds = {"score_threshold": score_threshold, "iou_threshold": iou_threshold}

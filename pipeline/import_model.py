@@ -11,24 +11,23 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
+import models
 from models import import_darknet
 from models.darknet.cfg import DarknetError
 from models.export import check_output_dir, existing_ancestor
 from models.golden import GoldenError, NoObjectError, write_golden
 from models.import_darknet import read_names
 from models.import_keras import KerasError, import_keras
-from models.import_onnx import SCENE, import_onnx, in_environment
 from models.manifest import write_manifest
 from models.metadata import read_metadata, write_metadata
-from models.onnx.environment import OnnxError
 from models.progress import step
 from models.quiet import quiet_stderr
 from pipeline.config import DetectConfig, ModelConfig
-from pipeline.detect import saved_model
 from pipeline.detect.families import family_of
 from pipeline.detect.golden import GOLDEN
+from pipeline.detect.load_model import recognised
 from pipeline.detect.other_formats import what_it_is
-from pipeline.detect.versions import locate
+from pipeline.detect.versions import ONNX_MODEL, locate
 from pipeline.errors import ModelError
 from pipeline.report.formats import counted
 
@@ -39,24 +38,23 @@ that converts them."""
 
 _EPILOG = """\
 examples:
-  detect-objects import yolov8n.onnx --image photo.jpg --output models/yolov8n/1
+  detect-objects import yolov8n.onnx --image photo.jpg --output models/yolov8n/1   (or simply: run --model yolov8n.onnx)
   detect-objects import --cfg yolov4.cfg --weights yolov4.weights --names coco.names --output models/yolov4/1
   detect-objects import yolov8n_saved_model --image photo.jpg --output models/yolov8n/1
 
 The last line says what the model is, and how many objects a job finds in the photo. A model is refused if the pipeline does not
-recognise it, or if it fails on the photo. The first ONNX model makes an environment with the converter, 2.5 GB in the cache
-folder of this program, and takes minutes; a model is refused if its outputs differ from ONNX Runtime's. The output directory is
-<model>/<integer version>. It must not exist yet, and appears whole or not at all.
+recognise it, or if it fails on the photo. An ONNX file is copied as it is. The output directory is <model>/<integer version>.
+It must not exist yet, and appears whole or not at all.
 Exit code: 0 done; 130 stopped; 2 refused, or the files or the arguments cannot be used (one line on stderr names the reason)."""
 
 _DEFAULTS = DetectConfig()
+SCENE = os.path.join(os.path.dirname(models.__file__), "digits", "samples", "scene_000.jpg")
 _FLAGS = {  # of some formats only
     "cfg": ("Darknet",),
     "weights": ("Darknet",),
     "resize": ("Darknet",),
     "name": ("Darknet",),
     "input_size": ("Darknet", "ONNX"),
-    "converter": ("ONNX",),
 }
 
 
@@ -66,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the converter too, and leaves nothing behind
     try:
         print(f"{args.output}: {'; '.join(_import(args))}")
-    except (OnnxError, DarknetError, KerasError, ModelError, GoldenError, OSError) as err:
+    except (DarknetError, KerasError, ModelError, GoldenError, OSError) as err:
         reason = f"{err.filename}: {err.strerror}" if isinstance(err, OSError) and err.filename else str(err)
         print(f"import: {reason}", file=sys.stderr)
         return 2
@@ -129,13 +127,9 @@ def _convert(args: argparse.Namespace, version: str) -> Iterator[str]:
         import_keras(args.file, version)
         yield _recognise(version, args.file, ModelConfig(path=args.file, class_names=names, name=title))
     elif args.format == "ONNX":
-        convert = in_environment(args.converter) if args.converter else None
-        difference = import_onnx(args.file, version, input_hw=args.input_size, names_path=args.names, convert=convert)
-        try:
-            yield _recognise(version, args.file, ModelConfig(path=args.file, name=title))
-        except ModelError as err:  # the conversion took minutes, and a job's config may describe the model
-            yield f"warning: not recognised: {err}"
-        yield difference
+        os.mkdir(version)
+        shutil.copy(args.file, os.path.join(version, ONNX_MODEL))
+        yield _recognise(version, args.file, ModelConfig(path=args.file, class_names=names, name=title, input_hw=args.input_size))
     else:
         known = what_it_is(args.file) if os.path.lexists(args.file) else ""
         raise ModelError(f"{args.file}: {known or 'expected a file that ends with .onnx, .keras or .h5, or a folder'}")
@@ -144,7 +138,7 @@ def _convert(args: argparse.Namespace, version: str) -> Iterator[str]:
 def _recognise(version: str, folder: str, model: ModelConfig) -> str:
     """Writes the metadata that a job would recognise; says in words what the model is."""
     with step("recognising the model"), quiet_stderr():
-        *_, metadata = saved_model.described_signature(version, folder, model, _DEFAULTS)
+        metadata = recognised(version, folder, model)
     write_metadata(version, metadata)
     height, width = metadata.input_hw
     size = "images at their own size" if metadata.resize == "none" else f"input {height}x{width} ({metadata.resize})"
@@ -178,9 +172,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     parser.add_argument("file", nargs="?", metavar="FILE", help="an ONNX or Keras file, or the folder of a SavedModel")
     parser.add_argument("--image", metavar="FILE", help="a photo to try the model on, which becomes a golden image")
-    parser.add_argument(
-        "--converter", metavar="FILE", help="ONNX: Python of an environment with the packages of models/onnx/requirements.txt"
-    )
     return parser
 
 

@@ -41,7 +41,7 @@ from pipeline.detect.detector import Detector
 from pipeline.detect.golden import GoldenImage, read_golden
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.detect.openvino_convert import converted, read_description
-from pipeline.detect.openvino_engine import INT8, OpenVinoEngine
+from pipeline.detect.openvino_engine import INT8, open_network
 from pipeline.detect.openvino_int8 import FIGURES, check_nncf, quantise
 from pipeline.detect.saved_model import local_copy
 from pipeline.detect.versions import locate
@@ -178,7 +178,7 @@ def _rows(
     """What a model finds in photos, by their URI; and why a job would refuse it, by its golden images and warm-up requests."""
     detect = dataclasses.replace(_AP, min_agreement=min_agreement)
     metadata = read_description(network)
-    batcher = Batcher(OpenVinoEngine(network, detect), metadata.input_hw)
+    batcher = Batcher(open_network(network, detect), metadata.input_hw)
     detector = Detector(LoadedModel(metadata, "", batcher, golden=golden), detect)
     rows, broken = {}, []
     try:

@@ -153,7 +153,7 @@ def threads(config: Config) -> list[Settings]:
 
 def batch_sizes(config: Config) -> list[Settings]:
     """Up to so many images in a batch; none for OpenVINO, which takes one at a time."""
-    if config.detect.engine == "openvino":
+    if config.detect.engine == "openvino" or config.model.path.endswith(".onnx"):
         return []
     most = (1, 8, 16, 64) if glob.glob(NVIDIA_DEVICES) else (1, 8, 16)
     ladders = [[2**power for power in range(each.bit_length())] for each in most]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from models.user_cache import cache_folder
 from pipeline.detect import load_detector
 from pipeline.stats.process import PROCESS
 from tests.bright_model import export_bright_model
@@ -112,12 +111,8 @@ def bright_model(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """Tests fill a cache of their own with their models; what takes long to make is the user's."""
+    """Tests fill a cache of their own with their models."""
     folder = tmp_path_factory.mktemp("cache")
-    users, own = Path(cache_folder()), folder / "hybrid-detection-pipeline"
-    own.mkdir()
-    (users / "onnx").mkdir(parents=True, exist_ok=True)
-    (own / "onnx").symlink_to(users / "onnx")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield

@@ -15,7 +15,6 @@ from pipeline.detect.load_model import load
 from pipeline.import_model import main
 from tests.detect.test_mixed_batches import save_yolov4
 from tests.fixtures import fixtures_dir
-from tests.models.test_import_onnx import converter, program
 from tests.tiny_models import bright_box, save_model
 from tests.yolo_exports import export_yolo, keras_yolo
 
@@ -178,22 +177,6 @@ def test_a_darknet_model_is_tried_on_a_photo_which_becomes_a_golden_image(tmp_pa
     said = capfd.readouterr().out.splitlines()[-1]
     assert said.startswith(f"{out}: mobilenetv2-yolov3-nano, Darknet, ") and said.endswith(f" objects in {photo}")
     assert len(read_golden(str(out))) == 1
-
-
-@pytest.mark.slow
-def test_an_onnx_model_that_is_not_recognised_is_kept_with_a_warning(tmp_path, capfd):
-    """Its conversion took minutes, and a job's config may describe it. The converter is a program that copies its result."""
-    made = tmp_path / "made"
-    made.mkdir()
-    (tmp_path / "m.onnx").write_bytes(b"\x08\x08")
-    converter()([str(tmp_path / "m.onnx"), str(tmp_path / "m.onnx")], str(made))
-    program(tmp_path / "bin" / "python", f"cp -r {made}/* .")
-    out = tmp_path / "m" / "1"
-    assert main([str(tmp_path / "m.onnx"), "--converter", str(tmp_path / "bin" / "python"), "--output", str(out)]) == 0
-    said = capfd.readouterr().out.splitlines()[-1]
-    assert said.startswith(f"{out}: warning: not recognised: model {tmp_path}/m.onnx: ") and "; set model." in said
-    assert "; the largest difference from ONNX Runtime is " in said
-    assert (out / "saved_model.pb").is_file() and not read_metadata(str(out))
 
 
 @pytest.mark.slow

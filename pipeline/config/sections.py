@@ -22,6 +22,7 @@ from pipeline.config.setting import (
     MOST,
     Count,
     Duration,
+    Engine,
     ListOf,
     PairOf,
     Path,
@@ -147,10 +148,11 @@ class DetectConfig:
         0.05,
         "fraction of images that also go to the version labelled canary in labels.json, always the same ones; 0: none",
     )
-    engine: Literal["tensorflow", "openvino", "triton", "tf-serving"] = setting(
+    engine: Engine = setting(
         "tensorflow",
-        "what runs the model; openvino is the faster one on CPUs and needs the extra openvino; triton is a model server "
-        "of the KServe v2 protocol and needs the extra triton; tf-serving is TensorFlow Serving",
+        "what runs the model: tensorflow; openvino, the faster one on CPUs; onnxruntime, for ONNX files; triton, a model server "
+        "of the KServe v2 protocol; tf-serving, TensorFlow Serving; or package.module:function. By default an ONNX file runs in "
+        "openvino on a CPU and in onnxruntime on a GPU; all but tensorflow and tf-serving need the extra of their name",
     )
     precision: Literal["float32", "bfloat16", "int8"] = setting(
         "float32",

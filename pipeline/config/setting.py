@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -33,6 +34,18 @@ Duration = Annotated[float, Field(ge=0.0, le=MOST)]
 Positive = Annotated[float, Field(ge=0.001, le=MOST)]
 ListOf = Annotated[tuple[Element, ...], BeforeValidator(_listed)]
 PairOf = Annotated[tuple[Element, Element], BeforeValidator(_listed)]
+
+ENGINES = ("tensorflow", "openvino", "onnxruntime", "triton", "tf-serving")  # as in pipeline.detect.engines
+_OWN_ENGINE = r"[\w.]+:\w+"
+
+
+def _engine(name: str) -> str:
+    if name not in ENGINES and not re.fullmatch(_OWN_ENGINE, name):
+        raise ValueError(f"expected {', '.join(ENGINES)} or package.module:function")
+    return name
+
+
+Engine = Annotated[str, AfterValidator(_engine)]
 
 
 def setting(default: Any, help_text: str, **more: Any) -> Any:

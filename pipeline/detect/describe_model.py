@@ -14,6 +14,7 @@ from pipeline.config import ModelConfig
 from pipeline.detect import families
 from pipeline.detect.families import THRESHOLDS, ExportNotes
 from pipeline.detect.packed_output import expected_shape
+from pipeline.detect.signature import Signature, Tensor
 from pipeline.errors import ModelError
 
 
@@ -56,7 +57,7 @@ def check_several_labels(metadata: DetectorMetadata, folder: str) -> None:
 
 
 def describe(
-    signature: Any, described: DetectorMetadata | None, model: ModelConfig, folder: str, notes: ExportNotes | None = None
+    signature: Signature, described: DetectorMetadata | None, model: ModelConfig, folder: str, notes: ExportNotes | None = None
 ) -> DetectorMetadata:
     """A detector's metadata, checked against its signature.
 
@@ -80,14 +81,14 @@ def describe(
     except ValueError as err:
         raise ModelError(f"model {folder}: model.{err}") from err
     _check_inputs(signature, metadata, folder)
-    _check_outputs(signature.structured_outputs, metadata, folder)
+    _check_outputs(signature.outputs, metadata, folder)
     return metadata if described else families.measure(signature, metadata, given, known, folder)
 
 
 def name_of_model(model: ModelConfig, described: DetectorMetadata | None, folder: str) -> str:
     """The config's name for it, else its own, else that of its folder."""
     parts = [part for part in folder.split("/") if part and not part.isdigit()]
-    return model.name or (described.name if described else parts[-1] if parts else "model")
+    return model.name or (described.name if described else parts[-1].removesuffix(".onnx") if parts else "model")
 
 
 def _class_names(names: tuple[str, ...], folder: str) -> tuple[str, ...]:
@@ -100,32 +101,32 @@ def _class_names(names: tuple[str, ...], folder: str) -> tuple[str, ...]:
         raise ModelError(f"model {folder}: class_names {names[0]}: expected a text file with one name a line: {err}") from err
 
 
-def _check_inputs(signature: Any, metadata: DetectorMetadata, folder: str) -> None:
-    inputs = signature.structured_input_signature[1]
+def _check_inputs(signature: Signature, metadata: DetectorMetadata, folder: str) -> None:
+    inputs = signature.inputs
     if metadata.input_name not in inputs:
         raise ModelError(
             f"model {folder}: expected an input '{metadata.input_name}', the signature takes {sorted(inputs)}; "
             "set model.input_name or model.signature"
         )
     spec, hw = inputs[metadata.input_name], metadata.input_hw
-    if metadata.resize == "none" and spec.shape.rank == 4 and tuple(spec.shape[1:3]) != (None, None):
-        raise ModelError(f"model {folder}: model.resize is none, but it takes images {tuple(spec.shape)} only; set model.resize")
-    fits = spec.shape.rank == 4 and spec.shape[1:].is_compatible_with((*metadata.graph_hw, 3))
-    if not fits or spec.dtype.name != metadata.input_dtype:
-        shape = tuple(spec.shape) if spec.shape.rank is not None else "of any shape"
+    if metadata.resize == "none" and spec.shape and spec.rank == 4 and spec.shape[1:3] != (None, None):
+        raise ModelError(f"model {folder}: model.resize is none, but it takes images {spec.shape} only; set model.resize")
+    fits = spec.rank == 4 and spec.fits((None, *metadata.graph_hw, 3))
+    if not fits or spec.dtype != metadata.input_dtype:
+        shape = "of any shape" if spec.shape is None else spec.shape
         raise ModelError(
             f"model {folder}: expected images {metadata.input_dtype} (N, {hw[0]}, {hw[1]}, 3) as input '{metadata.input_name}', "
-            f"the signature takes {spec.dtype.name} {shape}; set model.input_hw, model.input_dtype or model.signature"
+            f"the signature takes {spec.dtype} {shape}; set model.input_hw, model.input_dtype or model.signature"
         )
     wanted = {metadata.input_name, *(THRESHOLDS if metadata.threshold_inputs else ())}
-    required = {name for name in inputs if not signature.function_type.parameters[name].optional}
+    required = {name for name, spec in inputs.items() if not spec.is_optional}
     if not required <= wanted <= set(inputs):
         raise ModelError(
             f"model {folder}: expected a signature of the inputs {sorted(wanted)}, it takes {sorted(inputs)}; set model.signature"
         )
 
 
-def _check_outputs(outputs: Mapping[str, Any], metadata: DetectorMetadata, folder: str) -> None:
+def _check_outputs(outputs: Mapping[str, Tensor], metadata: DetectorMetadata, folder: str) -> None:
     wanted = [metadata.boxes_output, metadata.scores_output, metadata.classes_output, metadata.count_output]
     missing = [output for output in wanted if output and output not in outputs]
     if missing:
@@ -134,29 +135,29 @@ def _check_outputs(outputs: Mapping[str, Any], metadata: DetectorMetadata, folde
             "set model.boxes_output and its siblings"
         )
     if metadata.packed_layout:
-        _check_joined(outputs[metadata.boxes_output].shape, metadata, folder)
+        _check_joined(outputs[metadata.boxes_output], metadata, folder)
     else:
-        _check_apart(outputs[metadata.boxes_output].shape, outputs[metadata.scores_output].shape, metadata, folder)
+        _check_apart(outputs[metadata.boxes_output], outputs[metadata.scores_output], metadata, folder)
 
 
-def _check_joined(shape: Any, metadata: DetectorMetadata, folder: str) -> None:
+def _check_joined(joined: Tensor, metadata: DetectorMetadata, folder: str) -> None:
     wanted = expected_shape(metadata)
-    if not shape.is_compatible_with(wanted):
-        got = tuple(shape) if shape.rank is not None else "of any shape"
+    if not joined.fits(wanted):
+        got = "of any shape" if joined.shape is None else joined.shape
         raise ModelError(
             f"model {folder}: expected output '{metadata.boxes_output}' of shape {wanted}, by layout {metadata.packed_layout} "
             f"and {len(metadata.class_names) or 'any number of'} classes; got {got}; set model.packed_layout or model.class_names"
         )
 
 
-def _check_apart(boxes: Any, scores: Any, metadata: DetectorMetadata, folder: str) -> None:
-    if not boxes.is_compatible_with((None, None, 4)):
+def _check_apart(boxes: Tensor, scores: Tensor, metadata: DetectorMetadata, folder: str) -> None:
+    if not boxes.fits((None, None, 4)):
         raise ModelError(
-            f"model {folder}: expected boxes (N, M, 4) as output '{metadata.boxes_output}', it is {tuple(boxes)}; "
+            f"model {folder}: expected boxes (N, M, 4) as output '{metadata.boxes_output}', it is {boxes.shape}; "
             "set model.boxes_output"
         )
     if scores.rank not in (None, 2, 3) or (scores.rank == 3 and metadata.classes_output):
         raise ModelError(
             f"model {folder}: expected scores (N, M) as output '{metadata.scores_output}', or (N, M, classes) without a "
-            f"model.classes_output; it is {tuple(scores)}; set model.scores_output"
+            f"model.classes_output; it is {scores.shape}; set model.scores_output"
         )

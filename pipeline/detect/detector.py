@@ -7,6 +7,7 @@ This process holds names, sizes and outputs; pixels stay in memory that the feed
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -80,7 +81,8 @@ class Detector:
         self._sampler, self._has_samples = Sampler(samples), samples > 0
         self._under_way: set[Future[list[Result]]] = set()
         self._pool = ThreadPoolExecutor(_THREADS, "detect")
-        self._feeder = _feeder_for(model, detect, read or ReadConfig())
+        self._read = read or ReadConfig()
+        self._feeder = _feeder_for(model, detect, self._read)
         self.ready_at = time.time()
 
     @property
@@ -110,7 +112,12 @@ class Detector:
 
     def check(self, model: LoadedModel) -> str | None:
         """Why a version must not be used, in one line; None if it passes its checks."""
-        return check(model, functools.partial(self._detect_with, model), self._settings)
+        if self.in_use.is_lent:
+            return check(model, functools.partial(self._detect_with, model), self._settings)
+        one_process = dataclasses.replace(self._settings, feeder_processes=1)
+        # images that wait for a version hold all memory of the other feeder
+        with contextlib.closing(_feeder_for(model, one_process, self._read)) as feeder:
+            return check(model, functools.partial(self._detect_with, model, feeder=feeder), self._settings)
 
     def swap(self, model: LoadedModel) -> None:
         """Detects in further images with this version. Returns when the old version has finished its images and is closed."""
@@ -201,12 +208,12 @@ class Detector:
                 canary.record_stable(image, result)
         return [self._with_thumbnail(image, result) for image, result in zip(fed.images, found, strict=True)]
 
-    def _detect_with(self, model: LoadedModel, images: Sequence[Image]) -> list[Result]:
+    def _detect_with(self, model: LoadedModel, images: Sequence[Image], feeder: Feeder | None = None) -> list[Result]:
         """Detects with a version that is not in use."""
         found: list[Result] = []
         size = _chunk_size(model)
         for n in range(0, len(images), size):
-            fed = self._feeder.start(images[n : n + size], ModelInput.of(model.metadata)).result()
+            fed = (feeder or self._feeder).start(images[n : n + size], ModelInput.of(model.metadata)).result()
             try:
                 found += self._run(model, fed, time.time())
             finally:

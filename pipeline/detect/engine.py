@@ -62,6 +62,7 @@ class OpenedModel(NamedTuple):
       mixes: Whether it is known to mix the images of a batch.
       warmup_requests: Encoded images, or arrays `(n, H, W, 3) uint8`, on which it must not fail before it is used.
       version: Of a server's model.
+      described: What its file returns, where the engine has split that; `detect-objects import` stores it.
     """
 
     engine: Engine
@@ -70,6 +71,7 @@ class OpenedModel(NamedTuple):
     mixes: bool = False
     warmup_requests: tuple[bytes | np.ndarray, ...] = ()
     version: str = ""
+    described: DetectorMetadata | None = None
 
 
 OpenModel = Callable[[str, str, ModelConfig, DetectConfig], OpenedModel]

@@ -13,6 +13,7 @@ from pipeline.errors import ModelError
 ENGINES = {
     "tensorflow": "pipeline.detect.tensorflow_engine:open_model",
     "openvino": "pipeline.detect.openvino_engine:open_model",
+    "onnxruntime": "pipeline.detect.onnxruntime_engine:open_model",
     "triton": "pipeline.detect.remote_model:open_model",
     "tf-serving": "pipeline.detect.remote_model:open_model",
 }

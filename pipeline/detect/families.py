@@ -43,6 +43,7 @@ import yaml
 
 from models.metadata import BoxUnits, DetectorMetadata, JoinedLayout
 from pipeline.detect.packed_output import grid, grid_sizes
+from pipeline.detect.signature import Arrays, Signature, Tensor
 from pipeline.errors import ModelError
 
 THRESHOLDS = ("score_threshold", "iou_threshold", "max_detections")
@@ -151,25 +152,34 @@ def read_notes(local: str, folder: str) -> ExportNotes:
         return ExportNotes()
     except (OSError, ValueError, yaml.YAMLError) as err:
         raise ModelError(f"model {folder}: {_METADATA_PATH} cannot be read: {' '.join(str(err).split())[:300]}") from err
+    return notes_from(said, folder, _METADATA_PATH)
+
+
+def notes_from(said: Any, folder: str, where: str) -> ExportNotes:
+    """An export's notes: those of `metadata.yaml`, or the properties of an ONNX file.
+
+    Raises:
+      ModelError: They are malformed, or the model's task is not detection.
+    """
     if not isinstance(said, dict):
-        raise ModelError(f"model {folder}: expected keys and values in {_METADATA_PATH}, got {type(said).__name__}")
+        raise ModelError(f"model {folder}: expected keys and values in {where}, got {type(said).__name__}")
     if (task := said.get("task", "detect")) != "detect":
-        raise ModelError(f"model {folder}: expected a model that detects, {_METADATA_PATH} says its task is '{task}'")
+        raise ModelError(f"model {folder}: expected a model that detects, {where} says its task is '{task}'")
     try:
         names, size = said.get("names", ()), said.get("imgsz")
         height, width = (size, size) if isinstance(size, int) else size or (0, 0)
         return ExportNotes(tuple(str(names[number]) for number in range(len(names))), (int(height), int(width)) if size else None)
     except (TypeError, ValueError, KeyError) as err:
         raise ModelError(
-            f"model {folder}: expected class names by number from 0 as names and [height, width] as imgsz in {_METADATA_PATH}"
+            f"model {folder}: expected class names by number from 0 as names and [height, width] as imgsz in {where}"
         ) from err
 
 
-def recognise(signature: Any, given: Mapping[str, Any], notes: ExportNotes, folder: str) -> dict[str, Any]:
+def recognise(signature: Signature, given: Mapping[str, Any], notes: ExportNotes, folder: str) -> dict[str, Any]:
     """The metadata of a model by its signature, as far as its shapes show it.
 
     Args:
-      signature: The SavedModel's signature to call.
+      signature: The model's inputs and outputs.
       given: What the config says of the model, which wins later.
       notes: Of an export of Ultralytics.
       folder: The SavedModel, for messages.
@@ -177,11 +187,11 @@ def recognise(signature: Any, given: Mapping[str, Any], notes: ExportNotes, fold
     Raises:
       ModelError: The model segments, or its outputs fit several families.
     """
-    inputs, outputs = signature.structured_input_signature[1], signature.structured_outputs
-    name, spec = next(((name, spec) for name, spec in inputs.items() if spec.shape.rank == 4), ("images", None))
-    hw = tuple(spec.shape[1:3]) if spec is not None else (None, None)
+    inputs, outputs = signature.inputs, signature.outputs
+    name, spec = next(((name, spec) for name, spec in inputs.items() if spec.rank == 4), ("images", None))
+    hw = spec.shape[1:3] if spec is not None and spec.shape else (None, None)
     any_size = spec is not None and hw == (None, None) and not (notes.input_hw or given.get("input_hw"))
-    dtype = "float32" if spec is not None and spec.dtype.name == "float32" else "uint8"
+    dtype = "float32" if spec is not None and spec.dtype == "float32" else "uint8"
     fields: dict[str, Any] = {
         "input_hw": hw if None not in hw else notes.input_hw or _DEFAULT_HW,
         "resize": "none" if any_size else "stretch",
@@ -198,7 +208,7 @@ def recognise(signature: Any, given: Mapping[str, Any], notes: ExportNotes, fold
     known = {**fields, **given}
     if _API.marks["boxes_output"] in outputs:
         return {**fields, **_API.fields, **_API.marks}
-    if sorted(each.shape.rank or 0 for each in outputs.values()) == [3, 4]:  # a combined output, and prototypes of masks
+    if sorted(each.rank or 0 for each in outputs.values()) == [3, 4]:  # a combined output, and prototypes of masks
         raise ModelError(
             f"model {folder}: expected a model that detects, its outputs are those of one that segments: boxes and masks"
         )
@@ -209,15 +219,16 @@ def recognise(signature: Any, given: Mapping[str, Any], notes: ExportNotes, fold
     return {**fields, **(_match_yolo_nas(outputs, known["input_hw"]) or _match_combined(signature, known, given, folder))}
 
 
-def _match_detr(outputs: Mapping[str, Any], given: Mapping[str, Any], classes: int, folder: str) -> dict[str, Any]:
+def _match_detr(outputs: Mapping[str, Tensor], given: Mapping[str, Any], classes: int, folder: str) -> dict[str, Any]:
     """Fields of DETR and its kin, by the names of their outputs; empty for others."""
     scores = next((name for name in ("logits", "pred_logits") if name in outputs), "")
-    if not scores or "pred_boxes" not in outputs or outputs[scores].shape.rank != 3:
+    shape = outputs[scores].shape if scores else None
+    if "pred_boxes" not in outputs or not shape or len(shape) != 3:
         return {}
-    _, many, logits = outputs[scores].shape
-    activation, normalisation = _PUBLISHED.get((many, logits), ("", None))
+    _, many, logits = shape
+    activation, normalisation = _PUBLISHED.get((many or 0, logits or 0), ("", None))
     if classes:
-        activation = {classes: "sigmoid", classes + 1: "softmax"}.get(logits, "")
+        activation = {classes: "sigmoid", classes + 1: "softmax"}.get(logits or 0, "")
         normalisation = "imagenet" if activation == "softmax" else normalisation
     activation, normalisation = given.get("score_activation", activation), given.get("normalisation", normalisation)
     if not activation or normalisation is None:
@@ -229,9 +240,9 @@ def _match_detr(outputs: Mapping[str, Any], given: Mapping[str, Any], classes: i
     return {**_DETR, **named, "score_activation": activation, "normalisation": normalisation}
 
 
-def _match_yolo_nas(outputs: Mapping[str, Any], input_hw: tuple[int, int]) -> dict[str, Any]:
+def _match_yolo_nas(outputs: Mapping[str, Tensor], input_hw: tuple[int, int]) -> dict[str, Any]:
     """Fields of YOLO-NAS where there are its two outputs, with one box for each cell; empty for others."""
-    shapes = {name: tuple(spec.shape) for name, spec in outputs.items() if spec.shape.rank == 3}
+    shapes = {name: spec.shape for name, spec in outputs.items() if spec.shape and spec.rank == 3}
     boxes = [name for name, shape in shapes.items() if shape[2] == 4]
     scores = [name for name, shape in shapes.items() if shape[2] != 4]
     sizes = {shape[1] for shape in shapes.values()}
@@ -241,16 +252,16 @@ def _match_yolo_nas(outputs: Mapping[str, Any], input_hw: tuple[int, int]) -> di
     return {**_YOLO_NAS.fields, **_YOLO_NAS.marks, "boxes_output": boxes[0], "scores_output": scores[0]}
 
 
-def _match_combined(signature: Any, known: Mapping[str, Any], given: Mapping[str, Any], folder: str) -> dict[str, Any]:
+def _match_combined(signature: Signature, known: Mapping[str, Any], given: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """Fields of a YOLO that has boxes and confidences in one output, the only one, or by the config; empty for others."""
-    outputs = signature.structured_outputs
-    shapes = [spec.shape for spec in outputs.values()]
-    is_wide = len(shapes) == 1 and shapes[0].rank == 3 and all(size is None or size > 4 for size in shapes[0][1:])
+    outputs = signature.outputs
+    shapes = [spec.shape or () for spec in outputs.values()]
+    is_wide = len(shapes) == 1 and len(shapes[0]) == 3 and all(size is None or size > 4 for size in shapes[0][1:])
     name = known.get("boxes_output") or next(iter(outputs), "")
     if not (is_wide or "packed_layout" in given) or name not in outputs:
         return {}  # a later check reports a missing output
-    shape = tuple(outputs[name].shape) if outputs[name].shape.rank is not None else (None, None, None)
-    layout = known.get("packed_layout") or layout_of(shape[1:], known["input_hw"], len(known["class_names"]))
+    shape = outputs[name].shape or (None, None, None)
+    layout = known.get("packed_layout") or layout_of((shape[1], shape[2]), known["input_hw"], len(known["class_names"]))
     if not layout:
         raise ModelError(
             f"model {folder}: the one output '{name}' {shape} has all that is said of M boxes and C classes, but its shape alone "
@@ -259,15 +270,9 @@ def _match_combined(signature: Any, known: Mapping[str, Any], given: Mapping[str
     family = next(each for each in FAMILIES if each.marks == {"packed_layout": layout})
     if layout == "M,4+C" and shape[1] not in grid_sizes(known["input_hw"], 1):
         family = _BEST_300
-    elif layout == "M,4+C" and shape[1] is None and _picks_rows(signature):
+    elif layout == "M,4+C" and shape[1] is None and signature.picks_rows:
         family = _PICKED
     return {**family.fields, **family.marks, "boxes_output": name, "scores_output": name}
-
-
-def _picks_rows(signature: Any) -> bool:
-    """Whether a signature's graph picks rows by their values, with `tf.boolean_mask` or the like."""
-    graph = signature.graph.as_graph_def()
-    return any(node.op == "Where" for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes)
 
 
 def layout_of(sizes: tuple[int | None, int | None], input_hw: tuple[int, int], classes: int) -> JoinedLayout:
@@ -306,12 +311,12 @@ def _is_wide_as(width: int | None, without_classes: int, classes: int) -> bool:
 
 
 def measure(
-    signature: Any, metadata: DetectorMetadata, given: Mapping[str, Any], known: Mapping[str, Any], folder: str
+    signature: Signature, metadata: DetectorMetadata, given: Mapping[str, Any], known: Mapping[str, Any], folder: str
 ) -> DetectorMetadata:
     """The metadata with what only the model's outputs for an image of noise show.
 
     Args:
-      signature: The SavedModel's signature to call.
+      signature: The model's inputs and outputs.
       metadata: What is known of it.
       given: The part that the config says.
       known: The part that its shapes show.
@@ -347,15 +352,14 @@ def measure(
     return dataclasses.replace(metadata, box_units=units)
 
 
-def _probe_with_noise(signature: Any, metadata: DetectorMetadata) -> dict[str, np.ndarray]:
-    import tensorflow as tf
+def _probe_with_noise(signature: Signature, metadata: DetectorMetadata) -> Arrays:
+    spec = signature.inputs[metadata.input_name]
+    batch = (spec.shape or (None,))[0] or 1
+    noise = np.random.default_rng(0).uniform(*metadata.value_range, (batch, *metadata.input_hw, 3))
+    return signature.run({metadata.input_name: noise.astype(spec.dtype)})
 
-    spec = signature.structured_input_signature[1][metadata.input_name]
-    noise = np.random.default_rng(0).uniform(*metadata.value_range, (spec.shape[0] or 1, *metadata.input_hw, 3))
-    return {name: value.numpy() for name, value in signature(**{metadata.input_name: tf.cast(noise, spec.dtype)}).items()}
 
-
-def _check_yolo_nas(signature: Any, metadata: DetectorMetadata, folder: str) -> None:
+def _check_yolo_nas(signature: Signature, metadata: DetectorMetadata, folder: str) -> None:
     """Checks that the boxes are corners in pixels."""
     boxes = _probe_with_noise(signature, metadata)[metadata.boxes_output].reshape(-1, 4)
     in_order = ((boxes[:, 2:] >= boxes[:, :2]).all(axis=1)).mean()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
+import importlib.util
 import sys
 
+from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.batcher import Batcher
@@ -12,11 +15,13 @@ from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
 from pipeline.detect.engines import opener_of
 from pipeline.detect.golden import GOLDEN, GoldenImage, read_golden
 from pipeline.detect.loaded_model import LoadedModel, Memory
+from pipeline.detect.onnx_file import onnx_file
 from pipeline.detect.process_memory import return_free_memory
 from pipeline.detect.remote_server import check_engine
-from pipeline.detect.saved_model import local_copy
-from pipeline.detect.versions import files_of, first_line, is_remote, lacking, locate
+from pipeline.detect.saved_model import described_signature, local_copy
+from pipeline.detect.versions import files_of, first_line, is_onnx, is_remote, lacking, locate
 from pipeline.errors import ModelError
+from pipeline.limits import NVIDIA_DEVICES
 
 
 def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> LoadedModel:
@@ -32,15 +37,19 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
         installed, or does not fit the model's path.
     """
     check_engine(model, detect.engine)
-    open_model = opener_of(detect.engine)
     before = tensorflow_setup.memory_in_use()
     if is_remote(model.path):
-        opened = open_model("", model.path, model, detect)
+        opened = opener_of(detect.engine)("", model.path, model, detect)
         return _warm(opened, model.path, opened.version, (), detect, beside=beside)
     folder, version = locate(model.path, model.model_version)
     files = files_of(folder)
     if missing := lacking(files):
         raise ModelError(f"model {folder}: lacks {missing}; copy it whole, then start again")
+    notes: tuple[str, ...] = ()
+    if is_onnx(files) and detect.engine == "tensorflow":
+        detect = dataclasses.replace(detect, engine=_engine_for_onnx(detect))
+        notes = (f"model {folder} is an ONNX file: it runs in {detect.engine}",)
+    open_model = opener_of(detect.engine)
     with local_copy(folder) as local:
         golden = _golden_in(local, folder)
         opened = open_model(local, folder, model, detect)
@@ -50,7 +59,30 @@ def load(model: ModelConfig, detect: DetectConfig, *, beside: bool = False) -> L
     loaded = _warm(opened, folder, version, golden, detect, beside=beside)
     weights = sum(file.size_bytes for file in files)
     working = max(0, tensorflow_setup.memory_in_use() - before - weights)
-    return dataclasses.replace(loaded, memory=Memory(weights, working, tensorflow_setup.gpu_bytes(detect)))
+    memory = Memory(weights, working, tensorflow_setup.gpu_bytes(detect))
+    return dataclasses.replace(loaded, memory=memory, notes=(*notes, *loaded.notes))
+
+
+def _engine_for_onnx(detect: DetectConfig) -> str:
+    """OpenVINO on a CPU, ONNX Runtime on a GPU, or the one that is installed."""
+    wanted = ["openvino", "onnxruntime"]
+    if detect.device.startswith("gpu") or (detect.device == "auto" and glob.glob(NVIDIA_DEVICES)):
+        wanted.reverse()
+    return next((engine for engine in wanted if importlib.util.find_spec(engine)), wanted[0])
+
+
+def recognised(local: str, folder: str, model: ModelConfig) -> DetectorMetadata:
+    """The metadata that a job would recognise in a model's files on this machine.
+
+    Raises:
+      ModelError: It is no detector that is recognised.
+    """
+    if not onnx_file(local):
+        return described_signature(local, folder, model, DetectConfig())[2]
+    engine = _engine_for_onnx(DetectConfig())
+    opened = opener_of(engine)(local, folder, model, DetectConfig(engine=engine))
+    opened.engine.close()
+    return opened.described or opened.metadata
 
 
 def _golden_in(local: str, folder: str) -> tuple[GoldenImage, ...]:

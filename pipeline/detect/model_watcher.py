@@ -195,8 +195,13 @@ class ModelWatcher:
         alone = dataclasses.replace(self._model, path=version.folder, model_version=None)
         loaded = dataclasses.replace(load(alone, self._detect, beside=True), memory=memory)
         try:
+            if self._end.is_set():
+                raise ModelError(f"model {version.folder}: the job ended while it was loaded")
             check_classes(self._detect.classes, loaded.metadata)
-            if problem := incompatible(loaded.metadata, self._detector.model.metadata) or self._detector.check(loaded):
+            if misfit := incompatible(loaded.metadata, self._detector.model.metadata):
+                raise ModelError(f"model {version.folder}: {misfit}")
+            problem = self._detector.check(loaded)
+            if problem:
                 raise ModelError(f"model {version.folder}: {problem}")
         except BaseException:
             loaded.engine.close()

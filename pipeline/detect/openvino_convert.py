@@ -128,7 +128,9 @@ def convert(local: str, folder: str, model: ModelConfig, network: str) -> None:
     frozen = frozen_model(local, folder, model, DetectConfig(device="cpu", engine="openvino"))
     function, roles, metadata = frozen.function, frozen.roles, frozen.metadata
     if metadata.resize == "none":
-        raise ModelError(f"model {folder}: takes images at their own size; leave out --engine, which compiles it for one size")
+        raise ModelError(
+            f"model {folder}: takes images at their own size; leave out --xla and --engine, which compile it for one size"
+        )
     if candidates := _before_suppression(function):
         # whether boxes that `suppress` would drop still overlap without it
         nms = frozen.described.nms if is_parted(frozen.described) else "pipeline"

@@ -6,19 +6,25 @@ import dataclasses
 import os
 import queue
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
+from pipeline.detect.numpy_model import IMAGENET_DEVIATION, IMAGENET_MEAN, by_role, role_metadata
+from pipeline.detect.onnx_file import describe_onnx, onnx_file
 from pipeline.detect.openvino_convert import NETWORK, check_installed, converted, read_description
 from pipeline.detect.process_memory import share_heaps, spare_modules
+from pipeline.detect.signature import Arrays, Signature, Tensor, channels_last
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus
 
 _NO_MEMORY = ("bad_alloc", "allocate", "out of memory")  # in OpenVINO's messages; it has one class of errors
 INT8 = "assets.extra/openvino_int8"  # folder of the int8 network that `detect-objects quantize` writes
+_ROLES = {"boxes_output": "boxes", "scores_output": "scores", "classes_output": "classes", "count_output": "count"}
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}  # of all but what the graph itself has in int8
 
 
@@ -29,7 +35,8 @@ class OpenVinoEngine:
     a request that fails, so an image would wait without end. Each request has one image, or the batch of a model of a fixed one.
 
     Args:
-      network: Folder of the model in OpenVINO's format (`openvino_convert`).
+      read: Reads the model, whose input are uint8 images of a fixed batch.
+      metadata: What its outputs mean, by their names.
       detect: Precision, threads, requests in flight, and the confidence below which boxes are dropped at once.
 
     Raises:
@@ -37,14 +44,14 @@ class OpenVinoEngine:
 
     """
 
-    def __init__(self, network: str, detect: DetectConfig):
+    def __init__(self, read: Callable[[], Any], metadata: DetectorMetadata, detect: DetectConfig):
         check_installed()
         if detect.device not in ("auto", "cpu") or detect.xla or detect.labels_per_box != "best":
             raise ModelError(
                 "engine openvino: expected device auto or cpu, no xla, and labels_per_box best; use --engine tensorflow"
             )
         share_heaps(max(2, available_cpus()))
-        self._network, self._settings = os.path.join(network, NETWORK), _settings(detect)
+        self._read, self._metadata, self._settings = read, metadata, _settings(detect)
         self._score_threshold = detect.score_threshold
         self._compiling = threading.Lock()
         self._compile()
@@ -56,11 +63,11 @@ class OpenVinoEngine:
 
         core = openvino.Core()
         try:
-            compiled = core.compile_model(core.read_model(self._network), "CPU", self._settings)
+            compiled = core.compile_model(self._read(), "CPU", self._settings)
         except RuntimeError as err:
             raise ModelError(f"engine openvino: cannot compile the model: {_reason(err)}") from err
         self.batch_sizes: tuple[int, ...] = (compiled.inputs[0].shape[0],)
-        self._roles = [output.get_any_name() for output in compiled.outputs]
+        self._names = [output.get_any_name() for output in compiled.outputs]
         self.concurrent_batches: int = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for _ in range(self.concurrent_batches):
@@ -74,8 +81,9 @@ class OpenVinoEngine:
         try:
             request.start_async({0: pixels}, share_inputs=True)
             request.wait()
-            arrays = {role: request.get_output_tensor(n).data for n, role in enumerate(self._roles)}
-            return self._kept(arrays)
+            found = {name: request.get_output_tensor(n).data for n, name in enumerate(self._names)}
+            outputs = by_role(found, self._metadata, self._score_threshold)
+            return {role: array.copy() for role, array in outputs.items()}  # the next run overwrites the request's
         except (RuntimeError, MemoryError) as err:
             if isinstance(err, MemoryError) or any(words in str(err) for words in _NO_MEMORY):
                 self._compile_again(free)
@@ -94,20 +102,16 @@ class OpenVinoEngine:
             if self._free is failed:
                 self._compile()
 
-    def _kept(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Copies the outputs out of the request, without candidates that the threshold drops anyway."""
-        if arrays["scores"].ndim == 2 and "count" not in arrays:
-            kept = (arrays["scores"] >= self._score_threshold).any(axis=0)
-            return {role: array[:, kept] for role, array in arrays.items()}
-        return {role: array.copy() for role, array in arrays.items()}
-
 
 def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
-    """Opens the network of a SavedModel, which it converts if need be; for precision int8 the one in its folder.
+    """Opens an ONNX file, or the network of a SavedModel, which it converts if need be; for int8 the one in its folder.
 
     Raises:
       ModelError: It has no int8 network, OpenVINO is missing or cannot convert it, or lacks what the settings ask for.
     """
+    check_installed()
+    if (file := onnx_file(local)) and detect.precision != "int8":
+        return _open_onnx(file, local, folder, model, detect)
     try:
         network = os.path.join(local, INT8) if detect.precision == "int8" else converted(local, folder, model)
         metadata = read_description(network)
@@ -117,8 +121,79 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
         ) from err
     if model.name:
         metadata = dataclasses.replace(metadata, name=model.name)
-    engine = OpenVinoEngine(network, detect)
+    engine = open_network(network, detect)
     return OpenedModel(engine, metadata, engine.batch_sizes[0])
+
+
+def open_network(network: str, detect: DetectConfig) -> OpenVinoEngine:
+    """The engine of a network of `openvino_convert`, whose outputs have the names of their roles."""
+    import openvino
+
+    metadata = read_description(network)
+    names: dict[str, Any] = {field: role for field, role in _ROLES.items() if getattr(metadata, field)}
+    by_roles = dataclasses.replace(metadata, **names)
+    return OpenVinoEngine(lambda: openvino.Core().read_model(os.path.join(network, NETWORK)), by_roles, detect)
+
+
+def _open_onnx(file: str, local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
+    """Each request has one image, where the file allows any number; scaling and layout are done in the graph."""
+    import openvino
+
+    core = openvino.Core()
+    try:
+        plain = core.read_model(file)
+    except RuntimeError as err:
+        raise ModelError(f"model {folder}: OpenVINO cannot read it: {_reason(err)}; try --engine onnxruntime") from err
+    inputs, outputs = ({one.get_any_name(): _tensor(one) for one in ones} for ones in (plain.inputs, plain.outputs))
+
+    def run(feed: Arrays) -> Arrays:
+        model = plain.clone()
+        model.reshape({name: list(array.shape) for name, array in feed.items()})
+        found = core.compile_model(model, "CPU")(dict(feed))
+        return {one.get_any_name(): found[one] for one in found}
+
+    signature, channels_first = channels_last(Signature(inputs, outputs, run))
+    metadata = describe_onnx(signature, local, folder, model, detect)
+    if metadata.resize == "none" or metadata.threshold_inputs:
+        raise ModelError(f"model {folder}: takes images at their own size, or thresholds; use --engine onnxruntime")
+    batch = (signature.inputs[metadata.input_name].shape or (1,))[0] or 1
+    is_first = metadata.input_name in channels_first
+
+    def read() -> Any:
+        return _with_preparation(plain.clone(), metadata, batch, is_first=is_first)
+
+    return OpenedModel(OpenVinoEngine(read, metadata, detect), role_metadata(metadata), batch, described=metadata)
+
+
+def _with_preparation(model: Any, metadata: DetectorMetadata, batch: int, *, is_first: bool) -> Any:
+    """An ONNX model that takes `uint8 (batch, H, W, 3)`, as `numpy_model.feed_of` does it."""
+    from openvino import Layout, Type
+    from openvino.preprocess import PrePostProcessor
+
+    height, width = metadata.input_hw
+    model.reshape({metadata.input_name: [batch, 3, height, width] if is_first else [batch, height, width, 3]})
+    preparation = PrePostProcessor(model)
+    images = preparation.input(metadata.input_name)
+    images.tensor().set_element_type(Type.u8).set_layout(Layout("NHWC"))
+    images.model().set_layout(Layout("NCHW" if is_first else "NHWC"))
+    if metadata.channel_order == "bgr":
+        images.preprocess().reverse_channels()
+    if metadata.input_dtype == "float32":
+        images.preprocess().convert_element_type(Type.f32)
+        (low, high), steps = metadata.value_range, images.preprocess()
+        if (low, high) != (0.0, 255.0):
+            steps.scale(255.0 / (high - low))
+            steps.mean(-low)
+        if metadata.normalisation:
+            steps.mean(list(IMAGENET_MEAN))
+            steps.scale(list(IMAGENET_DEVIATION))
+    return preparation.build()
+
+
+def _tensor(one: Any) -> Tensor:
+    shape = one.get_partial_shape()
+    sizes = tuple(None if size.is_dynamic else size.get_length() for size in shape) if shape.rank.is_static else None
+    return Tensor(sizes, one.get_element_type().to_dtype().name)
 
 
 def _settings(detect: DetectConfig) -> dict[str, Any]:

@@ -49,8 +49,8 @@ _FORMATS = (
     ),
     _Format(
         "an ONNX model",
-        (".onnx",),
-        _IMPORT,
+        (),
+        "renaming it to {base}.onnx, which a job takes as --model",
         lambda begin: re.match(rb"\x08[\x01-\x1f][\x12\x1a\x22\x3a]", begin) is not None,
     ),
     _Format("a Keras model", (".keras",), _IMPORT, lambda begin: False),
@@ -122,5 +122,7 @@ def _in_folder(folder: str) -> Iterator[str]:
         if os.path.isfile(f"{folder}/{name}/saved_model.pb"):
             yield f"{folder}/{name} is one; give --model {folder}/{name}"
     for name in names:
+        if name.lower().endswith(".onnx"):
+            yield f"{folder}/{name} is an ONNX model; give --model {folder}/{name}"
         if os.path.isfile(f"{folder}/{name}") and _by_ending(name):
             yield f"{folder}/{name} lies there: {what_it_is(f'{folder}/{name}')}"

@@ -64,7 +64,7 @@ class RemoteServer:
         except ValueError as err:
             raise ModelError(f"model {self._path}: the server answers: {err}") from err
         self.version, self.inputs = described.version, described.inputs
-        self.outputs = {name: tensor for name, tensor in described.outputs.items() if tensor.dtype != object}
+        self.outputs = {name: tensor for name, tensor in described.outputs.items() if tensor.dtype != "object"}
 
     def infer(self, feed: Mapping[str, np.ndarray], wanted: Sequence[str]) -> list[np.ndarray]:
         """Runs the model on a batch.

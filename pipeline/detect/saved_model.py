@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -24,14 +24,13 @@ from pipeline.detect.describe_model import (
     pick_signature,
 )
 from pipeline.detect.families import read_notes
+from pipeline.detect.numpy_model import IMAGENET_DEVIATION, IMAGENET_MEAN, most_boxes
 from pipeline.detect.remote_server import RemoteServer, check_engine
+from pipeline.detect.signature import Arrays, Signature, Tensor
 from pipeline.detect.tensorflow_internals import freeze
-from pipeline.detect.versions import first_line, is_remote, locate, partial_versions
+from pipeline.detect.versions import ONNX_MODEL, first_line, is_remote, locate, partial_versions
 from pipeline.errors import ModelError
 from pipeline.storage.globs import escape_glob
-
-_FILTERED_DETECTIONS = 300
-_IMAGENET_MEAN, _IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def name_and_version(model: ModelConfig, engine: str = "tensorflow") -> tuple[str, str]:
@@ -50,6 +49,8 @@ def name_and_version(model: ModelConfig, engine: str = "tensorflow") -> tuple[st
     folder, version = locate(model.path, model.model_version)
     for newer in () if model.model_version else partial_versions(model.path, than=version):
         print(f"model {model.path}: version {newer.name} is left alone, since it lacks {newer.lacks} (yet)", file=sys.stderr)
+    if folder.endswith(".onnx"):
+        return name_of_model(model, None, folder), version
     with local_copy(folder, METADATA_PATH) as local:
         return name_of_model(model, _described(local, folder), folder), version
 
@@ -83,10 +84,35 @@ def described_signature(local: str, folder: str, model: ModelConfig, detect: Det
         described = for_several_labels(described)
     signature = pick_signature(loaded.signatures, described, model, folder)
     notes = None if described else read_notes(local, folder)
-    metadata = describe(signature, described, model, folder, notes)
+    metadata = describe(_signature_of(signature), described, model, folder, notes)
     if detect.labels_per_box == "several":
         check_several_labels(metadata, folder)
     return loaded, signature, metadata
+
+
+def _signature_of(function: Any) -> Signature:
+    import tensorflow as tf
+
+    def tensor(spec: Any, *, is_optional: bool = False) -> Tensor:
+        return Tensor(None if spec.shape.rank is None else tuple(spec.shape), spec.dtype.name, is_optional)
+
+    def run(feed: Arrays) -> Arrays:
+        return {
+            name: value.numpy() for name, value in function(**{key: tf.constant(value) for key, value in feed.items()}).items()
+        }
+
+    graph = function.graph.as_graph_def()
+    return Signature(
+        {
+            name: tensor(spec, is_optional=function.function_type.parameters[name].optional)
+            for name, spec in function.structured_input_signature[1].items()
+        },
+        {name: tensor(spec) for name, spec in function.structured_outputs.items()},
+        run,
+        picks_rows=any(
+            node.op == "Where" for nodes in (graph.node, *(f.node_def for f in graph.library.function)) for node in nodes
+        ),
+    )
 
 
 class FrozenModel(NamedTuple):
@@ -122,10 +148,11 @@ def local_copy(folder: str, files: str = "**") -> Iterator[str]:
         return
     from apache_beam.io.filesystems import FileSystems
 
+    is_file = folder.endswith(".onnx")
     copy = tempfile.mkdtemp(prefix="model-")
     try:
-        for entry in FileSystems.match([f"{escape_glob(folder)}/{files}"])[0].metadata_list:
-            target = os.path.join(copy, entry.path[len(folder) :].lstrip("/"))
+        for entry in FileSystems.match([escape_glob(folder) + ("" if is_file else f"/{files}")])[0].metadata_list:
+            target = os.path.join(copy, ONNX_MODEL if is_file else entry.path[len(folder) :].lstrip("/"))
             if entry.path.endswith("/"):
                 continue
             os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -137,22 +164,12 @@ def local_copy(folder: str, files: str = "**") -> Iterator[str]:
 
 
 def as_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfig) -> Any:
-    """The signature as a traced function of uint8 images; see `as_eager_function`."""
-    import tensorflow as tf
-
-    batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
-    spec = tf.TensorSpec((batch, *metadata.graph_hw, 3), tf.uint8)
-    predict = as_eager_function(signature, metadata, detect)
-    return tf.function(predict, input_signature=[spec], autograph=False).get_concrete_function()
-
-
-def as_eager_function(signature: Any, metadata: DetectorMetadata, detect: DetectConfig) -> Callable[[Any], dict[str, Any]]:
     """The signature as a function of uint8 images: scales them to the model's range, and binds the thresholds."""
     import tensorflow as tf
 
     low, high = metadata.value_range
-    # more with a class filter: other classes must not crowd out the wanted ones
-    most = max(detect.max_detections, _FILTERED_DETECTIONS) if detect.classes else detect.max_detections
+    most = most_boxes(detect)
+    batch = signature.structured_input_signature[1][metadata.input_name].shape[0]
     outputs = {
         "boxes": metadata.boxes_output,
         "scores": metadata.scores_output,
@@ -160,12 +177,13 @@ def as_eager_function(signature: Any, metadata: DetectorMetadata, detect: Detect
         "count": metadata.count_output,
     }
 
+    @tf.function(input_signature=[tf.TensorSpec((batch, *metadata.graph_hw, 3), tf.uint8)], autograph=False)
     def predict(images: Any) -> dict[str, Any]:
         images = images[..., ::-1] if metadata.channel_order == "bgr" else images
         if metadata.input_dtype == "float32":
             images = tf.cast(images, tf.float32) * ((high - low) / 255.0) + low
         if metadata.normalisation:
-            images = (tf.cast(images, tf.float32) - _IMAGENET_MEAN) / _IMAGENET_DEVIATION
+            images = (tf.cast(images, tf.float32) - IMAGENET_MEAN) / IMAGENET_DEVIATION
         feed = {metadata.input_name: images}
         if metadata.threshold_inputs:
             feed["score_threshold"] = tf.constant(detect.score_threshold, tf.float32)
@@ -176,4 +194,4 @@ def as_eager_function(signature: Any, metadata: DetectorMetadata, detect: Detect
             return packed_output.part(found, metadata, detect, most)
         return {role: found[name] for role, name in outputs.items() if name}
 
-    return predict
+    return predict.get_concrete_function()

@@ -7,12 +7,13 @@ TensorFlow Serving: https://github.com/tensorflow/serving/tree/master/tensorflow
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from pipeline.detect.signature import Arrays, Tensor
 from pipeline.errors import ModelError
 
 _CHANNEL = [  # tritonclient replaces its own by these
@@ -21,22 +22,6 @@ _CHANNEL = [  # tritonclient replaces its own by these
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),  # gRPC's own grows to two minutes
 ]
-
-Arrays = Mapping[str, np.ndarray]
-
-
-class Tensor(NamedTuple):
-    """An input or output by the server's metadata.
-
-    Attributes:
-      shape: With -1 for any size; None: of any shape.
-      dtype: `object` for strings.
-      has_default: Whether a request may leave it out.
-    """
-
-    shape: tuple[int, ...] | None
-    dtype: np.dtype[Any]
-    has_default: bool = False
 
 
 class Description(NamedTuple):
@@ -93,7 +78,7 @@ class KServe:
         metadata = client.get_model_metadata(self._name, version, client_timeout=self._timeout_s)
         inputs, outputs = (
             {
-                one.name: Tensor(tuple(one.shape), np.dtype(dtype))
+                one.name: Tensor(_sizes(one.shape), np.dtype(dtype).name)
                 for one in tensors
                 if (dtype := triton_to_np_dtype(one.datatype))
             }
@@ -144,8 +129,8 @@ class TensorFlowServing:
         signature = found.signature_def[self._signature]
 
         def tensor(name: str, info: Any) -> Tensor:
-            shape = None if info.tensor_shape.unknown_rank else tuple(dim.size for dim in info.tensor_shape.dim)
-            return Tensor(shape, np.dtype(tf.dtypes.as_dtype(info.dtype).as_numpy_dtype), name in signature.defaults)
+            shape = None if info.tensor_shape.unknown_rank else _sizes(dim.size for dim in info.tensor_shape.dim)
+            return Tensor(shape, np.dtype(tf.dtypes.as_dtype(info.dtype).as_numpy_dtype).name, name in signature.defaults)
 
         inputs, outputs = (
             {name: tensor(name, info) for name, info in tensors.items()} for tensors in (signature.inputs, signature.outputs)
@@ -169,6 +154,11 @@ class TensorFlowServing:
         if version:
             spec.version.value = int(version)
         return spec
+
+
+def _sizes(shape: Iterable[int]) -> tuple[int | None, ...]:
+    """A shape whose -1 stands for any size."""
+    return tuple(None if size < 0 else size for size in shape)
 
 
 PROTOCOLS: dict[str, type[ServerProtocol]] = {"triton": KServe, "tf-serving": TensorFlowServing}

@@ -78,7 +78,9 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     except Exception as err:
         raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {first_line(err)}; repair or remove it") from err
     if metadata.resize == "none" and detect.xla:
-        raise ModelError(f"model {folder}: takes images at their own size; leave out --xla, which compiles it for one size")
+        raise ModelError(
+            f"model {folder}: takes images at their own size; leave out --xla and --engine, which compile it for one size"
+        )
     batch = frozen.function.inputs[0].shape[0] or (
         1 if metadata.resize == "none" else None
     )  # images of different sizes make no batch

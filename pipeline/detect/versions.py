@@ -30,7 +30,8 @@ from pipeline.storage.store import FoundFile
 from pipeline.storage.waiting import waiting_for
 
 LABELS = "labels.json"
-_MODEL = "saved_model.pb"
+_MODEL, ONNX_MODEL = "saved_model.pb", "model.onnx"
+_MODELS = (_MODEL, ONNX_MODEL)
 _GOLDEN_FILE = re.compile(r"/assets\.extra/golden/([^/]+)$")
 _GOLDEN_ROWS = "detections.jsonl"
 _VARIABLES = re.compile(r"/variables/variables\.data-\d{5}-of-(\d{5})$")
@@ -90,7 +91,7 @@ def wanted(path: str, named: str | None = None) -> list[Version]:
     path = folder_of(path)
     try:
         with waiting_for(f"model {path}"):
-            there = _itself(path) if exists(f"{path}/{_MODEL}") else _all_in(path)
+            there = _itself(path) if _is_model(path) else _all_in(path)
             found = {number: version for number, version in there.items() if not version.lacks}
             labels = labels_in(path) if named and not named.isdigit() and found else {}
     except ModelError:
@@ -99,7 +100,7 @@ def wanted(path: str, named: str | None = None) -> list[Version]:
         raise ModelError(f"model {path}: cannot be reached: {first_line(err)}") from err
     if not found:
         raise ModelError(
-            f"model {path}: expected a SavedModel ({_MODEL}) or version folders <integer>/{_MODEL} there, "
+            f"model {path}: expected a SavedModel ({_MODEL}) or version folders <integer>/{_MODEL} there, or an .onnx file, "
             f"found none{_partial(there)}; {what_it_is(path) or 'check --model'}"
         )
     return _chosen(path, found, named, labels, _partial(there))
@@ -108,14 +109,15 @@ def wanted(path: str, named: str | None = None) -> list[Version]:
 def partial_versions(path: str, than: str) -> list[Version]:
     """Incomplete versions in a folder that are newer `than` one."""
     path = folder_of(path)
-    if not than or exists(f"{path}/{_MODEL}"):
+    if not than or _is_model(path):
         return []
     return [version for number, version in _all_in(path).items() if number > int(than) and version.lacks]
 
 
 def files_of(folder: str) -> frozenset[FoundFile]:
-    """The files of a SavedModel, without hidden local ones."""
-    return frozenset(files_in(listing_backend_of(f"{escape_glob(folder)}/**" if "://" in folder else folder)))
+    """The files of a model, without hidden local ones."""
+    pattern = escape_glob(folder) + ("" if folder.endswith(".onnx") else "/**")
+    return frozenset(files_in(listing_backend_of(pattern if "://" in folder else folder)))
 
 
 def lacking(files: Iterable[FoundFile]) -> str:
@@ -143,6 +145,16 @@ def _content_of(file: FoundFile) -> bytes:
     return read_file(file.path)
 
 
+def _is_model(path: str) -> bool:
+    return exists(path) if path.endswith(".onnx") else any(exists(f"{path}/{model}") for model in _MODELS)
+
+
+def is_onnx(files: Iterable[FoundFile]) -> bool:
+    """Whether a model's files are those of an ONNX model."""
+    names = {posixpath.basename(file.path) for file in files}
+    return _MODEL not in names and any(name.endswith(".onnx") for name in names)
+
+
 def _partial(versions: Mapping[int, Version]) -> str:
     return "".join(f"; version {version.name} lacks {version.lacks} (yet)" for version in versions.values() if version.lacks)
 
@@ -162,7 +174,7 @@ def is_watchable(model: ModelConfig) -> bool:
         return False
     try:
         with waiting_for(f"model {model.path}"):
-            return not exists(f"{folder_of(model.path)}/{_MODEL}")
+            return not _is_model(folder_of(model.path))
     except Exception as err:
         raise ModelError(f"model {model.path}: cannot be reached: {first_line(err)}") from err
 
@@ -198,7 +210,7 @@ def labels_in(path: str) -> dict[str, int]:
 def folder_of(path: str) -> str:
     """The folder for a model's path."""
     path = digits.FOLDER if path == BUNDLED else path.rstrip("/")
-    return posixpath.dirname(path) or os.getcwd() if posixpath.basename(path) == _MODEL else path
+    return posixpath.dirname(path) or os.getcwd() if posixpath.basename(path) in _MODELS else path
 
 
 def _chosen(path: str, found: Mapping[int, Version], named: str | None, labels: Mapping[str, int], partial: str) -> list[Version]:
@@ -234,7 +246,7 @@ def _fingerprint(folder: str, files: frozenset[FoundFile]) -> str:
     digest = hashlib.blake2b(digest_size=6)
     for file in sorted(files):
         name = file.path[len(folder) + 1 :]
-        if not name.startswith((_MODEL, "variables/", "assets/", "metadata.yaml", METADATA_PATH)):
+        if name and not name.startswith((*_MODELS, "variables/", "assets/", "metadata.yaml", METADATA_PATH)):
             continue
         digest.update(name.encode("utf-8", "surrogatepass"))
         if "://" in file.path:
@@ -249,7 +261,7 @@ def _fingerprint(folder: str, files: frozenset[FoundFile]) -> str:
 def _local_versions(path: str) -> Iterator[Version]:
     """Follows links to versions: renaming a link releases a version atomically."""
     for name in os.listdir(path) if os.path.isdir(path) else ():
-        if _is_number(name) and os.path.isfile(f"{path}/{name}/{_MODEL}"):
+        if _is_number(name) and any(os.path.isfile(f"{path}/{name}/{model}") for model in _MODELS):
             yield Version(str(int(name)), f"{path}/{name}", frozenset(files_in(listing_backend_of(f"{path}/{name}"))))
 
 
@@ -259,7 +271,7 @@ def _remote_versions(path: str) -> Iterator[Version]:
     for file in files_in(listing_backend_of(f"{escape_glob(path)}/**")):
         files[file.path[len(path) + 1 :].partition("/")[0]].append(file)
     for name in filter(_is_number, files):
-        if f"{path}/{name}/{_MODEL}" in {file.path for file in files[name]}:
+        if {f"{path}/{name}/{model}" for model in _MODELS} & {file.path for file in files[name]}:
             yield Version(str(int(name)), f"{path}/{name}", frozenset(files[name]))
 
 

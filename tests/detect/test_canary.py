@@ -309,8 +309,6 @@ def test_a_job_that_ends_while_its_canary_is_loaded_has_refused_none(model, open
     detector = open_detector(model, ALL)
     looking = threading.Thread(target=look, args=(detector,))
     looking.start()
-    while not detector.watched._preparation and looking.is_alive():
-        looking.join(0.01)
     detector.watched.close()
     looking.join()
     assert "refused" not in capfd.readouterr().err

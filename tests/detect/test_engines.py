@@ -8,14 +8,17 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that
 
 from models.metadata import DetectorMetadata
-from pipeline.config import DetectConfig
+from pipeline.config import DetectConfig, ModelConfig, load_config
+from pipeline.config.setting import ENGINES as NAMED
 from pipeline.detect.batcher import Batcher
 from pipeline.detect.detect_objects import DetectObjects, detect_images
 from pipeline.detect.engine import ModelFailed, OutOfMemory
+from pipeline.detect.engines import ENGINES
 from pipeline.detect.load_detector import load_detector
 from pipeline.detect.loaded_model import LoadedModel
-from pipeline.errors import ModelError
+from pipeline.errors import ConfigError, ModelError
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row
+from tests.fixtures import REPO
 
 HW = (48, 64)
 UNLUCKY = 13  # the grey of images on which the toy fails
@@ -142,3 +145,32 @@ def test_the_twin_function_gives_the_results_of_the_transform_in_order_and_start
         assert (result.ref.uri, isinstance(result, DetectedImage)) == (str(number), bool(number % 3))
     assert len(read) == 12
     detector.close()
+
+
+def test_the_settings_and_the_table_have_the_same_engines():
+    assert (*ENGINES,) == NAMED
+
+
+def test_the_engine_of_the_page_runs_by_its_name(tmp_path, monkeypatch):
+    """The text of docs/models.md is the module; the model's files may be anything."""
+    page = (REPO / "docs" / "models.md").read_text(encoding="utf-8")
+    (tmp_path / "my_engine.py").write_text(page.partition("### An engine of your own")[2].split("```")[1].removeprefix("python"))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"anything")
+    detector = load_detector(ModelConfig(str(tmp_path / "m")), DetectConfig(engine="my_engine:open_model"))
+    (found,) = detector.detect([image("a", box=BOX)])
+    detector.close()
+    assert (found.model_name, found.model_version, found.detections.class_names) == ("brightest", "1", ("bright",))
+    np.testing.assert_allclose(found.detections.boxes_xyxy, [BOX], atol=1)
+
+
+@pytest.mark.parametrize("engine", ["nothing:open_model", "my:thing", "pipeline.detect.engines:none"])
+def test_an_engine_that_is_not_there_is_one_line(engine, bright_model):
+    with pytest.raises(ModelError, match=rf"^engine {engine}: expected tensorflow, .* or package.module:function, but: "):
+        load_detector(ModelConfig(bright_model), DetectConfig(engine=engine))
+
+
+def test_a_name_that_is_no_engine_is_refused_before_anything_is_loaded():
+    with pytest.raises(ConfigError, match=r"expected tensorflow, .* or package.module:function, got"):
+        load_config([], {"detect.engine": "tensorrt"})

@@ -14,7 +14,6 @@ from pipeline.detect.other_formats import what_it_is
 from pipeline.detect.saved_model import name_and_version
 from pipeline.detect.versions import locate
 from pipeline.errors import ModelError
-from tests.fixtures import REPO
 from tests.models.darknet_cases import HEAD, STEM, random_values, write_weights
 from tests.yolo_exports import keras_yolo
 
@@ -30,7 +29,6 @@ FIRST_BYTES = {
 }
 COMMANDS = {
     "m.pt": "yolo export model={}/m.pt format=saved_model",
-    "m.onnx": "detect-objects import {}/m.onnx --output m/1",
     "m.h5": "detect-objects import {}/m.h5 --output m/1",
     "m.keras": "detect-objects import {}/m.keras --output m/1",
     "m.tflite": "export a SavedModel from what it was made of",
@@ -75,15 +73,15 @@ def test_a_name_of_ultralytics_is_no_file(name, tmp_path, monkeypatch):
     )
 
 
-def test_the_page_and_the_refusal_have_the_same_command_for_onnx():
-    command = what_it_is("model.onnx").partition("this makes one of it: ")[2].partition("--output ")[0]
-    assert command and command in (REPO / "docs" / "models.md").read_text(encoding="utf-8")
-
-
 def test_a_file_name_that_is_a_command_is_quoted(tmp_path):
     """What somebody copies from the line runs nothing of the file's."""
-    (tmp_path / "$(touch x).onnx").write_bytes(b"")
-    assert f"import '{tmp_path}/$(touch x).onnx' --output '$(touch x)'/1" in refused(tmp_path)
+    (tmp_path / "$(touch x).h5").write_bytes(b"")
+    assert f"import '{tmp_path}/$(touch x).h5' --output '$(touch x)'/1" in refused(tmp_path)
+
+
+def test_an_onnx_file_in_a_folder_is_named(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(b"")
+    assert f"{tmp_path}/m.onnx is an ONNX model; give --model {tmp_path}/m.onnx" in refused(tmp_path)
 
 
 def test_the_path_of_the_file_in_it_means_its_folder(tmp_path, bright_model):

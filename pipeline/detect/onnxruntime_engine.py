@@ -1,0 +1,125 @@
+"""An engine over ONNX Runtime: ONNX files as they are, on a CPU or with CUDA."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+from typing import Any
+
+import numpy as np
+
+from models.metadata import DetectorMetadata
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
+from pipeline.detect.numpy_model import by_role, feed_of, role_metadata
+from pipeline.detect.onnx_file import describe_onnx, onnx_file
+from pipeline.detect.process_memory import share_heaps
+from pipeline.detect.signature import Arrays, Signature, Tensor, channels_last
+from pipeline.detect.tensorflow_setup import concurrent_batches_of
+from pipeline.detect.versions import first_line
+from pipeline.errors import ModelError
+from pipeline.limits import NVIDIA_DEVICES, available_cpus
+
+_NO_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "OUT_OF_MEMORY")  # in its messages
+_TYPES = {"float": "float32", "double": "float64"}  # of ONNX, where NumPy's name is another one
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+_CPU_BATCH_SIZES, _GPU_BATCH_SIZES = (1, 2, 4), (1, 2, 4, 8, 16, 32)
+
+
+class OnnxRuntimeEngine:
+    """A session of ONNX Runtime; an `Engine`.
+
+    Args:
+      signature: Calls it.
+      metadata: What it expects and returns.
+      detect: How to run it.
+      gpu: Whether it runs on a GPU.
+    """
+
+    def __init__(self, signature: Signature, metadata: DetectorMetadata, detect: DetectConfig, *, gpu: bool):
+        self._signature, self._metadata, self._detect = signature, metadata, detect
+        self.batch = (signature.inputs[metadata.input_name].shape or (None,))[0] or (1 if metadata.resize == "none" else None)
+        sizes = detect.batch_sizes or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
+        self.batch_sizes: tuple[int, ...] = (self.batch,) if self.batch else sizes
+        self.concurrent_batches = concurrent_batches_of(detect, gpu)
+
+    def run(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
+        """Runs a batch; see `Engine`."""
+        try:
+            found = self._signature.run(feed_of(pixels, self._metadata, self._detect))
+        except Exception as err:  # its classes have no base of their own
+            if any(words in str(err) for words in _NO_MEMORY):
+                raise OutOfMemory(first_line(err)) from err
+            raise ModelFailed(first_line(err)) from err
+        return by_role(found, self._metadata, self._detect.score_threshold)
+
+    def close(self) -> None:
+        """Frees memory and threads; no run may be under way."""
+        del self._signature
+
+
+def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig) -> OpenedModel:
+    """Opens an ONNX file; see `ENGINES`.
+
+    Raises:
+      ModelError: It is none, ONNX Runtime is missing, cannot load it or lacks what the settings ask for, or no detector is
+        recognised.
+    """
+    file = onnx_file(local)
+    if not file:
+        raise ModelError(f"model {folder}: engine onnxruntime runs ONNX files; leave out --engine")
+    if not importlib.util.find_spec("onnxruntime"):
+        raise ModelError(
+            "engine onnxruntime: its package is missing; install the extra: pip install 'hybrid-detection-pipeline[onnxruntime]' "
+            "(on a GPU: onnxruntime-gpu)"
+        )
+    if detect.precision != "float32" or detect.xla:
+        raise ModelError("engine onnxruntime: expected no --precision and no --xla; an ONNX file has a precision of its own")
+    share_heaps(max(2, available_cpus()))
+    session = _session(file, folder, detect)
+    names = [one.name for one in session.get_outputs()]
+
+    def run(feed: Arrays) -> Arrays:
+        return dict(zip(names, session.run(names, dict(feed)), strict=True))
+
+    inputs, outputs = ({one.name: _tensor(one) for one in ones} for ones in (session.get_inputs(), session.get_outputs()))
+    signature, _ = channels_last(Signature(inputs, outputs, run))
+    metadata = describe_onnx(signature, local, folder, model, detect)
+    gpu = session.get_providers()[0] != _CPU
+    engine = OnnxRuntimeEngine(signature, metadata, detect, gpu=gpu)
+    return OpenedModel(engine, role_metadata(metadata), engine.batch, described=metadata)
+
+
+def _session(file: str, folder: str, detect: DetectConfig) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = detect.intra_op_threads or max(1, available_cpus() // concurrent_batches_of(detect, gpu=False))
+    options.log_severity_level = 4  # each error is raised, too
+    try:
+        return onnxruntime.InferenceSession(file, options, providers=_providers(onnxruntime.get_available_providers(), detect))
+    except ModelError:
+        raise
+    except Exception as err:
+        raise ModelError(f"model {folder}: ONNX Runtime cannot load it: {first_line(err)}") from err
+
+
+def _providers(available: list[str], detect: DetectConfig) -> list[Any]:
+    """CUDA, with the number and the memory of the settings, where there is a GPU; else the CPU."""
+    kind, _, number = detect.device.partition(":")
+    if kind not in ("auto", "cpu", "gpu"):
+        raise ModelError(f"device: expected auto, cpu, gpu or gpu:<number>, got {detect.device!r}")
+    if kind == "gpu" and _CUDA not in available:
+        raise ModelError(
+            f"device {detect.device}: ONNX Runtime has {', '.join(available)}; install onnxruntime-gpu, or --device cpu"
+        )
+    if kind == "cpu" or _CUDA not in available or not glob.glob(NVIDIA_DEVICES):
+        return [_CPU]
+    memory = {"gpu_mem_limit": str(detect.gpu_memory_mb * 1_048_576)} if detect.gpu_memory_mb else {}
+    return [(_CUDA, {"device_id": number or "0", **memory}), _CPU]
+
+
+def _tensor(one: Any) -> Tensor:
+    """An input or output; ONNX Runtime has names, or None, for sizes that are free."""
+    dtype = one.type.removeprefix("tensor(").removesuffix(")")
+    return Tensor(tuple(size if isinstance(size, int) else None for size in one.shape), _TYPES.get(dtype, dtype))

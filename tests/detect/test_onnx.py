@@ -1,0 +1,122 @@
+"""ONNX files run as they are, in each engine that takes them: their boxes are those of the network's formula, in NumPy."""
+
+import os
+
+import cv2
+import numpy as np
+import pytest
+
+from models.geometry import iou_matrix
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from pipeline.errors import ModelError
+from pipeline.import_model import main as import_model
+from pipeline.records import EncodedImage, ImageRef
+from tests.onnx_files import HW, NAMES, head, write_yolo
+
+pytest.importorskip("onnxruntime", reason="the extra onnxruntime is not installed")
+pytest.importorskip("openvino", reason="the extra openvino is not installed")
+
+SETTINGS = {"score_threshold": 0.45, "max_detections": 300, "iou_threshold": 0.6}
+ENGINES = ["openvino", "onnxruntime"]
+
+
+def picture(seed):
+    """As large as the input, so that no resize changes it; each cell of 8 pixels has one colour."""
+    cells = np.random.default_rng(seed).integers(0, 255, (HW[0] // 8, HW[1] // 8, 3), np.uint8)
+    pixels = cells.repeat(8, 0).repeat(8, 1)
+    return EncodedImage(ImageRef(f"{seed}.png"), cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()), pixels
+
+
+PICTURES = [picture(seed) for seed in range(7)]
+
+
+def expected(pixels):
+    """(class, confidence, box xyxy) of what the network finds, by descending confidence."""
+    weights, offsets = head()
+    pooled = [pixels.reshape(HW[0] // s, s, HW[1] // s, s, 3).mean((1, 3)).reshape(-1, 3).T / 255 for s in (8, 16, 32)]
+    rows = (weights @ np.concatenate(pooled, 1) + offsets[0]).T
+    corners = np.concatenate([rows[:, :2] - rows[:, 2:4] / 2, rows[:, :2] + rows[:, 2:4] / 2], 1)
+    found = []
+    for n in np.argsort(-rows[:, 4:].max(1), kind="stable"):
+        class_id, score = int(rows[n, 4:].argmax()), rows[n, 4:].max()
+        better = [box for other, _, box in found if other == class_id]
+        overlaps = iou_matrix(corners[[n]], np.array(better)).max() if better else 0
+        if score >= SETTINGS["score_threshold"] and overlaps <= SETTINGS["iou_threshold"]:
+            found.append((class_id, score, corners[n]))
+    return found
+
+
+def detected(path, **settings):
+    detector = load_detector(ModelConfig(path=str(path)), DetectConfig(**SETTINGS, **settings))
+    try:
+        return detector.detect([image for image, _ in PICTURES]), detector
+    finally:
+        detector.close()
+
+
+def check(results):
+    for (_, pixels), result in zip(PICTURES, results, strict=True):
+        classes, scores, boxes = zip(*expected(pixels), strict=True)
+        assert result.detections.class_ids.tolist() == [*classes]
+        np.testing.assert_allclose(result.detections.confidences, scores, atol=1e-4)
+        np.testing.assert_allclose(result.detections.boxes_xyxy, boxes, atol=1e-2)
+        assert {*result.detections.class_names} <= {*NAMES}
+    assert sum(len(result.detections) for result in results) > 40
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("batch", "sizes"), [("batch", (1, 2, 4)), (1, (1,)), (3, (3,))], ids=["any batch", "one", "three"])
+def test_a_file_gives_the_boxes_of_its_network(tmp_path, engine, batch, sizes):
+    """Batches only where the file allows them; OpenVINO keeps its cores busy with one image a request."""
+    results, detector = detected(write_yolo(tmp_path / "toy.onnx", batch), engine=engine)
+    check(results)
+    assert detector.model.engine.batch_sizes == ((1,) if engine == "openvino" and batch == "batch" else sizes)
+    assert (detector.model.metadata.name, detector.model.metadata.class_names) == ("toy", NAMES)
+    assert len(detector.model.version) == 12
+
+
+def test_a_file_that_answers_for_a_batch_as_for_one_image_gets_one_at_a_time(tmp_path):
+    results, detector = detected(write_yolo(tmp_path / "toy.onnx", mixes=True), engine="onnxruntime")
+    check(results)
+    assert (detector.model.engine.batch_sizes, len(detector.model.notes)) == ((1,), 1)
+
+
+def test_without_an_engine_it_runs_in_the_one_for_this_machine(tmp_path):
+    results, detector = detected(write_yolo(tmp_path / "toy.onnx"), device="cpu")
+    check(results)
+    assert type(detector.model.engine.engine).__name__ == "OpenVinoEngine"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_import_copies_the_file_with_its_description(tmp_path, engine, capfd):
+    file = write_yolo(tmp_path / "toy.onnx", notes={})
+    (tmp_path / "names").write_text("\n".join(NAMES))
+    assert import_model([file, "--names", str(tmp_path / "names"), "--output", str(tmp_path / "m" / "1")]) == 0
+    assert "toy, YOLO of Ultralytics, input 64x96 (letterbox), 3 class names, " in capfd.readouterr().out
+    assert {*os.listdir(tmp_path / "m" / "1")} == {"model.onnx", "assets.extra"}
+    results, detector = detected(tmp_path / "m", engine=engine)
+    check(results)
+    assert detector.model.version == "1"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("notes", "settings", "message"),
+    [
+        pytest.param({"task": "segment"}, {}, "its properties says its task is 'segment'", id="another task"),
+        pytest.param({"names": "[", "task": "detect"}, {}, "cannot be understood", id="damaged notes"),
+        pytest.param(None, {"xla": True}, "no .*xla", id="xla"),
+    ],
+)
+def test_what_cannot_run_is_one_line(tmp_path, engine, notes, settings, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        detected(write_yolo(tmp_path / "toy.onnx", notes=notes), engine=engine, **settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_file_that_is_none_is_one_line(tmp_path, engine):
+    (tmp_path / "toy.onnx").write_bytes(b"\x08\x08text")
+    with pytest.raises(ModelError, match=r"^model .*toy.onnx: "):
+        detected(tmp_path / "toy.onnx", engine=engine)
