@@ -132,7 +132,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
         once = named | "DropDuplicates" >> beam.ParDo(DropDuplicatesInState(run))
         read = once | "ReadImages" >> reading
         new = read.images
-    detect = DetectObjects(config.model, config.detect, samples=run.samples)
+    detect = DetectObjects(config.model, config.detect, samples=run.samples, read=config.read)
     found = new | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
 
     publishing = beam.ParDo(PublishResults(run))

@@ -1,6 +1,6 @@
 """`DetectObjects`: finds objects in images, with one model for each process, through Beam's RunInference.
 
-    ImageRef or EncodedImage --> StartDetecting --> StartedChunk --> RunInference --> PartResults --> detected
+    ImageRef or EncodedImage --> StartDetecting --> StartedChunk --> RunInference --> PartDeadLetters --> detected
                                       | start      (a future)           | results         `--> dead
                                       v                                 v
                  Detector: feeder processes read and decode --> model --> a result for each image
@@ -88,7 +88,7 @@ class DetectObjects(beam.PTransform):
             images
             | "StartDetecting" >> beam.ParDo(StartDetecting(handler, self._detect))
             | "RunInference" >> RunInference(handler)
-            | "PartResults" >> beam.FlatMap(_part).with_outputs("dead", main="detected")
+            | "PartDeadLetters" >> beam.FlatMap(_part).with_outputs("dead", main="detected")
         )
         return DetectedAndDead(results.detected, results.dead)
 

@@ -39,7 +39,7 @@ from pipeline.stats.samples import Sampler
 Image = ImageRef | EncodedImage
 Result = DetectedImage | DeadLetter
 
-_THREADS = 64  # at most; each waits for its batch
+_THREADS = 1024  # at most; each waits for its batch, or for a version, and few do
 _READ_AHEAD_BYTES = 64e6  # of all feeder processes
 _PIXEL_BYTES = 1e9  # most memory of pixels, in whole slots
 

@@ -190,9 +190,9 @@ def test_only_detect_objects_asks_for_a_gpu(mode, request):
 
 
 def test_images_are_read_where_they_are_detected(batch):
-    """Between reading and detecting lies no shuffle, so Dataflow fuses the two, and no image crosses the network twice."""
+    """Between opening containers and detecting, which reads the images, lies no shuffle, so no image crosses the network twice."""
     before = batch().before("DetectObjects/StartDetecting")
-    assert "ReadImages/ReadAhead/ParDo(ReadAhead)" in before
+    assert "ReadImages/OpenContainers/ParDo(_OpenContainers)" in before
     assert not [step for step in before if step.startswith(("ReadImages/ListImages", "ReadImages/DropDoubles"))]
 
 
