@@ -282,7 +282,7 @@ def test_a_server_that_dies_and_starts_again_costs_no_image(toy, capfd):
         wait_until(lambda: "waiting for model grpc://" in capfd.readouterr().err)
         assert not any(one.done() for one in started)
         server.start()
-        assert confidences([one.result() for one in started]) == GREYS
+        assert confidences([one.result()[0] for one in started]) == GREYS
 
 
 def test_a_server_that_starts_later_is_waited_for(server_of):

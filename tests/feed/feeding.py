@@ -70,13 +70,16 @@ def fed(feeder: Feeder, images: Sequence[EncodedImage | ImageRef], to: ModelInpu
     return feeder.start(images, to).result()
 
 
+OTHERS: set[psutil.Process] = set()  # feeder processes of detectors that earlier tests of this process keep
+
+
 def feeders(pid: int | None = None) -> set[psutil.Process]:
-    """The feeder processes of a process."""
+    """The feeder processes of a process, but `OTHERS`."""
     found = set()
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.Error):
             found |= {child} if "pipeline.feed.process" in " ".join(child.cmdline()) else set()
-    return found
+    return found - OTHERS
 
 
 def at_work(process: psutil.Process, since: float = 1.0) -> psutil.Process:

@@ -24,6 +24,7 @@ from pipeline.limits import MEMORY, resident_bytes
 from pipeline.records import ImageRef, identity_hash
 from pipeline.stats.process import PROCESS
 from tests import hostile_images
+from tests.feed import feeding as feeding_of_tests
 from tests.feed.feeding import (
     ANY_SIZE,
     BMP,
@@ -47,6 +48,13 @@ from tests.read import test_storage_failures as storage_failures
 
 storage, no_credentials = storage_failures.storage, storage_failures.no_credentials
 CONTENTS = [encoded("JPEG", (400, 300)), BMP, encoded("PNG", (7, 90)), encoded("TIFF", (30, 20))]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _others():
+    feeding_of_tests.OTHERS.update(feeders())
+    yield
+    feeding_of_tests.OTHERS.clear()
 
 
 @pytest.fixture

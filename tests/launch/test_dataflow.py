@@ -190,7 +190,7 @@ def test_only_detect_objects_asks_for_a_gpu(mode, request):
 
 
 def test_images_are_read_where_they_are_detected(batch):
-    """Between opening containers and detecting, which reads the images, lies no shuffle, so no image crosses the network twice."""
+    """Detecting reads the images; before it no shuffle has any from a container, so none crosses the network twice."""
     before = batch().before("DetectObjects/StartDetecting")
     assert "ReadImages/OpenContainers/ParDo(_OpenContainers)" in before
     assert not [step for step in before if step.startswith(("ReadImages/ListImages", "ReadImages/DropDoubles"))]

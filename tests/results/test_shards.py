@@ -53,7 +53,7 @@ def test_rows_are_read_back_as_they_were_whatever_they_are_called(output):
     letters.append(DeadLetter(ImageRef("", record="a.tfrecord@1-2"), "message", "bad_json", "no", b"\xff{", "yolo", "7"))
     path = write_shard(output, "detections", detections_table(images, VERSION, "run", 1.5), "run", view=True)
     view = read_file(path.replace(".parquet", ".jsonl")).splitlines()
-    assert view == [row_bytes(detection_row(each)) for each in images]
+    assert list(map(json.loads, view)) == list(map(detection_row, images))
     write_shard(output, "dead_letters", dead_letters_table(letters, VERSION, "run", 1.5), "run")
     assert rows_in(output) == sorted(map(detection_row, images), key=row_bytes)
     assert rows_in(output, "dead_letters") == sorted(map(dead_letter_row, letters), key=row_bytes)
