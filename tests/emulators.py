@@ -206,7 +206,7 @@ def s3_bucket(_s3_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A new empty bucket, as boto3 has it, on the server, which the environment names for the length of one test."""
     import boto3
 
-    _forget_detectors()
+    forget_detectors()
     monkeypatch.setenv("AWS_ENDPOINT_URL", _s3_process)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
@@ -249,7 +249,7 @@ def azure_container(_azure_process: str, monkeypatch: pytest.MonkeyPatch) -> Any
     """A new empty container on Azurite, which the environment names for the length of one test."""
     from azure.storage.blob import BlobServiceClient
 
-    _forget_detectors()
+    forget_detectors()
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", _azure_process)
     azure._client_of.cache_clear()
     service = BlobServiceClient.from_connection_string(_azure_process)
@@ -284,7 +284,7 @@ def _new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import storage
 
-    _forget_detectors()
+    forget_detectors()
     # else Beam looks for credentials for 25 s before it connects without; it has no option for that outside Dataflow
     monkeypatch.setattr(auth._Credentials, "_credentials_init", True)
     monkeypatch.setattr(cloud, "_idle", [])  # clients of another emulator, which its threads may return late
@@ -294,7 +294,7 @@ def _new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return client.create_bucket(f"bucket-{uuid.uuid4().hex[:12]}")
 
 
-def _forget_detectors() -> None:
+def forget_detectors() -> None:
     """Closes the detectors that earlier tests share: the environment of their feeder processes names another emulator."""
     while load_detector._detectors:
         load_detector._detectors.popitem()[1].close()

@@ -47,6 +47,7 @@ from pipeline.stream.outgoing import detection_message
 from pipeline.stream.threads import RunThreads
 from tests.clock import Clock
 from tests.conftest import REPO
+from tests.emulators import forget_detectors
 
 SAMPLES = sorted((REPO / "models" / "digits" / "samples").glob("*.jpg"))
 # https://cloud.google.com/storage/pricing#operations-by-class; what an upload sends in parts is one operation, deleting is free
@@ -99,6 +100,7 @@ def counting_storage() -> Iterator[tuple[Any, collections.Counter[str]]]:
     running.start()
     running._api.is_running.wait(30)
     os.environ.update(STORAGE_EMULATOR_HOST=f"http://127.0.0.1:{running._api._httpd.server_port}", NO_GCE_CHECK="true")
+    forget_detectors()
     auth._Credentials._credentials_init = True  # else Beam looks for credentials for seconds
     try:
         yield storage.Client(project="test-project", credentials=AnonymousCredentials()).create_bucket("bucket-cost"), counts
