@@ -40,7 +40,7 @@ REASONS: dict[str, dict[str, str]] = {
         "truncated": "the file ends within its pixels",
         "corrupt": "damaged",
         "too_large": "more than `max_megapixels`",
-        "too_much_work": "decoding would take longer than `max_megapixels` allows: hundreds of scans, a million parts",
+        "too_much_work": "decoding takes longer than `max_megapixels` allows",
         "no_decoder": "its format needs a package that is not installed; the message says which",
         "decoder_died": "what decodes its format crashed on it, or was killed",
     },

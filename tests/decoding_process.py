@@ -36,7 +36,6 @@ class Outcome:
       message: The error's, or the traceback.
       image_wh: Size of the upright image, where there is one.
       seconds: CPU time.
-      expected_seconds: What its header was taken to cost, where it could be read; the limit for formats whose header is not read.
       megabytes: Peak memory beyond what was held before; 0 if the process has died.
     """
 
@@ -44,7 +43,6 @@ class Outcome:
     message: str = ""
     image_wh: tuple[int, int] | None = None
     seconds: float = 0.0
-    expected_seconds: float = 0.0
     megabytes: float = 0.0
 
 
@@ -73,30 +71,20 @@ class DecodingProcess:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(struct.pack(">I", len(content)) + content)
             self._process.stdin.flush()
-        expected_seconds = self._expected_seconds(content)
         if answer := self._process.stdout.readline():
-            fields = json.loads(answer) | {"expected_seconds": expected_seconds}
+            fields = json.loads(answer)
             return Outcome(**fields | {"image_wh": tuple(fields.get("image_wh", ())) or None})
-        return self._death(expected_seconds)
+        return self._death()
 
-    def _death(self, expected_seconds: float) -> Outcome:
+    def _death(self) -> Outcome:
         from pipeline.feed.bounds import TIMED_OUT
 
         assert self._process
         code = self._process.wait()
         self._process = None
         if -code in TIMED_OUT:
-            return Outcome("too_much_work", signal.Signals(-code).name, None, self._seconds, expected_seconds)
+            return Outcome("too_much_work", signal.Signals(-code).name, None, self._seconds)
         return Outcome("decoder_died", f"ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}")
-
-    def _expected_seconds(self, content: bytes) -> float:
-        from pipeline.failures import ImageError
-        from pipeline.feed.headers.formats import format_of, has_header, read_header
-
-        try:
-            return read_header(content).seconds if has_header(format_of(content)) else self._seconds
-        except ImageError:
-            return 0.0
 
     def close(self) -> None:
         """Ends the child."""

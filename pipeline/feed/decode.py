@@ -1,32 +1,31 @@
 """Decodes an image file to upright 8-bit RGB pixels, or says why it cannot.
 
-For JPEG, PNG and WebP, `headers/` first reads the size and the cost of decoding from the header, without memory for pixels. For
-the other formats Pillow does (`rarer_formats.py`). So an image that is too large is refused before its pixels take memory or
-time. Only the first frame of an animation is used. Alpha is dropped.
+`open_image.py` reads the size first, without memory for pixels, so an image that is too large is refused before its pixels take
+memory or time. Then OpenCV decodes, and Pillow what OpenCV cannot. The feeder process bounds the CPU time and the memory of both
+(`bounds.py`). Only the first frame of an animation is used. Alpha is dropped.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
-import warnings
 from collections.abc import Callable
 
 import cv2
 import numpy as np
-from PIL.PngImagePlugin import PngImageFile
+from PIL import UnidentifiedImageError
 
 from pipeline.failures import ImageError
-from pipeline.feed.decoders import Room, any_room, one_line, opencv_pixels, pillow_pixels, turn_upright
-from pipeline.feed.headers.formats import format_of, has_header, read_header
-from pipeline.feed.headers.header import Header, Size, too_large
-from pipeline.feed.rarer_formats import decode_rarer
+from pipeline.feed.decoders import Room, any_room, one_line, opencv_8_bit, opencv_pixels, pillow_pixels, turn_upright
+from pipeline.feed.formats import Size, corrupt, format_of, not_read, too_large
+from pipeline.feed.open_image import OpenedImage, open_image, open_with_pillow
 
 # OpenCV's colour flags mean BGR and cannot be combined with RGB; these give the scale alone
 _SCALED_DECODES = ((8, cv2.IMREAD_REDUCED_GRAYSCALE_8), (4, cv2.IMREAD_REDUCED_GRAYSCALE_4), (2, cv2.IMREAD_REDUCED_GRAYSCALE_2))
 _MARGIN = 1.5  # a scaled decode keeps at least this many pixels for each pixel of the model's input
 _BYTES_PER_PIXEL = 16  # of decoding; formats that take more may have fewer pixels
+_OPENCV_FIRST = {"PNG", "WEBP", "BMP", "TIFF", "PPM", "HDR"}  # OpenCV scales 16 bits; Pillow gets what OpenCV cannot read
+_OPENCV_JPEG2000_MODES = {"L", "RGB", "RGBA", "I;16"}
 _PADDING = b"\xaa" * 64  # behind a JPEG's last pixel a decoder skips it; in place of pixels it makes other ones
 _SECONDS = 5.0  # most CPU time of one image, where at most so many pixels are allowed:
 _SECONDS_PIXELS = 100_000_000
@@ -57,7 +56,7 @@ def decode_image(
     Args:
       content: The file's bytes.
       max_pixels: Most pixels that decoding may produce (for JPEG in several scans: that the image may have). Fewer for formats
-        that take more than 16 bytes a pixel to decode. It also bounds the CPU time: 5 s for each 100 million, and at least 5 s.
+        that take more than 16 bytes a pixel to decode. It also sets the CPU time of a feeder process: see `most_seconds`.
       needed_wh: Size of the upright image -> its size in the model's input; allows decoding at reduced scale. None: full scale.
       margin: A reduced scale leaves at least so many pixels for each needed one, along each axis.
       room: Surrounds the decoding.
@@ -68,33 +67,46 @@ def decode_image(
     if not content:
         raise ImageError("decode", "empty", "expected an image, got zero bytes")
     name = format_of(content)
-    if not has_header(name):
-        pixels = decode_rarer(name, content, max_pixels, room)
-        return DecodedImage(pixels, pixels.shape[1::-1])
-    header = read_header(content)
-    upright_wh = header.wh[::-1] if header.orientation >= 5 else header.wh
-    factor, flag = _choose_scale(header, upright_wh, needed_wh(upright_wh) if needed_wh else None, margin)
-    held_pixels = header.pixels / (factor**2 if header.scales else 1) * max(1.0, header.bytes_per_pixel / _BYTES_PER_PIXEL)
-    _check_limits(header, held_pixels, max_pixels)
-    with room(held_pixels * min(_BYTES_PER_PIXEL, max(header.bytes_per_pixel, 3.0)), header.wh):
-        pixels = _decode_pixels(header, flag)
-    if pixels.shape[1::-1] != tuple(math.ceil(size / factor) for size in header.wh):
-        raise ImageError("decode", "corrupt", f"the header says {header.wh[0]} x {header.wh[1]} pixels, the image has other ones")
-    return DecodedImage(turn_upright(pixels, header.orientation), upright_wh)
+    try:
+        return _decode(open_image(name, content), max_pixels, needed_wh, margin, room)
+    except ImageError:
+        raise
+    except Exception as err:
+        raise _refusal(err) from err
 
 
-def _check_limits(header: Header, held_pixels: float, max_pixels: float) -> None:
+def _decode(
+    opened: OpenedImage, max_pixels: float, needed_wh: Callable[[Size], Size] | None, margin: float, room: Room
+) -> DecodedImage:
+    upright_wh = opened.wh[::-1] if opened.orientation >= 5 else opened.wh
+    factor, flag = _choose_scale(opened, upright_wh, needed_wh(upright_wh) if needed_wh else None, margin)
+    held_pixels = math.prod(opened.wh) / (factor**2 if opened.scales else 1)
+    _check_size(opened, held_pixels, max_pixels)
+    with room(held_pixels * opened.bytes_per_pixel, opened.wh):
+        pixels = _decode_jpeg(opened, flag) if opened.format == "JPEG" else _decode_pixels(opened)
+    if pixels.shape[1::-1] != tuple(math.ceil(size / factor) for size in opened.wh):
+        raise corrupt(f"it says {opened.wh[0]} x {opened.wh[1]} pixels, the image has other ones")
+    return DecodedImage(turn_upright(pixels, opened.orientation), upright_wh)
+
+
+def _check_size(opened: OpenedImage, held_pixels: float, max_pixels: float) -> None:
     if held_pixels > max_pixels:
-        most = f"{max_pixels * header.pixels / held_pixels / 1e6:.3g} megapixels of such {header.format}"
-        raise too_large(f"{max_pixels / 1e6:g} megapixels" if held_pixels <= header.pixels else most, header.wh)
-    seconds = most_seconds(max_pixels)
-    if header.seconds > seconds:
-        raise ImageError(
-            "decode",
-            "too_much_work",
-            f"expected at most {seconds:g} s of decoding, got {header.format} of {header.wh[0]} x {header.wh[1]} pixels that may "
-            f"take {header.seconds:.0f} s; max_megapixels sets the limit",
-        )
+        raise too_large(f"{max_pixels / 1e6:g} megapixels", opened.wh)
+    more = max(1.0, opened.bytes_per_pixel / _BYTES_PER_PIXEL)
+    if held_pixels * more > max_pixels:
+        raise too_large(f"{max_pixels / more / 1e6:.3g} megapixels of such {opened.format}", opened.wh)
+
+
+def _refusal(err: Exception) -> ImageError:
+    text = one_line(err)
+    if isinstance(err, MemoryError) or "out of memory" in text or "error -9" in text:
+        return ImageError("decode", "too_large", "decoding takes more memory than an image of its size needs")
+    if "unsupported" in text.lower() or "cannot handle" in text:
+        return not_read(f"one of a kind that is not read: {text}")
+    if isinstance(err, UnidentifiedImageError):
+        return corrupt("Pillow cannot read it")
+    reason = "truncated" if "truncated" in text.lower() else "corrupt"
+    return ImageError("decode", reason, f"the image cannot be decoded: {text}")
 
 
 def most_seconds(max_pixels: float) -> float:
@@ -102,36 +114,37 @@ def most_seconds(max_pixels: float) -> float:
     return _SECONDS * max(1.0, max_pixels / _SECONDS_PIXELS)
 
 
-def _choose_scale(header: Header, upright_wh: Size, needed_wh: Size | None, margin: float) -> tuple[int, int]:
+def _choose_scale(opened: OpenedImage, upright_wh: Size, needed_wh: Size | None, margin: float) -> tuple[int, int]:
     """The largest reduction that leaves the margin: (factor, OpenCV's flag)."""
-    if header.format == "JPEG" and needed_wh:
+    if opened.format == "JPEG" and needed_wh:
         for factor, flag in _SCALED_DECODES:
             if all(have // factor >= margin * need for have, need in zip(upright_wh, needed_wh, strict=True)):
                 return factor, flag | cv2.IMREAD_COLOR_RGB
     return 1, cv2.IMREAD_COLOR_RGB
 
 
-def _decode_pixels(header: Header, flag: int) -> np.ndarray:
-    if header.decoder == "pillow":
-        return _pillow(header)
-    pixels = opencv_pixels(header.content, flag)
+def _decode_jpeg(opened: OpenedImage, flag: int) -> np.ndarray:
+    pixels = opencv_pixels(opened.content, flag)
     if pixels is None:
-        reason = "truncated" if header.cut else "corrupt"
-        raise ImageError("decode", reason, f"the pixels of the {header.format} cannot be decoded")
-    if header.format == "JPEG" and header.cut:
-        padded = opencv_pixels(header.content[:-2] + _PADDING + header.content[-2:], flag)
+        raise ImageError("decode", "truncated" if opened.cut else "corrupt", "the pixels of the JPEG cannot be decoded")
+    if opened.cut:
+        padded = opencv_pixels(opened.content[:-2] + _PADDING + opened.content[-2:], flag)
         if padded is None or not np.array_equal(pixels, padded):  # a decoder makes up what is missing
             raise ImageError("decode", "truncated", "the JPEG ends within its pixels (no end-of-image marker)")
     return pixels
 
 
-def _pillow(header: Header) -> np.ndarray:
-    """Decodes a PNG, whose size `_check_limits` has checked; so Pillow's own limit, a process-wide variable, is not needed."""
+def _decode_pixels(opened: OpenedImage) -> np.ndarray:
+    image = opened.image
+    if opened.format in _OPENCV_FIRST or (image and image.format == "JPEG2000" and image.mode in _OPENCV_JPEG2000_MODES):
+        pixels = opencv_8_bit(opened.format, opened.content)
+        if pixels is not None:
+            return pixels
+    if opened.format == "HDR" or (opened.format == "PNG" and not opened.cut):  # Pillow does not check all sums of a PNG
+        raise ImageError("decode", "corrupt", "the pixels cannot be decoded")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with PngImageFile(io.BytesIO(header.content)) as image:
-                return pillow_pixels(image)
+        return pillow_pixels(image or open_with_pillow(opened.format, opened.content))
     except Exception as err:
-        reason = "truncated" if header.cut or "truncated" in str(err).lower() else "corrupt"
-        raise ImageError("decode", reason, f"the pixels cannot be decoded: {one_line(err)}") from err
+        if not opened.cut:
+            raise
+        raise ImageError("decode", "truncated", f"the file has no end: {one_line(err)}") from err

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from PIL import AvifImagePlugin, Image
 
-from pipeline.feed.headers.header import Size
+from pipeline.feed.formats import Size
 
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the dead letter has the error
 cv2.setNumThreads(1)  # images are decoded in parallel already
@@ -25,7 +25,7 @@ def any_room(_needed_bytes: float, _wh: Size) -> contextlib.AbstractContextManag
     return contextlib.nullcontext()
 
 
-def opencv_pixels(content: bytes | np.ndarray, flag: int = cv2.IMREAD_COLOR_RGB) -> np.ndarray | None:
+def opencv_pixels(content: bytes, flag: int = cv2.IMREAD_COLOR_RGB) -> np.ndarray | None:
     """Decodes with OpenCV; does not apply a JPEG's or PNG's orientation.
 
     Returns:
@@ -40,6 +40,16 @@ def opencv_pixels(content: bytes | np.ndarray, flag: int = cv2.IMREAD_COLOR_RGB)
         if err.code == cv2.Error.StsNoMem:
             raise MemoryError(str(err)) from err
         return None
+
+
+def opencv_8_bit(name: str, content: bytes) -> np.ndarray | None:
+    """As `opencv_pixels`, scaled to 8 bits whatever a format has."""
+    if name != "TIFF":
+        return opencv_pixels(content)
+    pixels = opencv_pixels(content, cv2.IMREAD_COLOR_BGR | cv2.IMREAD_ANYDEPTH)  # as RGB, OpenCV 4.14 makes 16 bits black
+    if pixels is None:
+        return None
+    return (pixels if pixels.dtype == np.uint8 else to_8_bit(pixels))[..., ::-1]
 
 
 def pillow_pixels(image: Image.Image) -> np.ndarray:

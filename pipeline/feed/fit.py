@@ -11,7 +11,7 @@ from models.geometry import InputTransform, fit_image, resize_plan
 from models.metadata import DetectorMetadata, LetterboxRule, Resize
 from pipeline.feed.decode import DecodedImage, decode_image
 from pipeline.feed.decoders import Room, any_room
-from pipeline.feed.headers.header import Size
+from pipeline.feed.formats import Size
 
 
 class ModelInput(NamedTuple):

@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -24,7 +25,7 @@ from pipeline.failures import ImageError
 from pipeline.feed.bounds import bounded, clock_stopped, expect, limit_memory, set_up
 from pipeline.feed.decode import DecodedImage, most_seconds
 from pipeline.feed.fit import fit
-from pipeline.feed.headers.header import Size
+from pipeline.feed.formats import Size
 from pipeline.feed.reading import Read, ReadAhead
 from pipeline.feed.shared_memory import SharedMemory
 from pipeline.feed.thumbnails import make_thumbnail, thumbnail_of
@@ -41,6 +42,7 @@ def serve(memory: int) -> None:
       memory: The descriptor of the shared memory.
     """
     set_up()
+    warnings.simplefilter("ignore")  # of Pillow, for damaged Exif
     threading.stack_size(_STACK_BYTES)
     try:
         _Process(Connection(0), memory).run()

@@ -6,7 +6,7 @@ import cv2
 
 from pipeline.feed.decode import DecodedImage, decode_image
 from pipeline.feed.decoders import Room, any_room
-from pipeline.feed.headers.header import Size
+from pipeline.feed.formats import Size
 
 _JPEG_QUALITY = 85
 _MOST_SIDE = 800

@@ -2,9 +2,8 @@
 
     python -m tests.fuzz.images --minutes 30 --seed 1
 
-Each case ends as pixels or as an `ImageError`, takes about what its header was taken to cost (or, where the header is not read,
-no more than the limit) and no more memory than the limit of pixels allows. What does not is kept in tests/fuzz/corpus/, which the
-tests replay, and named with its seed and number.
+Each case ends as pixels or as an `ImageError`, within the limit of CPU time and the memory that the limit of pixels allows. What
+does not is kept in tests/fuzz/corpus/, which the tests replay, and named with its seed and number.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def problem(content: bytes, outcome: Outcome) -> str:
         return f"ended as {outcome.end}: {outcome.message}"
     if outcome.end == "decoder_died" and "exit code" in outcome.message:  # a decoder may crash, our own code may not
         return f"ended as {outcome.end}: {outcome.message}"
-    if outcome.seconds > 2 * outcome.expected_seconds + 0.5:
-        return f"took {outcome.seconds:.2f} s of CPU, {outcome.expected_seconds:.2f} s were expected"
+    if outcome.end == "too_much_work":  # no damage makes a small image so
+        return f"ended as {outcome.end}: took {outcome.seconds:.2f} s of CPU"
     most = (MAX_PIXELS * _BYTES_PER_PIXEL + 4 * len(content)) / 1e6 + 100
     if outcome.megabytes > most:
         return f"took {outcome.megabytes:.0f} MB, at most {most:.0f} are allowed"
@@ -73,7 +72,7 @@ def fuzz(seconds: float, seed: int) -> int:
             number += 1
     for name in sorted(seeds()):
         print(f"{name:9s}", ", ".join(f"{count} {end}" for (of, end), count in sorted(ends.items()) if of == name))
-    print(f"slowest {slowest.seconds:.2f} s of CPU (expected {slowest.expected_seconds:.2f}), largest {largest.megabytes:.0f} MB")
+    print(f"slowest {slowest.seconds:.2f} s of CPU, largest {largest.megabytes:.0f} MB")
     print(f"{number} images with seed {seed} in {time.monotonic() - started:.0f} s, {found} findings")
     return found
 

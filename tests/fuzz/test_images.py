@@ -48,9 +48,7 @@ def test_a_case_is_the_same_each_time_and_cases_differ():
         (Outcome("program", "os.system"), "ended as program: os.system"),
         (Outcome("decoder_died", "ended with SIGSEGV"), ""),
         (Outcome("decoder_died", "ended with exit code 1"), "ended as decoder_died: ended with exit code 1"),
-        (Outcome("pixels", seconds=3.0, expected_seconds=1.0), "took 3.00 s of CPU, 1.00 s were expected"),
-        (Outcome("too_much_work", seconds=5.0, expected_seconds=5.0), ""),
-        (Outcome("too_much_work", seconds=5.0), "took 5.00 s of CPU, 0.00 s were expected"),
+        (Outcome("too_much_work", seconds=5.0), "ended as too_much_work: took 5.00 s of CPU"),
         (Outcome("pixels", megabytes=600), "took 600 MB, at most 500 are allowed"),
     ],
 )

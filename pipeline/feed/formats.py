@@ -3,7 +3,7 @@
 | format | comes from | decoded by |
 |---|---|---|
 | JPEG, MPO | cameras, the web | OpenCV |
-| PNG | screens, data sets | OpenCV, above 4 MB Pillow |
+| PNG | screens, data sets | OpenCV |
 | WebP | the web | OpenCV |
 | GIF | the web | Pillow |
 | BMP | Windows, microscopes | OpenCV or Pillow |
@@ -21,15 +21,14 @@ that it decodes while it opens them (ICO, ICNS), and formats without photographs
 
 from __future__ import annotations
 
-import struct
-
-from pipeline.feed.headers import jpeg, png, webp
-from pipeline.feed.headers.header import Header, corrupt, not_read
+from pipeline.failures import ImageError
 from pipeline.image_formats import format_by_start
 
 NAMES = "JPEG, PNG, GIF, BMP, TIFF, WebP, JPEG 2000, AVIF, HEIC, PNM, Radiance HDR and Targa"
 
-_READERS = {"JPEG": jpeg.read_jpeg, "PNG": png.read_png, "WEBP": webp.read_webp}
+Size = tuple[int, int]
+"""Width and height."""
+
 _TARGA_END = b"TRUEVISION-XFILE.\0"
 
 
@@ -47,18 +46,17 @@ def format_of(content: bytes) -> str:
     raise not_read(f"{len(content)} bytes that start with {content[:4]!r}; {NAMES} are read")
 
 
-def has_header(name: str) -> bool:
-    """Whether `read_header` reads images of this format."""
-    return name in _READERS
+def corrupt(message: str) -> ImageError:
+    """The error for an image that contradicts itself or its format."""
+    return ImageError("decode", "corrupt", f"damaged image: {message}")
 
 
-def read_header(content: bytes) -> Header:
-    """Reads the header of a JPEG, PNG or WebP file.
+def not_read(message: str) -> ImageError:
+    """The error for a kind of image that is not supported."""
+    return ImageError("decode", "not_an_image", f"expected an image, got {message}")
 
-    Raises:
-      ImageError: The format is not read, the header is damaged, or the file has more parts than an image can need.
-    """
-    try:
-        return _READERS[format_of(content)](content)
-    except (struct.error, IndexError, OverflowError) as err:  # a length or offset points beyond the file
-        raise corrupt("it ends too early, or points beyond the end of the file") from err
+
+def too_large(most: str, wh: Size) -> ImageError:
+    """The error for an image above `max_megapixels`."""
+    message = f"expected at most {most}, got {wh[0]} x {wh[1]} pixels; max_megapixels sets the limit"
+    return ImageError("decode", "too_large", message)
