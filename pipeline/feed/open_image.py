@@ -1,7 +1,7 @@
 """Opens an image file: its size, its orientation, and what decoding takes, without memory for its pixels.
 
-Pillow opens files lazily, and gives their size. Only of PNG and WebP the size is read here, at its fixed place: Pillow refuses PNG
-files with long texts, and takes memory for the canvas of a WebP.
+Pillow opens files lazily, and gives their size. Only of PNG and WebP the size is read here, at its fixed place: Pillow refuses
+PNG files with long texts, and takes memory for the canvas of a WebP.
 """
 
 from __future__ import annotations
