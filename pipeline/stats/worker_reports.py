@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pipeline.codec import pack, unpack
 from pipeline.results.run import Run
@@ -139,14 +139,21 @@ class WorkerReports:
         return self._reports
 
     def at_the_end(self) -> list[JobStats]:
-        """The last reports, after the work has ended: the first call waits until each worker has had time to write one."""
+        """The last reports, after the work has ended: the first call waits until no worker writes another one."""
         if not self._over:
-            if self._look():
-                time.sleep(self._every_s + 1.0)
-            self._reports, self._over = self._look(), True
+            before, self._reports = -1, self._look()
+            while self._reports and _counted(self._reports) != before:
+                before = _counted(self._reports)
+                time.sleep(2 * self._every_s)  # a busy worker is late
+                self._reports = self._look()
+            self._over = True
         return self._reports
 
     def _look(self) -> list[JobStats]:
         paths = [path for path in list_files(f"{escape_glob(self._folder)}/*") if not path.endswith(".new")]
         reports = (read_checked(path, functools.partial(unpack, JobStats)) for path in paths)
         return [report for report in reports if report]
+
+
+def _counted(reports: Iterable[JobStats]) -> int:
+    return sum(report.read + report.detected + report.failed for report in reports)
