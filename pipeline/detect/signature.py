@@ -63,8 +63,10 @@ def channels_last(signature: Signature) -> tuple[Signature, frozenset[str]]:
     )
 
     def moved(name: str, one: Tensor) -> Tensor:
-        n, *sizes = one.shape or ()
-        return dataclasses.replace(one, shape=(n, *sizes[1:], sizes[0])) if name in first else one
+        if name not in first or one.shape is None:
+            return one
+        n, *sizes = one.shape
+        return dataclasses.replace(one, shape=(n, *sizes[1:], sizes[0]))
 
     def run(feed: Arrays) -> Arrays:
         return signature.run({name: as_channels_first(array) if name in first else array for name, array in feed.items()})
