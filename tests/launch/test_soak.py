@@ -13,12 +13,10 @@ SCALE, RATE = 1200.0, 10.0  # an hour in three seconds, but for what waits for p
 
 
 @pytest.fixture(scope="module")
-def soaked(_pubsub_process: PubSubEmulator, _strict_gcs_process: str, _warm, tmp_path_factory):
+def soaked(_pubsub_process: PubSubEmulator, _strict_gcs_process: str, tmp_path_factory):
     """A soak that has ended, with its figures."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.syspath_prepend(_warm)
-        soak = Soak(_pubsub_process, _strict_gcs_process, tmp_path_factory.mktemp("soak"), SCALE, RATE, forked=True)
-        return soak, soak.run(2)
+    soak = Soak(_pubsub_process, _strict_gcs_process, tmp_path_factory.mktemp("soak"), SCALE, RATE, forked=True)
+    return soak, soak.run(2)
 
 
 def test_outages_swaps_kills_and_compactions_lose_and_double_nothing(soaked):
