@@ -23,6 +23,7 @@ from models.metadata import DetectorMetadata, metadata_from_json, metadata_to_js
 from models.user_cache import cache_folder
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.versions import first_line
+from pipeline.detect.warmup_requests import keep_requests, read_requests
 from pipeline.errors import ModelError
 from pipeline.own_python import command_of, environment
 
@@ -143,6 +144,7 @@ def convert(local: str, folder: str, model: ModelConfig, network: str) -> None:
         write_network(network, _as_openvino(function, roles, [batch, *metadata.input_hw, 3]), metadata)
     except Exception as err:
         raise ModelError(f"model {folder}: OpenVINO cannot convert it: {_reason(err)}; use --engine tensorflow") from err
+    keep_requests(network, read_requests(local, folder, metadata))
 
 
 def _as_openvino(frozen: Any, roles: tuple[str, ...], shape: list[int]) -> Any:

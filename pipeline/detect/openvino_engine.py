@@ -19,6 +19,7 @@ from pipeline.detect.onnx_file import describe_onnx, onnx_file
 from pipeline.detect.openvino_convert import NETWORK, check_installed, converted, read_description
 from pipeline.detect.process_memory import share_heaps, spare_modules
 from pipeline.detect.signature import Arrays, Signature, Tensor, channels_last
+from pipeline.detect.warmup_requests import kept_requests
 from pipeline.errors import ModelError
 from pipeline.limits import available_cpus
 
@@ -122,7 +123,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     if model.name:
         metadata = dataclasses.replace(metadata, name=model.name)
     engine = open_network(network, detect)
-    return OpenedModel(engine, metadata, engine.batch_sizes[0])
+    return OpenedModel(engine, metadata, engine.batch_sizes[0], warmup_requests=kept_requests(network))
 
 
 def open_network(network: str, detect: DetectConfig) -> OpenVinoEngine:

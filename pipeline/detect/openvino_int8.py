@@ -15,6 +15,7 @@ import numpy as np
 from models.progress import shown
 from pipeline.detect.openvino_convert import NETWORK, read_description, write_network
 from pipeline.detect.versions import first_line
+from pipeline.detect.warmup_requests import keep_requests, kept_requests
 from pipeline.errors import ModelError
 
 FIGURES = "assets.extra/openvino_int8.json"
@@ -72,6 +73,7 @@ def quantise(network: str, images: Sequence[np.ndarray], target: str) -> None:
     except Exception as err:
         raise ModelError(f"quantize: NNCF cannot quantise the model: {first_line(err)}") from err
     write_network(target, small, read_description(network))
+    keep_requests(target, kept_requests(network))
 
 
 def head_of(model: Any) -> list[str]:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect import tensorflow_setup
 from pipeline.detect.engine import ModelFailed, OpenedModel, OutOfMemory
 from pipeline.detect.saved_model import FrozenModel, frozen_model
-from pipeline.detect.versions import first_line
+from pipeline.detect.warmup_requests import read_requests
 from pipeline.errors import ModelError
 
 if TYPE_CHECKING:
     from tensorflow.errors import OpError
 
-_WARMUP_PATH = "assets.extra/tf_serving_warmup_requests"
 _CPU_BATCH_SIZES = (1, 2, 4)  # on a CPU larger batches gain nothing, and each image waits for the whole batch
 _GPU_BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -73,10 +69,7 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     gpu = tensorflow_setup.configure_tensorflow(detect).config.get_visible_devices("GPU")
     frozen = frozen_model(local, folder, model, detect)
     metadata = frozen.metadata
-    try:
-        requests = tuple(_warmup_requests(os.path.join(local, _WARMUP_PATH), metadata))
-    except Exception as err:
-        raise ModelError(f"model {folder}: {_WARMUP_PATH} cannot be read: {first_line(err)}; repair or remove it") from err
+    requests = read_requests(local, folder, metadata)
     if metadata.resize == "none" and detect.xla:
         raise ModelError(
             f"model {folder}: takes images at their own size; leave out --xla and --engine, which compile it for one size"
@@ -87,22 +80,6 @@ def open_model(local: str, folder: str, model: ModelConfig, detect: DetectConfig
     batch_sizes = (batch,) if batch else detect.batch_sizes or (_GPU_BATCH_SIZES if gpu else _CPU_BATCH_SIZES)
     engine = TensorFlowEngine(frozen, batch_sizes, tensorflow_setup.concurrent_batches_of(detect, bool(gpu)))
     return OpenedModel(engine, metadata, batch, engine.picks_rows, requests)
-
-
-def _warmup_requests(path: str, metadata: DetectorMetadata) -> Iterator[Any]:
-    """Encoded images or arrays of a warm-up file: https://www.tensorflow.org/tfx/serving/saved_model_warmup."""
-    if not os.path.isfile(path):
-        return
-    import tensorflow as tf
-    from tensorflow_serving.apis import prediction_log_pb2
-
-    for record in tf.data.TFRecordDataset(path).as_numpy_iterator():
-        for tensor in prediction_log_pb2.PredictionLog.FromString(record).predict_log.request.inputs.values():
-            value = tf.make_ndarray(tensor)
-            if tensor.dtype == tf.string.as_datatype_enum:
-                yield from (bytes(encoded) for encoded in value.ravel())
-            elif tf.TensorShape(value.shape[1:]).is_compatible_with((*metadata.graph_hw, 3)) and value.dtype.name == "uint8":
-                yield value
 
 
 def _reason(err: OpError) -> str:
