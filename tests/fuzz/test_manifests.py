@@ -97,9 +97,9 @@ def test_a_manifest_is_images_and_dead_letters(folder, ending, content):
 def test_names_come_back_from_each_kind_of_manifest(names):
     """However odd they are, where the kind can say them."""
     as_json = [json.dumps(row) for name in names for row in (name, {"uri": name}, {"image": {"uri": name}})]
-    read = [uri for uri, _ in named_images(as_json, "list.jsonl", lambda _: False)]
+    read = [uri for uri, _ in named_images(as_json, "list.jsonl")]
     assert read == [name for name in names for _ in range(3)]
     as_csv = ["uri,label"] + ['"' + name.replace('"', '""') + '",1' for name in names]
-    assert [uri for uri, _ in named_images(as_csv, "list.csv", lambda _: False)] == names
+    assert [uri for uri, _ in named_images(as_csv, "list.csv")] == names
     plain = [name for name in names if not name.startswith("#")]
-    assert [uri for uri, _ in named_images(plain, "list.txt", lambda _: False)] == plain
+    assert [uri for uri, _ in named_images(plain, "list.txt")] == plain
