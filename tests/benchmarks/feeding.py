@@ -48,11 +48,11 @@ from pipeline.results.run import Run
 from pipeline.write.sink import Results
 from pipeline.write.write_shards import WriteShards
 from tests.benchmarks.results import table
-from tests.emulators import running_gcs_emulator
+from tests.emulators import forget_detectors, running_gcs_emulator
 
 HW = (416, 416)
 OBJECTS = 10
-SIZES = {"small": ((640, 480), 4096), "tiny": ((96, 96), 16384), "storage": ((640, 480), 4096), "device": ((640, 480), 4096)}
+SIZES = {"small": ((640, 480), 4096), "tiny": ((96, 96), 16384), "storage": ((640, 480), 1024), "device": ((640, 480), 4096)}
 _RANDOM = np.random.default_rng(0)
 _CORNERS = _RANDOM.uniform(0, 200, (OBJECTS, 2))
 _BOXES = np.concatenate([_CORNERS, _CORNERS + 50], axis=1).astype(np.float32)
@@ -138,6 +138,7 @@ def uploaded(folder: Path) -> Iterator[str]:
     from google.cloud import storage
 
     with running_gcs_emulator() as url:
+        forget_detectors()  # the environment of their feeder processes names no emulator
         os.environ["STORAGE_EMULATOR_HOST"] = url
         client = storage.Client.create_anonymous_client()
         client.project = "test"
