@@ -47,21 +47,6 @@ class Outputs:
     seconds: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Output:
-    """The model's output for one image.
-
-    Attributes:
-      arrays: `boxes (M, 4)`, `scores (M,)` or `(M, C)`, and where the model has them `classes (M,)` and `count ()`.
-      led_batch: Size of the batch, with padding, for its first image, else 0; so a sum over images counts every batch once.
-      model_seconds: Time of the batch for its first image, else 0.
-    """
-
-    arrays: Mapping[str, np.ndarray]
-    led_batch: int = 0
-    model_seconds: float = 0.0
-
-
 class Batcher:
     """Batches for one engine; thread-safe.
 
@@ -117,12 +102,6 @@ class Batcher:
             self._images += len(pixels)
             self._changed.notify()
         return request.result()
-
-    def __call__(self, images: Sequence[np.ndarray]) -> list[Output | ModelFailed]:
-        """As `run`, for a list of images that may differ in size; one output for each."""
-        same_size = len({pixels.shape for pixels in images}) == 1
-        requests = [np.stack(images)] if same_size else [pixels[None] for pixels in images]
-        return [output for request in requests for part in self.run(request) for output in _of_each_image(part)]
 
     def isolate(self, batch_size: int) -> None:
         """From now on each image is a batch of its own, filled with copies of itself; for a model that mixes images."""
@@ -339,15 +318,6 @@ def _padded(pixels: np.ndarray, size: int) -> np.ndarray:
     """The images, and copies of the last one up to `size`; the same array if none is missing."""
     missing = size - len(pixels)
     return np.concatenate([pixels, np.repeat(pixels[-1:], missing, axis=0)]) if missing else pixels
-
-
-def _of_each_image(part: Outputs) -> list[Output | ModelFailed]:
-    if part.error:
-        return [part.error]
-    return [
-        Output({name: array[n] for name, array in part.arrays.items()}, *((0, 0.0) if n else (part.batch_size, part.seconds)))
-        for n in range(part.stop - part.start)
-    ]
 
 
 def _alike(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], n: int) -> bool:

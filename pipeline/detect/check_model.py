@@ -6,7 +6,6 @@ import itertools
 
 from models.metadata import DetectorMetadata
 from pipeline.config import DetectConfig
-from pipeline.detect.engine import ModelFailed
 from pipeline.detect.golden import DetectIn, disagreement
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
@@ -30,7 +29,7 @@ def _failing_request(model: LoadedModel, detect_in: DetectIn) -> str | None:
             found = detect_in([EncodedImage(ImageRef("warm-up request"), request)])
             failures = [result.message for result in found if isinstance(result, DeadLetter)]
         else:
-            failures = [str(output) for output in model.engine(list(request)) if isinstance(output, ModelFailed)]
+            failures = [str(part.error) for part in model.engine.run(request) if part.error]
         if failures:
             return f"fails on a request of its warm-up file: {failures[0]}"
     return None

@@ -14,7 +14,6 @@ import numpy as np
 
 from models.metadata import DetectorMetadata
 from pipeline.config import Config
-from pipeline.detect.batcher import Output
 from pipeline.detect.detector import Detector
 from pipeline.detect.loaded_model import LoadedModel
 from pipeline.failures import ImageError
@@ -88,9 +87,9 @@ def model_lines(detector: Detector, config: Config) -> Iterator[str]:
 
 def _classes_scored(model: LoadedModel) -> int | None:
     """The number of classes that the model scores; None if its outputs do not show it, or it fails on a black image."""
-    (output,) = model.engine([np.zeros((*model.metadata.input_hw, 3), np.uint8)])
-    scores = output.arrays["scores"] if isinstance(output, Output) else np.empty(0)
-    return int(scores.shape[-1]) if scores.ndim == 2 else None
+    (outputs,) = model.engine.run(np.zeros((1, *model.metadata.input_hw, 3), np.uint8))
+    scores = np.empty(0) if outputs.error else outputs.arrays["scores"]
+    return int(scores.shape[-1]) if scores.ndim == 3 else None
 
 
 def first_images(uris: Sequence[str], config: Config) -> Iterator[EncodedImage | DeadLetter]:

@@ -17,7 +17,7 @@ from pipeline.detect.load_model import load
 process, seen = psutil.Process(), []
 for _ in range(int(sys.argv[2])):
     model = load(ModelConfig(path=sys.argv[1]), DetectConfig(batch_sizes=(1, 2), concurrent_batches=2))
-    model.engine([np.zeros((*model.metadata.input_hw, 3), np.uint8)] * 5)
+    model.engine.run(np.zeros((5, *model.metadata.input_hw, 3), np.uint8))
     in_use = process.num_threads()
     model.engine.close()
     seen.append((in_use, process.num_threads(), process.memory_info().rss / 1e6))

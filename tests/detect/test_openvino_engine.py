@@ -188,7 +188,7 @@ def toy(request, tmp_path_factory):
 
 
 def images(values):
-    return [np.full((4, 6, 3), value, np.uint8) for value in values]
+    return np.stack([np.full((4, 6, 3), value, np.uint8) for value in values])
 
 
 def opened(toy, **settings):
@@ -200,20 +200,21 @@ def test_each_image_gets_its_own_output_and_a_broken_one_fails_alone(toy, settin
     batcher = opened(toy, **settings)
     batcher.warm_up()
     for _ in range(3):  # a failure leaves every request usable
-        outputs = batcher(images([*range(1, 12), BROKEN, *range(20, 30)]))
-        failed = outputs.pop(11)
-        assert isinstance(failed, ModelFailed)
-        assert [output.arrays["scores"].item() for output in outputs] == [*range(1, 12), *range(20, 30)]
-    assert sum(output.led_batch for output in batcher(images(range(1, 9)))) == 8
+        parts = batcher.run(images([*range(1, 12), BROKEN, *range(20, 30)]))
+        (failed,) = [part for part in parts if part.error]
+        assert isinstance(failed.error, ModelFailed) and (failed.start, failed.stop) == (11, 12)
+        scores = [score for part in parts if not part.error for score in part.arrays["scores"].ravel().tolist()]
+        assert scores == [*range(1, 12), *range(20, 30)]
+    assert sum(part.batch_size for part in batcher.run(images(range(1, 9)))) == 8
     batcher.close()
 
 
 def test_memory_that_does_not_suffice_for_one_image_is_an_error_and_later_images_are_found(toy):
     batcher = opened(toy, concurrent_batches=1)
     with pytest.raises(OutOfMemory):
-        batcher(images([HUGE]))
+        batcher.run(images([HUGE]))
     for value in (5, 6):  # the stream that failed is replaced
-        assert batcher(images([value]))[0].arrays["scores"].item() == value
+        assert batcher.run(images([value]))[0].arrays["scores"].item() == value
     batcher.close()
 
 

@@ -345,7 +345,7 @@ def test_bfloat16_rounds_a_little_and_float32_does_not(convolutions):
     plain = tf.saved_model.load(convolutions).signatures["serving_default"]
     exact = plain(images=tf.constant(images, tf.float32) / 255.0)["scores"]
     full, half = (
-        [output.arrays["scores"] for output in load(ModelConfig(path=convolutions), settings).engine(images)]
+        [one for part in load(ModelConfig(path=convolutions), settings).engine.run(images) for one in part.arrays["scores"]]
         for settings in (CPU, dataclasses.replace(CPU, precision="bfloat16"))
     )
     assert np.allclose(full, exact, atol=1e-5)
