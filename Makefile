@@ -57,10 +57,10 @@ test-fast: $(READY) ## Pass the tests that need neither whole jobs nor emulators
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not slow"
 
 test-flink: $(READY) flink ## Pass the tests that need a Flink cluster, TaskManagers killed among them; a quarter of an hour
-	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers -p no:cacheprovider' --timeout 600 tests/flink
+	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers' --timeout 600 tests/flink
 
 test-spark: $(READY) spark ## Pass the tests that need Spark: a batch job on it; a minute
-	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers -p no:cacheprovider' tests/spark
+	$(BIN)/python -m pytest --override-ini addopts='-ra --strict-markers' tests/spark
 
 check: format lint types docs test ## What CI runs first: format, lint, types, docs, tests
 

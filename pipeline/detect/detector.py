@@ -163,7 +163,7 @@ class Detector:
         self._under_way.add(result)
         result.add_done_callback(self._under_way.discard)
         started_at = time.time()
-        self._feed(images, self.model).add_done_callback(lambda fed: self._pool.submit(self._detect_fed, fed, started_at, result))
+        self._feed(images, self.model).add_done_callback(functools.partial(self._on_fed, started_at, result))
         return result
 
     def detect(self, images: Sequence[Image]) -> list[Result]:
@@ -180,6 +180,12 @@ class Detector:
             if below and isinstance(image, EncodedImage) and identity_hash(image.ref.identity) < below
         }
         return self._feeder.start(images, ModelInput.of(model.metadata), below, frozenset(wanted))
+
+    def _on_fed(self, started_at: float, result: Future[list[Result]], feeding: Future[FedChunk]) -> None:
+        try:
+            self._pool.submit(self._detect_fed, feeding, started_at, result)
+        except RuntimeError:  # the interpreter ends, as after Ctrl-C
+            result.set_exception(KeyboardInterrupt())
 
     def _detect_fed(self, feeding: Future[FedChunk], started_at: float, result: Future[list[Result]]) -> None:
         images = 0

@@ -3,6 +3,8 @@
 import base64
 import dataclasses
 import shutil
+import subprocess
+import sys
 
 import cv2
 import numpy as np
@@ -241,3 +243,35 @@ def test_a_model_that_fails_on_a_blank_image_is_one_clear_error(tmp_path):
     with pytest.raises(ModelError, match="fails on a blank image: ") as caught:
         load_detector(ModelConfig(path=folder), CPU)
     assert "\n" not in str(caught.value)
+
+
+_ENDS_BETWEEN_FEEDING_AND_DETECTING = """
+import atexit, sys
+import psutil
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect.load_detector import load_detector
+from pipeline.records import EncodedImage, ImageRef
+
+detector = load_detector(ModelConfig(path=sys.argv[1]), DetectConfig(feeder_processes=1))
+detector.detect([EncodedImage(ImageRef("before"), b"")])
+(feeder,) = psutil.Process().children()
+feeder.suspend()
+started = detector.start([EncodedImage(ImageRef("text"), b"text")])
+
+@atexit.register  # runs when executors take no more work, while threads still run
+def fed_after_the_end():
+    feeder.resume()
+    print(type(started.exception(60)).__name__)
+"""
+
+
+def test_an_image_that_is_fed_when_the_interpreter_ends_is_dropped_silently(bright_model):
+    """A stopped job's last word is its one line: no traceback of a future comes after it."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _ENDS_BETWEEN_FEEDING_AND_DETECTING, bright_model],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "KeyboardInterrupt\n", "")
