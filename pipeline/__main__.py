@@ -41,7 +41,6 @@ VERBS = {
     "tune": Verb("pipeline.tune", "find the settings with which this machine detects fastest"),
     "export": Verb("pipeline.export", "write a results folder as CSV, COCO, YOLO, VOC, CVAT, Label Studio, TFRecord or crops"),
     "compact": Verb("pipeline.compact", "merge the many small files of a results folder"),
-    "upgrade": Verb("pipeline.upgrade", "turn the results of the release before into this one's files, once"),
     "load": Verb("pipeline.load_bigquery", "load the rows of a results folder into BigQuery, each once"),
     "reconcile": Verb("pipeline.reconcile", "which images have a result, and which have none"),
     "replay": Verb("pipeline.run", "detect again in the images that failed: run --retry-dead", ("--retry-dead",)),

@@ -18,7 +18,6 @@ from pipeline.config.dates import days_flag
 from pipeline.errors import run_command
 from pipeline.results.compact import compact
 from pipeline.results.layout import check_output, results_folder, time_in_name
-from pipeline.results.upgrade import refuse_old_files
 
 _WAIT_SECONDS = 3600.0
 
@@ -33,7 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compact(flags: argparse.Namespace) -> int:
     until = time_in_name(days_flag("--until", flags.until)[1]) if flags.until else ""
     check_output(output := results_folder(flags.output if flags.folder is None else flags.folder))
-    refuse_old_files(output)
     done = compact(output, until, keep_latest=flags.keep == "latest", wait_s=flags.busy_wait_s)
     if not done.before:
         print(f"nothing to compact in {output}")

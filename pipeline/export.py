@@ -23,7 +23,6 @@ from pipeline.errors import ConfigError, InputError, run_command
 from pipeline.results.image_rows import read_results
 from pipeline.results.layout import EXPORTS, results_folder
 from pipeline.results.newest import Wanted, newest_rows
-from pipeline.results.upgrade import refuse_old_files
 from pipeline.write.exports import FORMATS, export
 
 _CROPS = "crops"
@@ -41,7 +40,6 @@ def _export(flags: argparse.Namespace) -> int:
     if unknown := [name for name in formats if name not in _NAMES]:
         raise ConfigError(f"--format: expected {', '.join(_NAMES)}, got {unknown[0]!r}")
     output, to = results_folder(flags.folder), local_path(flags.to).rstrip("/")
-    refuse_old_files(output)
     wanted = Wanted(flags.run, flags.model, since=days_flag("--since", flags.since)[0] if flags.since else 0.0)
     if next(newest_rows(output, wanted), None) is None:
         raise InputError(f"{output} holds no row of detections{_named(flags)}")

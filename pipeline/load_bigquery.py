@@ -23,7 +23,6 @@ from google.cloud import bigquery
 from pipeline.errors import ConfigError, run_command
 from pipeline.results.bigquery_loader import load
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, results_folder, time_in_name
-from pipeline.results.upgrade import refuse_old_files
 
 _EMULATOR = "BIGQUERY_EMULATOR_HOST"  # the client reads it, too
 
@@ -37,7 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _load(flags: argparse.Namespace) -> int:
     output, tables = results_folder(flags.output), _tables(flags)
-    refuse_old_files(output)
     try:
         done = load(output, tables, _client(tables[DETECTIONS]), _since(flags.since) if flags.since else "")
     except GoogleAuthError as err:

@@ -29,7 +29,6 @@ from pipeline.read.reconciled import FINDINGS, LEFT_OUT, STATUSES, Found, Reconc
 from pipeline.records import row_bytes
 from pipeline.results.layout import check_output, results_folder
 from pipeline.results.shards import undisturbed
-from pipeline.results.upgrade import refuse_old_files
 from pipeline.storage.files import UNFINISHED, create, delete_files, move_files
 
 COMPLETE, INCOMPLETE, WRONG = 0, 1, 2
@@ -95,7 +94,6 @@ def _paths(flags: argparse.Namespace) -> dict[str, str]:
 def _reconciled(config: Config, model: tuple[str, str] | None, paths: dict[str, str]) -> Reconciled:
     """The outcome; manifests get their names when all is compared."""
     output, patterns = results_folder(config.output), [pattern for some in config.patterns().values() for pattern in some]
-    refuse_old_files(output)
     paths = {status: path if "/" in path else f"./{path}" for status, path in paths.items()}
     staged = {status: f"{posixpath.dirname(path)}/{UNFINISHED}{uuid.uuid4().hex[:12]}" for status, path in paths.items()}
 

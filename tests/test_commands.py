@@ -15,7 +15,6 @@ EXPECTED = {
     "import",
     "compact",
     "export",
-    "upgrade",
     "load",
     "quantize",
     "tune",

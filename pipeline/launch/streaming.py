@@ -27,7 +27,6 @@ from pipeline.monitoring.monitor import monitored
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import check_output
 from pipeline.results.run import Run
-from pipeline.results.upgrade import refuse_old_files
 from pipeline.stats.process import PROCESS, ModelStats
 from pipeline.stats.summary import JobStats
 from pipeline.stats.worker_reports import WorkerReports
@@ -81,7 +80,6 @@ def show_plan(job: Job) -> int:
     """Prints the plan of a run; reads no message and writes nothing."""
     config, detector = job.config, load_detector(job.config)
     check_output(results_folder(config), write=False)
-    refuse_old_files(results_folder(config))
     say([f"input    {config.input[0]}, images under {', '.join(graph.allowed_prefixes(config))}"])
     say(model_lines(detector, config))
     say([f"runner   {job.runner.name}: {job.runner.guarantee}", f"output   {config.output}; files in {results_folder(config)}"])
@@ -94,7 +92,6 @@ def run(job: Job) -> int:
     config, runner = job.config, job.runner
     results = results_folder(config)
     check_output(results)
-    refuse_old_files(results)
     this_run = Run.new(results)
     bind_run_id(this_run.name)
     settings = _settings(job, this_run)

@@ -26,7 +26,6 @@ from pipeline.results.layout import check_output, check_reports
 from pipeline.results.rows import record_bytes, rows_by_kind
 from pipeline.results.run import Run
 from pipeline.results.shards import publish_shard, stage_shard, write_shard
-from pipeline.results.upgrade import refuse_old_files
 from pipeline.stats.summary import JobStats, merge_stats
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.storage.files import write_file
@@ -64,7 +63,6 @@ class WriteShards(Sink):
     def check(self, *, write: bool = True) -> None:
         """Makes sure that the folder can be written, and that no report replaces a file of others."""
         check_output(self.run.output, write)
-        refuse_old_files(self.run.output)
         check_reports(self.run.output)
 
     def expand(self, results: Results) -> beam.PCollection[None]:

@@ -20,7 +20,6 @@ from pipeline.results.layout import check_output, check_reports
 from pipeline.results.lock import locked
 from pipeline.results.run import Run, remove_abandoned
 from pipeline.results.shards import SOURCES, done_keys, parquet_bytes
-from pipeline.results.upgrade import refuse_old_files
 from pipeline.stats.summary import JobStats, RunFacts
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.files import write_file
@@ -125,7 +124,6 @@ def laid(folder, files, link):
 def a_job(output, own):
     """What a job does beside its images; `own` is planted in its own folder while it works."""
     check_output(output)
-    refuse_old_files(output)
     run = Run.new(output)
     with locked(output, "0a"), run.opened():
         for name, content in own.items():

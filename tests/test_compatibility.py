@@ -1,0 +1,99 @@
+"""The policy of docs/compatibility.md: what release 0.1.0 wrote is read, counts as done, and is merged with rows of this release.
+
+`tests/golden/results_0_1_0` is the results folder of a job with the bundled detector over four objects of an emulated bucket, two
+of which are damaged. Its files are never written anew.
+"""
+
+import json
+import shutil
+
+import jsonschema
+import pytest
+
+from pipeline import export, graph, run
+from pipeline.config import load_config
+from pipeline.read.done_rows import DoneRows
+from pipeline.records import ImageRef
+from pipeline.results.compact import compact
+from pipeline.results.completion import RowVersion
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
+from pipeline.results.rows import SCHEMAS
+from pipeline.results.shards import list_shards, read_columns
+from pipeline.row_schema import dead_letter_schema, detection_schema
+from tests.fixtures import REPO
+from tests.shard_rows import detected, rows_in, write_rows
+
+RELEASE = REPO / "tests" / "golden" / "results_0_1_0"
+GENERATIONS = {
+    row["image"]["uri"]: row["image"]["generation"]
+    for view in sorted(RELEASE.glob("*/*.jsonl"))
+    for row in map(json.loads, view.read_text(encoding="utf-8").splitlines())
+}
+A, B, CUT, EMPTY = (f"gs://photos/day/{name}.jpg" for name in ("a", "b ä", "cut", "empty"))
+SETTINGS = load_config([], {"model.path": "digits"}).as_dict()
+
+
+@pytest.fixture
+def results(tmp_path) -> str:
+    """A copy of the folder."""
+    return str(shutil.copytree(RELEASE, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("kind", [DETECTIONS, DEAD_LETTERS])
+def test_rows_are_read_as_their_views_show_them_and_fit_the_schema(results, kind):
+    (view,) = RELEASE.glob(f"{kind}/*.jsonl")
+    rows = rows_in(results, kind)
+    assert rows == sorted(map(json.loads, view.read_text(encoding="utf-8").splitlines()), key=lambda row: row["image"]["uri"])
+    schema = detection_schema() if kind == DETECTIONS else dead_letter_schema()
+    for row in rows:
+        jsonschema.Draft202012Validator(schema).validate(row)
+
+
+@pytest.mark.parametrize("kind", [DETECTIONS, DEAD_LETTERS])
+def test_no_column_is_gone_or_has_another_type(results, kind):
+    (shard,) = list_shards(results, (kind,))
+    written = read_columns(shard, SCHEMAS[kind].names).schema
+    assert {name: SCHEMAS[kind].field(name).type for name in written.names} == {
+        name: written.field(name).type for name in written.names
+    }
+
+
+def test_its_rows_and_permanent_failures_are_done_for_the_same_command(results):
+    """Names of settings may change, the hash of the defaults may not: a new release would detect in every image again."""
+    done = DoneRows(results, RowVersion.of(SETTINGS, ("digits", "1")), prefixes=("gs://photos/day/",))
+    refs = [ImageRef(uri, generation) for uri, generation in GENERATIONS.items()]
+    assert dict(zip(GENERATIONS, done.among(refs), strict=True)) == dict.fromkeys((A, B, CUT, EMPTY), True)
+    other = RowVersion.of(load_config([], {"model.path": "digits", "detect.score_threshold": 0.5}).as_dict(), ("digits", "1"))
+    assert done._replace(version=other).among(refs) == [False] * 4
+
+
+def test_exports_hold_its_rows(results, tmp_path):
+    assert export.main([results, "--format", "csv", "--to", str(tmp_path / "exported")]) == 0
+    lines = (tmp_path / "exported" / "detections.csv").read_text(encoding="utf-8").splitlines()
+    assert sum(A in line for line in lines) == 5 and sum(B in line for line in lines) == 5
+
+
+def test_its_failures_are_tried_again(results):
+    config = load_config([], {"model.path": "digits", "stream.allow_uri_prefix": ["gs://photos/"]})
+    refs = graph.dead_letter_replay(config).refs_in_results(results)
+    assert sorted(ref.uri for ref in refs) == [CUT, EMPTY]
+
+
+def test_a_newer_row_wins_and_compaction_merges_both_releases(results):
+    of_now = RowVersion.of(SETTINGS, ("digits", "1"))
+    write_rows(
+        results, [detected(A, GENERATIONS[A], version=of_now), detected(CUT, GENERATIONS[CUT], version=of_now)], version=of_now
+    )
+    assert compact(results).dropped
+    assert len(list_shards(results, (DETECTIONS,))) == 1
+    rows = {row["image"]["uri"]: row["detections"] for row in rows_in(results)}
+    assert {uri: len(found) for uri, found in rows.items()} == {A: 1, B: 5, CUT: 1}
+    assert [row["image"]["uri"] for row in rows_in(results, DEAD_LETTERS)] == [EMPTY]
+
+
+@pytest.mark.slow
+def test_a_job_takes_over_the_folder_with_its_summary(results, tmp_path, capsys):
+    """The summary and the report of 0.1.0 are this program's, so a job may replace them."""
+    code = run.main(["--input", str(REPO / "models/digits/samples/scene_004.jpg"), "--output", results, "--model", "digits"])
+    assert code == 0, capsys.readouterr()
+    assert len(rows_in(results)) == 3
