@@ -92,7 +92,6 @@ setup(
             "tensorflow_hub>=0.16",  # Beam's TFModelHandlerNumpy imports it; only the benchmarks run that
             "types-pyyaml",
             "tritonclient[grpc]>=2.73,<3",
-            "tzdata",  # time zones, where the system has none
         ],
     },
 )

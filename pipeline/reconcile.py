@@ -59,12 +59,11 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    said = "YAML file of a job: its input, output, dates and time zone count"
+    said = "YAML file of a job: its input, output and dates count"
     add("--config", action="append", default=[], metavar="FILE", help=said)
     add("--input", nargs="+", action="extend", metavar="PATTERN", help="the images, as detect-objects run takes them")
     add("--output", metavar="FOLDER", help="the results folder or archive, local or gs://")
     add("--dates", help="days for which {date} in an input stands")
-    add("--time-zone", help="where days begin and end")
     add("--fps", help="the frames of a second of video that the job read; default: 1")
     add("--model", metavar="PATH", help="count only rows of this model version; default: of any")
     for name in _WRITTEN:
@@ -74,7 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _config(flags: argparse.Namespace) -> Config:
-    given = {name: getattr(flags, name) for name in ("input", "output", "dates", "time_zone")} | {"read.fps": flags.fps}
+    given = {name: getattr(flags, name) for name in ("input", "output", "dates")} | {"read.fps": flags.fps}
     config = load_config(flags.config, {name: value for name, value in given.items() if value})
     if not config.output or "/topics/" in config.output:
         raise ConfigError("no output: expected --output with a results folder or archive, local or gs://")

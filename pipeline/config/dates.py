@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import re
-import zoneinfo
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pipeline.errors import ConfigError
 
@@ -18,11 +16,10 @@ _PLACE = re.compile(r"\{date(?::([^{}]*))?\}")
 _ISO = "%Y-%m-%d"
 _FIRST, _LAST = datetime.date(1970, 1, 1), datetime.date(2999, 12, 31)
 _MOST_DAYS = 3660  # ten years; each day is listed separately
-_HOUR = datetime.timedelta(hours=1)
 
 
 class DatesError(ValueError):
-    """A text names no days, no time zone, or no place for a day; the message is what was expected."""
+    """A text names no days, or no place for a day; the message is what was expected."""
 
 
 def resolve_dates(text: str, today: datetime.date) -> str:
@@ -81,22 +78,6 @@ def days_flag(flag: str, text: str) -> tuple[float, float]:
     return first, end
 
 
-def zone_named(name: str) -> datetime.tzinfo:
-    """The time zone of a name such as `Europe/Zurich`.
-
-    Raises:
-      DatesError: No time zone has this name.
-    """
-    if name == "UTC":
-        return datetime.timezone.utc  # exists even if the machine has no time zones
-    try:
-        return zoneinfo.ZoneInfo(name)
-    except (OSError, ValueError, KeyError) as err:
-        known = {zone.lower(): zone for zone in zoneinfo.available_timezones()}
-        close = difflib.get_close_matches(name.lower(), known, n=1)
-        raise DatesError(f"a time zone such as {known[close[0]] if close else 'Europe/Zurich'}") from err
-
-
 def has_dates(pattern: str) -> bool:
     """Whether a pattern has a place for a day.
 
@@ -110,20 +91,19 @@ def check_places(pattern: str) -> str:
     """Returns a pattern whose places for a day are valid.
 
     Raises:
-      DatesError: A place has a wrong format, or one finer than hours.
+      DatesError: A place has a wrong format, or one finer than days.
     """
-    hour = datetime.datetime(2026, 11, 20, 13, tzinfo=datetime.timezone.utc)
+    start = datetime.datetime(2026, 11, 20, 0, tzinfo=datetime.timezone.utc)
+    end = start + datetime.timedelta(days=1) - datetime.timedelta.resolution
     for text in filter(None, _PLACE.findall(pattern)):
         try:
-            first, last = (
-                moment.strftime(text.replace("%%", "")) for moment in (hour, hour + _HOUR - datetime.timedelta.resolution)
-            )
+            first, last = (moment.strftime(text.replace("%%", "")) for moment in (start, end))
         except ValueError as err:
             raise DatesError(_EXPECTED_PLACE) from err
         if "%" in first:  # strftime keeps unknown directives
             raise DatesError(_EXPECTED_PLACE)
         if first != last:
-            raise DatesError("no directive finer than hours in {date:…} (%m is the month, %M the minute; * matches any)")
+            raise DatesError("no directive finer than days in {date:…} (%m is the month, %M the minute; * matches any)")
     return pattern
 
 
@@ -140,29 +120,17 @@ def check_use(patterns: Sequence[str], days: str) -> None:
             raise DatesError(f"{_EXPECTED}, since input {pattern} has a place for them")
 
 
-def dated(pattern: str, days: tuple[datetime.date, ...], zone: datetime.tzinfo) -> tuple[str, ...]:
+def dated(pattern: str, days: Sequence[datetime.date]) -> tuple[str, ...]:
     """The patterns of all days, in order, each once.
-
-    A format with hours gives one pattern for each hour of the day in its time zone: 23 or 25 when clocks change.
 
     Args:
       pattern: With `{date}` or `{date:<strftime format>}`, any number of times.
       days: The days.
-      zone: The time zone in which days begin and end.
 
-    Raises:
-      DatesError: The time zone skipped these days.
-
-    >>> dated("raw/{date:%Y/%m}/{date:%d}-*.jpg", days_of("2026-11-30..2026-12-01"), zone_named("UTC"))
+    >>> dated("raw/{date:%Y/%m}/{date:%d}-*.jpg", days_of("2026-11-30..2026-12-01"))
     ('raw/2026/11/30-*.jpg', 'raw/2026/12/01-*.jpg')
-    >>> spring = days_of("2026-03-29")
-    >>> dated("{date:%H}", spring, zone_named("UTC"))[:4], dated("{date:%H}", spring, zone_named("Europe/Zurich"))[:4]
-    (('00', '01', '02', '03'), ('00', '01', '03', '04'))
     """
-    found = dict.fromkeys(_filled(pattern, hour) for day in days for hour in _hours(day, zone))
-    if not found:
-        raise DatesError(f"days that there were in {zone}")
-    return tuple(found)
+    return tuple(dict.fromkeys(_PLACE.sub(lambda found: day.strftime(found[1] or _ISO), pattern) for day in days))  # noqa: B023
 
 
 def _day(text: str, today: datetime.date) -> datetime.date:
@@ -172,17 +140,3 @@ def _day(text: str, today: datetime.date) -> datetime.date:
         return datetime.date.fromisoformat(text)
     except ValueError as err:
         raise DatesError(f"{_EXPECTED}; {err}") from err
-
-
-def _hours(day: datetime.date, zone: datetime.tzinfo) -> Iterator[datetime.datetime]:
-    """A moment of each hour of a day; none for a day that a zone skipped when it crossed the date line."""
-    start, end = (
-        datetime.datetime.combine(midnight, datetime.time(), zone).astimezone(datetime.timezone.utc)
-        for midnight in (day, day + datetime.timedelta(days=1))
-    )
-    for number in range(-((start - end) // _HOUR)):
-        yield (start + number * _HOUR).astimezone(zone)
-
-
-def _filled(pattern: str, moment: datetime.datetime) -> str:
-    return _PLACE.sub(lambda found: moment.strftime(found[1] or _ISO), pattern)

@@ -34,7 +34,6 @@ from pipeline.config.setting import (
     setting,
     settings_of,
 )
-from pipeline.errors import ConfigError
 from pipeline.secrets import masked_options, masked_target, without_secrets
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -54,7 +53,6 @@ def _text(value: Any) -> Any:
 
 _BeamOption = Annotated[Any, AfterValidator(_beam_option)]
 _Input = Annotated[SomePath, AfterValidator(days.check_places)]
-_Zone = Annotated[str, AfterValidator(lambda name: days.zone_named(name) and name)]
 _Text = Annotated[str, BeforeValidator(_text)]
 _Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -285,10 +283,10 @@ class Config:
         "manifests .txt .csv .jsonl; TFRecord shards, archives, videos; "
         "{date} or {date:%Y/%m/%d}, with any strftime directives, stands for each of --dates",
     )
-    time_zone: _Zone = setting("UTC", "where days begin and end, e.g. Europe/Zurich")
     dates: _Text = setting(
         "",
-        "the days of {date}: 2026-11-20, 2026-11-01..2026-11-20, today, yesterday, or 'last 7 days', up to yesterday",
+        "the days of {date}: 2026-11-20, 2026-11-01..2026-11-20, today, yesterday, or 'last 7 days', up to yesterday; "
+        "a day begins in this machine's time zone, which the environment variable TZ sets",
         validate_default=True,
     )
     output: Path = setting("", "folder for the results, local or gs://")
@@ -318,26 +316,17 @@ class Config:
     @classmethod
     def _settled(cls, text: str, before: ValidationInfo) -> str:
         """Resolves `yesterday` once, so that all parts of the job agree, even after midnight."""
-        if not {"input", "time_zone"} <= before.data.keys():  # these have errors of their own
+        if "input" not in before.data:  # it has an error of its own
             return text
-        today = datetime.datetime.now(days.zone_named(before.data["time_zone"])).date()
-        resolved = days.resolve_dates(text, today) if text else ""
+        resolved = days.resolve_dates(text, datetime.date.today()) if text else ""
         days.check_use(before.data["input"], resolved)
         return resolved
 
     def patterns(self) -> dict[str, tuple[str, ...]]:
-        """Each input, with its patterns: itself, or one or more for each of the days.
-
-        Raises:
-          ConfigError: The time zone skipped these days.
-        """
+        """Each input, with its patterns: itself, or one or more for each of the days."""
         if not self.dates:
             return {pattern: (pattern,) for pattern in self.input}
-        zone, of_days = days.zone_named(self.time_zone), days.days_of(self.dates)
-        try:
-            return {pattern: days.dated(pattern, of_days, zone) for pattern in self.input}
-        except days.DatesError as err:
-            raise ConfigError(f"dates: expected {err}, got {self.dates}") from err
+        return {pattern: days.dated(pattern, days.days_of(self.dates)) for pattern in self.input}
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as nested dicts and lists, with secrets masked."""

@@ -95,7 +95,7 @@ def show_plan(job: Job) -> int:
     new = sorted((ref for ref in refs.values() if ref.uri not in known), key=lambda ref: ref.uri)
     say(input_lines(new, new_dead, len(refs) + len(dead) - len(new) - len(new_dead), left_out))
     say(f"         from {pattern}" for pattern in patterns if is_container(pattern) or is_manifest(pattern))
-    say([f"         of {config.dates}, {config.time_zone}"] if config.dates else [])
+    say([f"         of {config.dates}"] if config.dates else [])
     say(model_lines(detector, config))
     say([f"runner   {config.runner}", f"output   {config.output} ({', '.join(_ending(config).files())})"])
     succeeded = tried(detector, first_images(to_try(ref.location for ref in new), config))

@@ -214,7 +214,7 @@ def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False)
             if not (found or allow_empty):
                 if name.startswith("projects/"):
                     raise InputError(f"input {name}: no file; a subscription is read in --mode streaming")
-                days = f" on any of {len(patterns)} days or hours" if len(patterns) > 1 else ""
+                days = f" on any of {len(patterns)} days" if len(patterns) > 1 else ""
                 raise InputError(f"input {name}: no file matches{days}; {_HINT}")
 
 

@@ -275,7 +275,7 @@ def test_of_an_inputs_days_one_must_have_an_image(tree, number):
     patterns = [f"in/{day}/**" for day in range(number)]
     with pytest.raises(InputError) as caught:
         check_inputs({"a.jpg": ["a.jpg"], "in/{date:%d}/**": patterns})
-    of_days = "" if number == 1 else f" on any of {number} days or hours"
+    of_days = "" if number == 1 else f" on any of {number} days"
     assert str(caught.value).startswith(f"input in/{{date:%d}}/**: no file matches{of_days}; check the path")
     check_inputs({"in/{date:%d}/**": patterns}, allow_empty=True)
     (tree / "in" / str(number // 2)).mkdir()
