@@ -28,7 +28,7 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, FullError, OutputError
-from pipeline.storage.files import UNFINISHED, create, delete_files, exists, make_folder, read_file
+from pipeline.storage.files import UNFINISHED, create, delete_files, exists, list_files, make_folder, read_file
 from pipeline.storage.globs import escape_glob
 from pipeline.storage.state import is_own_file, read_checked
 from pipeline.storage.waiting import waiting_for
@@ -45,6 +45,7 @@ _OTHERS = re.compile(
     r"|((detections|dead_letters|samples|runs/[^/]+(/samples)?)/)?\.staging-[^/]+(/.*)?|\.lock-[\w-]+",
     re.DOTALL,
 )
+_OLDER = re.compile(r"/(detections|dead_letters)-([\w-]+-)?\d{5,}-of-\d{5,}\.jsonl$")
 _TIME = "%Y%m%dT%H%M%SZ"
 _MARK_BYTES = 4096  # the mark is in the first bytes of a page
 _STEM_BYTES = 120  # file systems bound a name's bytes, not its characters
@@ -121,16 +122,26 @@ def check_output(output: str, write: bool = True) -> None:
     """Makes sure that results can be written; without `write`, as far as possible without writing.
 
     Raises:
-      OutputError: They cannot.
+      OutputError: They cannot, or rows of a preview lie there.
     """
     try:
         with waiting_for(f"output {output}"):
             _write_probe(output) if write else _look_at(output)
+            _refuse_older_rows(output)
     except OutputError:
         raise
     except Exception as err:
         kind = FullError if getattr(err, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else OutputError
         raise kind(f"output {output}: expected a folder that can be written, but: {' '.join(str(err).split())[:300]}") from err
+
+
+def _refuse_older_rows(output: str) -> None:
+    """No command would see the rows of previews of 0.1.0, which were JSON Lines with an index."""
+    for kind in (DETECTIONS, DEAD_LETTERS):
+        if older := [path for path in list_files(f"{escape_glob(output)}/{kind}/{kind}-*.jsonl") if _OLDER.search(path)]:
+            raise OutputError(
+                f"output {output}: {older[0]} was written before 0.1.0, which does not read its rows; choose another folder"
+            )
 
 
 def _write_probe(output: str) -> None:

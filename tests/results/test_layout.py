@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from pipeline.results.layout import is_result_name, is_sample_name, read_summary, sample_name
+from pipeline.errors import OutputError
+from pipeline.results.layout import check_output, is_result_name, is_sample_name, read_summary, sample_name
 from pipeline.results.shards import list_shards
 
 SHARD = "20261121T020000Z-3f2a9c01b2d4-" + "0123456789abcdef" * 2
@@ -95,3 +96,14 @@ def test_a_summary_of_somebody_else_is_none(tmp_path, content):
 )
 def test_samples_are_named_after_their_images_in_bounded_bytes(uri, name):
     assert sample_name(7, uri) == name and is_sample_name(name)
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_a_folder_with_rows_from_before_0_1_0_is_refused_and_keeps_them(tmp_path, write):
+    """No command would count them as done."""
+    older = tmp_path / "detections" / "detections-0a1b2c3d-00000-of-00001.jsonl"
+    older.parent.mkdir()
+    older.write_text("{}\n")
+    with pytest.raises(OutputError, match="00000-of-00001.jsonl was written before 0.1.0") as refused:
+        check_output(str(tmp_path), write)
+    assert "\n" not in str(refused.value) and [path.name for path in tmp_path.rglob("*.*")] == [older.name]
