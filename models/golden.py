@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from models.manifest import MANIFEST, write_manifest
+from models.own_python import command_of, environment
 
 _GOLDEN = "assets.extra/golden"
 
@@ -110,8 +111,10 @@ def _detected(
         **({"--config": config} if config else {}),
     }
     flags = [str(part) for setting in settings.items() for part in setting]
-    command = [sys.executable, "-m", "pipeline.run", "--input", *images, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  this program itself, without a shell
+    command = command_of("pipeline.run", "--input", *images, *flags)
+    done = subprocess.run(  # noqa: S603  this program itself, without a shell
+        command, capture_output=True, text=True, check=False, env=environment()
+    )
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()] or [f"the job ended with {done.returncode}"]
         raise GoldenError(said[-1].removeprefix("error: "))

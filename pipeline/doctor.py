@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = make_parser().parse_args(argv)
     broken = []
     for finding in findings(full=flags.full):
-        print(f"{finding.part:<13} {finding.found}", flush=True)
+        print(f"{finding.part:<15} {finding.found}", flush=True)
         broken += [finding.part] if finding.broken else []
     print(f"broken: {', '.join(broken)}" if broken else "OK: all required parts found")
     return 1 if broken else 0
@@ -125,7 +125,7 @@ def packages(project: Distribution | None = None) -> Iterator[Finding]:
     yield Finding("packages", "; ".join(problems) or ", ".join([f"all {len(needed)}", *versions]), bool(problems))
     for extra in sorted({*(project.metadata.get_all("Provides-Extra") or ())} - {"dev"}):
         lacking = _problems([each for each in _needed(project, extra) if each not in needed])
-        how = f"not usable ({'; '.join(lacking)}): python -m pip install '{PROJECT}[{extra}]'"
+        how = f"optional: python -m pip install '{PROJECT}[{extra}]' ({'; '.join(lacking)})"
         yield Finding(f"  [{extra}]", how if lacking else "installed")
 
 

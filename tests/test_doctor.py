@@ -39,7 +39,7 @@ def test_what_an_extra_lacks_is_a_line_with_the_command_that_installs_it(install
     found = installed("Requires-Dist: pyarrow ; python_version >= '3'")
     assert found["packages"] == (f"all 2, numpy {doctor.importlib.metadata.version('numpy')}", False)
     how = "python -m pip install 'hybrid-detection-pipeline[lacking]'"
-    assert found["  [lacking]"] == (f"not usable (absent-package is not installed): {how}", False)
+    assert found["  [lacking]"] == (f"optional: {how} (absent-package is not installed)", False)
     assert found["  [here]"] == ("installed", False)
     assert "  [dev]" not in found
 

@@ -14,6 +14,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.stager import Stager
 
 from tests.conftest import REPO, write_bright_image
+from tests.fixtures import fixtures_dir
 
 IN_THE_WHEEL = {"pipeline": "pipeline", "models": "models", "configs": "pipeline/configs"}
 
@@ -140,6 +141,15 @@ def test_the_console_command_works_among_packages_of_the_same_names(installed, c
     done = run_installed(installed, clone, "detect-objects", *args, XDG_CACHE_HOME=str(clone / "cache"))
     assert done.returncode == 0, done.stderr
     assert "2 images read: 2 detected" in done.stdout
+
+
+def test_a_darknet_model_is_imported_and_tried_among_packages_of_the_same_names(installed, clone):
+    """The job that tries it on a picture is a process of its own."""
+    darknet = fixtures_dir() / "darknet"
+    files = [f"--{flag}={darknet}/yolo-fastest-1.1.{flag}" for flag in ("cfg", "weights")]
+    done = run_installed(installed, clone, "detect-objects", "import", *files, f"--names={darknet}/coco.names", "--output=mine/1")
+    assert done.returncode == 0, done.stderr
+    assert (clone / "mine" / "1" / "saved_model.pb").is_file()
 
 
 @pytest.mark.parametrize("module", ["pipeline.run", "pipeline.compact"])

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from models.metadata import DetectorMetadata, metadata_from_json, metadata_to_json
+from models.own_python import command_of, environment
 from models.user_cache import cache_folder
 from pipeline.config import DetectConfig, ModelConfig
 from pipeline.detect.versions import first_line
 from pipeline.detect.warmup_requests import keep_requests, read_requests
 from pipeline.errors import ModelError
-from pipeline.own_python import command_of, environment
 
 NETWORK = "model.xml"
 _DESCRIPTION = "detector.json"
