@@ -27,6 +27,7 @@ def said(capsys, *argv):
     [
         pytest.param(["--conf", "0.4"], "unknown flag --conf; use --score-threshold", id="conf"),
         pytest.param(["--conf-thres=0.4"], "unknown flag --conf-thres; use --score-threshold", id="YOLOv5's conf"),
+        pytest.param(["--box-format", "yxyx"], "unknown flag --box-format; it is a key of the file in --description", id="key"),
         pytest.param(["--imgsz", "640"], "unknown flag --imgsz; use --input-hw, for models of any input size", id="imgsz"),
         pytest.param(["--csv"], "unknown flag --csv; use --export csv, or the Parquet files in detections/", id="csv"),
         pytest.param(["--weights", "m.pt"], "unknown flag --weights; use --model", id="weights"),

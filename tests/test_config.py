@@ -3,12 +3,14 @@
 import dataclasses
 import datetime
 import pickle
+import re
 import time
 import zoneinfo
 
 import pytest
 from pydantic import ValidationError
 
+from models.metadata import DetectorMetadata, metadata_to_json
 from pipeline.config import Config, DetectConfig, ModelConfig, ReadConfig, StreamConfig, WriteConfig, load_config, settings
 from pipeline.errors import ConfigError
 
@@ -196,6 +198,24 @@ def test_a_transform_checks_its_settings_like_a_file():
 @pytest.mark.parametrize("made", [ModelConfig, DetectConfig, ReadConfig, WriteConfig, StreamConfig, Config])
 def test_a_config_survives_a_pickle(made):
     assert pickle.loads(pickle.dumps(made())) == made()
+
+
+def test_a_file_describes_a_model_and_given_keys_win(tmp_path):
+    """As JSON, such as a model's own detector.json, or as YAML; a job has its keys, not its path, which workers may not have."""
+    metadata = DetectorMetadata("m", (4, 5), "stretch", ("a",), box_format="yxyx")
+    (tmp_path / "detector.json").write_text(metadata_to_json(metadata))
+    given = {"model.description": str(tmp_path / "detector.json"), "model.class_names": ["b"]}
+    model = load_config([], given).model
+    assert (model.name, model.input_hw, model.box_format, model.class_names) == ("m", (4, 5), "yxyx", ("b",))
+    assert model == ModelConfig(description=str(tmp_path / "detector.json"), class_names=["b"])
+    assert model.description is None
+    for text, said in (
+        ("box_fromat: yxyx", "unknown key 'model.box_fromat'; did you mean 'model.box_format'?"),
+        ("[a]", "expected 'key: value' lines"),
+    ):
+        (tmp_path / "detector.json").write_text(text)
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            load_config([], given)
 
 
 def test_a_config_is_hashable_but_for_beam_options_and_cannot_change():

@@ -14,7 +14,8 @@ from tests.fixtures import REPO
 
 _HEAD = """# Settings
 
-Every setting is a key of the YAML config; most are flags, too. A flag wins over a key. Lists take commas or several values.
+Every setting is a key of the YAML config; most are flags, too. Those that describe a model are keys of
+the file in `--description` instead. A flag wins over a key. Lists take commas or several values.
 This page is written by `python -m tests.write_docs` from `pipeline/config/sections.py`.
 """
 _WRITTEN = r"(?<=<!-- {0}: written by `python -m tests.write_docs` -->\n).*?(?=<!-- end of {0} -->)"
@@ -67,7 +68,7 @@ def _section(name: str, of_section: list[Setting]) -> str:
 
 
 def _flag(each: Setting) -> str:
-    return f"`{each.flag}`" if each.flag else "any flag of Beam" if each.key == "beam_options" else ""
+    return f"`{each.flag}`" if each.flag else "any flag of Beam" if each.key == "beam_options" else "key of `--description`"
 
 
 def _default(each: Setting) -> str:

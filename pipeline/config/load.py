@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.config.mistakes import what_is_wrong
-from pipeline.config.paths import local_path
+from pipeline.config.paths import read_yaml
 from pipeline.config.sections import Config, MonitoringConfig, settings
 from pipeline.errors import ConfigError
 
@@ -69,7 +68,7 @@ def _read(paths: Sequence[str]) -> dict[Any, Any]:
     """The trees of all files in one; a key of a later file wins."""
     merged: dict[Any, Any] = {}
     for path in paths:
-        for key, part in _read_yaml(_as_path(path)).items():
+        for key, part in _read_config(path).items():
             both = (part is None or isinstance(part, Mapping)) and isinstance(merged.get(key), Mapping)
             merged[key] = {**merged[key], **(part or {})} if both else part
     return merged
@@ -88,13 +87,6 @@ def _laid_over(tree: Mapping[Any, Any], overrides: Mapping[str, Any]) -> dict[An
     return merged
 
 
-def _as_path(path: str) -> str:
-    try:
-        return local_path(path)
-    except ValueError as err:
-        raise ConfigError(f"config: {err}") from err
-
-
 def _found(path: str) -> str:
     """The file of a path; if there is none, the project's own config of that name."""
     folder, name = os.path.split(path)
@@ -104,18 +96,9 @@ def _found(path: str) -> str:
     return next(filter(os.path.isfile, own), path)
 
 
-def _read_yaml(path: str) -> Mapping[Any, Any]:
-    try:
-        with open(_found(path), encoding="utf-8") as file:
-            tree = yaml.safe_load(file)
-    except OSError as err:
-        raise ConfigError(
-            f"config {path}: cannot be read ({err.strerror}); give the path of a YAML file, e.g. configs/batch_local_direct.yaml"
-        ) from err
-    except Exception as err:  # PyYAML's constructors raise anything: a KeyError for !!bool x, a ValueError for 2001-99-99
-        raise ConfigError(f"config {path}: is no YAML: {' '.join(str(err).split())}") from err
-    if not isinstance(tree, dict):
-        raise ConfigError(f"config {path}: expected 'key: value' lines, got {type(tree).__name__}")
-    if _found(path) != path and "input" in tree:  # an own config, in another folder: its sample images lie beside the code
+def _read_config(path: str) -> Mapping[str, Any]:
+    found = _found(path)
+    tree = read_yaml("config", found)
+    if found != path and "input" in tree:  # an own config, in another folder: its sample images lie beside the code
         tree["input"] = [os.path.join(_HOME, each) if each.startswith("models/") else each for each in tree["input"]]
     return tree

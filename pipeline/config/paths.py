@@ -1,9 +1,14 @@
-"""Paths in settings: plain, with `~`, or as a `file:///…` URI."""
+"""Paths in settings: plain, with `~`, or as a `file:///…` URI; and the files of settings."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 from urllib.parse import unquote
+
+import yaml
+
+from pipeline.errors import ConfigError
 
 _FILE = "file://"
 
@@ -25,3 +30,25 @@ def local_path(text: str) -> str:
     if not path.startswith("/"):
         raise ValueError(f"expected file:/// and an absolute path, got {text!r}")
     return path if "{date" in path else unquote(path)  # strftime's directives look like escapes
+
+
+def read_yaml(what: str, path: str) -> dict[Any, Any]:
+    """The keys of a YAML or JSON file.
+
+    Args:
+      what: What the file is, for messages.
+      path: Its path.
+
+    Raises:
+      ConfigError: It cannot be read, or has no keys.
+    """
+    try:
+        with open(local_path(path), encoding="utf-8") as file:
+            tree = yaml.safe_load(file)
+    except OSError as err:
+        raise ConfigError(f"{what} {path}: cannot be read ({err.strerror}); give the path of a YAML file") from err
+    except Exception as err:  # PyYAML's constructors raise anything: a KeyError for !!bool x, a ValueError for 2001-99-99
+        raise ConfigError(f"{what} {path}: is no YAML: {' '.join(str(err).split())}") from err
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{what} {path}: expected 'key: value' lines, got {type(tree).__name__}")
+    return tree

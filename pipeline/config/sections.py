@@ -14,10 +14,14 @@ from pydantic import (
     TypeAdapter,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 
+from models import metadata
 from pipeline.config import dates as days
+from pipeline.config.paths import read_yaml
 from pipeline.config.setting import (
     MOST,
     Count,
@@ -31,6 +35,7 @@ from pipeline.config.setting import (
     Share,
     SomePath,
     Threads,
+    described,
     setting,
     settings_of,
 )
@@ -63,7 +68,8 @@ BUNDLED = "digits"  # the detector that comes with this program
 class ModelConfig:
     """The detector, and for a model that does not describe itself, its inputs and outputs.
 
-    Everything below `name` overrides the model's own description.
+    Everything from `name` on overrides the model's own description. What stands below `description` has no flag: it is a key of
+    that file, or of this section.
     """
 
     path: Path = setting(
@@ -85,45 +91,56 @@ class ModelConfig:
         None, "most memory of two versions; if they need more, images wait while one replaces the other; default: a GPU's"
     )
     name: str | None = setting(None, "name of the model in every row; default: the model's own, else its folder's")
-    signature: str | None = setting(None, "signature to call; default: the model's own, else serving_default")
-    input_name: str | None = setting(None, "name of the image input")
     input_hw: PairOf[Count] | None = setting(None, "height and width of the input, as [H, W]")
-    input_dtype: Literal["uint8", "float32"] | None = setting(None, "type of the input")
-    value_range: PairOf[Annotated[float, Field(ge=-MOST, le=MOST)]] | None = setting(
-        None, "the model's values for pixels 0 and 255: [0, 1] or [-1, 1]"
+    class_names: ListOf[Path] | None = setting(None, "class names in order: a list, or a text file with one name a line")
+    description: Path | None = setting(
+        None, "JSON or YAML file that describes a model which does not describe itself, as detector.json does"
     )
-    resize: Literal["stretch", "letterbox", "none"] | None = setting(
-        None, "how images are resized to the input; none: a model of any input size gets each image at its own size"
+    signature: str | None = described("signature to call; default: the model's own, else serving_default")
+    input_name: str | None = described("name of the image input")
+    input_dtype: metadata.InputDtype | None = described("type of the input")
+    value_range: PairOf[Annotated[float, Field(ge=-MOST, le=MOST)]] | None = described(
+        "the model's values for pixels 0 and 255: [0, 1] or [-1, 1]"
     )
-    letterbox_value: Annotated[int, Field(ge=0, le=255)] | None = setting(None, "grey of the letterbox padding, 0..255")
-    letterbox_rule: Literal["darknet", "ultralytics", "yolox", "super_gradients"] | None = setting(
-        None,
+    resize: metadata.Resize | None = described(
+        "how images are resized to the input; none: a model of any input size gets each image at its own size"
+    )
+    letterbox_value: Annotated[int, Field(ge=0, le=255)] | None = described("grey of the letterbox padding, 0..255")
+    letterbox_rule: metadata.LetterboxRule | None = described(
         "whose letterbox: darknet rounds sizes down, ultralytics to nearest; yolox begins at the top left; "
         "super_gradients leaves a margin",
     )
-    channel_order: Literal["rgb", "bgr"] | None = setting(None, "order of the input's channels")
-    normalisation: Literal["", "imagenet"] | None = setting(
-        None, "imagenet: its mean and deviation, after value_range; '' for none"
+    channel_order: metadata.ChannelOrder | None = described("order of the input's channels")
+    normalisation: metadata.Normalisation | None = described("imagenet: its mean and deviation, after value_range; '' for none")
+    boxes_output: str | None = described("name of the output with boxes (N, M, 4)")
+    scores_output: str | None = described("name of the output with scores (N, M) or (N, M, classes)")
+    classes_output: str | None = described("name of the output with class numbers (N, M); '' if scores have a class axis")
+    count_output: str | None = described("name of the output with the number of boxes (N,); '' if there is none")
+    score_activation: metadata.ScoreActivation | None = described(
+        "what makes confidences of the scores; softmax has a last class for no object; '' for none"
     )
-    boxes_output: str | None = setting(None, "name of the output with boxes (N, M, 4)")
-    scores_output: str | None = setting(None, "name of the output with scores (N, M) or (N, M, classes)")
-    classes_output: str | None = setting(None, "name of the output with class numbers (N, M); '' if scores have a class axis")
-    count_output: str | None = setting(None, "name of the output with the number of boxes (N,); '' if there is none")
-    score_activation: Literal["", "sigmoid", "softmax"] | None = setting(
-        None, "what makes confidences of the scores; softmax has a last class for no object; '' for none"
+    box_format: metadata.BoxFormat | None = described("order of a box's four numbers; grid: YOLOX's, in cells of its grids")
+    box_units: metadata.BoxUnits | None = described("boxes as shares of the model's input, or in its pixels")
+    class_id_offset: Annotated[int, Field(ge=-MOST, le=MOST)] | None = described(
+        "number of the first class (1 for the TF Object Detection API)"
     )
-    box_format: Literal["xyxy", "yxyx", "xywh", "cxcywh", "grid"] | None = setting(
-        None, "order of a box's four numbers; grid: YOLOX's, in cells of its grids"
+    nms: metadata.Suppressor | None = described("where overlapping boxes are suppressed")
+    packed_layout: metadata.JoinedLayout | None = described(
+        "axes of one output with M boxes and C classes; 5 with an objectness, 6 are box, score, class"
     )
-    box_units: Literal["norm", "pixels"] | None = setting(None, "boxes as shares of the model's input, or in its pixels")
-    class_id_offset: Annotated[int, Field(ge=-MOST, le=MOST)] | None = setting(
-        None, "number of the first class (1 for the TF Object Detection API)"
+    threshold_inputs: bool | None = described(
+        "whether the signature also takes score_threshold, iou_threshold and max_detections"
     )
-    class_names: ListOf[Path] | None = setting(None, "class names in order: a list, or a text file with one name a line")
-    nms: Literal["model", "pipeline"] | None = setting(None, "where overlapping boxes are suppressed")
-    packed_layout: Literal["4+C,M", "M,4+C", "M,5+C", "M,6"] | None = setting(
-        None, "axes of one output with M boxes and C classes; 5 with an objectness, 6 are box, score, class"
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _described(cls, given: Any) -> Any:
+        """Lays the keys over those of the file that `description` names."""
+        values = given.kwargs if isinstance(given, ArgsKwargs) else given
+        if not (isinstance(values, dict) and values.get("description")):
+            return given
+        merged = {**read_yaml("description", values["description"]), **values, "description": None}
+        return ArgsKwargs(given.args, merged) if isinstance(given, ArgsKwargs) else merged
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -53,6 +53,11 @@ def setting(default: Any, help_text: str, **more: Any) -> Any:
     return Field(default=default, description=help_text, **more)
 
 
+def described(help_text: str) -> Any:
+    """A key of a model's description, which has no flag."""
+    return setting(None, help_text, json_schema_extra={"described": True})
+
+
 class Setting(NamedTuple):
     """One setting.
 
@@ -73,8 +78,8 @@ class Setting(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """Its flag on the command line; empty for the mapping `beam_options`."""
-        if self.schema.get("type") == "object":
+        """Its flag on the command line; empty for the mapping `beam_options` and the keys of a model's description."""
+        if self.schema.get("type") == "object" or "described" in self.schema:
             return ""
         return "--model" if self.key == "model.path" else "--" + self.name.replace("_", "-")
 
