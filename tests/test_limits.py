@@ -1,5 +1,6 @@
 """The limits of a container, from recorded files of cgroups v2 and from a real control group where the machine has one."""
 
+import functools
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ from pipeline.limits import MEMORY, available_cpus, memory_limit_bytes, memory_r
 from pipeline.prefetch import Prefetcher
 from tests.fixtures import REPO
 from tests.launch.jobs import rows_of
-from tests.processes import running
+from tests.processes import running, wait_until
 
 CORES = len(os.sched_getaffinity(0))
 REAL = Path("/sys/fs/cgroup")
@@ -109,6 +110,10 @@ def test_a_limit_that_the_model_does_not_fit_is_an_error_of_one_line(bright_mode
         load_detector(ModelConfig(path=bright_model), DetectConfig(memory_mb=100, batch_sizes=(1,)))
 
 
+def _has_no_process(group):
+    return not (group / "cgroup.procs").read_text()
+
+
 @pytest.fixture
 def memory_group():
     """A control group of either version, and its file with the limit; only a privileged user can make one."""
@@ -122,7 +127,8 @@ def memory_group():
             if (group / name).exists():
                 yield group, group / name
                 return
-        finally:
+        finally:  # its feeder processes end after the job
+            wait_until(functools.partial(_has_no_process, group))
             group.rmdir()
     pytest.skip("no control group that limits memory can be made")
 
