@@ -1,4 +1,4 @@
-"""Estimates what a job of N images takes and costs: machine hours, storage operations, bytes of Pub/Sub, shuffles and results.
+"""Estimates what a job of N images takes and costs: machine hours, storage operations, bytes of Pub/Sub and results.
 
     detect-objects cost --images 1e9 --images-per-second 400 --machines 20 --machine-hour 0.73
 
@@ -31,17 +31,9 @@ class Measured:
     shard_object_bytes: float = 24.6  # each object in it
     attribute_bytes: float = 166.0  # what the message of a row has besides the row
     notice_bytes: float = 1500.0  # a notification of Cloud Storage, by its documentation
-    shuffled_bytes: float = 90.0  # what an image brings into the shuffles of a batch job: its name, never its content
     class_b_an_image: float = 1.0  # reads of an image: its content, with which its generation comes
     class_b_unlisted: float = 1.0  # one more for an image that a message names, whose size no listing has given
-    class_a_a_job: float = 22.0  # writes and listings of a job's own files
-    class_b_a_job: float = 9.0  # reads of them
-    class_a_a_shard: float = 2.0  # writes of a shard and its view, of a batch job or a stream
-    class_a_a_staged_shard: float = 4.0  # the same of several machines, which write it under another name and rename it
-    class_b_a_staged_shard: float = 2.0  # looks for it
-    class_a_a_lock_hour: float = 120.0  # a batch job's heartbeats
-    class_a_an_hour: float = 1200.0  # writes of a worker's reports in an hour, in a job of several machines
-    class_b_an_hour: float = 4700.0  # the launcher's reads of them
+    class_a_a_shard: float = 4.0  # a shard and its view are written and renamed; half of that in a job of one process
     listed_at_once: float = 1000.0  # images in one listing operation (Cloud Storage's page)
 
 
@@ -74,7 +66,6 @@ class Usage:
     read_gb: float  # images read from storage
     results_gb: float  # rows that stay in storage
     pubsub_gb: float  # what Pub/Sub bills: published and delivered, each message as 1,000 bytes at least
-    shuffle_gb: float  # what goes into the runner's shuffles and state
 
 
 # the flag of a price, the units that it is for, and their description
@@ -85,7 +76,6 @@ _PRICES = {
     "read_gb": ("--read-gb", 1.0, "a GB of images read; 0 within a region"),
     "results_gb": ("--results-gb", 1.0, "a GB of results kept for as long as you keep them"),
     "pubsub_gb": ("--pubsub-gb", 1.0, "a GB through Pub/Sub"),
-    "shuffle_gb": ("--shuffle-gb", 1.0, "a GB through the runner's shuffle or streaming service"),
 }
 
 
@@ -96,36 +86,26 @@ def estimate(work: Work, measured: Measured | None = None) -> Usage:
       ValueError: Its mode is neither `batch` nor `streaming`, or a number is no amount.
     """
     _check(work)
-    each, streaming, several = measured or Measured(), work.mode == "streaming", work.machines > 1
+    each, streaming = measured or Measured(), work.mode == "streaming"
     busy = work.images / (work.images_per_second or work.cores * 1000.0 / each.cpu_ms) / 3600.0
     startup = work.startup_minutes / 60.0
     hours = max(work.hours, busy / work.machines) + startup
-    row, image = each.row_bytes + work.objects * each.object_bytes, work.image_kb * 1e3
-    # a bundle leaves a shard when it ends, and before that one whenever it has worked for `shard_seconds`
-    windows = (
-        hours * 3600.0 / work.window_s if streaming else work.images / work.bundle_images + busy * 3600.0 / work.shard_seconds
-    )
-    shards = min(windows, work.images)
-    staged = several and not streaming  # under another name first, then renamed
-    reported = work.machines * hours if several else 0.0  # a single machine is the launcher's, and writes no reports
-    of_batch = 0.0 if streaming else work.images / each.listed_at_once + hours * each.class_a_a_lock_hour
+    row = each.row_bytes + work.objects * each.object_bytes
+    if streaming:
+        listings, windows = 0.0, hours * 3600.0 / work.window_s
+    else:  # a bundle leaves a shard when it ends, and before that one whenever it has worked for `shard_seconds`
+        listings = work.images / each.listed_at_once
+        windows = work.images / work.bundle_images + busy * 3600.0 / work.shard_seconds
     # a notification and a result for each image, each published and delivered
     messages = max(_LEAST_MESSAGE, each.notice_bytes) + max(_LEAST_MESSAGE, row + each.attribute_bytes)
     return Usage(
         hours=hours,
         machine_hours=work.machines * hours if work.hours else busy + work.machines * startup,
-        class_a=each.class_a_a_job
-        + of_batch
-        + shards * (each.class_a_a_staged_shard if staged else each.class_a_a_shard)
-        + reported * each.class_a_an_hour,
-        class_b=each.class_b_a_job
-        + work.images * (each.class_b_an_image + (each.class_b_unlisted if streaming else 0.0))
-        + (shards * each.class_b_a_staged_shard if staged else 0.0)
-        + reported * each.class_b_an_hour,
-        read_gb=work.images * image / 1e9,
+        class_a=listings + min(windows, work.images) * each.class_a_a_shard,
+        class_b=work.images * (each.class_b_an_image + (each.class_b_unlisted if streaming else 0.0)),
+        read_gb=work.images * work.image_kb / 1e6,
         results_gb=work.images * (row + each.shard_row_bytes + work.objects * each.shard_object_bytes) / 1e9,
         pubsub_gb=2 * work.images * messages / 1e9 if streaming else 0.0,
-        shuffle_gb=work.images * (each.shuffled_bytes + (row if streaming else 0.0)) / 1e9,
     )
 
 

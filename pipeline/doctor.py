@@ -28,22 +28,14 @@ _SHOWN = ("apache-beam", "tensorflow", "tfx-bsl", "numpy", "opencv-python-headle
 _EMULATORS = ("PUBSUB_EMULATOR_HOST", "STORAGE_EMULATOR_HOST", "BIGQUERY_EMULATOR_HOST", "AWS_ENDPOINT_URL")
 # https://cloud.google.com/docs/authentication/application-default-credentials,
 # https://docs.aws.amazon.com/boto3/latest/guide/credentials.html, and azure.identity.DefaultAzureCredential
-_CREDENTIALS = {
+_CREDENTIALS = {  # of each cloud: a variable and a file that its libraries look for, and the command that makes the file
     "Google": (
-        (),
-        ("GOOGLE_APPLICATION_CREDENTIALS=~/.config/gcloud/application_default_credentials.json",),
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "~/.config/gcloud/application_default_credentials.json",
         "gcloud auth application-default login",
     ),
-    "Amazon": (
-        ("AWS_ACCESS_KEY_ID",),
-        ("AWS_SHARED_CREDENTIALS_FILE=~/.aws/credentials", "AWS_CONFIG_FILE=~/.aws/config"),
-        "aws configure",
-    ),
-    "Azure": (
-        ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_CLIENT_ID"),
-        ("=~/.azure/azureProfile.json",),
-        "az login",
-    ),
+    "Amazon": ("AWS_ACCESS_KEY_ID", "~/.aws/credentials", "aws configure"),
+    "Azure": ("AZURE_STORAGE_CONNECTION_STRING", "~/.azure/azureProfile.json", "az login"),
 }
 _IMPORTS = """\
 import os
@@ -175,18 +167,11 @@ def _devices(full: bool) -> Finding:
     return Finding("devices", done.stdout.strip() + unused)
 
 
-def credentials(names: Sequence[str], files: Sequence[str], command: str) -> str:
-    """Where a cloud's libraries would find credentials, without asking the network and without showing them.
-
-    Args:
-      names: Environment variables.
-      files: Files; a name of a variable, `=` and a default.
-      command: The command that makes credentials.
-    """
-    paths = [os.path.expanduser(os.environ.get(name) or default) for name, _, default in (each.partition("=") for each in files)]
-    found = [*filter(os.environ.get, names), *filter(os.path.isfile, paths)]
+def credentials(variable: str, file: str, command: str) -> str:
+    """Where a cloud's libraries would find credentials, without asking the network and without showing them."""
+    found = variable if os.environ.get(variable) else file if os.path.isfile(os.path.expanduser(file)) else ""
     return (
-        f"credentials in {', '.join(found)}" if found else f"no credentials, except on this cloud's own machines; run {command}"
+        f"credentials in {found}" if found else f"no credentials found; on this cloud's machines none are needed, else {command}"
     )
 
 

@@ -1,6 +1,6 @@
 """The table of runners; no other module knows a runner by its name.
 
-A new runner is one row here and one line in the README's table; a test compares the two.
+A new runner is one row here and one line in the table of docs/streaming.md; a test compares the two.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     .venv/bin/python -m tests.benchmarks.cost
 
-Operations are counted by a storage emulator, request by request; bytes of shuffles by encoding what goes into each of them with
-the coder that Beam chose. Both are the difference of a larger and a smaller run, so that what a job costs once stays apart.
+Operations are counted by a storage emulator, request by request, as the difference of a larger and a smaller run, so that what a
+job costs once stays apart.
 """
 
 from __future__ import annotations
@@ -11,36 +11,23 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import dataclasses
 import json
 import os
 import re
-import shutil
 import sys
-import tempfile
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
-from apache_beam import coders
-from apache_beam.metrics import Metrics, MetricsFilter
-from apache_beam.pipeline import PipelineVisitor
-from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from pipeline import graph, run
-from pipeline.config import BUNDLED, Config, DetectConfig, ModelConfig
-from pipeline.read import read_images
-from pipeline.read.read_images import ReadImages
+from pipeline import run
+from pipeline.config import BUNDLED, DetectConfig, ModelConfig
 from pipeline.records import DetectedImage, Detections, ImageRef, detection_row, row_bytes
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DETECTIONS
-from pipeline.results.lock import TIMES, _CloudLock
 from pipeline.results.rows import detections_table
-from pipeline.results.run import Run
 from pipeline.results.shards import done_keys, list_shards, parquet_bytes, publish_shard, stage_shard
 from pipeline.stream.archive import Archive, RowWriter
 from pipeline.stream.outgoing import detection_message
@@ -112,7 +99,7 @@ def counting_storage() -> Iterator[tuple[Any, collections.Counter[str]]]:
 
 
 def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
-    """Operations of each class an image and a job, from runs of two sizes over images in a bucket.
+    """Operations of each class an image, from runs of two sizes over images in a bucket.
 
     Reading operations of an image are those on the image itself. A shard counts by itself.
     """
@@ -132,17 +119,15 @@ def storage_operations(sizes: tuple[int, int]) -> dict[str, float]:
             seen.append(counts.copy())
             shards.append(len(list_shards(f"gs://{bucket.name}/out{size}")))
         of_shards = shard_operations(f"gs://{bucket.name}/shards", counts)
-        of_shards |= archive_operations(f"gs://{bucket.name}/archive", counts)
+        idle = idle_operations(f"gs://{bucket.name}/archive", counts)
     for each, number in zip(seen, shards, strict=True):
-        each["class_a"] -= number * int(of_shards["class_a_a_shard"])
-    an_image = {name: (seen[1][of] - seen[0][of]) / (sizes[1] - sizes[0]) for name, of in _COUNTED}
-    return {**of_shards, **{f"{name}_an_image": an_image[name] for name in an_image}} | {
-        f"{name}_a_job": seen[0][name] - an_image[name] * sizes[0] for name in an_image
-    }
+        each["class_a"] -= number * int(of_shards["class_a_a_shard"]) // 2  # in one process
+    more = sizes[1] - sizes[0]
+    return {**of_shards, "idle": idle} | {f"{name}_an_image": (seen[1][of] - seen[0][of]) / more for name, of in _COUNTED}
 
 
 def shard_operations(folder: str, counts: collections.Counter[str]) -> dict[str, float]:
-    """Operations of a shard that is staged and gets its name, of reading the keys in it, and of a heartbeat of a lock."""
+    """Operations of a shard that is staged and gets its name, and of reading the keys in it."""
     before = counts.copy()
     publish_shard(stage_shard(folder, DETECTIONS, detections_table(detected(), _VERSION, "run", 0.0), "run", view=True))
     staged = counts - before
@@ -152,84 +137,22 @@ def shard_operations(folder: str, counts: collections.Counter[str]) -> dict[str,
     before = counts.copy()
     done_keys(folder, _VERSION)
     of_keys = counts - before - listed
-    lock = _CloudLock(f"{folder}/.lock", b"{}", TIMES)
-    lock.take()
-    before = counts.copy()
-    lock._write(lock._generation)
-    beat = counts - before
-    lock.release()
-    return {
-        **{f"{name}_a_staged_shard": float(staged[name]) for name in ("class_a", "class_b")},
-        "class_b_of_keys": float(of_keys["class_b"]),
-        "class_a_a_lock_hour": beat["class_a"] * 3600.0 / TIMES.beat_s,
-        "class_b_a_lock_hour": beat["class_b"] * 3600.0 / TIMES.beat_s,
-    }
+    return {"class_a_a_shard": float(staged["class_a"]), "class_b_of_keys": float(of_keys["class_b"])}
 
 
-def archive_operations(folder: str, counts: collections.Counter[str]) -> dict[str, float]:
-    """Operations of a stream's archive in one process: of a window of detections, and of a hundred windows without a row."""
+def idle_operations(folder: str, counts: collections.Counter[str]) -> float:
+    """Operations of a stream's archive in one process in a hundred windows without a row, after one with rows."""
     clock, nobody = Clock(), {"hold": len, "end_hold": len}
     archive = Archive(RowWriter(folder, "run"), 10.0, RunThreads(), **nobody, clock=clock)
-
-    def next_window() -> collections.Counter[str]:
-        before = counts.copy()
-        clock.now += 60.0
-        archive.write_if_over()
-        return counts - before
-
     nothing = Detections(np.zeros((0, 4)), np.zeros(0, np.int32), np.zeros(0), ())
     archive.add([DetectedImage(ImageRef("a"), 1, 1, "m", "1", nothing)])
-    of_window = next_window()
-    idle = [next_window() for _ in range(100)]
-    return {"class_a_a_shard": float(of_window["class_a"]), "idle": float(sum(each.total() for each in idle))}
-
-
-class _CountBytes(beam.DoFn):
-    def __init__(self, coder: Any):
-        self._coder = coder
-
-    def process(self, element: Any) -> None:
-        Metrics.counter("cost", "shuffled").inc(len(self._coder.encode(element)))
-
-
-def _count_shuffled(pipeline: beam.Pipeline) -> None:
-    """Adds a count beside each shuffle of a built pipeline but that of what bundles have counted."""
-    shuffled: list[Any] = []
-
-    class Find(PipelineVisitor):
-        def visit_transform(self, node: Any) -> None:
-            if isinstance(node.transform, beam.GroupByKey) and "MergeStats" not in node.full_label:
-                shuffled.extend(node.main_inputs.values())
-
-    pipeline.visit(Find())
-    for number, elements in enumerate(shuffled):
-        coder = coders.registry.get_coder(elements.element_type)
-        _ = elements | f"CountShuffled{number}" >> beam.ParDo(_CountBytes(coder))
-
-
-def shuffled_bytes(folder: Path, sizes: tuple[int, int]) -> float:
-    """Bytes that an image brings into the shuffles of a batch job, from runs of two sizes."""
-    found = []
-    before, read_images._PARTITIONS = read_images._PARTITIONS, 1  # as of many images, names are shuffled in full groups
-    for size in sizes:
-        images = folder / f"in{size}"
-        images.mkdir()
-        for number in range(size):
-            shutil.copy(SAMPLES[number % len(SAMPLES)], images / f"{number:04d}.jpg")
-        config = Config(input=(str(images),), output=str(folder / f"out{size}"), model=ModelConfig(BUNDLED))
-        pipeline = beam.Pipeline(runner=FnApiRunner())
-        this_run = Run.new(config.output)
-        with this_run.opened():
-            graph.build(
-                pipeline, config, graph.sinks(config, this_run, _VERSION), ReadImages([str(images)], exclude=config.output)
-            )
-            _count_shuffled(pipeline)
-            result = pipeline.run()
-            result.wait_until_finish()
-        counters = result.metrics().query(MetricsFilter().with_name("shuffled"))["counters"]  # one for each shuffle
-        found.append(sum(counter.result for counter in counters))
-    read_images._PARTITIONS = before
-    return (found[1] - found[0]) / (sizes[1] - sizes[0])
+    clock.now += 60.0
+    archive.write_if_over()
+    before = counts.copy()
+    for _ in range(100):
+        clock.now += 60.0
+        archive.write_if_over()
+    return float((counts - before).total())
 
 
 def shard_bytes() -> dict[str, float]:
@@ -267,31 +190,11 @@ def row_and_message_bytes(images: Sequence[DetectedImage]) -> dict[str, float]:
     return {"row_bytes": a_row, "object_bytes": an_object, "attribute_bytes": float(np.mean(beside))}
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """How many images the smaller and the larger run of each measurement have."""
-
-    storage: tuple[int, int] = (8, 40)
-    shuffles: tuple[int, int] = (24, 120)
-
-
-def measure(sizes: Sizes) -> dict[str, float]:
-    """All constants."""
-    with tempfile.TemporaryDirectory() as folder:
-        return {
-            **row_and_message_bytes(detected()),
-            "shuffled_bytes": shuffled_bytes(Path(folder), sizes.shuffles),
-            **shard_bytes(),
-            **storage_operations(sizes.storage),
-        }
-
-
 def main() -> None:
     """Prints the constants as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in vars(Sizes()).items():
-        parser.add_argument(f"--{name}", type=int, nargs=2, default=default, metavar=("SMALLER", "LARGER"))
-    found = measure(Sizes(**{name: tuple(sizes) for name, sizes in vars(parser.parse_args()).items()}))
+    parser.add_argument("--storage", type=int, nargs=2, default=(8, 40), metavar=("SMALLER", "LARGER"), help="images of two runs")
+    found = {**row_and_message_bytes(detected()), **shard_bytes(), **storage_operations(parser.parse_args().storage)}
     print(json.dumps({name: round(value, 3) for name, value in found.items()}, indent=2))
 
 
