@@ -126,9 +126,9 @@ def memory_group():
         try:
             if (group / name).exists():
                 yield group, group / name
+                wait_until(functools.partial(_has_no_process, group))  # feeder processes end after their job
                 return
-        finally:  # its feeder processes end after the job
-            wait_until(functools.partial(_has_no_process, group))
+        finally:
             group.rmdir()
     pytest.skip("no control group that limits memory can be made")
 
