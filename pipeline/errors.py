@@ -1,18 +1,24 @@
 """The errors of users: one class for each thing that a user gives or that stops a run.
 
-Each message is one line: what was expected, what came, what to do. `pipeline.run` prints it and exits with 2; it exits with 3 if
-another run is in the way, and with 1 if the disk is full or a store is away.
+Each message is one line: what was expected, what came, what to do. A command prints it and exits with the code of its class.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from collections.abc import Callable
 
+from pipeline.secrets import masked_text
+
+DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3  # exit codes
+
 
 class UserError(Exception):
     """The user must change something; the message names it."""
+
+    exit_code = WRONG
 
 
 class ConfigError(UserError):
@@ -30,9 +36,13 @@ class OutputError(UserError):
 class FullError(OutputError):
     """The output's disk is full, or the user's quota of it: the command is right, and works once there is room."""
 
+    exit_code = FAILED
+
 
 class StorageAwayError(UserError):
     """The store of the images has not answered for long: the command is right, and works once the store is back."""
+
+    exit_code = FAILED
 
 
 class ModelError(UserError):
@@ -46,8 +56,10 @@ class RunnerError(UserError):
 class BusyError(UserError):
     """Another run works at the same images for the same results folder."""
 
+    exit_code = BUSY
 
-def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", failed_code: int = 1) -> int:
+
+def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", failed_code: int = FAILED) -> int:
     """Runs the work of a command line. SIGTERM stops it as Ctrl-C does; an error is one line on standard error.
 
     Args:
@@ -57,21 +69,24 @@ def run_command(work: Callable[[], int], failed: str, stopped: str = "stopped", 
       failed_code: The exit code of such an error.
 
     Returns:
-      The exit code; 2: an error of the user's; 3: another run is in the way; 130: stopped.
+      The exit code: that of the error's class, or 130 if the work was stopped.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.getsignal(signal.SIGTERM)
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         return work()
     except KeyboardInterrupt:
         print(stopped, file=sys.stderr)
         return 128 + signal.SIGINT
-    except BusyError as err:
-        code, line = 3, str(err).partition("; --when-busy")[0]
     except UserError as err:
-        code, line = 2, str(err)
-    except Exception as err:  # noqa: BLE001  whatever storage says, the user gets one line
+        code, line = err.exit_code, str(err)
+    except Exception as err:  # whatever storage says, the user gets one line
+        logging.getLogger(__name__).info(failed, exc_info=err)
         code, line = failed_code, f"{failed}: {' '.join(str(err).split())[:500]}"
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: set by another language than Python
     from models.progress import printable
 
-    print(f"error: {printable(line)}", file=sys.stderr)
+    print(f"error: {printable(masked_text(line))}", file=sys.stderr)
     return code

@@ -23,7 +23,7 @@ from typing import Any
 from pipeline.config import Config, load_config
 from pipeline.config.paths import local_path
 from pipeline.detect.saved_model import name_and_version
-from pipeline.errors import ConfigError, run_command
+from pipeline.errors import WRONG, ConfigError, run_command
 from pipeline.read.list_images import check_inputs
 from pipeline.read.reconciled import FINDINGS, LEFT_OUT, STATUSES, Found, Reconciled, reconcile
 from pipeline.records import row_bytes
@@ -31,7 +31,7 @@ from pipeline.results.layout import check_output, results_folder
 from pipeline.results.shards import undisturbed
 from pipeline.storage.files import UNFINISHED, create, delete_files, move_files
 
-COMPLETE, INCOMPLETE, WRONG = 0, 1, 2
+COMPLETE, INCOMPLETE = 0, 1
 _WRITTEN = ("missing", "dead", "stale", "doubled", "orphaned")
 
 

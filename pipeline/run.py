@@ -10,7 +10,6 @@ import argparse
 import importlib
 import importlib.metadata
 import itertools
-import logging
 import shlex
 import signal
 import sys
@@ -20,12 +19,9 @@ from typing import Any, NoReturn
 
 from models.quiet import uncollected
 from pipeline.config import MonitoringConfig, check_model_is_named, load_config, load_monitoring, settings
-from pipeline.errors import BusyError, ConfigError, FullError, StorageAwayError, UserError
+from pipeline.errors import DONE, ConfigError, run_command
 from pipeline.log_lines import log_lines
-from pipeline.secrets import masked_arguments, masked_text
-
-DONE, FAILED, WRONG, BUSY = 0, 1, 2, 3
-_CODES = {FullError: FAILED, StorageAwayError: FAILED, BusyError: BUSY}  # of errors of users; others: WRONG
+from pipeline.secrets import masked_arguments
 
 _EPILOG = """\
 what most people use:
@@ -62,13 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     started_at = time.time()
     argv = list(sys.argv[1:] if argv is None else argv)
     told = _monitoring(argv)
+
+    def work() -> int:
+        return run_command(lambda: _run(argv, started_at), "the job failed", "stopped; rows that were written stay")
+
     with log_lines(log_format=told.log_format, log_level=told.log_level) as lines:
         if not told.notify or {"--dry-run", "--dry_run"} & {*argv}:
-            return _run(argv, started_at)
+            return work()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the import takes seconds, and nobody can be notified yet
         notify = importlib.import_module("pipeline.launch.notify")
         with notify.notifying(told.notify, lines) as outcome:
-            outcome["exit_code"] = _run(argv, started_at)
+            outcome["exit_code"] = work()
         return int(outcome["exit_code"])
 
 
@@ -82,37 +82,19 @@ def _monitoring(argv: Sequence[str]) -> MonitoringConfig:
 
 
 def _run(argv: Sequence[str], started_at: float) -> int:
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the job itself handles signals
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        flags, beam_flags = make_parser().parse_known_args(argv)
-        if flags.version or flags.help_all:
-            print(_versions() if flags.version else make_parser(every=True).format_help())
-            return DONE
-        overrides = _overrides(flags)
-        config = load_config(flags.config, overrides)
-        if not config.output.strip():
-            raise ConfigError("no output: expected --output with a folder, local or gs://")
-        with uncollected():
-            launch = importlib.import_module(f"pipeline.launch.{'streaming' if config.mode == 'streaming' else 'batch'}")
-        command = shlex.join(["python", "-m", "pipeline.run", *masked_arguments(argv)])
-        job = launch.prepare(config, beam_flags, command, started_at)
-        check_model_is_named(config)
-        code: int = launch.show_plan(job) if flags.dry_run else launch.run(job)
-        return code
-    except UserError as err:
-        print(f"error: {masked_text(str(err))}", file=sys.stderr)
-        return _CODES.get(type(err), WRONG)
-    except Exception as err:  # users get one line for any failure, such as of storage while a job is planned
-        logging.getLogger(__name__).info("the job failed", exc_info=err)
-        print(f"error: the job failed: {masked_text(' '.join(str(err).split()))}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        print("stopped; rows that were written stay", file=sys.stderr)
-        return 128 + signal.SIGINT
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: set by another language than Python
+    flags, beam_flags = make_parser().parse_known_args(argv)
+    if flags.version or flags.help_all:
+        print(_versions() if flags.version else make_parser(every=True).format_help())
+        return DONE
+    config = load_config(flags.config, _overrides(flags))
+    if not config.output.strip():
+        raise ConfigError("no output: expected --output with a folder, local or gs://")
+    with uncollected():
+        launch = importlib.import_module(f"pipeline.launch.{'streaming' if config.mode == 'streaming' else 'batch'}")
+    command = shlex.join(["python", "-m", "pipeline.run", *masked_arguments(argv)])
+    job = launch.prepare(config, beam_flags, command, started_at)
+    check_model_is_named(config)
+    return int(launch.show_plan(job) if flags.dry_run else launch.run(job))
 
 
 class _Parser(argparse.ArgumentParser):

@@ -18,9 +18,9 @@ from apache_beam.io.filesystems import FileSystems
 
 from pipeline import graph
 from pipeline.config import Config
-from pipeline.errors import BusyError, InputError
+from pipeline.errors import DONE, FAILED, BusyError, InputError
 from pipeline.launch.dry_run import first_images, input_lines, model_lines, say, to_try, tried
-from pipeline.launch.finalize import DONE, FAILED, JobReport, clean_up, failed, stopped_by_signals
+from pipeline.launch.finalize import JobReport, clean_up, failed, stopped_by_signals
 from pipeline.launch.loading import detector_loading, detector_used, load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.log_lines import bind_run_id
@@ -123,11 +123,11 @@ def run(job: Job) -> int:
                 return _run_to_end(job, this_run, model)
         except BusyError as busy:
             if config.when_busy != "skip":
-                raise
+                raise BusyError(f"{busy}{'' if config.when_busy == 'wait' else '; --when-busy wait waits for it'}") from busy
             say([f"skipped: {busy}; nothing was done"])
             return DONE
         except Exception as err:  # noqa: BLE001  the user gets one line for any error
-            return failed(err)
+            failed(err)
 
 
 class _Steps(NamedTuple):

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline import errors
 from pipeline.config import WriteConfig
-from pipeline.errors import UserError
+from pipeline.errors import DONE, FAILED, UserError
 from pipeline.log_lines import write_unlocked
 from pipeline.records import DetectedImage
 from pipeline.report.annotate import annotate, can_be_drawn
@@ -24,14 +23,12 @@ from pipeline.report.page import render_report
 from pipeline.results import cancellation
 from pipeline.results.layout import EXPORTS, REPORT, SUMMARY, is_sample_name, read_summary, sample_name
 from pipeline.results.run import Run, remove_abandoned
-from pipeline.secrets import masked_text
 from pipeline.stats.process import PROCESS
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import JobStats, RunFacts, left_out_line, summarise, to_json
 from pipeline.storage.files import delete_files, write_file
 from pipeline.storage.globs import escape_glob
 
-DONE, FAILED = 0, 1
 _FRESH_SECONDS = 5.0
 
 
@@ -168,19 +165,18 @@ def clean_up(output: str) -> None:
         print(f"unfinished files are left in {output}: {last_line(err)}", file=sys.stderr)
 
 
-def failed(err: Exception) -> int:
-    """Prints in one line why a job failed; returns the exit code.
+def failed(err: Exception) -> NoReturn:
+    """Raises what made a job fail.
 
     Raises:
       UserError: The job failed for the user's input.
       KeyboardInterrupt: The job was stopped.
+      RuntimeError: It failed for another reason, which the message has in one line.
     """
     if isinstance(err, UserError):
         raise err
     _raise_as_it_was(err)
-    logging.getLogger(__name__).info("the job failed", exc_info=err)
-    print(f"error: the job failed: {masked_text(last_line(err))}", file=sys.stderr)
-    return FAILED
+    raise RuntimeError(last_line(err)) from err
 
 
 def _raise_as_it_was(err: Exception) -> None:

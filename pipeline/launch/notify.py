@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.launch.finalize import FAILED
+from pipeline.errors import FAILED
 from pipeline.log_lines import LogLines
 from pipeline.secrets import masked_target, masked_text
 from pipeline.stats.process import PROCESS

@@ -16,9 +16,9 @@ from apache_beam.options.pipeline_options import StandardOptions
 
 from pipeline import graph
 from pipeline.config import Config
-from pipeline.errors import ConfigError, InputError
+from pipeline.errors import DONE, ConfigError, InputError
 from pipeline.launch.dry_run import model_lines, say
-from pipeline.launch.finalize import DONE, JobReport, clean_up, failed, finished_by_signals, stopped_by_signals
+from pipeline.launch.finalize import JobReport, clean_up, failed, finished_by_signals, stopped_by_signals
 from pipeline.launch.loading import load_detector, model_known
 from pipeline.launch.options import Job, checked_job
 from pipeline.launch.runners import RUNNERS, runner_named
@@ -100,7 +100,7 @@ def run(job: Job) -> int:
         try:
             job.write_template(build)
         except Exception as err:  # noqa: BLE001  users get one line for any failure
-            return failed(err)
+            failed(err)
         return DONE
     with stopped_by_signals(), this_run.opened():
         try:
@@ -124,7 +124,7 @@ def run(job: Job) -> int:
             with finished_by_signals(_nothing):
                 return _ended(job, this_run, model, figures, ready_at)
         except Exception as err:  # noqa: BLE001  users get one line for any failure
-            return failed(err)
+            failed(err)
 
 
 def _nothing() -> None:

@@ -70,7 +70,7 @@ def locked(output: str, name: str, *, wait_s: float = 0.0, what: str = "", times
     while (other := lock.take()) is not None:
         left = end - time.monotonic()
         if left <= 0:
-            more = f", and this one waited for {wait_s:g} s" if wait_s else "; --when-busy wait waits for it"
+            more = f", and this one waited for {wait_s:g} s" if wait_s else ""
             raise BusyError(f"output {output}: {_described(other)}{more}")
         if not waits:
             print(f"waiting: output {output}: {_described(other)}", file=sys.stderr, flush=True)

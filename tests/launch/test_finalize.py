@@ -8,7 +8,8 @@ import pytest
 
 from pipeline import run
 from pipeline.config import WriteConfig
-from pipeline.launch.finalize import DONE, JobReport
+from pipeline.errors import DONE
+from pipeline.launch.finalize import JobReport
 from pipeline.stats.summary import JobStats, RunFacts, merge_stats
 from tests.conftest import without_progress, write_bright_image
 from tests.forked_jobs import SystemCall

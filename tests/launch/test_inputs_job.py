@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import run
+from pipeline.errors import BUSY
 from tests.conftest import write_bright_image
 from tests.launch.jobs import files_of, paused_with_lock, rows_of
 
@@ -207,4 +208,4 @@ def test_two_names_of_one_folder_are_one_command(tmp_path, job, bright_model):
     out = tmp_path / "out"
     command = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--batch-sizes", 1]
     with paused_with_lock(command, tmp_path / "log"):
-        assert job("--input", tmp_path / "link", "--output", out, "--when-busy", "stop")[0] == run.BUSY
+        assert job("--input", tmp_path / "link", "--output", out, "--when-busy", "stop")[0] == BUSY

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from pipeline import run
+from pipeline.errors import BUSY
 from pipeline.results.lock import locked
 from pipeline.results.shards import list_shards
 from tests.conftest import write_bright_image
@@ -75,7 +76,7 @@ def test_one_that_must_not_wait_ends_with_an_exit_code_of_its_own(places, tmp_pa
     with paused_with_lock(arguments, tmp_path / "log"):
         assert main(*arguments, "--dry-run") == 0
         capsys.readouterr()
-        assert main(*arguments, "--when-busy", "stop") == run.BUSY == 3
+        assert main(*arguments, "--when-busy", "stop") == BUSY == 3
         said = capsys.readouterr().err.splitlines()[-1]
         assert said.startswith(f"error: output {out}: another run is processing the same (run ") and said.endswith(
             "; --when-busy wait waits for it"

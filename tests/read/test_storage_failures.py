@@ -21,7 +21,6 @@ from google.api_core import exceptions
 from google.auth import exceptions as auth
 from google.cloud.storage.exceptions import DataCorruption
 
-from pipeline import run
 from pipeline.config import Config, ReadConfig
 from pipeline.errors import StorageAwayError
 from pipeline.failures import ImageError
@@ -262,7 +261,7 @@ def test_a_job_whose_store_is_away_has_exit_code_1_and_one_line(dead_storage):
                 _ = refs | beam.ParDo(ReadAhead(ReadConfig(), retry_seconds=0.0, give_up_seconds=0.0)).with_outputs("dead")
         except Exception as err:  # noqa: BLE001  runners raise what they like
             failed(err)
-    assert run._CODES[type(caught.value)] == 1 and "\n" not in str(caught.value)
+    assert caught.value.exit_code == 1 and "\n" not in str(caught.value)
 
 
 def test_a_web_server_that_stays_away_ends_no_job(web_server):

@@ -30,7 +30,7 @@ def output(request, tmp_path):
 @pytest.mark.slow
 def test_one_holds_a_lock_and_others_are_told_who_or_wait(output, capsys):
     with locked(output, "a", what="run 0a1b"):
-        with pytest.raises(BusyError, match=rf"run 0a1b, process {os.getpid()} on .* --when-busy wait"), locked(output, "a"):
+        with pytest.raises(BusyError, match=rf"run 0a1b, process {os.getpid()} on "), locked(output, "a"):
             pass
         with locked(output, "b"):
             pass  # another command
