@@ -1,7 +1,7 @@
 """Hybrid batch prediction for images: the same detector in batch, streaming and backfill jobs on Beam.
 
-The transforms for a pipeline of one's own, and the records that they take and give, are offered here by name; they are imported
-when they are first asked for, so that `--help` comes without TensorFlow and Beam.
+The transforms for a pipeline of one's own, the detector without Beam, and the records that they take and give are offered here by
+name (docs/api.md); they are imported when they are first asked for, so that `--help` comes without TensorFlow and Beam.
 """
 
 import importlib
@@ -40,7 +40,11 @@ if sys.argv[:1] == ["-m"] and (_problem := _startup_problem()):
     sys.exit(2)
 
 if TYPE_CHECKING:
+    from pipeline.config import DetectConfig as DetectConfig
+    from pipeline.config import ModelConfig as ModelConfig
     from pipeline.detect.detect_objects import DetectObjects as DetectObjects
+    from pipeline.detect.detect_objects import detect_images as detect_images
+    from pipeline.detect.load_detector import load_detector as load_detector
     from pipeline.read.read_images import ReadImages as ReadImages
     from pipeline.records import DeadLetter as DeadLetter
     from pipeline.records import DetectedImage as DetectedImage
@@ -51,6 +55,10 @@ if TYPE_CHECKING:
 _OFFERED = {
     "ReadImages": "pipeline.read.read_images",
     "DetectObjects": "pipeline.detect.detect_objects",
+    "detect_images": "pipeline.detect.detect_objects",
+    "load_detector": "pipeline.detect.load_detector",
+    "ModelConfig": "pipeline.config",
+    "DetectConfig": "pipeline.config",
     "ImageRef": "pipeline.records",
     "EncodedImage": "pipeline.records",
     "DetectedImage": "pipeline.records",

@@ -1,13 +1,19 @@
 """What README, CONTRIBUTING and docs/ show and name works and exists as it stands there."""
 
+import contextlib
+import functools
+import importlib.util
+import io
 import os
 import re
 import subprocess
 import sys
 
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 
-from pipeline.config import load_config, settings
+from pipeline.__main__ import VERBS, main
+from pipeline.config import load_config
 from tests.fixtures import REPO
 from tests.write_docs import pages
 
@@ -16,31 +22,27 @@ PAGES = {
     for path in [REPO / "README.md", REPO / "CONTRIBUTING.md", *sorted((REPO / "docs").glob("*.md"))]
 }
 FOLDERS = ["pipeline", "models", "tests", "configs", "deploy", "docs"]
-OTHER_FLAGS = {  # of other commands of this project, of the launcher, and of other tools
-    "--calibration", "--max-ap-loss", "--budget-s",
-    "--cfg", "--weights", "--names", "--input-size", "--detections", "--ground-truth", "--until", "--keep", "--write-missing",
-    "--out", "--resume", "--config", "--help", "--help-all", "--dry-run", "--verbose", "--model",
-    "--images", "--images-per-second", "--machines", "--machine-hour", "--class-a", "--class-b", "--hours",
-    "--startup-minutes", "--page", "--multi-label", "--reference", "--resamples", "--threshold",
-    "--match", "--json", "--full", "--export", "--converter", "--image",
-    "--coco-ground-truth", "--run", "--since", "--to", "--sort", "--format",
-    "--annotate", "--crops", "--margin", "--min-confidence", "--class", "--table", "--dead-letters-table",
+COMMAND = re.compile(r"(?:detect-objects ([a-z]+)|python -m pipeline\.([a-z_]+))([^`\n]*)")
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+OF_OTHERS = {  # inline in prose: flags of Flink's own options, and of models.golden
+    "--checkpointing_interval", "--finish_bundle_before_checkpointing", "--max_bundle_time_mills", "--out", "--resume",
 }  # fmt: skip
 
 
 @pytest.mark.slow
-def test_the_snippet_for_a_pipeline_of_your_own_runs_as_it_stands(tmp_path):
-    """It detects in every sample scene."""
-    snippet = next(re.finditer(r"```python\n(.*?)```", PAGES["docs/batch.md"], re.DOTALL)).group(1)
-    script = tmp_path / "snippet.py"
-    script.write_text(snippet)
+def test_the_examples_of_the_python_interface_run_as_they_stand(tmp_path):
+    """One after the other, in one program: a pipeline over the sample scenes, images of one's own source, and no Beam."""
+    script = tmp_path / "examples.py"
+    script.write_text("".join(re.findall(r"```python\n(.*?)```", PAGES["docs/api.md"], re.DOTALL)))
     env = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run([sys.executable, script], cwd=REPO, capture_output=True, text=True, timeout=580, check=False, env=env)
     assert done.returncode == 0, done.stderr
-    lines = sorted(line for line in done.stdout.splitlines() if line.endswith(" digits"))
-    scenes = sorted(str(path) for path in (REPO / "models/digits/samples").glob("*.jpg"))
-    assert [line.split(":")[0] for line in lines] == scenes
-    assert sum(int(line.split()[-2]) for line in lines) >= 50
+    lines = done.stdout.splitlines()
+    counts = sorted(line for line in lines if line.endswith(" digits"))
+    assert [line.split(":")[0] for line in counts] == sorted(str(path) for path in (REPO / "models/digits/samples").glob("*.jpg"))
+    assert sum(int(line.split()[-2]) for line in counts) >= 50
+    assert {*lines[-4:-2]} == {"models/digits/samples/scene_001.jpg 6", "upload-17 6"}
+    assert re.fullmatch(r"\d+x\d+: \d at \[.*\]", lines[-2]) and lines[-1] == "absent.jpg: read/not_found"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -63,12 +65,34 @@ def test_every_path_in_code_quotes_exists(page):
     assert [path for path in quoted if not (REPO / path).exists()] == []
 
 
+@functools.cache
+def flags_of(verb: str) -> set[str]:
+    """The flags of a verb, as its help shows them; `run` passes others on to Beam."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        main([verb, "--help-all" if verb in ("run", "replay") else "--help"])
+    of_beam = {f"--{name}" for name in PipelineOptions([]).get_all_options()} if verb in ("run", "replay") else set()
+    return {*FLAG.findall(shown.getvalue())} | of_beam
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_every_flag_is_a_setting_or_a_flag_of_another_command(page):
+def test_every_command_has_flags_of_its_verb(page):
+    """A flag that was renamed, removed, or shown with another verb shows; so does a verb that is not there."""
+    verbs = {verb.module.removeprefix("pipeline."): name for name, verb in reversed(VERBS.items())}
+    for verb, module, rest in COMMAND.findall(PAGES[page].replace("\\\n", " ")):
+        name = verb or verbs.get(module, "")
+        if not name and importlib.util.find_spec(f"pipeline.{module}"):
+            assert not FLAG.findall(rest), "a module that is no verb takes no flags"
+            continue
+        assert name in VERBS, verb or module
+        shown = {re.sub("^--no-", "--", flag) for flag in FLAG.findall(rest)}
+        assert shown - flags_of(name) - OF_OTHERS == set(), f"detect-objects {name}{rest}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_flag_in_the_text_is_a_flag_of_some_command(page):
     """Renamed settings show."""
-    known = {setting.flag for setting in settings()} | OTHER_FLAGS
-    shown = {flag.replace("--no-", "--") for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+(?![\w-])", PAGES[page])}
-    assert shown - known == set()
+    shown = {re.sub("^--no-", "--", flag) for flag in re.findall(r"`(--[a-z][\w-]*)", PAGES[page])}
+    assert shown - OF_OTHERS - set().union(*map(flags_of, VERBS)) == set()
 
 
 def test_every_promise_has_its_test():
