@@ -27,7 +27,7 @@ def quiet_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Switches garbage collection off while large packages are imported: it takes a fifth of the time, and finds nothing."""
     if not gc.isenabled():
         yield

@@ -4,6 +4,8 @@
 
 Arithmetic over measurements of one image. docs/COST.md has the measurements, the reasoning, and how far to trust it. Prices come
 from you: they change, and customers pay different ones. A part without a price counts as free.
+
+Exit code 0: done; 2: a wrong command.
 """
 
 from __future__ import annotations

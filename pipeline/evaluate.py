@@ -3,6 +3,8 @@
 detect-objects evaluate --detections out --ground-truth photos/labels --page evaluation.html
 detect-objects evaluate --detections out --ground-truth annotations.json --reference other
 detect-objects evaluate --detections out --reference other
+
+Exit code 0: done; 2: a wrong command, or labels or rows that cannot be used.
 """
 
 from __future__ import annotations

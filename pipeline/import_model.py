@@ -1,4 +1,7 @@
-"""`detect-objects import`: a dispatcher to the importer of a model's format; of other formats it prints the command."""
+"""`detect-objects import`: a dispatcher to the importer of a model's format; of other formats it prints the command.
+
+Exit code 0: done; 2: refused, or a wrong command; nothing is written; 130: stopped.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from pipeline.storage.web import without_query
 from pipeline.write.write_labels import short_name
 
 _THREADS = min(4, os.cpu_count() or 1)
-_MOST_AHEAD = 2 * _THREADS  # images in hand
+_MOST_AHEAD = 2 * _THREADS  # images in flight
 _MARK_BYTES = 4096  # the mark is in the first bytes of a picture
 _CROP_QUALITY = 95
 _JPEG_SIDE = 65_500  # pixels
@@ -157,7 +157,7 @@ def _label(row: ImageRow, place: int) -> str:
 
 
 def _write_all(args: argparse.Namespace, rows: Sequence[ImageRow]) -> _Total:
-    """Writes the pictures of all rows, with few images in hand at a time."""
+    """Writes the pictures of all rows, with few images in flight."""
     total = _Total(Counter(images=len(rows)), Counter(), {})
     with contextlib.ExitStack() as stack:
         staging = {}

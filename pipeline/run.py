@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from models.quiet import uncollected
+from models.quiet import gc_paused
 from pipeline.config import MonitoringConfig, check_model_is_named, load_config, load_monitoring, settings
 from pipeline.errors import DONE, ConfigError, run_command
 from pipeline.log_lines import log_lines
@@ -89,7 +89,7 @@ def _run(argv: Sequence[str], started_at: float) -> int:
     config = load_config(flags.config, _overrides(flags))
     if not config.output.strip():
         raise ConfigError("no output: expected --output with a folder, local or gs://")
-    with uncollected():
+    with gc_paused():
         launch = importlib.import_module(f"pipeline.launch.{'streaming' if config.mode == 'streaming' else 'batch'}")
     command = shlex.join(["python", "-m", "pipeline.run", *masked_arguments(argv)])
     job = launch.prepare(config, beam_flags, command, started_at)

@@ -5,6 +5,8 @@
 
 The files `detections.json` and `ground_truth.json` are FiftyOneImageDetectionDatasets, whose images are absolute paths:
 https://docs.voxel51.com/user_guide/import_datasets.html#fiftyoneimagedetectiondataset
+
+Exit code 0: done; 2: a wrong command, or labels or rows that cannot be used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`python -m tests.write_docs`: writes the settings, reasons of dead letters, commands and metrics into docs/."""
+"""`python -m tests.write_docs`: writes into docs/ what the code declares: settings, columns, reasons, exit codes, metrics."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping
 
@@ -10,6 +11,8 @@ from pipeline.config import settings
 from pipeline.config.setting import Setting
 from pipeline.failures import MAY_PASS, REASONS
 from pipeline.monitoring.metrics import METRICS, PROCESS_METRICS
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
+from pipeline.results.rows import SCHEMAS
 from tests.fixtures import REPO
 
 _HEAD = """# Settings
@@ -22,6 +25,30 @@ _WRITTEN = r"(?<=<!-- {0}: written by `python -m tests.write_docs` -->\n).*?(?=<
 _REASONS = re.compile(_WRITTEN.format("reasons"), re.DOTALL)
 _COMMANDS = re.compile(_WRITTEN.format("commands"), re.DOTALL)
 _METRICS = re.compile(_WRITTEN.format("metrics"), re.DOTALL)
+_CODES = re.compile(_WRITTEN.format("codes"), re.DOTALL)
+_COLUMNS = re.compile(_WRITTEN.format("columns"), re.DOTALL)
+_EXIT_CODES = re.compile(r"Exit code (0: .*?)\.?$")
+_MEANINGS = {
+    "key": "hash of the image's URI and generation, and of the model, its version and the settings",
+    "uri": "the image",
+    "uri_bytes": "the bytes of a URI that is no Unicode; else null",
+    "generation": "the version of the image",
+    "model": "name of the model",
+    "version": "version of the model",
+    "settings": "hash of the settings that decide which rows come out: thresholds, classes, and the description of the model",
+    "run": "the run that made the row",
+    "made_at": "when it was made (UTC)",
+    "width": "width of the upright image in pixels",
+    "height": "height of the upright image in pixels",
+    "detections": "the objects, by falling confidence",
+    "extra": "further fields of a manifest or a message, as JSON",
+    "stage": "the step that failed",
+    "reason": "the reason, [one of a list](#dead-letters)",
+    "message": "the reason for a person",
+    "record": "the place of the image in a TFRecord file",
+    "model_was_called": "whether the image reached the model",
+    "payload": "what a message carried, if it names no image that can be read again",
+}
 
 
 def settings_page() -> str:
@@ -49,6 +76,27 @@ def with_commands(page: str) -> str:
     rows = [f"| `detect-objects {name}` | `python -m {modules[name]}` | {verb.purpose} |" for name, verb in VERBS.items()]
     table = "\n".join(["| command | also | what for |", "|---|---|---|", *rows])
     return _COMMANDS.sub(lambda _: table + "\n", page)
+
+
+def with_exit_codes(page: str) -> str:
+    """docs/operations.md with the exit codes of all verbs, as the docstrings of their modules have them."""
+    rows = []
+    for name, verb in VERBS.items():
+        text = " ".join((importlib.import_module(verb.module).__doc__ or "").split())
+        rows.append(f"| `detect-objects {name}` | {_EXIT_CODES.findall(text)[0]} |")
+    return _CODES.sub(lambda _: "\n".join(["| command | exit codes |", "|---|---|", *rows]) + "\n", page)
+
+
+def with_columns(page: str) -> str:
+    """docs/results.md with the columns of both kinds of shards."""
+    names = dict.fromkeys([*SCHEMAS[DETECTIONS].names, *SCHEMAS[DEAD_LETTERS].names])
+    rows = []
+    for name in names:
+        kinds = [kind for kind in (DETECTIONS, DEAD_LETTERS) if name in SCHEMAS[kind].names]
+        of_kind = "both" if len(kinds) > 1 else kinds[0].replace("_", " ")
+        written = str(SCHEMAS[kinds[0]].field(name).type).replace("element: ", "").replace("item: ", "").replace("<", "&lt;")
+        rows.append(f"| `{name}` | {of_kind} | {written} | {_MEANINGS[name]} |")
+    return _COLUMNS.sub(lambda _: "\n".join(["| column | rows | type | content |", "|---|---|---|---|", *rows]) + "\n", page)
 
 
 def with_metrics(page: str) -> str:
@@ -91,8 +139,8 @@ def pages() -> Mapping[str, str]:
     operations = (REPO / "docs/operations.md").read_text(encoding="utf-8")
     return {
         "docs/settings.md": settings_page(),
-        "docs/results.md": with_reasons(results),
-        "docs/operations.md": with_commands(with_metrics(operations)),
+        "docs/results.md": with_columns(with_reasons(results)),
+        "docs/operations.md": with_exit_codes(with_commands(with_metrics(operations))),
     }
 
 

@@ -157,7 +157,7 @@ class DetectConfig:
         "evaluate",
     )
     min_agreement: Share = setting(
-        0.9, "refuse a version that agrees less with its golden images (assets.extra/golden); 0: no check"
+        0.9, "reject a version whose detections match its golden images (assets.extra/golden) less than this; 0: no check"
     )
     canary_share: Share = setting(
         0.05,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-from models.quiet import quiet_stderr, uncollected
+from models.quiet import gc_paused, quiet_stderr
 from pipeline.config import DetectConfig
 from pipeline.detect.process_memory import share_heaps, spare_modules
 from pipeline.detect.share_gpus import take_gpu
@@ -25,7 +25,7 @@ def configure_tensorflow(detect: DetectConfig) -> Any:
     if detect.xla:
         os.environ["TF_XLA_FLAGS"] = "--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit"
     share_heaps(max(2, available_cpus()))
-    with quiet_stderr(), uncollected():
+    with quiet_stderr(), gc_paused():
         tf = import_without_keras()
     spare_modules()
     # of functions that are traced from now on
