@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import io
 import json
 import logging
 import os
@@ -26,7 +25,7 @@ _NOISY = ("apache_beam.typehints", "apache_beam.coders.coder_impl", "apache_beam
 _SEVERITY = re.compile(r"(error|warning): ")
 
 
-class LogLines(io.TextIOBase):
+class LogLines:
     """Standard error as lines of a log; thread-safe.
 
     Args:
@@ -50,22 +49,13 @@ class LogLines(io.TextIOBase):
         self._partial: dict[int, str] = {}  # by thread: `print` writes a line and its end apart
         self._lock = threading.RLock()
 
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Of the stream."""
-        return getattr(self._stream, "encoding", None) or "utf-8"
+    def __getattr__(self, name: str) -> Any:
+        """Encoding, descriptor and all else of the stream."""
+        return getattr(self._stream, name)
 
     def isatty(self) -> bool:
         """Whether a person sees a terminal, on which a bar may move."""
         return not self._json and bool(self._stream.isatty())
-
-    def fileno(self) -> int:
-        """Of the stream."""
-        return int(self._stream.fileno())
-
-    def writable(self) -> bool:
-        """True."""
-        return True
 
     def flush(self) -> None:
         """Does nothing: each line is flushed."""

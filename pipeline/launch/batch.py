@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
 from typing import Any, NamedTuple
@@ -29,7 +30,6 @@ from pipeline.read.containers import is_container
 from pipeline.read.done_rows import DoneRows
 from pipeline.read.list_images import folders_in_manifests, folders_of, list_images
 from pipeline.read.manifests import is_manifest
-from pipeline.read.source import Source
 from pipeline.records import DeadLetter, ImageRef, row_bytes
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.layout import check_output
@@ -43,7 +43,6 @@ from pipeline.storage.cloud import GS
 from pipeline.storage.globs import real_pattern
 from pipeline.storage.listing import MAX_PARALLEL, listing_backend_of
 from pipeline.write.exports import export
-from pipeline.write.sink import Sink
 from pipeline.write.write_shards import read_stats
 
 _BUSY_SECONDS = 3600.0  # longest wait for another run of this command
@@ -113,9 +112,7 @@ def run(job: Job) -> int:
         try:
             model = model_known(job)
             if job.template:
-                steps = _steps(job, this_run, model)
-                steps.check()
-                job.write_template(steps.build)
+                job.write_template(_checked_steps(job, this_run, model).build)
                 return DONE
             check_output(config.output)
             wait_s = _BUSY_SECONDS if config.when_busy == "wait" else 0.0
@@ -131,35 +128,24 @@ def run(job: Job) -> int:
 
 
 class _Steps(NamedTuple):
-    """The ends of a job's graph.
+    """What adds a job's steps to a pipeline; whether the first new image loads the model, since perhaps there is none."""
 
-    Attributes:
-      config: The job's settings.
-      source: The source of images.
-      sinks: The destinations of results.
-      lazily: Whether the first new image loads the model, since perhaps there is none.
-    """
-
-    config: Config
-    source: Source
-    sinks: Sequence[Sink]
+    build: Callable[[beam.Pipeline], None]
     lazily: bool
 
-    def check(self) -> None:
-        for sink in self.sinks:
-            sink.check()
 
-    def build(self, pipeline: beam.Pipeline) -> None:
-        graph.build(pipeline, self.config, self.sinks, self.source, lazily=self.lazily)
-
-
-def _steps(job: Job, run: Run, model: tuple[str, str]) -> _Steps:
+def _checked_steps(job: Job, run: Run, model: tuple[str, str]) -> _Steps:
+    """The steps of a job whose destinations can be written."""
     config, version = job.config, RowVersion.of(job.config.as_dict(), model)
     done = _done(config, version, run.name)
     launched_at = 0.0 if job.template else time.time()
     workers = None if job.in_process else graph.worker_context(config, run, launched_at)
     lazily = done is not None and (not job.in_process or len(done.keys) > 0)
-    return _Steps(config, graph.source_of(config, done, workers), graph.sinks(config, run, version, workers), lazily)
+    sinks = graph.sinks(config, run, version, workers)
+    for sink in sinks:
+        sink.check()
+    source = graph.source_of(config, done, workers)
+    return _Steps(functools.partial(graph.build, config=config, to=sinks, source=source, lazily=lazily), lazily)
 
 
 def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None:
@@ -191,8 +177,7 @@ def _lock_of(job: Job, model: tuple[str, str]) -> str:
 
 def _run_to_end(job: Job, run: Run, model: tuple[str, str]) -> int:
     config = job.config
-    steps = _steps(job, run, model)
-    steps.check()
+    steps = _checked_steps(job, run, model)
     with run.opened():
         facts = _run_graph(job, steps, run)
         stats = read_stats(run)
@@ -222,13 +207,13 @@ def _run_graph(job: Job, steps: _Steps, run: Run) -> RunFacts:
     launched_at = time.time()
     with (
         _displayed(job, run) as reports,  # first, since loading a model discards standard error
-        detector_loading(steps.config) if job.in_process and not steps.lazily else contextlib.nullcontext() as loading,
+        detector_loading(job.config) if job.in_process and not steps.lazily else contextlib.nullcontext() as loading,
         job.runner.served(job.options),
     ):
         pipeline = job.pipeline()
         steps.build(pipeline)
         _wait(job, pipeline.run())
-        detector = loading.result() if loading else detector_used(steps.config)
+        detector = loading.result() if loading else detector_used(job.config)
     return job.done(detector.ready_at, detector) if detector else job.done(launched_at, reports)
 
 

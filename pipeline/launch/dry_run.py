@@ -6,16 +6,15 @@ A model's files do not show whether its description is wrong; its boxes and clas
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from models.metadata import DetectorMetadata
+from models.progress import printable
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
-from pipeline.detect.loaded_model import LoadedModel
 from pipeline.failures import ImageError
 from pipeline.read.containers import images_in, is_container
 from pipeline.read.dead_letter_replay import is_letter
@@ -28,14 +27,10 @@ _SHOWN = 5  # names, or objects
 _TRIED = 5  # images
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
-
 def say(lines: Iterable[str]) -> None:
-    """Prints lines; escapes control characters, which would steer a terminal, and names that are no Unicode."""
+    """Prints lines in which no name can steer the terminal."""
     for line in lines:
-        plain = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", masked_text(line))
-        print(plain.encode("utf-8", "backslashreplace").decode())
+        print(printable(masked_text(line)))
 
 
 def shown(names: Iterable[str]) -> Iterator[str]:
@@ -72,24 +67,13 @@ def input_lines(new: Sequence[ImageRef], dead: Sequence[DeadLetter], done: int, 
 
 
 def model_lines(detector: Detector, config: Config) -> Iterator[str]:
-    """The model, its batch sizes, and a warning where its classes and their names differ in number."""
+    """The model and its batch sizes."""
     model = detector.model
     height, width = model.metadata.input_hw
     size = "images at their own size" if model.metadata.resize == "none" else f"{width}x{height} {model.metadata.resize}"
-    names = len(model.metadata.class_names)
-    yield f"model    {model.metadata.name} {model.version}, {size}, {names} classes"
+    yield f"model    {model.metadata.name} {model.version}, {size}, {len(model.metadata.class_names)} classes"
     yield f"batches  {', '.join(map(str, detector.batch_sizes))} at {config.detect.precision} on {config.detect.engine}"
     yield from (f"note     {note}" for note in model.notes)
-    classes = _classes_scored(model)
-    if names and classes not in (None, names):
-        yield f"warning  the model scores {classes} classes, class_names has {names}"
-
-
-def _classes_scored(model: LoadedModel) -> int | None:
-    """The number of classes that the model scores; None if its outputs do not show it, or it fails on a black image."""
-    (outputs,) = model.engine.run(np.zeros((1, *model.metadata.input_hw, 3), np.uint8))
-    scores = np.empty(0) if outputs.error else outputs.arrays["scores"]
-    return int(scores.shape[-1]) if scores.ndim == 3 else None
 
 
 def first_images(uris: Sequence[str], config: Config) -> Iterator[EncodedImage | DeadLetter]:

@@ -70,17 +70,8 @@ def plan_of(tmp_path, capsys):
         pytest.param(
             {"class_names": ["cat", "dog"]},
             "class 2 0.80 at [255, 95, 575, 385]",
-            [
-                "the model scores 3 classes, class_names has 2",
-                "class 2 was found, class_names has 0 to 1; model.class_id_offset is 0",
-            ],
+            ["class 2 was found, class_names has 0 to 1; model.class_id_offset is 0"],
             id="too few names",
-        ),
-        pytest.param(
-            {"class_names": ["cat", "dog", "cow", "ox"]},
-            "cow 0.80 at [255, 95, 575, 385]",
-            ["the model scores 3 classes, class_names has 4"],
-            id="too many names",
         ),
     ],
 )
@@ -197,4 +188,4 @@ def test_what_cannot_be_true_is_doubted(boxes, class_ids, expected):
 
 def test_a_name_steers_no_terminal(capsys):
     say(["input    \x1b[2Jgone.jpg\nerror: all is lost"])
-    assert capsys.readouterr().out == "input    \\x1b[2Jgone.jpg\\x0aerror: all is lost\n"
+    assert capsys.readouterr().out == "input    \\x1b[2Jgone.jpg\\nerror: all is lost\n"
