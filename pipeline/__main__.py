@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -61,7 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: unknown verb {first!r}; {hint}", file=sys.stderr)
         return 2
     verb = VERBS.get(first, Verb("pipeline.run", "", (first,)))
-    code: int = importlib.import_module(verb.module).main([*verb.flags, *rest])
+    try:
+        code: int = importlib.import_module(verb.module).main([*verb.flags, *rest])
+        sys.stdout.flush()
+    except BrokenPipeError:  # as of `| head`; https://docs.python.org/3/library/signal.html#note-on-sigpipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return code
 
 

@@ -95,3 +95,13 @@ print([name for name in heavy if name in sys.modules])
     for argv in (["--help"], ["evalute"], ["doctor"]):
         done = subprocess.run([sys.executable, "-c", program, *argv], cwd=REPO, capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_ends_early_gets_no_traceback():
+    """As in `detect-objects doctor | head -1`."""
+    command = [sys.executable, "-u", "-m", "pipeline", "doctor"]
+    with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as doctor:
+        assert doctor.stdout and doctor.stderr
+        doctor.stdout.close()
+        assert doctor.stderr.read() == ""
+    assert doctor.returncode == 1

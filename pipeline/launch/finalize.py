@@ -61,13 +61,13 @@ class JobReport:
         self._say(summary, [*notes, facts.canary.line()] if facts.canary else notes)
         return self._judge(summary["images"], stats)
 
-    def files(self, rows: bool = True) -> list[str]:
-        """The names of the written files, for a person; `rows`: whether any image is read."""
+    def files(self, detected: bool = True, dead: bool = True) -> list[str]:
+        """The names of the written files, for a person, if any image is `detected`, or `dead`."""
         optional = {
-            "detections/": rows,
-            "dead_letters/": rows,
-            f"{EXPORTS}/": rows and bool(self.write.export),
-            "samples/": rows and self.write.samples > 0,
+            "detections/": detected,
+            "dead_letters/": dead,
+            f"{EXPORTS}/": detected and bool(self.write.export),
+            "samples/": detected and self.write.samples > 0,
         }
         return [REPORT, SUMMARY, *(name for name, wanted in optional.items() if wanted)]
 
@@ -118,7 +118,7 @@ class JobReport:
             print(f"  recovered {summary['mended']} of {images['read'] - images['skipped']} failed images")
         for note in notes:
             print(f"  {note}")
-        files = ", ".join(self.files(rows=images["read"] > 0))
+        files = ", ".join(self.files(images["detected"] > 0, images["dead"] > 0))
         print(f"results of model {_named(summary['model'])} in {self.results}: {files}")
 
     def _judge(self, images: dict[str, int], stats: JobStats) -> int:
