@@ -1,4 +1,4 @@
-"""A job on a Flink cluster as its launcher sees it: found by its name, waited for, stopped with a savepoint, by Flink's REST API.
+"""Jobs on Flink: their options, and the end of a job on a cluster, which its launcher awaits by Flink's REST API.
 
 Beam's job server submits the job and then is not needed any more: its own wait ends where the server or the connection does, its
 end of a stream cancels it, and it knows of no savepoints. https://nightlies.apache.org/flink/flink-docs-release-1.19/docs/ops/rest_api/
@@ -7,25 +7,101 @@ end of a stream cancels it, and it knows of no savepoints. https://nightlies.apa
 from __future__ import annotations
 
 import http
-import json
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from typing import Any
 
-from apache_beam.options.pipeline_options import FlinkRunnerOptions, GoogleCloudOptions
+import requests
+from apache_beam.options.pipeline_options import FlinkRunnerOptions, GoogleCloudOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.portability import flink_runner
 
-from pipeline.errors import RunnerError
+from pipeline.errors import ConfigError, RunnerError
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
 _ASK_SECONDS = 10.0
 _UNREACHABLE_SECONDS = 60.0  # a launcher rides out a short loss of the network; the job itself does not depend on it
 _MISSING_SECONDS = 120.0  # so long may a submitted job be unknown to it
 _BEGIN_SECONDS = 300.0  # what a worker cannot reach by then it never will: to restart the job would only hide that
 _ENDED = ("FINISHED", "CANCELED", "FAILED")
+_SWITCHES = (
+    "object_reuse",
+    "finish_bundle_before_checkpointing",
+    "externalized_checkpoints_enabled",
+    "retain_externalized_checkpoints_on_cancellation",
+)
+_NUMBERS = (
+    "max_bundle_size",
+    "max_bundle_time_mills",
+    "checkpointing_interval",
+    "min_pause_between_checkpoints",
+    "num_concurrent_checkpoints",
+    "number_of_execution_retries",
+    "execution_retry_delay",
+)
+_TEXTS = ("state_backend", "state_backend_storage_path", "checkpointing_mode")
+_STREAM_DEFAULTS = {
+    "finish_bundle_before_checkpointing": True,  # else checkpoints wait for bundles that wait for messages
+    "min_pause_between_checkpoints": 1000,  # so that each worker has heard of one's end (`pipeline.stream.delayed_acks`)
+    "max_bundle_time_mills": 100,  # an answer waits for the end of its bundle at each of the steps that keep records
+    "number_of_execution_retries": 2**31 - 1,  # for as long as the stream lives, whatever the cluster's configuration says
+    "execution_retry_delay": 10_000,
+    "externalized_checkpoints_enabled": True,
+    "retain_externalized_checkpoints_on_cancellation": True,
+}
+
+
+class FlinkStreamOptions(PipelineOptions):
+    """Options of Beam's Flink runner, which is Java, and whose options Beam's Python knows only when it submits a job.
+
+    https://beam.apache.org/documentation/runners/flink/
+    """
+
+    @classmethod
+    def _add_argparse_args(cls, parser: Any) -> None:
+        for name in _SWITCHES:
+            parser.add_argument(f"--{name}", action="store_true", default=None)
+        for name in _NUMBERS:
+            parser.add_argument(f"--{name}", type=int)
+        for name in _TEXTS:
+            parser.add_argument(f"--{name}")
+        parser.add_argument(
+            "--savepoint_path", "--resume", metavar="PATH", help="savepoint or checkpoint from which a stream goes on"
+        )
+
+
+def check_stream(options: Any) -> None:
+    """Makes sure that a stream has checkpoints, one at a time: by them messages are acknowledged.
+
+    Args:
+      options: Beam's options; what every stream wants is set in them.
+
+    Raises:
+      ConfigError: It has none.
+    """
+    given = options.view_as(FlinkStreamOptions)
+    if not master_of(options):
+        raise ConfigError(
+            "expected --flink_master <host>:<port> of Flink's REST API, by which a stream is stopped with a savepoint"
+        )
+    if (given.checkpointing_interval or 0) <= 0:
+        raise ConfigError(
+            "expected --checkpointing_interval with milliseconds, e.g. 10000: a stream on Flink acknowledges messages by its "
+            "checkpoints"
+        )
+    if (given.num_concurrent_checkpoints or 1) != 1:
+        raise ConfigError(
+            "num_concurrent_checkpoints: expected 1, since a checkpoint must hold all that the one before it has finalized"
+        )
+    for name, value in _STREAM_DEFAULTS.items():
+        if getattr(given, name) is None:
+            setattr(given, name, value)
+
+
+def master_of(options: Any) -> str:
+    """`host:port` of Flink's REST API, "" where nobody says."""
+    master = str(options.view_as(FlinkRunnerOptions).flink_master or "").split("://")[-1]
+    return "" if master.startswith("[") else master
 
 
 class FlinkRunner(flink_runner.FlinkRunner):
@@ -36,111 +112,36 @@ class FlinkRunner(flink_runner.FlinkRunner):
         master = master_of(options)
         if not master:
             return super().run_portable_pipeline(pipeline, options)
-        cloud, cluster = options.view_as(GoogleCloudOptions), Cluster(master)
+        cloud = options.view_as(GoogleCloudOptions)
         cloud.job_name = cloud.job_name or f"detect-{time.time_ns():x}"
-        before = cluster.jobs_named(cloud.job_name)
-        return FlinkJob(cluster, cloud.job_name, super().run_portable_pipeline(pipeline, options), before)
-
-
-def master_of(options: Any) -> str:
-    """`host:port` of Flink's REST API, "" where nobody says."""
-    master = str(options.view_as(FlinkRunnerOptions).flink_master or "").split("://")[-1]
-    return "" if master.startswith("[") else master
-
-
-class Cluster:
-    """Flink's REST API.
-
-    Args:
-      master: `host:port`.
-    """
-
-    def __init__(self, master: str):
-        self._url = f"http://{master}"
-
-    def ask(self, path: str, body: Any = None, method: str = "") -> Any:
-        """What it answers; with a body, to a request that does something.
-
-        Raises:
-          RunnerError: It refuses, for the reason that the message has.
-          OSError: It cannot be reached, or has no leader yet.
-        """
-        content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(  # noqa: S310  http, and where the user said
-            self._url + path, content, {"Content-Type": "application/json"}, method=method or None
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=_ASK_SECONDS) as answer:  # noqa: S310
-                return json.loads(answer.read() or b"{}")
-        except urllib.error.HTTPError as err:
-            if err.code == http.HTTPStatus.SERVICE_UNAVAILABLE:
-                raise
-            raise RunnerError(f"Flink at {self._url}{path}: {_reason(err.read().decode(errors='replace'))}") from err
-
-    def jobs_named(self, name: str) -> frozenset[str]:
-        """The ids of all jobs of a name, also of those that have ended."""
-        return frozenset(str(job["jid"]) for job in self.ask("/jobs/overview")["jobs"] if job["name"] == name)
-
-    def state(self, job: str) -> str:
-        """The state of a job."""
-        return str(self.ask(f"/jobs/{job}")["state"])
-
-    def latest_checkpoint(self, job: str) -> str:
-        """Where the latest checkpoint of a job is, or the one that it began with; "" where there is none to go on from.
-
-        A cluster without `state.checkpoints.dir` keeps checkpoints in the JobManager's memory, and names no place.
-        """
-        try:
-            latest = self.ask(f"/jobs/{job}/checkpoints")["latest"]
-        except RunnerError:  # a batch job has no checkpoints
-            return ""
-        place = str((latest["completed"] or latest["restored"] or {}).get("external_path"))
-        return place if ":" in place else ""
-
-    def why_failed(self, job: str) -> str:
-        """Why a job has failed, in one line."""
-        found = self.ask(f"/jobs/{job}/exceptions")
-        entries = (found.get("exceptionHistory") or {}).get("entries") or []
-        return _reason(str(entries[0]["stacktrace"] if entries else found.get("root-exception") or "Flink does not say why"))
-
-    def stop(self, job: str) -> str:
-        """Begins to stop a job with a savepoint; without drain, which would close windows early. Returns the request."""
-        return str(self.ask(f"/jobs/{job}/stop", {"drain": False})["request-id"])
-
-    def savepoint(self, job: str, request: str) -> str:
-        """Where the savepoint of a request is; "" while it is under way.
-
-        Raises:
-          RuntimeError: There will be none.
-        """
-        found = self.ask(f"/jobs/{job}/savepoints/{request}")
-        if found["status"]["id"] != "COMPLETED":
-            return ""
-        if "failure-cause" in found["operation"]:
-            raise RuntimeError(
-                f"the job goes on, since Flink made no savepoint: {_reason(found['operation']['failure-cause']['stack-trace'])}"
-            )
-        return str(found["operation"]["location"])
+        job = FlinkJob(master, cloud.job_name, streams=options.view_as(StandardOptions).streaming)
+        job.submitted = super().run_portable_pipeline(pipeline, options)
+        return job
 
 
 class FlinkJob:
     """A job on a cluster.
 
     Args:
-      cluster: Where it runs.
-      name: Its name, by which it is found.
-      submitted: What Beam calls its result.
-      before: The jobs of this name that there were before.
+      master: `host:port` of Flink's REST API.
+      name: The job's name; the job is the first of this name that was not there before.
+      streams: Whether it is a stream, which goes on from a checkpoint.
+
+    Attributes:
+      submitted: Beam's result.
+
+    Raises:
+      OSError: Flink cannot be reached.
     """
 
-    def __init__(self, cluster: Cluster, name: str, submitted: Any = None, before: frozenset[str] = frozenset()):
-        self._cluster = cluster
+    def __init__(self, master: str, name: str, *, streams: bool = False):
+        self.submitted: Any = None
+        self._streams = streams
+        self._url = f"http://{master}"
         self._name = name
-        self._submitted = submitted
-        self._before = before
+        self._before = self._jobs()
         self._stop = threading.Event()
-        self._begun = self._heard = time.monotonic()
-        self._job = self._restarted = self._checkpoint = ""
+        self._job = self._restarted = ""
 
     def stop(self) -> None:
         """Asks `wait` to stop the job with a savepoint; safe in a signal's handler."""
@@ -148,74 +149,107 @@ class FlinkJob:
 
     def cancel(self) -> None:
         """Ends the job at once."""
-        if self._find():
-            self._cluster.ask(f"/jobs/{self._job}", method="PATCH")
-
-    def submitted(self) -> str:
-        """Waits until Flink has the job; returns its id."""
-        end = time.monotonic() + _MISSING_SECONDS
-        while not self._find():
-            if self._submitted and self._submitted.state == "FAILED":
-                self._submitted.wait_until_finish()  # raises, with the reason
-            if time.monotonic() > end:
-                raise RunnerError(f"Flink has no job {self._name} within {_MISSING_SECONDS:g} s after it was submitted")
-            time.sleep(_LOOK_SECONDS)
-        return self._job
+        if self._found():
+            self._ask("", method="PATCH")
 
     def wait(self) -> None:
-        """Waits for the job's end, and stops it where it was told to.
+        """Waits for the job's end, and stops it where it was told to; without drain, which would close windows early.
 
         Raises:
           RuntimeError: It failed or was cancelled, Flink is out of reach or has lost it, or makes no savepoint.
           RunnerError: Flink has no such job.
         """
-        job, request = self.submitted(), ""
-        self._begun = self._heard = time.monotonic()
-        while True:
+        self._find()
+        state, request = "", ""
+        begun = heard = time.monotonic()
+        while state not in _ENDED or request:
+            time.sleep(_LOOK_SECONDS)
             try:
-                state = self._look()
-                if request and (place := self._cluster.savepoint(job, request)):
-                    print(f"stopped with a savepoint; --resume {place} goes on from there", file=sys.stderr, flush=True)
+                state = self._state()
+                if self._stop.is_set() and state not in _ENDED and not request:
+                    request = str(self._ask("/stop", {"drain": False}, "POST")["request-id"])
+                if request and self._has_savepoint(request):
                     return
-                if state in _ENDED and not request:
-                    break
-                if self._stop.is_set() and not request:
-                    request = self._cluster.stop(job)
+                heard = time.monotonic()
+                if state == "RESTARTING":
+                    self._restarts(self._why_failed(), begins=heard < begun + _BEGIN_SECONDS)
             except OSError as err:
-                if time.monotonic() - self._heard > _UNREACHABLE_SECONDS:
+                if time.monotonic() - heard > _UNREACHABLE_SECONDS:
                     raise RuntimeError(f"Flink is out of reach: {err}; {self._how_to_go_on()}") from err
-            time.sleep(_LOOK_SECONDS / 4)
         if state != "FINISHED":
-            if self._checkpoint:
-                print(self._how_to_go_on(), file=sys.stderr, flush=True)
-            raise RuntimeError(self._cluster.why_failed(job) if state == "FAILED" else f"job {job} was cancelled")
+            why = self._why_failed() if state == "FAILED" else f"job {self._job} was cancelled"
+            raise RuntimeError(f"{why}; {self._how_to_go_on()}")
 
-    def _look(self) -> str:
-        """The job's state; remembers its latest checkpoint.
+    def _ask(self, path: str, body: Any = None, method: str = "GET") -> Any:
+        """What Flink answers about the job.
 
         Raises:
-          RuntimeError: Flink has lost the job, or the job cannot begin.
+          RunnerError: It refuses, for the reason that the message has.
+          OSError: It cannot be reached, or has no leader yet.
         """
+        url = f"{self._url}/jobs/{self._job}{path}"
+        answer = requests.request(method, url, json=body, timeout=_ASK_SECONDS)
+        if answer.status_code == http.HTTPStatus.SERVICE_UNAVAILABLE:
+            answer.raise_for_status()
+        if not answer.ok:
+            raise RunnerError(f"Flink at {url}: {_reason(answer.text)}")
+        return answer.json() if answer.content else {}
+
+    def _jobs(self) -> frozenset[str]:
+        """The ids of all jobs of this name, also of those that have ended."""
+        answer = requests.get(f"{self._url}/jobs/overview", timeout=_ASK_SECONDS)
+        answer.raise_for_status()
+        return frozenset(str(job["jid"]) for job in answer.json()["jobs"] if job["name"] == self._name)
+
+    def _found(self) -> bool:
+        self._job = self._job or next(iter(self._jobs() - self._before), "")
+        return self._job != ""
+
+    def _find(self) -> None:
+        """Waits until Flink has the job."""
+        end = time.monotonic() + _MISSING_SECONDS
+        while not self._found():
+            if self.submitted and self.submitted.state == "FAILED":
+                self.submitted.wait_until_finish()  # raises, with the reason
+            if time.monotonic() > end:
+                raise RunnerError(f"Flink has no job {self._name} within {_MISSING_SECONDS:g} s after it was submitted")
+            time.sleep(_LOOK_SECONDS)
+
+    def _state(self) -> str:
         try:
-            state = self._cluster.state(self._job)
+            return str(self._ask("")["state"])
         except RunnerError as err:
             raise RuntimeError(f"Flink has lost job {self._job} with its JobManager; {self._how_to_go_on()}") from err
-        self._heard = time.monotonic()
-        if state == "RESTARTING":
-            self._restarts(self._cluster.why_failed(self._job))
-        checkpoint = self._cluster.latest_checkpoint(self._job)
-        if checkpoint and not self._checkpoint:
-            print(f"the job's first checkpoint is {checkpoint}; later ones replace it", file=sys.stderr, flush=True)
-        self._checkpoint = checkpoint or self._checkpoint
-        return state
 
-    def _restarts(self, why: str) -> None:
+    def _has_savepoint(self, request: str) -> bool:
+        """Whether the savepoint of a request is there, whose place is then printed.
+
+        Raises:
+          RuntimeError: There will be none.
+        """
+        found = self._ask(f"/savepoints/{request}")
+        if found["status"]["id"] != "COMPLETED":
+            return False
+        if "failure-cause" in found["operation"]:
+            why = _reason(found["operation"]["failure-cause"]["stack-trace"])
+            raise RuntimeError(f"the job goes on, since Flink made no savepoint: {why}")
+        place = found["operation"]["location"]
+        print(f"stopped with a savepoint; --resume {place} goes on from there", file=sys.stderr, flush=True)
+        return True
+
+    def _why_failed(self) -> str:
+        """Why the job has failed, in one line."""
+        found = self._ask("/exceptions")
+        entries = (found.get("exceptionHistory") or {}).get("entries") or []
+        return _reason(str(entries[0]["stacktrace"] if entries else found.get("root-exception") or "Flink does not say why"))
+
+    def _restarts(self, why: str, *, begins: bool) -> None:
         """Says why the job restarts; ends it where a worker has said at its begin what the user must mend.
 
         Raises:
           RuntimeError: It is ended.
         """
-        if why.startswith("pipeline.errors.") and self._heard < self._begun + _BEGIN_SECONDS:
+        if begins and why.startswith("pipeline.errors."):
             self.cancel()
             raise RuntimeError(why)
         if why != self._restarted:
@@ -223,15 +257,8 @@ class FlinkJob:
             self._restarted = why
 
     def _how_to_go_on(self) -> str:
-        """How the user goes on where Flink does not; Flink may have made a later checkpoint than the last one seen."""
-        if not self._checkpoint:
-            return "this launcher knows no checkpoint of it"
-        return f"--resume {self._checkpoint} (or a later checkpoint beside it) goes on from there"
-
-    def _find(self) -> str:
-        if not self._job:
-            self._job = next(iter(self._cluster.jobs_named(self._name) - self._before), "")
-        return self._job
+        latest = f"<state.checkpoints.dir>/{self._job}/chk-<latest>"
+        return f"--resume {latest} goes on from there" if self._streams else "the same command does the rest"
 
 
 def wait(running: Any) -> None:

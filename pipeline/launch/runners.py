@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from pipeline.beam_internals import drain_dataflow_job
 from pipeline.errors import ConfigError, RunnerError
-from pipeline.launch import dataflow, flink, flink_options, prism
+from pipeline.launch import dataflow, flink, prism
 
 
 def _nothing(*_: Any) -> str:
@@ -129,15 +128,13 @@ RUNNERS = (
         _BY_CHECKPOINT,
         beam_name="pipeline.launch.flink.FlinkRunner",
         finalizes_early=True,
-        check=flink_options.say_what_is_fetched,
-        check_stream=flink_options.check_stream,
+        check_stream=flink.check_stream,
         wait=flink.wait,
         end_stream=flink.end_stream,
         needs=(
             Need(
-                ("job_endpoint",),
-                "--job_endpoint <host>:<port> of a Flink job server, or Java, with which Beam starts its own",
-                lambda: shutil.which("java"),
+                ("job_endpoint", "flink_job_server_jar"),
+                "--job_endpoint <host>:<port> of a Flink job server, or --flink_job_server_jar PATH, which Beam starts with Java",
             ),
         ),
     ),

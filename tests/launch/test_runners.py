@@ -44,7 +44,7 @@ def error_of(monkeypatch, capfd, tmp_path):
 @pytest.mark.parametrize(
     ("runner", "flags", "message"),
     [
-        ("FlinkRunner", (), "runner FlinkRunner: expected --job_endpoint <host>:<port> of a Flink job server, or Java"),
+        ("FlinkRunner", (), "runner FlinkRunner: expected --job_endpoint <host>:<port> of a Flink job server, or --flink_job"),
         ("PortableRunner", (), "runner PortableRunner: expected --job_endpoint <host>:<port> of a job server"),
         ("SparkRunner", (), "runner SparkRunner: expected --job_endpoint <host>:<port> of a job server"),
         ("SparkRunner", ("--job_endpoint=localhost:1",), "job_endpoint localhost:1: expected <host>:<port> where a job server"),
