@@ -1,7 +1,7 @@
 """The settings of one job: typed, frozen, and checked before the job starts.
 
 A config is one YAML file; flags override its keys. `sections.py` declares each key once, with its type, bounds, default and
-one-line help. Its flag has the same name (`score_threshold` -> `--score-threshold`). `checked.py` defines the types;
+one-line help. Its flag has the same name (`score_threshold` -> `--score-threshold`). `setting.py` defines the types;
 `load.py` merges file and flags.
 """
 

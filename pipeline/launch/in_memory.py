@@ -19,7 +19,6 @@ import contextlib
 import copy
 import os
 import queue
-import sys
 import threading
 import time
 from typing import Any
@@ -28,6 +27,7 @@ from apache_beam.options.pipeline_options import DirectOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
+from models.own_python import environment
 from pipeline.beam_internals import add_up_metrics_at_once
 from pipeline.results.cancellation import cancel_steps, delayed_stop
 
@@ -45,8 +45,8 @@ class InMemoryRunner(FnApiRunner):
         add_up_metrics_at_once()
         running, run = _RunningJob(), super().run_via_runner_api
         elsewhere = options.view_as(DirectOptions).direct_running_mode == "multi_processing"
-        if elsewhere:
-            _share_packages()
+        if elsewhere:  # its workers import from the paths of this process, and not from the current folder first (Python 3.11)
+            os.environ.update(environment(), PYTHONSAFEPATH="1")
         if options.view_as(StandardOptions).streaming:
             for _ in range(_COPIES):
                 running.begin(run, copy.deepcopy(pipeline_proto), options)  # Beam changes its argument
@@ -110,9 +110,3 @@ class _RunningJob(PipelineResult):
             self._ended.put(err)
         else:
             self._ended.put(None)
-
-
-def _share_packages() -> None:
-    """Makes worker processes import from the paths of this one, and not from the current folder first (Python 3.11)."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(part or os.getcwd() for part in sys.path)
-    os.environ["PYTHONSAFEPATH"] = "1"

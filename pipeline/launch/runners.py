@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,21 +23,6 @@ def _nothing(*_: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Need:
-    """An option that a runner needs.
-
-    Attributes:
-      options: Beam options, one of which must be set.
-      example: How to set it, and what it is.
-      satisfied_by_environment: Whether the machine itself has what no option sets.
-    """
-
-    options: tuple[str, ...]
-    example: str
-    satisfied_by_environment: Callable[[], object] = _nothing
-
-
-@dataclasses.dataclass(frozen=True)
 class Runner:
     """What a runner can do.
 
@@ -48,7 +33,7 @@ class Runner:
         are known there. Answers by request need that too, since the images of a request meet in memory.
       native_source: Whether a stream is read by Beam's own Pub/Sub source; else by the project's splittable DoFn.
       no_stream: Why it cannot run a stream; "" if it can.
-      needs: The options that a job on it needs.
+      needs: Beam's options that a job on it needs, `a|b` where one of two is enough, each with how to set it.
       local_files: Whether its workers may see the launcher's files.
       fits_machines: Whether it gives steps machines by their resource hints; elsewhere hints would only split fused steps.
       experiments: Beam's experiments for its jobs, unless the user sets the opposite.
@@ -68,7 +53,7 @@ class Runner:
     in_process: bool = False
     native_source: bool = False
     no_stream: str = ""
-    needs: tuple[Need, ...] = ()
+    needs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     local_files: bool = True
     fits_machines: bool = False
     experiments: tuple[str, ...] = ()
@@ -98,12 +83,7 @@ class Runner:
         return create_runner(self.beam_name or self.name)
 
 
-def _region_of_gcloud() -> object:
-    """The region that Beam's Dataflow runner takes where none is given: CLOUDSDK_COMPUTE_REGION, or gcloud's configuration."""
-    return runner_named("DataflowRunner").make().get_default_gcp_region()
-
-
-_JOB_SERVER = Need(("job_endpoint",), "--job_endpoint <host>:<port> of a job server")
+_JOB_SERVER = {"job_endpoint": "--job_endpoint <host>:<port> of a job server"}
 _BY_CHECKPOINT = "at the checkpoint after the one that ends its bundle"
 
 RUNNERS = (
@@ -131,29 +111,27 @@ RUNNERS = (
         check_stream=flink.check_stream,
         wait=flink.wait,
         end_stream=flink.end_stream,
-        needs=(
-            Need(
-                ("job_endpoint", "flink_job_server_jar"),
-                "--job_endpoint <host>:<port> of a Flink job server, or --flink_job_server_jar PATH, which Beam starts with Java",
-            ),
-        ),
+        needs={
+            "job_endpoint|flink_job_server_jar": "--job_endpoint <host>:<port> of a Flink job server, or "
+            "--flink_job_server_jar PATH, which Beam starts with Java"
+        },
     ),
-    Runner("PortableRunner", _BY_CHECKPOINT, finalizes_early=True, needs=(_JOB_SERVER,)),
+    Runner("PortableRunner", _BY_CHECKPOINT, finalizes_early=True, needs=_JOB_SERVER),
     Runner(
         "SparkRunner",
         # https://beam.apache.org/documentation/runners/capability-matrix/: neither of the two works on Spark
         no_stream="Spark has no bundle finalization and cannot resume an unbounded source; it runs batch jobs only",
-        needs=(_JOB_SERVER,),
+        needs=_JOB_SERVER,
     ),
     Runner(
         "DataflowRunner",
         "when the runner's own state holds it",
         native_source=True,
-        needs=(
-            Need(("region",), "--region, e.g. europe-west1", _region_of_gcloud),
-            Need(("project",), "--project, the Google Cloud project that pays for it"),
-            Need(("temp_location", "staging_location"), "--temp_location gs://<bucket>/<folder>"),
-        ),
+        needs={
+            "region": "--region, e.g. europe-west1",
+            "project": "--project, the Google Cloud project that pays for it",
+            "temp_location|staging_location": "--temp_location gs://<bucket>/<folder>",
+        },
         check=dataflow.check,
         check_stream=dataflow.check_stream,
         wait=dataflow.wait,
@@ -186,9 +164,7 @@ def check_runner(runner: Runner, options: Any) -> None:
       RunnerError: The runner cannot be reached or started.
     """
     given = options.get_all_options()
-    missing = [
-        need for need in runner.needs if not any(given[option] for option in need.options) and not need.satisfied_by_environment()
-    ]
+    missing = [how for names, how in runner.needs.items() if not any(given[name] for name in names.split("|"))]
     if missing:
-        raise ConfigError(f"runner {runner.name}: expected {'; and '.join(need.example for need in missing)}")
+        raise ConfigError(f"runner {runner.name}: expected {'; and '.join(missing)}")
     runner.check(options)
