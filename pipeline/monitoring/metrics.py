@@ -115,7 +115,7 @@ METRICS: tuple[Metric, ...] = (
         _outcomes,
     ),
     _metric("detection_images_read_total", "counter", "images", "images listed or requested", lambda stats: stats.read),
-    _metric("detection_images_in_hand", "gauge", "images", "images read, without an outcome yet", _in_flight),
+    _metric("detection_images_in_flight", "gauge", "images", "images read, without an outcome yet", _in_flight),
     Metric(
         *("detection_stage_seconds", "histogram", "seconds", ("stage",)),
         "time of an image in a stage; of a batch in `model`",

@@ -55,7 +55,7 @@ def test_counts_are_those_of_the_statistics():
     assert shown["detection_images_total", "skipped", ""] == 2
     assert shown["detection_images_total", "dead", "not_allowed"] == 2
     assert shown["detection_images_total", "dead", "empty"] == 1
-    assert shown["detection_images_in_hand",] == 2
+    assert shown["detection_images_in_flight",] == 2
     assert shown["detection_batch_images_max",] == 8
     assert shown["detection_backlog_age_seconds",] == 1.5
     assert shown["detection_model_info", "bright", "1"] == 1
