@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from models.manifest import write_manifest
 from models.metadata import DetectorMetadata, write_metadata
@@ -48,7 +48,6 @@ def export_detector(
     output_dir: str,
     *,
     variables: Sequence[tf.Variable] = (),
-    warmup_images: Sequence[bytes] = (),
 ) -> None:
     """Writes a detector's SavedModel; it appears under `output_dir` whole or not at all.
 
@@ -59,7 +58,6 @@ def export_detector(
         since every exported detector has the same signatures.
       output_dir: Local directory that does not exist yet, best `<model>/<integer version>`, as TF Serving expects it.
       variables: The `tf.Variable`s that `predict` uses.
-      warmup_images: Encoded images that TF Serving runs before it takes traffic; default: a generated one.
 
     Raises:
       FileExistsError: `output_dir` exists.
@@ -79,7 +77,7 @@ def export_detector(
         except tf.errors.OpError as err:  # TensorFlow raises no OSError for a full disk
             raise OSError(f"{output_dir} cannot be written: {err.message.splitlines()[0]}") from err
         write_metadata(saved_model_dir, metadata)
-        _write_warmup(saved_model_dir, metadata, warmup_images or [_generated_image(metadata)])
+        _write_warmup(saved_model_dir, metadata)
         write_manifest(saved_model_dir)
         os.makedirs(os.path.dirname(os.path.abspath(output_dir)), exist_ok=True)
         os.rename(saved_model_dir, output_dir)
@@ -253,25 +251,17 @@ def _to_stored_image(boxes_norm: tf.Tensor, image_hw: tf.Tensor, metadata: Detec
     return tf.where(tf.reduce_any(boxes_norm != 0, axis=-1, keepdims=True), boxes, 0.0)
 
 
-def _generated_image(metadata: DetectorMetadata) -> bytes:
-    import tensorflow as tf
-
-    h, w = metadata.input_hw
-    ramp = tf.cast(tf.range(w) * 255 // w, tf.uint8)
-    return bytes(tf.io.encode_jpeg(tf.tile(ramp[None, :, None], [h, 1, 3])).numpy())
-
-
-def _write_warmup(saved_model_dir: str, metadata: DetectorMetadata, images: Sequence[bytes]) -> None:
-    """Writes TF Serving's warm-up file with one `serving_default` request for each image."""
+def _write_warmup(saved_model_dir: str, metadata: DetectorMetadata) -> None:
+    """Writes TF Serving's warm-up file: a `serving_default` request with a grey ramp, which it runs before it takes traffic."""
     import tensorflow as tf
     from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
-    def request(image: bytes) -> Any:
-        predict_request = predict_pb2.PredictRequest(inputs={"image_bytes": tf.make_tensor_proto([image])})
-        predict_request.model_spec.name = metadata.name
-        predict_request.model_spec.signature_name = "serving_default"
-        return prediction_log_pb2.PredictionLog(predict_log=prediction_log_pb2.PredictLog(request=predict_request))
-
+    h, w = metadata.input_hw
+    ramp = tf.cast(tf.range(w) * 255 // w, tf.uint8)
+    image = tf.io.encode_jpeg(tf.tile(ramp[None, :, None], [h, 1, 3]))
+    request = predict_pb2.PredictRequest(inputs={"image_bytes": tf.make_tensor_proto(image[None])})
+    request.model_spec.name = metadata.name
+    request.model_spec.signature_name = "serving_default"
+    log = prediction_log_pb2.PredictionLog(predict_log=prediction_log_pb2.PredictLog(request=request))
     with tf.io.TFRecordWriter(os.path.join(saved_model_dir, "assets.extra", "tf_serving_warmup_requests")) as writer:
-        for image in images:
-            writer.write(request(image).SerializeToString())
+        writer.write(log.SerializeToString())

@@ -122,6 +122,26 @@ def iou_matrix(a_xyxy: Floats, b_xyxy: Floats) -> Floats:
     return np.asarray(np.divide(intersection, union, out=np.zeros_like(intersection), where=union > 0))
 
 
+def greedy_pairs(iou: Floats, least: float, free_rows: set[int], free_columns: set[int]) -> list[tuple[int, int]]:
+    """Pairs (row, column) of an IoU of at least `least`, by descending IoU, each row and column once.
+
+    Args:
+      iou: `(N, M)`.
+      least: Above 0.
+      free_rows: Rows that may be taken; those of the pairs are removed.
+      free_columns: The same for columns.
+    """
+    candidates = np.argwhere(iou >= least)
+    order = np.argsort(-iou[candidates[:, 0], candidates[:, 1]], kind="stable")
+    pairs = []
+    for i, j in candidates[order].tolist():
+        if i in free_rows and j in free_columns:
+            free_rows.remove(i)
+            free_columns.remove(j)
+            pairs.append((i, j))
+    return pairs
+
+
 def nms(boxes_xyxy: Floats, scores: Floats, class_ids: Ints, iou_threshold: float, max_detections: int) -> npt.NDArray[np.intp]:
     """Greedy non-maximum suppression: the indices to keep, confidence descending, ties in the given order.
 

@@ -24,7 +24,6 @@ InputDtype = Literal["uint8", "float32"]
 Suppressor = Literal["model", "pipeline"]
 JoinedLayout = Literal["", "4+C,M", "M,4+C", "M,5+C", "M,6"]
 
-_LATER = ("letterbox_rule", "channel_order", "normalisation", "score_activation")  # not in earlier releases
 METADATA_PATH = "assets.extra/detector.json"
 
 
@@ -162,13 +161,8 @@ def read_metadata(saved_model_dir: str) -> DetectorMetadata | None:
 
 
 def metadata_to_json(metadata: DetectorMetadata) -> str:
-    """`metadata` as indented JSON with a final line feed; `metadata_from_json` is its inverse.
-
-    Later fields are left out at their defaults, so that earlier releases can read the rest.
-    """
-    defaults = {field.name: field.default for field in dataclasses.fields(metadata) if field.name in _LATER}
-    values = {name: value for name, value in dataclasses.asdict(metadata).items() if value != defaults.get(name)}
-    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    """`metadata` as indented JSON with a final line feed; `metadata_from_json` is its inverse."""
+    return json.dumps(dataclasses.asdict(metadata), indent=2, ensure_ascii=False) + "\n"
 
 
 def metadata_from_json(text: str) -> DetectorMetadata:

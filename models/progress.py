@@ -1,13 +1,10 @@
-"""Shows how far a loop or a step is: a bar on a terminal, a line now and then elsewhere, and nothing within two seconds."""
+"""Shows how far a loop is: a bar on a terminal, a line every ten seconds elsewhere, and nothing within two seconds."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-import threading
 from collections.abc import Iterable, Iterator
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -28,24 +25,6 @@ class _Lines:
         """Each line is flushed."""
 
 
-def bar(what: str, unit: str, total: int | None = None, **how: Any) -> Any:
-    """A tqdm bar: a context manager with `update(count)`.
-
-    Args:
-      what: What is done, such as `matching`.
-      unit: What an element is, in the plural.
-      total: Their number, if known.
-      **how: What else `tqdm` takes.
-    """
-    is_terminal = sys.stderr.isatty()
-    look = {"mininterval": 0.1} if is_terminal else {"mininterval": _LINE_SECONDS, "file": _Lines(), "ncols": 0, "smoothing": 0}
-    look |= {"maxinterval": look["mininterval"], "delay": _DELAY_SECONDS, "leave": False}
-    made = tqdm(desc=what, unit=f" {unit}", total=total, **look, **how)
-    if not is_terminal:  # the first line comes after the delay, and not a whole interval later
-        made.last_print_t -= _LINE_SECONDS - _DELAY_SECONDS
-    return made
-
-
 def shown(loop: Iterable[_Each], what: str, unit: str, total: int | None = None) -> Iterator[_Each]:
     """Gives the elements of `loop` and shows how many there were.
 
@@ -55,49 +34,15 @@ def shown(loop: Iterable[_Each], what: str, unit: str, total: int | None = None)
       unit: What an element is, in the plural.
       total: Their number, if `loop` has no length.
     """
-    yield from bar(what, unit, total, iterable=loop)
+    is_terminal = sys.stderr.isatty()
+    look: dict[str, Any] = {"mininterval": 0.1} if is_terminal else {"mininterval": _LINE_SECONDS, "file": _Lines(), "ncols": 0}
+    look |= {"maxinterval": look["mininterval"], "delay": _DELAY_SECONDS, "leave": False, "smoothing": 0}
+    bar = tqdm(loop, desc=what, unit=f" {unit}", total=total, **look)
+    if not is_terminal:  # the first line comes after the delay, and not a whole interval later
+        bar.last_print_t -= _LINE_SECONDS - _DELAY_SECONDS
+    yield from bar
 
 
 def printable(line: str) -> str:
     """A line in which names cannot steer the terminal: what is not printable is escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
-
-
-@contextlib.contextmanager
-def step(what: str) -> Iterator[None]:
-    """Shows what is done, and for how many seconds, while a block lasts that cannot be counted.
-
-    Args:
-      what: What is done, such as `writing the model`.
-    """
-    done = threading.Event()
-    with _kept_open(sys.stderr) as terminal:  # the block may close or redirect standard error
-        thread = threading.Thread(target=_show, args=(what, terminal, done), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-
-
-def _show(what: str, terminal: IO[str], done: threading.Event) -> None:
-    """A line on a terminal is overwritten, and cleared at the end."""
-    end, every_s = ("\r", 1.0) if terminal.isatty() else ("\n", _LINE_SECONDS)
-    seconds = _DELAY_SECONDS
-    while not done.wait(_DELAY_SECONDS if seconds == _DELAY_SECONDS else every_s):
-        print(f"{what}: {seconds:.0f} s", end=end, file=terminal, flush=True)
-        seconds += every_s
-    if end == "\r":
-        print("\033[K", end="", file=terminal, flush=True)
-
-
-@contextlib.contextmanager
-def _kept_open(file: IO[str]) -> Iterator[IO[str]]:
-    try:
-        own = os.fdopen(os.dup(file.fileno()), "w")
-    except (OSError, ValueError):  # it has no descriptor
-        yield file
-        return
-    with own:
-        yield own

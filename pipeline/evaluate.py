@@ -4,13 +4,14 @@ detect-objects evaluate --detections out --ground-truth photos/labels --page eva
 detect-objects evaluate --detections out --ground-truth annotations.json --reference other
 detect-objects evaluate --detections out --reference other
 
-Exit code 0: done; 2: a wrong command, or labels or rows that cannot be used.
+Exit code 0: done; 2: a wrong command, or labels or rows that cannot be used; 130: stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,30 +20,33 @@ from typing import Any
 from models.evaluate import bootstrap
 from models.evaluate.agreement import compare
 from models.evaluate.average_precision import Measurement, better, figures_of, measure
-from models.evaluate.detection_rows import RowsError
 from models.evaluate.mistakes import Mistakes, best_threshold, find_mistakes
 from models.evaluate.text import comparison_lines, evaluation_lines, notes_of, verdict_of
 from models.progress import printable
+from pipeline.errors import WRONG, run_command
 from pipeline.report.evaluation import render_evaluation
 from pipeline.results.image_rows import read_rows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code: 0, or 2 if an input cannot be used."""
+    """Runs the command and returns its exit code: 0, 2 if an input cannot be used, or 130 if it was stopped."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     if not (args.ground_truth or args.reference):
         parser.error("one of the arguments --ground-truth --reference is required")
     if args.page and not args.ground_truth:
         parser.error("--page needs --ground-truth")
+    return run_command(lambda: _run(args), "nothing is evaluated", failed_code=WRONG)
+
+
+def _run(args: argparse.Namespace) -> int:
+    result, lines = _evaluate(args) if args.ground_truth else _compare(args)
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     try:
-        result, lines = _evaluate(args) if args.ground_truth else _compare(args)
-        if args.json:
-            Path(args.json).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    except (RowsError, OSError) as err:
-        print("error:", printable(" ".join(str(err).split())), file=sys.stderr)  # libraries' messages may have several lines
-        return 2
-    print("\n".join(map(printable, lines)))
+        print("\n".join(map(printable, lines)), flush=True)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -94,7 +98,7 @@ def make_parser() -> argparse.ArgumentParser:
     add(
         "--ground-truth",
         metavar="PATH",
-        help="COCO annotations (.json), folder of YOLO or Pascal VOC labels, data.yaml, or FiftyOne's export",
+        help="COCO annotations (.json), folder of YOLO or Pascal VOC labels, or data.yaml",
     )
     add(
         "--reference", metavar="PATH", help="another output: which is better by the ground truth; without one, how far they agree"

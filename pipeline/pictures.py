@@ -12,25 +12,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import functools
+import itertools
 import os
 import re
-import signal
 import sys
 import tempfile
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from math import ceil, floor, inf
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from models.evaluate.detection_rows import ImageRow, RowsError
+from models.evaluate.detection_rows import ImageRow
 from models.progress import printable, shown
 from pipeline.config.sections import DetectConfig
-from pipeline.errors import FullError, OutputError, UserError
+from pipeline.errors import FullError, InputError, OutputError, run_command
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
 from pipeline.read.again import Read, reads, refuse_doubled
@@ -44,12 +45,17 @@ from pipeline.storage.web import without_query
 from pipeline.write.write_labels import short_name
 
 _THREADS = min(4, os.cpu_count() or 1)
-_MOST_AHEAD = 2 * _THREADS  # images in flight
+_AHEAD = 4 * _THREADS  # images in flight
 _MARK_BYTES = 4096  # the mark is in the first bytes of a picture
 _CROP_QUALITY = 95
 _JPEG_SIDE = 65_500  # pixels
 _FAR = 1e9  # pixels; float32 has room for it
+_Failure = tuple[str, str]  # reason and message
 _UNSAFE = re.compile(r'^[.-]|[/\\:*?"<>|]')
+
+
+class _UnusableError(Exception):
+    """An image gives no pictures: (reason, message)."""
 
 
 class _Job(NamedTuple):
@@ -58,27 +64,6 @@ class _Job(NamedTuple):
     args: argparse.Namespace
     names: Mapping[str, str]
     staging: Mapping[str, str]
-    stopped: threading.Event
-
-
-class _UnusableError(Exception):
-    """An image gives no pictures: (reason, message)."""
-
-
-class _Total(NamedTuple):
-    """Numbers of pictures, of images that gave none by reason, and a message for each reason."""
-
-    counts: Counter[str]
-    unread: Counter[str]
-    messages: dict[str, str]
-
-    def add(self, one: Future[Counter[str]]) -> None:
-        try:
-            self.counts.update(one.result())
-        except _UnusableError as err:
-            reason, message = err.args
-            self.unread[reason] += 1
-            self.messages.setdefault(reason, message)
 
 
 def main(arguments: Sequence[str] | None = None, read: Callable[[str], list[ImageRow]] = read_rows) -> int:
@@ -89,16 +74,8 @@ def main(arguments: Sequence[str] | None = None, read: Callable[[str], list[Imag
       read: Reads the rows at the path that the command line names.
     """
     args = make_parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        _check(args)
-        return _report(args, _write_all(args, _wanted(args, read(args.detections))))
-    except (RowsError, UserError, OSError) as err:
-        print("error:", printable(" ".join(str(err).split())), file=sys.stderr)
-        return 1 if isinstance(err, FullError) else 2
-    except KeyboardInterrupt:
-        print("stopped; the pictures that are there are complete", file=sys.stderr)
-        return 128 + signal.SIGINT
+    stopped = "stopped; the pictures that are there are complete"
+    return run_command(lambda: _draw(args, read), "no picture is written", stopped, failed_code=2)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -128,21 +105,22 @@ def _number(text: str) -> float:
 _number.__name__ = "number from 0 on"  # for argparse's message
 
 
-def _check(args: argparse.Namespace) -> None:
+def _draw(args: argparse.Namespace, read: Callable[[str], list[ImageRow]]) -> int:
     if not (args.annotate or args.crops):
-        raise RowsError("nothing to write: give --annotate FOLDER, --crops FOLDER, or both")
+        raise InputError("nothing to write: give --annotate FOLDER, --crops FOLDER, or both")
     if remote := next((each for each in (args.annotate, args.crops) if "://" in (each or "")), ""):
-        raise RowsError(f"{remote} is not a local folder: write here, then copy (for Cloud Storage: gcloud storage cp -r)")
+        raise OutputError(f"{remote} is not a local folder: write here, then copy (for Cloud Storage: gcloud storage cp -r)")
+    return _report(args, *_write_all(args, _wanted(args, read(args.detections))))
 
 
 def _wanted(args: argparse.Namespace, rows: Sequence[ImageRow]) -> list[ImageRow]:
     """The rows whose images are needed."""
     if not all(row.uri for row in rows):
-        raise RowsError(f"{args.detections} has no names of images, only ids: COCO results need images.json in the same folder")
+        raise InputError(f"{args.detections} has no names of images, only ids: COCO results need images.json in the same folder")
     refuse_doubled(rows)
     known = {_label(row, place) for row in rows for place in range(len(row.scores))} if args.classes else set()
     if unknown := {*(args.classes or ())} - known:
-        raise RowsError(f"no object has the class {min(unknown)!r}; classes are {', '.join(sorted(known)[:20]) or 'none'}")
+        raise InputError(f"no object has the class {min(unknown)!r}; classes are {', '.join(sorted(known)[:20]) or 'none'}")
     return [row for row in rows if args.annotate or _kept(args, row)]
 
 
@@ -156,60 +134,53 @@ def _label(row: ImageRow, place: int) -> str:
     return row.class_names[place] or f"class_{row.class_ids[place]}"
 
 
-def _write_all(args: argparse.Namespace, rows: Sequence[ImageRow]) -> _Total:
-    """Writes the pictures of all rows, with few images in flight."""
-    total = _Total(Counter(images=len(rows)), Counter(), {})
+def _write_all(args: argparse.Namespace, rows: Sequence[ImageRow]) -> tuple[Counter[str], list[_Failure]]:
+    """Writes the pictures of all rows, with few images in flight at a time; returns how many, and why some images gave none."""
+    counts, failures = Counter(images=len(rows)), []
+    stopped = threading.Event()
     with contextlib.ExitStack() as stack:
         staging = {}
         for folder in filter(None, (args.annotate, args.crops)):
             with _writing_to(folder):
                 os.makedirs(folder, exist_ok=True)
                 staging[folder] = stack.enter_context(tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder))
-        job = _Job(args, picture_names(row.uri for row in rows), staging, threading.Event())
-        pool = stack.enter_context(_pool(job.stopped))
-        ahead = deque[Future[Counter[str]]]()
-        for row, read in shown(reads(rows, args.images or "", job.stopped), "writing pictures of", "images", len(rows)):
-            ahead.append(pool.submit(_write_pictures, job, row, read))
-            if len(ahead) == _MOST_AHEAD:
-                total.add(ahead.popleft())
-        for each in ahead:
-            total.add(each)
-    return total
+        job = _Job(args, picture_names(row.uri for row in rows), staging)
+        pool = stack.enter_context(ThreadPoolExecutor(_THREADS, "pictures"))
+        stack.callback(stopped.set)  # after an error nothing is retried
+        images = shown(reads(rows, args.images or "", stopped), "writing pictures of", "images", len(rows))
+        while ahead := list(itertools.islice(images, _AHEAD)):
+            for made in pool.map(functools.partial(_pictures_or_failure, job), *zip(*ahead, strict=True)):
+                if isinstance(made, tuple):
+                    failures.append(made)
+                else:
+                    counts += made
+    return counts, failures
 
 
-@contextlib.contextmanager
-def _pool(stopped: threading.Event) -> Iterator[ThreadPoolExecutor]:
-    """Threads whose work has ended when the block ends; after an error they begin nothing, and retry nothing."""
-    pool = ThreadPoolExecutor(_THREADS, "pictures")
+def _pictures_or_failure(job: _Job, row: ImageRow, read: Read) -> Counter[str] | _Failure:
     try:
-        yield pool
-    except BaseException:
-        stopped.set()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+        return _write_pictures(job, row, read)
+    except ImageError as err:
+        return err.reason, str(err)
+    except _UnusableError as err:
+        return err.args[0], err.args[1]
 
 
 def _write_pictures(job: _Job, row: ImageRow, read: Read) -> Counter[str]:
     """Writes the pictures of one image; returns how many.
 
     Raises:
-      _UnusableError: The image cannot be read, or is another one by now.
+      ImageError: The image cannot be read.
+      _UnusableError: It is another one by now, or too large.
       OutputError: The pictures cannot be written.
     """
-    try:
-        image = decode_image(read(), job.args.max_megapixels * 1e6)
-    except ImageError as err:
-        raise _UnusableError(err.reason, str(err)) from err
+    image = decode_image(read(), job.args.max_megapixels * 1e6)
     width, height = image.image_wh
+    has = f"{without_query(row.uri)} has {width} x {height} pixels"
     if row.width and (row.width, row.height) != (width, height):
-        raise _UnusableError(
-            "changed", f"{without_query(row.uri)} has {width} x {height} pixels, its row {row.width} x {row.height}"
-        )
+        raise _UnusableError("changed", f"{has}, its row {row.width} x {row.height}")
     if max(width, height) > _JPEG_SIDE:
-        raise _UnusableError(
-            "too_large", f"{without_query(row.uri)} has {width} x {height} pixels; a JPEG has at most {_JPEG_SIDE}"
-        )
+        raise _UnusableError("too_large", f"{has}; a JPEG has at most {_JPEG_SIDE}")
     kept, name, counts = _kept(job.args, row), job.names[row.uri], Counter[str]()
     if job.args.crops:
         crops = dict(_crops(row, kept, name, image.pixels, job.args.margin))
@@ -314,20 +285,22 @@ def _may_be_written(path: str) -> bool:
         return False
 
 
-def _report(args: argparse.Namespace, total: _Total) -> int:
+def _report(args: argparse.Namespace, counts: Counter[str], failures: Sequence[_Failure]) -> int:
     """Prints what was written and what was not; returns the exit code."""
-    counts, unread = total.counts, total.unread
-    parts = [f"{counts['images']} images"]
-    parts += [f"{counts['annotated']} annotated in {args.annotate}"] if args.annotate else []
-    parts += [f"{counts['crops']} crops in {args.crops}"] if args.crops else []
-    reasons = ", ".join(f"{reason} {times}" for reason, times in unread.most_common())
-    parts += [f"{unread.total()} could not be read ({reasons})"] if unread else []
-    parts += [f"{counts['outside']} boxes outside of their image or without area"] if counts["outside"] else []
-    parts += [f"{counts['in_the_way']} not written, as files of other programs have their names"] if counts["in_the_way"] else []
-    for reason, message in total.messages.items():
+    for reason, message in dict(reversed(failures)).items():  # the first message of each reason
         print(f"warning: {reason}: {printable(message)}", file=sys.stderr)
-    print(printable("; ".join(parts)))
-    return 1 if unread or counts["in_the_way"] else 0
+    unread = Counter(reason for reason, _ in failures)
+    reasons = ", ".join(f"{reason} {times}" for reason, times in unread.most_common())
+    parts = {
+        f"{counts['images']} images": True,
+        f"{counts['annotated']} annotated in {args.annotate}": args.annotate,
+        f"{counts['crops']} crops in {args.crops}": args.crops,
+        f"{len(failures)} could not be read ({reasons})": failures,
+        f"{counts['outside']} boxes outside of their image or without area": counts["outside"],
+        f"{counts['in_the_way']} not written, as files of other programs have their names": counts["in_the_way"],
+    }
+    print(printable("; ".join(part for part, is_shown in parts.items() if is_shown)))
+    return 1 if failures or counts["in_the_way"] else 0
 
 
 if __name__ == "__main__":

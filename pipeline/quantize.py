@@ -11,6 +11,7 @@ Exit code 0: written; 1: the int8 network is too far from float32, nothing is wr
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -18,7 +19,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -31,32 +31,29 @@ from models.evaluate.average_precision import measure
 from models.evaluate.bootstrap import mean_figures
 from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
-from models.export import check_output_dir
+from models.export import check_output_dir, existing_ancestor
 from models.manifest import write_manifest
 from models.metadata import DetectorMetadata
-from models.progress import bar, shown, step
-from pipeline.config import BUNDLED, DetectConfig, load_config
-from pipeline.detect.batcher import Batcher
-from pipeline.detect.detector import Detector
-from pipeline.detect.golden import GoldenImage, read_golden
-from pipeline.detect.loaded_model import LoadedModel
+from models.progress import shown
+from pipeline.config import BUNDLED, DetectConfig, ModelConfig, load_config
+from pipeline.detect.load_detector import load_detector
+from pipeline.detect.onnx_file import onnx_file
 from pipeline.detect.openvino_convert import converted, read_description
-from pipeline.detect.openvino_engine import INT8, open_network
+from pipeline.detect.openvino_engine import INT8
 from pipeline.detect.openvino_int8 import FIGURES, check_nncf, quantise
 from pipeline.detect.saved_model import local_copy
 from pipeline.detect.versions import locate
-from pipeline.errors import ConfigError, InputError, UserError
+from pipeline.errors import DONE, FAILED, WRONG, ConfigError, InputError, ModelError, run_command
 from pipeline.failures import ImageError
 from pipeline.feed.fit import ModelInput, fit
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DetectedImage, ImageRef, detection_row
 from pipeline.storage.files import read_file
 
-WRITTEN, REFUSED, WRONG = 0, 1, 2
 _MOST_CALIBRATION = 300  # NNCF's own default; more change nothing
 _FEWEST = 4  # photos: two to calibrate, two to judge
-_TOGETHER = 16  # photos in memory while they are judged
-_AP = DetectConfig(engine="openvino", score_threshold=0.01)  # average precision needs unsure detections too
+_TOGETHER = 16  # photos in hand while they are judged
+_JUDGING = DetectConfig(engine="openvino", score_threshold=0.01, min_agreement=0.0)  # average precision needs unsure detections
 _SURE = 0.25  # confidence from which detections have to agree: the default of a job
 
 Rows = dict[str, dict[str, Any]]
@@ -65,22 +62,14 @@ Rows = dict[str, dict[str, Any]]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     flags = make_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return _quantize(flags)
-    except (UserError, RowsError, OSError) as err:
-        print(f"error: {' '.join(str(err).split())}", file=sys.stderr)
-        return WRONG
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 128 + signal.SIGINT
+    return run_command(lambda: _quantize(flags), "nothing is written", failed_code=WRONG)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="detect-objects quantize",
-        description="Writes an int8 version of a model for --engine openvino --precision int8, if it is good enough.",
+        description="Writes an int8 version of a SavedModel for --engine openvino --precision int8, if it is good enough.",
         epilog="exit code: 0 written; 1 int8 is too far from float32, and nothing is written; 2 wrong command or place",
         allow_abbrev=False,
     )
@@ -103,39 +92,50 @@ def _quantize(flags: argparse.Namespace) -> int:
     check_nncf()
     given = {} if flags.min_agreement is None else {"detect.min_agreement": flags.min_agreement}
     config = load_config(flags.config, {"model.path": flags.model, **given})
-    model, flags.min_agreement = config.model, config.detect.min_agreement  # a job refuses what agrees less
-    folder, version = locate(model.path, model.model_version)
-    target = flags.output or _next_version(folder, "" if model.path == BUNDLED else version)
+    flags.min_agreement = config.detect.min_agreement  # a job refuses what agrees less
+    folder, version = locate(config.model.path, config.model.model_version)
+    model = dataclasses.replace(config.model, path=folder, model_version=None)
+    target = flags.output or _next_version(folder, "" if config.model.path == BUNDLED else version)
     check_output_dir(target)
     if flags.ground_truth:
         read_truth(flags.ground_truth)  # a mistake in it shows before minutes of work
     calibration, judging = _split(flags.calibration)
-    with local_copy(folder) as local, tempfile.TemporaryDirectory(prefix="quantize-") as scratch:
-        with step("1 of 5, converting the model"):
-            network = converted(local, folder, model)
-        small, golden = os.path.join(scratch, "network"), read_golden(local)
+    beside = existing_ancestor(target)
+    with local_copy(folder) as local, tempfile.TemporaryDirectory(prefix=".unfinished-", dir=beside) as unfinished:
+        if onnx_file(local):
+            raise ModelError(f"model {folder}: is an ONNX file; int8 versions are made of SavedModels only")
+        print("converting the model", file=sys.stderr, flush=True)
+        network = converted(local, folder, model)
+        whole = shutil.copytree(local, os.path.join(unfinished, "version"))
         pixels = _pixels(calibration, read_description(network))
-        with step("3 of 5, quantising"):
-            quantise(network, pixels, small)
-        of_float, _ = _rows(network, golden, judging, "4 of 5, float32", flags.min_agreement)
-        of_int8, refusal = _rows(small, golden, judging, "5 of 5, int8", flags.min_agreement)
-        figures = _figures(folder, len(pixels), of_float, of_int8, flags.ground_truth)
-        problem = _too_far(figures, flags) or refusal
+        quantise(network, pixels, os.path.join(whole, INT8))
+        of_float = _rows(model, _JUDGING, judging)
+        strict = dataclasses.replace(_JUDGING, precision="int8", min_agreement=flags.min_agreement)
+        try:
+            of_int8 = _rows(dataclasses.replace(model, path=whole), strict, judging)
+        except ModelError as err:  # a job would refuse it, by its golden images or warm-up requests
+            return _refuse(str(err).replace(f"model {whole}: ", ""))
+        figures = {
+            "quantised": folder,
+            "photos": {"calibration": len(pixels), "judged": len(of_float), "split": "by the hash of their content"},
+            "nncf": importlib.metadata.version("nncf"),
+            **_compared(of_float, of_int8, flags.ground_truth),
+        }
+        problem = _too_far(figures, flags)
         print(f"{'refused' if problem else target}: {_text(figures)}")
         if problem:
-            print(f"error: {problem}; nothing is written", file=sys.stderr)
-            return REFUSED
-        _write(local, target, small, figures)
-    return WRITTEN
+            return _refuse(problem)
+        with open(os.path.join(whole, FIGURES), "w", encoding="utf-8") as file:
+            file.write(json.dumps(figures, indent=2) + "\n")
+        write_manifest(whole)
+        os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
+        os.rename(whole, target)
+    return DONE
 
 
-def _figures(folder: str, calibrated: int, of_float: Rows, of_int8: Rows, ground_truth: str | None) -> dict[str, Any]:
-    return {
-        "quantised": folder,
-        "photos": {"calibration": calibrated, "judged": len(of_float), "split": "by the hash of their content"},
-        "nncf": importlib.metadata.version("nncf"),
-        **_compared(of_float, of_int8, ground_truth),
-    }
+def _refuse(problem: str) -> int:
+    print(f"error: {problem}; nothing is written", file=sys.stderr)
+    return FAILED
 
 
 def _next_version(folder: str, version: str) -> str:
@@ -163,39 +163,28 @@ def _split(patterns: Sequence[str]) -> tuple[list[ImageRef], list[ImageRef]]:
 def _pixels(photos: Sequence[ImageRef], metadata: DetectorMetadata) -> list[np.ndarray]:
     """Photos as the model gets them, without those that cannot be read."""
     pixels, broken = [], []
-    for ref in shown(photos, "2 of 5, decoding", "photos"):
+    for ref in shown(photos, "decoding", "photos"):
         try:
-            pixels.append(fit(read_file(ref.uri), ModelInput.of(metadata), _AP.max_megapixels * 1e6)[1])
+            pixels.append(fit(read_file(ref.uri), ModelInput.of(metadata), _JUDGING.max_megapixels * 1e6)[1])
         except ImageError as err:
             broken.append(f"{ref.uri}: {err}")
     _check_readable(len(pixels), broken)
     return pixels
 
 
-def _rows(
-    network: str, golden: tuple[GoldenImage, ...], photos: Sequence[ImageRef], what: str, min_agreement: float
-) -> tuple[Rows, str | None]:
-    """What a model finds in photos, by their URI; and why a job would refuse it, by its golden images and warm-up requests."""
-    detect = dataclasses.replace(_AP, min_agreement=min_agreement)
-    metadata = read_description(network)
-    batcher = Batcher(open_network(network, detect), metadata.input_hw)
-    detector = Detector(LoadedModel(metadata, "", batcher, golden=golden), detect)
+def _rows(model: ModelConfig, detect: DetectConfig, photos: Sequence[ImageRef]) -> Rows:
+    """What a model finds in photos, by their URI."""
     rows, broken = {}, []
-    try:
-        refusal = detector.check(detector.model)
-        with bar(what, "photos", len(photos)) as progress:
-            for first in range(0, len(photos), _TOGETHER):
-                refs = photos[first : first + _TOGETHER]
-                for found in detector.detect(refs):
-                    if isinstance(found, DetectedImage):
-                        rows[found.ref.uri] = detection_row(found)
-                    else:
-                        broken.append(f"{found.ref.uri}: {found.message}")
-                progress.update(len(refs))
-    finally:
-        detector.close()
+    with contextlib.closing(load_detector(model, detect)) as detector:
+        chunks = range(0, len(photos), _TOGETHER)
+        for first in shown(chunks, f"judging {detect.precision}", f"times {_TOGETHER} photos"):
+            for found in detector.detect(photos[first : first + _TOGETHER]):
+                if isinstance(found, DetectedImage):
+                    rows[found.ref.uri] = detection_row(found)
+                else:
+                    broken.append(f"{found.ref.uri}: {found.message}")
     _check_readable(len(rows), broken)
-    return rows, refusal
+    return rows
 
 
 def _check_readable(readable: int, broken: Sequence[str]) -> None:
@@ -254,19 +243,6 @@ def _text(figures: dict[str, Any]) -> str:
         f"{ap50}agreement with float32 {figures['agreement']:.3f}, on {photos['judged']} photos; "
         f"calibrated on {photos['calibration']} others"
     )
-
-
-def _write(folder: str, target: str, small: str, figures: dict[str, Any]) -> None:
-    """Copies the SavedModel with the int8 network; the copy gets its name when it is whole."""
-    parent = os.path.dirname(os.path.abspath(target))
-    os.makedirs(parent, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=parent) as unfinished:
-        whole = shutil.copytree(folder, os.path.join(unfinished, "version"))
-        shutil.copytree(small, os.path.join(whole, INT8), dirs_exist_ok=True)
-        with open(os.path.join(whole, FIGURES), "w", encoding="utf-8") as file:
-            file.write(json.dumps(figures, indent=2) + "\n")
-        write_manifest(whole)
-        os.rename(whole, target)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     detect-objects run --config tuned.yaml --model models/yolov4 --input 'photos/**/*.jpg' --output out/
 
 The settings of the start are the defaults, or those of --config. Candidates change engine and precision, then the batches in
-flight, the threads, the batch sizes, the decoders and the cores, each on top of the best so far. Each runs in a process of its
+flight, the threads, the batch sizes and the feeder processes, each on top of the best so far. Each runs in a process of its
 own, and each of its turns lies between two turns of the start, so that other work on the machine slows both. At the end the best
 races against the start. Only what is faster beyond doubt (a paired t-test of seven rounds, 95 %), and by two percent, is written.
 
@@ -28,34 +28,33 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import yaml
 
 from models.evaluate.agreement import compare
-from models.evaluate.detection_rows import RowsError
 from pipeline.config import Config, check_model_is_named, load_config
 from pipeline.detect.detector import Detector
 from pipeline.detect.load_detector import load_detector
-from pipeline.detect.openvino_engine import INT8
+from pipeline.detect.onnx_file import onnx_file
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import locate
-from pipeline.errors import InputError, ModelError, OutputError, UserError
+from pipeline.errors import DONE, FAILED, WRONG, InputError, ModelError, OutputError, UserError, run_command
 from pipeline.limits import NVIDIA_DEVICES, available_cpus, machine
 from pipeline.read.list_images import check_inputs, list_images
-from pipeline.records import DetectedImage, EncodedImage, ImageRef, detection_row
-from pipeline.storage.files import read_file, write_file
+from pipeline.records import DetectedImage, ImageRef, detection_row
+from pipeline.storage.files import write_file
 
-DONE, UNUSABLE, WRONG = 0, 1, 2
-_MOST_PHOTOS, _MOST_BYTES = 64, 256_000_000  # in the memory of each process
+_MOST_PHOTOS = 64
 _MARK = "by detect-objects tune"  # in the file that it writes
 _ROUNDS, _FINAL_ROUNDS = 3, 7
 _STUDENTS_T = 2.447  # two-sided 95 %, for the six degrees of freedom of the final rounds
 _GAIN = 1.02  # smaller gains are not worth a setting
 _START_ANSWERS_S = 600.0  # a large model on a busy machine, or a server that wakes up
 _ANSWERS_S, _TIMES_START = 60.0, 6.0  # a candidate answers within so many times what the start took to load, at least 60 s
+_PRECISIONS = {"tensorflow": ("float32", "bfloat16"), "openvino": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32",)}
 _SPAWN = multiprocessing.get_context("spawn")
 
 Settings = Mapping[str, Any]  # what differs from the settings of the start, by dotted key
@@ -64,21 +63,7 @@ Settings = Mapping[str, Any]  # what differs from the settings of the start, by 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     flags = make_parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the trials too
-    try:
-        _tune(flags)
-    except ModelError as err:
-        print(f"error: {err}", file=sys.stderr)
-        return UNUSABLE
-    except (UserError, RowsError, OSError) as err:
-        print(f"error: {' '.join(str(err).split())}", file=sys.stderr)
-        return WRONG
-    except KeyboardInterrupt:
-        for trial in multiprocessing.active_children():  # one that was just being started
-            trial.kill()
-        print("stopped; nothing is written", file=sys.stderr)
-        return 128 + signal.SIGINT
-    return DONE
+    return run_command(lambda: _tune(flags), "the tuner failed", "stopped; nothing is written", failed_code=WRONG)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -92,85 +77,81 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--input", required=True, nargs="+", metavar="PATTERN", help="images like those of the jobs; the first 64 are used")
-    add("--model", metavar="PATH", help="a SavedModel or a folder of versions (default: the config's)")
+    add("--model", metavar="PATH", help="a model or a folder of versions (default: the config's)")
     add("--config", action="append", default=[], metavar="FILE", help="a job's config, whose settings are the start")
     add("--output", default="tuned.yaml", metavar="FILE", help="config to write (default: %(default)s)")
-    add(
-        "--budget-s",
-        type=float,
-        default=300.0,
-        metavar="X",
-        help="seconds after which no candidate begins (default: %(default)s)",
-    )
+    add("--budget-s", type=float, default=300.0, metavar="X", help="seconds after which no candidate begins (default: 300)")
     add("--min-agreement", type=float, default=0.9, metavar="X", help="least agreement with the start (default: %(default)s)")
     return parser
 
 
-def _tune(flags: argparse.Namespace) -> None:
+def _tune(flags: argparse.Namespace) -> int:
     _check_output(flags.output)
     given = {"model.path": flags.model} if flags.model else {}
     config = load_config(flags.config, given)
     photos = _first_photos(flags.input)
     check_model_is_named(config)
-    with Tuner(flags.config, given, photos, min_agreement=flags.min_agreement, seconds=flags.budget_s) as tuner:
-        for stage in STAGES:
-            for result in tuner.results(stage(load_config(flags.config, {**given, **tuner.best.settings}))):
-                print(result.line(), file=sys.stderr, flush=True)
-        won, verdict = tuner.decide()
+    ends = time.monotonic() + flags.budget_s
+    try:
+        with Race(flags.config, given, photos, flags.min_agreement) as race:
+            best = Result({})
+            for stage in STAGES:
+                base = best.settings
+                for change in candidates(stage, load_config(flags.config, {**given, **base})):
+                    late = "not tried: the time was over" if time.monotonic() > ends else ""
+                    result = Result({**base, **change}, refused=late) if late else race.measure({**base, **change})
+                    print(result.line(), file=sys.stderr, flush=True)
+                    best = better(best, result)
+            won, verdict = decide(race, best)
+    except ModelError as err:
+        print(f"error: {err}", file=sys.stderr)
+        return FAILED
+    finally:
+        for trial in multiprocessing.active_children():  # one that was just being started
+            trial.kill()
     print(verdict, file=sys.stderr)
     write_file(flags.output, _config_text(won, verdict).encode())
     print(flags.output)
+    return DONE
 
 
-def engines(config: Config) -> list[Settings]:
-    """Engines and precisions, all but the config's; none for a model server."""
-    detect = config.detect
-    if detect.engine in PROTOCOLS:
-        return []
-    with_openvino = detect.device in ("auto", "cpu") and importlib.util.find_spec("openvino")
-    has_int8 = with_openvino and os.path.exists(os.path.join(locate(config.model.path, config.model.model_version)[0], INT8))
-    pairs = [
-        *itertools.product(("tensorflow", "openvino") if with_openvino else ("tensorflow",), ("float32", "bfloat16")),
-        *([("openvino", "int8")] if has_int8 else []),
-    ]
+STAGES = ("engine", "concurrent_batches", "intra_op_threads", "batch_sizes", "feeder_processes")  # what matters most comes first
+
+
+def candidates(stage: str, config: Config) -> list[Settings]:
+    """What to try of a setting beside the value that it has; nothing where the engine has no such setting.
+
+    Args:
+      stage: One of `STAGES`: a key of the config's `detect` section; with the engine goes the precision.
+      config: The best so far.
+    """
+    detect, cpus = config.detect, available_cpus()
+    is_remote, one_image = detect.engine in PROTOCOLS, detect.engine == "openvino" or config.model.path.endswith(".onnx")
+    largest = (1, 8, 16, 64) if glob.glob(NVIDIA_DEVICES) else (1, 8, 16)
+    values: Mapping[str, Sequence[Any]] = {
+        "concurrent_batches": [1, cpus, 2 * cpus],
+        "intra_op_threads": [] if is_remote else [1, cpus],
+        "batch_sizes": [] if one_image else [[2**power for power in range(each.bit_length())] for each in largest],
+        "feeder_processes": [max(1, cpus // 2), 2 * cpus],
+    }
+    if stage == "engine":
+        return [] if is_remote else _engines(config)
+    used = getattr(detect, stage)
+    used = list(used) if isinstance(used, tuple) else used
+    return [{f"detect.{stage}": value} for n, value in enumerate(values[stage]) if value not in (used, *values[stage][:n])]
+
+
+def _engines(config: Config) -> list[Settings]:
+    """Installed engines for this kind of model, with each of their precisions."""
+    is_onnx = onnx_file(locate(config.model.path, config.model.model_version)[0])
+    names = ("openvino", "onnxruntime") if is_onnx else ("tensorflow", "openvino")
+    on_cpu = config.detect.device in ("auto", "cpu")
+    installed = [name for name in names if importlib.util.find_spec(name) and (on_cpu or name != "openvino")]
+    pairs = [(name, precision) for name in installed for precision in _PRECISIONS[name]]
+    used = (config.detect.engine, config.detect.precision)
     return [
-        {"detect.engine": pair[0], "detect.precision": pair[1]} for pair in pairs if pair != (detect.engine, detect.precision)
+        {"detect.engine": engine, "detect.precision": precision} for engine, precision in pairs if (engine, precision) != used
     ]
-
-
-def concurrent_batches(config: Config) -> list[Settings]:
-    """Batches in flight: one, as many as CPUs, and twice that."""
-    cpus = available_cpus()
-    return _each("concurrent_batches", {1, cpus, 2 * cpus} - {config.detect.concurrent_batches})
-
-
-def threads(config: Config) -> list[Settings]:
-    """Threads inside an operation: one, or all."""
-    if config.detect.engine in PROTOCOLS:
-        return []
-    return _each("intra_op_threads", {1, available_cpus()} - {config.detect.intra_op_threads})
-
-
-def batch_sizes(config: Config) -> list[Settings]:
-    """Up to so many images in a batch; none for OpenVINO, which takes one at a time."""
-    if config.detect.engine == "openvino" or config.model.path.endswith(".onnx"):
-        return []
-    most = (1, 8, 16, 64) if glob.glob(NVIDIA_DEVICES) else (1, 8, 16)
-    ladders = [[2**power for power in range(each.bit_length())] for each in most]
-    return [{"detect.batch_sizes": sizes} for sizes in ladders if sizes != list(config.detect.batch_sizes)]
-
-
-def decoders(config: Config) -> list[Settings]:
-    """Images decoded in parallel: half as many as CPUs, and twice as many."""
-    cpus = available_cpus()
-    return _each("feeder_processes", {max(1, cpus // 2), 2 * cpus} - {config.detect.feeder_processes or cpus})
-
-
-STAGES = (engines, concurrent_batches, threads, batch_sizes, decoders)  # what matters most comes first
-
-
-def _each(key: str, values: Iterable[int | None]) -> list[Settings]:
-    return [{f"detect.{key}": value} for value in sorted(each for each in values if each)]
 
 
 class Trial:
@@ -192,42 +173,30 @@ class Trial:
         self._process.start()
         theirs.close()
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Waits for the model, and returns what it finds in the photos; to be called first.
-
-        Raises:
-          ModelError: The detector cannot be loaded so, or does not answer.
-        """
-        found: list[dict[str, Any]] = self._answer()
-        return found
-
-    def rate(self, seconds: float) -> float:
-        """Images per second, in a turn of so many seconds.
-
-        Raises:
-          ModelError: The process does not answer.
-        """
-        with contextlib.suppress(BrokenPipeError):
-            self._connection.send(seconds)
-        rate: float = self._answer()
-        return rate
-
     def __enter__(self) -> Trial:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._kill()
-        self._connection.close()
-
-    def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.kill()
         self._process.join()
+        self._connection.close()
 
-    def _answer(self) -> Any:
+    def rate(self, seconds: float) -> float:
+        """Images per second, in a turn of so many seconds; raises ModelError if the process does not answer."""
+        with contextlib.suppress(BrokenPipeError):
+            self._connection.send(seconds)
+        rate: float = self.answer()
+        return rate
+
+    def answer(self) -> Any:
+        """The next answer; the first one has the rows of the photos.
+
+        Raises:
+          ModelError: The detector cannot be loaded so, or does not answer.
+        """
         if not self._connection.poll(self._answers_s):
-            self._kill()
             raise ModelError(f"did not answer for {self._answers_s:.0f} s")
         try:
             answer = self._connection.recv()
@@ -246,7 +215,7 @@ def _serve(connection: Connection, configs: Sequence[str], settings: Settings, p
     os.dup2(nothing, 1), os.dup2(nothing, 2)  # TensorFlow prints
     try:
         config = load_config(configs, settings)
-        images = [EncodedImage(ImageRef(uri), read_file(uri)) for uri in photos]
+        images = [ImageRef(uri) for uri in photos]
         detector = load_detector(config.model, config.detect)
         connection.send([detection_row(found) for found in detector.detect(images) if isinstance(found, DetectedImage)])
         with contextlib.suppress(EOFError):
@@ -257,22 +226,22 @@ def _serve(connection: Connection, configs: Sequence[str], settings: Settings, p
     os._exit(0)  # nothing is left to do, and TensorFlow's threads would wait for each other
 
 
-def _throughput(detector: Detector, photos: Sequence[EncodedImage], seconds: float) -> float:
-    """Images per second while as many are in flight as the detector can use."""
-    images = itertools.cycle(photos)
-    ahead = detector.model.engine.images_in_flight + 2 * available_cpus()
-    in_flight = collections.deque(detector.start([next(images)]) for _ in range(ahead))
+def _throughput(detector: Detector, photos: Sequence[ImageRef], seconds: float) -> float:
+    """Images per second while as many are in flight as the detector can use, read from where they are, as a job does it."""
+    images, size = itertools.cycle(photos), detector.chunk_size
+    ahead = -(-detector.model.engine.images_in_flight // size) + 1
+    in_flight = collections.deque(detector.start(list(itertools.islice(images, size))) for _ in range(ahead))
 
     def finish(count: int) -> None:
         for _ in range(count):
             in_flight.popleft().result()
-            in_flight.append(detector.start([next(images)]))
+            in_flight.append(detector.start(list(itertools.islice(images, size))))
 
     finish(ahead // 2)  # until batches and threads are busy
     began, done = time.monotonic(), 0
     while (elapsed := time.monotonic() - began) < seconds or not done:
         finish(1)
-        done += 1
+        done += size
     for result in in_flight:
         result.result()
     return done / elapsed
@@ -312,6 +281,13 @@ class Result:
         return f"{self.name}: {self.refused or f'{statistics.median(self.rates):.1f} images/s, {self.speed:.2f} of the start'}"
 
 
+def better(best: Result, other: Result) -> Result:
+    """The other one if it beat the best so far in each of its turns, and by enough to matter."""
+    speed = best.speed or 1.0  # the start itself has no turns
+    wins = not other.refused and min(other.ratios) > speed and other.speed >= _GAIN * speed
+    return other if wins else best
+
+
 def is_faster(ratios: Sequence[float]) -> bool:
     """Whether a final race was won: beyond doubt (a paired t-test of the logarithms, 95 %), and by enough to matter."""
     if len(ratios) < _FINAL_ROUNDS or statistics.median(ratios) < _GAIN:
@@ -320,14 +296,7 @@ def is_faster(ratios: Sequence[float]) -> bool:
     return statistics.mean(gains) > _STUDENTS_T * statistics.stdev(gains) / math.sqrt(len(gains))
 
 
-def better(best: Result, other: Result) -> Result:
-    """The other one if it beat the best so far in each of its turns, and by enough to matter."""
-    speed = best.speed or 1.0  # the start itself has no turns
-    wins = not other.refused and min(other.ratios) > speed and other.speed >= _GAIN * speed
-    return other if wins else best
-
-
-class Tuner:
+class Race:
     """Measures settings of a job's detector beside those of the start; a context manager that ends the start's process.
 
     Args:
@@ -335,11 +304,7 @@ class Tuner:
       given: What every trial changes in them, such as the model, by dotted key.
       photos: Paths of images.
       min_agreement: Candidates are refused that agree less with the start on the objects of the photos.
-      seconds: No candidate begins after that.
       turn_s: Seconds of a turn.
-
-    Attributes:
-      best: The result of the settings that are the best so far.
 
     Raises:
       InputError: None of the photos is an image, or shows an object.
@@ -347,100 +312,72 @@ class Tuner:
     """
 
     def __init__(
-        self,
-        configs: Sequence[str],
-        given: Settings,
-        photos: Sequence[str],
-        *,
-        min_agreement: float = 0.0,
-        seconds: float = 0.0,
-        turn_s: float = 1.0,
+        self, configs: Sequence[str], given: Settings, photos: Sequence[str], min_agreement: float = 0.0, turn_s: float = 1.0
     ):
         self._configs, self._given, self._photos, self._turn_s = configs, given, photos, turn_s
-        self._min_agreement = min_agreement
-        self._ends = time.monotonic() + seconds
-        self._answers_s = _START_ANSWERS_S
-        self._open = contextlib.ExitStack()
-        self.best = Result({})
+        self._min_agreement, self._answers_s = min_agreement, _START_ANSWERS_S
 
-    def __enter__(self) -> Tuner:
+    def __enter__(self) -> Race:
         began = time.monotonic()
-        with self._open:
-            self._start = self._open.enter_context(self._trial({}))
-            self._expected = self._start.rows()
+        with contextlib.ExitStack() as opened:
+            self._start = opened.enter_context(self._trial({}))
+            self._expected = self._start.answer()
             if not self._expected:
                 raise InputError(f"input: none of the {len(self._photos)} files is an image that can be decoded")
             if not any(row["detections"] for row in self._expected):
                 raise InputError(
                     f"input: no object in {len(self._expected)} images, so nothing shows what a candidate finds; give others"
                 )
-            self._open = self._open.pop_all()
+            opened.pop_all()
         self._answers_s = max(_ANSWERS_S, _TIMES_START * (time.monotonic() - began))
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self._open.close()
-
-    def results(self, candidates: Iterable[Settings]) -> Iterator[Result]:
-        """Measures candidates, each as what it changes in the settings that were the best before."""
-        base = self.best.settings
-        for change in candidates:
-            result = Result({**base, **change})
-            if time.monotonic() > self._ends:
-                result.refused = "not tried: the time was over"
-            else:
-                self._measure(result, _ROUNDS)
-            self.best = better(self.best, result)
-            yield result
-
-    def decide(self) -> tuple[Settings, str]:
-        """Races the best against the start; returns the settings that won, none if it is not certain, and a verdict."""
-        final = Result(self.best.settings)
-        if not final.settings:
-            return {}, "Nothing is faster than the settings of the start."
-        self._measure(final, _FINAL_ROUNDS)
-        if final.refused:
-            return {}, f"Cannot tell whether {final.name} is faster: {final.refused}. The settings of the start stay."
-        least, most = min(final.ratios), max(final.ratios)
-        measured = f"{final.speed:.2f} times the start ({least:.2f} to {most:.2f} in {len(final.ratios)} rounds)"
-        if is_faster(final.ratios):
-            return final.settings, f"{final.name}: {measured}."
-        return {}, f"Cannot tell whether {final.name} is faster: {measured}. The settings of the start stay."
+    def __exit__(self, *error: object) -> None:
+        self._start.__exit__(*error)
 
     def _trial(self, settings: Settings) -> Trial:
         return Trial(self._configs, {**self._given, **settings}, self._photos, answers_s=self._answers_s)
 
-    def _measure(self, result: Result, rounds: int) -> None:
-        """Adds figures, or why there are none.
+    def measure(self, settings: Settings, rounds: int = _ROUNDS) -> Result:
+        """Races a candidate against the start, if it finds the same objects.
 
         Raises:
           ModelError: The start failed.
         """
-        with self._trial(result.settings) as trial:
-            result.refused = self._refusal(trial)
-            if result.refused:
-                return
+        result = Result(settings)
+        with self._trial(settings) as trial:
+            try:
+                agreement = compare(trial.answer(), self._expected, match="path")["agreement"]
+            except ModelError as err:
+                return dataclasses.replace(result, refused=str(err))
+            if agreement < self._min_agreement:
+                found = f"it finds other objects: agreement {agreement:.3f}, wanted {self._min_agreement}"
+                return dataclasses.replace(result, refused=found)
             before = self._start.rate(self._turn_s)
             for _ in range(rounds):
                 try:
                     rate = trial.rate(self._turn_s)
                 except ModelError as err:
-                    result.refused = str(err)
-                    return
+                    return dataclasses.replace(result, refused=str(err))
                 after = self._start.rate(self._turn_s)
                 result.rates.append(rate)
                 result.ratios.append(2 * rate / (before + after))
                 before = after
+        return result
 
-    def _refusal(self, trial: Trial) -> str:
-        """Why a candidate is not measured; empty if it finds what the start finds."""
-        try:
-            agreement = compare(trial.rows(), self._expected, match="path")["agreement"]
-        except ModelError as err:
-            return str(err)
-        if agreement >= self._min_agreement:
-            return ""
-        return f"it finds other objects: agreement {agreement:.3f}, wanted {self._min_agreement}"
+
+def decide(race: Race, best: Result) -> tuple[Settings, str]:
+    """Races the best against the start; returns the settings that won, none if it is not certain, and a verdict."""
+    if not best.settings:
+        return {}, "Nothing is faster than the settings of the start."
+    final = race.measure(best.settings, _FINAL_ROUNDS)
+    measured = final.refused
+    if not measured:
+        least, most = min(final.ratios), max(final.ratios)
+        measured = f"{final.speed:.2f} times the start ({least:.2f} to {most:.2f} in {len(final.ratios)} rounds)"
+    if is_faster(final.ratios):
+        return final.settings, f"{final.name}: {measured}."
+    return {}, f"Cannot tell whether {final.name} is faster: {measured}. The settings of the start stay."
 
 
 def _check_output(path: str) -> None:
@@ -451,16 +388,9 @@ def _check_output(path: str) -> None:
 
 
 def _first_photos(patterns: Sequence[str]) -> list[str]:
-    """The first images that fit into memory."""
     check_inputs({pattern: (pattern,) for pattern in patterns})
-    photos: list[str] = []
-    room = _MOST_BYTES
-    named = (ref for ref in list_images(patterns) if isinstance(ref, ImageRef))
-    for ref in itertools.islice(named, _MOST_PHOTOS):
-        room -= ref.size_bytes
-        if photos and room < 0:
-            break
-        photos.append(ref.uri)
+    named = (ref.uri for ref in list_images(patterns) if isinstance(ref, ImageRef))
+    photos = list(itertools.islice(named, _MOST_PHOTOS))
     if not photos:
         raise InputError(f"input {' '.join(patterns)}: names no image")
     return photos

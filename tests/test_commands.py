@@ -16,6 +16,7 @@ EXPECTED = {
     "compact",
     "export",
     "load",
+    "golden",
     "quantize",
     "tune",
     "reconcile",

@@ -24,8 +24,8 @@ PAGES = {
 FOLDERS = ["pipeline", "models", "tests", "configs", "deploy", "docs"]
 COMMAND = re.compile(r"(?:detect-objects ([a-z]+)|python -m pipeline\.([a-z_]+))([^`\n]*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-OF_OTHERS = {  # inline in prose: flags of Flink's own options, and of models.golden
-    "--checkpointing_interval", "--finish_bundle_before_checkpointing", "--max_bundle_time_mills", "--out", "--resume",
+OF_OTHERS = {  # inline in prose: flags of Flink's own options
+    "--checkpointing_interval", "--finish_bundle_before_checkpointing", "--max_bundle_time_mills", "--resume",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import pytest
 from pipeline import tune
 from pipeline.config import Config, DetectConfig, ModelConfig, load_config
 from pipeline.limits import machine
-from pipeline.tune import Result, Tuner, better, is_faster, main
+from pipeline.tune import Race, Result, better, candidates, decide, is_faster, main
 from tests.conftest import REPO
 from tests.processes import has_ended, running, wait_until
 
@@ -25,29 +25,26 @@ DIGITS = Config(model=ModelConfig("digits"))
 
 @pytest.mark.slow
 def test_each_candidate_is_measured_beside_the_start_and_an_impossible_one_ends_nothing(bright_model):
-    """Of each candidate there are figures, or the reason why not; the best of one stage is the base of the next."""
+    """Of each candidate there are figures, or the reason why not."""
     given = {"model.path": bright_model, "detect.batch_sizes": [1]}
-    with Tuner([], given, SCENES, min_agreement=0.9, seconds=580, turn_s=0.01) as tuner:
-        decoders, impossible = tuner.results([{"detect.feeder_processes": 1}, {"detect.batch_sizes": [2, 1]}])
-        assert len(decoders.ratios) == len(decoders.rates) == 3 and decoders.speed > 0 and decoders.refused == ""
+    with Race([], given, SCENES, min_agreement=0.9, turn_s=0.01) as race:
+        feeders = race.measure({"detect.feeder_processes": 1})
+        assert len(feeders.ratios) == len(feeders.rates) == 3 and feeders.speed > 0 and feeders.refused == ""
+        impossible = race.measure({"detect.batch_sizes": [2, 1]})
         assert "ascending sizes" in impossible.refused and impossible.speed == 0
-        (blind,) = tuner.results([{"detect.score_threshold": 1.0}])
+        blind = race.measure({"detect.score_threshold": 1.0})
         assert blind.refused.startswith("it finds other objects: agreement 0.000") and blind.speed == 0
-        tuner.best = decoders
-        (on_top,) = tuner.results([{"detect.classes": ["rectangle"]}])
-        assert on_top.settings == {"detect.feeder_processes": 1, "detect.classes": ["rectangle"]}
-        tuner.best = decoders
-        won, verdict = tuner.decide()
-        assert "in 7 rounds" in verdict and won in ({}, decoders.settings)
-        tuner.best = Result({})
-        assert tuner.decide() == ({}, "Nothing is faster than the settings of the start.")
+        won, verdict = decide(race, feeders)
+        assert "in 7 rounds" in verdict and won in ({}, feeders.settings)
+        assert decide(race, Result({})) == ({}, "Nothing is faster than the settings of the start.")
 
 
 @pytest.mark.matrix
 def test_a_candidate_that_hangs_ends_and_one_that_comes_too_late_is_named(tmp_path, bright_model, monkeypatch, capsys):
     """The first one reads class names from a pipe to which nobody writes."""
     os.mkfifo(tmp_path / "pipe.txt")
-    monkeypatch.setattr(tune, "STAGES", [lambda _: [{"model.class_names": str(tmp_path / "pipe.txt")}]])
+    monkeypatch.setattr(tune, "STAGES", ["engine"])
+    monkeypatch.setattr(tune, "candidates", lambda *_: [{"model.class_names": str(tmp_path / "pipe.txt")}])
     monkeypatch.setattr(tune, "_ANSWERS_S", 1.0)
     monkeypatch.setattr(tune, "_TIMES_START", 0.0)
     output = tmp_path / "tuned.yaml"
@@ -90,21 +87,22 @@ def test_a_wrong_place_is_one_line(tmp_path, monkeypatch, capsys, flags, code, m
 
 
 @pytest.mark.slow
-def test_files_that_are_no_images_are_one_line(tmp_path, bright_model, capsys):
-    (tmp_path / "a.jpg").write_bytes(b"no image")
-    assert main(["--input", f"{tmp_path}/a.jpg", "--model", bright_model, "--output", str(tmp_path / "tuned.yaml")]) == 2
-    assert capsys.readouterr().err == "error: input: none of the 1 files is an image that can be decoded\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["a.jpg"]
-
-
-@pytest.mark.slow
-def test_images_without_an_object_are_one_line(tmp_path, bright_model, capsys):
-    """Each candidate would agree with the start on them."""
-    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((40, 40, 3), np.uint8))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(b"no image", "none of the 1 files is an image that can be decoded", id="no images"),
+        pytest.param(
+            cv2.imencode(".png", np.zeros((40, 40, 3), np.uint8))[1].tobytes(),
+            "no object in 1 images, so nothing shows what a candidate finds; give others",
+            id="no objects, so that each candidate would agree",
+        ),
+    ],
+)
+def test_files_that_show_nothing_are_one_line(tmp_path, bright_model, capsys, content, message):
+    (tmp_path / "a.png").write_bytes(content)
     assert main(["--input", f"{tmp_path}/a.png", "--model", bright_model, "--output", str(tmp_path / "tuned.yaml")]) == 2
-    assert (
-        capsys.readouterr().err == "error: input: no object in 1 images, so nothing shows what a candidate finds; give others\n"
-    )
+    assert capsys.readouterr().err == f"error: input: {message}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 
 def trials_of(pid):
@@ -160,15 +158,16 @@ def test_the_best_is_what_was_faster_in_each_turn(best, other, wins):
 
 
 def test_stages_try_what_changes_something():
-    assert {"detect.engine": "tensorflow", "detect.precision": "float32"} not in tune.engines(DIGITS)
-    assert {"detect.engine": "tensorflow", "detect.precision": "bfloat16"} in tune.engines(DIGITS)
+    engines = candidates("engine", DIGITS)
+    assert {"detect.engine": "tensorflow", "detect.precision": "float32"} not in engines
+    assert {"detect.engine": "tensorflow", "detect.precision": "bfloat16"} in engines
     served = Config(detect=DetectConfig(engine="triton"))
-    assert tune.engines(served) == tune.threads(served) == []
-    assert tune.batch_sizes(Config(detect=DetectConfig(engine="openvino"))) == []
-    assert [1, 2, 4, 8] in [one["detect.batch_sizes"] for one in tune.batch_sizes(DIGITS)]
-    for stage in (tune.concurrent_batches, tune.threads, tune.decoders, tune.batch_sizes):
-        for change in stage(DIGITS):
-            assert change not in stage(load_config([], change)), "the best of an earlier stage"
+    assert candidates("engine", served) == candidates("intra_op_threads", served) == []
+    assert candidates("batch_sizes", Config(detect=DetectConfig(engine="openvino"))) == []
+    assert [1, 2, 4, 8] in [one["detect.batch_sizes"] for one in candidates("batch_sizes", DIGITS)]
+    for stage in tune.STAGES[1:]:
+        for change in candidates(stage, DIGITS):
+            assert change not in candidates(stage, load_config([], change)), "the best of an earlier stage"
 
 
 def test_what_wins_is_a_config_to_include_that_names_its_machine(tmp_path):

@@ -1,1 +1,1 @@
-"""Darknet: cfg and weights files, and their network as a `tf.Module`; the command is `python -m models.import_darknet`."""
+"""Darknet: cfg and weights files, and their network as a `tf.Module`; `models.import_darknet` converts one."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from models.evaluate.detection_rows import ImageRow, RowsError, Source, read_rows
-from models.geometry import iou_matrix
+from models.geometry import greedy_pairs, iou_matrix
 
 Match = Literal["name", "path"]
 
@@ -17,7 +17,7 @@ def compare(detections: Source, reference: Source, *, iou_threshold: float = 0.5
     """Matches the detections of two outputs one to one and measures their agreement.
 
     A pair has the same class and an IoU of at least `iou_threshold`. In each image pairs are taken by descending IoU, each
-    detection at most once. Images that only one output has are left out.
+    detection at most once. Detections in images that only one output has count as not matched.
 
     Args:
       detections: An output; see `models.evaluate.detection_rows.read_rows`.
@@ -80,16 +80,9 @@ def _by_image(rows: list[ImageRow], match: Match) -> dict[str, ImageRow]:
 
 def _matched_pairs(ours: ImageRow, theirs: ImageRow, iou_threshold: float) -> list[tuple[float, float]]:
     """(IoU, our score minus theirs) of each pair."""
-    iou = iou_matrix(ours.boxes_xyxy, theirs.boxes_xyxy)
-    candidates = np.argwhere((iou >= iou_threshold) & _same_class(ours, theirs))
-    order = np.argsort(-iou[candidates[:, 0], candidates[:, 1]], kind="stable")
-    free_ours, free_theirs = np.ones(len(ours.scores), bool), np.ones(len(theirs.scores), bool)
-    pairs = []
-    for i, j in candidates[order].tolist():
-        if free_ours[i] and free_theirs[j]:
-            free_ours[i] = free_theirs[j] = False
-            pairs.append((float(iou[i, j]), float(ours.scores[i] - theirs.scores[j])))
-    return pairs
+    iou = np.where(_same_class(ours, theirs), iou_matrix(ours.boxes_xyxy, theirs.boxes_xyxy), -1.0)
+    pairs = greedy_pairs(iou, iou_threshold, set(range(len(ours.scores))), set(range(len(theirs.scores))))
+    return [(float(iou[i, j]), float(ours.scores[i] - theirs.scores[j])) for i, j in pairs]
 
 
 def _same_class(ours: ImageRow, theirs: ImageRow) -> npt.NDArray[np.bool_]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from models.evaluate import bootstrap
 from models.evaluate.agreement import Match
-from models.evaluate.coco_matching import AREAS, Boxes, Floats, Ints, Matches, match_boxes
-from models.evaluate.detection_rows import ImageRow, Source, read_rows
+from models.evaluate.coco_matching import AREAS, Boxes, Floats, Ints, Matches, best_labels, match_boxes
+from models.evaluate.detection_rows import Source, read_rows
 from models.evaluate.ground_truth import TruthSource, read_truth
 from models.evaluate.pairing import Pairing, pair
 
@@ -121,7 +121,7 @@ def figures_of(measured: Measurement, draws: Floats | None = None) -> dict[str, 
     }
 
 
-def better(ours: Measurement, theirs: Measurement, draws: Floats) -> dict[str, Any]:
+def better(ours: Measurement, theirs: Measurement, draws: Floats) -> dict[str, float]:
     """Whether an output is better than another with the same ground truth: the paired bootstrap test of AP.
 
     Args:
@@ -133,8 +133,7 @@ def better(ours: Measurement, theirs: Measurement, draws: Floats) -> dict[str, A
       `difference` of AP, its 95 % interval `low` and `high`, and `p`; empty without objects.
     """
     value = bootstrap.mean_figures(ours.matches)[0] - bootstrap.mean_figures(theirs.matches)[0]
-    tested = bootstrap.difference(float(value), draws[0, :, 0], draws[1, :, 0])
-    return {} if tested is None else dict(zip(("difference", "low", "high", "p"), tested, strict=True))
+    return bootstrap.difference(float(value), draws[0, :, 0], draws[1, :, 0])
 
 
 def _figures(matches: Matches, precision: Floats, recall: Floats) -> dict[str, float | None]:
@@ -172,27 +171,18 @@ def _detections(pairing: Pairing, multi_label: bool) -> tuple[Boxes, int]:
     """The detections of classes that have a category, and how many labels of one box are left out."""
     class_index = {category["id"]: index for index, category in enumerate(pairing.truth["categories"])}
     image_index = {image["id"]: index for index, image in enumerate(pairing.truth["images"])}
-    columns: list[tuple[int, int, Floats, float]] = []
-    left_out = 0
-    for image_id, row in pairing.rows.items():
-        named = zip(row.class_names, row.class_ids, strict=True)
-        known = [(n, pairing.categories[name]) for n, name in enumerate(named) if name in pairing.categories]
-        kept = known if multi_label else _best_labels(known, row)
-        left_out += len(known) - len(kept)
-        columns += [(image_index[image_id], class_index[of], row.boxes_xyxy[n], float(row.scores[n])) for n, of in kept]
+    columns = [
+        (image_index[image_id], class_index[pairing.categories[named]], row.boxes_xyxy[n], float(row.scores[n]))
+        for image_id, row in pairing.rows.items()
+        for n, named in enumerate(zip(row.class_names, row.class_ids, strict=True))
+        if named in pairing.categories
+    ]
     images, classes, boxes, scores = zip(*columns, strict=True) if columns else ((), (), (), ())
     xyxy = np.array(boxes, np.float64).reshape(-1, 4)
     areas = np.prod(xyxy[:, 2:] - xyxy[:, :2], axis=1)
     found = Boxes(_whole(images), _whole(classes), xyxy, np.array(scores, np.float64), areas, np.zeros(len(images), bool))
-    return found, left_out
-
-
-def _best_labels(labels: list[tuple[int, Any]], row: ImageRow) -> list[tuple[int, Any]]:
-    """The most confident label of each box, from (index in the row, category id)."""
-    best: dict[bytes, tuple[int, Any]] = {}
-    for n, category in sorted(labels, key=lambda label: -row.scores[label[0]]):
-        best.setdefault(row.boxes_xyxy[n].tobytes(), (n, category))
-    return sorted(best.values(), key=lambda label: label[0])
+    kept = found if multi_label else best_labels(found)
+    return kept, len(found) - len(kept)
 
 
 def _whole(numbers: Any) -> Ints:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,22 +12,6 @@ from models.progress import shown
 
 RESAMPLES = 1000
 _LEVEL = (2.5, 97.5)  # percentiles of a 95 % interval
-
-
-class Difference(NamedTuple):
-    """What one output has more than another.
-
-    Attributes:
-      value: The difference of the figures.
-      low: Lower end of its 95 % interval.
-      high: Upper end.
-      p: Two-sided p-value of no difference.
-    """
-
-    value: float
-    low: float
-    high: float
-    p: float
 
 
 def mean_figures(matches: Matches, weights: Floats | None = None) -> Floats:
@@ -54,14 +37,21 @@ def interval(values: Floats) -> tuple[float, float] | None:
     return (float(np.percentile(known, _LEVEL[0])), float(np.percentile(known, _LEVEL[1]))) if len(known) else None
 
 
-def difference(value: float, ours: Floats, theirs: Floats) -> Difference | None:
-    """The paired bootstrap test; None without resamples that have objects.
+def difference(value: float, ours: Floats, theirs: Floats) -> dict[str, float]:
+    """The paired bootstrap test of two outputs; empty without resamples that have objects.
 
-    The p-value is twice the share of resamples on the other side of zero, at least 2 / (resamples + 1).
+    Args:
+      value: The difference of their figures.
+      ours: The figures of one output in each resample.
+      theirs: Those of the other in the same resamples.
+
+    Returns:
+      `difference`, its 95 % interval `low` and `high`, and `p`: twice the share of resamples on the other side of zero, at least
+      2 / (resamples + 1).
     """
     differences = (ours - theirs)[np.isfinite(ours - theirs)]
     ends = interval(differences)
     if ends is None:
-        return None
+        return {}
     tail = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
-    return Difference(value, *ends, min(1.0, 2 * (tail + 1) / (len(differences) + 1)))
+    return {"difference": value, "low": ends[0], "high": ends[1], "p": min(1.0, 2 * (tail + 1) / (len(differences) + 1))}

@@ -120,6 +120,13 @@ class Matches:
         return at, self.detections.classes[at], np.searchsorted(at, firsts), firsts, not self.ignored[area, t].any()
 
 
+def best_labels(detections: Boxes) -> Boxes:
+    """The most confident label of each box, by image."""
+    ordered = detections[np.lexsort((-detections.scores, detections.images))]
+    _, first = np.unique(np.column_stack([ordered.images, ordered.xyxy]), axis=0, return_index=True)
+    return ordered[np.sort(first)]
+
+
 def match_boxes(detections: Boxes, objects: Boxes, n_classes: int, n_images: int) -> Matches:
     """Matches the detections of each image with its objects, class by class.
 
@@ -149,7 +156,7 @@ def match_boxes(detections: Boxes, objects: Boxes, n_classes: int, n_images: int
 
 def _match_group(detections: Boxes, objects: Boxes, counts: Bools, hit: Bools, ignored: Bools) -> None:
     """Fills `hit` and `ignored`, `(areas, IoU thresholds, D)`, of one class in one image."""
-    iou = _iou(detections, objects)
+    iou = iou_with_crowds(detections, objects)
     free = np.ones((len(AREAS), len(IOU_THRESHOLDS), len(objects)), bool)
     bonus = np.where(counts, 2.0, 0.0)[:, None, :]  # an object that counts comes before one that does not
     thresholds = np.minimum(IOU_THRESHOLDS, 1 - 1e-10)[:, None]
@@ -165,7 +172,7 @@ def _match_group(detections: Boxes, objects: Boxes, counts: Bools, hit: Bools, i
         np.put_along_axis(free, best, np.take_along_axis(free, best, -1) & ~taken[..., None], -1)
 
 
-def _iou(detections: Boxes, objects: Boxes) -> Floats:
+def iou_with_crowds(detections: Boxes, objects: Boxes) -> Floats:
     """IoU `(D, G)`; with a crowd, the share of the detection inside it."""
     low = np.maximum(detections.xyxy[:, None, :2], objects.xyxy[:, :2])
     high = np.minimum(detections.xyxy[:, None, 2:], objects.xyxy[:, 2:])

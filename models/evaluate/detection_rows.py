@@ -4,7 +4,7 @@ The reader takes JSON Lines with one image a line,
 
     {"image": {"uri", "width", "height", …}, "detections": [{"box_xyxy", "class_id", "class_name", "confidence"}, …], …}
 
-the same rows in Parquet, TFRecord files with the keys of the TF Object Detection API, and COCO results,
+the same rows in Parquet, and COCO results,
 `[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. An `images.json` in the same folder (a COCO data set with
 `images` and `categories`) gives COCO results their file names and class names.
 """
@@ -15,17 +15,15 @@ import dataclasses
 import glob
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import DecodeError
 
 from models.image_uris import archive_member
 from models.progress import shown
-from models.quiet import quiet_stderr
 
 _ROWS_AT_ONCE = 2000
 
@@ -81,8 +79,8 @@ def read_rows(source: Source) -> list[ImageRow]:
     """Reads all rows of an output.
 
     Args:
-      source: A file (`.jsonl`, `.parquet`, `.tfrecord`: rows; `.json`: COCO results), a folder of such files, a glob, or the
-        rows themselves. Of a folder the first kind that it has counts, since all of them may hold the same rows.
+      source: A file (`.jsonl`, `.parquet`: rows; `.json`: COCO results), a folder of such files, a glob, or the rows
+        themselves. Of a folder the first kind that it has counts, since all of them may hold the same rows.
 
     Raises:
       RowsError: The source has no rows, or a row has another form.
@@ -111,10 +109,10 @@ def _files(source: str) -> list[Path]:
     if Path(source).is_dir():
         folder = Path(source, "detections") if Path(source, "detections").is_dir() else Path(source)
         visible = [p for p in folder.rglob("*.*") if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
-        for ending in _ROW_ENDINGS:
+        for ending in (".jsonl", ".parquet"):
             if found := sorted(path for path in visible if path.suffix == ending):
                 return found
-        raise RowsError(f"{folder} holds no .jsonl file, nor .parquet or .tfrecord: expected the folder of detections/*.jsonl")
+        raise RowsError(f"{folder} holds no .jsonl or .parquet file: expected the folder of detections/*.jsonl")
     paths = [Path(source)] if Path(source).is_file() else sorted(Path(match) for match in glob.glob(source, recursive=True))
     if not paths:
         raise RowsError(f"{source} is not there: expected a file of rows or COCO results, a folder of rows, or a glob")
@@ -129,10 +127,10 @@ def _read_file(path: Path) -> Iterator[ImageRow]:
     if path.suffix == ".json":
         yield from _from_coco_results(path)
         return
-    records = _RECORDS.get(path.suffix, _lines)
-    for number, row in enumerate(records(path), 1):
+    records, what = (_parquet(path), "row") if path.suffix == ".parquet" else (_lines(path), "line")
+    for number, row in enumerate(records, 1):
         if row is not None:
-            yield from_json(row, f"{path}, {'line' if records is _lines else 'row'} {number}")
+            yield from_json(row, f"{path}, {what} {number}")
 
 
 def _lines(path: Path) -> Iterator[Any]:
@@ -167,36 +165,6 @@ def _rows_of_shard(batch: Any) -> Iterator[Any]:
             one["box_xyxy"] = [round(value, 2) for value in one["box_xyxy"]]
             one["confidence"] = round(one["confidence"], 5)
         yield {"image": {"uri": uri, "width": row["width"], "height": row["height"]}, "detections": row["detections"]}
-
-
-def _tfrecord(path: Path) -> list[Any]:
-    """`tf.Example`s with the keys of the TF Object Detection API; boxes are shares of the image."""
-    with quiet_stderr():
-        import tensorflow as tf
-
-        try:
-            examples = [tf.train.Example.FromString(one) for one in tf.data.TFRecordDataset(str(path)).as_numpy_iterator()]
-            return [_from_example(example.features.feature) for example in examples]
-        except (tf.errors.OpError, DecodeError, ValueError, IndexError) as err:
-            raise RowsError(f"{path}: expected detections as TFRecord, got {type(err).__name__}: {err}") from err
-
-
-def _from_example(features: Any) -> dict[str, Any]:
-    width, height = (features[f"image/{side}"].int64_list.value[0] for side in ("width", "height"))
-    edges = [features[f"image/detection/bbox/{edge}"].float_list.value for edge in ("xmin", "ymin", "xmax", "ymax")]
-    columns = {
-        "box_xyxy": (np.array(edges, np.float64).T.reshape(-1, 4) * (width, height, width, height)).tolist(),
-        "class_id": [label - 1 for label in features["image/detection/label"].int64_list.value],
-        "class_name": [name.decode("utf-8", "replace") for name in features["image/object/class/text"].bytes_list.value],
-        "confidence": list(features["image/detection/score"].float_list.value),
-    }
-    uri = features["image/source_id"].bytes_list.value[0].decode("utf-8", "surrogateescape")
-    found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    return {"image": {"uri": uri, "width": width, "height": height}, "detections": found}
-
-
-_RECORDS: Mapping[str, Callable[[Path], Iterable[Any]]] = {".parquet": _parquet, ".tfrecord": _tfrecord}
-_ROW_ENDINGS = (".jsonl", *_RECORDS)
 
 
 def from_json(row: Mapping[str, Any], place: str) -> ImageRow:

@@ -1,7 +1,7 @@
-"""Reads labels of several tools as COCO annotations: COCO, YOLO, Pascal VOC and FiftyOne's exports.
+"""Reads labels of several tools as COCO annotations: COCO, YOLO and Pascal VOC.
 
-YOLO and FiftyOne give boxes as shares of the image: the result then has `normalised`, and `models.evaluate.pairing` turns
-them into pixels. YOLO labels, Pascal VOC and FiftyOne name an image without its ending: the result has `without_endings`.
+YOLO gives boxes as shares of the image: the result then has `normalised`, and `models.evaluate.pairing` turns them into pixels.
+YOLO labels and Pascal VOC name an image without its ending: the result has `without_endings`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from models.evaluate.label_files import Labels, read_voc, read_yolo_dataset, rea
 
 TruthSource = str | os.PathLike[str] | Mapping[str, Any]
 
-_EXPECTED = "expected COCO annotations (.json), a folder of YOLO or Pascal VOC labels, a data.yaml, or an export of FiftyOne"
+_EXPECTED = "expected COCO annotations (.json), a folder of YOLO or Pascal VOC labels, or a data.yaml"
 
 
 def read_truth(source: TruthSource) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def read_truth(source: TruthSource) -> dict[str, Any]:
 
     Args:
       source: A COCO file, a folder of YOLO labels (`.txt`) or of Pascal VOC (`.xml`), a `data.yaml`, a folder that FiftyOne
-        exported as COCODetectionDataset or FiftyOneImageDetectionDataset, or COCO annotations.
+        exported as COCODetectionDataset, or COCO annotations.
 
     Returns:
       COCO annotations, each with `area` and `iscrowd`; images and categories by ascending id.
@@ -44,7 +44,7 @@ def read_truth(source: TruthSource) -> dict[str, Any]:
         if (path / name).is_file():
             return _read_file(path / name)
     if (path / "samples.json").is_file():
-        raise RowsError(f"{path} is a FiftyOneDataset: export it as COCODetectionDataset or FiftyOneImageDetectionDataset")
+        raise RowsError(f"{path} is a FiftyOneDataset: export it as COCODetectionDataset")
     return _read_folder(path)
 
 
@@ -53,9 +53,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         return _from_labels(*read_yolo_dataset(path))
     if path.suffix in {".txt", ".xml"}:
         raise RowsError(f"ground truth {path} is one label file: give its folder")
-    content = read_json(path, "ground truth")
-    is_fiftyone = isinstance(content, dict) and isinstance(content.get("labels"), dict)
-    return _from_labels(*_fiftyone(content, path)) if is_fiftyone else _checked(content)
+    return _checked(read_json(path, "ground truth"))
 
 
 def _read_folder(folder: Path) -> dict[str, Any]:
@@ -68,39 +66,6 @@ def _read_folder(folder: Path) -> dict[str, Any]:
         return _from_labels(*read_yolo_folder(folder, found[".txt"]))
     hint = f"; {found['.json'][0]} may be meant" if found[".json"] else ""
     raise RowsError(f"ground truth {folder} holds no labels: {_EXPECTED}{hint}")
-
-
-def _fiftyone(content: Mapping[str, Any], path: Path) -> tuple[list[Labels], list[str], bool]:
-    """The labels of a FiftyOneImageDetectionDataset: `label` is an index of `classes`, or a name where there is no such list.
-
-    A key is the name of an image without ending, or its absolute path if the export has no images.
-
-    https://docs.voxel51.com/user_guide/export_datasets.html#fiftyoneimagedetectiondataset
-    """
-    try:
-        names = [str(name) for name in content.get("classes") or ()]
-        listed = {image: objects or () for image, objects in content["labels"].items()}
-        if not names:
-            names = sorted({str(one["label"]) for objects in listed.values() for one in objects})
-            numbers: Mapping[Any, int] = {name: number for number, name in enumerate(names)}
-        else:
-            numbers = {number: number for number in range(len(names))}
-        labels = [
-            Labels(
-                _without_ending(image),
-                0,
-                0,
-                [(numbers[one["label"]], [float(v) for v in one["bounding_box"]], False) for one in objects],
-            )
-            for image, objects in listed.items()
-        ]
-    except (KeyError, TypeError, ValueError, AttributeError) as err:
-        raise RowsError(f"{path}: expected FiftyOne's classes and labels, got {type(err).__name__}: {err}") from err
-    return labels, names, True
-
-
-def _without_ending(key: str) -> str:
-    return os.path.splitext(key)[0] if os.path.isabs(key) else key
 
 
 def _from_labels(labels: Iterable[Labels], names: list[str], normalised: bool) -> dict[str, Any]:

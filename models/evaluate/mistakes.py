@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from models.evaluate.average_precision import Measurement
-from models.evaluate.coco_matching import Boxes, Floats, Ints, Matches
-from models.geometry import iou_matrix
+from models.evaluate.coco_matching import Bools, Boxes, Floats, Ints, Matches, best_labels, iou_with_crowds
+from models.geometry import greedy_pairs, iou_matrix
 from models.progress import shown
 
 Kind = Literal["miss", "false positive", "wrong class", "poorly placed"]
@@ -106,7 +106,7 @@ def find_mistakes(measured: Measurement, threshold: float) -> Mistakes:
     object without a detection is a miss. Detections on a crowd of their class do not count.
     """
     matches = measured.matches
-    above = _best_labels(matches.detections[matches.detections.scores >= threshold])
+    above = best_labels(matches.detections[matches.detections.scores >= threshold])
     objects, crowds = (_by_image(matches.objects[chosen]) for chosen in (~matches.objects.crowd, matches.objects.crowd))
     n = matches.n_classes
     confusion = np.zeros((n + 1, n + 1), np.int64)
@@ -128,10 +128,10 @@ def _of_image(image: int, detections: Boxes, objects: Boxes, d: Ints, g: Ints) -
     ours, theirs, scores = detections.classes[d].tolist(), objects.classes[g].tolist(), detections.scores[d].tolist()
     rest_d, rest_g = set(range(len(d))), set(range(len(g)))
     for allowed in (same, ~same):
-        for i, j in _greedy(np.where(allowed, iou, 0), IOU_THRESHOLD, rest_d, rest_g):
+        for i, j in greedy_pairs(np.where(allowed, iou, 0), IOU_THRESHOLD, rest_d, rest_g):
             wrong = Mistake("wrong class", image, int(d[i]), int(g[j]), scores[i], float(iou[i, j]))
             yield theirs[j], ours[i], None if allowed is same else wrong
-    for i, j in _greedy(np.where(same, iou, 0), _SOME_OVERLAP, rest_d, rest_g):
+    for i, j in greedy_pairs(np.where(same, iou, 0), _SOME_OVERLAP, rest_d, rest_g):
         yield theirs[j], -1, Mistake("poorly placed", image, int(d[i]), int(g[j]), scores[i], float(iou[i, j]))
         yield -1, ours[i], None
     for i in rest_d:
@@ -140,37 +140,14 @@ def _of_image(image: int, detections: Boxes, objects: Boxes, d: Ints, g: Ints) -
         yield theirs[j], -1, Mistake("miss", image, -1, int(g[j]), float(objects.areas[g[j]] / objects.areas[g].max()), 0.0)
 
 
-def _greedy(iou: Floats, least: float, rest_d: set[int], rest_g: set[int]) -> list[tuple[int, int]]:
-    """Pairs by descending IoU among the boxes that are left, which it takes away."""
-    candidates = np.argwhere(iou >= least)
-    order = np.argsort(-iou[candidates[:, 0], candidates[:, 1]], kind="stable")
-    pairs = []
-    for i, j in candidates[order].tolist():
-        if i in rest_d and j in rest_g:
-            rest_d.remove(i)
-            rest_g.remove(j)
-            pairs.append((i, j))
-    return pairs
-
-
-def _on_crowd(detections: Boxes, crowds: Boxes) -> np.ndarray:
-    """`(D,) bool`: at least half of the detection is in a crowd of its class."""
-    low = np.maximum(detections.xyxy[:, None, :2], crowds.xyxy[:, :2])
-    high = np.minimum(detections.xyxy[:, None, 2:], crowds.xyxy[:, 2:])
-    inside = np.prod(np.clip(high - low, 0, None), axis=-1) >= IOU_THRESHOLD * detections.areas[:, None]
-    on_crowd: np.ndarray = (inside & (detections.classes[:, None] == crowds.classes)).any(axis=1)
-    return on_crowd
+def _on_crowd(detections: Boxes, crowds: Boxes) -> Bools:
+    """`(D,)`: at least half of the detection is in a crowd of its class."""
+    inside = iou_with_crowds(detections, crowds) >= IOU_THRESHOLD
+    return np.asarray((inside & (detections.classes[:, None] == crowds.classes)).any(axis=1))
 
 
 def _by_image(boxes: Boxes) -> Boxes:
     return boxes[np.argsort(boxes.images, kind="stable")]
-
-
-def _best_labels(detections: Boxes) -> Boxes:
-    """By image, the most confident label of each box."""
-    ordered = detections[np.argsort(-detections.scores, kind="stable")]
-    _, first = np.unique(np.column_stack([ordered.images, ordered.xyxy]), axis=0, return_index=True)
-    return _by_image(ordered[np.sort(first)])
 
 
 def unsure_first(measured: Measurement, threshold: float) -> list[tuple[str, int, float]]:

@@ -1,7 +1,7 @@
 """Golden images: a few images inside a SavedModel, with the detections of a trusted version that a new version must repeat.
 
 `assets.extra/golden/` has the images and `detections.jsonl`: a row for each, as a job writes it, with its thresholds.
-`python -m models.golden` writes the folder.
+`detect-objects golden` writes the folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.config import DetectConfig
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, detection_row
 
 GOLDEN = "assets.extra/golden"
-_ROWS = "detections.jsonl"
+ROWS = "detections.jsonl"
 _TOGETHER = 4  # images in hand at once
 
 DetectIn = Callable[[Sequence[ImageRef | EncodedImage]], Sequence[DetectedImage | DeadLetter]]
@@ -52,7 +52,7 @@ def read_golden(local: str) -> tuple[GoldenImage, ...]:
       OSError: An image is missing.
     """
     folder = os.path.join(local, GOLDEN)
-    rows = os.path.join(folder, _ROWS)
+    rows = os.path.join(folder, ROWS)
     if not os.path.isfile(rows):
         return ()
     read_rows(rows)  # its errors name the line
@@ -63,11 +63,11 @@ def read_golden(local: str) -> tuple[GoldenImage, ...]:
 def _golden_image(folder: str, row: Mapping[str, Any]) -> GoldenImage:
     name = str(row["image"]["uri"])
     if os.path.basename(name) != name:
-        raise ValueError(f"expected names of files beside {_ROWS}, got {name!r}")
+        raise ValueError(f"expected names of files beside {ROWS}, got {name!r}")
     try:
         thresholds = float(row["score_threshold"]), float(row["iou_threshold"])
     except (KeyError, TypeError, ValueError) as err:
-        raise ValueError(f"expected score_threshold and iou_threshold in each row of {_ROWS}, not so that of {name}") from err
+        raise ValueError(f"expected score_threshold and iou_threshold in each row of {ROWS}, not so that of {name}") from err
     with open(os.path.join(folder, name), "rb") as file:
         return GoldenImage(name, file.read(), row, *thresholds)
 

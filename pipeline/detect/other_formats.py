@@ -32,7 +32,10 @@ class _Format(NamedTuple):
 
 
 _THEN = "; then give --model {stem}"
-_IMPORT = "detect-objects import {path} --output {stem}/1" + _THEN
+_KERAS = (
+    'python -c "import sys, keras; keras.saving.load_model(sys.argv[1], compile=False).export(sys.argv[2])" {path} {stem}/1'
+    + _THEN
+)
 _FROZEN = """\
 python -c "import sys, tensorflow.compat.v1 as tf; tf.disable_eager_execution(); g = tf.GraphDef(); \
 g.ParseFromString(open(sys.argv[1], 'rb').read()); tf.import_graph_def(g, name=''); s = tf.Session(); \
@@ -53,8 +56,8 @@ _FORMATS = (
         "renaming it to {base}.onnx, which a job takes as --model",
         lambda begin: re.match(rb"\x08[\x01-\x1f][\x12\x1a\x22\x3a]", begin) is not None,
     ),
-    _Format("a Keras model", (".keras",), _IMPORT, lambda begin: False),
-    _Format("a Keras model in HDF5", (".h5", ".hdf5"), _IMPORT, lambda begin: begin.startswith(b"\x89HDF\r\n")),
+    _Format("a Keras model", (".keras",), _KERAS, lambda begin: False),
+    _Format("a Keras model in HDF5", (".h5", ".hdf5"), _KERAS, lambda begin: begin.startswith(b"\x89HDF\r\n")),
     _Format(
         "a TensorFlow Lite model",
         (".tflite", ".lite"),

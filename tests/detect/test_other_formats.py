@@ -29,8 +29,8 @@ FIRST_BYTES = {
 }
 COMMANDS = {
     "m.pt": "yolo export model={}/m.pt format=saved_model",
-    "m.h5": "detect-objects import {}/m.h5 --output m/1",
-    "m.keras": "detect-objects import {}/m.keras --output m/1",
+    "m.h5": 'compile=False).export(sys.argv[2])" {}/m.h5 m/1',
+    "m.keras": 'compile=False).export(sys.argv[2])" {}/m.keras m/1',
     "m.tflite": "export a SavedModel from what it was made of",
     "m.weights": "detect-objects import --cfg {0}/m.cfg --weights {0}/m.weights --names {0}/m.names --output m/1",
     "m.pb": "tf.saved_model.simple_save",
@@ -76,7 +76,7 @@ def test_a_name_of_ultralytics_is_no_file(name, tmp_path, monkeypatch):
 def test_a_file_name_that_is_a_command_is_quoted(tmp_path):
     """What somebody copies from the line runs nothing of the file's."""
     (tmp_path / "$(touch x).h5").write_bytes(b"")
-    assert f"import '{tmp_path}/$(touch x).h5' --output '$(touch x)'/1" in refused(tmp_path)
+    assert f"'{tmp_path}/$(touch x).h5' '$(touch x)'/1; " in refused(tmp_path)
 
 
 def test_an_onnx_file_in_a_folder_is_named(tmp_path):

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models import import_darknet
 from models.geometry import iou_matrix
-from pipeline import run
+from pipeline import import_model, run
 from tests.fixtures import fixtures_dir
 
 MODELS = {
@@ -26,7 +25,7 @@ def test_imported_darknet_models_detect_what_opencv_detects(model, tmp_path):
     stem, size = MODELS[model]
     darknet = fixtures / "darknet"
     files = ["--cfg", darknet / f"{stem}.cfg", "--weights", darknet / f"{stem}.weights", "--names", darknet / "coco.names"]
-    assert import_darknet.main([*map(str, files), "--input-size", str(size), "--output", str(tmp_path / "model" / "1")]) == 0
+    assert import_model.main([*map(str, files), "--input-size", str(size), "--output", str(tmp_path / "model" / "1")]) == 0
     photos = [str(path) for path in sorted((fixtures / "photos").iterdir())]
     job = ["--input", *photos, "--output", str(tmp_path / "out"), "--model", str(tmp_path / "model")]
     assert run.main([*job, "--score-threshold", "0.25", "--iou-threshold", "0.45"]) == 0

@@ -50,15 +50,6 @@ def test_white_space_comments_case_of_sections_and_repeated_options_are_read_as_
     assert [layer.out_hwc for layer in parse_network(loose).layers] == [layer.out_hwc for layer in parse_network(clean_up).layers]
 
 
-def test_a_given_input_size_replaces_that_of_the_cfg():
-    network = parse_network(STEM + HEAD, (128, 32))
-    assert (network.input_hw, network.layers[0].out_hwc) == ((128, 32), (64, 16, 8))
-
-
-def test_letter_box_is_read():
-    assert parse_network(net(extra="letter_box=1") + HEAD).letter_box
-
-
 @pytest.mark.parametrize(
     ("cfg", "message"),
     [

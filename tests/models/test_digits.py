@@ -67,18 +67,3 @@ def test_the_bundled_detector_finds_the_digits_of_the_sample_scenes(ground_truth
     assert result["images_without_row"] == 0 and result["classes_by"] == "name"
     assert result["AP50"] >= 0.9
     assert result["AP"] >= 0.75
-
-
-def test_detections_lie_in_the_input_and_a_batch_gives_what_single_images_give():
-    import tensorflow as tf
-
-    images = np.stack([cv2.resize(cv2.imread(str(path))[..., ::-1], (320, 320)) for path in sorted(SAMPLES.glob("*.jpg"))[:3]])
-    model = tf.saved_model.load(str(MODEL))
-    together = model.detect(tf.constant(images))
-    assert together["num_detections"].numpy().sum() > 0
-    boxes = together["boxes"].numpy()
-    assert boxes.min() >= 0 and boxes.max() <= 1
-    for row in range(3):
-        alone = model.detect(tf.constant(images[row : row + 1]))
-        np.testing.assert_array_equal(alone["classes"][0], together["classes"][row])
-        np.testing.assert_allclose(alone["boxes"][0], together["boxes"][row], atol=1e-4)

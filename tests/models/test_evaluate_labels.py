@@ -95,26 +95,12 @@ def voc(top):
     return top
 
 
-def fiftyone(top, by_name=False):
-    def one(c, box):
-        x, y, w, h = box
-        return {"label": NAMES[c] if by_name else c, "bounding_box": [x / WIDTH, y / HEIGHT, w / WIDTH, h / HEIGHT]}
-
-    labels = {image: [one(c, box) for of, c, box in BOXES if of == image] or None for image in "abc"}
-    write(top / "labels.json", json.dumps({"classes": None if by_name else NAMES, "labels": labels}))
-    return top
-
-
-def fiftyone_by_name(top):
-    return fiftyone(top, by_name=True)
-
-
 def fiftyone_coco(top):
     write(top / "labels.json", json.dumps(COCO))
     return top
 
 
-FORMS = [yolo, yolo_beside_images, yolo_dataset, yolo_dataset_with_lists, voc, fiftyone, fiftyone_by_name, fiftyone_coco]
+FORMS = [yolo, yolo_beside_images, yolo_dataset, yolo_dataset_with_lists, voc, fiftyone_coco]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
@@ -232,11 +218,6 @@ MISTAKES = {
     ),
     "broken data.yaml": ({"data.yaml": "val: ["}, "data.yaml", "expected the keys val"),
     "FiftyOne's own form": ({"samples.json": "{}"}, ".", "is a FiftyOneDataset: export it as COCODetectionDataset"),
-    "an unknown class of FiftyOne": (
-        {"labels.json": '{"classes": ["cat"], "labels": {"a": [{"label": 3, "bounding_box": [0, 0, 1, 1]}]}}'},
-        ".",
-        "expected FiftyOne's classes and labels, got KeyError: 3",
-    ),
     "a place elsewhere": ({}, "gs://bucket/labels", "is not a local path"),
     "other images": ({"x.txt": "0 0.5 0.5 1 1"}, ".", "none of 3 rows is in the ground truth: the rows have /photos/a.jpg"),
     "other names": ({"a.txt": "0 0.5 0.5 1 1", "classes.txt": "ship"}, ".", "no class of the detections .* the labels have ship"),

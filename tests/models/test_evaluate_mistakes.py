@@ -152,7 +152,7 @@ def test_a_difference_of_one_image_is_not_shown():
 def test_the_test_is_paired():
     """Both figures vary much more between resamples than their difference does."""
     base = np.random.default_rng(0).normal(0.5, 0.1, 1000)
-    assert difference(0.01, base + 0.01, base).p < 0.01
+    assert difference(0.01, base + 0.01, base)["p"] < 0.01
 
 
 @pytest.mark.slow

@@ -1,9 +1,5 @@
 """An exported detector answers as the NumPy reference does, through each of its signatures, wherever it is loaded."""
 
-import subprocess
-import sys
-import textwrap
-
 import cv2
 import numpy as np
 import pytest
@@ -160,21 +156,6 @@ def test_serving_default_takes_encoded_images_and_answers_in_their_pixels(reques
             np.testing.assert_allclose(answer["scores"][index, :count], confidences, rtol=1e-5)
             assert answer["classes"][index, :count].tolist() == class_ids.tolist()
             assert not answer["boxes"][index, count:].any()
-
-
-@pytest.mark.matrix
-@pytest.mark.slow
-def test_a_fresh_process_can_serve_it(colours_dir, tmp_path):
-    (tmp_path / "photo.jpg").write_bytes(photos()[0][0])
-    script = """
-        import sys, tensorflow as tf
-        signature = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
-        print(int(signature(tf.constant([open(sys.argv[2], "rb").read()]))["num_detections"][0]))
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script), str(colours_dir), str(tmp_path / "photo.jpg")]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-    here = run_serving(colours_dir, image_bytes=photos()[0][:1])
-    assert int(output) == int(here["num_detections"][0]) > 5
 
 
 @pytest.mark.slow

@@ -1,20 +1,11 @@
 """Loops that take long show how far they are; short ones show nothing."""
 
 from models import progress
-from models.quiet import quiet_stderr
-from tests.processes import wait_until
 
 
 def test_a_short_loop_shows_nothing_and_gives_all(capsys):
     assert list(progress.shown(range(3), "reading", "rows")) == [0, 1, 2]
     assert capsys.readouterr().err == ""
-
-
-def test_a_long_one_shows_what_it_does_and_how_far_it_is(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0)
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
-    assert list(progress.shown(range(3), "reading", "rows")) == [0, 1, 2]
-    assert "reading:  33%" in capsys.readouterr().err
 
 
 def test_elsewhere_than_on_a_terminal_each_state_is_a_line_of_its_own_with_an_estimate(capsys, monkeypatch):
@@ -33,18 +24,3 @@ def test_elsewhere_than_on_a_terminal_the_first_line_comes_after_the_delay(capsy
     assert list(progress.shown(range(4), "reading", "rows")) == [0, 1, 2, 3]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("reading:") and "/4 [00:00<" in line
-
-
-def test_a_step_that_cannot_be_counted_shows_its_seconds_although_standard_error_is_redirected(capfd, monkeypatch):
-    """TensorFlow's import, for instance, whose messages go nowhere."""
-    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.01)
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
-    seen: list[str] = []
-    with progress.step("writing"), quiet_stderr():
-        wait_until(lambda: seen.append(capfd.readouterr().err) or "".join(seen).count("writing: 0 s\n") > 2)
-
-
-def test_a_short_step_shows_nothing(capfd):
-    with progress.step("writing"):
-        pass
-    assert capfd.readouterr().err == ""

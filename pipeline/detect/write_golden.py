@@ -1,0 +1,133 @@
+"""`detect-objects golden`: writes golden images, with what a trusted version finds in them, into a version.
+
+    detect-objects golden --model /models/yolov4/7 golden/*.jpg --out /models/yolov4/8
+
+A job that loads the version detects in these images first, and refuses it if the detections agree less than --min-agreement.
+Twenty to a hundred images that show all classes are enough. Use the thresholds of the jobs that will load the version.
+
+Exit code 0: done; 2: the model, an image or a place cannot be used, nothing is written; 130: stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from models.manifest import MANIFEST, write_manifest
+from pipeline.config import DetectConfig, load_config
+from pipeline.detect.golden import GOLDEN, ROWS
+from pipeline.detect.load_detector import load_detector
+from pipeline.errors import InputError, run_command
+from pipeline.read.list_images import check_inputs, list_images
+from pipeline.records import DeadLetter, DetectedImage, ImageRef, detection_row, row_bytes
+
+_JOBS = DetectConfig()
+
+
+class NoObjectError(InputError):
+    """The model finds no object in the images, so they would show nothing."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    args = _parser().parse_args(argv)
+    return run_command(lambda: _write(args), "no golden images were written", failed_code=2)
+
+
+def _write(args: argparse.Namespace) -> int:
+    out = args.out or args.model
+    found = write_golden(args.model, args.images, out, args.score_threshold, args.iou_threshold, config=args.config)
+    print(f"{os.path.join(out, GOLDEN)}: {len(found)} images with what {args.model} found in them")
+    return 0
+
+
+def write_golden(
+    model: str,
+    images: Sequence[str],
+    out: str,
+    score_threshold: float = _JOBS.score_threshold,
+    iou_threshold: float = _JOBS.iou_threshold,
+    *,
+    config: str | None = None,
+) -> list[DetectedImage]:
+    """Writes the golden images of a version, all or none.
+
+    Args:
+      model: The trusted version, or a folder of versions, whose newest counts.
+      images: Files, folders or globs on this machine.
+      out: The version to write them into.
+      score_threshold: Least confidence of an expected detection.
+      iou_threshold: For suppression.
+      config: A job's config with the settings of the model.
+
+    Returns:
+      What the trusted version finds.
+
+    Raises:
+      UserError: The model or an image cannot be used, no image has an object, or the version has golden images already.
+      OSError: A file cannot be read or written.
+    """
+    target = Path(out, GOLDEN)
+    if "://" in out or not any(Path(out, name).is_file() for name in ("saved_model.pb", "model.onnx")):
+        raise InputError(f"{out}: expected the folder of a model on this machine as --out, such as /models/yolov4/8")
+    if target.exists():
+        raise InputError(f"{target} is there already; remove it first")
+    thresholds = {"score_threshold": score_threshold, "iou_threshold": iou_threshold}
+    found = _detected(model, images, {**thresholds, "min_agreement": 0}, config)  # its detections become the expected ones
+    with tempfile.TemporaryDirectory(prefix=".golden-", dir=out) as scratch:
+        ready = Path(scratch, "golden")
+        ready.mkdir()
+        with (ready / ROWS).open("wb") as file:
+            for number, image in enumerate(found, 1):
+                name = f"{number:04}-{os.path.basename(image.ref.uri)}"
+                shutil.copyfile(image.ref.uri, ready / name)
+                row = {**detection_row(image), "image": {"uri": name, "width": image.width, "height": image.height}, **thresholds}
+                file.write(row_bytes(row) + b"\n")
+        target.parent.mkdir(exist_ok=True)
+        ready.rename(target)
+    if Path(out, MANIFEST).exists():
+        write_manifest(out)
+    return found
+
+
+def _detected(model: str, images: Sequence[str], detect: dict[str, float], config: str | None) -> list[DetectedImage]:
+    settings = load_config([config] if config else [], {"model.path": model, **{f"detect.{k}": v for k, v in detect.items()}})
+    check_inputs({pattern: (pattern,) for pattern in images})
+    listed = list(list_images(images))
+    refs = sorted((each for each in listed if isinstance(each, ImageRef)), key=lambda ref: ref.uri)
+    with contextlib.closing(load_detector(settings.model, settings.detect)) as detector:
+        results = detector.detect(refs)
+    if dead := [each for each in (*listed, *results) if isinstance(each, DeadLetter)]:
+        raise InputError(f"{len(dead)} images cannot be used, such as {dead[0].ref.uri}: {dead[0].message}")
+    found = [each for each in results if isinstance(each, DetectedImage)]
+    if not any(len(each.detections) for each in found):
+        raise NoObjectError(f"{model} finds no object in {len(found)} images, which would show nothing; give images with objects")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    title, _, rest = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="detect-objects golden",
+        description=title.partition(": ")[2],
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("images", nargs="+", help="files, folders or globs on this machine")
+    add("--model", required=True, help="SavedModel of the trusted version, or a folder of versions")
+    add("--out", help="SavedModel to write them into (default: the one of --model)")
+    add("--score-threshold", type=float, default=_JOBS.score_threshold, help="that of the jobs (default: %(default)s)")
+    add("--iou-threshold", type=float, default=_JOBS.iou_threshold, help="that of the jobs (default: %(default)s)")
+    add("--config", metavar="FILE", help="a job's config, for a model that does not describe itself")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
