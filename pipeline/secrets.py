@@ -85,17 +85,14 @@ def masked_text(text: str) -> str:
     return _HEADER.sub(rf"\g<1>{MASK}", _PAIR.sub(rf"\g<1>{MASK}", with_public_addresses(text)))
 
 
-def masked_target(where: str) -> str:
-    """A webhook's URL, or a command, without its secrets: the host, or the program.
+def masked_url(url: str) -> str:
+    """The host of a webhook's URL.
 
-    >>> masked_target("https://me:pw@hooks.example/T0/B1?x=y"), masked_target("mail -s s3cret me"), masked_target("")
-    ('https://hooks.example/***', 'mail ***', '')
+    >>> masked_url("https://me:pw@hooks.example/T0/B1?x=y"), masked_url("")
+    ('https://hooks.example/***', '')
     """
-    if where.lower().startswith(("http://", "https://")):
-        scheme, _, rest = where.partition("://")
-        return f"{scheme}://{re.split('[/?#]', rest)[0].rpartition('@')[2]}/{MASK}"
-    program, arguments, _ = where.partition(" ")
-    return f"{program} {MASK}" if arguments else program
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{re.split('[/?#]', rest)[0].rpartition('@')[2]}/{MASK}" if url else ""
 
 
 def masked_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pipeline.stream.messages import Message, MessageLimits, parse_message
 from pipeline.stream.outgoing import dead_letter_message
 from tests.conftest import write_bright_image
 from tests.forked_jobs import KILLED, Moment, run_forked
+from tests.launch.test_notify import Webhook
 from tests.read.test_web import Server, server  # noqa: F401  a fixture
 
 SECRETS = ("hunter2-flag", "hunter2-config", "hunter2-pair", "hunter2-apart", "hunter2-list")
@@ -169,10 +170,12 @@ def test_nothing_that_leaves_a_job_has_a_secret(server, tmp_path, bright_model):
     (tmp_path / "job.yaml").write_text("stream: {dead_letter_topic: 'https://me:hunter2@host/x'}\n")
     inputs = ["--input", tmp_path / "list.jsonl", f"{server}/in/named.png?token=hunter2"]
     command = ["--config", tmp_path / "job.yaml", *inputs, "--output", tmp_path / "out", "--model", bright_model]
-    command += ["--notify", f"sh -c 'cat > {tmp_path}/notified'", "--max-dead-share", "1", "--log-format", "json", "--verbose"]
+    command += ["--max-dead-share", "1", "--log-format", "json", "--verbose"]
     log = tmp_path / "log"
-    assert run_forked(command, log) == 0
-    written = written_in(tmp_path / "out") | {"log": log.read_text(), "notified": (tmp_path / "notified").read_text()}
+    with Webhook(200) as webhook:
+        assert run_forked([*command, "--notify", webhook.url], log) == 0
+    assert len(webhook.got) == 1
+    written = written_in(tmp_path / "out") | {"log": log.read_text(), "notified": json.dumps(webhook.got)}
     assert {name for name, text in written.items() if "hunter2" in text} == set()
     counted = json.loads(written["summary.json"])["images"]
     assert (counted["detected"], counted["dead"]) == (len(SIGNED) + 1, 6)

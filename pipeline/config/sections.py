@@ -39,7 +39,7 @@ from pipeline.config.setting import (
     setting,
     settings_of,
 )
-from pipeline.secrets import masked_options, masked_target, without_secrets
+from pipeline.secrets import masked_options, masked_url, without_secrets
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -56,6 +56,13 @@ def _text(value: Any) -> Any:
     return str(value) if type(value) is int or isinstance(value, datetime.date) else value
 
 
+def _webhook(url: str) -> str:
+    if url and not url.lower().startswith(("http://", "https://")):
+        raise ValueError("expected a URL with http:// or https://")
+    return url
+
+
+_Webhook = Annotated[str, AfterValidator(_webhook)]
 _BeamOption = Annotated[Any, AfterValidator(_beam_option)]
 _Input = Annotated[SomePath, AfterValidator(days.check_places)]
 _Text = Annotated[str, BeforeValidator(_text)]
@@ -279,7 +286,7 @@ class MonitoringConfig:
         "warning", "least severity of log lines; error: also no progress"
     )
     report_every_s: Annotated[float, Field(ge=0.1, le=MOST)] = setting(10.0, "seconds between two lines of progress")
-    notify: str = setting("", "webhook URL, or a command, that gets the summary as JSON when the job has ended")
+    notify: _Webhook = setting("", "webhook URL that gets the summary as JSON when the job has ended")
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -348,7 +355,7 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         """The settings as nested dicts and lists, with secrets masked."""
         plain: dict[str, Any] = without_secrets(TypeAdapter(Config).dump_python(self, mode="json"))
-        monitoring = {**plain["monitoring"], "notify": masked_target(self.monitoring.notify)}
+        monitoring = {**plain["monitoring"], "notify": masked_url(self.monitoring.notify)}
         return {**plain, "beam_options": masked_options(plain["beam_options"]), "monitoring": monitoring}
 
 

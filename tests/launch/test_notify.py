@@ -1,9 +1,8 @@
-"""A job's end is told to a webhook or a command, in three tries, whatever the end is."""
+"""A job's end is told to a webhook, in three tries, whatever the end is."""
 
 import http.server
 import json
 import signal
-import sys
 import threading
 
 import pytest
@@ -73,24 +72,6 @@ def test_a_webhook_gets_three_tries_and_its_failure_is_one_warning(statuses, tri
     err = capsys.readouterr().err
     assert "hunter2" not in err and err.count("\n") == bool(warns)
     assert not warns or (err.startswith("warning: notification failed: http://127.0.0.1:") and "/***: " in err and warns in err)
-
-
-@pytest.mark.parametrize(
-    ("program", "warns"),
-    [
-        pytest.param("import sys; open(sys.argv[1], 'w').write(sys.stdin.read())", "", id="takes it"),
-        pytest.param("import sys; sys.exit('no mail')", "exit code 1: no mail", id="fails"),
-        pytest.param("import signal; signal.pause()", "TimeoutExpired", id="hangs"),
-    ],
-)
-def test_a_command_gets_the_outcome_on_standard_input(program, warns, tmp_path, at_once, monkeypatch, capsys):
-    if not warns:
-        monkeypatch.setattr(notifying, "_TRY_SECONDS", 60.0)
-    (tmp_path / "tell.py").write_text(program)
-    notify(f"{sys.executable} {tmp_path}/tell.py {tmp_path}/told", {"exit_code": 3})
-    err = capsys.readouterr().err
-    assert warns in err and err.count("\n") == bool(warns)
-    assert warns or json.loads((tmp_path / "told").read_text()) == {"exit_code": 3}
 
 
 def test_a_job_that_is_refused_is_told_too_and_its_exit_code_stays(tmp_path, at_once, capsys):
