@@ -1,4 +1,4 @@
-"""Google's Pub/Sub emulator and a Cloud Storage emulator for tests, the demo and the benchmarks.
+"""Emulators of Pub/Sub and of three object stores, for tests, demos and benchmarks.
 
 Each runs on a free port, in a process group of its own that is ended by its own id, also when a test fails or is killed. Where
 one is not installed the tests that need it skip and say how to get it; with `CI_REQUIRE_EMULATORS=1` they fail instead.
@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +27,11 @@ import pytest
 from pipeline.detect import load_detector
 from pipeline.launch.prism import WITH_PARENT
 from pipeline.storage import azure, cloud, s3
+from tests.processes import wait_until
 
-START_SECONDS = 90.0
-PUBSUB_MISSING = (
-    "Google's Pub/Sub emulator is not installed; get it with `gcloud components install pubsub-emulator` "
-    "or `apt-get install google-cloud-cli-pubsub-emulator default-jre-headless`"
-)
-GCS_MISSING = "gcp-storage-emulator is not installed; get it with `pip install gcp-storage-emulator`"
-
-S3_MISSING = "moto is not installed; get it with `pip install 'moto[s3]' flask flask-cors`"
-
-AZURE_MISSING = "no Azurite, the emulator of Azure Blob Storage; get it with `make .tools/azurite`, where npm is"
+_STARTS = 3  # of a server whose port somebody else has taken meanwhile
+_PORTS = range(15_000, max(20_000, int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])))
 _AZURITE_KEY = "a2V5IG9mIGFuIGVtdWxhdG9yIGZvciB0ZXN0cw=="
-
-STRICT_GCS_MISSING = (
-    "no fake-gcs-server, the storage emulator that honours preconditions; get it with `make .tools/fake-gcs-server`, where Go is"
-)
 _TOOLS = Path(__file__).resolve().parent.parent / ".tools"
 
 
@@ -109,63 +99,84 @@ class PubSubEmulator:
 
 @contextlib.contextmanager
 def running_pubsub_emulator() -> Iterator[PubSubEmulator]:
-    """Starts the Pub/Sub emulator and ends it.
-
-    Raises:
-      EmulatorMissing: It or Java is not installed.
-    """
+    """Starts Google's Pub/Sub emulator, and ends it."""
+    jar = _pubsub_jar()
+    if shutil.which("java") is None or jar is None:
+        raise EmulatorMissing(
+            "Google's Pub/Sub emulator is not installed; get it with `gcloud components install pubsub-emulator` "
+            "or `apt-get install google-cloud-cli-pubsub-emulator default-jre-headless`"
+        )
     quiet = ["-Xmx3g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]  # it shares its cores with what is measured
-    command = ["java", *quiet, "-jar", str(_pubsub_jar()), "--host=127.0.0.1"]
-    (port,) = free_ports(1)
-    with running_server([*command, f"--port={port}"], port):
+    command = ["java", *quiet, "-jar", str(jar), "--host=127.0.0.1"]
+    with running_server(lambda port: [*command, f"--port={port}"]) as port:
         yield PubSubEmulator(host=f"127.0.0.1:{port}")
 
 
 @contextlib.contextmanager
 def running_gcs_emulator() -> Iterator[str]:
-    """Starts a Cloud Storage emulator that keeps its objects in memory, and ends it; yields its URL.
-
-    Raises:
-      EmulatorMissing: It is not installed.
-    """
+    """Starts a Cloud Storage emulator that keeps its objects in memory, and ends it; yields its URL."""
     if importlib.util.find_spec("gcp_storage_emulator") is None:
-        raise EmulatorMissing(GCS_MISSING)
-    (port,) = free_ports(1)
-    command = [
-        sys.executable,
-        "-m",
-        "gcp_storage_emulator",
-        "start",
-        "--host=127.0.0.1",
-        f"--port={port}",
-        "--in-memory",
-        "--quiet",
-    ]
-    with running_server(command, port):
+        raise EmulatorMissing("gcp-storage-emulator is not installed; get it with `pip install gcp-storage-emulator`")
+    command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--host=127.0.0.1", "--in-memory", "--quiet"]
+    with running_server(lambda port: [*command, f"--port={port}"]) as port:
         yield f"http://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
 def running_strict_gcs_emulator() -> Iterator[str]:
-    """Starts the Cloud Storage emulator that honours preconditions, as the other one does not; yields its URL.
-
-    Raises:
-      EmulatorMissing: It is not installed.
-    """
+    """Starts the Cloud Storage emulator that honours preconditions, as the other one does not; yields its URL."""
     server = shutil.which("fake-gcs-server", path=f"{_TOOLS}{os.pathsep}{os.environ.get('PATH', '')}")
     if server is None:
-        raise EmulatorMissing(STRICT_GCS_MISSING)
-    (port,) = free_ports(1)
-    place = f"127.0.0.1:{port}"
-    command = [server, "-backend=memory", "-scheme=http", "-host=127.0.0.1", f"-port={port}", f"-public-host={place}"]
-    with running_server([*command, "-log-level=error"], port):
-        yield f"http://{place}"
+        raise EmulatorMissing("no fake-gcs-server; get it with `make .tools/fake-gcs-server`, where Go is")
+    command = [server, "-backend=memory", "-scheme=http", "-host=127.0.0.1", "-log-level=error"]
+    with running_server(lambda port: [*command, f"-port={port}", f"-public-host=127.0.0.1:{port}"]) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
-@pytest.fixture(scope="session")
-def _pubsub_process() -> Iterator[PubSubEmulator]:
-    with _or_skip(running_pubsub_emulator()) as emulator:
-        yield emulator
+@contextlib.contextmanager
+def running_s3_server() -> Iterator[str]:
+    """Starts a server with the protocol of S3 that keeps its objects in memory, and ends it; yields its URL."""
+    if importlib.util.find_spec("moto") is None:
+        raise EmulatorMissing("moto is not installed; get it with `pip install 'moto[s3]' flask flask-cors`")
+    with running_server(lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def running_azurite() -> Iterator[str]:
+    """Starts an emulator of Azure Blob Storage that keeps its objects in memory; yields its connection string."""
+    server = shutil.which("azurite-blob", path=f"{_TOOLS}/azurite/node_modules/.bin{os.pathsep}{os.environ.get('PATH', '')}")
+    if server is None or importlib.util.find_spec("azure.storage.blob") is None:
+        raise EmulatorMissing("no Azurite, the emulator of Azure Blob Storage; get it with `make .tools/azurite`, where npm is")
+    command = [server, "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort"]
+    with (
+        _environment(AZURITE_ACCOUNTS=f"testing:{_AZURITE_KEY}"),
+        running_server(lambda port: [*command, str(port)]) as port,
+    ):
+        place = f"BlobEndpoint=http://127.0.0.1:{port}/testing"
+        yield f"DefaultEndpointsProtocol=http;AccountName=testing;AccountKey={_AZURITE_KEY};{place};"
+
+
+def _process(emulator: Callable[[], contextlib.AbstractContextManager[Any]], *, in_ci: bool) -> Any:
+    """A fixture of a session, an emulator; `in_ci`: CI installs it, so that tests fail there where it is missing."""
+
+    @pytest.fixture(scope="session")
+    def process() -> Iterator[Any]:
+        with contextlib.ExitStack() as stack:
+            try:
+                started = stack.enter_context(emulator())
+            except EmulatorMissing as err:
+                (pytest.fail if in_ci and os.environ.get("CI_REQUIRE_EMULATORS") == "1" else pytest.skip)(str(err))
+            yield started
+
+    return process
+
+
+_pubsub_process = _process(running_pubsub_emulator, in_ci=True)
+_gcs_process = _process(running_gcs_emulator, in_ci=True)
+_strict_gcs_process = _process(running_strict_gcs_emulator, in_ci=False)
+_s3_process = _process(running_s3_server, in_ci=True)
+_azure_process = _process(running_azurite, in_ci=False)
 
 
 @pytest.fixture
@@ -173,98 +184,6 @@ def pubsub_emulator(_pubsub_process: PubSubEmulator, monkeypatch: pytest.MonkeyP
     """The Pub/Sub emulator, named in the environment for the length of one test."""
     monkeypatch.setenv("PUBSUB_EMULATOR_HOST", _pubsub_process.host)
     return _pubsub_process
-
-
-@pytest.fixture(scope="session")
-def _gcs_process() -> Iterator[str]:
-    with _or_skip(running_gcs_emulator()) as url:
-        yield url
-
-
-@contextlib.contextmanager
-def running_s3_server() -> Iterator[str]:
-    """Starts a server with the protocol of S3 that keeps its objects in memory, and ends it; yields its URL.
-
-    Raises:
-      EmulatorMissing: It is not installed.
-    """
-    if importlib.util.find_spec("moto") is None:
-        raise EmulatorMissing(S3_MISSING)
-    (port,) = free_ports(1)
-    with running_server([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
-        yield f"http://127.0.0.1:{port}"
-
-
-@pytest.fixture(scope="session")
-def _s3_process() -> Iterator[str]:
-    with _or_skip(running_s3_server()) as url:
-        yield url
-
-
-@pytest.fixture
-def s3_bucket(_s3_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A new empty bucket, as boto3 has it, on the server, which the environment names for the length of one test."""
-    import boto3
-
-    forget_detectors()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", _s3_process)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    s3._client_of.cache_clear()
-    yield boto3.resource("s3").create_bucket(Bucket=f"bucket-{uuid.uuid4().hex[:12]}")
-    s3._client_of.cache_clear()
-
-
-@contextlib.contextmanager
-def running_azurite() -> Iterator[str]:
-    """Starts an emulator of Azure Blob Storage that keeps its objects in memory; yields its connection string.
-
-    Raises:
-      EmulatorMissing: It is not installed.
-    """
-    places = [str(_TOOLS / "azurite/node_modules/.bin"), os.environ.get("PATH", "")]
-    server = shutil.which("azurite-blob", path=os.pathsep.join(places))
-    if server is None or importlib.util.find_spec("azure.storage.blob") is None:
-        raise EmulatorMissing(AZURE_MISSING)
-    (port,) = free_ports(1)
-    command = [server, "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort", str(port)]
-    with _environment(AZURITE_ACCOUNTS=f"testing:{_AZURITE_KEY}"), running_server(command, port):
-        place = f"BlobEndpoint=http://127.0.0.1:{port}/testing"
-        yield f"DefaultEndpointsProtocol=http;AccountName=testing;AccountKey={_AZURITE_KEY};{place};"
-
-
-@pytest.fixture(scope="session")
-def _azure_process() -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        try:
-            started = stack.enter_context(running_azurite())
-        except (EmulatorMissing, ModuleNotFoundError):
-            pytest.skip(AZURE_MISSING)  # also in CI: npm may be missing there
-        yield started
-
-
-@pytest.fixture
-def azure_container(_azure_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A new empty container on Azurite, which the environment names for the length of one test."""
-    from azure.storage.blob import BlobServiceClient
-
-    forget_detectors()
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", _azure_process)
-    azure._client_of.cache_clear()
-    service = BlobServiceClient.from_connection_string(_azure_process)
-    yield service.create_container(f"container-{uuid.uuid4().hex[:12]}")
-    azure._client_of.cache_clear()
-
-
-@pytest.fixture(scope="session")
-def _strict_gcs_process() -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        try:
-            started = stack.enter_context(running_strict_gcs_emulator())
-        except EmulatorMissing as err:
-            pytest.skip(str(err))  # also in CI: Go may be missing there
-        yield started
 
 
 @pytest.fixture
@@ -291,7 +210,38 @@ def _new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
     monkeypatch.setenv("NO_GCE_CHECK", "true")  # else the clients look for a metadata server, for seconds
     client = storage.Client(project="test-project", credentials=AnonymousCredentials())
-    return client.create_bucket(f"bucket-{uuid.uuid4().hex[:12]}")
+    return client.create_bucket(_new_name())
+
+
+@pytest.fixture
+def s3_bucket(_s3_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A new empty bucket, as boto3 has it, on the server, which the environment names for the length of one test."""
+    import boto3
+
+    forget_detectors()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", _s3_process)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3._client_of.cache_clear()
+    yield boto3.resource("s3").create_bucket(Bucket=_new_name())
+    s3._client_of.cache_clear()
+
+
+@pytest.fixture
+def azure_container(_azure_process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A new empty container on Azurite, which the environment names for the length of one test."""
+    from azure.storage.blob import BlobServiceClient
+
+    forget_detectors()
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", _azure_process)
+    azure._client_of.cache_clear()
+    yield BlobServiceClient.from_connection_string(_azure_process).create_container(_new_name())
+    azure._client_of.cache_clear()
+
+
+def _new_name() -> str:
+    return f"t-{uuid.uuid4().hex[:12]}"
 
 
 def forget_detectors() -> None:
@@ -301,33 +251,26 @@ def forget_detectors() -> None:
 
 
 @contextlib.contextmanager
-def _or_skip(emulator: contextlib.AbstractContextManager[Any]) -> Iterator[Any]:
-    with contextlib.ExitStack() as stack:
-        try:
-            started = stack.enter_context(emulator)
-        except EmulatorMissing as err:
-            if os.environ.get("CI_REQUIRE_EMULATORS") == "1":
-                pytest.fail(str(err))
-            pytest.skip(str(err))
-        yield started
-
-
-@contextlib.contextmanager
-def running_server(command: list[str], port: int, log: Path | None = None, cwd: Path | None = None) -> Iterator[None]:
-    """Runs a server until the block ends; see `start_server`.
+def running_server(command: Callable[[int], list[str]], log: Path | None = None, cwd: Path | None = None) -> Iterator[int]:
+    """Runs a server until the block ends; yields its port. One that ends before it answers is started on another port.
 
     Args:
-      command: Its command.
-      port: Where it listens once it can be used.
+      command: Its command, by the port where it listens once it can be used.
       log: Where what it says goes; default: nowhere.
       cwd: Where it runs; default: here.
     """
-    server = start_server(command, log, cwd)
-    try:
-        _wait_for_port(server, port, log)
-        yield
-    finally:
-        _end_group(server)
+    for left in reversed(range(_STARTS)):
+        (port,) = free_ports(1)
+        server = start_server(command(port), log, cwd)
+        try:
+            if _answers(server, port):
+                yield port
+                return
+        finally:
+            _end_group(server)
+        if not left:
+            said = log.read_text(errors="replace")[-2000:] if log else ""
+            raise RuntimeError(f"{server.args!r} ended with exit code {server.returncode} before it answered: {said}")
 
 
 def start_server(command: list[str], log: Path | None = None, cwd: Path | None = None) -> subprocess.Popen[bytes]:
@@ -343,16 +286,10 @@ def start_server(command: list[str], log: Path | None = None, cwd: Path | None =
         )
 
 
-def _wait_for_port(server: subprocess.Popen[bytes], port: int, log: Path | None) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end:
-        if server.poll() is not None:
-            said = f": {log.read_text(errors='replace')[-2000:]}" if log else ""
-            raise RuntimeError(f"{server.args!r} ended with exit code {server.returncode} before it answered{said}")
-        if listens(port):
-            return
-        time.sleep(0.05)
-    raise RuntimeError(f"{server.args!r} did not answer on port {port} within {START_SECONDS} s")
+def _answers(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Waits until a server listens; False: it has ended."""
+    wait_until(lambda: server.poll() is not None or listens(port), lambda: f"{server.args!r} does not answer on port {port}")
+    return server.poll() is None
 
 
 def listens(port: int) -> bool:
@@ -376,29 +313,25 @@ def _end_group(server: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _pubsub_jar() -> Path:
+def _pubsub_jar() -> Path | None:
     """The emulator's jar inside the Google Cloud CLI that is on the path, or that `CLOUDSDK_ROOT` names."""
-    if shutil.which("java") is None:
-        raise EmulatorMissing(PUBSUB_MISSING)
     root = os.environ.get("CLOUDSDK_ROOT", "")
     if not root and shutil.which("gcloud"):
-        asked = subprocess.run(
-            ["gcloud", "info", "--format=value(installation.sdk_root)"], capture_output=True, text=True, check=False
-        )
-        root = asked.stdout.strip()
+        asked = ["gcloud", "info", "--format=value(installation.sdk_root)"]
+        root = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
     jars = sorted(Path(root or "/nonexistent").glob("platform/pubsub-emulator/lib/cloud-pubsub-emulator-*-all.jar"))
-    if not jars:
-        raise EmulatorMissing(PUBSUB_MISSING)
-    return jars[-1]
+    return jars[-1] if jars else None
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at, each another one."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [int(listener.getsockname()[1]) for listener in listeners]
+    """Ports that nobody listens at, each another one, below those that the kernel gives to whoever does not choose."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.SystemRandom().choice(_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            ports += [port] if port not in ports else []
+    return ports
 
 
 @contextlib.contextmanager

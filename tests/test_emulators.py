@@ -1,4 +1,10 @@
-"""The emulators that other tests stand on answer like the services."""
+"""The emulators that other tests stand on answer like the services, on a port that nobody else has."""
+
+import socket
+import sys
+
+from tests import emulators
+from tests.emulators import free_ports, listens, running_server
 
 
 def test_what_is_published_can_be_taken(pubsub_emulator):
@@ -16,3 +22,18 @@ def test_beam_reads_what_the_storage_client_wrote(gcs_bucket):
     gcs_bucket.blob("a/b.txt").upload_from_string(b"content")
     with FileSystems.open(f"gs://{gcs_bucket.name}/a/b.txt") as file:
         assert file.read() == b"content"
+
+
+def test_a_server_whose_port_was_taken_meanwhile_starts_on_another_one(monkeypatch):
+    (free,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = iter([taken.getsockname()[1], free])
+        monkeypatch.setattr(emulators, "free_ports", lambda _count: [next(ports)])
+        command = [
+            sys.executable,
+            "-c",
+            "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)",
+        ]
+        monkeypatch.setattr(emulators, "listens", lambda port: port == free and listens(port))
+        with running_server(lambda port: [*command, str(port)]) as port:
+            assert port == free

@@ -43,10 +43,8 @@ def running_spark(folder: Path) -> Iterator[list[str]]:
     if not list(_JARS.glob("beam-runners-spark-3-*.jar")):
         raise SparkMissing("no Spark; `make spark` fetches it, where Java and Maven are")
     folder.mkdir(parents=True, exist_ok=True)
-    ports = free_ports(3)
-    names = ("--job-port", "--artifact-port", "--expansion-port")
     command = ["java", *_JVM, *_OPENS, "-cp", f"{_JARS}/*", "org.apache.beam.runners.spark.SparkJobServerDriver"]
     command += [f"--spark-master-url=local[{CORES}]", "--job-host=127.0.0.1", f"--artifacts-dir={folder}/artifacts"]
-    command += [f"{name}={port}" for name, port in zip(names, ports, strict=True)]
-    with running_server(command, ports[0], log=folder / "log", cwd=folder):
-        yield [f"--job_endpoint=127.0.0.1:{ports[0]}", *worker_flags()]
+    command += [f"{name}={port}" for name, port in zip(("--artifact-port", "--expansion-port"), free_ports(2), strict=True)]
+    with running_server(lambda port: [*command, f"--job-port={port}"], log=folder / "log", cwd=folder) as port:
+        yield [f"--job_endpoint=127.0.0.1:{port}", *worker_flags()]
