@@ -14,7 +14,7 @@ AZURITE_VERSION := 3.37.0
 AZURITE := .tools/azurite
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-backfill demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types fuzz soak bench prism lock clean
+.PHONY: help demo demo-streaming demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types fuzz soak bench prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -33,9 +33,6 @@ demo: $(READY) ## Run the main job on the sample images with the bundled detecto
 
 demo-streaming: $(READY) ## Run the streaming job on the Pub/Sub emulator for half a minute
 	$(BIN)/python -m tests.demo_streaming
-
-demo-backfill: $(READY) ## Runs that add up: a batch killed midway, a stream, a backfill of the rest, a reconciliation
-	$(BIN)/python -m tests.demo_backfill
 
 demo-flink: $(READY) flink ## Run the batch and the streaming job on a Flink cluster of this machine
 	$(BIN)/python -m tests.flink.demo

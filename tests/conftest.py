@@ -42,7 +42,7 @@ settings.load_profile("fuzz" if os.environ.get("FUZZ") == "1" else "suite")
 # more than a second of a core, which is marked where it stands
 _SLOW_FOLDERS = {"launch", "deploy", "fuzz", "flink", "spark"}
 _SLOW_FILES = {
-    *("test_golden.py", "test_loaded_models.py", "test_other_formats.py", "test_cost.py"),
+    *("test_golden.py", "test_loaded_models.py", "test_other_formats.py"),
     *("test_power_cut.py", "test_secrets.py"),
 }
 _SLOW_FIXTURES = {
@@ -59,7 +59,7 @@ _ON_STORAGE = {"gs", "gcs", "storage"}  # parameters
 # fresh environments, a browser, demos, hours in short, random input. Single tests are marked where they stand
 _MATRIX_FOLDERS = {"fuzz"}
 _MATRIX_FILES = {
-    *("test_demo_backfill.py", "test_packaging.py", "test_page_in_browser.py", "test_quantize.py", "test_soak.py"),
+    *("test_packaging.py", "test_page_in_browser.py", "test_quantize.py", "test_soak.py"),
 }
 _MATRIX_FIXTURES = {"azure_container", "s3_bucket", "strict_gcs_bucket"}
 _MATRIX_PARAMETERS = {*_ON_STORAGE, "PrismRunner", "openvino"}

@@ -81,7 +81,7 @@ MUTANTS = {
         "pipeline/launch/finalize.py",
         "if stats.dead_share > self.max_dead_share:",
         'if images["dead"] > self.max_dead_share * images["read"]:',
-        "tests/launch/test_batch_job.py::test_images_that_are_done_already_do_not_hide_that_all_new_ones_failed",
+        "tests/launch/test_batch_job.py::test_too_many_dead_letters_are_a_failure_whose_rows_and_reports_are_there",
     ),
     "swallows the crash of a process that decodes": Mutant(
         "pipeline/feed/feeder.py",

@@ -60,6 +60,7 @@ class StreamingJob:
         self.images, subscription = emulator.create()
         topics = [emulator.create() for _ in range(3)]
         self.detections, self.dead_letters, self.answers = (subscription for _, subscription in topics)
+        self._topics = {subscription: topic for topic, subscription in topics}
         output, dead_letter_topic, answer_topic = (topic for topic, _ in topics)
         self.archive = folder / "archive"
         self.log = folder / "job.log"
@@ -103,6 +104,14 @@ class StreamingJob:
     def take(self, subscription: str, count: int, timeout_s: float = 240) -> list[Any]:
         """Takes messages that the job published."""
         return self._emulator.take(subscription, count, timeout_s=timeout_s)
+
+    def rest(self, subscription: str) -> list[Any]:
+        """Takes all that the job has published by now: a message of this test's own comes behind it."""
+        self._publisher.publish(self._topics[subscription], b"", last="").result()
+        taken = self.take(subscription, 1)
+        while not any("last" in message.attributes for message in taken):
+            taken += self.take(subscription, 1)
+        return [message for message in taken if "last" not in message.attributes]
 
     @property
     def pid(self) -> int:

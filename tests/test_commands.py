@@ -9,27 +9,8 @@ from pipeline.__main__ import VERBS, main
 from tests.conftest import write_bright_image
 from tests.fixtures import REPO
 
-EXPECTED = {
-    "run",
-    "evaluate",
-    "import",
-    "compact",
-    "export",
-    "load",
-    "golden",
-    "quantize",
-    "tune",
-    "reconcile",
-    "replay",
-    "view",
-    "pictures",
-    "cost",
-    "doctor",
-}
-
 
 def test_help_names_each_verb_with_its_purpose_and_without_a_verb_it_is_shown(capsys):
-    assert {*VERBS} == EXPECTED
     for argv in (["--help"], ["-h"], []):
         assert main(argv) == 0
         out = " ".join(capsys.readouterr().out.split())

@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import pickle
 import re
 import time
 import zoneinfo
@@ -11,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from models.metadata import DetectorMetadata, metadata_to_json
-from pipeline.config import Config, DetectConfig, ModelConfig, ReadConfig, StreamConfig, WriteConfig, load_config, settings
+from pipeline.config import Config, DetectConfig, ModelConfig, load_config, settings
 from pipeline.errors import ConfigError
 
 
@@ -30,10 +29,7 @@ def write_config(tmp_path):
     [
         pytest.param("", "expected 'key: value' lines, got NoneType", id="empty file"),
         pytest.param("a: [1\n", "is no YAML", id="no yaml"),
-        pytest.param(b"\xff\xfe\x00", "is no YAML", id="no text"),
-        pytest.param("output: 2001-99-99", "is no YAML: month must be in 1..12", id="date that is none"),
         pytest.param("output: !!bool x", "is no YAML", id="tag that does not fit"),
-        pytest.param("[" * 5000, "is no YAML", id="too deep"),
         pytest.param("inputs: x", "unknown key 'inputs'; did you mean 'input'?", id="unknown key"),
         pytest.param(
             "detect: {score_treshold: 0.5}", "'detect.score_treshold'; did you mean 'detect.score_threshold'?", id="typo"
@@ -41,21 +37,13 @@ def write_config(tmp_path):
         pytest.param("detct: {xla: true}", "unknown key 'detct'; did you mean 'detect'?", id="typo of a section"),
         pytest.param("score_threshold: 0.5", "did you mean 'detect.score_threshold'?", id="key of a section at the top"),
         pytest.param("detect: {conf: 0.4}", "'detect.conf'; did you mean 'detect.score_threshold'?", id="another tool's"),
-        pytest.param("weights: m", "unknown key 'weights'; did you mean 'model.path'?", id="another tool's at the top"),
         pytest.param("xyzzy: 1", "unknown key 'xyzzy'; detect-objects run --help-all lists all settings", id="nothing near"),
         pytest.param("1: 2", "expected keys that are strings, got 1", id="key that is no text"),
-        pytest.param('"a\\nb": 1', "unknown key 'a\\nb'", id="key of two lines"),
-        pytest.param('detect: {"\\ud800": 1}', "detect: expected string, got '\\ud800'", id="key that is no UTF-8"),
         pytest.param("detect: 5", "detect: expected a section with keys, got 5", id="value for a section"),
         pytest.param("detect: {score_threshold: high}", "detect.score_threshold: expected number, got 'high'", id="no number"),
         pytest.param("detect: {score_threshold: 1.5}", "expected at most 1, got 1.5", id="too high"),
         pytest.param("detect: {score_threshold: .nan}", "got nan", id="nan"),
-        pytest.param("detect: {batch_timeout_ms: .inf}", "got inf", id="infinite"),
         pytest.param("detect: {max_detections: 1.5}", "expected integer, got 1.5", id="fraction"),
-        pytest.param("detect: {max_detections: 0}", "expected at least 1, got 0", id="too low"),
-        pytest.param(
-            f"detect: {{max_detections: 0x{'f' * 5000}}}", "expected at most 2147483647, got a int too long", id="digits"
-        ),
         pytest.param("detect: {xla: 7}", "expected boolean, got 7", id="number for bool"),
         pytest.param("detect: {precision: half}", "expected 'float32', 'bfloat16' or 'int8', got 'half'", id="unknown choice"),
         pytest.param("write: {export: [xls]}", "write.export: expected 'csv', 'coco', 'yolo'", id="choice in a list"),
@@ -63,15 +51,10 @@ def write_config(tmp_path):
             "detect: {batch_sizes: [4, 2]}", "expected ascending sizes such as [1, 2, 4, 8], got [4, 2]", id="descending"
         ),
         pytest.param("model: {input_hw: [416]}", "model.input_hw: expected 2 values, got [416]", id="one of two"),
-        pytest.param("model: {input_hw: [1, 2, 3]}", "expected 2 values, got [1, 2, 3]", id="three of two"),
-        pytest.param("model: {value_range: [0, x]}", "expected number, got 'x'", id="wrong element"),
         pytest.param("output: 5", "output: expected string, got 5", id="number for text"),
         pytest.param("detect: {classes: }", "detect.classes: expected string, got None", id="nothing for a list"),
-        pytest.param("input: &a [*a]", "input: expected string, got [[", id="list within itself"),
         pytest.param("dates: tomorrow", "dates: expected days such as 2026-11-20, 2026-11-01..2026-11-20, today", id="no days"),
         pytest.param("dates: 2026-11-20 10:00:00", "dates: expected days such as 2026-11-20, 2026", id="moment for a day"),
-        pytest.param("dates: 2026-02-01..2026-02-30", "last 7 days'; day is out of range for month, got", id="no such day"),
-        pytest.param("dates: 2026-11-02..2026-11-01", "dates: expected 1 to 3660 days between 1970-01-01", id="days backwards"),
         pytest.param(
             "{dates: '2026-11-20', input: ['a/{date}', b/]}",
             "dates: expected none, or {date:%Y/%m/%d} in input b/, got '2026-11-20'",
@@ -80,8 +63,6 @@ def write_config(tmp_path):
         pytest.param("input: raw/{date}/**", "since input raw/{date}/** has a place for them, got ''", id="place without days"),
         pytest.param("input: 'raw/{date:%Y-%M-%d}/**'", "input: expected no directive finer than days in {date:…}", id="minutes"),
         pytest.param("beam_options: {region: {a: b}}", "beam_options.region: expected text, a number, true or", id="section"),
-        pytest.param("beam_options: {region: .nan}", "beam_options.region: expected text, a number, true or", id="option nan"),
-        pytest.param("beam_options: [a]", "expected a section with keys, got ['a']", id="list for mapping"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_one_line(write_config, text, message):
@@ -180,11 +161,6 @@ def test_a_file_may_be_written_as_people_do(write_config, text, section, expecte
     assert load_config([write_config(text)], {}).as_dict() == Config().as_dict() | {section: given}
 
 
-def test_lists_given_in_code_become_tuples():
-    assert DetectConfig(classes=["dog"], batch_sizes=[1, 2]) == DetectConfig(classes=("dog",), batch_sizes=(1, 2))
-    assert ModelConfig(class_names=["a", "b"], input_hw=[4, 5]) == ModelConfig(class_names=("a", "b"), input_hw=(4, 5))
-
-
 def test_a_transform_checks_its_settings_like_a_file():
     from pipeline import DetectObjects
 
@@ -193,11 +169,6 @@ def test_a_transform_checks_its_settings_like_a_file():
     assert isinstance(hash((transform._model, transform._detect)), int)
     with pytest.raises(ValidationError, match="score_threshold"):
         DetectObjects("m", score_threshold=40)
-
-
-@pytest.mark.parametrize("made", [ModelConfig, DetectConfig, ReadConfig, WriteConfig, StreamConfig, Config])
-def test_a_config_survives_a_pickle(made):
-    assert pickle.loads(pickle.dumps(made())) == made()
 
 
 def test_a_file_describes_a_model_and_given_keys_win(tmp_path):

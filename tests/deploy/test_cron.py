@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import errors, run
+from pipeline import run
 from pipeline.config import load_config
 from tests.conftest import REPO, write_bright_image
 
@@ -123,10 +123,3 @@ def test_systemd_takes_the_units(places, tmp_path):
     )
     assert [line for line in done.stderr.splitlines() if "detect-" in line] == []
     assert done.returncode == 0, done.stderr
-
-
-def test_each_exit_code_that_it_names_is_one_of_the_command_and_the_docs_have_it():
-    named = {int(code) for code in re.findall(r"^\| (\d+) \|", TEXT, re.MULTILINE)}
-    assert named == {errors.DONE, errors.FAILED, errors.WRONG, errors.BUSY, 130}
-    table = (REPO / "docs/batch.md").read_text().split("## Exit codes")[1].split("## ")[0]
-    assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == named

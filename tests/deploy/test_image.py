@@ -1,14 +1,9 @@
-"""The image: its versions are the lock file's, it takes only files that are there, and its steps run in a fresh environment."""
+"""The image: its versions are the lock file's, and it takes only files that are there."""
 
 import fnmatch
 import importlib.metadata
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
-import venv
 from pathlib import Path
 
 import pytest
@@ -93,46 +88,3 @@ def test_every_file_that_is_copied_is_there_and_in_the_context():
 )
 def test_the_context_holds_the_project_and_nothing_else(name, expected):
     assert in_the_context(name) == expected
-
-
-@pytest.mark.matrix
-@pytest.mark.skipif(
-    os.environ.get("DOCKERFILE_STEPS") not in ("resolve", "run"),
-    reason="takes minutes and the package registry; DOCKERFILE_STEPS=resolve resolves all versions, =run runs every step",
-)
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_the_steps_run_in_a_fresh_environment(tmp_path, device):
-    """As `docker build` would run them, in folders below a temporary one; what other images give is left out."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    paths = f"{tmp_path / 'venv' / 'bin'}:{os.environ['PATH']}"
-    environment = {"PATH": paths, "HOME": str(tmp_path), "DEVICE": device, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "HTTP", "http", "SSL"))}
-    environment["XDG_CACHE_HOME"] = str(tmp_path / "opt" / "cache")
-    work = tmp_path / "opt" / "detect"
-    work.mkdir(parents=True)
-    resolve_only = os.environ["DOCKERFILE_STEPS"] == "resolve"
-    for name, rest in instructions():
-        if name == "COPY" and "--from=" not in rest:
-            *sources, target = shlex.split(rest)
-            for source in sources:
-                copy(source, (tmp_path / target.lstrip("/") if target.startswith("/") else work))
-        elif name == "RUN":
-            step = {**environment, "PIP_DRY_RUN": "1"} if resolve_only else environment
-            subprocess.run(["/bin/sh", "-ec", rest], cwd=work, env=step, check=True, stdout=sys.stderr)
-            if resolve_only:
-                return
-    done = subprocess.run(["detect-objects", "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert "--score-threshold" in done.stdout
-    assert list((tmp_path / "opt" / "cache").rglob("saved_model.pb"))
-    assert (tmp_path / "models" / "README.md").is_file()
-
-
-def copy(source: str, target: Path) -> None:
-    """COPY: a folder's content, or a file, as far as the context holds it."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", source]
-    names = subprocess.run(listed, cwd=REPO, capture_output=True, text=True, check=True).stdout.split()
-    for name in filter(in_the_context, names):
-        below = Path(name).name if name == source else os.path.relpath(name, source)
-        (target / below).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(REPO / name, target / below)

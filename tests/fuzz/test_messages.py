@@ -68,26 +68,9 @@ of_letters = st.fixed_dictionaries(
         "payload_base64": inline | values,
     },
 )
-known = st.sampled_from(
-    [
-        "uri",
-        "bytes",
-        "content",
-        "name",
-        "generation",
-        "request_id",
-        "images",
-        "image",
-        "stage",
-        "reason",
-        "message",
-        "extra",
-        "payload_base64",
-        "model",
-        "record",
-        "...",
-    ]
-)
+_OF_REQUESTS = ("uri", "bytes", "content", "name", "generation", "request_id", "images", "...")
+_OF_ROWS = ("image", "stage", "reason", "message", "extra", "payload_base64", "model", "record")
+known = st.sampled_from([*_OF_REQUESTS, *_OF_ROWS])
 anything = st.dictionaries(known, st.deferred(lambda: anything) | values, max_size=6)  # of any type under each key
 nested = st.tuples(st.sampled_from(['{"request_id": %s}', '{"images": ["gs://b/a", %s]}', "%s"]), st.integers(1, 1200)).map(
     lambda form: (form[0] % ("[" * form[1] + "]" * form[1])).encode()

@@ -11,7 +11,7 @@ from pipeline import run
 def job(tmp_path, monkeypatch, bright_model, capsys):
     """Runs a job with output `out` in the current folder, and returns its counts of images, which add up."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "in").mkdir()
+    (tmp_path / "in").mkdir(exist_ok=True)
 
     def start(*arguments):
         code = run.main(["--output", "out", "--model", bright_model, "--max-dead-share", "1", *map(str, arguments)])

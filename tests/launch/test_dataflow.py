@@ -115,39 +115,50 @@ def streaming(write_template, gcs_bucket, pubsub_emulator):
     return lambda *flags, config=STREAMING: write_template(config, *places, *flags)
 
 
-def one_machine_settings(template: Template, config: str) -> None:
-    """What both configs say of machines, field by field."""
+def check_template(template: Template, config: str) -> None:
+    """What both configs say of machines, field by field; of the steps only the four of DetectObjects ask for a GPU."""
     said = yaml.safe_load((REPO / config).read_text())["beam_options"]
-    assert template.pool["machineType"] == said["machine_type"]
-    assert template.pool["diskSizeGb"] == said["disk_size_gb"]
-    assert template.pool["autoscalingSettings"] == {
-        "algorithm": "AUTOSCALING_ALGORITHM_BASIC",
-        "maxNumWorkers": said["max_num_workers"],
-    }
-    assert template.pool.get("numWorkers") == said.get("num_workers")
-    assert template.pool.get("numThreadsPerWorker") == said.get("number_of_worker_harness_threads")
-    assert {image["containerImage"] for image in template.pool["sdkHarnessContainerImages"]} == {"reg/worker:gpu"}
-    experiments = template.environment["experiments"]
-    assert "no_use_multiple_sdk_containers" in experiments
-    assert "use_multiple_sdk_containers" not in experiments
+    pool, experiments = template.pool, template.environment["experiments"]
+    assert (pool["machineType"], pool["diskSizeGb"]) == (said["machine_type"], said["disk_size_gb"])
+    scaling = {"algorithm": "AUTOSCALING_ALGORITHM_BASIC", "maxNumWorkers": said["max_num_workers"]}
+    assert pool["autoscalingSettings"] == scaling
+    assert pool.get("numWorkers") == said.get("num_workers")
+    assert pool.get("numThreadsPerWorker") == said.get("number_of_worker_harness_threads")
+    assert not {"network", "subnetwork", "ipConfiguration"} & pool.keys(), "the service chooses"
+    assert {image["containerImage"] for image in pool["sdkHarnessContainerImages"]} == {"reg/worker:gpu"}
+    assert not [package["name"] for package in pool["packages"] if package["name"].endswith((".tar.gz", ".pickle"))]
+    assert "no_use_multiple_sdk_containers" in experiments and "use_multiple_sdk_containers" not in experiments
     assert not [name for name in experiments if "prism" in name]
-    assert template.options["save_main_session"] is False
-    assert not [package["name"] for package in template.pool["packages"] if package["name"].endswith((".tar.gz", ".pickle"))]
+    assert "serviceOptions" not in template.environment and template.options["save_main_session"] is False
+    hints = template.hints()
+    assert {name: asked for name, asked in hints.items() if asked} == dict.fromkeys(DETECT_OBJECTS, GPU)
 
 
 def test_the_batch_job_asks_for_what_its_config_says(batch):
+    """Detecting reads the images; before it no shuffle has any from a container, so none crosses the network twice."""
     template = batch()
     assert template.job["type"] == "JOB_TYPE_BATCH"
-    one_machine_settings(template, BATCH)
-    assert "serviceOptions" not in template.environment
+    check_template(template, BATCH)
     assert "template.json; nothing runs yet; its results will go to gs://" in template.said
+    before = template.before("DetectObjects/StartDetecting")
+    assert "ReadImages/OpenContainers/ParDo(_OpenContainers)" in before
+    assert not [step for step in before if step.startswith(("ReadImages/ListImages", "ReadImages/DropDoubles"))]
 
 
-def test_a_stream_stages_where_nothing_is_cleaned_up(streaming):
-    """Each worker that starts, be it months later, fetches what is staged; what lies below temp_location may be deleted."""
-    staged = {package["location"] for package in streaming().pool["packages"]} | {streaming().options["pipelineUrl"]}
-    assert staged and not [place for place in staged if "/tmp/" in place]
-    assert all("/staging/" in place for place in staged)
+def test_the_streaming_job_asks_for_what_its_config_says_and_its_steps_keep_their_names(streaming):
+    """A running job is updated by them (`--update`); where a change is meant, write the golden file anew.
+
+    Each worker that starts, be it months later, fetches what is staged; what lies below temp_location may be deleted.
+    """
+    template = streaming()
+    assert template.job["type"] == "JOB_TYPE_STREAMING"
+    check_template(template, STREAMING)
+    assert {"enable_streaming_engine", "enable_windmill_service"} <= set(template.environment["experiments"])
+    sources = {step.spec.urn for name, step in template.leaves().items() if name.startswith("ReadMessages/ReadFromPubSub/")}
+    assert "beam:transform:pubsub_read:v1" in sources
+    assert sorted(template.leaves()) == (REPO / "tests/golden/dataflow_streaming_steps.txt").read_text().splitlines()
+    staged = {package["location"] for package in template.pool["packages"]} | {template.options["pipelineUrl"]}
+    assert staged and all("/staging/" in place and "/tmp/" not in place for place in staged)
 
 
 @pytest.mark.parametrize("mode", ["batch", "streaming"])
@@ -158,53 +169,10 @@ def test_workers_are_in_the_network_that_is_given(mode, request):
     assert pool["ipConfiguration"] == "WORKER_IP_PRIVATE"
 
 
-@pytest.mark.parametrize("mode", ["batch", "streaming"])
-def test_without_a_network_the_service_chooses(mode, request):
-    pool = request.getfixturevalue(mode)().pool
-    assert not {"network", "subnetwork", "ipConfiguration"} & pool.keys()
-
-
-def test_the_streaming_job_asks_for_what_its_config_says(streaming):
-    template = streaming()
-    assert template.job["type"] == "JOB_TYPE_STREAMING"
-    one_machine_settings(template, STREAMING)
-    assert {"enable_streaming_engine", "enable_windmill_service"} <= set(template.environment["experiments"])
-    assert "serviceOptions" not in template.environment
-    sources = {step.spec.urn for name, step in template.leaves().items() if name.startswith("ReadMessages/ReadFromPubSub/")}
-    assert "beam:transform:pubsub_read:v1" in sources
-
-
-def test_repeats_may_be_taken_for_less_cost(streaming):
-    template = streaming(
-        "--dataflow_service_options=streaming_mode_at_least_once", "--dataflow_service_options=min_num_workers=2"
-    )
-    assert template.environment["serviceOptions"] == ["streaming_mode_at_least_once", "min_num_workers=2"]
-
-
-@pytest.mark.parametrize("mode", ["batch", "streaming"])
-def test_only_detect_objects_asks_for_a_gpu(mode, request):
-    """Its four steps, and none of the rest."""
-    hints = request.getfixturevalue(mode)().hints()
-    assert {name for name, asked in hints.items() if asked == GPU} == DETECT_OBJECTS
-    assert {name for name, asked in hints.items() if asked} == DETECT_OBJECTS
-
-
-def test_images_are_read_where_they_are_detected(batch):
-    """Detecting reads the images; before it no shuffle has any from a container, so none crosses the network twice."""
-    before = batch().before("DetectObjects/StartDetecting")
-    assert "ReadImages/OpenContainers/ParDo(_OpenContainers)" in before
-    assert not [step for step in before if step.startswith(("ReadImages/ListImages", "ReadImages/DropDoubles"))]
-
-
 def test_without_a_wish_all_steps_share_one_kind_of_machine(batch):
     template = batch("--runner=DataflowRunner", config="configs/batch_gcs_direct.yaml")
     assert len(template.graph.components.environments) == 1
     assert not any(template.hints().values())
-
-
-def test_steps_keep_their_names(streaming):
-    """A running job is updated by them (`--update`); where a change is meant, write the file anew."""
-    assert sorted(streaming().leaves()) == (REPO / "tests/golden/dataflow_streaming_steps.txt").read_text().splitlines()
 
 
 def test_the_user_may_ask_for_a_process_a_core(batch):

@@ -10,11 +10,12 @@ import pytest
 
 from pipeline.launch.prism import running_prism
 from tests.conftest import REPO, without_progress, without_stamps, write_bright_image
+from tests.detect.versioned_models import save_version
 from tests.flink.cluster import worker_flags
-from tests.launch.jobs import WORK_IMAGES, needs_prism, rows_of, write_work
+from tests.launch.jobs import needs_prism, rows_of, write_images, write_work
 from tests.streaming_job import StreamingJob, VersionedFile
 
-IMAGES = 4 * WORK_IMAGES  # more than a few seconds of work: so often is told how far it is
+IMAGES, CALL_MS = 400, 50  # ten seconds of work for two processes, however fast: each second they tell how far they are
 TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 
 # the command line, with a line of progress every 0.2 s; at the end, whether the launcher has loaded what a model needs
@@ -41,11 +42,13 @@ def counts_shown(err: str) -> list[tuple[int, int]]:
     return [(int(done), int(total)) for done, total in re.findall(r"^ *\d+ s  (\d+) of (\d+) images, ", err, re.MULTILINE)]
 
 
-def test_processes_detect_and_the_launcher_loads_nothing_but_says_how_far_they_are(tmp_path, bright_model):
+def test_processes_detect_and_the_launcher_loads_nothing_but_says_how_far_they_are(tmp_path):
     """With two worker processes of the DirectRunner; progress grows towards the number of images."""
-    write_work(tmp_path / "in", IMAGES)
-    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
-    code, out, err = launch(*arguments, "--report-every-s=1", *TWO_PROCESSES)
+    write_work(tmp_path / "in", IMAGES, image_wh=(64, 48))
+    save_version(tmp_path / "model", 7, call_ms=CALL_MS)
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", tmp_path / "model"]
+    one_by_one = ("--batch-sizes=1", "--concurrent-batches=1")
+    code, out, err = launch(*arguments, "--report-every-s=1", *one_by_one, *TWO_PROCESSES)
     assert code == 0, err
     assert "launcher loaded TensorFlow: False" in out
     assert "waiting for workers" in err
@@ -76,13 +79,11 @@ def test_workers_of_a_job_server_tell_the_same(tmp_path, bright_model):
     """Prism as any job server, with a worker that it starts as TaskManagers start theirs."""
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    for number in range(20):
-        write_bright_image(tmp_path / "in" / f"{number}.png", (64, 48), (10, 10, 30, 30))
-    worker = json.dumps({"command": str(REPO / "deploy" / "flink" / "worker"), "env": {"PIPELINE_PYTHON": sys.executable}})
+    write_images(tmp_path / "in", *(f"{number}.png" for number in range(20)))
     arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
     with running_prism(PipelineOptions([])) as endpoint:
-        flags = [f"--job_endpoint={endpoint}", "--environment_type=PROCESS", f"--environment_config={worker}"]
-        code, out, err = launch(*arguments, "--report-every-s=1", "--runner=PortableRunner", *flags)
+        flags = ["--runner=PortableRunner", f"--job_endpoint={endpoint}", *worker_flags()]
+        code, out, err = launch(*arguments, "--report-every-s=1", *flags)
     assert code == 0, err
     assert "launcher loaded TensorFlow: False" in out
     assert re.search(r"waiting for workers\n(.*\n)* *\d+ s  1 worker is loading the model", err)
@@ -113,5 +114,4 @@ def test_a_stream_of_a_job_server_tries_what_failed_again_and_drops_what_has_a_r
             job.publish(first.message, next_.message)
             detected += job.take(job.detections, 1)
             assert [Path(message.attributes["image_uri"]).stem for message in detected] == ["first", "next"], job.output()
-            assert job.take(job.detections, 1, timeout_s=5) == []
-            assert job.take(job.dead_letters, 1, timeout_s=1) == []
+            assert job.rest(job.detections) == job.rest(job.dead_letters) == []

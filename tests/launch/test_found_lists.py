@@ -26,17 +26,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def job(folder, bright_model, capsys):
-    def start(*arguments):
-        code = run.main(["--output", "out", "--model", bright_model, "--max-dead-share", "1", *map(str, arguments)])
-        captured = capsys.readouterr()
-        assert code == 0, captured.err
-        return json.loads((folder / "out" / "summary.json").read_text())["images"]
-
-    return start
-
-
 def dead(folder):
     return sorted((row["image"]["uri"], row["reason"]) for row in rows_of(folder / "out", "dead_letters"))
 

@@ -98,14 +98,6 @@ def test_what_is_named_by_itself_is_a_dead_letter_where_it_is_no_image(tmp_path,
     assert summary_of(out)["images"]["skipped"] == 0
 
 
-def test_a_folder_without_any_image_is_an_error_in_a_run_and_in_a_dry_run(tmp_path, job):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_text("label")
-    for flags in ((), ("--dry-run",)):
-        code, _, err = job("--input", tmp_path / "in", "--output", tmp_path / "out", *flags)
-        assert (code, err[-1]) == (2, f"error: input {tmp_path}/in: names no image")
-
-
 @pytest.mark.parametrize("found", [True, False], ids=["found in a folder", "named"])
 def test_each_line_of_a_hostile_jsonl_is_an_image_or_one_dead_letter_and_the_job_goes_on(found, tmp_path, job):
     """The dead letter says the file and the line; the dry run knows of them; only their manifest is read again."""
@@ -184,21 +176,6 @@ def test_the_same_relative_command_in_another_folder_adds_the_images_of_that(tmp
     monkeypatch.chdir(tmp_path)
     code, lines, _ = job("--input", f"{tmp_path}/day2/../day2/*.png", "--output", out)
     assert (code, images_of(out)) == (0, both) and "nothing is new" in lines[1]
-
-
-def test_a_manifest_that_names_other_images_by_now_adds_them_and_keeps_what_it_named_before(tmp_path, job):
-    out, manifest = tmp_path / "out", tmp_path / "list.txt"
-    photos(tmp_path, "a.png", "b.png")
-    manifest.write_text("a.png\n")
-    assert job("--input", manifest, "--output", out)[0] == 0
-    before = files_of(out)
-    code, lines, _ = job("--input", manifest, "--output", out)
-    assert code == 0 and "nothing is new" in lines[1] and images_of(out) == [f"{tmp_path}/a.png"]
-
-    manifest.write_text("b.png\n")
-    assert job("--input", manifest, "--output", out)[0] == 0
-    assert images_of(out) == [f"{tmp_path}/a.png", f"{tmp_path}/b.png"]
-    assert {name: files_of(out).get(name) for name in before} == before
 
 
 def test_two_names_of_one_folder_are_one_command(tmp_path, job, bright_model):

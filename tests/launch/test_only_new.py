@@ -1,6 +1,5 @@
 """Runs that add up in one folder, as a user starts them: each adds what lacks a row."""
 
-import json
 import subprocess
 import sys
 
@@ -8,7 +7,7 @@ import pytest
 
 from pipeline.results.compact import compact
 from tests.conftest import REPO, write_bright_image
-from tests.launch.jobs import files_of, images_of, rows_by_name, rows_of, write_images
+from tests.launch.jobs import files_of, images_of, rows_by_name, write_images
 
 
 def test_runs_add_up_and_what_an_earlier_one_left_is_kept(tmp_path, run_job, bright_model):
@@ -22,6 +21,7 @@ def test_runs_add_up_and_what_an_earlier_one_left_is_kept(tmp_path, run_job, bri
 
     write_bright_image(tmp_path / "in" / "a.png", (80, 48), (10, 10, 30, 30))
     write_images(tmp_path / "in", "c.png")
+    assert "input    2 images, and 2 that are done\n" in run_job(*arguments, "--dry-run")[1]
     code, said, err = run_job(*arguments)
     assert (code, err) == (0, "")
     assert said.startswith("4 images read: 2 detected, 0 dead, 2 skipped (2 of them done before); ")
@@ -29,20 +29,6 @@ def test_runs_add_up_and_what_an_earlier_one_left_is_kept(tmp_path, run_job, bri
     assert rows_by_name(out) == ["a.png", "a.png", "b.png", "c.png"]
     assert rows_by_name(out, "dead_letters") == ["broken.png"]
     assert {name: files_of(out).get(name) for name in first} == first, "no file of the first run has changed"
-
-
-def test_the_same_command_twice_says_that_nothing_is_new_and_the_report_on_top_stays(tmp_path, run_job, bright_model):
-    write_images(tmp_path / "in", "a.png")
-    (tmp_path / "in" / "notes.md").touch()
-    out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
-    assert run_job(*arguments)[0] == 0
-    summary = json.loads((out / "summary.json").read_text())
-    code, said, _ = run_job(*arguments)
-    assert code == 0 and "nothing is new: each image has a row" in said
-    assert json.loads((out / "summary.json").read_text()) == summary
-    assert len(list((out / "runs").glob("*/summary.json"))) == 2
-    assert len(list((out / "detections").glob("*.parquet"))) == 1
 
 
 def test_other_settings_are_other_rows_and_stand_beside(tmp_path, run_job, bright_model):
@@ -79,19 +65,6 @@ def test_again_adds_rows_and_of_each_image_the_newest_counts(tmp_path, run_job, 
     assert rows_by_name(out) == ["a.png", "b.png"]
 
 
-def test_a_failing_second_run_takes_no_row_away(tmp_path, run_job, bright_model):
-    """Data D1: 403 in the second night, or a broken model, once replaced good rows by dead letters."""
-    write_images(tmp_path / "in", "a.png", "b.png")
-    out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--again", "--max-dead-share", 0]
-    assert run_job(*arguments)[0] == 0
-    before = rows_of(out)
-    for name in ("a.png", "b.png"):
-        (tmp_path / "in" / name).write_bytes(b"")
-    assert run_job(*arguments)[0] == 1
-    assert rows_of(out) == before and rows_by_name(out, "dead_letters") == ["a.png", "b.png"]
-
-
 def test_transient_failures_are_tried_again_and_permanent_ones_are_not(tmp_path, run_job, bright_model):
     write_images(tmp_path / "in", "a.png")
     (tmp_path / "in" / "broken.png").touch()
@@ -105,15 +78,6 @@ def test_transient_failures_are_tried_again_and_permanent_ones_are_not(tmp_path,
     assert (code, images_of(out)) == (0, {"read": 3, "detected": 1, "dead": 0, "skipped": 2}), said
 
 
-def test_a_plan_says_how_many_are_done(tmp_path, run_job, bright_model):
-    write_images(tmp_path / "in", "a.png", "b.png")
-    out = tmp_path / "out"
-    arguments = ["--output", out, "--model", bright_model, "--input"]
-    assert run_job(*arguments, tmp_path / "in" / "a.png")[0] == 0
-    code, said, _ = run_job(*arguments, tmp_path / "in", "--dry-run")
-    assert code == 0 and "input    1 images, and 1 that are done\n" in said
-
-
 NOTHING_NEW = """
 import sys
 from pipeline.run import main
@@ -123,10 +87,15 @@ print(code, [name for name in sys.modules if name.partition(".")[0] == "tensorfl
 
 
 @pytest.mark.slow
-def test_a_run_that_finds_nothing_new_loads_no_model(tmp_path, run_job, bright_model):
+def test_the_same_command_twice_finds_nothing_new_loads_no_model_and_leaves_the_report_on_top(tmp_path, run_job, bright_model):
     write_images(tmp_path / "in", "a.png")
-    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model]
+    (tmp_path / "in" / "notes.md").touch()
+    out = tmp_path / "out"
+    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
     assert run_job(*arguments)[0] == 0
+    summary = (out / "summary.json").read_bytes()
     command = [sys.executable, "-c", NOTHING_NEW, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, check=True)
-    assert done.stdout.splitlines()[-1] == "0 []"
+    assert "nothing is new: each image has a row" in done.stdout and done.stdout.splitlines()[-1] == "0 []"
+    assert (out / "summary.json").read_bytes() == summary and len(list((out / "runs").glob("*/summary.json"))) == 2
+    assert len(list((out / "detections").glob("*.parquet"))) == 1

@@ -5,7 +5,6 @@ import os
 import signal
 import time
 
-from tests.forked_jobs import ForkedJob
 from tests.launch.jobs import WORK_IMAGES, files_of, images_of, rows_by_name, rows_of, signal_at_work, write_images, write_work
 from tests.shard_rows import rows_in
 
@@ -30,18 +29,6 @@ def test_a_file_name_that_is_no_utf8_is_a_name_like_any_other(tmp_path, run_job,
     assert dead == names[3:]
     assert len(found) == len(json.loads((out / "exports" / "coco" / "images.json").read_text())["images"])
     assert len(list((out / "samples").iterdir())) == len(found)
-
-
-def test_two_jobs_with_the_same_output_do_not_disturb_each_other(tmp_path, run_job, bright_model):
-    """The same command twice at the same time: both end well, and the results are there once."""
-    write_work(tmp_path / "in")
-    out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model, "--request-images", 16]
-    with ForkedJob(arguments, tmp_path / "log") as first:
-        assert run_job(*arguments)[0] == 0
-        assert first.wait() == 0, (tmp_path / "log").read_text()
-    assert len(rows_of(out)) == images_of(out)["detected"] == 2000
-    assert not list(out.glob(".*"))
 
 
 def test_of_a_killed_job_its_rows_stay_and_its_unfinished_files_go_once_they_are_old(tmp_path, run_job, bright_model):
@@ -72,8 +59,10 @@ def test_dead_letters_as_the_input_of_their_own_folder_add_what_was_mended(tmp_p
     assert run_job("--input", tmp_path / "in", "--output", out, "--model", bright_model, "--samples", 1)[0] == 0
     before = {name: content for name, content in files_of(out).items() if not name.startswith("samples/")}
     write_images(tmp_path / "in", "broken.png")
-    again = ["--input", f"{out}/dead_letters/*.jsonl", "--output", out, "--model", bright_model, "--allow-uri-prefix", tmp_path]
+    again = ["--input", f"{out}/dead_letters/*.jsonl", "--output", out, "--model", bright_model, "--max-dead-share", 1]
     assert run_job(*again)[0] == 0
+    assert [row["reason"] for row in rows_of(out, "dead_letters")] == ["empty", "not_allowed"], "found by a wildcard"
+    assert run_job(*again, "--allow-uri-prefix", tmp_path)[0] == 0
     assert rows_by_name(out) == ["broken.png", "good.png"]
     assert {name: files_of(out).get(name) for name in before} == before
 

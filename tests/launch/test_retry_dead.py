@@ -15,22 +15,8 @@ from tests.shard_rows import rows_in, write_rows
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path, job):
     return tmp_path
-
-
-@pytest.fixture
-def job(folder, bright_model, capsys):
-    """Runs the command line in this process: exit code, the lines that were said, the summary."""
-
-    def start(*arguments):
-        code = run.main(["--output", "out", "--model", bright_model, "--max-dead-share", "1", *arguments])
-        captured = capsys.readouterr()
-        assert code == 0, captured.err
-        return captured.out.splitlines(), json.loads((folder / "out" / "summary.json").read_text())
-
-    return start
 
 
 def detected(folder):
@@ -42,27 +28,26 @@ def letter(stage, reason, uri="", payload=b"", extra=""):
     return DeadLetter(ImageRef(uri, extra=extra), stage, reason, "no", payload)
 
 
-def test_what_failed_is_tried_again_and_a_success_counts(folder, job):
+def test_what_failed_is_tried_again_and_a_success_counts(folder, job, capsys):
     """`--retry-dead` takes the dead letters of earlier runs as its input."""
     write_bright_image(folder / "in" / "good.png", (64, 48), (10, 12, 30, 36))
     (folder / "in" / "mended.png").write_bytes(b"")
     (folder / "in" / "broken.png").write_bytes(b"")
     (folder / "list.txt").write_text("in/good.png\nin/mended.png\nin/broken.png\nin/late.png\n")
-    assert job("--input", "list.txt")[1]["images"] == {"read": 4, "detected": 1, "dead": 3, "skipped": 0}
+    assert job("--input", "list.txt") == {"read": 4, "detected": 1, "dead": 3, "skipped": 0}
     for name in ("mended", "late"):
         write_bright_image(folder / "in" / f"{name}.png", (64, 48), (10, 12, 30, 36))
 
-    said, summary = job("--input", "list.txt", "--retry-dead")
-
-    assert summary["images"] == {"read": 3, "detected": 2, "dead": 1, "skipped": 0}
-    assert summary["mended"] == 2 and "  recovered 2 of 3 failed images" in said
+    assert job("--input", "list.txt", "--retry-dead") == {"read": 3, "detected": 2, "dead": 1, "skipped": 0}
+    assert json.loads((folder / "out" / "summary.json").read_text())["mended"] == 2
+    assert "  recovered 2 of 3 failed images\n" in capsys.readouterr().out
     assert detected(folder) == ["in/good.png", "in/late.png", "in/mended.png"]
     assert {row["image"]["uri"] for row in rows_in(f"{folder}/out", DEAD_LETTERS)} == {
         f"{folder}/in/{n}.png" for n in ("mended", "broken", "late")
     }
 
     allowed = ("--allow-uri-prefix", "in")
-    assert job("--retry-dead", *allowed)[1]["images"] == {"read": 5 - 1, "detected": 0, "dead": 1, "skipped": 3}
+    assert job("--retry-dead", *allowed) == {"read": 5 - 1, "detected": 0, "dead": 1, "skipped": 3}
     assert detected(folder) == ["in/good.png", "in/late.png", "in/mended.png"]
 
 
@@ -80,9 +65,7 @@ def test_images_that_came_within_messages_are_tried_again_from_their_dead_letter
     ]
     written = write_rows("out", letters=letters)
 
-    summary = job("--retry-dead")[1]
-
-    assert summary["images"] == {"read": 6, "detected": 2, "dead": 4, "skipped": 0}
+    assert job("--retry-dead") == {"read": 6, "detected": 2, "dead": 4, "skipped": 0}
     assert detected(folder) == ["inline:b.png", "inline:cam.png"]
     (camera,) = [row for row in rows_in(f"{folder}/out") if row["image"]["uri"] == "inline:cam.png"]
     assert camera["extra"] == {"camera": 7} and camera["detections"]
@@ -98,17 +81,16 @@ def test_images_that_came_within_messages_are_tried_again_from_their_dead_letter
 
     write_rows("out", letters=letters)
     for _ in range(2):
-        images = job("--retry-dead")[1]["images"]
+        images = job("--retry-dead")
         assert (images["detected"], images["dead"]) == (0, 4), "what failed twice is tried once"
     for new in (1, 0):
-        allowed = job("--retry-dead", "--allow-uri-prefix", f"{folder}/")[1]["images"]
+        allowed = job("--retry-dead", "--allow-uri-prefix", f"{folder}/")
         assert (allowed["detected"], allowed["dead"]) == (new, 2), "its image has a row by now"
     assert detected(folder) == ["a.png", "inline:b.png", "inline:cam.png"]
 
 
 def test_where_nothing_failed_there_is_nothing_to_do(folder, job):
-    _, summary = job("--retry-dead")
-    assert summary["images"] == {"read": 0, "detected": 0, "dead": 0, "skipped": 0}
+    assert job("--retry-dead") == {"read": 0, "detected": 0, "dead": 0, "skipped": 0}
 
 
 def test_a_dry_run_says_what_would_be_tried(folder, job, bright_model, capsys):

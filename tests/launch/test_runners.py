@@ -1,9 +1,7 @@
 """One table says what a runner can do: each row as a user meets it, and nothing else that knows a runner by its name."""
 
-import ast
 import os
 import platform
-import re
 import shutil
 import socket
 import zipfile
@@ -14,12 +12,12 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.prism_runner import PrismJobServer
 
 from pipeline import run
-from pipeline.config import load_config, settings
-from pipeline.errors import ConfigError, RunnerError
+from pipeline.config import load_config
+from pipeline.errors import ConfigError
 from pipeline.launch import options, runners
 from pipeline.launch.prism import prism_binary
 from pipeline.launch.runners import RUNNERS, Runner, runner_named
-from tests.conftest import REPO, write_bright_image
+from tests.conftest import write_bright_image
 
 STREAM = ("--config", "configs/streaming_pubsub_direct.yaml", "--input", "projects/p-of-test/subscriptions/s01")
 DATAFLOW = ("--region=europe-west1", "--project=p-of-test", "--temp_location=gs://bucket/tmp")
@@ -203,39 +201,6 @@ def test_beam_knows_the_runner_of_each_row(runner):
     assert type(runner.make()).__name__ == (runner.beam_name or runner.name).rpartition(".")[2]
 
 
-@pytest.mark.parametrize("runner", RUNNERS, ids=NAMES)
-def test_a_runner_that_can_stream_says_when_it_acknowledges_and_any_other_why_it_cannot(runner):
-    assert runner.acknowledges or runner.no_stream
-    assert runner.answers == (runner.in_process and not runner.no_stream)
-
-
-@pytest.mark.parametrize("runner", RUNNERS, ids=NAMES)
-def test_help_names_each_runner(runner):
-    (help_text,) = (setting.help for setting in settings() if setting.key == "runner")
-    assert runner.name in help_text
-
-
-def test_the_docs_say_of_each_streaming_runner_when_it_acknowledges():
-    """Its table names no other runner, and has the table's words."""
-    table = re.search(r"\| runner \|.*?\n\n", (REPO / "docs/streaming.md").read_text(), re.DOTALL)[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:] if line]
-    named = {name: row for row in rows for name in re.findall(r"\w+Runner", row[0])}
-    assert set(named) == set(NAMES)
-    for name, row in named.items():
-        assert ("refused" in row[2]) == bool(runner_named(name).no_stream), name
-
-
-def test_no_other_module_asks_for_a_runner_by_its_name():
-    """It asks what the runner can do."""
-    compared = []
-    for path in sorted((REPO / "pipeline").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Compare):
-                names = [leaf.value for leaf in ast.walk(node) if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)]
-                compared += [(path.name, name) for name in names if name.endswith("Runner")]
-    assert compared == []
-
-
 def test_a_runner_is_added_by_one_row(monkeypatch, tmp_path, bright_model, capsys):
     """A toy one, that is Beam's in-memory runner under another name: it is checked, served, loads the model here, and runs."""
     import contextlib
@@ -260,11 +225,6 @@ def test_a_runner_is_added_by_one_row(monkeypatch, tmp_path, bright_model, capsy
 
     assert seen == ["checked", "begins", "ends"]
     assert "1 images read: 1 detected" in capsys.readouterr().out
-
-
-def test_an_unknown_runner_is_an_error_of_the_runner():
-    with pytest.raises(RunnerError, match="expected DirectRunner"):
-        runner_named("directrunner")
 
 
 def test_options_that_beam_refuses_are_one_line_and_exit_code_2(tmp_path, bright_model, capfd):

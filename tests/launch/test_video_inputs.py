@@ -1,6 +1,5 @@
 """Videos as inputs of whole jobs: a frame is an image like others when a job adds, retries, resumes or reconciles."""
 
-import json
 import os
 
 import numpy as np
@@ -8,10 +7,8 @@ import pytest
 
 from pipeline import reconcile as command
 from pipeline import run
-from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.launch.jobs import rows_of, write_images
 from tests.launch.test_archived_inputs import names
-from tests.launch.test_resume import MOMENTS
 from tests.read.test_videos import write_video
 
 
@@ -77,13 +74,6 @@ def test_a_manifest_names_videos_and_frames_relative_to_itself(tmp_path, job):
     assert names(tmp_path)[0].endswith("in/clip.mp4#t=0.480")
 
 
-def test_a_found_manifest_names_frames_only_below_its_input(tmp_path, job):
-    write_video(tmp_path / "clip.mp4")
-    (tmp_path / "in" / "list.jsonl").write_text(f'{{"uri": "{tmp_path}/clip.mp4#t=0.480"}}\n')
-    assert job("--input", "in")["dead"] == 1
-    assert rows_of(tmp_path / "out", "dead_letters")[0]["reason"] == "not_allowed"
-
-
 def test_dead_letters_of_frames_and_of_a_damaged_video_are_tried_again(tmp_path, job):
     """Of a frame only that frame; of a video those of its frames that have no row."""
     good = write_video(tmp_path / "in" / "a.mp4", 75, draw=bright)
@@ -100,16 +90,3 @@ def test_dead_letters_of_frames_and_of_a_damaged_video_are_tried_again(tmp_path,
     assert (images["detected"], images["dead"]) == (1 + 3, 0)
     assert names(tmp_path).count("in/gone.mp4#t=2.000") == 1
     assert len(names(tmp_path)) == read_before + 4
-
-
-def test_a_killed_job_resumes_within_a_video(tmp_path, bright_model):
-    path = write_video(tmp_path / "clip.mp4", draw=bright)
-    arguments = ["--input", path, "--output", tmp_path / "out", "--model", bright_model, "--fps", 3]
-    arguments += ["--shard-seconds", 0, "--batch-sizes", 1]
-    at = Moment(*MOMENTS["when the shard has its name"][:3])
-    assert run_forked(arguments, tmp_path / "log", at) == KILLED, (tmp_path / "log").read_text()
-    assert run_forked(arguments, tmp_path / "log") == 0, (tmp_path / "log").read_text()
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["images"] == {"read": 6, "detected": 3, "dead": 0, "skipped": 3}
-    times = ["0.000", "0.360", "0.680", "1.000", "1.360", "1.680"]
-    assert names(tmp_path) == [f"{path.name}#t={time}" for time in times]

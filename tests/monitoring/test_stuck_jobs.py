@@ -24,7 +24,7 @@ from tests.streaming_job import StreamingJob
 
 IMAGES, MANY = 12, 400
 STUCK = re.compile(r"^error: the job is stuck in its (\w+): .* the stacks of all threads are in (\S+)$", re.MULTILINE)
-SOON = ("--stuck-after-s", 4)
+SOON = ("--stuck-after-s", 15)  # longer than a busy machine pauses in what is not stuck
 STREAM = ("--allow-uri-prefix", "gs://", "/", "--archive-window-s", 2, *SOON)
 
 
@@ -162,7 +162,7 @@ def test_a_storage_that_fails_for_long_is_waited_for(pubsub_emulator, tmp_path, 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Unavailable) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
-        with StreamingJob(pubsub_emulator, tmp_path, bright_model, *STREAM, "--stuck-after-s", 3) as job:
+        with StreamingJob(pubsub_emulator, tmp_path, bright_model, *STREAM, "--stuck-after-s", 10) as job:
             job.publish(json.dumps({"uri": "gs://bucket/a.png"}).encode())
             wait_until(
                 lambda: _Unavailable.asked > 12 or "the job is stuck" in job.output()

@@ -1,8 +1,6 @@
 """Metrics: what Beam counts is what the rows say, in batch and in streams."""
 
 import contextlib
-import itertools
-import re
 import threading
 
 import apache_beam as beam
@@ -17,13 +15,12 @@ from pipeline.results.completion import UNKNOWN
 from pipeline.results.run import Run
 from pipeline.stats import metrics
 from pipeline.stats.process import PROCESS
-from pipeline.stats.summary import STAGES, JobStats
+from pipeline.stats.summary import JobStats
 from pipeline.stream.messages import Message, MessageLimits
 from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ParseMessages
 from pipeline.write.write_shards import read_stats
 from tests.conftest import write_bright_image
-from tests.fixtures import REPO
 
 NOTHING = Detections(np.zeros((0, 4)), np.zeros(0), np.zeros(0), ())
 DETECTED = DetectedImage(ImageRef("a"), 1, 1, "m", "1", NOTHING, Timing(0.25, 0.5, 0.0, 0.125, led_batch=4, model=2.0))
@@ -148,13 +145,3 @@ def test_counts_of_many_threads_add_up():
             thread.join()
     metrics.count_results(DETECTED)  # for no one
     assert (seen.detected, seen.batches, seen.failed) == (4000, {4: 4000}, 0)
-
-
-def test_both_tables_name_every_metric():
-    rows = [line.split("|")[1:3] for line in metrics.__doc__.splitlines() if line.startswith("| `")]
-    documented = sorted(itertools.chain.from_iterable(re.findall(r"`(\w+)`", names) for names, _ in rows))
-    made = [*metrics._counters, *(f"{stage}_us" for stage in STAGES)]
-    made += [each.metric_name.name for each in vars(metrics).values() if hasattr(each, "metric_name")]
-    assert documented == sorted(made)
-    table = re.search(r"\| kind \| names \|.*?\n\n", (REPO / "docs/operations.md").read_text(encoding="utf-8"), re.DOTALL)[0]
-    assert sorted(re.findall(r"`(\w+)`", table)) == sorted(made)
