@@ -124,7 +124,7 @@ def test_the_contract_of_the_output(runner, mixed_job):
     summary = json.loads((out / "summary.json").read_text())
     assert summary["images"] == {"read": WHOLE + 5, "detected": WHOLE + 1, "dead": 3, "skipped": 1}
     assert f"{WHOLE + 5} images read: {WHOLE + 1} detected, 3 dead, 1 skipped" in stdout
-    assert stdout.splitlines()[-1].startswith("results of model bright 3 in ")
+    assert "\nresults of model bright 3 in " in stdout
     assert summary["model"]["name"] == "bright" and summary["model"]["version"] == "3"
     assert sum(summary["dead_by_reason"].values()) == 3 and summary["dead_by_reason"]["empty"] == 1
     assert sum(int(size) * n for size, n in summary["batch_sizes"].items()) >= WHOLE + 1
