@@ -156,8 +156,11 @@ class _CloudLock:
             try:
                 blob.upload_from_string(self._holder, if_generation_match=generation, retry=DEFAULT_RETRY.with_timeout(20.0))
             except (PreconditionFailed, NotFound):  # also where a lost answer made the client try again
-                blob.reload()
-                if bytes(blob.download_as_bytes()) != self._holder:
+                try:
+                    blob.reload()
+                    if bytes(blob.download_as_bytes()) != self._holder:
+                        return False
+                except NotFound:  # another process wrote it or deleted it between the two calls
                     return False
             self._generation = blob.generation
         return True
