@@ -23,15 +23,12 @@ def nested(depth):
     ("fields", "extra"),
     [
         pytest.param({}, {}, id="nothing"),
-        pytest.param({"camera": "7", "n": 7, "x": 0.5, "yes": True, "no": None}, ..., id="scalars"),
         pytest.param({"tags": ["a", {"b": [1]}]}, ..., id="lists and sections"),
         pytest.param({"a": nested(4)}, ..., id="as deep as may be"),
         pytest.param({"a": nested(5), "b": 1}, {"b": 1, "...": 1}, id="deeper"),
-        pytest.param({"a": nested(900), "b": 1}, {"b": 1, "...": 1}, id="much deeper"),
         pytest.param({"a": "x" * 1990}, ..., id="as large as may be"),
         pytest.param({"a": "x" * 1993}, {"...": 1}, id="larger"),
         pytest.param({"a": "ä" * 1500, "b": "x" * 1500, "c": "y" * 1500}, {"b": "x" * 1500, "...": 2}, id="large together"),
-        pytest.param({"k" * 1990: 1}, ..., id="long name"),
         pytest.param({"k" * 2000: 1, "": 2}, {"": 2, "...": 1}, id="longer name, and none"),
         pytest.param({"a": math.nan, "b": [math.inf]}, {"a": None, "b": [None]}, id="what JSON cannot say"),
         pytest.param({"a": 2**63 - 1, "b": -(2**63), "c": 2**63}, {"a": 2**63 - 1, "b": -(2**63), "c": str(2**63)}, id="64 bits"),
@@ -39,7 +36,6 @@ def nested(depth):
         pytest.param({"a": b"x", "b": {1: 2}, 3: 4}, {"...": 3}, id="no JSON at all"),
         pytest.param({"\ud800": "\udc80"}, ..., id="no Unicode"),
         pytest.param({"a": 1, "...": 5}, ..., id="left out before"),
-        pytest.param({"a": "x" * 5000, "...": 5}, {"...": 6}, id="left out now and before"),
         pytest.param({"...": "dots"}, {}, id="a field of that name"),
     ],
 )

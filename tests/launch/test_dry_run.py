@@ -56,12 +56,6 @@ def plan_of(tmp_path, capsys):
             id="a format that may be, and is not",
         ),
         pytest.param(
-            {"box_format": "xywh"},
-            "cow 0.80 at [255, 95, 830, 480]",
-            [],
-            id="another one",
-        ),
-        pytest.param(
             {"box_units": "pixels"},
             "cow 0.80 at [2, 1, 4, 4]",
             ["1 of 1 boxes are smaller than a pixel of the model's input; model.box_format is xyxy, model.box_units pixels"],
@@ -154,7 +148,6 @@ def test_an_input_that_names_nothing_is_an_error_in_a_dry_run_too(plan_of, tmp_p
     ("boxes", "class_ids", "expected"),
     [
         pytest.param([], [], [], id="no objects"),
-        pytest.param([[10, 10, 30, 40], [0, 0, 640, 480]], [0, 1], [], id="boxes within the image"),
         pytest.param([[-100, 10, 300, 400]], [0], [], id="an object that reaches beyond"),
         pytest.param(
             [[5, 5, 5.5, 6]], [0], ["1 of 1 boxes are smaller than a pixel of the model's input"], id="shares taken for pixels"

@@ -12,6 +12,9 @@ import pytest
 from pipeline.monitoring.metrics import METRICS
 from tests.conftest import write_bright_image
 from tests.deploy.test_alerts import QUERIES, RULES
+from tests.detect.versioned_models import save_version
+from tests.forked_jobs import ForkedJob
+from tests.launch.jobs import write_work
 from tests.monitoring.prometheus import needs_prometheus, port_of, running_prometheus, samples_of
 from tests.processes import wait_until
 from tests.streaming_job import CuttableProxy, InlineImages, StreamingJob
@@ -97,14 +100,19 @@ def test_readiness_follows_an_outage_of_pubsub_and_liveness_does_not(pubsub_emul
     assert "the job is stuck" not in job.output()
 
 
-def test_a_batch_job_serves_its_metrics_while_it_works(tmp_path, bright_model, run_job):
-    """The port is free again when it has ended."""
-    write_bright_image(tmp_path / "in" / "a.png", (64, 48), (10, 12, 30, 36))
-    job = ("--input", tmp_path / "in", "--output", tmp_path / "out", "--model", bright_model)
-    code, _, err = run_job(*job, *FLAGS)
-    assert (code, bool(port_of(err))) == (0, True), err
+def test_a_batch_job_serves_its_metrics_while_it_works(tmp_path):
+    """The port is free again when it has ended. The model takes its time, so that there are seconds to look."""
+    images, log = 200, tmp_path / "log"
+    write_work(tmp_path / "in", images, image_wh=(64, 48))
+    save_version(tmp_path / "model", 7, call_ms=50)
+    arguments = ["--input", tmp_path / "in", "--output", tmp_path / "out", "--model", tmp_path / "model"]
+    with ForkedJob([*arguments, "--batch-sizes", 1, "--concurrent-batches", 1, *FLAGS], log) as job:
+        port = wait_until(lambda: log.exists() and port_of(log.read_text()), log.read_text, job)
+        seen = wait_until(lambda: samples_of(port)["detection_images_total", "detected", ""], log.read_text, job)
+        assert 0 < seen < images
+        assert job.wait() == 0, log.read_text()
     with pytest.raises(OSError):
-        samples_of(port_of(err))
+        samples_of(port)
 
 
 def test_a_port_that_is_taken_is_one_line_and_exit_code_2(tmp_path, bright_model, run_job):
