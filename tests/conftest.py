@@ -109,6 +109,14 @@ def bright_model(tmp_path_factory) -> str:
     return export_bright_model(tmp_path_factory.mktemp("models") / "stretch" / "3", resize="stretch")
 
 
+@pytest.fixture(scope="session")
+def bright_png(tmp_path_factory) -> bytes:
+    """An image in which the bright models find one object."""
+    path = tmp_path_factory.mktemp("images") / "bright.png"
+    write_bright_image(path, (64, 48), (10, 12, 30, 36))
+    return path.read_bytes()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
     """Tests fill a cache of their own with their models."""

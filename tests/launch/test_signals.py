@@ -116,13 +116,12 @@ def test_a_batch_that_is_stopped_ends_with_its_exit_code_when_nobody_reads_its_e
     assert [len(rows_in(str(out), kind)) for kind in ("detections", "dead_letters")] == [4, 1]
 
 
-def test_a_stream_finishes_what_it_has_when_nobody_reads_its_errors(tmp_path, pubsub_emulator, bright_model):
+def test_a_stream_finishes_what_it_has_when_nobody_reads_its_errors(tmp_path, pubsub_emulator, bright_model, bright_png):
     """The first signal ends the intake, whether or not its line can be written."""
-    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 10, 30, 30))
     job = StreamingJob(pubsub_emulator, tmp_path, bright_model)
     job.errors = tmp_path / "pipe"
     with tee(job.errors, job.log) as end_tee, job:
-        job.publish((tmp_path / "bright.png").read_bytes())
+        job.publish(bright_png)
         job.take(job.detections, 1)
         end_tee()
         assert job.signal(signal.SIGINT) == 0, job.output()
@@ -149,11 +148,10 @@ def test_a_signal_while_the_model_loads_stops_a_stream(tmp_path, run_job, pubsub
     assert (code, stdout, stderr) == (128 + signal.SIGINT, "", "stopped; rows that were written stay\n")
 
 
-def test_a_second_signal_while_a_stream_sums_up_does_not_lose_its_summary(tmp_path, pubsub_emulator, bright_model):
+def test_a_second_signal_while_a_stream_sums_up_does_not_lose_its_summary(tmp_path, pubsub_emulator, bright_model, bright_png):
     """The first one ends the intake; when the next comes, the report is being written."""
-    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 10, 30, 30))
     with StreamingJob(pubsub_emulator, tmp_path, bright_model, at=SystemCall("os.rename:/report.html")) as job:
-        job.publish((tmp_path / "bright.png").read_bytes())
+        job.publish(bright_png)
         job.take(job.detections, 1)
         assert job.signal(signal.SIGTERM) == 0, job.output()
     assert job.output().count("stopping: finishing in-flight images") == 2

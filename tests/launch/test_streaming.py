@@ -191,15 +191,13 @@ def test_batches_form_across_messages(ended):
 
 @pytest.mark.matrix
 @pytest.mark.usefixtures("_prism")
-def test_a_killed_job_loses_nothing_on_prism(pubsub_emulator, tmp_path, bright_model):
+def test_a_killed_job_loses_nothing_on_prism(pubsub_emulator, tmp_path, bright_model, bright_png):
     """What it had in hand is delivered again to the next one; results that were published twice have the same id.
 
     Each image and each answer comes at least once, and each row is in the archive.
     """
-    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
-    content = (tmp_path / "bright.png").read_bytes()
     with StreamingJob(pubsub_emulator, tmp_path, bright_model, config="configs/streaming_pubsub_prism.yaml") as job:
-        job.publish(*((content, {"name": str(n), "request_id": f"r{n}"}) for n in range(300)))
+        job.publish(*((bright_png, {"name": str(n), "request_id": f"r{n}"}) for n in range(300)))
         before = job.take(job.detections, 40)
         assert job.signal(signal.SIGKILL) == -signal.SIGKILL
         job.start()
@@ -218,10 +216,10 @@ def test_a_killed_job_loses_nothing_on_prism(pubsub_emulator, tmp_path, bright_m
         assert set(by_uri(rows_in(job.archive))) == wanted
 
 
-def test_a_message_is_acknowledged_only_when_its_row_is_durable_and_published(pubsub_emulator, tmp_path, bright_model):
+def test_a_message_is_acknowledged_only_when_its_row_is_durable_and_published(
+    pubsub_emulator, tmp_path, bright_model, bright_png
+):
     """Killed after each of these steps the job loses nothing: what was not acknowledged comes again, under the same id."""
-    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
-    content = (tmp_path / "bright.png").read_bytes()
     job = StreamingJob(pubsub_emulator, tmp_path, bright_model, "--archive-window-s", "1")
     ids: collections.defaultdict[str, set[str]] = collections.defaultdict(set)
 
@@ -233,7 +231,7 @@ def test_a_message_is_acknowledged_only_when_its_row_is_durable_and_published(pu
 
     def killed_after(step: str) -> set[str]:
         """What was published by a job that had one more image to read, and died with its first rows."""
-        job.publish((content, {"name": step}))
+        job.publish((bright_png, {"name": step}))
         job.start(step)
         assert job.wait() == -signal.SIGKILL, job.output()
         return published()
@@ -318,16 +316,14 @@ def test_a_request_whose_images_others_are_at_is_answered_also_when_the_job_is_k
         assert job.signal(signal.SIGTERM) == 0, job.output()
 
 
-def test_a_lost_connection_is_waited_for_and_seen(pubsub_emulator, tmp_path, bright_model):
+def test_a_lost_connection_is_waited_for_and_seen(pubsub_emulator, tmp_path, bright_model, bright_png):
     """While Pub/Sub is away the job says so; when it is back all is answered."""
-    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
-    content = (tmp_path / "bright.png").read_bytes()
     proxy = CuttableProxy(pubsub_emulator.host)
     with StreamingJob(pubsub_emulator, tmp_path, bright_model, host=proxy.host) as job:
-        job.publish(*((content, {"name": str(n)}) for n in range(20)))
+        job.publish(*((bright_png, {"name": str(n)}) for n in range(20)))
         before = job.take(job.detections, 20)
         proxy.cut()
-        job.publish(*((content, {"name": str(n)}) for n in range(20, 60)))
+        job.publish(*((bright_png, {"name": str(n)}) for n in range(20, 60)))
         wait_until(lambda: "lost Pub/Sub" in job.output(), job.output)
         proxy.mend()
         after = job.take(job.detections, 40)
@@ -336,12 +332,13 @@ def test_a_lost_connection_is_waited_for_and_seen(pubsub_emulator, tmp_path, bri
 
 
 @pytest.mark.matrix
-def test_a_storage_that_fails_is_waited_for_and_seen(pubsub_emulator, gcs_bucket, tmp_path, bright_model, monkeypatch):
+def test_a_storage_that_fails_is_waited_for_and_seen(
+    pubsub_emulator, gcs_bucket, tmp_path, bright_model, bright_png, monkeypatch
+):
     """However long it is away. Where the job is stopped meanwhile, the image is no dead letter: its message comes again."""
-    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
     uris = [f"gs://{gcs_bucket.name}/{n}.png" for n in range(2)]
     for n in range(2):
-        gcs_bucket.blob(f"{n}.png").upload_from_filename(str(tmp_path / "bright.png"))
+        gcs_bucket.blob(f"{n}.png").upload_from_string(bright_png)
     storage = CuttableProxy(os.environ["STORAGE_EMULATOR_HOST"].removeprefix("http://"))
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{storage.host}")
 
@@ -371,12 +368,11 @@ def test_a_storage_that_fails_is_waited_for_and_seen(pubsub_emulator, gcs_bucket
 
 
 @pytest.mark.matrix
-def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator, bright_model, tmp_path):
+def test_notifications_and_archive_on_cloud_storage(gcs_bucket, pubsub_emulator, bright_model, bright_png):
     """A finalized object is read in its generation, once, however often it is notified; the archive may be a bucket."""
-    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
     blobs = [gcs_bucket.blob(f"2026/{n}.png") for n in range(10)]
     for blob in blobs:
-        blob.upload_from_filename(str(tmp_path / "bright.png"))
+        blob.upload_from_string(bright_png)
     images, subscription = pubsub_emulator.create()
     output, results = pubsub_emulator.create()
     dead_letter_topic, dead_letters = pubsub_emulator.create()

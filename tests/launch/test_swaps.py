@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import write_bright_image
 from tests.detect.versioned_models import save_version
 from tests.forked_jobs import ForkedJob
 from tests.launch.jobs import rows_of, write_work
@@ -111,14 +110,13 @@ def test_a_batch_job_killed_during_a_swap_ends_with_the_version_that_was_release
 
 
 @pytest.mark.matrix
-def test_a_stream_killed_during_a_swap_answers_all_after_its_restart(pubsub_emulator, model, saved, tmp_path):
+def test_a_stream_killed_during_a_swap_answers_all_after_its_restart(pubsub_emulator, model, saved, tmp_path, bright_png):
     """Killed while the next version is prepared beside it; what was released is in use after the restart, and rolls back.
 
     One that is no model is refused then.
     """
-    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
     job = StreamingJob(pubsub_emulator, tmp_path, str(model), *QUICK, killed=True)
-    images = InlineImages(job, (tmp_path / "bright.png").read_bytes())
+    images = InlineImages(job, bright_png)
     try:
         job.start()
         images.publish(range(20))

@@ -21,7 +21,6 @@ from pipeline.monitoring.live_page import HOST, application
 from pipeline.records import DetectedImage, Detections, ImageRef, Timing
 from pipeline.stats.samples import REPORT_SAMPLES
 from pipeline.stats.summary import JobStats
-from tests.conftest import write_bright_image
 from tests.emulators import free_ports
 from tests.processes import wait_until
 from tests.streaming_job import StreamingJob
@@ -145,13 +144,11 @@ def asked_or_none(port):
         return None
 
 
-def test_a_stream_shows_what_its_summary_says_in_the_end(pubsub_emulator, bright_model, tmp_path):
+def test_a_stream_shows_what_its_summary_says_in_the_end(pubsub_emulator, bright_model, bright_png, tmp_path):
     (port,) = free_ports(1)
     stream = StreamingJob(pubsub_emulator, tmp_path, bright_model, "--page-port", port)
-    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
-    bright = (tmp_path / "bright.png").read_bytes()
     with stream:
-        stream.publish(*((bright, {"name": f"{number}.png"}) for number in range(6)), (b"no image", {"name": "broken.png"}))
+        stream.publish(*((bright_png, {"name": f"{number}.png"}) for number in range(6)), (b"no image", {"name": "broken.png"}))
         wait_until(lambda: counts(port) == [7, 6, 1, 0, 0], stream.output)
         assert 'src="data:image/jpeg;base64,' in asked(port).read().decode()
         assert stream.signal(signal.SIGTERM) == 0, stream.output()

@@ -41,19 +41,13 @@ def asked(port: int, path: str) -> tuple[int, str]:
         return err.code, err.read().decode()
 
 
-@pytest.fixture
-def content(tmp_path):
-    write_bright_image(tmp_path / "bright.png", (64, 48), (10, 12, 30, 36))
-    return (tmp_path / "bright.png").read_bytes()
-
-
 @pytest.mark.matrix
 @needs_prometheus
-def test_a_real_prometheus_has_data_for_every_metric_of_a_stream_under_load(pubsub_emulator, tmp_path, bright_model, content):
+def test_a_real_prometheus_has_data_for_every_metric_of_a_stream_under_load(pubsub_emulator, tmp_path, bright_model, bright_png):
     flags = (*FLAGS, "--allow-uri-prefix", tmp_path)
     with StreamingJob(pubsub_emulator, tmp_path, bright_model, *flags) as job, contextlib.ExitStack() as stack:
         prometheus = stack.enter_context(running_prometheus(tmp_path, port_when_served(job)))
-        images, number = InlineImages(job, content), 0
+        images, number = InlineImages(job, bright_png), 0
         job.publish(json.dumps({"uri": str(tmp_path / "gone.png")}).encode())
         while not prometheus.query("increase(detection_images_total{outcome='detected'}[5s]) > 0"):
             images.publish(range(number, number + 20))
@@ -78,7 +72,7 @@ def test_a_real_prometheus_has_data_for_every_metric_of_a_stream_under_load(pubs
 
 
 @pytest.mark.matrix
-def test_readiness_follows_an_outage_of_pubsub_and_liveness_does_not(pubsub_emulator, tmp_path, bright_model, content):
+def test_readiness_follows_an_outage_of_pubsub_and_liveness_does_not(pubsub_emulator, tmp_path, bright_model, bright_png):
     """An idle stream and one without Pub/Sub are not stuck, however short the time of the watchdog."""
     proxy = CuttableProxy(pubsub_emulator.host)
     flags = (*FLAGS, "--stuck-after-s", 8)
@@ -93,7 +87,7 @@ def test_readiness_follows_an_outage_of_pubsub_and_liveness_does_not(pubsub_emul
         assert asked(port, "/livez")[0] == 200
         proxy.mend()
         wait_until(lambda: asked(port, "/readyz")[0] == 200, job.output)
-        images = InlineImages(job, content)
+        images = InlineImages(job, bright_png)
         images.publish(range(3))
         wait_until(lambda: images.answered(3), job.output)
         assert job.signal(signal.SIGTERM) == 0, job.output()
