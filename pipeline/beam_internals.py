@@ -7,7 +7,7 @@ has a test for each function, which fails by its name after an upgrade that chan
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, BinaryIO
+from typing import Any
 
 _SAMPLING_MS = 20
 
@@ -36,17 +36,6 @@ def add_up_metrics_at_once() -> None:
         return list(monitoring_infos.consolidate(infos))
 
     fn_runner.consolidate_monitoring_infos = consolidated
-
-
-def write_tfrecord(file: BinaryIO, content: bytes) -> None:
-    """Writes one record of a TFRecord file.
-
-    Missing in public, up to Beam 2.77: writing to an open file. `WriteToTFRecord` is a whole transform, and TensorFlow's own
-    `TFRecordWriter` opens its files itself.
-    """
-    from apache_beam.io.tfrecordio import _TFRecordUtil
-
-    _TFRecordUtil.write_record(file, content)
 
 
 def active_dataflow_jobs(cloud: Any) -> list[str]:

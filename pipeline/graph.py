@@ -1,7 +1,7 @@
 """The whole pipeline on one screen: every step of a batch job and of a stream.
 
 ReadImages ──> DetectObjects ── detected ──┐
-    │                │                     ├──> Results ──> each sink: WriteShards, …
+    │                │                     ├──> Results ──> WriteShards
     ├────────────────┴─ dead letters ──────┤
     └─ counted ────────────────────────────┘        read = detected + dead + skipped
 """
@@ -21,7 +21,6 @@ from pipeline.monitoring.watchdog import watch_worker
 from pipeline.read.dead_letter_replay import DeadLetterReplay
 from pipeline.read.done_rows import DoneRows
 from pipeline.read.read_images import ReadImages
-from pipeline.read.source import Source
 from pipeline.results.completion import RowVersion
 from pipeline.results.run import Run
 from pipeline.stats.samples import REPORT_SAMPLES
@@ -33,28 +32,23 @@ from pipeline.stream.pubsub import ReadMessages, ReadNative
 from pipeline.stream.read_requested import ReadRequested
 from pipeline.stream.run import RunSettings
 from pipeline.stream.steps import ParseMessages, PublishResults
-from pipeline.write.sink import Results, Sink
-from pipeline.write.write_shards import WriteShards
+from pipeline.write.write_shards import Results, WriteShards
 
 
-def build(
-    pipeline: beam.Pipeline, config: Config, to: Sequence[Sink], source: Source | None = None, *, lazily: bool = False
-) -> None:
+def build(pipeline: beam.Pipeline, config: Config, source: ReadImages, sink: WriteShards, *, lazily: bool = False) -> None:
     """Adds a batch job to a pipeline.
 
     Args:
       pipeline: An empty pipeline.
       config: The job.
-      to: The sinks of its results; see `sinks`.
-      source: The source of its images; default: `source_of`.
+      source: Reads its images; see `source_of`.
+      sink: Writes its results; see `sink_of`.
       lazily: Whether the first image loads the model: perhaps there is nothing to do.
     """
-    read = pipeline | "ReadImages" >> (source or source_of(config))
+    read = pipeline | "ReadImages" >> source
     detect = DetectObjects(config.model, config.detect, samples=samples_kept(config), read=config.read, lazily=lazily)
     found = read.images | "DetectObjects" >> detect.with_resource_hints(**machine_hints(config))
-    results = Results(found.detected, (read.dead, found.dead), read.counted)
-    for sink in to:
-        _ = results | sink
+    _ = Results(found.detected, (read.dead, found.dead), read.counted) | sink
 
 
 def worker_context(config: Config, run: Run, launched_at: float) -> WorkerContext:
@@ -69,7 +63,7 @@ def worker_context(config: Config, run: Run, launched_at: float) -> WorkerContex
     return WorkerContext(run, functools.partial(name_and_version, config.model, config.detect.engine), launched_at, watch)
 
 
-def source_of(config: Config, done: DoneRows | None = None, worker_context: WorkerContext | None = None) -> Source:
+def source_of(config: Config, done: DoneRows | None = None, worker_context: WorkerContext | None = None) -> ReadImages:
     """The source of a batch job's images.
 
     Args:
@@ -100,16 +94,16 @@ def dead_letter_replay(config: Config) -> DeadLetterReplay:
     return DeadLetterReplay(folders, functools.partial(replay_message, limits=limits))
 
 
-def sinks(config: Config, run: Run, version: RowVersion, worker_context: WorkerContext | None = None) -> list[Sink]:
-    """The sinks of a batch job's results.
+def sink_of(config: Config, run: Run, version: RowVersion, worker_context: WorkerContext | None = None) -> WriteShards:
+    """Writes a batch job's results.
 
     Args:
       config: The job.
-      run: The run; `WriteShards` leaves the statistics for the summary in its folder.
+      run: The run; the step leaves the statistics for the summary in its folder.
       version: The version of its rows.
       worker_context: What workers elsewhere must reach; None: the launcher's process does all work.
     """
-    return [WriteShards(run, version, config.write, samples_kept(config), worker_context)]
+    return WriteShards(run, version, config.write, samples_kept(config), worker_context)
 
 
 def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *, native_source: bool = False) -> None:

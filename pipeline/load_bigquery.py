@@ -39,8 +39,8 @@ def _load(flags: argparse.Namespace) -> int:
     try:
         done = load(output, tables, _client(tables[DETECTIONS]), _since(flags.since) if flags.since else "")
     except GoogleAuthError as err:
-        said = " ".join(str(err).split())[:500]
-        raise ConfigError(f"no credentials for BigQuery: {said}; run gcloud auth application-default login") from err
+        text = " ".join(str(err).split())[:500]
+        raise ConfigError(f"no credentials for BigQuery: {text}; run gcloud auth application-default login") from err
     print(f"{done.rows} rows loaded; {done.refused} files refused")
     return 1 if done.refused else 0
 
@@ -55,10 +55,10 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--output", required=True, metavar="FOLDER", help="the results folder or archive, local or gs://")
     add("--table", required=True, metavar="PROJECT.DATASET.TABLE", help="of detections; created if it is missing")
-    said = "of dead letters (default: that of detections, with _dead_letters at its end)"
-    add("--dead-letters-table", default="", metavar="PROJECT.DATASET.TABLE", help=said)
-    said = "only files that were written then, UTC, or later: a day or a time in ISO 8601 (default: all files)"
-    add("--since", default="", metavar="DAY", help=said)
+    text = "of dead letters (default: that of detections, with _dead_letters at its end)"
+    add("--dead-letters-table", default="", metavar="PROJECT.DATASET.TABLE", help=text)
+    text = "only files that were written then, UTC, or later: a day or a time in ISO 8601 (default: all files)"
+    add("--since", default="", metavar="DAY", help=text)
     return parser
 
 

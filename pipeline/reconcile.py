@@ -25,14 +25,14 @@ from pipeline.config.paths import local_path
 from pipeline.detect.saved_model import name_and_version
 from pipeline.errors import WRONG, ConfigError, run_command
 from pipeline.read.list_images import check_inputs
-from pipeline.read.reconciled import FINDINGS, LEFT_OUT, STATUSES, Found, Reconciled, reconcile
+from pipeline.read.reconciled import LEFT_OUT, ORPHANED, STATUSES, Found, Reconciled, reconcile
 from pipeline.records import row_bytes
 from pipeline.results.layout import check_output, results_folder
 from pipeline.results.shards import undisturbed
 from pipeline.storage.files import UNFINISHED, create, delete_files, move_files
 
 COMPLETE, INCOMPLETE = 0, 1
-_WRITTEN = ("missing", "dead", "stale", "doubled", "orphaned")
+_WRITTEN = ("missing", "dead", "stale", ORPHANED)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,16 +59,16 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    said = "YAML file of a job: its input, output and dates count"
-    add("--config", action="append", default=[], metavar="FILE", help=said)
+    text = "YAML file of a job: its input, output and dates count"
+    add("--config", action="append", default=[], metavar="FILE", help=text)
     add("--input", nargs="+", action="extend", metavar="PATTERN", help="the images, as detect-objects run takes them")
     add("--output", metavar="FOLDER", help="the results folder or archive, local or gs://")
     add("--dates", help="days for which {date} in an input stands")
     add("--fps", help="the frames of a second of video that the job read; default: 1")
     add("--model", metavar="PATH", help="count only rows of this model version; default: of any")
     for name in _WRITTEN:
-        said = f"write the {name} images to a manifest, which detect-objects run takes as --input"
-        add(f"--write-{name}", metavar="FILE.jsonl", help=said)
+        text = f"write the {name} images to a manifest, which detect-objects run takes as --input"
+        add(f"--write-{name}", metavar="FILE.jsonl", help=text)
     return parser
 
 
@@ -118,7 +118,7 @@ def _write(files: Mapping[str, Any], found: Found) -> None:
 def _table(outcome: Reconciled) -> Iterator[str]:
     """What there is, with a few examples of what is wrong."""
     yield f"{outcome.listed:>11,} listed"
-    for status in (*STATUSES, *FINDINGS):
+    for status in (*STATUSES, ORPHANED):
         note = f" ({outcome.transient:,} of them for a transient reason)" if status == "dead" and outcome.transient else ""
         yield f"{outcome.counts[status]:>11,} {status}{note}"
         for found in outcome.examples.get(status, ()) if status != "done" else ():

@@ -1,7 +1,6 @@
 """Each private function of Beam does what this project needs of it; after an upgrade the test of one fails by its name."""
 
 import inspect
-import io
 import re
 
 import pytest
@@ -31,18 +30,6 @@ def test_add_up_metrics_at_once(monkeypatch):
     (added,) = fn_runner.consolidate_monitoring_infos(iter(infos))
     assert monitoring_infos.extract_counter_value(added) == 5
     assert "consolidate_monitoring_infos(" in inspect.getsource(fn_runner.FnApiRunner.run_stages)
-
-
-def test_write_tfrecord(tmp_path):
-    """TensorFlow reads the records that were written."""
-    import tensorflow as tf
-
-    records = [b"", b"a", bytes(range(256)) * 100]
-    file = io.BytesIO()
-    for record in records:
-        beam_internals.write_tfrecord(file, record)
-    (tmp_path / "a.tfrecord").write_bytes(file.getvalue())
-    assert [each.numpy() for each in tf.data.TFRecordDataset(str(tmp_path / "a.tfrecord"))] == records
 
 
 def test_active_dataflow_jobs_and_drain_dataflow_job(tmp_path):
@@ -77,7 +64,7 @@ def test_fetch_prism(tmp_path):
     [
         r"apache_beam[\w.]* import [\w, ]*\b_[a-z]\w*",
         r"apache_beam[\w.]*\._|apache_beam[\w.]*\.internal\b(?!\.gcp\.auth)",
-        r"\bstatesampler\b|\bconsolidate_monitoring_infos\b|\b_TFRecordUtil\b|\b_jobs_client\b|\bPrismJobServer\b",
+        r"\bstatesampler\b|\bconsolidate_monitoring_infos\b|\b_jobs_client\b|\bPrismJobServer\b",
         r"\._runner\b|\._add_argparse_args\(|\._option_string_actions\b|\._negative_number_matcher\b",
     ],
 )

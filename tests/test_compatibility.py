@@ -7,7 +7,6 @@ of which are damaged. Its files are never written anew.
 import json
 import shutil
 
-import jsonschema
 import pytest
 
 from pipeline import export, graph, run
@@ -19,7 +18,6 @@ from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import SCHEMAS
 from pipeline.results.shards import list_shards, read_columns
-from pipeline.row_schema import dead_letter_schema, detection_schema
 from tests.fixtures import REPO
 from tests.shard_rows import detected, rows_in, write_rows
 
@@ -40,13 +38,10 @@ def results(tmp_path) -> str:
 
 
 @pytest.mark.parametrize("kind", [DETECTIONS, DEAD_LETTERS])
-def test_rows_are_read_as_their_views_show_them_and_fit_the_schema(results, kind):
+def test_rows_are_read_as_their_views_show_them(results, kind):
     (view,) = RELEASE.glob(f"{kind}/*.jsonl")
     rows = rows_in(results, kind)
     assert rows == sorted(map(json.loads, view.read_text(encoding="utf-8").splitlines()), key=lambda row: row["image"]["uri"])
-    schema = detection_schema() if kind == DETECTIONS else dead_letter_schema()
-    for row in rows:
-        jsonschema.Draft202012Validator(schema).validate(row)
 
 
 @pytest.mark.parametrize("kind", [DETECTIONS, DEAD_LETTERS])

@@ -45,7 +45,6 @@ def test_what_a_job_did_is_complete_and_what_came_afterwards_is_missing(folder, 
         f"            {folder}/in/2026/11/20/a.png",
         "          1 missing",
         f"            {folder}/in/d.png",
-        "          0 doubled",
         "          0 orphaned",
         "not complete: the same detect-objects run does what is missing or stale",
     ]

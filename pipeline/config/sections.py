@@ -259,8 +259,8 @@ class StreamConfig:
     )
     allow_uri_prefix: ListOf[Path] = setting(
         (),
-        "folders, each ending with a slash, whose images a message may name (streams; default gs://), or a list or dead letter "
-        "that was found in a folder (batch; besides the inputs' folders)",
+        "folders, each ending with a slash, whose images a message may name (streams; default gs://), or a dead letter, or a "
+        "list that a glob names (batch; besides the inputs' folders)",
     )
     max_message_images: Count = setting(1000, "most images of one message")
     deduplicate_s: Annotated[float, Field(ge=1.0, le=MOST)] = setting(

@@ -7,16 +7,15 @@ the lock when the process ends.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import itertools
 import os
 import tempfile
-from pathlib import Path
-
-from pipeline.storage.locks import if_unlocked
+from typing import BinaryIO
 
 _MOST = 64  # processes that a GPU may have
-_held = contextlib.ExitStack()  # for as long as this process lives
+_held: list[BinaryIO] = []  # for as long as this process lives
 
 
 @functools.cache
@@ -32,10 +31,12 @@ def take_gpu(gpus: int) -> int:
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         for turn, number in itertools.product(range(_MOST), range(gpus)):
-            path = Path(folder, f"{number}-{turn}")
-            path.touch()
-            if _held.enter_context(if_unlocked(str(path))):
+            lock = open(os.path.join(folder, f"{number}-{turn}"), "ab")  # noqa: SIM115  it stays open
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _held.append(lock)
                 return number
+            lock.close()
     except OSError:  # the temporary folder does not support locks
         pass
     return 0

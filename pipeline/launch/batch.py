@@ -73,8 +73,7 @@ def _allowing_inputs(config: Config) -> Config:
 def show_plan(job: Job) -> int:
     """Dry run: prints what a run would do, what it detects in a few images, and what is wrong; writes nothing."""
     config = job.config
-    for sink in graph.sinks(config, Run.new(config.output), UNKNOWN):
-        sink.check(write=False)
+    graph.sink_of(config, Run.new(config.output), UNKNOWN).check(write=False)
     detector = load_detector(config)
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
     left_out: Counter[str] = Counter()
@@ -141,11 +140,9 @@ def _checked_steps(job: Job, run: Run, model: tuple[str, str]) -> _Steps:
     launched_at = 0.0 if job.template else time.time()
     workers = None if job.in_process else graph.worker_context(config, run, launched_at)
     lazily = done is not None and (not job.in_process or len(done.keys) > 0)
-    sinks = graph.sinks(config, run, version, workers)
-    for sink in sinks:
-        sink.check()
-    source = graph.source_of(config, done, workers)
-    return _Steps(functools.partial(graph.build, config=config, to=sinks, source=source, lazily=lazily), lazily)
+    source, sink = graph.source_of(config, done, workers), graph.sink_of(config, run, version, workers)
+    sink.check()
+    return _Steps(functools.partial(graph.build, config=config, source=source, sink=sink, lazily=lazily), lazily)
 
 
 def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None:

@@ -17,7 +17,7 @@ from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.failures import ImageError
 from pipeline.read.containers import images_in, is_container
-from pipeline.read.dead_letter_replay import is_letter
+from pipeline.read.dead_letter_replay import are_letters
 from pipeline.read.fetch import fetch
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, mostly_outside
 from pipeline.secrets import masked_text
@@ -43,7 +43,7 @@ def shown(names: Iterable[str]) -> Iterator[str]:
 
 def to_try(uris: Iterable[str]) -> list[str]:
     """The URIs that can be read at once, images before containers."""
-    return sorted((uri for uri in uris if not is_letter(uri)), key=is_container)
+    return sorted((uri for uri in uris if not are_letters(uri)), key=is_container)
 
 
 def input_lines(new: Sequence[ImageRef], dead: Sequence[DeadLetter], done: int, left_out: Counter[str]) -> Iterator[str]:

@@ -106,7 +106,7 @@ def run(job: Job) -> int:
         try:
             with opened(settings) as stream, runner.served(job.options), contextlib.ExitStack() as shown:
                 reports = None if job.in_process else WorkerReports(this_run)
-                figures = WorkerFigures(reports, settings.samples) if reports else stream.figures
+                figures = WorkerFigures(reports, settings.samples) if reports else stream.live_stats
                 shown.enter_context(monitored(config, lambda: _stats_now(figures), line_of(figures, reports)))
                 model = reports or load_detector(config)
                 ready_at = time.time()

@@ -70,5 +70,5 @@ def may_name(uri: str, folders: Iterable[str]) -> bool:
 def refusal(uri: str, folders: Sequence[str]) -> ImageError:
     """The error for a found list that names a forbidden image."""
     shown = ", ".join(folders[:_SHOWN]) + ", …" * (len(folders) > _SHOWN)
-    said = f"{uri[:200]!r} is named in a file that was found; expected an image under {shown or 'a folder of --input'}"
-    return ImageError("read", "not_allowed", f"{said} (--input and --allow-uri-prefix say what else may be named)")
+    message = f"{uri[:200]!r} is named in a file that was found; expected an image under {shown or 'a folder of --input'}"
+    return ImageError("read", "not_allowed", f"{message} (--input and --allow-uri-prefix say what else may be named)")

@@ -118,8 +118,10 @@ def _members(opened: Any, path: str, wanted: str | None) -> Iterator[_Member]:
             if member.name == wanted if wanted else not _is_hidden(member.name):
                 yield member
     except _BAD_CONTENT as err:
-        said = f"{path} is damaged, or no archive of this kind: the members behind that place cannot be read ({_one_line(err)})"
-        raise ImageError("read", "broken_file", said) from err
+        message = (
+            f"{path} is damaged, or no archive of this kind: the members behind that place cannot be read ({_one_line(err)})"
+        )
+        raise ImageError("read", "broken_file", message) from err
 
 
 def _is_hidden(name: str) -> bool:
@@ -227,10 +229,10 @@ def _image_of(member: _Member, ref: ImageRef, max_bytes: int) -> EncodedImage | 
         if not (is_named or format_by_start(head)):
             return member.name
         if member.size > max_bytes:
-            said = (
+            message = (
                 f"{ref.uri} has {member.size / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)"
             )
-            return ImageError("read", "too_large_file", said).dead_letter(ref)
+            return ImageError("read", "too_large_file", message).dead_letter(ref)
         content = head + member.file.read(member.size - len(head)) if member.size > len(head) else head
     except _BAD_CONTENT as err:
         if isinstance(err, (tarfile.TarError, EOFError)) and not isinstance(member.file, zipfile.ZipExtFile):

@@ -1,8 +1,8 @@
 """Dead-letter replay: which images a dead letter asks for, in a batch job (`--retry-dead`) and in a stream.
 
 A dead letter that names its image is read again by that name. One that carries an image or a refused message is replayed from
-what it carries. In a batch job such a dead letter travels as an image ref without bytes. Its name is a hash of what it carries,
-so equal ones are tried once; its `extra` is a `StoredLetter`, by which the reading step finds its row in the shards.
+what it carries. In a batch job all of these travel as one image ref, `<results>/dead_letters/`, as an archive does: the step that
+opens it reads their rows again. Of equal ones one is tried.
 """
 
 from __future__ import annotations
@@ -12,13 +12,8 @@ import binascii
 import dataclasses
 import hashlib
 import json
-import posixpath
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
@@ -27,25 +22,10 @@ from pipeline.read.allowed import may_name, refusal
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
 from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.rows import json_rows
-from pipeline.results.shards import BROKEN, Shard, list_shards, read_batches, shard_of_name
+from pipeline.results.shards import BROKEN, Shard, list_shards, read_batches
 
 MOST_VALUES = 200_000  # in a message's JSON; each takes at most 240 bytes of memory
 _ROWS_AT_ONCE = 64  # each may carry a message of 10 MB
-_NAME = re.compile(r"dead-letter:[0-9a-f]{32}")
-
-
-class StoredLetter(NamedTuple):
-    """A dead letter in a shard.
-
-    Attributes:
-      path: The shard, in which compaction may leave nothing.
-      size_bytes: Its size.
-      key: The key of its row.
-    """
-
-    path: str
-    size_bytes: int
-    key: int
 
 
 class Replayed(NamedTuple):
@@ -60,6 +40,11 @@ class Replayed(NamedTuple):
     images: tuple[ImageRef | EncodedImage, ...]
     dead: tuple[DeadLetter, ...] = ()
     carried: bytes = b""
+
+    @property
+    def carries_images(self) -> bool:
+        """Whether it carries images, or something that cannot be tried."""
+        return bool(self.dead) or any(isinstance(image, EncodedImage) for image in self.images)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,45 +80,43 @@ class DeadLetterReplay:
         carried = row_bytes([payload, uri if uri.startswith(INLINE) or not payload else ""])
         return Replayed(tuple(map(_without_time, parsed.images)), parsed.dead, carried)
 
-    def refs_in(self, shard: Shard) -> Iterator[ImageRef]:
-        """The images that dead letters in a shard name, and a ref for each dead letter that carries its image."""
-        for key, replayed in self._in_shard(shard):
-            yield from (image for image in replayed.images if isinstance(image, ImageRef))
-            if replayed.dead or any(isinstance(image, EncodedImage) for image in replayed.images):
-                stored = StoredLetter(shard.path, shard.size_bytes, key)
-                yield ImageRef(_name_of(replayed), extra=json.dumps(stored))
-
     def refs_in_results(self, output: str) -> Iterator[ImageRef]:
-        """The same for all dead letters in a results folder."""
-        for shard in list_shards(output, (DEAD_LETTERS,)):
-            yield from self.refs_in(shard)
+        """The images that dead letters in a results folder name; last, if any carries its image, a ref for all that do."""
+        carries = False
+        for replayed in self._in_results(output):
+            yield from (image for image in replayed.images if isinstance(image, ImageRef))
+            carries |= replayed.carries_images
+        if carries:
+            yield ImageRef(f"{output}/{DEAD_LETTERS}/")
 
-    def open(self, letter: ImageRef) -> Iterator[EncodedImage | DeadLetter]:
-        """The images that a dead letter carries, and dead letters of what cannot be tried.
-
-        Nothing, if compaction has dropped the dead letter since, as its image has a newer row.
+    def open(self, letters: ImageRef) -> Iterator[EncodedImage | DeadLetter]:
+        """The images that dead letters carry, each once, and dead letters of what cannot be tried.
 
         Args:
-          letter: A ref from `refs_in`.
+          letters: The last ref of `refs_in_results`.
         """
-        stored = StoredLetter(*json.loads(letter.extra))
-        shard = shard_of_name(stored.path, stored.size_bytes)
-        if shard is None:
-            raise ValueError(f"expected the path of a shard, got {stored.path!r}")
-        replayed = next((each for _, each in self._in_shard(shard, stored.key) if _name_of(each) == letter.uri), None)
-        if replayed:
-            yield from (image for image in replayed.images if isinstance(image, EncodedImage))
-            yield from replayed.dead
+        seen = set[bytes]()
+        for replayed in self._in_results(letters.uri.removesuffix(f"/{DEAD_LETTERS}/")):
+            digest = hashlib.blake2b(replayed.carried, digest_size=16).digest()
+            if replayed.carries_images and digest not in seen:
+                seen.add(digest)
+                yield from (image for image in replayed.images if isinstance(image, EncodedImage))
+                yield from replayed.dead
 
-    def _in_shard(self, shard: Shard, key: int | None = None) -> Iterator[tuple[int, Replayed]]:
-        """The rows of a shard, or those with a key; of the whole folder if a compaction has taken the shard away."""
+    def _in_results(self, output: str) -> Iterator[Replayed]:
+        """What all dead letters ask for; again from the first one if a compaction has taken a shard away."""
+        try:
+            for shard in list_shards(output, (DEAD_LETTERS,)):
+                yield from self._in_shard(shard)
+        except FileNotFoundError:
+            yield from self._in_results(output)
+
+    def _in_shard(self, shard: Shard) -> Iterator[Replayed]:
         try:
             for batch in read_batches(shard, rows=_ROWS_AT_ONCE):
-                chosen = batch if key is None else batch.filter(pc.equal(batch["key"], pa.scalar(key, pa.uint64())))
-                yield from zip(chosen["key"].to_pylist(), map(self.replay, json_rows(chosen, DEAD_LETTERS)), strict=True)
+                yield from map(self.replay, json_rows(batch, DEAD_LETTERS))
         except FileNotFoundError:
-            for other in list_shards(posixpath.dirname(posixpath.dirname(shard.path)), (DEAD_LETTERS,)):
-                yield from self._in_shard(other, key)
+            raise
         except (*BROKEN, RecursionError) as err:
             raise InputError(
                 f"dead letters: {shard.path}: expected the rows of an earlier run or of a stream, got {err}"
@@ -141,18 +124,14 @@ class DeadLetterReplay:
 
     def _named(self, ref: ImageRef) -> Replayed:
         name = ref.record or ref.uri
-        if may_name(name, self.folders) and not is_letter(name):
+        if may_name(name, self.folders) and not are_letters(name):
             return Replayed((ImageRef(name, extra=ref.extra),))
         return Replayed((), (refusal(name, self.folders).dead_letter(ref),), row_bytes([name]))
 
 
-def _name_of(replayed: Replayed) -> str:
-    return f"dead-letter:{hashlib.blake2b(replayed.carried, digest_size=16).hexdigest()}"
-
-
-def is_letter(name: str) -> bool:
-    """Whether a name is that of a dead letter that carries its image."""
-    return _NAME.fullmatch(name) is not None
+def are_letters(name: str) -> bool:
+    """Whether a name is that of the dead letters that carry their images."""
+    return name.endswith(f"/{DEAD_LETTERS}/")
 
 
 def is_dead_letter(row: Any) -> bool:

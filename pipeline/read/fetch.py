@@ -56,8 +56,8 @@ def fetch(
         try:
             return retried(store_of(ref.location).download, retry_seconds, on_failure)(wanted, max_bytes, reserve)
         except TooLargeError as err:
-            said = f"{_shown(ref.location)} has {err.size_bytes / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB"
-            raise ImageError("read", "too_large_file", f"{said} (max_file_mb sets the limit)", err.generation) from err
+            message = f"{_shown(ref.location)} has {err.size_bytes / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB"
+            raise ImageError("read", "too_large_file", f"{message} (max_file_mb sets the limit)", err.generation) from err
 
 
 def look_up(ref: ImageRef, retry_seconds: float = RETRY_SECONDS) -> str:
@@ -106,14 +106,14 @@ def _image_error(uri: str, err: Exception) -> ImageError:
         if isinstance(err, kinds):
             return ImageError("read", reason, f"{uri} {what}")
     cause = getattr(err, "cause", None) or err  # `RetryError` has the failure of its last try
-    said = str(getattr(cause, "message", None) or cause)
-    said = " ".join((said.replace(query, "***") if query else said).split())[:300]
+    message = str(getattr(cause, "message", None) or cause)
+    message = " ".join((message.replace(query, "***") if query else message).split())[:300]
     if isinstance(cause, GoogleAuthError):
-        return StorageUnavailableError(f"{uri} cannot be read for want of credentials: {said}")
+        return StorageUnavailableError(f"{uri} cannot be read for want of credentials: {message}")
     if is_transient_error(err):
-        return StorageUnavailableError(f"{uri} cannot be read now, storage does not answer as it should: {said}")
-    kind = "" if isinstance(cause, (OSError, ValueError, exceptions.GoogleAPIError)) and said else f"{type(cause).__name__}: "
-    return ImageError("read", "unreadable", f"{uri} cannot be read: {kind}{said}")
+        return StorageUnavailableError(f"{uri} cannot be read now, storage does not answer as it should: {message}")
+    kind = "" if isinstance(cause, (OSError, ValueError, exceptions.GoogleAPIError)) and message else f"{type(cause).__name__}: "
+    return ImageError("read", "unreadable", f"{uri} cannot be read: {kind}{message}")
 
 
 def _shown(uri: str) -> str:

@@ -13,9 +13,9 @@ from pipeline.errors import InputError
 from pipeline.read.allowed import may_name, refusal
 from pipeline.read.containers import file_of, is_image_by_name
 from pipeline.read.image_names import begins_like_image, kind_of
-from pipeline.read.manifests import is_manifest, is_manifest_of_rows, read_manifest
+from pipeline.read.manifests import is_manifest, read_manifest
 from pipeline.records import DeadLetter, ImageRef
-from pipeline.results.layout import DEAD_LETTERS, kind_of_rows
+from pipeline.results.layout import kind_of_rows
 from pipeline.results.own_files import OwnFiles
 from pipeline.storage.globs import has_wildcard, real_path
 from pipeline.storage.listing import MAX_PARALLEL, divided, files_in, files_in_all, listing_backend_of
@@ -31,7 +31,7 @@ _HINT = "check the path (quote globs so that the shell leaves them alone); --all
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A list of images; `found` by a wildcard, not named by the user."""
+    """A list of images; `found` by a pattern, not named by the user."""
 
     path: str
     found: bool = False
@@ -59,7 +59,7 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
 
 
 def folders_of(patterns: Iterable[str]) -> tuple[str, ...]:
-    """The folders of inputs; lists that are found there may name images below them."""
+    """The folders of inputs; lists that a pattern finds there may name images below them."""
     folders = (
         listing_backend_of(pattern).folder
         for pattern in patterns
@@ -87,10 +87,9 @@ def list_pieces(
 ) -> Iterator[ImageRef | DeadLetter]:
     """All images and containers in these pieces, and dead letters of the lines of manifests that name none.
 
-    The images of a manifest are not checked; all others are listed with their generation. A `.jsonl` file in a folder is a
-    manifest if its first line is one of a manifest; files of dead letters are. Skipped are this program's own files (see
-    `OwnFiles`), and matches of a pattern that are no images by name or first bytes. A file that an input names exactly is an
-    image, whatever it holds.
+    The images of a manifest are not checked; all others are listed with their generation. Skipped are this program's own files
+    (see `OwnFiles`), and matches of a pattern that are no images by name or first bytes: a list within a folder is not read. A
+    file that an input names exactly is an image, whatever it holds.
 
     Args:
       pieces: Where to check.
@@ -101,27 +100,20 @@ def list_pieces(
     Raises:
       InputError: A place cannot be listed, or a manifest that an input names cannot be read.
     """
-
-    def bounded(found: ImageRef | DeadLetter) -> ImageRef | DeadLetter:
-        if isinstance(found, DeadLetter) or may_name(found.uri, allowed):
-            return found
-        return refusal(found.uri, allowed).dead_letter(found)
-
+    for manifest in (piece for piece in pieces if isinstance(piece, Manifest)):
+        for ref in read_manifest(manifest.path):
+            if manifest.found and isinstance(ref, ImageRef) and not may_name(ref.uri, allowed):
+                yield refusal(ref.uri, allowed).dead_letter(ref)
+            else:
+                yield ref
     places = [piece for piece in pieces if isinstance(piece, ListingBackend)]
     own = OwnFiles(exclude, (place.named for place in places))
-    for piece in pieces:
-        if isinstance(piece, Manifest):
-            refs = _but_own(read_manifest(piece.path), own, leave_out)
-            yield from map(bounded, refs) if piece.found else refs
     named = {place.pattern for place in places}
     for found in _with_first_bytes(files_in_all(places), own, named):
-        match found:
-            case Manifest(path):
-                yield from map(bounded, _but_own(_read_found(path), own, leave_out))
-            case FoundFile(path, size_bytes, generation):
-                yield ImageRef.of_uri(path, generation=generation, size_bytes=size_bytes)
-            case str(kind):
-                leave_out(kind)
+        if isinstance(found, str):
+            leave_out(found)
+        else:
+            yield ImageRef.of_uri(found.path, generation=found.generation, size_bytes=found.size_bytes)
 
 
 def list_images(
@@ -129,12 +121,12 @@ def list_images(
 ) -> Iterator[ImageRef | DeadLetter]:
     """All images that inputs name, in one process; `ReadImages` divides the same listing among workers. See `list_pieces`.
 
-    Lists that are found may name images below `allowed` and below the folders of the inputs.
+    Lists that a pattern finds may name images below `allowed` and below the folders of the inputs.
     """
     return list_pieces(list(pieces_of(patterns)), exclude, leave_out, (*allowed, *folders_of(patterns)))
 
 
-_Sorted = FoundFile | Manifest | str  # an image, a manifest, or the kind of a file that is neither
+_Sorted = FoundFile | str  # an image, or the kind of a file that is none
 
 
 def _with_first_bytes(files: Iterable[FoundFile], own: OwnFiles, named: Collection[str]) -> Iterator[_Sorted]:
@@ -154,10 +146,8 @@ def _with_first_bytes(files: Iterable[FoundFile], own: OwnFiles, named: Collecti
 
 def _kind_by_name(file: FoundFile, own: OwnFiles, named: Collection[str]) -> _Sorted | None:
     """Sorts a file by its name; None: its content decides."""
-    if own.has(file.path):
+    if own.has(file.path) or kind_of_rows(file.path):
         return OWN
-    if rows := kind_of_rows(file.path):
-        return Manifest(file.path) if rows == DEAD_LETTERS and file.path.endswith(".jsonl") else OWN
     return file if is_image_by_name(file.path) or _is_named(file.path, named) else None
 
 
@@ -168,27 +158,7 @@ def _is_named(path: str, named: Collection[str]) -> bool:
 
 
 def _kind_by_content(file: FoundFile) -> _Sorted:
-    if is_manifest_of_rows(file.path):
-        return Manifest(file.path)
     return file if begins_like_image(file) else kind_of(file.path)
-
-
-def _read_found(path: str) -> Iterator[ImageRef | DeadLetter]:
-    """The images of a found manifest; if it cannot be read, itself, which becomes a dead letter."""
-    try:
-        yield from read_manifest(path)
-    except InputError:
-        yield ImageRef(path)
-
-
-def _but_own(
-    refs: Iterable[ImageRef | DeadLetter], own: OwnFiles, leave_out: Callable[[str], None]
-) -> Iterator[ImageRef | DeadLetter]:
-    for ref in refs:
-        if isinstance(ref, ImageRef) and own.in_output(ref.uri):
-            leave_out(OWN)
-        else:
-            yield ref
 
 
 def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False) -> None:

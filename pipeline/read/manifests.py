@@ -64,18 +64,6 @@ def read_manifest(path: str) -> Iterator[ImageRef | DeadLetter]:
         raise InputError(f"manifest {err}") from err
 
 
-def is_manifest_of_rows(path: str) -> bool:
-    """Whether a found `.jsonl` file is a manifest, by its first line."""
-    if not path.lower().endswith(".jsonl"):
-        return False
-    try:
-        with storage_failures(path), open_file(path) as file:
-            first = next(named_images(_lines(file), path), None)
-            return first is not None and not isinstance(first, DeadLetter)
-    except ImageError:
-        return False
-
-
 def named_images(lines: Iterable[str], path: str) -> Iterator[Named | DeadLetter]:
     """The URIs of a manifest with the other fields of their lines, and a dead letter of each bad line.
 

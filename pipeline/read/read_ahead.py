@@ -62,25 +62,25 @@ class ReadAhead(beam.DoFn):
     def finish_bundle(self) -> Iterator[Any]:
         return map(_part, self._ahead.rest())
 
-    def _start(self, place: Slot[ImageRef, EncodedImage | DeadLetter]) -> None:
+    def _start(self, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> None:
         PROCESS.parts["read"].begin()
-        self._pool.submit(self._read, place).add_done_callback(lambda _done: PROCESS.parts["read"].end())
+        self._pool.submit(self._read, slot).add_done_callback(lambda _done: PROCESS.parts["read"].end())
 
-    def _read(self, place: Slot[ImageRef, EncodedImage | DeadLetter]) -> None:
-        if place.abandoned:
+    def _read(self, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> None:
+        if slot.abandoned:
             return
-        ref = place.element
-        if place.held_bytes:  # started again with room for its bytes, whose size is known by now
-            ref = dataclasses.replace(ref, size_bytes=place.held_bytes)
+        ref = slot.element
+        if slot.held_bytes:  # started again with room for its bytes, whose size is known by now
+            ref = dataclasses.replace(ref, size_bytes=slot.held_bytes)
         try:
-            place.result.set_result(self._read_one(ref, place))
+            slot.result.set_result(self._read_one(ref, slot))
         except NoRoomError as no_room:
-            no_room.with_traceback(None)  # its frames refer to this place, and would keep its bytes until the next gc
+            no_room.with_traceback(None)  # its frames refer to this slot, and would keep its bytes until the next gc
         except BaseException as err:  # noqa: BLE001  the waiting step must see it
-            place.result.set_exception(err)
+            slot.result.set_exception(err)
 
-    def _read_one(self, ref: ImageRef, place: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
-        return read_image(ref, int(self._settings.max_file_mb * 1e6), self._patience, place)
+    def _read_one(self, ref: ImageRef, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
+        return read_image(ref, int(self._settings.max_file_mb * 1e6), self._patience, slot)
 
 
 def _part(read: WindowedValue) -> Any:

@@ -25,8 +25,8 @@ _SCHEMES = ("gs://", "s3://", "abfs://", "https://", "http://")
 _log = logging.getLogger(__name__)
 
 
-class Place(Protocol):
-    """The place of an image among those that are read ahead."""
+class ReadSlot(Protocol):
+    """The slot of an image among those that are read ahead."""
 
     @property
     def abandoned(self) -> bool:
@@ -75,15 +75,15 @@ class CircuitBreaker:
     def failed(self, uri: str, err: Exception) -> None:
         """Notes a transient failure of one try."""
         PROCESS.parts["read"].progressed()  # it has returned, and is tried again
-        said = " ".join(masked_text(str(err)).split())[:300]
-        PROCESS.failing["storage"] = said
+        message = " ".join(masked_text(str(err)).split())[:300]
+        PROCESS.failing["storage"] = message
         with self._lock:
             if _store_of(uri) in self._failing_since:
                 return
             self._failing_since[_store_of(uri)] = self._clock()
         is_waited_for = math.isinf(self._give_up_seconds) and not is_web(uri)
         how_long = "until it is back" if is_waited_for else f"for {self._retry_seconds:g} s"
-        _log.warning("storage fails (%s); each image is tried again %s", said, how_long)
+        _log.warning("storage fails (%s); each image is tried again %s", message, how_long)
 
     def succeeded(self, uri: str) -> None:
         """Notes that the store of an image has answered."""
@@ -101,11 +101,11 @@ def _store_of(uri: str) -> str:
     return next((scheme for scheme in _SCHEMES if uri.startswith(scheme)), "")
 
 
-def read_image(ref: ImageRef, max_bytes: int, patience: CircuitBreaker, place: Place) -> EncodedImage | DeadLetter:
+def read_image(ref: ImageRef, max_bytes: int, patience: CircuitBreaker, slot: ReadSlot) -> EncodedImage | DeadLetter:
     """Reads one image, or makes the dead letter that says why it cannot be read.
 
     Raises:
-      NoRoomError: Its bytes have no room now; see `Place.reserve`.
+      NoRoomError: Its bytes have no room now; see `ReadSlot.reserve`.
       StorageAwayError: Its store is away; web servers, which are many, never are.
     """
 
@@ -113,12 +113,12 @@ def read_image(ref: ImageRef, max_bytes: int, patience: CircuitBreaker, place: P
         patience.failed(ref.uri, err)
         if steps_are_cancelled():
             raise KeyboardInterrupt from err  # no dead letter
-        if place.abandoned:  # nobody waits for it any more
+        if slot.abandoned:  # nobody waits for it any more
             raise err
 
     received_at, started = time.time(), time.monotonic()
     try:
-        content, generation = fetch(ref, max_bytes, place.reserve, patience.retry_seconds(ref.uri), wait)
+        content, generation = fetch(ref, max_bytes, slot.reserve, patience.retry_seconds(ref.uri), wait)
     except StorageUnavailableError as err:
         if patience.is_away(ref.uri) and not is_web(ref.uri):
             raise StorageAwayError(f"storage is away, and nothing could be read from it for minutes: {err}") from err

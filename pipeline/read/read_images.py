@@ -17,17 +17,14 @@ from apache_beam.transforms.window import GlobalWindows
 
 from pipeline.config import ReadConfig
 from pipeline.read.containers import MAX_MEGAPIXELS, images_in, is_container
-from pipeline.read.dead_letter_replay import DeadLetterReplay, is_letter
+from pipeline.read.dead_letter_replay import DeadLetterReplay, are_letters
 from pipeline.read.done_rows import DoneRows
 from pipeline.read.fetch import RETRY_SECONDS
 from pipeline.read.image_names import kind_of
 from pipeline.read.list_images import Piece, check_inputs, folders_of, list_pieces, pieces_of
 from pipeline.read.read_ahead import ReadAhead
-from pipeline.read.source import ReadOutputs, Source
 from pipeline.records import DeadLetter, EncodedImage, ImageRef, identity_hash, name_bytes, name_of
 from pipeline.results.cancellation import until_cancelled
-from pipeline.results.layout import DEAD_LETTERS
-from pipeline.results.shards import Shard, list_shards
 from pipeline.secrets import public_address
 from pipeline.stats import metrics
 from pipeline.stats.summary import JobStats
@@ -43,8 +40,22 @@ _PARTITIONS = 4096  # each in memory at once: 25,000 names of 100 million
 _GROUP_IMAGES = 64  # a second of a GPU's work: how much longer than others one worker may take at the end
 
 
+class ReadOutputs(NamedTuple):
+    """The outputs of `ReadImages`. Each distinct image is in `images` or `dead`.
+
+    Attributes:
+      images: Images to detect in.
+      dead: Images that could not be read.
+      counted: How many were read and skipped; `read` counts all three kinds.
+    """
+
+    images: beam.PCollection[ImageRef | EncodedImage]
+    dead: beam.PCollection[DeadLetter]
+    counted: beam.PCollection[JobStats]
+
+
 @dataclasses.dataclass
-class ReadImages(Source):
+class ReadImages(beam.PTransform):
     """Lists and reads images.
 
     Element out: `EncodedImage` for each distinct image, or a `DeadLetter`. Bounded. At least once, as the runner retries bundles.
@@ -52,12 +63,10 @@ class ReadImages(Source):
 
     Args:
       inputs: Files, folders, globs (`**` matches any number of folders, also none), manifests, TFRecord files, archives,
-        videos; local or
-        `gs://`.
-        Or a mapping from the name that messages show to its patterns, one of which must name something.
+        videos; local or `gs://`. Or a mapping from the name that messages show to its patterns, one of which must name something.
       read: How to read.
       exclude: The job's output. This program's own files there, and in results folders below an input, are skipped.
-      allowed: Folders below which found lists may name images, beside the folders of the inputs.
+      allowed: Folders below which lists that a glob names may name images, beside the folders of the inputs.
       allow_empty: For `check`: an input may name nothing.
       retry_seconds: How long an image is retried while storage fails.
       done: The rows that count as done, whose images are skipped; None: none do.
@@ -95,9 +104,17 @@ class ReadImages(Source):
 
     def expand(self, begin: beam.pvalue.PBegin) -> ReadOutputs:
         """Wires listing, dropping of doubles, and reading, in one line: a Flatten would make the runner keep all images."""
-        listed, distinct = self.list(begin)
+        find = beam.FlatMap(_find_folders, self._patterns, self.exclude if self.again else "")
+        pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
+        spread = pieces | "SpreadFolders" >> beam.Reshuffle()
+        listing = beam.ParDo(_ListImages(self._listing(), self.worker_context))
+        listed = spread | "ListImages" >> listing.with_outputs("dead", "counted", main="refs")
+        gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
+        distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles(self.done)).with_outputs("counted", main="groups")
+        groups = distinct.groups | "SpreadImages" >> beam.Reshuffle() if self.rebalance else distinct.groups
+        refs = groups | "EachImage" >> beam.FlatMap(_refs_of)
         opening = _OpenContainers(self._listing(), self.read, self.retry_seconds, self.max_megapixels)
-        opened = distinct.refs | "OpenContainers" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
+        opened = refs | "OpenContainers" >> beam.ParDo(opening).with_outputs("dead", "counted", main="images")
         images, dead = opened.images, [listed.dead, opened.dead]
         if self.fetch:
             read = images | "ReadAhead" >> beam.ParDo(ReadAhead(self.read, self.retry_seconds)).with_outputs(
@@ -109,18 +126,6 @@ class ReadImages(Source):
             dead | "AllUnread" >> beam.Flatten(),
             (listed.counted, distinct.counted, opened.counted) | "AllCounted" >> beam.Flatten(),
         )
-
-    def list(self, begin: beam.pvalue.PBegin) -> tuple[Any, _Distinct]:
-        """Wires the steps that need no bytes: the listing, and the distinct images to read."""
-        find = beam.FlatMap(_find_folders, self._patterns, self.exclude if self.again else "")
-        pieces = begin | "Start" >> beam.Impulse() | "FindFolders" >> find
-        spread = pieces | "SpreadFolders" >> beam.Reshuffle()
-        listing = beam.ParDo(_ListImages(self._listing(), self.worker_context))
-        listed = spread | "ListImages" >> listing.with_outputs("dead", "counted", main="refs")
-        gathered = listed.refs | "GatherDoubles" >> beam.GroupByKey()
-        distinct = gathered | "DropDoubles" >> beam.ParDo(_DropDoubles(self.done)).with_outputs("counted", main="groups")
-        groups = distinct.groups | "SpreadImages" >> beam.Reshuffle() if self.rebalance else distinct.groups
-        return listed, _Distinct(groups | "EachImage" >> beam.FlatMap(_refs_of), distinct.counted)
 
     def _listing(self) -> _Listing:
         allowed = (*self.allowed, *folders_of(self._patterns))
@@ -136,18 +141,13 @@ class _Listing(NamedTuple):
     allowed: Sequence[str]
 
 
-def _find_folders(_start: bytes, patterns: Sequence[str], output: str) -> Iterator[list[Any]]:
-    """Places to list, and shards of dead letters, in groups that one worker reads side by side."""
-    for pieces in (pieces_of(patterns), iter(list_shards(output, (DEAD_LETTERS,)) if output else ())):
-        while group := list(islice(pieces, MAX_PARALLEL)):
-            yield group
-
-
-class _Distinct(NamedTuple):
-    """The distinct images to read, and what was counted."""
-
-    refs: beam.PCollection[ImageRef]
-    counted: beam.PCollection[JobStats]
+def _find_folders(_start: bytes, patterns: Sequence[str], output: str) -> Iterator[list[Piece | str]]:
+    """Places to list, in groups that one worker reads side by side, and a results folder whose dead letters are replayed."""
+    pieces = pieces_of(patterns)
+    while group := list(islice(pieces, MAX_PARALLEL)):
+        yield [*group]
+    if output:
+        yield [output]
 
 
 class _Counting(beam.DoFn):
@@ -194,7 +194,7 @@ class _ListImages(_Counting):
         if self._worker_context:
             self._worker_context.check_worker()
 
-    def process(self, group: Sequence[Piece | Shard]) -> Iterator[Any]:
+    def process(self, group: Sequence[Piece | str]) -> Iterator[Any]:
         for ref in until_cancelled(self._without_done(self._found(group))):
             if isinstance(ref, DeadLetter):
                 self._count()
@@ -216,11 +216,10 @@ class _ListImages(_Counting):
             self._skip(sum(done), done=True)
             yield from (each for each, is_done in zip(some, done, strict=True) if not is_done)
 
-    def _found(self, group: Sequence[Piece | Shard]) -> Iterator[ImageRef | DeadLetter]:
-        for piece in group:
-            if isinstance(piece, Shard) and self._of.again:
-                yield from self._of.again.refs_in(piece)
-        pieces = [piece for piece in group if not isinstance(piece, Shard)]
+    def _found(self, group: Sequence[Piece | str]) -> Iterator[ImageRef | DeadLetter]:
+        for output in (piece for piece in group if isinstance(piece, str)):
+            yield from self._of.again.refs_in_results(output) if self._of.again else ()
+        pieces = [piece for piece in group if not isinstance(piece, str)]
         yield from list_pieces(pieces, self._of.exclude, self._leave_out, self._of.allowed)
 
 
@@ -268,12 +267,12 @@ def _refs_of(group: Iterable[_Named]) -> Iterator[ImageRef]:
 
 
 def _holds_images(name: str) -> bool:
-    """Whether a name is that of what holds images: a container, or a dead letter."""
-    return is_container(name) or is_letter(name)
+    """Whether a name is that of what holds images: a container, or dead letters."""
+    return is_container(name) or are_letters(name)
 
 
 class _OpenContainers(_Counting):
-    """Replaces a container or a dead letter by its images, without those that are done; other refs pass."""
+    """Replaces a container or dead letters by their images, without those that are done; other refs pass."""
 
     def __init__(self, of: _Listing, read: ReadConfig, retry_seconds: float, max_megapixels: float):
         self._of = of
@@ -296,6 +295,6 @@ class _OpenContainers(_Counting):
                 yield image if isinstance(image, EncodedImage) else self._dead(image)
 
     def _images(self, ref: ImageRef) -> Iterator[EncodedImage | DeadLetter | str]:
-        if self._of.again and is_letter(ref.uri):
+        if self._of.again and are_letters(ref.uri):
             return self._of.again.open(ref)
         return images_in(ref, self._read, self._retry_seconds, self._max_megapixels)

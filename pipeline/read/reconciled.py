@@ -1,7 +1,6 @@
 """Compares the listing of inputs with the rows of a results folder: which images have a result, and which have none.
 
-Memory holds hashes: 8 bytes for each listed image, 16 for each row (48 while they are sorted), and two entries of a dictionary
-for each dead letter.
+Memory holds hashes: 8 bytes for each listed image, 16 for each row, and two entries of a dictionary for each dead letter.
 
 Each listed image has one status:
 
@@ -10,8 +9,7 @@ Each listed image has one status:
 - stale: rows of other generations only
 - missing: none of these
 
-Two findings come on top. `doubled`: several rows have one key. `orphaned`: rows of an image that the inputs' patterns would name,
-but which is gone.
+On top come `orphaned` images: those with rows that the inputs' patterns would name, but that are gone.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from pipeline.results.shards import contains, list_shards, read_batches
 from pipeline.storage.listing import listing_backend_of
 
 STATUSES = ("done", "dead", "stale", "missing")
-FINDINGS = ("doubled", "orphaned")
+ORPHANED = "orphaned"
 LEFT_OUT = "left out"  # a TFRecord file, whose content is not read
 _EXAMPLES = 5
 _AT_ONCE = 65_536  # images
@@ -48,7 +46,7 @@ class Found(NamedTuple):
     """One image with its status.
 
     Attributes:
-      status: One of `STATUSES` or `FINDINGS`, or `LEFT_OUT`.
+      status: One of `STATUSES`, `ORPHANED`, or `LEFT_OUT`.
       uri: The image.
       generation: The listed one; of an orphaned image, that of a row.
       reason: Why a dead image has no row.
@@ -65,7 +63,7 @@ class Reconciled:
     """The outcome.
 
     Attributes:
-      counts: Images by status, those of `FINDINGS` too.
+      counts: Images by status, orphaned ones too.
       examples: A few images of each status.
       transient: How many images failed for a transient reason.
     """
@@ -122,12 +120,8 @@ def reconcile(
 
 
 def _findings(patterns: Sequence[str], output: str, model: tuple[str, str] | None, read: ReadConfig) -> Iterator[Found]:
-    of_rows = ((row["key"], _hash(uri), _hash(uri, row["generation"])) for uri, row in _rows(output, DETECTIONS, model))
-    rows = np.fromiter(of_rows, np.dtype((np.uint64, 3)))
-    by_key = np.argsort(rows[:, 0])
-    doubled = np.unique(rows[by_key[1:][np.diff(rows[by_key, 0]) == 0], 1])
-    known = rows[:, 1:].ravel()
-    del rows, by_key
+    of_rows = ((_hash(uri), _hash(uri, row["generation"])) for uri, row in _rows(output, DETECTIONS, model))
+    known = np.fromiter(of_rows, np.dtype((np.uint64, 2))).ravel()
     known.sort()  # in place: a copy would take as much again
     letters: dict[int, tuple[Any, ...]] = {}  # the newest count
     for uri, row in _rows(output, DEAD_LETTERS, model):
@@ -138,30 +132,27 @@ def _findings(patterns: Sequence[str], output: str, model: tuple[str, str] | Non
     while some := list(islice(refs, _AT_ONCE)):
         images = np.fromiter((_hash(ref.uri) for ref in some), np.uint64, len(some))
         exact = np.fromiter((_hash(ref.uri, ref.generation or None) for ref in some), np.uint64, len(some))
-        facts = zip(some, exact.tolist(), contains(doubled, images), contains(known, images), contains(known, exact), strict=True)
+        facts = zip(some, exact.tolist(), contains(known, images), contains(known, exact), strict=True)
         for ref, wanted, *of_ref in compress(facts, _add(seen, images)):  # several inputs may name one image
-            yield from _statuses(ref, letters.get(wanted) or letters.get(_hash(ref.uri, ""), ()), *of_ref)
+            yield _status(ref, letters.get(wanted) or letters.get(_hash(ref.uri, ""), ()), *of_ref)
     places = [listing_backend_of(pattern) for pattern in patterns if not is_manifest(pattern)]
     gone = _rows(output, DETECTIONS, model) if places else iter(())
     while pairs := list(islice(gone, _AT_ONCE)):
         for uri, row in compress(pairs, _add(seen, np.fromiter((_hash(uri) for uri, _ in pairs), np.uint64, len(pairs)))):
             file = file_of(uri)
             if any(file.startswith(place.folder) and place.matches(file[len(place.folder) :]) for place in places):
-                yield Found("orphaned", uri, row["generation"])
+                yield Found(ORPHANED, uri, row["generation"])
 
 
-def _statuses(ref: ImageRef, letter: tuple[Any, ...], doubled: bool, has_row: bool, is_exact: bool) -> Iterator[Found]:
-    """The status of a listed image, and the finding on top."""
-    if doubled:
-        yield Found("doubled", ref.uri, ref.generation)
+def _status(ref: ImageRef, letter: tuple[Any, ...], has_row: bool, is_exact: bool) -> Found:
+    """The status of a listed image."""
     if is_tfrecord(ref.uri):
-        yield Found(LEFT_OUT, ref.uri)
-    elif is_exact:
-        yield Found("done", ref.uri, ref.generation)
-    elif letter:
-        yield Found("dead", ref.uri, ref.generation, letter[1])
-    else:
-        yield Found("stale" if has_row else "missing", ref.uri, ref.generation)
+        return Found(LEFT_OUT, ref.uri)
+    if is_exact:
+        return Found("done", ref.uri, ref.generation)
+    if letter:
+        return Found("dead", ref.uri, ref.generation, letter[1])
+    return Found("stale" if has_row else "missing", ref.uri, ref.generation)
 
 
 def _listed(patterns: Sequence[str], output: str, read: ReadConfig) -> Iterator[ImageRef]:
@@ -177,15 +168,7 @@ def _listed(patterns: Sequence[str], output: str, read: ReadConfig) -> Iterator[
 
 def _rows(output: str, kind: str, model: tuple[str, str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a kind with their images, without those of other models."""
-    columns = [
-        "key",
-        "uri",
-        "uri_bytes",
-        "generation",
-        "model",
-        "version",
-        *(["reason", "made_at"] if kind == DEAD_LETTERS else []),
-    ]
+    columns = ["uri", "uri_bytes", "generation", "model", "version", *(["reason", "made_at"] if kind == DEAD_LETTERS else [])]
     for batch in (batch for shard in list_shards(output, (kind,)) for batch in read_batches(shard, columns)):
         for row in batch.to_pylist():
             of_row = (row["model"], row["version"])

@@ -121,8 +121,8 @@ def read_records(file: BinaryIO, path: str, max_bytes: int) -> Iterator[Record]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as err:
         size = None if isinstance(file, gzip.GzipFile) else file.seek(0, 2)  # the rest of a gzipped one may be endless
         lost = f"its last {size - start} of {size} bytes" if size else "all that is gzipped behind it"
-        said = f"{path} is damaged at byte {start} ({err}): {lost} cannot be read"
-        yield Record(start, None, ImageError("read", "broken_file", said))
+        message = f"{path} is damaged at byte {start} ({err}): {lost} cannot be read"
+        yield Record(start, None, ImageError("read", "broken_file", message))
 
 
 def _length(head: bytes) -> int | None:
@@ -137,8 +137,8 @@ def _content(file: BinaryIO, what: str, length: int, max_bytes: int) -> bytes | 
     """A record's bytes or what is wrong with them; `EOFError` where the file ends within."""
     if length > max_bytes:
         _pass_over(file, length + 4)
-        said = f"{what}: expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)"
-        return ImageError("read", "too_large_file", said)
+        message = f"{what}: expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)"
+        return ImageError("read", "too_large_file", message)
     content, checksum = file.read(length), file.read(4)
     if len(checksum) < 4:
         raise EOFError(_CUT)
@@ -154,6 +154,12 @@ def _pass_over(file: BinaryIO, size: int) -> None:
     file.seek(last)
     if not file.read(1):
         raise EOFError(_CUT)
+
+
+def framed(content: bytes) -> bytes:
+    """A record as a file has it, for those that write one."""
+    length = len(content).to_bytes(8, "little")
+    return length + _masked_crc(length).to_bytes(4, "little") + content + _masked_crc(content).to_bytes(4, "little")
 
 
 def _masked_crc(content: bytes) -> int:
@@ -175,11 +181,11 @@ def _image_of_record(record: Record, path: str, read_seconds: float) -> EncodedI
     try:
         content, name = decode_example(record.content)
     except RuntimeError:
-        said = f"{path}: the record of {len(record.content)} bytes at byte {record.start} is no tf.Example"
-        return ImageError("read", "no_example", said).dead_letter(ImageRef(place))
+        message = f"{path}: the record of {len(record.content)} bytes at byte {record.start} is no tf.Example"
+        return ImageError("read", "no_example", message).dead_letter(ImageRef(place))
     if not isinstance(content, bytes):
-        said = f"{path}: the tf.Example at byte {record.start} has {content} as {_ENCODED!r}; expected the bytes of an image"
-        return ImageError("read", "no_image", said).dead_letter(ImageRef(name or place, record=place))
+        message = f"{path}: the tf.Example at byte {record.start} has {content} as {_ENCODED!r}; expected the bytes of an image"
+        return ImageError("read", "no_image", message).dead_letter(ImageRef(name or place, record=place))
     digest = hashlib.sha256(content).hexdigest()[:16]
     ref = ImageRef(name or f"tfrecord:{digest}", generation=digest, size_bytes=len(content), record=place)
     return EncodedImage(ref, content, read_seconds, time.time())

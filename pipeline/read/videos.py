@@ -82,8 +82,8 @@ def _opened(file: Any, path: str, max_pixels: float) -> Iterator[Any]:
     try:
         import av
     except ImportError as err:
-        said = f"{path}: videos are decoded by PyAV: pip install 'hybrid-detection-pipeline[video]'"
-        raise ImageError("decode", "no_decoder", said) from err
+        message = f"{path}: videos are decoded by PyAV: pip install 'hybrid-detection-pipeline[video]'"
+        raise ImageError("decode", "no_decoder", message) from err
     most = {"max_pixels": str(int(min(max_pixels, _MOST_PIXELS)))}
     with _damage(lambda why: f"{path} is damaged, or no {_KINDS} ({why})"):
         options = {"format_whitelist": _DEMUXERS, **most}
@@ -94,8 +94,8 @@ def _opened(file: Any, path: str, max_pixels: float) -> Iterator[Any]:
             reason = "no_image" if len(container.streams) else "broken_file"
             raise ImageError("read", reason, f"{path} has no video stream that can be decoded")
         if codec.width * codec.height > max_pixels:
-            said = f"expected at most {max_pixels / 1e6:g} megapixels, got a video of {codec.width} x {codec.height} pixels"
-            raise ImageError("decode", "too_large", f"{said}; max_megapixels sets the limit")
+            message = f"expected at most {max_pixels / 1e6:g} megapixels, got a video of {codec.width} x {codec.height} pixels"
+            raise ImageError("decode", "too_large", f"{message}; max_megapixels sets the limit")
         codec.options, codec.thread_count = most, 1  # the job has as many threads as cores
         yield container
 
@@ -144,10 +144,10 @@ def _frames(container: Any, path: str) -> Iterator[tuple[int, Any]]:
     start, stream = Fraction(container.start_time or 0, av.time_base), container.streams.best("video")
     ms, end, begun = 0, start, False
 
-    def said(why: str) -> str:
+    def message(why: str) -> str:
         return f"{path} is damaged behind {ms / 1000:.3f} s ({why}): later frames cannot be read"
 
-    with _damage(said):
+    with _damage(message):
         for packet in container.demux():  # of all streams: any of them may be the one that lasts to the end
             if packet.is_corrupt:
                 raise ValueError("a part is not all there")
@@ -164,7 +164,7 @@ def _frames(container: Any, path: str) -> Iterator[tuple[int, Any]]:
 
 
 @contextlib.contextmanager
-def _damage(said: Callable[[str], str]) -> Iterator[None]:
+def _damage(message: Callable[[str], str]) -> Iterator[None]:
     """Maps what the decoder refuses to the `ImageError` of a damaged file; failures of storage pass."""
     import av
 
@@ -175,7 +175,7 @@ def _damage(said: Callable[[str], str]) -> Iterator[None]:
         if not isinstance(err, av.FFmpegError) and getattr(err, "errno", errno.EINVAL) != errno.EINVAL:
             raise
         why = " ".join(str(getattr(err, "strerror", "") or err).split())[:200] or type(err).__name__
-        raise ImageError("read", "broken_file", said(why)) from err
+        raise ImageError("read", "broken_file", message(why)) from err
 
 
 def _as_jpeg(frame: Any) -> bytes:

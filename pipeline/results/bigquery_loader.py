@@ -115,8 +115,8 @@ def _table(client: bigquery.Client, name: str, schema: Sequence[bigquery.SchemaF
     there, wanted = ({field.name: _type(field) for field in fields} for fields in (found.schema, schema))
     for column, of_type in wanted.items():
         if there.get(column, of_type) != of_type:
-            said = f"column {column} is {there[column]}, expected {of_type}; name another table, or alter this one"
-            raise OutputError(f"table {name}: it has another schema: {said}")
+            message = f"column {column} is {there[column]}, expected {of_type}; name another table, or alter this one"
+            raise OutputError(f"table {name}: it has another schema: {message}")
     if new := [field for field in schema if field.name not in there]:
         found.schema = [*found.schema, *new]
         found = client.update_table(found, ["schema"])

@@ -183,9 +183,9 @@ class _CloudLock:
 def _described(holder: bytes) -> str:
     """A holder for a person; its record may be any bytes."""
     try:
-        said = json.loads(holder)
-        since = datetime.datetime.fromtimestamp(float(said["since"]), datetime.timezone.utc)
-        who = f"{said['what']}, process {said['pid']} on {said['host']}, since {since:%F %T} UTC"
+        record = json.loads(holder)
+        since = datetime.datetime.fromtimestamp(float(record["since"]), datetime.timezone.utc)
+        who = f"{record['what']}, process {record['pid']} on {record['host']}, since {since:%F %T} UTC"
         return f"another run is processing the same ({who})"
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return "another run is processing the same"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, is_result_name, kind_of_rows
 from pipeline.storage.globs import escape_glob
@@ -21,8 +21,7 @@ class OwnFiles:
     """Separates this program's own files from images, in one listing.
 
     Compares real paths, so links hide nothing. Files in the job's own output count by their names. Other results folders may
-    lie below an input; their rows identify them. Their files count, unless the input names this very folder
-    (then its dead letters are input) or a part of it (then everything is input).
+    lie below an input; their rows identify them. Their files count, unless the input names a part of such a folder.
 
     Args:
       output: The job's results folder; empty: none.
@@ -39,37 +38,18 @@ class OwnFiles:
     def has(self, path: str) -> bool:
         """Whether a listed file is this program's own."""
         folder, _, name = path.rpartition("/")
-        if not (_OUR_NAME.match(name) or self._is_ours(self._real(folder or path[: len(path) - len(name)]))):
+        real_folder = self._real(folder or path[: len(path) - len(name)])
+        if not (_OUR_NAME.match(name) or self._is_ours(real_folder)):
             return False
-        real = self._real_path(path)
+        real = f"{real_folder}/{name}"
         listed = next((folder for folder in self._inputs if real.startswith(f"{folder}/")), "")
-        return self._is_in_output(real) or any(self._is_of_run(listed, *parts) for parts in _divisions(real))
+        return any(self._is_result(listed, real[: slash.start()], real[slash.end() :]) for slash in re.finditer("/", real))
 
-    def in_output(self, path: str) -> bool:
-        """Whether any path is that of an own file in the job's output."""
-        return self._output is not None and self._is_in_output(self._real_path(path))
-
-    def _is_in_output(self, real: str) -> bool:
-        folder = f"{self._output}/"
-        return self._output is not None and real.startswith(folder) and is_result_name(real[len(folder) :])
-
-    def _is_of_run(self, listed: str, folder: str, name: str) -> bool:
-        """Whether `folder` is a results folder, not above the listed one, and `name` is no input in it."""
-        if not (folder == listed or folder.startswith(f"{listed}/")) or not is_result_name(name):
+    def _is_result(self, listed: str, folder: str, name: str) -> bool:
+        """Whether `folder` is the output, or another results folder that is not above the listed one, and `name` a file in it."""
+        if not is_result_name(name):
             return False
-        kind = kind_of_rows(name)
-        if folder == listed and kind == DEAD_LETTERS and name.endswith(".jsonl"):
-            return False
-        return bool(kind) or self._holds_results(folder)
-
-    def _real_path(self, path: str) -> str:
-        folder, _, name = path.rpartition("/")
-        return f"{self._real(folder or path[: len(path) - len(name)])}/{name}"
-
-
-def _divisions(path: str) -> Iterator[tuple[str, str]]:
-    """Each folder above a file, with the rest of the path."""
-    return ((path[: slash.start()], path[slash.end() :]) for slash in re.finditer("/", path))
+        return folder == self._output or (f"{folder}/".startswith(f"{listed}/") and self._holds_results(folder))
 
 
 def _real_folder(folder: str) -> str:

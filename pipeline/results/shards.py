@@ -292,8 +292,8 @@ def publish_shard(staged: StagedShard) -> None:
             move_files({path: final})
         except FileNotFoundError as err:
             if not exists(final):
-                said = f"{path} is gone and {final} is not there; was the staging folder removed?"
-                raise OutputError(f"output: {said}") from err
+                message = f"{path} is gone and {final} is not there; was the staging folder removed?"
+                raise OutputError(f"output: {message}") from err
             sync(folders_of([final]))  # the process that renamed it may have died before it did so
 
 

@@ -64,9 +64,9 @@ def _client_of(_process: int, account: str) -> Any:
         raise OSError(f"{ABFS} is read by azure-storage-blob: pip install 'hybrid-detection-pipeline[azure]'") from err
     again = {"retry_total": 1, "initial_backoff": 1, "random_jitter_range": 1}  # callers try again, too
     options = {**again, "connection_timeout": 10, "read_timeout": 30, "max_single_get_size": _FIRST_BYTES}
-    said = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
-    if said and not account:
-        return BlobServiceClient.from_connection_string(said, **options)
+    connection = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    if connection and not account:
+        return BlobServiceClient.from_connection_string(connection, **options)
     account = account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
     if not account:
         raise ValueError(

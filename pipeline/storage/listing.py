@@ -32,8 +32,10 @@ def listing_backend_of(pattern: str) -> ListingBackend:
       InputError: The pattern names no bucket, a camera, files of a web server, or storage that is not read.
     """
     if _LIVE.fullmatch(pattern) and not (os.path.isdir(pattern) or os.path.isfile(pattern)):
-        said = "live streams and cameras are not read; record them to files, e.g. with ffmpeg -f segment, and give their folder"
-        raise InputError(f"input {pattern}: {said}")
+        message = (
+            "live streams and cameras are not read; record them to files, e.g. with ffmpeg -f segment, and give their folder"
+        )
+        raise InputError(f"input {pattern}: {message}")
     if is_web(pattern):
         return _web_listing(pattern)
     if "://" in pattern:
@@ -50,10 +52,10 @@ def listing_backend_of(pattern: str) -> ListingBackend:
 def _object_listing(pattern: str) -> ListingBackend:
     scheme = pattern[: pattern.index("://") + 3]
     if scheme not in LISTED:
-        said = (
+        message = (
             "expected files on this machine, gs://bucket/name, s3://bucket/name or abfs://container/name; copy the images first"
         )
-        raise InputError(f"input {pattern}: cannot be listed: {said}")
+        raise InputError(f"input {pattern}: cannot be listed: {message}")
     pattern += "/" * (pattern.count("/") == 2)
     folder, rest = _split(pattern)
     if folder.count("/") < 3 or folder[len(scheme)] == "/":

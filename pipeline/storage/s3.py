@@ -74,8 +74,8 @@ def _client() -> Iterator[Any]:
     try:
         yield client
     except exceptions.ClientError as err:
-        said = err.response.get("Error", {}).get("Message") or str(err)
-        raise from_http_status(err.response["ResponseMetadata"]["HTTPStatusCode"], said) from err
+        message = err.response.get("Error", {}).get("Message") or str(err)
+        raise from_http_status(err.response["ResponseMetadata"]["HTTPStatusCode"], message) from err
     except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as err:
         raise Forbidden(str(err)) from err
     except (exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError) as err:

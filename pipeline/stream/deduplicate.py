@@ -32,7 +32,7 @@ class DropDuplicates(StreamStep):
         if self._shared.recent.is_new(image.ref):
             yield image
         else:
-            self._shared.figures.add_duplicate()
+            self._shared.live_stats.add_duplicate()
 
 
 @beam.typehints.with_output_types(tuple[str, ImageRef | EncodedImage])
@@ -93,7 +93,7 @@ class DropDuplicatesInState(StreamStep):
     ) -> Iterator[Any]:
         _, image = identity_and_image
         if seen.read() and not self._shared.forget_failure(_ref_of(image)):
-            self._shared.figures.add_duplicate()
+            self._shared.live_stats.add_duplicate()
             return
         seen.write(True)
         forget.set(Timestamp.now() + self._run.config.stream.deduplicate_s)

@@ -95,18 +95,18 @@ class WorkerFigures:
     """The statistics of a stream whose workers are in other processes, from their reports.
 
     Args:
-      told: Reads the reports.
+      reports: Reads the reports of workers.
       samples: How many annotated images the report will show.
     """
 
-    def __init__(self, told: WorkerReports, samples: int = 0):
-        self._told = told
+    def __init__(self, reports: WorkerReports, samples: int = 0):
+        self._reports = reports
         self._samples = samples
         self._before = self._merged([])
 
     def line(self, seconds: float) -> str:
         """What happened since the last line, on one line; `seconds` is how long that is."""
-        workers = self._told.now()
+        workers = self._reports.now()
         if not workers:
             return "waiting for workers"
         now = self._merged(workers)
@@ -115,14 +115,14 @@ class WorkerFigures:
 
     def now(self) -> JobStats:
         """The statistics of the latest reports."""
-        return self._merged(self._told.now())
+        return self._merged(self._reports.now())
 
     def stats(self) -> JobStats | None:
         """All statistics, once the stream is over; None if no worker has reported.
 
         Only images with an outcome count as read: messages of the others come again, in the next run.
         """
-        workers = self._told.at_the_end()
+        workers = self._reports.at_the_end()
         return self._merged(workers) if workers else None
 
     def _merged(self, workers: list[JobStats]) -> JobStats:

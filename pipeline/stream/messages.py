@@ -157,8 +157,8 @@ def _refusing() -> Iterator[None]:
     except ImageError:
         raise
     except Exception as err:
-        said = f"expected a message that can be understood, got {type(err).__name__}: {err!s:.200}"
-        raise ImageError("message", "bad_request", said) from err
+        text = f"expected a message that can be understood, got {type(err).__name__}: {err!s:.200}"
+        raise ImageError("message", "bad_request", text) from err
 
 
 class _Asked(NamedTuple):

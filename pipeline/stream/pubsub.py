@@ -24,7 +24,7 @@ from pipeline.stream.run import RunSettings, StreamStep
 from pipeline.stream.subscriber import PULL_BYTES
 
 # the in-memory runner has both in each of its bundles, and then two bundles side by side (`launch/in_memory.py`)
-_PULLERS = 2  # while one's images are detected and published, another's are read; and a huge request holds up one of them only
+_POLLERS = 2  # while one's images are detected and published, another's are read; and a huge request holds up one of them only
 _STEP_BACK_SECONDS = 2.0
 _IDLE_SECONDS = 0.5
 
@@ -46,10 +46,10 @@ class ReadMessages(beam.PTransform):
         super().__init__()
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection[Message]:
-        """Wires the pullers."""
+        """Wires the pollers."""
         return (
             begin
-            | "Pullers" >> beam.Create(range(_PULLERS), reshuffle=False)
+            | "Pullers" >> beam.Create(range(_POLLERS), reshuffle=False)
             | "Pull" >> beam.ParDo(_Pull(self.run)).with_output_types(Message)
         )
 
@@ -81,12 +81,12 @@ class ReadNative(beam.PTransform):
 class _EndlessTracker(RestrictionTracker):
     """A restriction without an end that is split only by deferring what remains of it."""
 
-    def __init__(self, turn: int):
-        self._turn = turn
+    def __init__(self, poll: int):
+        self._poll = poll
         self._deferred = False
 
     def current_restriction(self) -> int:
-        return self._turn
+        return self._poll
 
     def try_claim(self, position: int) -> bool:
         return not self._deferred
@@ -95,7 +95,7 @@ class _EndlessTracker(RestrictionTracker):
         if fraction_of_remainder != 0 or self._deferred:
             return None
         self._deferred = True
-        return self._turn, self._turn + 1
+        return self._poll, self._poll + 1
 
     def check_done(self) -> bool:
         return True
@@ -108,7 +108,7 @@ class _EndlessTracker(RestrictionTracker):
 
 
 class _Endless(RestrictionProvider):
-    """Restrictions are counted turns."""
+    """Restrictions are counted polls."""
 
     def initial_restriction(self, element: int) -> int:
         return 1
@@ -121,7 +121,7 @@ class _Endless(RestrictionProvider):
 
 
 class _Pull(StreamStep):
-    """One turn: take what waits, yield it, end its hold when the bundle is final, come again."""
+    """One poll: take what waits, yield it, end its hold when the bundle is final, come again."""
 
     def setup(self) -> None:
         super().setup()
@@ -142,30 +142,30 @@ class _Pull(StreamStep):
     @beam.DoFn.unbounded_per_element()
     def process(
         self,
-        puller: int,
+        poller: int,
         finalizer: Any = beam.DoFn.BundleFinalizerParam,
         tracker: Any = beam.DoFn.RestrictionParam(_Endless()),  # noqa: B008  how Beam's parameters are declared
     ) -> Iterator[Message]:
-        turn, again_s = tracker.current_restriction(), 0.0
-        tracker.try_claim(turn)
+        poll, again_s = tracker.current_restriction(), 0.0
+        tracker.try_claim(poll)
         if self._is_first:
             self._is_first = False
             messages = self._subscriber.pull(self._run.config.stream.pull_images, PULL_BYTES, wait_s=_IDLE_SECONDS)
-            finalizer.register(self._finalizing(puller, turn, [message.message_id for message in messages]))
+            finalizer.register(self._finalizing(poller, poll, [message.message_id for message in messages]))
             yield from messages
-        else:  # another puller is in this bundle; this one steps back, to have bundles of its own beside it
-            again_s = _STEP_BACK_SECONDS * puller
+        else:  # another poller is in this bundle; this one steps back, to have bundles of its own beside it
+            again_s = _STEP_BACK_SECONDS * poller
         if not self._shared.threads.stop.is_set():
             tracker.defer_remainder(Duration.of(again_s))
 
-    def _finalizing(self, puller: int, turn: int, ids: list[str]) -> Callable[[], None]:
+    def _finalizing(self, poller: int, poll: int, ids: list[str]) -> Callable[[], None]:
         """What to do with these messages when the bundle is final."""
         if not self._run.finalizes_early:
             return functools.partial(self._subscriber.end_hold, ids)
-        turns = self._shared.delayed_acks_of(puller)
-        this = turns.begin(turn, ids)
-        self._ends = functools.partial(turns.end, this)
-        return functools.partial(turns.finalize, this)
+        polls = self._shared.delayed_acks_of(poller)
+        this = polls.begin(poll, ids)
+        self._ends = functools.partial(polls.end, this)
+        return functools.partial(polls.finalize, this)
 
 
 def _from_beam(message: Any) -> Message:

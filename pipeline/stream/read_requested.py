@@ -39,11 +39,11 @@ class ReadRequested(ReadAhead):
         self._stop = run_of(self._run).threads.stop
         self._patience = self._waiting = _BreakerUntilStopped(self._stop, self._retry_seconds)
 
-    def _read_one(self, ref: ImageRef, place: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
+    def _read_one(self, ref: ImageRef, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
         began = time.monotonic()
         while True:
-            read = super()._read_one(ref, place)
-            if not is_unavailable(read) or place.abandoned or self._stop.is_set() or is_web(ref.uri):
+            read = super()._read_one(ref, slot)
+            if not is_unavailable(read) or slot.abandoned or self._stop.is_set() or is_web(ref.uri):
                 return read
             was_retried = time.monotonic() + _AGAIN_SECONDS >= began + self._retry_seconds
             if was_retried and self._waiting.has_answered(ref.uri, since=began):

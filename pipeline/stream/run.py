@@ -80,7 +80,7 @@ class StreamRun:
     Attributes:
       settings: Its settings.
       threads: Its threads, its stop event, and the failure that ends it.
-      figures: Its statistics.
+      live_stats: Its statistics.
       subscriber: Has its messages; pulling begins with the first step that pulls.
       recent: The deduplication cache, if all steps are in one process.
       answers: Its open requests; None if there is no topic for answers.
@@ -91,7 +91,7 @@ class StreamRun:
         stream = settings.config.stream
         self.settings = settings
         self.threads = RunThreads()
-        self.figures = LiveStats(settings.samples)
+        self.live_stats = LiveStats(settings.samples)
         self.recent = DedupCache(stream.deduplicate_s, self._answer)
         self.answers: Answers | None = None
         self.archive: Archive | None = None
@@ -107,9 +107,9 @@ class StreamRun:
             self.archive = Archive(settings.writer(), stream.archive_window_s, self.threads, **holds)
             self.threads.start("archiving", self.archive.keep_writing)
 
-    def delayed_acks_of(self, puller: int) -> DelayedAcks:
-        """The turns of a puller, on a runner that finalizes early."""
-        return self._delayed_acks.setdefault(puller, DelayedAcks(self.subscriber.end_hold, self.subscriber.release))
+    def delayed_acks_of(self, poller: int) -> DelayedAcks:
+        """The polls of a poller, on a runner that finalizes early."""
+        return self._delayed_acks.setdefault(poller, DelayedAcks(self.subscriber.end_hold, self.subscriber.release))
 
     def end(self, result: DetectedImage | DeadLetter, outcome: Outcome) -> None:
         """Notes what became of an image, for all messages that asked for it."""
@@ -131,7 +131,7 @@ class StreamRun:
 
     def leave(self, ref: ImageRef) -> None:
         """Leaves an image without an outcome: its message is held, and delivered again after the run."""
-        self.figures.add_unread()
+        self.live_stats.add_unread()
         self.subscriber.hold([ref.message_id])
 
     def stop(self) -> None:
@@ -186,7 +186,7 @@ def run_of(settings: RunSettings) -> StreamRun:
                 raise LookupError(f"the run {settings.name} is over")
             run = StreamRun(settings)
             if settings.worker_context:
-                settings.worker_context.check_worker(run.figures.stats)
+                settings.worker_context.check_worker(run.live_stats.stats)
             _runs[settings.name] = run
         return _runs[settings.name]
 

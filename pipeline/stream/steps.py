@@ -37,7 +37,7 @@ class ParseMessages(StreamStep):
 
     def process(self, message: Message) -> Iterator[Any]:
         request = parse_message(message, self._limits)
-        self._shared.figures.add_request(request, message.publish_time)
+        self._shared.live_stats.add_request(request, message.publish_time)
         if self._shared.answers:
             self._shared.answers.open(request)
         yield from request.images
@@ -87,5 +87,5 @@ def publish_result(result: DetectedImage | DeadLetter, run: StreamRun, publishin
         answered = message.data if run.answers else b""
     if topic:
         publishing.send(topic, message)
-    run.figures.add_result(result, now)
+    run.live_stats.add_result(result, now)
     run.end(result, Outcome(answered, isinstance(result, DeadLetter)))

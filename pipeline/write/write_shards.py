@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
 from apache_beam.pvalue import TaggedOutput
@@ -30,14 +30,27 @@ from pipeline.stats.summary import JobStats, merge_stats
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.storage.files import write_file
 from pipeline.storage.state import read_checked
-from pipeline.write.sink import Results, Sink
 
 _STATS = "stats"
 _MOST_BYTES = 48_000_000  # of the records that a bundle holds, estimated
 
 
+class Results(NamedTuple):
+    """All results of a job: `read = detected + dead + skipped`.
+
+    Attributes:
+      detected: The images with a result.
+      dead: The images without one, by the step that failed; separate, since flattening them would break fused steps up.
+      counted: Statistics beside the records: images read and skipped.
+    """
+
+    detected: beam.PCollection[DetectedImage]
+    dead: tuple[beam.PCollection[DeadLetter], ...]
+    counted: beam.PCollection[JobStats]
+
+
 @dataclasses.dataclass
-class WriteShards(Sink):
+class WriteShards(beam.PTransform):
     """Writes results as shards.
 
     Bounded: a bundle holds 48 MB of records at most. At least once where the runner retries bundles, and then of equal rows the

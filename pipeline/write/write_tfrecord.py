@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pipeline import beam_internals
+from pipeline.read.tfrecords import framed
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -38,7 +38,7 @@ def write_tfrecord(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
             if values:
                 kinds[type(values[0])].value.extend(values)
         # a map has no order of its own, which is also why tfx-bsl's encoder gives other bytes each time
-        beam_internals.write_tfrecord(file, example.SerializeToString(deterministic=True))
+        file.write(framed(example.SerializeToString(deterministic=True)))
 
 
 def _features(row: dict[str, Any]) -> dict[str, list[Any]]:

@@ -45,8 +45,7 @@ from pipeline.limits import available_cpus
 from pipeline.read.read_images import ReadImages
 from pipeline.results.completion import RowVersion
 from pipeline.results.run import Run
-from pipeline.write.sink import Results
-from pipeline.write.write_shards import WriteShards
+from pipeline.write.write_shards import Results, WriteShards
 from tests.benchmarks.results import table
 from tests.emulators import forget_detectors, running_gcs_emulator
 

@@ -82,8 +82,8 @@ def _through_beam(images: Path, output: Path | None) -> None:
 
     done = DoneRows(str(output), _version()) if output else None
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        _, distinct = ReadImages([str(images)], exclude=str(output or ""), done=done).list(pipeline)
-        _ = distinct.refs | "CountAll" >> beam.combiners.Count.Globally() | "Print" >> beam.Map(print)
+        read = pipeline | ReadImages([str(images)], exclude=str(output or ""), done=done, fetch=False)
+        _ = read.images | "CountAll" >> beam.combiners.Count.Globally() | "Print" >> beam.Map(print)
 
 
 def _version() -> Any:

@@ -38,11 +38,10 @@ def plant(folder, path="in/upload.jsonl"):
     return [f"{folder}/elsewhere/private.png", f"{folder}/elsewhere/shadow", "gs://private/a.png"]
 
 
-@pytest.mark.parametrize("given", ["in", "in/**", "in/*.jsonl"])
-def test_a_list_that_was_found_names_only_what_lies_where_it_was_found(given, folder, job):
+def test_a_list_that_was_found_names_only_what_lies_where_it_was_found(folder, job):
     """Whoever may add a file to the input cannot have others read by it."""
     refused = plant(folder)
-    images = job("--input", given)
+    images = job("--input", "in/*.jsonl")
     assert set(dead(folder)) == {(uri, "not_allowed") for uri in refused}
     assert images["read"] - images["skipped"] == len(detected(folder)) + len(dead(folder))
     (listed,) = [row for row in rows_of(folder / "out") if row["image"]["uri"] == f"{folder}/in/deep/listed.png"]
@@ -54,7 +53,7 @@ def test_a_list_that_was_found_names_only_what_lies_where_it_was_found(given, fo
 
 def test_more_may_be_named_where_the_user_says_so(folder, job):
     plant(folder)
-    images = job("--input", "in", "--allow-uri-prefix", folder / "elsewhere")
+    images = job("--input", "in/*.png", "in/*.jsonl", "--allow-uri-prefix", folder / "elsewhere")
     assert "elsewhere/private.png" in detected(folder)
     assert [reason for uri, reason in dead(folder) if "gs://" in uri] == ["not_allowed"]
     assert images["detected"] == 3
@@ -69,7 +68,7 @@ def test_a_list_that_the_user_names_may_name_what_the_user_can_read(folder, job)
 def test_the_dead_letters_of_an_earlier_run_in_the_input_are_bounded_as_well(folder, job):
     planted = [letter("read", "not_found", f"{folder}/elsewhere/shadow"), letter("read", "not_found", "in/deep/listed.png")]
     write_rows("in", letters=planted)
-    assert job("--input", "in")["dead"] == 1
+    assert job("--input", "in/dead_letters/*.jsonl", "in")["dead"] == 1
     assert dead(folder) == [(f"{folder}/elsewhere/shadow", "not_allowed")]
 
 
@@ -91,7 +90,7 @@ def test_dead_letters_that_were_planted_in_the_output_open_nothing_elsewhere(fol
         letter("read", "not_found", secret),
         recorded(secret),  # tried once, with the first
         recorded(f"{secret}@0-25"),
-        letter("read", "not_found", "dead-letter:" + "0" * 32, extra='{"a": "b"}'),
+        letter("read", "not_found", "/etc/dead_letters/", extra='{"a": "b"}'),
         letter("read", "not_found", "out/../elsewhere/shadow"),
     ]
     (shard,) = write_rows("out", letters=planted)

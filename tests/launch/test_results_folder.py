@@ -1,34 +1,11 @@
-"""The results folder as a user meets it: other jobs, other settings, other people's files, and names that are no text."""
+"""The results folder as a user meets it: other jobs, other settings and other people's files."""
 
-import json
 import os
 import signal
 import time
 
 from tests.launch.jobs import WORK_IMAGES, files_of, images_of, rows_by_name, rows_of, signal_at_work, write_images, write_work
 from tests.shard_rows import rows_in
-
-
-def test_a_file_name_that_is_no_utf8_is_a_name_like_any_other(tmp_path, run_job, bright_model):
-    """It is read, detected, sorted, shown and dead-lettered under its own name."""
-    write_images(tmp_path / "in", "a.png", "b.png")
-    folder = os.fsencode(tmp_path / "in") + b"/"
-    names = [b"\xff\xfe.png", b"caf\xe9 \x80.png", b"\xe7\x8c.png", b"broken\xff.png"]
-    for name in names[:3]:
-        os.link(folder + b"a.png", folder + name)
-    os.close(os.open(folder + names[3], os.O_CREAT))
-    out = tmp_path / "out"
-
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
-    code, _, err = run_job(*arguments, "--export", "coco", "--samples", 9, "--max-dead-share", 1)
-
-    assert code == 0, err
-    found = [os.fsencode(os.path.basename(row["image"]["uri"])) for row in rows_of(out)]
-    dead = [os.fsencode(os.path.basename(row["image"]["uri"])) for row in rows_of(out, "dead_letters")]
-    assert (sorted(found + dead), images_of(out)["read"]) == (sorted([*names, b"a.png", b"b.png"]), 6)
-    assert dead == names[3:]
-    assert len(found) == len(json.loads((out / "exports" / "coco" / "images.json").read_text())["images"])
-    assert len(list((out / "samples").iterdir())) == len(found)
 
 
 def test_of_a_killed_job_its_rows_stay_and_its_unfinished_files_go_once_they_are_old(tmp_path, run_job, bright_model):

@@ -99,7 +99,7 @@ def test_a_dry_run_says_what_would_be_tried(folder, job, bright_model, capsys):
     write_rows("out", letters=letters)
     assert run.main(["--output", "out", "--model", bright_model, "--retry-dead", "--dry-run", "--allow-uri-prefix", "."]) == 0
     said = capsys.readouterr().out
-    assert "input    2 images" in said and "a.png" in said and "dead-letter:" in said
+    assert "input    2 images" in said and "a.png" in said and "out/dead_letters/" in said
 
 
 def test_what_is_no_dead_letter_is_one_line(folder, bright_model, capsys):

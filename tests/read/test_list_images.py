@@ -295,52 +295,7 @@ def test_dead_letters_written_as_rows_are_a_manifest(tree):
     ]
 
 
-ROW = {"image": {"uri": "a.jpg", "generation": "1"}}
 SHARD = "20261121T020000Z-3f2a9c01-"
-
-
-@pytest.mark.parametrize("pattern", ["results", "results/**", "results/*/*", "results/dead_letters/*"])
-def test_a_folder_of_results_names_the_images_of_its_dead_letters(tree, pattern):
-    """Rows of detections are no images, and no images to detect again; nor is an empty file of dead letters an image."""
-    for kind in ("detections", "dead_letters"):
-        for shard in (0, 1):
-            path = tree / "results" / kind / f"{SHARD}{shard:032x}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(ROW) + "\n" if shard else "")
-            path.with_suffix(".parquet").write_bytes(b"PAR1")
-    assert listed(pattern) == ["a.jpg"]
-    check_inputs({pattern: (pattern,)})
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ('{"uri": "in/a.jpg"}\n', ["in/a.jpg"]),
-        ('\n"in/a.jpg"\n"b.PNG"\n', ["in/a.jpg", "b.PNG"]),
-        ('"in/a.jpg"\nb.PNG\n', ["in/a.jpg", "set/list.jsonl:2"]),
-        ('{"file_name": "a.jpg", "label": 3}\n', []),
-        ("no JSON", []),
-        ("", []),
-    ],
-    ids=["rows", "texts", "a bad line", "rows of something else", "no JSON", "empty"],
-)
-def test_json_lines_within_a_folder_are_a_manifest_if_they_read_like_one(tree, text, names):
-    """Else the file is beside the images of the folder, and is left out."""
-    (tree / "set").mkdir()
-    (tree / "set" / "list.jsonl").write_text(text)
-    left_out = []
-    assert listed("set", leave_out=left_out.append) == sorted(names)
-    assert left_out == ([] if names else [".jsonl"])
-
-
-def test_a_manifest_in_a_folder_that_cannot_be_read_ends_no_job(tree):
-    """It is listed, so that its reader says why; as are others that nobody can look into."""
-    folder = tree / "set" / "dead_letters"
-    folder.mkdir(parents=True)
-    names = ("dead_letters-00000-of-00001.jsonl", "list.jsonl", "without an ending")
-    for name in names:
-        (folder / name).symlink_to(name)  # a circle
-    assert listed("set/dead_letters") == [f"set/dead_letters/{name}" for name in names]
 
 
 HEADS = {
@@ -364,10 +319,19 @@ def test_what_begins_like_an_image_is_one_whatever_its_name(tree, content):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\0\0\0\x14ftypqt  \0\0\0\0qt  ", b"\0\0\0\x18ftypmp42\0\0\0\0isomavc1", b"RIFF\0\0\0\0WAVE", b"P", b"{}", b"B"],
+    [
+        b"",
+        b'{"uri": "a.jpg"}',
+        b"\0\0\0\x14ftypqt  \0\0\0\0qt  ",
+        b"\0\0\0\x18ftypmp42\0\0\0\0isomavc1",
+        b"RIFF\0\0\0\0WAVE",
+        b"P",
+        b"{}",
+        b"B",
+    ],
 )
 def test_what_neither_ends_nor_begins_like_an_image_is_left_out_unless_it_is_named(tree, content):
-    """A movie is told from a photo of the same container."""
+    """A movie is told from a photo of the same container; a list in a folder is not read."""
     (tree / "set").mkdir()
     (tree / "set" / "a[1].3gp").write_bytes(content)
     left_out = []
@@ -401,7 +365,7 @@ def test_of_a_large_object_that_is_no_image_just_a_few_bytes_are_read(gcs_bucket
         pytest.param(".", ["set/a.jpg"], id="a folder above"),
         pytest.param("**/*.jpg", ["set/a.jpg"], id="a glob"),
         pytest.param("set", ["set/a.jpg"], id="the folder above"),
-        pytest.param("set/run1", ["again.jpg"], id="the results themselves: what failed"),
+        pytest.param("set/run1", [], id="the results themselves"),
         pytest.param("set/run1/samples", ["set/run1/samples/001-a.jpg"], id="a part of them"),
         pytest.param("set/run1/*/001-*.jpg", [], id="a part of them, by a pattern"),
         pytest.param("set/run1/samples/001-a.jpg", ["set/run1/samples/001-a.jpg"], id="one of them"),
@@ -427,13 +391,6 @@ def test_a_folder_of_samples_that_no_run_wrote_is_images(tree):
     """As are those beside a summary that anybody may have written."""
     (tree / "out" / "summary.json").write_text("{}")
     assert "out/samples/001-a.jpg" in listed(".")
-
-
-def test_dead_letters_of_the_jobs_own_output_are_no_input(tree):
-    """They would be listed again and count as doubles."""
-    (tree / "out" / "dead_letters").mkdir()
-    (tree / "out" / "dead_letters" / f"{SHARD}{1:032x}.jsonl").write_text(json.dumps(ROW))
-    assert listed(".", exclude="out").count("a.jpg") == 1
 
 
 def test_a_folder_of_object_storage_needs_no_slash(gcs_bucket):

@@ -65,7 +65,7 @@ def absolute(uri):
         pytest.param([], [""], {"dead"}, id="a dead letter that knows no generation"),
         pytest.param([], ["0-1"], {"missing"}, id="a dead letter of an older generation"),
         pytest.param(["NOW"], [""], {"done"}, id="one that was resolved"),
-        pytest.param(["NOW", "NOW"], [], {"done", "doubled"}, id="two rows of one key"),
+        pytest.param(["NOW", "NOW"], [], {"done"}, id="two rows of one key"),
     ],
 )
 def test_the_status_of_an_image(folder, rows, letters, expected):
@@ -81,7 +81,7 @@ def test_rows_of_other_images_count_only_where_the_pattern_names_them(folder):
     assert statuses()[0] == {("missing", "in/a"), ("orphaned", "in/gone\udc80")}
 
 
-def test_rows_of_two_models_are_not_doubled_and_only_a_named_one_counts(folder):
+def test_only_rows_of_a_named_model_count(folder):
     now = put("in/a")
     put_rows([("in/a", now)])
     assert statuses(model=("yolo", "7"))[0] == {("done", "in/a")}
@@ -159,6 +159,6 @@ def test_all_that_is_listed_has_one_status_however_few_are_compared_at_once(tmp_
     dead_ones = (there & letters) - done
     stale = (there & old) - done - dead_ones
     expected = {"done": done, "dead": dead_ones, "stale": stale, "missing": there - done - dead_ones - stale}
-    expected |= {"doubled": there & now & twice, "orphaned": (old | now | twice) - there}
+    expected |= {"orphaned": (old | now | twice) - there}
     assert told == {(status, f"{root}/in/{name}") for status, some in expected.items() for name in some}
     assert outcome.listed == len(there)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pipeline.errors import OutputError
-from pipeline.results.layout import check_output, is_result_name, is_sample_name, read_summary, sample_name
+from pipeline.results.layout import check_output, is_result_name, is_sample_name, sample_name
 from pipeline.results.shards import list_shards
 
 SHARD = "20261121T020000Z-3f2a9c01b2d4-" + "0123456789abcdef" * 2
@@ -76,13 +76,6 @@ def test_shards_are_listed_by_kind_and_whatever_else_lies_there_is_none(tmp_path
     assert sorted(os.path.relpath(shard.path, output) for shard in list_shards(str(output))) == sorted(shards)
     assert [os.path.relpath(shard.path, output) for shard in list_shards(str(output), ("dead_letters",))] == [OWN[2]]
     assert list_shards(f"{tmp_path}/absent") == []
-
-
-@pytest.mark.parametrize("content", [None, "", "{", "[]", '"summary"', '{"images": {}}', "\udc80"])
-def test_a_summary_of_somebody_else_is_none(tmp_path, content):
-    if content is not None:
-        (tmp_path / "summary.json").write_bytes(content.encode("utf-8", "surrogateescape"))
-    assert read_summary(str(tmp_path)) == {}
 
 
 @pytest.mark.parametrize(

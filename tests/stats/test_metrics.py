@@ -74,7 +74,7 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
     run = Run(f"{images}/out", "test")
     pipeline = beam.Pipeline(runner=FnApiRunner())
     with run.opened(), counting() as seen:
-        graph.build(pipeline, config, graph.sinks(config, run, UNKNOWN))
+        graph.build(pipeline, config, graph.source_of(config), graph.sink_of(config, run, UNKNOWN))
         result = pipeline.run()
         result.wait_until_finish()
         stats = read_stats(run)
@@ -109,7 +109,7 @@ def test_what_messages_ask_for_is_counted_where_they_are_parsed():
     with opened(RunSettings("counted")) as run, beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _ = pipeline | beam.Create(messages) | beam.ParDo(ParseMessages(MessageLimits(), run.settings)).with_outputs("dead")
     totals, sums = counted(pipeline.result)
-    stats = run.figures.stats()
+    stats = run.live_stats.stats()
     assert totals == {"read": 5, "skipped": 1, "dead": 2}
     assert (stats.read, stats.skipped) == (5, 1)
     assert sums["backlog_age_ms"][1] == 3

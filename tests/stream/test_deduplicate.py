@@ -35,7 +35,7 @@ def test_each_image_passes_once_and_the_others_are_counted(settings, drop):
     with opened(settings) as run:
         new = drop(pipeline | beam.Create(IMAGES)) | beam.Map(lambda image: image.ref.identity)
         assert_that(new, equal_to(DISTINCT))
-        assert skipped(pipeline) == run.figures.stats().skipped == len(IMAGES) - len(DISTINCT)
+        assert skipped(pipeline) == run.live_stats.stats().skipped == len(IMAGES) - len(DISTINCT)
 
 
 def test_runner_state_lets_pass_what_is_asked_for_again_once_it_has_failed():
@@ -44,7 +44,7 @@ def test_runner_state_lets_pass_what_is_asked_for_again_once_it_has_failed():
         asked = [ImageRef(name, "1", message_id=f"{name}{turn}") for turn in range(3) for name in ("good", "bad")]
         passed = drop_in_state(pipeline | beam.Create(asked)) | "End" >> beam.ParDo(_End(ELSEWHERE))
         assert_that(passed, equal_to(["good0", "bad0", "bad1", "bad2"]))
-    assert run.figures.stats().skipped == 2
+    assert run.live_stats.stats().skipped == 2
 
 
 class _End(beam.DoFn):

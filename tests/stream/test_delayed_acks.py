@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.stream.delayed_acks import DelayedAcks, Turn
+from pipeline.stream.delayed_acks import DelayedAcks, Poll
 from tests.clock import Clock
 
 SECONDS = st.floats(0.001, 3.0)
@@ -13,15 +13,15 @@ DELAYS = st.floats(0.0, 0.9)
 
 
 class Flink:
-    """A puller's bundles under Flink: one checkpoint at a time, with a pause; finalizations come late and in any order."""
+    """A poller's bundles under Flink: one checkpoint at a time, with a pause; finalizations come late and in any order."""
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.turns = DelayedAcks(self.acknowledge, self.release, self.clock)
+        self.polls = DelayedAcks(self.acknowledge, self.release, self.clock)
         self.next = 1
-        self.outstanding: list[Turn] = []
-        self.coming: list[tuple[float, Turn]] = []
-        self.barrier = 0  # the first turn that the checkpoint under way does not hold
+        self.outstanding: list[Poll] = []
+        self.coming: list[tuple[float, Poll]] = []
+        self.barrier = 0  # the first poll that the checkpoint under way does not hold
         self.held = 1  # the first that the completed one does not hold
         self.acknowledged: list[str] = []
         self.lost: list[str] = []
@@ -32,8 +32,8 @@ class Flink:
         end = self.clock.now + seconds
         self.coming.sort(key=lambda each: each[0])
         while self.coming and self.coming[0][0] <= end:
-            self.clock.now, turn = self.coming.pop(0)
-            self.turns.finalize(turn)
+            self.clock.now, poll = self.coming.pop(0)
+            self.polls.finalize(poll)
         self.clock.now = end
 
     def acknowledge(self, ids) -> None:
@@ -47,19 +47,19 @@ class Flink:
     def bundle(self, seconds: float) -> None:
         message = f"{self.next}:{next(self._ids)}"
         self.taken.append(message)
-        turn = self.turns.begin(self.next, [message])
+        poll = self.polls.begin(self.next, [message])
         self.next += 1
         self.pass_time(seconds)
-        self.turns.end(turn)
-        self.outstanding.append(turn)
+        self.polls.end(poll)
+        self.outstanding.append(poll)
 
     def checkpoint(self, bundles, delays) -> None:
         self.barrier = self.next
         for seconds in bundles:
             self.bundle(seconds)
         self.held = self.barrier
-        for turn, delay in zip(self.outstanding, itertools.cycle(delays), strict=False):
-            self.coming.append((self.clock.now + delay, turn))
+        for poll, delay in zip(self.outstanding, itertools.cycle(delays), strict=False):
+            self.coming.append((self.clock.now + delay, poll))
         self.outstanding = []
 
     def fall_back(self) -> None:
@@ -98,7 +98,7 @@ def test_nothing_is_acknowledged_that_no_completed_checkpoint_holds(steps):
     assert len(set(flink.acknowledged)) == len(flink.acknowledged)
     assert not set(flink.acknowledged) & set(flink.lost)
 
-    for _ in range(2):  # idle turns and checkpoints settle all that was taken before
+    for _ in range(2):  # idle polls and checkpoints settle all that was taken before
         flink.bundle(0.1)
         flink.checkpoint([], [0.0])
         flink.pass_time(2.0)
@@ -117,7 +117,7 @@ def test_the_first_checkpoint_acknowledges_nothing_and_the_second_what_the_first
     assert flink.acknowledged == ["1:0", "2:1"]
 
 
-def test_finalizations_of_one_checkpoint_are_one_wave_also_seconds_apart():
+def test_finalizations_of_one_checkpoint_are_one_group_also_seconds_apart():
     flink = Flink()
     flink.bundle(0.1)
     flink.checkpoint([0.1, 0.1], [0.0, 3.0])

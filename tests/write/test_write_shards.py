@@ -11,8 +11,7 @@ from pipeline.results.run import Run
 from pipeline.results.shards import list_shards
 from pipeline.stats.summary import JobStats
 from pipeline.write import write_shards
-from pipeline.write.sink import Results
-from pipeline.write.write_shards import WriteShards, _WriteRows, read_stats
+from pipeline.write.write_shards import Results, WriteShards, _WriteRows, read_stats
 from tests.shard_rows import VERSION, detected, failed, rows_in
 
 
