@@ -101,12 +101,16 @@ def wait_until_gone(process: psutil.Process) -> None:
 
 @contextlib.contextmanager
 def job_at_work(code: str) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
-    """A Python process that runs this code, with a feeder process that works at an image that takes for ever: both."""
+    """A Python process that runs this code, with a feeder process that works at an image that takes for ever: both.
+
+    Args:
+      code: Calls `begun()` where the caller of this function may go on.
+    """
     begin = (
         "import os, signal, sys, time; from threading import Thread; from tests.feed.feeding import *\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job begins with it ignored
         "feeder = Feeder(WHOLE_DAYS, 1, 4); result = feeder.start(in_hand(slow_image()), STRETCH)\n"
-        "print(process_at_work().pid, flush=True)\n"
+        "def begun(): print(process_at_work().pid, flush=True)\n"
     )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     process = subprocess.Popen(

@@ -266,20 +266,20 @@ class TestEnd:
     @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_a_process_at_work_ends_at_once_when_its_job_is_killed(self, number):
-        with job_at_work("result.result()") as (job, process):
+        with job_at_work("begun(); result.result()") as (job, process):
             job.send_signal(number)
             wait_until_gone(process)
 
     @pytest.mark.slow
     def test_it_ends_also_if_the_job_has_forked_and_the_forked_process_lives_on(self):
-        with job_at_work("os.fork() or time.sleep(600); result.result()") as (job, process):
+        with job_at_work("begun(); os.fork() or time.sleep(600); result.result()") as (job, process):
             wait_until(lambda: len(psutil.Process(job.pid).children()) == 2)
             job.kill()
             wait_until_gone(process)
 
     @pytest.mark.slow
     def test_ctrl_c_prints_nothing_of_it(self):
-        with job_at_work("try: result.result()\nexcept KeyboardInterrupt: sys.exit(7)") as (job, process):
+        with job_at_work("try: begun(); result.result()\nexcept KeyboardInterrupt: sys.exit(7)") as (job, process):
             os.killpg(job.pid, signal.SIGINT)
             assert job.communicate()[1] == ""
             assert job.returncode == 7
