@@ -13,6 +13,7 @@ from pipeline.detect.detector import Detector
 from pipeline.detect.load_model import load
 from pipeline.detect.loaded_model import LoadedModel, LoadModel
 from pipeline.detect.model_watcher import ModelWatcher
+from pipeline.detect.process_memory import spare_modules
 from pipeline.detect.versions import Version, is_watchable, wanted
 from pipeline.errors import ModelError
 from pipeline.limits import MEMORY, resident_bytes
@@ -39,6 +40,7 @@ def shared_detector(
             if key not in _detectors:
                 detector = load_detector(*key)
                 reporter_of(detector)
+                spare_modules()
                 _detectors[key] = detector
     return _detectors[key]
 
