@@ -1,6 +1,6 @@
 """`DetectObjects`: finds objects in images, with one model for each process, through Beam's RunInference.
 
-    ImageRef or EncodedImage --> StartDetecting --> StartedChunk --> RunInference --> PartDeadLetters --> detected
+    ImageRef or EncodedImage --> StartDetecting ----> Chunk -------> RunInference --> PartDeadLetters --> detected
                                       | start      (a future)           | results         `--> dead
                                       v                                 v
                  Detector: feeder processes read and decode --> model --> a result for each image
@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import apache_beam as beam
 from apache_beam.ml.inference.base import ModelHandler, RunInference
@@ -31,6 +32,7 @@ from pipeline.records import DeadLetter, DetectedImage, EncodedImage
 from pipeline.results.cancellation import steps_are_cancelled
 from pipeline.stats import metrics
 
+_BYTES_PER_IMAGE = 1000  # of its name and its result, pickled
 _LOOK_SECONDS = 0.5  # how soon a wait for the model notices that the job was stopped
 
 
@@ -86,7 +88,7 @@ class DetectObjects(beam.PTransform):
         handler = DetectorHandler(self._model, self._detect, self._samples, self._read, lazily=self._lazily)
         results = (
             images
-            | "StartDetecting" >> beam.ParDo(StartDetecting(handler, self._detect))
+            | "StartDetecting" >> beam.ParDo(StartDetecting(handler, self._detect)).with_output_types(Chunk)
             | "RunInference" >> RunInference(handler)
             | "PartDeadLetters" >> beam.FlatMap(_part).with_outputs("dead", main="detected")
         )
@@ -104,34 +106,42 @@ def detect_images(images: Iterable[Image], detector: Detector, detect: DetectCon
     chunks = _Chunks(lambda: detector, detect)
     for image in images:
         for started in chunks.add(image, 0, None):
-            yield from started.value.finish(detector)
+            yield from started.value.finish(detector).results
     for started in chunks.rest():
-        yield from started.value.finish(detector)
+        yield from started.value.finish(detector).results
 
 
-class StartedChunk:
+class Chunk:
     """Images, and in the process that started them the future of their results; another process starts them again.
 
     Attributes:
       images: The images.
       timestamps: Of their elements.
+      results: One for each image; empty until they are there.
     """
 
-    def __init__(self, images: Sequence[Image], timestamps: Sequence[Any], work: Future[list[Result]] | None = None):
+    def __init__(
+        self,
+        images: Sequence[Image],
+        timestamps: Sequence[Any],
+        work: Future[list[Result]] | None = None,
+        results: Sequence[Result] = (),
+    ):
         self.images = images
         self.timestamps = timestamps
+        self.results = results
         self._work = work
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StartedChunk, (self.images, self.timestamps)
+        return Chunk, (self.images, self.timestamps, None, self.results)
 
     @property
     def encoded_bytes(self) -> int:
         """Bytes of images that are held."""
         return sum(map(_bytes_of, self.images))
 
-    def finish(self, detector: Detector) -> list[Result]:
-        """Waits for the results.
+    def finish(self, detector: Detector) -> Chunk:
+        """Waits for the results; returns the chunk with them.
 
         Raises:
           KeyboardInterrupt: The job was stopped.
@@ -140,7 +150,28 @@ class StartedChunk:
         while not wait([work], _LOOK_SECONDS).done:
             if steps_are_cancelled():
                 raise KeyboardInterrupt
-        return work.result()
+        return Chunk(self.images, self.timestamps, results=work.result())
+
+
+class ChunkCoder(beam.coders.Coder):
+    """Beam's pickling of chunks. Beam asks for the size of many elements; an estimate spares their pickling."""
+
+    _pickle = beam.coders.PickleCoder()
+
+    def encode(self, chunk: Chunk) -> bytes:
+        """The bytes of a chunk, without the future."""
+        return cast("bytes", self._pickle.encode(chunk))
+
+    def decode(self, content: bytes) -> Chunk:
+        """The chunk of these bytes."""
+        return cast("Chunk", self._pickle.decode(content))
+
+    def estimate_size(self, chunk: Chunk) -> int:
+        """About the length of these bytes."""
+        return chunk.encoded_bytes + _BYTES_PER_IMAGE * len(chunk.images)
+
+
+beam.coders.registry.register_coder(Chunk, ChunkCoder)
 
 
 class _Chunks:
@@ -154,18 +185,18 @@ class _Chunks:
         self._timestamps: list[Any] = []
         self._bytes = 0
         self._window: Any = None
-        self._ahead: Prefetcher[StartedChunk, StartedChunk] | None = None
+        self._ahead: Prefetcher[Chunk, Chunk] | None = None
 
-    def add(self, image: Image, timestamp: Any, window: Any) -> Iterator[WindowedValue]:
+    def add(self, image: Image, timestamp: Any, window: Any) -> Iterable[WindowedValue]:
         """Adds an image; yields the oldest chunks while too many are under way."""
-        if self._images and window != self._window:
-            yield from self._start()
+        is_new = self._images and window is not self._window and window != self._window
+        of_window_before = self._start() if is_new else ()
         self._window = window
         self._images.append(image)
         self._timestamps.append(timestamp)
         self._bytes += _bytes_of(image)
-        if len(self._images) >= self._chunk_size or self._bytes >= self._most_bytes:
-            yield from self._start()
+        is_full = len(self._images) >= self._chunk_size or self._bytes >= self._most_bytes
+        return itertools.chain(of_window_before, self._start()) if is_full else of_window_before
 
     def rest(self) -> Iterator[WindowedValue]:
         """Yields all remaining chunks."""
@@ -182,14 +213,14 @@ class _Chunks:
         if not self._ahead:
             asked = self._request_images and max(1, self._request_images // self._chunk_size)
             self._ahead = Prefetcher(self._begin, asked or self._detector().chunks_in_flight, self._most_bytes)
-        chunk = StartedChunk(self._images, self._timestamps)
+        chunk = Chunk(self._images, self._timestamps)
         self._images, self._timestamps, self._bytes = [], [], 0
         return self._ahead.add(chunk, chunk.timestamps[0], self._window)
 
-    def _begin(self, place: Slot[StartedChunk, StartedChunk]) -> None:
+    def _begin(self, place: Slot[Chunk, Chunk]) -> None:
         chunk = place.element
         place.hold(chunk.encoded_bytes)
-        place.result.set_result(StartedChunk(chunk.images, chunk.timestamps, self._detector().start(chunk.images)))
+        place.result.set_result(Chunk(chunk.images, chunk.timestamps, self._detector().start(chunk.images)))
 
 
 def _bytes_of(image: Image) -> int:
@@ -211,14 +242,14 @@ class StartDetecting(beam.DoFn):
 
     def process(
         self, image: Image, timestamp: Any = beam.DoFn.TimestampParam, window: Any = beam.DoFn.WindowParam
-    ) -> Iterator[WindowedValue]:
+    ) -> Iterable[WindowedValue]:
         return self._chunks.add(image, timestamp, window)
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
         return self._chunks.rest()
 
 
-class DetectorHandler(ModelHandler[StartedChunk, list[tuple[Any, Result]], Callable[[], Detector]]):
+class DetectorHandler(ModelHandler[Chunk, Chunk, Callable[[], Detector]]):
     """Loads the detector for RunInference, which waits for one chunk at a time.
 
     The detector runs several chunks at once, started ahead. The model of RunInference is a function that returns the process's
@@ -251,28 +282,26 @@ class DetectorHandler(ModelHandler[StartedChunk, list[tuple[Any, Result]], Calla
         return detector
 
     def run_inference(
-        self, batch: Sequence[StartedChunk], model: Callable[[], Detector], inference_args: dict[str, Any] | None = None
-    ) -> Iterable[list[tuple[Any, Result]]]:
-        results, detector = [], model()
-        for chunk in batch:
-            found = chunk.finish(detector)
-            metrics.count_results(*found)
-            results.append(list(zip(chunk.timestamps, found, strict=True)))
+        self, batch: Sequence[Chunk], model: Callable[[], Detector], inference_args: dict[str, Any] | None = None
+    ) -> Iterable[Chunk]:
+        detector = model()
+        finished = [chunk.finish(detector) for chunk in batch]
+        metrics.count_results(*(result for chunk in finished for result in chunk.results))
         metrics.count_swaps(detector.counted_swaps())
-        return results
+        return finished
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         return {"min_batch_size": 1, "max_batch_size": 1}
 
-    def get_num_bytes(self, batch: Sequence[StartedChunk]) -> int:
+    def get_num_bytes(self, batch: Sequence[Chunk]) -> int:
         return sum(chunk.encoded_bytes for chunk in batch)
 
     def get_metrics_namespace(self) -> str:
         return "DetectObjects"
 
 
-def _part(results: Sequence[tuple[Any, Result]], window: Any = beam.DoFn.WindowParam) -> Iterable[Any]:
+def _part(chunk: Chunk, window: Any = beam.DoFn.WindowParam) -> Iterable[Any]:
     """Each result in the window and at the time of its image."""
-    for timestamp, result in results:
+    for timestamp, result in zip(chunk.timestamps, chunk.results, strict=True):
         windowed = WindowedValue(result, timestamp, (window,))
         yield beam.pvalue.TaggedOutput("dead", windowed) if isinstance(result, DeadLetter) else windowed

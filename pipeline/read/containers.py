@@ -21,6 +21,8 @@ MAX_MEGAPIXELS = DetectConfig().max_megapixels
 
 def is_container(name: str) -> bool:
     """Whether a name or pattern is that of TFRecord files, archives or videos, or of a part of one."""
+    if "#" not in name and names_image(name):  # most names; the other patterns take longer
+        return is_tfrecord(name)
     return is_tfrecord(name) or is_archive(name) or is_video(name)
 
 

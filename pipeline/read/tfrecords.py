@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
-import posixpath
 import re
 import struct
 import time
@@ -25,7 +24,7 @@ from pipeline.failures import ImageError
 from pipeline.read.fetch import RETRY_SECONDS, open_file, storage_failures
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
-_NAME = re.compile(r"\.(tf)?records?([-_*?\[][^.]*)?(\.gz)?(@\d+-\d*)?$", re.IGNORECASE)
+_NAME = re.compile(r"\.(tf)?records?([-_*?\[][^./]*)?(\.gz)?(@\d+-\d*)?$", re.IGNORECASE)
 _RANGE = re.compile(r"(.*)@(\d+)-(\d*)", re.DOTALL)
 _HEAD = struct.Struct("<QI")
 _MASK_DELTA = 0xA282EAD8
@@ -39,7 +38,7 @@ def is_tfrecord(name: str) -> bool:
     >>> [is_tfrecord(name) for name in ("a.record-00000-of-00010", "a.tfrecords.gz", "gs://b/a.tfrecord*", "a.tfrecord.jpg")]
     [True, True, True, False]
     """
-    return bool(_NAME.search(posixpath.basename(name)))
+    return _NAME.search(name) is not None
 
 
 def file_of(uri: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -66,6 +67,7 @@ def record_bytes(record: DetectedImage | DeadLetter) -> int:
 def detections_table(images: Sequence[DetectedImage], version: RowVersion, run: str, made_at: float) -> pa.Table:
     """Rows of detected images, built from arrays; boxes are rounded to 0.01 pixel, confidences to 1e-5."""
     found = [image.detections for image in images]
+    text_of = functools.cache(_text)  # images have few class names
     ends = np.cumsum([0, *map(len, found)])
     boxes = np.concatenate([np.zeros((0, 4)), *(each.boxes_xyxy.reshape(-1, 4).astype(np.float64) for each in found)])
     confidences = np.concatenate([np.zeros(0), *(each.confidences.astype(np.float64) for each in found)])
@@ -73,7 +75,7 @@ def detections_table(images: Sequence[DetectedImage], version: RowVersion, run: 
         [
             pa.FixedSizeListArray.from_arrays(pa.array(np.round(boxes, 2).astype(np.float32).ravel()), type=_BOX),
             pa.array(np.concatenate([np.zeros(0, np.int32), *(each.class_ids for each in found)]).astype(np.int32)),
-            pa.array([_text(name) for each in found for name in each.class_names], pa.string()),
+            pa.array([text_of(name) for each in found for name in each.class_names], pa.string()),
             pa.array(np.round(confidences, 5).astype(np.float32)),
         ],
         fields=list(_DETECTION),

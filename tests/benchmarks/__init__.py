@@ -11,6 +11,8 @@ rounds.py            runs commands alternately, and again where the machine was 
 throughput.py        images per second          `make bench`
 memory.py            1,000 against 20,000 images
 streaming.py         throughput, latency and memory of a stream
+feeding.py           what a process feeds to a device that costs nothing
+on_gpu.py            what was built without a GPU, tried on one
 only_new.py          a job over a million images of which most are done
 differences.py       what reduced precision and scaled decoding do to boxes and AP
 results.py           the tables, and .bench/results.json

@@ -1,0 +1,300 @@
+"""Tries on a GPU what was built without one, in ten minutes, and prints the rows for BENCHMARKS.md.
+
+    python -m tests.benchmarks.on_gpu [--cfg yolov4.cfg [--weights yolov4.weights]] [--onnx yolov8n.onnx]
+    python -m tests.benchmarks.on_gpu --dry-run
+
+The first table has what must hold: the choice of a device, the growth and the bound of its memory, smaller batches after an
+out-of-memory error, two processes on one GPU, two GPUs. The second one has images per second of each engine that is installed,
+beside a plain loop with the same engine, and the share of time in which `nvidia-smi` sees the GPU busy. The detector is
+YOLOv4-tiny with random weights; with `--cfg` also YOLOv4 at 608x608, without `--weights` with random ones.
+
+The dry run takes the same steps with the bundled digits on a CPU, small. It is the default where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from models import digits
+from models.darknet.network import parse_network
+from models.import_darknet import import_darknet
+from pipeline.config import DetectConfig, ModelConfig
+from pipeline.detect import tensorflow_setup
+from pipeline.detect.batcher import Batcher
+from pipeline.detect.engine import Engine, OutOfMemory
+from pipeline.detect.engines import ENGINES
+from pipeline.detect.load_model import load
+from pipeline.errors import UserError
+from pipeline.feed.fit import ModelInput, fit
+from pipeline.limits import available_cpus
+from tests.benchmarks import results
+from tests.benchmarks.contenders import Contender
+from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
+from tests.benchmarks.model import make_model
+from tests.benchmarks.rounds import Run, run_once
+from tests.models.darknet_cases import random_values, write_weights
+from tests.onnx_files import write_yolo
+
+_CONFIG = "tests/benchmarks/ours.yaml"  # of YOLOv4-tiny
+_BOUND_MB = 2048  # of memory, for a model that takes less, and for batches that take more
+_SIZES, _LARGE_SIZES = (1, 2, 4, 8), (1, 8, 64, 512)
+
+
+class Model(NamedTuple):
+    """A detector to try; `described_by` is a job's config, or empty where it describes itself."""
+
+    title: str
+    path: str
+    described_by: str = ""
+
+    def config(self) -> ModelConfig:
+        """The same for `load`."""
+        config = yaml.safe_load(Path(self.described_by).read_text(encoding="utf-8"))["model"] if self.described_by else {}
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+        return ModelConfig(**given | {"path": self.path})
+
+    def job(self, *flags: str) -> Contender:
+        """The job that detects with it."""
+        given = ["--config", self.described_by] if self.described_by else []
+
+        def command(images: Path, output: Path) -> list[str]:
+            places = ["--input", str(images.resolve()), "--output", str(output.resolve()), "--model", self.path]
+            return [sys.executable, "-m", "pipeline.run", *given, *places, *flags]
+
+        return Contender(command, is_ours=True, env={})
+
+
+class Machine(NamedTuple):
+    """What is tried: a detector, on a folder of so many images. Without GPUs it is a dry run."""
+
+    gpus: int
+    model: Model
+    images: Path
+    count: int
+
+    @property
+    def device(self) -> str:
+        """The device of the steps."""
+        return "gpu" if self.gpus else "cpu"
+
+
+class Scarce:
+    """An engine that runs out of memory with more than two images: a GPU's behaviour, without one."""
+
+    def __init__(self, engine: Engine):
+        self.batch_sizes, self.concurrent_batches = engine.batch_sizes, engine.concurrent_batches
+        self._engine, self.close = engine, engine.close
+
+    def run(self, pixels: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Runs one or two images."""
+        if len(pixels) > 2:
+            raise OutOfMemory(f"{len(pixels)} images")
+        return self._engine.run(pixels)
+
+
+class Watch:
+    """Samples the GPUs while its block runs."""
+
+    def __init__(self, gpus: int):
+        self._samples: list[tuple[float, float, float]] = []  # when, per cent of the busiest, MB in use of all
+        self._gpus = gpus
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def row(self, run: Run) -> list[str]:
+        """Share of a run's work in which the GPU was busy, and most memory."""
+        within = [each for each in self._samples if run.started_at <= each[0] <= run.started_at + run.work_seconds]
+        if not within:
+            return ["", ""]
+        return [f"{statistics.mean(busy for _, busy, _ in within) / 100:.2f}", f"{max(mb for *_, mb in within):.0f}"]
+
+    def _sample(self) -> None:
+        while self._gpus and not self._ended.wait(0.1):
+            rows = np.array([[float(part) for part in line.split(",")] for line in _nvidia("utilization.gpu,memory.used")])
+            self._samples.append((time.time(), float(rows[:, 0].max()), float(rows[:, 1].sum())))
+
+
+def _nvidia(query: str) -> list[str]:
+    """A line for each GPU; none without NVIDIA's driver."""
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+
+
+def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function in a process of its own, which takes its memory and its settings of TensorFlow with it."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def chosen(device: str) -> str:
+    """The device that TensorFlow uses for a setting, or the refusal."""
+    try:
+        tf = tensorflow_setup.configure_tensorflow(DetectConfig(device=device))
+    except UserError as err:
+        return f"refused: {err}"
+    return ", ".join(gpu.name.removeprefix("/physical_device:") for gpu in tf.config.get_visible_devices("GPU")) or "CPU"
+
+
+def memory_mb(model: Model, device: str, bound_mb: int | None) -> int:
+    """Memory after a warm-up: of the GPU, or of the process."""
+    load(model.config(), DetectConfig(device=device, gpu_memory_mb=bound_mb, batch_sizes=_SIZES))
+    return round(tensorflow_setup.memory_in_use() / 1e6)
+
+
+def sizes_left(model: Model, device: str) -> tuple[int, ...]:
+    """The batch sizes that are left after a warm-up in less memory than the largest one needs."""
+    if device == "gpu":
+        detect = DetectConfig(device=device, gpu_memory_mb=_BOUND_MB, batch_sizes=_LARGE_SIZES)
+        return load(model.config(), detect).engine.batch_sizes
+    loaded = load(model.config(), DetectConfig(device=device, batch_sizes=_SIZES))
+    batcher = Batcher(Scarce(loaded.engine.engine), loaded.metadata.graph_hw)
+    batcher.warm_up()
+    return batcher.batch_sizes
+
+
+def plain_loop(model: Model, engine: str, device: str, images: Path) -> float:
+    """Images per second of threads that each read, decode and resize a batch and run it; nothing else."""
+    loaded = load(model.config(), DetectConfig(device=device, engine=engine))
+    to, run = ModelInput.of(loaded.metadata), loaded.engine.engine.run
+    size, files = loaded.engine.batch_sizes[-1], sorted(images.iterdir())
+    batches = [files[start : start + size] for start in range(0, len(files) - size + 1, size)]
+
+    def detect(batch: Sequence[Path]) -> None:
+        run(np.stack([fit(path.read_bytes(), to, 1e9)[1] for path in batch]))
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(available_cpus()) as threads:
+        list(threads.map(detect, batches))
+    return size * len(batches) / (time.monotonic() - began)
+
+
+def checks(machine: Machine) -> list[list[str]]:
+    """The rows of the first table: what, what is expected, what came."""
+    model, device, first = machine.model, machine.device, "GPU:0" if machine.gpus else "CPU"
+    refused, skipped = "refused, in one line", "skipped: this machine has fewer"
+    sizes, bound = (_LARGE_SIZES, f"at most {_BOUND_MB}") if machine.gpus else (_SIZES, "as without")
+    chosen_by = {"auto": first, "cpu": "CPU", "gpu": first if machine.gpus else refused, "gpu:99": refused}
+    return [
+        *([f"--device {name}", expected, _attempt(in_child, chosen, name)] for name, expected in chosen_by.items()),
+        ["memory, MB", "as needed: not all of the device's", _attempt(in_child, memory_mb, model, device, None)],
+        [f"the same with --gpu-memory-mb {_BOUND_MB}", bound, _attempt(in_child, memory_mb, model, device, _BOUND_MB)],
+        [f"batch sizes {sizes} in too little memory", "the smaller ones", _attempt(in_child, sizes_left, model, device)],
+        ["two processes on one device, images/s", "at least one's rate", _attempt(_two_processes, machine)],
+        ["all GPUs, images/s", "about as many times one's", _attempt(_all_gpus, machine) if machine.gpus > 1 else skipped],
+    ]
+
+
+def _two_processes(machine: Machine) -> str:
+    job = machine.model.job("--device", machine.device, *(["--gpu-memory-mb", str(_BOUND_MB)] if machine.gpus else []))
+    alone = _run("alone", job, machine)
+    with ThreadPoolExecutor(2) as both:
+        runs = list(both.map(lambda name: _run(name, job, machine), ["first of two", "second of two"]))
+    return f"{' + '.join(f'{run.images_per_second:.0f}' for run in runs)}; alone {alone.images_per_second:.0f}"
+
+
+def _all_gpus(machine: Machine) -> str:
+    many = ["--direct_running_mode", "multi_processing", "--direct_num_workers", str(machine.gpus)]
+    runs = [_run(f"{len(flags)} flags", machine.model.job("--device", "gpu", *flags), machine) for flags in ([], many)]
+    return f"{runs[1].images_per_second:.0f}; one {runs[0].images_per_second:.0f}"
+
+
+def _run(name: str, job: Contender, machine: Machine) -> Run:
+    run = run_once(f"on gpu, {name}", job, 0, machine.images, BENCH / "out" / name.replace(" ", "_"))
+    if run.images != machine.count:
+        raise ValueError(f"expected {machine.count} rows, got {run.images}")
+    return run
+
+
+def speeds(machine: Machine, models: Sequence[tuple[Model, str]]) -> list[list[str]]:
+    """The rows of the second table, of models with their engines."""
+    rows = []
+    for model, engine in models:
+        installed = importlib.util.find_spec(engine)
+        missing = "needs a server" if engine in ("triton", "tf-serving") else "" if installed else "is not installed"
+        found = [f"skipped: {missing}", "", "", ""] if missing else _attempt(_speed, machine, model, engine)
+        rows.append([model.title, engine, *([found, "", "", ""] if isinstance(found, str) else found)])
+    return rows
+
+
+def _speed(machine: Machine, model: Model, engine: str) -> list[str]:
+    device = "cpu" if engine == "openvino" else "auto"
+    with Watch(machine.gpus) as watch:
+        run = _run(f"{model.title} {engine}", model.job("--engine", engine, "--device", device), machine)
+    loop = in_child(plain_loop, model, engine, device, machine.images)
+    return [f"{run.images_per_second:.1f}", f"{run.images_per_second / loop:.2f}", *watch.row(run)]
+
+
+def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a step returns, or why it failed: the others go on."""
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as err:  # noqa: BLE001  any failure belongs in the table
+        return f"failed: {' '.join(str(err).split())[:300]}"
+
+
+def _yolov4(cfg: Path, weights: Path | None) -> Model:
+    folder = BENCH / "yolov4-608" / "1"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    names, made, text = folder.parent / "names", folder.parent / "random.weights", cfg.read_text()
+    names.write_text("".join(f"class {number}\n" for number in range(parse_network(text).classes)))
+    if weights is None:
+        write_weights(made, random_values(text))
+    import_darknet(str(cfg), str(weights or made), str(names), str(folder), input_hw=(608, 608))
+    return Model("YOLOv4 at 608", str(folder))
+
+
+def main() -> None:
+    """Tries all, and prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="small, on the CPU")
+    parser.add_argument("--images", type=int, help="how many (default: 4096; of a dry run 16)")
+    parser.add_argument("--cfg", type=Path, help="Darknet's yolov4.cfg, for YOLOv4 at 608")
+    parser.add_argument("--weights", type=Path, help="its weights (default: random ones)")
+    parser.add_argument("--onnx", type=Path, help="a detector for ONNX Runtime (default: a toy)")
+    args = parser.parse_args()
+    names = [] if args.dry_run else _nvidia("name")
+    count = args.images or (4096 if names else 16)
+    source = make_images(SMALL) if names else Path(digits.FOLDER, "samples")
+    images = link_images(source, BENCH / f"on-gpu-{source.name}-{count}", count)
+    model = Model("YOLOv4-tiny", str(in_child(make_model).resolve()), _CONFIG) if names else Model("digits", digits.FOLDER)
+    onnx = args.onnx or Path(write_yolo(BENCH / "toy.onnx"))
+    models = [(Model(onnx.stem, str(onnx)) if engine == "onnxruntime" else model, engine) for engine in ENGINES]
+    if args.cfg:
+        models.append((in_child(_yolov4, args.cfg, args.weights), "tensorflow"))
+    machine = Machine(len(names), model, images, count)
+    found = ", ".join(names) or "DRY RUN without a GPU: it shows that the steps work, and nothing of a GPU"
+    print(f"\n{found}; {results.machine()}")
+    print("\n" + results.table(["what", "expected", "got"], [[str(each) for each in row] for row in checks(machine)]))
+    header = ["model", "engine", "images/s", "of its plain loop", "GPU busy", "GPU MB"]
+    print("\n" + results.table(header, speeds(machine, models)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
