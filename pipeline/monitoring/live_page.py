@@ -15,7 +15,6 @@ from pipeline.config import Config
 from pipeline.monitoring.http_server import plain
 from pipeline.report.formats import duration, number
 from pipeline.report.page import environment, page_style, report_values
-from pipeline.stats.histogram import percentiles_ms
 from pipeline.stats.samples import REPORT_SAMPLES, chosen
 from pipeline.stats.summary import JobStats, RunFacts, summarise
 
@@ -82,7 +81,8 @@ def _since(stats: JobStats, since: float, before: JobStats, now: float) -> list[
     room = batches.total() * max(stats.batch_sizes, default=0)
     filled = sum(size * count for size, count in batches.items())
     rate = (stats.detected - before.detected) / max(now - since, 1e-3)
-    latencies = percentiles_ms(stats.publish_latencies - before.publish_latencies or stats.latencies - before.latencies)
+    published = stats.publish_latencies.since(before.publish_latencies)
+    latencies = (published or stats.latencies.since(before.latencies)).percentiles_ms()
     return [
         ("Images per second", number(rate, 1)),
         ("Batches filled", f"{100 * filled / room:.0f} %" if room else number(None)),

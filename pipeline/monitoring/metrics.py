@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipeline.failures import REASONS
 from pipeline.limits import MEMORY
 from pipeline.monitoring.health import readiness
-from pipeline.stats.histogram import bucket_end_ms
+from pipeline.stats.histogram import BOUNDS_S, Times
 from pipeline.stats.process import PROCESS
 from pipeline.stats.summary import STAGES, VERSION_EVENTS, JobStats
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _IMAGES = tuple(2.0**n for n in range(11))
 
 Buckets = tuple[list[tuple[str, float]], float]  # of a histogram: values up to each bound, and their sum
@@ -69,17 +68,14 @@ def _buckets(bounds: Iterable[float], values: Mapping[float, int], total: float)
     return [*found, ("+Inf", float(sum(values.values())))], total
 
 
-def _seconds(latencies: Mapping[int, int], total: float | None = None) -> Buckets:
-    """A histogram in seconds of one by `latency_bucket`; its sum without `total` is exact to 10 %."""
-    values = {bucket_end_ms(number) / 1e3: images for number, images in latencies.items()}
-    about = sum(seconds * images for seconds, images in values.items())
-    return _buckets(_SECONDS, values, about if total is None else total)
+def _seconds(times: Times) -> Buckets:
+    values = {BOUNDS_S[bucket]: number for bucket, number in times.counts.items()}
+    return _buckets(BOUNDS_S[:-1], values, times.total_s)
 
 
 def _stages(stats: JobStats) -> Iterator[tuple[tuple[str], Buckets]]:
     for stage in (*STAGES, "model"):
-        latencies = {number: images for (of, number), images in stats.stage_latencies.items() if of == stage}
-        yield (stage,), _seconds(latencies, stats.stage_seconds.get(stage, 0.0))
+        yield (stage,), _seconds(stats.stages.get(stage, Times()))
 
 
 def _batches(stats: JobStats) -> Buckets:

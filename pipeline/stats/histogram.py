@@ -1,59 +1,76 @@
-"""Histograms with a bounded number of buckets: latencies by their logarithm, results by their time."""
+"""Histograms with a bounded number of buckets: times by Prometheus's bounds, and amounts by the time at which they occurred."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-_LATENCY_STEP = 1.1  # a bucket of latencies is 10 % wide
-_SHORTEST_MS, _LONGEST_MS = 1e-3, 1e11  # 1 us to 3 years: 339 buckets, even if an image's clock was wrong
+_LONGEST_S = 1e8  # three years, even if an image's clock was wrong
+BOUNDS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0, 86_400.0),
+    _LONGEST_S,
+)
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _MOST_INTERVALS = 1024  # the report draws at most 120 of them
 
 
-def latency_bucket(milliseconds: float) -> int:
-    """The bucket of a latency: bucket n holds latencies above 1.1**(n-1) and up to 1.1**n milliseconds.
+@dataclasses.dataclass
+class Times:
+    """A histogram of times in seconds.
 
-    >>> latency_bucket(1.0), latency_bucket(1.05), latency_bucket(100.0), latency_bucket(-5.0), latency_bucket(float("inf"))
-    (0, 1, 49, -72, 266)
+    Attributes:
+      counts: Times by bucket; bucket n holds those above `BOUNDS_S[n - 1]` and up to `BOUNDS_S[n]`.
+      total_s: Their sum.
+      longest_s: The longest of them.
     """
-    return math.ceil(math.log(min(max(_SHORTEST_MS, milliseconds), _LONGEST_MS), _LATENCY_STEP))
 
+    counts: Counter[Annotated[int, msgspec.Meta(ge=0, lt=len(BOUNDS_S))]] = dataclasses.field(default_factory=Counter)
+    total_s: float = 0.0
+    longest_s: float = 0.0
 
-def latency_buckets(seconds: Sequence[float]) -> list[int]:
-    """The buckets of latencies in seconds; see `latency_bucket`."""
-    milliseconds = np.clip(np.array(seconds, np.float64) * 1e3, _SHORTEST_MS, _LONGEST_MS)
-    buckets: list[int] = np.ceil(np.log(milliseconds) / math.log(_LATENCY_STEP)).astype(int).tolist()
-    return buckets
+    def add(self, seconds: Sequence[float]) -> None:
+        """Counts times; a negative one or one that is not a number counts as 0."""
+        within = np.fmin(np.fmax(np.asarray(seconds, np.float64), 0), _LONGEST_S)
+        self.counts.update(np.searchsorted(BOUNDS_S, within).tolist())
+        self.total_s += float(within.sum())
+        self.longest_s = max(self.longest_s, float(within.max(initial=0.0)))
 
+    def __len__(self) -> int:
+        """How many times were counted."""
+        return self.counts.total()
 
-def bucket_end_ms(number: int) -> float:
-    """The milliseconds up to which a bucket holds latencies."""
-    return float(_LATENCY_STEP**number)
+    def __add__(self, other: Times) -> Times:
+        """Both; shares nothing with them."""
+        return Times(self.counts + other.counts, self.total_s + other.total_s, max(self.longest_s, other.longest_s))
 
+    def since(self, earlier: Times) -> Times:
+        """What was counted after an earlier copy of this histogram; its longest time is that of both."""
+        return Times(self.counts - earlier.counts, self.total_s - earlier.total_s, self.longest_s)
 
-def percentiles_ms(latencies: Mapping[int, int]) -> dict[str, float]:
-    """50th, 90th and 99th percentile and maximum in milliseconds, to within a bucket (10 %).
+    def percentiles_ms(self) -> dict[str, float]:
+        """50th, 90th and 99th percentile, and the maximum, in milliseconds; empty if nothing was counted.
 
-    Args:
-      latencies: Images by bucket.
-    """
-    total, seen, result = sum(latencies.values()), 0, {}
-    wanted = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)]
-    for bucket in sorted(latencies):
-        seen += latencies[bucket]
-        while wanted and seen >= wanted[0][1] * total:
-            result[wanted.pop(0)[0]] = round(bucket_end_ms(bucket), 1)
-    return result
-
-
-LatencyBucket = Annotated[int, msgspec.Meta(ge=latency_bucket(0.0), le=latency_bucket(math.inf))]
-Latencies = Counter[LatencyBucket]  # images by `latency_bucket`
+        Percentiles are interpolated within a bucket, as by Prometheus' `histogram_quantile`.
+        """
+        if not self.counts:
+            return {}
+        buckets = sorted(self.counts)
+        ends = [min(BOUNDS_S[bucket], self.longest_s) for bucket in buckets]
+        below = list(itertools.accumulate(self.counts[bucket] for bucket in buckets))
+        shown = {"max": self.longest_s}
+        for name, quantile in _QUANTILES.items():
+            wanted = quantile * below[-1]
+            n = next(n for n, seen in enumerate(below) if seen >= wanted)
+            start = BOUNDS_S[buckets[n] - 1] if buckets[n] else 0.0
+            share = 1 - (below[n] - wanted) / self.counts[buckets[n]]
+            shown[name] = start + max(ends[n] - start, 0.0) * share
+        return {name: round(1e3 * shown[name], 1) for name in (*_QUANTILES, "max")}
 
 
 @dataclasses.dataclass
@@ -80,32 +97,32 @@ class Intervals:
           time_s: Seconds since the epoch.
           amount: 0 or more.
         """
-        self._put(self.counts, int(time_s) // self.seconds, amount)
-        self._bound()
+        self._put(int(time_s) // self.seconds, amount)
+        while len(self.counts) > _MOST_INTERVALS:
+            self._lengthen(2 * self.seconds)
 
-    def merge(self, other: Intervals) -> None:
-        """Adds the images of other intervals."""
-        self._lengthen(max(self.seconds, other.seconds))
-        for number, images in other.counts.items():
-            self._put(self.counts, number * other.seconds // self.seconds, images)
-        self._bound()
+    def __add__(self, other: Intervals) -> Intervals:
+        """The amounts of both; shares nothing with them."""
+        both = dataclasses.replace(self, counts=self.counts.copy())
+        both._lengthen(max(self.seconds, other.seconds))
+        for number, amount in other.counts.items():
+            both.add(number * other.seconds, amount)
+        return both
 
     def since_first(self) -> list[tuple[int, int]]:
         """`(second at which an interval begins, images in it)`, in order; seconds are counted from the first one."""
         first = min(self.counts, default=0)
         return [((number - first) * self.seconds, self.counts[number]) for number in sorted(self.counts)]
 
-    def _put(self, counts: Counter[int], number: int, amount: int) -> None:
-        counts[number] = max(counts[number], amount) if self.largest else counts[number] + amount
+    def as_dict(self) -> dict[str, Any]:
+        """Length of an interval in seconds, and `since_first`; empty without an amount."""
+        return {"interval_s": self.seconds, "points": self.since_first()} if self.counts else {}
 
-    def _bound(self) -> None:
-        while len(self.counts) > _MOST_INTERVALS:
-            self._lengthen(2 * self.seconds)
+    def _put(self, number: int, amount: int) -> None:
+        self.counts[number] = max(self.counts[number], amount) if self.largest else self.counts[number] + amount
 
     def _lengthen(self, seconds: int) -> None:
-        if seconds == self.seconds:
-            return
-        merged: Counter[int] = Counter()
-        for number, images in self.counts.items():
-            self._put(merged, number * self.seconds // seconds, images)
-        self.seconds, self.counts = seconds, merged
+        counts, shorter = self.counts, self.seconds
+        self.seconds, self.counts = seconds, Counter()
+        for number, amount in counts.items():
+            self._put(number * shorter // seconds, amount)

@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import datetime
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +15,9 @@ import numpy as np
 from pipeline.records import DeadLetter, DetectedImage, dead_letter_row, mostly_outside, row_bytes
 from pipeline.secrets import with_public_addresses
 from pipeline.stats.canary import CanaryStats, merge_canaries
-from pipeline.stats.confidences import Confidences, bounded
+from pipeline.stats.classes import ClassConfidences, bounded, by_class, confidence_bins, confidences_shown
 from pipeline.stats.doubts import MOST_OBJECTS, doubts
-from pipeline.stats.histogram import Intervals, Latencies, LatencyBucket, latency_buckets, percentiles_ms
+from pipeline.stats.histogram import Intervals, Times
 from pipeline.stats.samples import Ranked, keep, ranks
 
 VERSION_EVENTS = ("swaps", "refusals", "canary_images", "canary_failed", "canary_objects", "canary_matched", "canary_ms")
@@ -27,9 +27,10 @@ _EXAMPLE_CHARACTERS = 1000  # of each text in an example: a message may name a U
 _MOST_KINDS = 100  # endings of files that are no images
 _KINDS_SHOWN = 8
 _SUMS = (
-    *("read", "skipped", "done", "dead", "classes", "batches", "stage_latencies", "latencies", "publish_latencies"),
-    *("versions", "model_events", "objects", "outside", "confidences"),
+    *("read", "skipped", "done", "dead", "confidences", "batches", "latencies", "publish_latencies", "finished", "publish_ms"),
+    *("versions", "model_events", "objects", "outside"),
 )
+_LARGEST = ("last", "backlog_age_ms", "batch_sizes", "model_notes")
 
 
 @dataclasses.dataclass
@@ -46,16 +47,14 @@ class JobStats:
       left_out: Of the skipped ones, the files that are no images, by kind.
       done: Of the skipped ones, the images that an earlier run or a stream has done.
       dead: Dead letters by (stage, reason).
-      classes: Detections by class name; if a model has thousands of names, the rare ones are summed (see `bounded`).
+      confidences: Detections by (class name, bin of confidence); see `pipeline.stats.classes`.
       batches: Device batches by batch size.
-      stage_seconds: Seconds by stage, summed over images; stages of different images overlap.
-      stage_latencies: The same times as a histogram: how often a stage took so long, by (stage, `latency_bucket`).
-      latencies: Images by `latency_bucket`, from the bytes in memory to the result.
-      publish_latencies: Images of a stream by `latency_bucket`, from the event time to the publishing of the result.
+      stages: Times of an image in each stage, of a batch in `model`; stages of different images overlap.
+      latencies: Times of images from the bytes in memory to the result.
+      publish_latencies: Of a stream, times from the event time to the publishing of the result.
       backlog_age_ms: Age of the last message that a stream has read; 0 when none came for a while.
       finished: Detected images by the time of their result.
       publish_ms: Of a stream, the largest latency from event time to publishing, by the time of publishing.
-      backlog_ms: Of a stream, the age of the oldest message read, by the time of reading.
       pictures: Detected images with a thumbnail and their ranks, by purpose; see `pipeline.stats.samples`.
       dead_examples: A few dead letters of each reason, as rows.
       versions: Images by the model's version.
@@ -67,7 +66,6 @@ class JobStats:
       model_notes: What a person should know of how the model in use runs.
       objects: Detected images by number of objects; numbers above `MOST_OBJECTS` count as that.
       outside: Objects whose box lies for the most part outside of its image.
-      confidences: Detections by class and confidence.
     """
 
     read: int = 0
@@ -75,16 +73,14 @@ class JobStats:
     left_out: Counter[str] = dataclasses.field(default_factory=Counter)
     done: int = 0
     dead: Counter[tuple[str, str]] = dataclasses.field(default_factory=Counter)
-    classes: Counter[str] = dataclasses.field(default_factory=Counter)
+    confidences: ClassConfidences = dataclasses.field(default_factory=Counter)
     batches: Counter[int] = dataclasses.field(default_factory=Counter)
-    stage_seconds: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
-    stage_latencies: Counter[tuple[str, LatencyBucket]] = dataclasses.field(default_factory=Counter)
-    latencies: Latencies = dataclasses.field(default_factory=Counter)
-    publish_latencies: Latencies = dataclasses.field(default_factory=Counter)
+    stages: dict[str, Times] = dataclasses.field(default_factory=dict)
+    latencies: Times = dataclasses.field(default_factory=Times)
+    publish_latencies: Times = dataclasses.field(default_factory=Times)
     backlog_age_ms: float = 0.0
     finished: Intervals = dataclasses.field(default_factory=Intervals)
     publish_ms: Intervals = dataclasses.field(default_factory=lambda: Intervals(largest=True))
-    backlog_ms: Intervals = dataclasses.field(default_factory=lambda: Intervals(largest=True))
     pictures: Ranked[DetectedImage] = dataclasses.field(default_factory=dict)
     dead_examples: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
     versions: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -96,7 +92,6 @@ class JobStats:
     model_notes: tuple[str, ...] = ()
     objects: Counter[int] = dataclasses.field(default_factory=Counter)
     outside: int = 0
-    confidences: Confidences = dataclasses.field(default_factory=Confidences)
 
     @property
     def model(self) -> tuple[str, str]:
@@ -111,7 +106,12 @@ class JobStats:
     @property
     def detected(self) -> int:
         """Images with a result."""
-        return self.latencies.total()
+        return len(self.latencies)
+
+    @property
+    def classes(self) -> Counter[str]:
+        """Detections by class name."""
+        return by_class(self.confidences)
 
     @property
     def failed(self) -> int:
@@ -132,10 +132,10 @@ class JobStats:
         if not images:
             return
         class_names = [name for image in images for name in image.detections.class_names]
-        self.classes.update(class_names)
-        self.classes = bounded(self.classes)
+        confidences = np.concatenate([image.detections.confidences for image in images])
+        self.confidences.update(zip(class_names, confidence_bins(confidences), strict=True))
+        self.confidences = bounded(self.confidences)
         self.objects.update(min(len(image.detections), MOST_OBJECTS) for image in images)
-        self.confidences.add(class_names, np.concatenate([image.detections.confidences for image in images]))
         self.outside += mostly_outside(images)
         timings = [image.timing for image in images]
         for timing in timings:
@@ -144,7 +144,7 @@ class JobStats:
                 self._add_stage("model", [timing.model])
         for stage in STAGES:
             self._add_stage(stage, [getattr(timing, stage) for timing in timings])
-        self.latencies.update(latency_buckets([timing.latency for timing in timings]))
+        self.latencies.add([timing.latency for timing in timings])
         for second, count in Counter(int(timing.finished_at) for timing in timings).items():
             self.finished.add(second, count)
         self.began = min(self.began, *(timing.finished_at - timing.latency for timing in timings))
@@ -173,29 +173,23 @@ class JobStats:
         """Adds other statistics to these, and keeps what may be one of the job's `samples` samples."""
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _LARGEST:
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+        self.confidences = bounded(self.confidences)
         for kind, files in other.left_out.items():
             self.leave_out(kind, files)
-        self.classes = bounded(self.classes)
-        self.finished.merge(other.finished)
-        self.publish_ms.merge(other.publish_ms)
-        self.backlog_ms.merge(other.backlog_ms)
-        for stage, seconds in other.stage_seconds.items():
-            self.stage_seconds[stage] += seconds
+        for stage, times in other.stages.items():
+            self.stages[stage] = self.stages.get(stage, Times()) + times
         for purpose, kept in other.pictures.items():
             for rank, image in kept:
                 keep(self.pictures, {purpose: rank}, image, samples)
         for reason, examples in other.dead_examples.items():
             self.dead_examples[reason] = [*self.dead_examples.get(reason, []), *examples][:_EXAMPLES]
-        self.last = max(self.last, other.last)
         self.began = min(self.began, other.began)
-        self.backlog_age_ms = max(self.backlog_age_ms, other.backlog_age_ms)
-        self.batch_sizes = max(self.batch_sizes, other.batch_sizes)
-        self.model_notes = max(self.model_notes, other.model_notes)
         self.canary = merge_canaries(each for each in (self.canary, other.canary) if each)
 
     def _add_stage(self, stage: str, seconds: Sequence[float]) -> None:
-        self.stage_seconds[stage] += sum(seconds)
-        self.stage_latencies.update((stage, bucket) for bucket in latency_buckets(seconds))
+        self.stages.setdefault(stage, Times()).add(seconds)
 
 
 def merge_stats(parts: Iterable[JobStats], samples: int) -> JobStats:
@@ -260,22 +254,22 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         "startup_seconds": round((facts.submitted_at or facts.ready_at) - facts.started_at, 3),
         **({"submission_seconds": round(facts.ready_at - facts.submitted_at, 3)} if facts.submitted_at else {}),
         "batch_sizes": {str(size): stats.batches[size] for size in sorted(stats.batches)},
-        "stage_seconds": {stage: round(seconds, 3) for stage, seconds in stats.stage_seconds.items()},
+        "stage_seconds": {stage: round(times.total_s, 3) for stage, times in stats.stages.items()},
         "dead_by_reason": _summed((reason, n) for (_, reason), n in stats.dead.items()),
         "dead_by_stage": _summed((stage, n) for (stage, _), n in stats.dead.items()),
         "classes": dict(stats.classes.most_common()),
-        "detections": stats.classes.total(),
-        "confidences": stats.confidences.as_dict(),
+        "detections": stats.confidences.total(),
+        "confidences": confidences_shown(stats.confidences),
         **(
             {"warnings": warnings}
             if (warnings := [*facts.model_notes, *doubts(stats.objects, stats.outside, facts.config)])
             else {}
         ),
-        "latency_ms": percentiles_ms(stats.latencies),
-        **({"event_to_publish_ms": percentiles_ms(stats.publish_latencies)} if stats.publish_latencies else {}),
+        "latency_ms": stats.latencies.percentiles_ms(),
+        **({"event_to_publish_ms": stats.publish_latencies.percentiles_ms()} if stats.publish_latencies else {}),
         "throughput": [list(interval) for interval in stats.finished.since_first()],
         "throughput_interval_s": stats.finished.seconds,
-        **({"over_time": over_time} if (over_time := _over_time(stats)) else {}),
+        **({"over_time": {"event_to_publish_ms": over_time}} if (over_time := stats.publish_ms.as_dict()) else {}),
         "model": {
             "name": stats.model[0],
             "version": stats.model[1],
@@ -289,15 +283,6 @@ def summarise(stats: JobStats, facts: RunFacts) -> dict[str, Any]:
         "started_at": _iso(facts.started_at),
         "finished_at": _iso(facts.finished_at),
         "mode": facts.mode,
-    }
-
-
-def _over_time(stats: JobStats) -> dict[str, Any]:
-    """A stream's largest latency and backlog by interval; seconds since the first one, and milliseconds."""
-    return {
-        name: {"interval_s": each.seconds, "points": each.since_first()}
-        for name, each in (("event_to_publish_ms", stats.publish_ms), ("backlog_age_ms", stats.backlog_ms))
-        if each.counts
     }
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 
 from pipeline.records import DeadLetter, DetectedImage
 from pipeline.stats import metrics
-from pipeline.stats.histogram import latency_bucket, percentiles_ms
+from pipeline.stats.histogram import Times
 from pipeline.stats.summary import JobStats, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.stream.messages import Request
@@ -41,13 +40,11 @@ class LiveStats:
     def add_request(self, request: Request, publish_time: float) -> None:
         """Counts what a message requests; one without images counts as one."""
         images = max(len(request.images) + len(request.dead_letters), 1)
-        now = time.time()
-        age_ms = max(0.0, now - publish_time) * 1e3
+        age_ms = max(0.0, time.time() - publish_time) * 1e3
         with self._lock:
             self._stats.read += images
             self._stats.skipped += request.skipped
             self._age_ms, self._age_at = age_ms, time.monotonic()
-            self._stats.backlog_ms.add(now, round(age_ms))
         metrics.count_read(images)
         metrics.count_skipped(int(request.skipped))
         metrics.note_backlog_age(age_ms)
@@ -73,7 +70,7 @@ class LiveStats:
         latency_ms = max(0.0, now - result.ref.event_time) * 1e3 if result.ref.event_time else result.timing.latency * 1e3
         with self._lock:
             self._stats.add_detected([result], self._samples)
-            self._stats.publish_latencies[latency_bucket(latency_ms)] += 1
+            self._stats.publish_latencies.add([latency_ms / 1e3])
             self._stats.publish_ms.add(now, round(latency_ms))
         metrics.note_latency(latency_ms)
 
@@ -137,11 +134,11 @@ def _line(now: JobStats, before: JobStats, seconds: float) -> str:
     if detected:
         images = sum(size * number for size, number in batches.items())
         text += f", batches of {images / max(batches.total(), 1):.1f}"
-        text += f", event-to-publish {_shown(now.publish_latencies - before.publish_latencies)}"
-        text += f", in-hand-to-result {_shown(now.latencies - before.latencies)}"
+        text += f", event-to-publish {_shown(now.publish_latencies.since(before.publish_latencies))}"
+        text += f", in-hand-to-result {_shown(now.latencies.since(before.latencies))}"
     return f"{text}, backlog age {now.backlog_age_ms / 1e3:.1f} s, {now.failed} dead, {now.skipped} skipped"
 
 
-def _shown(latencies: Counter[int]) -> str:
-    shown = percentiles_ms(latencies)
+def _shown(latencies: Times) -> str:
+    shown = latencies.percentiles_ms()
     return f"p50 {shown['p50']:.0f} ms p99 {shown['p99']:.0f} ms"

@@ -3,12 +3,13 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.stats import histogram
-from pipeline.stats.histogram import Intervals, latency_bucket
+from pipeline.stats.histogram import BOUNDS_S, Intervals, Times
 
 TIMES = st.lists(st.integers(0, 10**10) | st.integers(1_700_000_000, 1_700_100_000), max_size=60)
 
@@ -32,7 +33,7 @@ def test_intervals_do_not_depend_on_order_or_grouping(times, cuts, random):
     random.shuffle(parts)
     merged = Intervals()
     for part in parts:
-        merged.merge(part)
+        merged = merged + part
     assert merged == intervals_of(random.sample(times, len(times))) == intervals_of(times)
 
 
@@ -66,11 +67,32 @@ def test_the_largest_amount_of_an_interval_is_kept_for_months_in_any_order():
     assert max(ms for _, ms in forwards.since_first()) == 99_000
 
 
-@given(st.floats(0.001, 1e11))
-def test_a_latency_is_within_a_tenth_of_its_bucket(milliseconds):
-    assert 1.1 ** (latency_bucket(milliseconds) - 1) * 0.999 <= milliseconds <= 1.1 ** latency_bucket(milliseconds) * 1.001
+def times_of(seconds):
+    times = Times()
+    times.add(seconds)
+    return times
 
 
-@given(st.floats())
-def test_whatever_a_clock_says_there_are_few_buckets_of_latency(milliseconds):
-    assert -72 <= latency_bucket(milliseconds) <= 266
+@given(st.lists(st.floats(0, 1000), min_size=1, max_size=200), st.integers(0, 200))
+def test_percentiles_are_within_the_bucket_of_the_exact_ones_and_the_longest_time_is_exact(seconds, cut):
+    times = times_of(seconds[:cut]) + times_of(seconds[cut:])
+    got = times.percentiles_ms()
+    assert list(got) == ["p50", "p90", "p99", "max"]
+    assert got["max"] == round(1e3 * max(seconds), 1)
+    exact = np.quantile(seconds, [0.5, 0.9, 0.99], method="inverted_cdf")
+    for value, bucket in zip(got.values(), np.searchsorted(BOUNDS_S, exact).tolist(), strict=False):
+        assert 1e3 * (0.0, *BOUNDS_S)[bucket] - 0.05 <= value <= min(1e3 * BOUNDS_S[bucket], got["max"]) + 0.05
+    assert times.total_s == pytest.approx(sum(seconds))
+    assert len(times.since(times_of(seconds[:cut]))) == len(seconds[cut:])
+
+
+def test_no_times_have_no_percentiles_and_no_time_is_a_short_time():
+    assert Times().percentiles_ms() == {}
+    assert times_of([0.0]).percentiles_ms() == {"p50": 0.0, "p90": 0.0, "p99": 0.0, "max": 0.0}
+
+
+@given(st.lists(st.floats()))
+def test_whatever_a_clock_says_there_are_few_buckets(seconds):
+    times = times_of(seconds)
+    assert set(times.counts) <= set(range(len(BOUNDS_S)))
+    assert len(times) == len(seconds) and 0 <= times.total_s <= 1e8 * len(seconds)

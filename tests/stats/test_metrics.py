@@ -92,12 +92,12 @@ def test_the_metrics_of_a_batch_job_are_those_of_its_summary(images, bright_mode
         "failed": totals["dead"],
     }
     assert (seen.dead, seen.batches) == (stats.dead, stats.batches)
-    assert (seen.latencies, seen.stage_latencies) == (stats.latencies, stats.stage_latencies)
+    assert (seen.latencies.counts, {*seen.stages}) == (stats.latencies.counts, {*stats.stages})
     assert sums["batch_size"] == (sum(size * n for size, n in stats.batches.items()), sum(stats.batches.values()))
     assert sums["model_us"][1] == sum(stats.batches.values())
     for stage in ("read", "decode", "postprocess", "model"):
         total, number = sums[f"{stage}_us"]
-        assert 0 <= stats.stage_seconds[stage] * 1e6 - total <= number  # whole microseconds
+        assert 0 <= stats.stages[stage].total_s * 1e6 - total <= number  # whole microseconds
 
 
 def test_what_messages_ask_for_is_counted_where_they_are_parsed():
