@@ -14,7 +14,7 @@ AZURITE_VERSION := 3.37.0
 AZURITE := .tools/azurite
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-streaming demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types fuzz soak bench prism lock clean
+.PHONY: help demo demo-streaming demo-flink test test-all test-fast test-matrix test-flink test-spark mutants flink spark check docs format lint types screenshots fuzz soak bench prism lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /|/' | awk -F'|' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ types: $(READY) ## Check the types
 
 docs: $(READY) ## Build docs/ as a site into .site/
 	PYTHONPATH=. $(BIN)/mkdocs build --quiet --strict
+
+screenshots: $(READY) ## Take pictures of the report, the evaluation and the live page with Chromium, into .site/pages
+	$(BIN)/python -m tests.screenshots .site/pages
 
 FUZZ_MINUTES ?= 30
 FUZZ_EXAMPLES ?= 2000

@@ -66,12 +66,9 @@ def _html(config: Config, stats: JobStats, before: tuple[float, JobStats] | None
         model_notes=stats.model_notes,
     )
     letters = [letter for letters in stats.dead_examples.values() for letter in letters]
-    values = report_values(summarise(stats, facts), chosen(stats.pictures, REPORT_SAMPLES), letters)
-    left = max(0, stats.read - stats.detected - stats.failed - stats.skipped)
-    values["account"].append(("left", "+", left, "in flight"))
-    values["parts"].append(("left", left))
+    values = report_values(summarise(stats, facts), chosen(stats.pictures, REPORT_SAMPLES), letters, is_running=True)
     recent = _since(stats, *(before or (ready, JobStats())), now)
-    shown = {**values, "adds_up": True, "facts": [*recent, ("Running for", duration(now - started))], "every_s": _EVERY_S}
+    shown = {**values, "facts": [*recent, ("Running for", duration(now - started))], "every_s": _EVERY_S}
     return environment().get_template("live.html").render(**page_style(), **shown)
 
 

@@ -18,6 +18,7 @@ from models.evaluate.coco_matching import RECALLS, Boxes, Floats
 from models.evaluate.detection_rows import unpacked
 from models.evaluate.mistakes import CONFIDENCES, Kind, Mistake, Mistakes, calibration, threshold_curves, unsure_first
 from models.progress import shown as progress
+from pipeline.report.charts import Bar
 from pipeline.report.formats import MISSING, counted, number
 from pipeline.report.page import environment, page_style
 from pipeline.storage.files import read_file
@@ -35,7 +36,6 @@ _SHOWN_OF_A_KIND = 8
 _SHOWN_CLASSES = 30
 _SHOWN_CONFUSED = 10
 _SHOWN_NEXT = 20
-_BINS = 20
 _LONGEST_SIDE = 380  # pixels of a picture
 _JPEG_QUALITY = 72
 _CONTEXT = 2.2  # sides of what is shown around a box, in sides of the box
@@ -76,15 +76,14 @@ def render_evaluation(
             names=names,
             notes=notes,
             threshold=f"{mistakes.threshold:.2f}",
-            threshold_at=100 * mistakes.threshold,
+            mark=(100 * mistakes.threshold, f"threshold {mistakes.threshold:.2f}"),
             headline=_headline(figures),
             facts=[(FIGURES[key], _share(figures[key])) for key in FIGURES if key not in ("AP", "AP50", "AR_100")],
             operating=[(name, _share(curves[name][at])) for name in ("precision", "recall", "f1")],
             precision_recall=_precision_recall(measured),
             threshold_curves=[(name, _points(CONFIDENCES, curves[name.lower()])) for name in ("F1", "precision", "recall")],
-            histogram=_histogram(measured),
+            confidences=_confidences(bins),
             calibration=[("right", _points([mean for mean, _, _ in bins], [right for _, right, _ in bins]))],
-            calibration_bins=[(_share(mean), _share(right), number(n)) for mean, right, n in bins if n],
             calibration_error=f"{error:.3f}",
             **_classes(measured, figures),
             confusion=_confusion(measured, mistakes),
@@ -123,27 +122,24 @@ def _precision_recall(measured: Measurement) -> list[tuple[str, str]]:
     return [(f"IoU {iou}", _points(RECALLS, means[t])) for iou, t in (("0.50", 0), ("0.75", 5))]
 
 
-def _histogram(measured: Measurement) -> list[tuple[float, float, float, str]]:
-    """(Left edge, height of the right ones, height of the wrong ones above them, text) in percent of each bin."""
-    matches = measured.matches
-    counted_ones = ~matches.ignored[0, 0]
-    of_bin = np.clip((matches.detections.scores * _BINS).astype(int), 0, _BINS - 1)
-    right, wrong = (np.bincount(of_bin[counted_ones & (matches.hit[0, 0] == hit)], minlength=_BINS) for hit in (True, False))
-    top = math.sqrt(max(int((right + wrong).max()), 1))
-    bars = []
-    for n, (good, bad) in enumerate(zip(right.tolist(), wrong.tolist(), strict=True)):
-        height = 100 * math.sqrt(good + bad) / top
-        share = good / max(good + bad, 1)
-        text = f"confidence {n / _BINS:.2f} to {(n + 1) / _BINS:.2f}: {number(good)} right, {number(bad)} wrong"
-        bars.append((100 * n / _BINS, height * share, height * (1 - share), text))
-    return bars
+def _confidences(bins: Sequence[tuple[float, float, int]]) -> list[Bar]:
+    """Detections by confidence, the highest first; a bar is a square root, of which the right ones take their share."""
+    longest = math.sqrt(max((n for _, _, n in bins), default=0) or 1)
+    return [
+        (
+            *(f"about {mean:.2f}", [("bar", math.sqrt(n) / longest * right), ("bad", math.sqrt(n) / longest * (1 - right))]),
+            *(number(n), f"{100 * right:.0f} % right"),
+        )
+        for mean, right, n in reversed(bins)
+        if n
+    ]
 
 
 def _classes(measured: Measurement, figures: Mapping[str, Any]) -> dict[str, Any]:
     """Classes with objects, the lowest AP first, and what the figures mean."""
     objects = np.bincount(measured.matches.objects.classes[measured.matches.counts[0]], minlength=measured.matches.n_classes)
     rows = [
-        (name, ap, f"{ap:.3f}", f"recall {_share(figures['recall_per_class'][name])}, {counted(int(n), 'object')}")
+        (name, [("bar", ap)], f"{ap:.3f}", f"recall {_share(figures['recall_per_class'][name])}, {counted(int(n), 'object')}")
         for (name, ap), n in zip(figures["per_class"].items(), objects, strict=True)
         if ap is not None
     ]

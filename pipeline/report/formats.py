@@ -62,6 +62,15 @@ def counted(amount: int, singular: str, plural: str = "") -> str:
     return f"{number(amount)} {singular if amount == 1 else plural or singular + 's'}"
 
 
+def share(value: float | None) -> str:
+    """A share in percent, or a dash.
+
+    >>> share(0.5), share(None)
+    ('50.0 %', '—')
+    """
+    return MISSING if value is None else f"{100 * value:.1f} %"
+
+
 def duration(seconds: object) -> str:
     """Seconds in a readable unit, or a dash.
 

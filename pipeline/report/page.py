@@ -24,24 +24,16 @@ from pipeline.config import Config
 from pipeline.failures import REASONS
 from pipeline.records import DetectedImage
 from pipeline.report.annotate import annotate, class_colour
-from pipeline.report.charts import Curve, latency_curve, throughput_curve
-from pipeline.report.formats import MISSING, counted, duration, link, moment, number, readable, setting
+from pipeline.report.charts import Bar, bars, rate_over_time, slowest_over_time
+from pipeline.report.formats import counted, duration, link, moment, number, readable, setting, share
 
 _SHOWN_CLASSES = 30
 _SHOWN_LETTERS = 20  # per reason; all of them are in dead_letters/*.jsonl
 _SHOWN_DETECTIONS = 30  # per sample
-_STAGES = ("read", "decode", "model", "predict", "postprocess")  # in the order of the data; others come after them
+_STAGES = ("read", "decode", "model", "postprocess")  # in the order of the data
 _LATENCIES = {"event_to_publish_ms": "event-to-publish", "latency_ms": "in-hand-to-result"}
-_OVER_TIME = {
-    "event_to_publish_ms": "event-to-publish, slowest of an interval",
-    "backlog_age_ms": "Age of the oldest message read",
-}
 _LATENCY_NAMES = {"p50": "median", "p90": "90 %", "p99": "99 %", "max": "slowest"}
-_MAPPINGS = ("images", "model", "batch_sizes", "dead_by_reason", "classes", "stage_seconds", "config", *_LATENCIES)
-_SHOWN_AS_THEY_ARE = ("started_at", "finished_at", "wall_seconds", "command", "warnings")
 
-Bar = tuple[str, float | None, str, str]  # name, share of the longest, figure, note beside it
-PlacedBar = tuple[float, float, float, str]  # of a histogram: left edge and heights of two parts in percent, text
 Picture = tuple[str, DetectedImage]  # its title, a result
 
 
@@ -54,7 +46,7 @@ def render_report(
     """Renders the report page.
 
     Args:
-      summary: The content of `summary.json`; the page leaves out what a missing key would show.
+      summary: The result of `summarise`.
       samples: Results to show as pictures, each with its purpose; one without a thumbnail gets a placeholder.
       dead_letters: Rows as in `dead_letters/*.jsonl`, all or examples of each reason.
       disagreements: Images on which the canary and the version in use differ, each twice: one result after the other.
@@ -71,41 +63,35 @@ def report_values(
     samples: Sequence[Picture],
     dead_letters: Sequence[Mapping[str, Any]],
     disagreements: Sequence[Picture] = (),
+    *,
+    is_running: bool = False,
 ) -> dict[str, Any]:
-    """The values that `page.html` shows.
-
-    Args:
-      summary: The content of `summary.json`; the page leaves out what a missing key would show.
-      samples: Results to show.
-      dead_letters: Rows as in `dead_letters/*.jsonl`, all or examples of each reason.
-      disagreements: See `render_report`.
-    """
-    summary = {**summary, **{key: summary.get(key) or {} for key in _MAPPINGS}}
-    unit = "messages" if summary.get("mode") == "streaming" else "images"
-    model = summary["model"]
-    sizes = {int(size): int(n) for size, n in summary["batch_sizes"].items() if int(n) > 0}
-    points = summary.get("throughput")
+    """The values that `page.html` shows; for the arguments see `render_report`. A running job also has images in flight."""
+    images, unit = summary["images"], "messages" if summary["mode"] == "streaming" else "images"
+    outcomes = [
+        ("detected", "=", images["detected"], "detected"),
+        ("dead", "+", images["dead"], "dead letters"),
+        ("skipped", "+", images["skipped"], "skipped"),
+    ]
+    missing = images["read"] - sum(amount for _, _, amount, _ in outcomes)
+    if is_running:
+        outcomes.append(("left", "+", max(0, missing), "in flight"))
     changed, unchanged = _settings(summary["config"])
     return {
+        **{key: summary[key] for key in ("mode", "started_at", "finished_at", "command")},
         "unit": unit,
-        "model": " ".join(str(model[key]) for key in ("name", "version") if model.get(key)),
-        **{key: summary.get(key) for key in _SHOWN_AS_THEY_ARE},
-        **_account(summary["images"], unit),
-        "mode": summary.get("mode", "batch"),
-        "facts": _facts(summary, unit, sum(sizes.values())),
+        "model": f"{summary['model']['name']} {summary['model']['version']}".strip(),
+        "warnings": summary.get("warnings", ()),
+        "account": [("read", "", images["read"], f"{unit} read"), *outcomes],
+        "parts": [(name, amount / max(images["read"], 1)) for name, _, amount, _ in outcomes],
+        "adds_up": is_running or not missing,
+        "facts": _facts(summary, unit),
         "reasons": _reasons(summary["dead_by_reason"], dead_letters),
         "samples": [_sample(*picture) for picture in samples],
-        **_classes(summary["classes"]),
-        **_confidences(summary),
-        "throughput": throughput_curve(points, summary.get("throughput_interval_s"), f"{unit}/s") if points else None,
-        "over_time": _over_time(summary.get("over_time")),
-        "batches": _bars([(number(size), n, number(n), "") for size, n in sorted(sizes.items())]),
-        "calls": counted(sum(sizes.values()), "batch", "batches"),
-        "stages": _stages(summary["stage_seconds"], summary["images"].get("detected")),
-        "latencies": _latencies(summary),
-        "canary": _canary(summary.get("canary")),
+        **_charts(summary, unit),
+        "canary": _canary(summary["canary"]) if "canary" in summary else None,
         "disagreements": [_sample(*picture) for picture in disagreements],
-        "model_settings": list(_flatten(model)),
+        "model_settings": list(_flatten(summary["model"])),
         "changed": changed,
         "unchanged": unchanged,
     }
@@ -140,30 +126,45 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def _account(images: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """The equation that has to hold: read = detected + dead + skipped."""
-    amounts = {name: int(images.get(name) or 0) for name in ("read", "detected", "dead", "skipped")}
-    words = (f"{unit} read", "detected", "dead letters", "skipped")
-    parts = list(amounts.items())[1:]
-    return {
-        "read": images.get("read"),
-        "account": list(zip(amounts, ("", "=", "+", "+"), amounts.values(), words, strict=True)),
-        "parts": parts,
-        "adds_up": amounts["read"] == sum(amount for _, amount in parts),
-    }
-
-
-def _facts(summary: Mapping[str, Any], unit: str, calls: int) -> list[tuple[str, str]]:
-    found, detected = summary.get("detections"), summary["images"].get("detected")
+def _facts(summary: Mapping[str, Any], unit: str) -> list[tuple[str, str]]:
+    found, detected = summary["detections"], summary["images"]["detected"]
+    calls = sum(summary["batch_sizes"].values())
     return [
-        (f"{unit.capitalize()} per second", number(summary.get("images_per_second"), 1)),
-        ("Wall time", duration(summary.get("wall_seconds"))),
-        ("Start-up", duration(summary.get("startup_seconds"))),
+        (f"{unit.capitalize()} per second", number(summary["images_per_second"], 1)),
+        ("Wall time", duration(summary["wall_seconds"])),
+        ("Start-up", duration(summary["startup_seconds"])),
         *([("Submission", duration(summary["submission_seconds"]))] if "submission_seconds" in summary else []),
         ("Detections", number(found)),
-        ("Per image", number(found / detected if isinstance(found, int) and detected else None, 1)),
-        ("Per model call", number(detected / calls if calls and detected else None, 1)),
+        ("Per image", number(found / detected if detected else None, 1)),
+        ("Per model call", number(detected / calls if calls else None, 1)),
     ]
+
+
+def _charts(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
+    """Rows of the tables with bars, and the arguments of the lines over time."""
+    detected, batches = summary["images"]["detected"], summary["batch_sizes"]
+    seconds = {stage: summary["stage_seconds"][stage] for stage in _STAGES if stage in summary["stage_seconds"]}
+    latencies = [
+        (f"{what}, {_LATENCY_NAMES[name]}", ms / 1000, duration(ms / 1000), "")
+        for key, what in _LATENCIES.items()
+        for name, ms in summary.get(key, {}).items()
+    ]
+    slowest = summary.get("over_time", {}).get("event_to_publish_ms")
+    return {
+        "classes": _classes(summary["classes"], summary["confidences"]["by_class"]),
+        "classes_caption": f"{counted(len(summary['classes']), 'class', 'classes')} with detections",
+        "confidences": _confidences(summary["confidences"]["all"]),
+        "threshold": (summary["config"].get("detect") or {}).get("score_threshold"),
+        "throughput": rate_over_time(summary["throughput"], summary["throughput_interval_s"], f"{unit}/s"),
+        "slowest": slowest and slowest_over_time(slowest["points"], slowest["interval_s"]),
+        "batches": bars([(number(int(size)), n, number(n), "") for size, n in batches.items()]),
+        "calls": counted(sum(batches.values()), "batch", "batches"),
+        "stages": bars(
+            [(name, s, duration(s), f"{duration(s / detected)} each" if detected else "") for name, s in seconds.items()]
+        ),
+        "wall_seconds": summary["wall_seconds"],
+        "latencies": bars(latencies),
+    }
 
 
 def _inline(image: DetectedImage) -> str:
@@ -196,115 +197,62 @@ def _sample(purpose: str, image: DetectedImage) -> dict[str, Any]:
     }
 
 
-def _classes(classes: Mapping[str, int]) -> dict[str, Any]:
+def _classes(classes: Mapping[str, int], bins: Mapping[str, Sequence[int]]) -> list[Bar]:
+    """The most frequent classes, some with their median confidence, and the sum of the others."""
     ordered = sorted(classes.items(), key=lambda named: -named[1])
-    rows = _bars([(name, n, number(n), "") for name, n in ordered[:_SHOWN_CLASSES]])
+    shown = [(name, n, number(n), _median(bins[name]) if name in bins else "") for name, n in ordered[:_SHOWN_CLASSES]]
+    rows = bars(shown)
     if rest := ordered[_SHOWN_CLASSES:]:
-        rows.append((counted(len(rest), "more class", "more classes"), None, number(sum(n for _, n in rest)), ""))
-    return {"classes": rows, "classes_caption": f"{counted(len(ordered), 'class', 'classes')} with detections"}
+        rows.append((counted(len(rest), "more class", "more classes"), [], number(sum(n for _, n in rest)), ""))
+    return rows
 
 
-def _bars(rows: Sequence[tuple[str, float, str, str]]) -> list[Bar]:
-    """Rows of a table with bars, from (name, length, figure, note)."""
-    longest = max((length for _, length, _, _ in rows), default=0.0)
-    return [(name, max(length / longest, 0.0) if longest > 0 else 0.0, figure, note) for name, length, figure, note in rows]
+def _median(bins: Sequence[int]) -> str:
+    """The bin of the median confidence, in words."""
+    middle = next(n for n, below in enumerate(itertools.accumulate(bins)) if 2 * below >= sum(bins))
+    return f"median about {(middle + 0.5) / len(bins):.2f}"
+
+
+def _confidences(bins: Sequence[int]) -> list[Bar]:
+    """Rows of two bins each, the highest first, down to the lowest with a detection."""
+    pairs = [(place / len(bins), sum(bins[place : place + 2])) for place in range(0, len(bins), 2)]
+    lowest = next((n for n, (_, amount) in enumerate(pairs) if amount), len(pairs))
+    width = 2 / len(bins)
+    return bars([(f"{start:.1f} to {start + width:.1f}", n, number(n), "") for start, n in reversed(pairs[lowest:])])
 
 
 def _reasons(dead_by_reason: Mapping[str, int], dead_letters: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     letters: dict[str, list[Mapping[str, Any]]] = collections.defaultdict(list)
     for letter in dead_letters:
-        letters[str(letter.get("reason", MISSING))].append(letter)
-    numbers = {reason: len(examples) for reason, examples in letters.items()} | dict(dead_by_reason)
-    most = max(numbers.values(), default=0) or 1
+        letters[letter["reason"]].append(letter)
+    shares = [parts for _, parts, _, _ in bars([(reason, n, "", "") for reason, n in dead_by_reason.items()])]
     return [
         {
             "name": reason,
-            "number": n,
-            "share": n / most,
-            "stages": (stages := sorted({str(letter["stage"]) for letter in letters[reason] if letter.get("stage")})),
+            "number": number(n),
+            "bar": parts,
+            "stages": (stages := sorted({letter["stage"] for letter in letters[reason]})),
             "meaning": "; ".join(REASONS[stage][reason] for stage in stages if reason in REASONS.get(stage, ())).replace("`", ""),
-            "examples": [
-                (
-                    (letter.get("image") or {}).get("uri", MISSING),
-                    letter.get("stage", MISSING),
-                    letter.get("message", MISSING),
-                    letter.get("thumbnail_base64"),
-                )
-                for letter in letters[reason][:_SHOWN_LETTERS]
-            ],
+            "examples": letters[reason][:_SHOWN_LETTERS],
         }
-        for reason, n in sorted(numbers.items(), key=lambda named: (-named[1], named[0]))
+        for (reason, n), parts in zip(dead_by_reason.items(), shares, strict=True)
     ]
 
 
-def _stages(seconds: Mapping[str, float], detected: int | None) -> list[Bar]:
-    """Time by stage, in all and for each detected image: skipped and failed images have no times."""
-    names = [name for name in _STAGES if name in seconds] + sorted(seconds.keys() - set(_STAGES))
-    each = {name: f"{duration(seconds[name] / detected)} each" for name in names} if detected else {}
-    return _bars([(name, seconds[name], duration(seconds[name]), each.get(name, "")) for name in names])
-
-
-def _latencies(summary: Mapping[str, Any]) -> list[Bar]:
-    return _bars(
-        [
-            (f"{what}, {_LATENCY_NAMES.get(name, name)}", ms / 1000, duration(ms / 1000), "")
-            for key, what in _LATENCIES.items()
-            for name, ms in summary[key].items()
-            if number(ms) != MISSING
-        ]
-    )
-
-
-def _confidences(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The histograms of confidence, of all classes and of the most frequent ones; left out if the summary has none."""
-    found, threshold = summary.get("confidences"), (summary["config"].get("detect") or {}).get("score_threshold")
-    shown = threshold is not None and number(threshold) != MISSING
-    by_class = [(name, _histogram(bins)) for name, bins in found["by_class"].items()] if found else []
-    return {
-        "confidences": {"all": _histogram(found["all"]), "by_class": by_class} if found else None,
-        "threshold": f"{threshold:g}" if shown else "",
-        "threshold_at": 100 * float(str(threshold)) if shown else None,
-    }
-
-
-def _histogram(bins: Sequence[int]) -> dict[str, Any]:
-    """The bars that are not empty, the height of the tallest, and all in words."""
-    width, top = 1 / len(bins), max(bins)
-    bars: list[PlacedBar] = [
-        (100 * n * width, 100 * amount / top, 0.0, f"confidence {n * width:.2f} to {(n + 1) * width:.2f}: {number(amount)}")
-        for n, amount in enumerate(bins)
-        if amount
-    ]
-    return {"bars": bars, "peak": number(top), "total": counted(sum(bins), "detection")}
-
-
-def _canary(canary: Any) -> dict[str, Any] | None:
+def _canary(canary: Mapping[str, Any]) -> dict[str, Any]:
     """A canary and the version in use, as rows of (name, the canary's figure, the other's, what it means)."""
-    if not canary:
-        return None
-    percent = {name: f"{100 * share:.1f} %" for name, share in canary.items() if number(share) != MISSING}
-    times = [ms / 1000 if number(ms) != MISSING else None for ms in (canary.get("mean_ms"), canary.get("stable_mean_ms"))]
-    failed = [percent.get(key, MISSING) for key in ("failure_rate", "stable_failure_rate")]
-    same, shift = percent.get("agreement", MISSING), number(canary.get("score_shift"), 3)
+    times = canary["mean_ms"], canary["stable_mean_ms"]
     return {
-        **{key: canary.get(key) for key in ("version", "stable", "why_no_images")},
+        **{key: canary.get(key, "") for key in ("version", "stable", "why_no_images")},
         "rows": [
-            ("Images", number(canary.get("images")), "", "that the canary received"),
-            ("Failed", *failed, "of the images of each version"),
-            ("Mean time in the model", *map(duration, times), "for an image"),
-            ("Same objects", same, "", "of all objects of both versions, those that both find"),
-            ("Change of confidence", shift, "", "mean, for an object that both find; from -1 to 1"),
-            ("Skipped", number(canary.get("skipped")), "", "images of its share that came while it was behind"),
+            ("Images", number(canary["images"]), "", "that the canary received"),
+            ("Failed", share(canary["failure_rate"]), share(canary["stable_failure_rate"]), "of the images of each version"),
+            ("Mean time in the model", *(duration(ms and ms / 1000) for ms in times), "for an image"),
+            ("Same objects", share(canary["agreement"]), "", "of all objects of both versions, those that both find"),
+            ("Change of confidence", number(canary["score_shift"], 3), "", "mean, for an object that both find; from -1 to 1"),
+            ("Skipped", number(canary["skipped"]), "", "images of its share that came while it was behind"),
         ],
     }
-
-
-def _over_time(summary: Any) -> list[tuple[str, Curve]]:
-    """The curves of a stream's latencies and backlog, each with its name."""
-    found = summary if isinstance(summary, Mapping) else {}
-    shown = ((name, found.get(key)) for key, name in _OVER_TIME.items())
-    curves = [(name, latency_curve(each["points"], each["interval_s"])) for name, each in shown if each and each["points"]]
-    return [(name, curve) for name, curve in curves if curve]
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[list[tuple[str, list[tuple[str, Any]]]], list[tuple[str, Any]]]:
