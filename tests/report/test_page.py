@@ -450,3 +450,9 @@ def test_only_markup_is_taken_for_markup():
 def test_a_name_that_nobody_fills_is_an_error():
     with pytest.raises(jinja2.UndefinedError):
         report.environment().from_string("{{ typo }}").render()
+
+
+def test_a_dead_letter_of_a_message_without_an_image_has_no_name():
+    row = {"image": {}, "stage": "parse", "reason": "malformed", "message": "not JSON"}
+    page = render({"dead_by_reason": {"malformed": 1}}, [], [row])
+    assert '<td class="code">—</td><td>parse</td><td>not JSON</td>' in page
