@@ -24,7 +24,7 @@ setup(
     package_data={
         "models": ["digits/*.md", "digits/samples/*", "digits/1/*", "digits/1/*/*"],
         "pipeline.configs": ["*.yaml"],
-        "pipeline.report": ["*.css", "*.html", "*.js"],
+        "pipeline.report": ["*.css", "*.html"],
     },
     entry_points={"console_scripts": ["detect-objects = pipeline.__main__:main"]},
     install_requires=[

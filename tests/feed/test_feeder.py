@@ -241,7 +241,7 @@ class TestDeath:
         live()
         before = held()
         live()
-        assert held() == before
+        wait_until(lambda: held() == before, lambda: f"{held()} instead of {before}")
 
 
 class TestEnd:

@@ -56,7 +56,7 @@ def test_a_manifest_names_members_relative_to_itself(tmp_path, job):
 def test_a_found_manifest_names_members_only_below_its_input(tmp_path, job):
     write(tmp_path / "a.zip", {"x.png": png(tmp_path)})
     write_file(str(tmp_path / "in" / "list.jsonl"), b'{"uri": "../a.zip#x.png"}\n{"uri": "%s/a.zip#x.png"}\n' % bytes(tmp_path))
-    assert job("--input", "in")["dead"] == 2
+    assert job("--input", "in/*.jsonl")["dead"] == 2
     assert {row["reason"] for row in rows_of(tmp_path / "out", "dead_letters")} == {"not_allowed"}
 
 
