@@ -16,6 +16,8 @@ from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2, predict
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
+from tests.emulators import free_ports
+
 Arrays = dict[str, np.ndarray]
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -62,6 +64,7 @@ class ModelServer:
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 1)]
         server = grpc.server(ThreadPoolExecutor(8), options=options)
         self._serve_on(server)
+        self.port = self.port or free_ports(1)[0]  # the kernel gives it to nobody while this server is away
         place = f"localhost:{self.port}"
         self.port = server.add_secure_port(place, self._credentials) if self._credentials else server.add_insecure_port(place)
         server.start()
