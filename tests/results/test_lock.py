@@ -1,5 +1,6 @@
 """Locks: one process at a time does what a lock names; a lost lock costs work, never a row."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -79,6 +80,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path, holder):
 
 def test_on_cloud_storage_a_paused_holder_loses_its_lock_and_harms_nobody_when_it_wakes(strict_gcs_bucket, caplog):
     """It learns that by its next heartbeat; it neither writes over the new holder's lock nor deletes it."""
+    caplog.set_level(logging.WARNING, "pipeline.results.lock")  # whatever earlier tests of this process set
     output = f"gs://{strict_gcs_bucket.name}/out"
     paused = LockTimes(beat_s=5.0, expires_s=1.0, poll_s=0.2)
     second = LockTimes(beat_s=0.2, expires_s=1.0, poll_s=0.2)
