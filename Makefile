@@ -27,7 +27,8 @@ $(READY): requirements.lock setup.py
 	@touch $@
 
 demo: $(READY) ## Run the main job on the sample images with the bundled detector
-	$(BIN)/python -m pipeline.run --config configs/batch_local_direct.yaml --model digits --score-threshold 0.5 --samples 4
+	$(BIN)/python -m pipeline.run --config configs/batch_local_direct.yaml --input 'models/digits/samples/*.jpg' --output out/demo \
+	    --model digits --score-threshold 0.5 --samples 4
 	@echo
 	@echo "Open out/demo/report.html in a browser; the rows are in out/demo/detections/, annotated images in out/demo/samples/."
 

@@ -137,13 +137,13 @@ def run_job(tmp_path_factory):
     """Runs the command line in a process of its own: (exit code, stdout, stderr).
 
     `at` says what happens to it; with an `env` of its own it is a new interpreter. The model is the bundled one unless the
-    arguments, or a config among them, name another.
+    arguments name another.
     """
     folder = tmp_path_factory.mktemp("jobs")
     numbers = itertools.count()
 
     def run(*args: object, at: SystemCall | None = None, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-        args = args if {"--model", "--config"} & {*map(str, args)} else (*args, "--model", "digits")
+        args = args if "--model" in map(str, args) else ("--model", "digits", *args)
         if env:
             command = [sys.executable, "-m", "pipeline.run", *map(str, args)]
             done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=580, env=env, check=False)

@@ -32,12 +32,12 @@ HEIGHTS = {"report": 1150, "evaluation": 1500, "live": 1150}  # pixels; the rest
 def pages(folder: pathlib.Path) -> Iterator[dict[str, str]]:
     """Runs the demo and its evaluation into a folder; yields the addresses of the pages while the live one is served."""
     stats, out = JobStats(), f"{folder}/demo"
-    config = load_config([f"{REPO}/configs/batch_local_direct.yaml"], {"detect.score_threshold": 0.3})
+    config = load_config([], {"output": out, "detect.score_threshold": 0.3})
     live = application(config, lambda: PROCESS.add_model(PROCESS.copy_of(stats)))
     PROCESS.begin_counting(stats)
     PROCESS.samples = REPORT_SAMPLES
-    flags = ["--model", "digits", "--score-threshold", "0.3", "--output", out]
-    if run.main(["--config", f"{REPO}/configs/batch_local_direct.yaml", *flags]):
+    flags = ["--input", f"{REPO}/models/digits/samples/*.jpg", "--output", out, "--model", "digits", "--score-threshold", "0.3"]
+    if run.main(flags):
         raise SystemExit("the demo failed")
     truth = f"{REPO}/models/digits/samples/ground_truth.json"
     evaluate.main(["--detections", out, "--ground-truth", truth, "--page", f"{folder}/evaluation.html"])

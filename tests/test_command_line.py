@@ -47,6 +47,7 @@ def test_a_flag_of_another_tool_is_said_in_the_words_of_this_one(argv, expected,
     "argv",
     [
         pytest.param(["run", *JOB], id="run"),
+        pytest.param(["run", *JOB, "--config", "batch_local_direct"], id="run with a config of this project"),
         pytest.param(["run", *JOB, "--dry-run"], id="a dry run"),
         pytest.param(["replay", "--output", "out", "--allow-uri-prefix", "gs://b/"], id="replay"),
         pytest.param(["tune", "--input", "a.jpg"], id="tune"),

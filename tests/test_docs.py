@@ -115,11 +115,15 @@ def test_make_test_runs_the_test_of_every_promise():
 
 
 def test_every_config_loads():
-    """The example configs hold known keys and values of the right type, and name the command that runs them."""
+    """The example configs hold known keys and values of the right type, and name the command that runs them.
+
+    None names a model: where `--model` is forgotten, the job must say so.
+    """
     configs = sorted((REPO / "configs").glob("*.yaml"))
     assert len(configs) >= 3
     for path in configs:
-        load_config([str(path)], {})
+        assert load_config([str(path)], {}).model.path == ""
+        assert "--model" in path.read_text()
         assert f"--config configs/{path.name}" in path.read_text()
 
 

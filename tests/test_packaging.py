@@ -107,15 +107,6 @@ def test_an_installed_copy_finds_configs_and_bundled_model(installed, tmp_path, 
     assert sorted(path for path in installed.rglob("*") if "__pycache__" not in path.parts) == before
 
 
-def test_an_installed_copy_detects_in_its_sample_images_from_any_folder(installed, tmp_path):
-    """The config of the demo names them as they lie in a checkout."""
-    args = ["run", "--config", "batch_local_direct", "--output", "out"]
-    done = run_installed(installed, tmp_path, "detect-objects", *args, XDG_CACHE_HOME=str(tmp_path / "cache"))
-    assert done.returncode == 0, done.stderr
-    assert "24 images read: 24 detected" in done.stdout
-    assert (tmp_path / "out" / "report.html").is_file()
-
-
 def test_a_file_of_the_same_name_here_comes_before_the_projects_own(installed, tmp_path):
     (tmp_path / "batch_gcs_direct.yaml").write_text("detect: {score_treshold: 1}\n")
     done = run_installed(installed, tmp_path, "detect-objects", "--config", "batch_gcs_direct.yaml", "--output", "out")

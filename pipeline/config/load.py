@@ -14,8 +14,7 @@ from pipeline.config.sections import Config, MonitoringConfig, settings
 from pipeline.errors import ConfigError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_HOME = os.path.dirname(_PACKAGE)
-_OWN_CONFIGS = (os.path.join(_PACKAGE, "configs"), os.path.join(_HOME, "configs"))  # installed, checkout
+_OWN_CONFIGS = (os.path.join(_PACKAGE, "configs"), os.path.join(os.path.dirname(_PACKAGE), "configs"))  # installed, checkout
 
 
 def load_config(paths: Sequence[str], overrides: Mapping[str, Any]) -> Config:
@@ -68,7 +67,7 @@ def _read(paths: Sequence[str]) -> dict[Any, Any]:
     """The trees of all files in one; a key of a later file wins."""
     merged: dict[Any, Any] = {}
     for path in paths:
-        for key, part in _read_config(path).items():
+        for key, part in read_yaml("config", _found(path)).items():
             both = (part is None or isinstance(part, Mapping)) and isinstance(merged.get(key), Mapping)
             merged[key] = {**merged[key], **(part or {})} if both else part
     return merged
@@ -94,11 +93,3 @@ def _found(path: str) -> str:
         return path
     own = [os.path.join(configs, name if name.endswith(".yaml") else f"{name}.yaml") for configs in _OWN_CONFIGS]
     return next(filter(os.path.isfile, own), path)
-
-
-def _read_config(path: str) -> Mapping[str, Any]:
-    found = _found(path)
-    tree = read_yaml("config", found)
-    if found != path and "input" in tree:  # an own config, in another folder: its sample images lie beside the code
-        tree["input"] = [os.path.join(_HOME, each) if each.startswith("models/") else each for each in tree["input"]]
-    return tree

@@ -25,16 +25,8 @@ def main() -> int:
 
 
 def _batch(flink: FlinkCluster) -> int:
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline.run",
-        "--config",
-        "configs/batch_gcs_flink.yaml",
-        "--input",
-        str(SAMPLES.resolve()),
-    ]
-    command += ["--output", str(_OUT / "batch"), *job_flags(flink)]
+    command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", "--model", "digits"]
+    command += ["--input", str(SAMPLES.resolve()), "--output", str(_OUT / "batch"), *job_flags(flink)]
     print("$", " ".join(["python", *command[1:]]), flush=True)
     return subprocess.run(command, check=False).returncode
 

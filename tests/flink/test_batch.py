@@ -31,7 +31,15 @@ def test_a_batch_job_that_loses_a_machine_gives_the_rows_of_a_run_on_one(flink: 
     print(f"on one machine {time.monotonic() - began:.0f} s, {seconds:.0f} s of them at work")
 
     command = [sys.executable, "-m", "pipeline.run", "--config", "configs/batch_gcs_flink.yaml", *job_flags(flink)]
-    command += ["--parallelism=4", "--shard-seconds=1", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "there")]
+    command += [
+        "--model=digits",
+        "--parallelism=4",
+        "--shard-seconds=1",
+        "--input",
+        str(tmp_path / "in"),
+        "--output",
+        str(tmp_path / "there"),
+    ]
     began = time.monotonic()
     with (tmp_path / "said").open("wb") as said, running(command, cwd=REPO, stdout=said, stderr=said) as job:
         while not list((tmp_path / "there").glob(".staging-*/*.parquet")):

@@ -237,7 +237,7 @@ def stream_flags(gcs_bucket, pubsub_emulator, dataflow):
     bucket = f"gs://{gcs_bucket.name}"
     places = ["--input", subscription, "--output", output, "--archive", f"{bucket}/archive", f"--temp_location={bucket}/tmp"]
     cloud = ["--project=test-project", "--region=europe-west1", "--no_auth", f"--dataflow_endpoint={dataflow.endpoint}"]
-    return ["--config", STREAMING, *places, *cloud, "--job_name=detect"]
+    return ["--config", STREAMING, *places, *cloud, "--model=digits", "--job_name=detect"]
 
 
 @contextlib.contextmanager
@@ -283,6 +283,6 @@ def test_a_batch_job_that_is_stopped_here_does_not_go_on_there(dataflow, gcs_buc
     places = ["--input", f"{bucket}/in/*", "--output", f"{bucket}/out", f"--temp_location={bucket}/tmp"]
     cloud = ["--project=test-project", "--region=europe-west1", "--no_auth", f"--dataflow_endpoint={dataflow.endpoint}"]
     with signalled_when_running(dataflow, signal.SIGINT):
-        assert run.main(["--config", BATCH, *places, *cloud]) == 130
+        assert run.main(["--config", BATCH, *places, *cloud, "--model=digits"]) == 130
     assert [job["requestedState"] for job in dataflow.jobs.values()] == ["JOB_STATE_CANCELLED"]
     assert "stopped; rows that were written stay" in capfd.readouterr().err
