@@ -71,15 +71,13 @@ def source_of(config: Config, done: DoneRows | None = None, worker_context: Work
       done: The rows in the output that complete an image, which is then skipped; None: none do.
       worker_context: What workers elsewhere must reach; None: the launcher's process does all work.
     """
-    again = dead_letter_replay(config) if config.retry_dead else None
     return ReadImages(
-        {} if again else config.patterns(),
+        [pattern for patterns in config.patterns().values() for pattern in patterns],
         config.read,
         exclude=config.output,
         allowed=config.stream.allow_uri_prefix,
-        allow_empty=config.allow_empty,
         done=done,
-        again=again,
+        again=dead_letter_replay(config) if config.retry_dead else None,
         worker_context=worker_context,
         max_megapixels=config.detect.max_megapixels,
         rebalance=worker_context is not None,  # one process needs no rebalancing

@@ -29,13 +29,13 @@ import numpy as np
 from PIL import Image
 
 from models.evaluate.detection_rows import ImageRow
+from models.image_uris import video_frame
 from models.progress import printable, shown
 from pipeline.config.sections import DetectConfig
 from pipeline.errors import FullError, InputError, OutputError, run_command
 from pipeline.failures import ImageError
 from pipeline.feed.decode import decode_image
 from pipeline.read.again import Read, reads, refuse_doubled
-from pipeline.read.videos import video_of
 from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
 from pipeline.report.annotate import annotate, marked_jpeg
 from pipeline.results.image_rows import read_rows
@@ -238,7 +238,7 @@ def _stem(name: str) -> str:
     >>> _stem("a.b.jpg"), _stem("clip.mp4#t=12.480")
     ('a.b', 'clip-12.480')
     """
-    video = video_of(name)
+    video = (video_frame(name) or [name])[0]
     return os.path.splitext(video)[0] + name[len(video) :].replace("#t=", "-")
 
 

@@ -2,8 +2,17 @@
 
     detect-objects reconcile --input 'gs://cams/raw/**' --output gs://cams/detections [--model …] [--write-missing FILE.jsonl]
 
-Prints a table; `pipeline.read.reconciled` defines its words. Rows count whatever their settings were; with `--model` only those
-of this model version do.
+Compares the listing of inputs with the rows of a results folder, and prints a table. Each listed image has one status:
+
+- done: a row of the listed generation (of any generation, if a manifest names none)
+- dead: no row, but a dead letter of this generation, or of an unknown one
+- stale: rows of other generations only
+- missing: none of these
+
+On top come `orphaned` images: those with rows that the inputs' patterns would name, but that are gone. Rows count whatever their
+settings were; with `--model` only those of this model version do.
+
+Memory holds hashes: 8 bytes for each listed image, 16 for each row, and two entries of a dictionary for each dead letter.
 
 Exit code 0: complete, each listed image is done or permanently dead; 1: it is not; 2: a wrong command or place, or storage that
 does not answer; 130: stopped.
@@ -13,41 +22,88 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
+import dataclasses
 import posixpath
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, islice
+from typing import Any, NamedTuple
 
-from pipeline.config import Config, load_config
+import numpy as np
+
+from models.progress import shown
+from pipeline.config import Config, ReadConfig, load_config
 from pipeline.config.paths import local_path
 from pipeline.detect.saved_model import name_and_version
 from pipeline.errors import WRONG, ConfigError, run_command
-from pipeline.read.list_images import check_inputs
-from pipeline.read.reconciled import LEFT_OUT, ORPHANED, STATUSES, Found, Reconciled, reconcile
-from pipeline.records import row_bytes
-from pipeline.results.layout import check_output, results_folder
-from pipeline.results.shards import undisturbed
+from pipeline.failures import FOR_GOOD
+from pipeline.read.containers import images_in
+from pipeline.read.list_images import check_inputs, list_images
+from pipeline.read.manifests import is_manifest
+from pipeline.read.names import file_of, is_container, is_tfrecord
+from pipeline.records import DeadLetter, ImageRef, identity_hash, row_bytes
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, results_folder
+from pipeline.results.rows import uri_of
+from pipeline.results.shards import contains, list_shards, read_batches, undisturbed
 from pipeline.storage.files import UNFINISHED, create, delete_files, move_files
+from pipeline.storage.listing import listing_backend_of
 
 COMPLETE, INCOMPLETE = 0, 1
+STATUSES = ("done", "dead", "stale", "missing")
+ORPHANED = "orphaned"
+LEFT_OUT = "left out"  # a TFRecord file, whose content is not read
 _WRITTEN = ("missing", "dead", "stale", ORPHANED)
+_EXAMPLES = 5
+_AT_ONCE = 65_536  # images
+
+
+class Found(NamedTuple):
+    """One image with its status.
+
+    Attributes:
+      status: One of `STATUSES`, `ORPHANED`, or `LEFT_OUT`.
+      uri: The image.
+      generation: The listed one; of an orphaned image, that of a row.
+      reason: Why a dead image has no row.
+    """
+
+    status: str
+    uri: str
+    generation: str = ""
+    reason: str = ""
+
+
+@dataclasses.dataclass
+class Reconciled:
+    """The outcome.
+
+    Attributes:
+      counts: Images by status, orphaned ones too.
+      examples: A few images of each status.
+      transient: How many images failed for a transient reason.
+    """
+
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    examples: dict[str, list[Found]] = dataclasses.field(default_factory=dict)
+    transient: int = 0
+
+    @property
+    def listed(self) -> int:
+        """How many images are listed."""
+        return sum(self.counts[status] for status in STATUSES)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each image is done or has failed permanently, so that a run would have nothing to do."""
+        return not (self.counts["missing"] or self.counts["stale"] or self.transient)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     flags = make_parser().parse_args(argv)
-    return run_command(lambda: _reconcile(flags), "the reconciliation failed", failed_code=WRONG)
-
-
-def _reconcile(flags: argparse.Namespace) -> int:
-    config = _config(flags)
-    of_model = load_config(flags.config, {"model.path": flags.model}) if flags.model else None
-    model = name_and_version(of_model.model, of_model.detect.engine) if of_model else None
-    outcome = _reconciled(config, model, _paths(flags))
-    print("\n".join(_table(outcome)))
-    return COMPLETE if outcome.is_complete else INCOMPLETE
+    return run_command(lambda: _run(flags), "the reconciliation failed", failed_code=WRONG)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -72,6 +128,19 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _run(flags: argparse.Namespace) -> int:
+    config = _config(flags)
+    of_model = load_config(flags.config, {"model.path": flags.model}) if flags.model else None
+    model = name_and_version(of_model.model, of_model.detect.engine) if of_model else None
+    try:
+        paths = {name: local_path(given) for name in _WRITTEN if (given := getattr(flags, f"write_{name}"))}
+    except ValueError as err:
+        raise ConfigError(f"--write-…: {err}") from err
+    outcome = _with_manifests(config, model, paths)
+    print("\n".join(_table(outcome)))
+    return COMPLETE if outcome.is_complete else INCOMPLETE
+
+
 def _config(flags: argparse.Namespace) -> Config:
     given = {name: getattr(flags, name) for name in ("input", "output", "dates")} | {"read.fps": flags.fps}
     config = load_config(flags.config, {name: value for name, value in given.items() if value})
@@ -82,37 +151,28 @@ def _config(flags: argparse.Namespace) -> Config:
     return config
 
 
-def _paths(flags: argparse.Namespace) -> dict[str, str]:
-    """The manifest of each status that is written."""
-    try:
-        return {name: local_path(given) for name in _WRITTEN if (given := getattr(flags, f"write_{name}"))}
-    except ValueError as err:
-        raise ConfigError(f"--write-…: {err}") from err
-
-
-def _reconciled(config: Config, model: tuple[str, str] | None, paths: dict[str, str]) -> Reconciled:
+def _with_manifests(config: Config, model: tuple[str, str] | None, paths: dict[str, str]) -> Reconciled:
     """The outcome; manifests get their names when all is compared."""
     output, patterns = results_folder(config.output), [pattern for some in config.patterns().values() for pattern in some]
-    paths = {status: path if "/" in path else f"./{path}" for status, path in paths.items()}
-    staged = {status: f"{posixpath.dirname(path)}/{UNFINISHED}{uuid.uuid4().hex[:12]}" for status, path in paths.items()}
+    staged = {path: posixpath.join(posixpath.dirname(path), UNFINISHED + uuid.uuid4().hex[:12]) for path in paths.values()}
 
     def compare() -> Reconciled:
         with contextlib.ExitStack() as stack:
-            files = {status: stack.enter_context(create(path)) for status, path in staged.items()}
-            return reconcile(patterns, output, model, functools.partial(_write, files), read=config.read)
+            files = {status: stack.enter_context(create(staged[path])) for status, path in paths.items()}
+
+            def write(found: Found) -> None:
+                if found.status in files:
+                    row = {"uri": found.uri, **({"generation": found.generation} if found.generation else {})}
+                    files[found.status].write(row_bytes(row) + b"\n")
+
+            return reconcile(patterns, output, model, write, read=config.read)
 
     try:
         outcome = undisturbed(compare)
-        move_files({staged[status]: path for status, path in paths.items()})
+        move_files({name: path for path, name in staged.items()})
         return outcome
     finally:
         delete_files(staged.values())
-
-
-def _write(files: Mapping[str, Any], found: Found) -> None:
-    if found.status in files:
-        row = {"uri": found.uri, **({"generation": found.generation} if found.generation else {})}
-        files[found.status].write(row_bytes(row) + b"\n")
 
 
 def _table(outcome: Reconciled) -> Iterator[str]:
@@ -122,11 +182,110 @@ def _table(outcome: Reconciled) -> Iterator[str]:
         note = f" ({outcome.transient:,} of them for a transient reason)" if status == "dead" and outcome.transient else ""
         yield f"{outcome.counts[status]:>11,} {status}{note}"
         for found in outcome.examples.get(status, ()) if status != "done" else ():
-            shown = found.uri.encode("utf-8", "backslashreplace").decode()
-            yield f"            {shown}{f'  {found.reason}' if found.reason else ''}"
+            name = found.uri.encode("utf-8", "backslashreplace").decode()
+            yield f"            {name}{f'  {found.reason}' if found.reason else ''}"
     if outcome.counts[LEFT_OUT]:
         yield f"{outcome.counts[LEFT_OUT]:>11,} TFRecord files left out: what is in them is not looked at"
     yield "complete" if outcome.is_complete else "not complete: the same detect-objects run does what is missing or stale"
+
+
+def reconcile(
+    patterns: Sequence[str],
+    output: str,
+    model: tuple[str, str] | None = None,
+    write: Callable[[Found], None] = lambda _found: None,
+    *,
+    read: ReadConfig | None = None,
+) -> Reconciled:
+    """Compares the images that inputs name with the rows in a results folder.
+
+    Args:
+      patterns: Files, folders, globs, manifests, as `--input` takes them.
+      output: The results folder or archive, local or `gs://`.
+      model: Name and version: rows of others do not count; None: those of all do.
+      write: Called for each image with its status, in the order of the listing.
+      read: How images were read; it decides which frames of a video are listed.
+
+    Raises:
+      InputError: An input cannot be listed.
+      FileNotFoundError: A compaction has deleted a shard meanwhile; begin anew.
+    """
+    outcome = Reconciled()
+    for found in _findings(patterns, output, model, read or ReadConfig()):
+        outcome.counts[found.status] += 1
+        outcome.transient += found.status == "dead" and found.reason not in FOR_GOOD
+        if len(examples := outcome.examples.setdefault(found.status, [])) < _EXAMPLES:
+            examples.append(found)
+        write(found)
+    return outcome
+
+
+def _findings(patterns: Sequence[str], output: str, model: tuple[str, str] | None, read: ReadConfig) -> Iterator[Found]:
+    of_rows = ((_hash(uri), _hash(uri, row["generation"])) for uri, row in _rows(output, DETECTIONS, model))
+    known = np.fromiter(of_rows, np.dtype((np.uint64, 2))).ravel()
+    known.sort()  # in place: a copy would take as much again
+    letters: dict[int, tuple[Any, ...]] = {}  # the newest count
+    for uri, row in _rows(output, DEAD_LETTERS, model):
+        for each in (_hash(uri), _hash(uri, row["generation"])):
+            letters[each] = max(letters.get(each, ()), (row["made_at"], row["reason"]))
+    seen: list[np.ndarray] = []
+    refs = shown(_listed(patterns, output, read), "comparing", "images")
+    while some := list(islice(refs, _AT_ONCE)):
+        images = np.fromiter((_hash(ref.uri) for ref in some), np.uint64, len(some))
+        exact = np.fromiter((_hash(ref.uri, ref.generation or None) for ref in some), np.uint64, len(some))
+        facts = zip(some, exact.tolist(), contains(known, images), contains(known, exact), strict=True)
+        for ref, wanted, has_row, is_done in compress(facts, _add(seen, images)):  # several inputs may name one image
+            letter = letters.get(wanted) or letters.get(_hash(ref.uri, ""))
+            if is_tfrecord(ref.uri):
+                yield Found(LEFT_OUT, ref.uri)
+            elif letter and not is_done:
+                yield Found("dead", ref.uri, ref.generation, letter[1])
+            else:
+                yield Found("done" if is_done else "stale" if has_row else "missing", ref.uri, ref.generation)
+    places = [listing_backend_of(pattern) for pattern in patterns if not is_manifest(pattern)]
+    gone = _rows(output, DETECTIONS, model) if places else iter(())
+    while pairs := list(islice(gone, _AT_ONCE)):
+        for uri, row in compress(pairs, _add(seen, np.fromiter((_hash(uri) for uri, _ in pairs), np.uint64, len(pairs)))):
+            file = file_of(uri)
+            if any(file.startswith(place.folder) and place.matches(file[len(place.folder) :]) for place in places):
+                yield Found(ORPHANED, uri, row["generation"])
+
+
+def _listed(patterns: Sequence[str], output: str, read: ReadConfig) -> Iterator[ImageRef]:
+    """The listed images, and those of listed archives and videos, which are read for it."""
+    for ref in list_images(patterns, output):
+        if isinstance(ref, DeadLetter):
+            continue
+        if is_container(ref.uri) and not is_tfrecord(ref.uri):
+            yield from (image.ref for image in images_in(ref, read) if not isinstance(image, str))
+        else:
+            yield ref
+
+
+def _rows(output: str, kind: str, model: tuple[str, str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a kind with their images, without those of other models."""
+    columns = ["uri", "uri_bytes", "generation", "model", "version", *(["reason", "made_at"] if kind == DEAD_LETTERS else [])]
+    for batch in (batch for shard in list_shards(output, (kind,)) for batch in read_batches(shard, columns)):
+        for row in batch.to_pylist():
+            of_row = (row["model"], row["version"])
+            if model is None or of_row == model or (kind == DEAD_LETTERS and not any(of_row)):
+                yield uri_of(row), row
+
+
+def _hash(uri: str, generation: str | None = None) -> int:
+    return identity_hash(uri if generation is None else f"{uri}\0{generation}")
+
+
+def _add(seen: list[np.ndarray], hashes: np.ndarray) -> np.ndarray:
+    """Adds hashes to sorted arrays of doubling sizes; returns which are new, of equal ones the first, `(N,) bool`."""
+    new = np.zeros(len(hashes), bool)
+    new[np.unique(hashes, return_index=True)[1]] = True
+    for part in seen:
+        new &= ~contains(part, hashes)
+    seen.append(np.sort(hashes[new]))
+    while len(seen) > 1 and len(seen[-2]) <= 2 * len(seen[-1]):
+        seen[-2:] = [np.sort(np.concatenate(seen[-2:]))]
+    return new
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ from pipeline.launch.loading import detector_loading, detector_used, load_detect
 from pipeline.launch.options import Job, checked_job
 from pipeline.log_lines import bind_run_id
 from pipeline.monitoring.monitor import monitored
-from pipeline.read.containers import is_container
 from pipeline.read.done_rows import DoneRows
-from pipeline.read.list_images import folders_in_manifests, folders_of, list_images
+from pipeline.read.list_images import check_inputs, folders_in_manifests, folders_of, list_images
 from pipeline.read.manifests import is_manifest
+from pipeline.read.names import is_container
 from pipeline.records import DeadLetter, ImageRef, row_bytes
 from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.results.layout import check_output
@@ -59,7 +59,8 @@ def prepare(config: Config, beam_flags: Sequence[str], command: str, started_at:
         config = dataclasses.replace(_allowing_inputs(config), allow_empty=True, input=(), dates="")
     job = checked_job(config, beam_flags, command, started_at)
     FileSystems.set_options(job.options)
-    graph.source_of(config).check()
+    if not config.retry_dead:
+        check_inputs(config.patterns(), config.allow_empty)
     return dataclasses.replace(job, resolved_input=tuple(map(real_pattern, config.patterns())))
 
 

@@ -16,9 +16,10 @@ from models.progress import printable
 from pipeline.config import Config
 from pipeline.detect.detector import Detector
 from pipeline.failures import ImageError
-from pipeline.read.containers import images_in, is_container
+from pipeline.read.containers import images_in
 from pipeline.read.dead_letter_replay import are_letters
 from pipeline.read.fetch import fetch
+from pipeline.read.names import is_container
 from pipeline.records import DeadLetter, DetectedImage, EncodedImage, ImageRef, mostly_outside
 from pipeline.secrets import masked_text
 from pipeline.stats.summary import left_out_line

@@ -12,9 +12,10 @@ from models.evaluate.detection_rows import ImageRow, RowsError, unpacked
 from models.progress import printable
 from pipeline.config.sections import DetectConfig, ReadConfig
 from pipeline.failures import ImageError
-from pipeline.read.archives import archive_of, images_of_archive, is_archive
+from pipeline.read.archives import images_of_archive
 from pipeline.read.fetch import fetch
-from pipeline.read.videos import images_of_video, is_video, video_of
+from pipeline.read.names import file_of, is_archive, is_video
+from pipeline.read.videos import images_of_video
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.storage.web import without_query
 
@@ -37,14 +38,11 @@ def reads(rows: Iterable[ImageRow], folder: str, stopped: threading.Event) -> It
     members: defaultdict[str, dict[str, ImageRow]] = defaultdict(dict)
     for row in rows:
         if is_archive(row.uri):
-            members[archive_of(row.uri)][row.uri] = row
-        elif is_video(row.uri):
-            video = video_of(row.uri)
-            yield row, partial(_read_frame, row.uri, _place(video, folder), row.uri[len(video) :])
+            members[file_of(row.uri)][row.uri] = row
         else:
-            yield row, partial(_read_file, row.uri, _place(row.uri, folder), stopped)
+            yield row, partial(_read, row.uri, folder, stopped)
     for archive, of_archive in members.items():
-        yield from _reads_of_archive(archive, _place(archive, folder), of_archive)
+        yield from _reads_of_archive(archive, _location(archive, folder), of_archive)
 
 
 def refuse_doubled(rows: Sequence[ImageRow]) -> None:
@@ -68,46 +66,44 @@ def local_file(uri: str, folder: str) -> str:
     return next((os.path.abspath(place) for place in places if os.path.isfile(place)), "")
 
 
-def _place(uri: str, folder: str) -> str:
+def _location(uri: str, folder: str) -> str:
     return local_file(uri, folder) if folder else uri.removeprefix("file://")
 
 
-def _read_file(uri: str, place: str, stopped: threading.Event) -> bytes:
+def _not_there(uri: str, folder: str) -> ImageError:
+    return ImageError("read", "not_found", f"{without_query(uri)} is not {'in the folder of --images' if folder else 'there'}")
+
+
+def _read(uri: str, folder: str, stopped: threading.Event) -> bytes:
     def give_up(err: Exception) -> None:
         if stopped.is_set():
             raise err
 
-    if not place:
-        raise ImageError("read", "not_found", f"{without_query(uri)} is not in the folder of --images")
-    return fetch(ImageRef(place), _MAX_BYTES, on_failure=give_up)[0]
+    file = file_of(uri) if is_video(uri) else uri
+    location = _location(file, folder)
+    if not location:
+        raise _not_there(uri, folder)
+    if is_video(uri):
+        return _content(next(images_of_video(ImageRef(location + uri[len(file) :]), 1.0, DetectConfig().max_megapixels)))
+    return fetch(ImageRef(location), _MAX_BYTES, on_failure=give_up)[0]
 
 
-def _read_frame(uri: str, place: str, time: str) -> bytes:
-    found = next(images_of_video(ImageRef(place + time), 1.0, DetectConfig().max_megapixels), None) if place else None
-    if isinstance(found, EncodedImage):
-        return found.content
-    if isinstance(found, DeadLetter):
-        raise ImageError(found.stage, found.reason, found.message)
-    raise ImageError("read", "not_found", f"{uri} is not there")
-
-
-def _reads_of_archive(archive: str, place: str, members: dict[str, ImageRow]) -> Iterator[tuple[ImageRow, Read]]:
-    failure = ImageError("read", "not_found", f"{next(iter(members))} is not there")
-    for found in images_of_archive(ImageRef(place), _MAX_BYTES) if place else ():
+def _reads_of_archive(archive: str, location: str, members: dict[str, ImageRow]) -> Iterator[tuple[ImageRow, Read]]:
+    failure: DeadLetter | None = None
+    for found in images_of_archive(ImageRef(location), _MAX_BYTES) if location else ():
         if isinstance(found, str):
             continue
-        image = found if isinstance(found, EncodedImage) else ImageError(found.stage, found.reason, found.message)
-        if row := members.pop(archive + found.ref.uri.removeprefix(place), None):
-            yield row, partial(_given, image)
-        elif found.ref.uri == place and isinstance(image, ImageError):
-            failure = image
+        if row := members.pop(archive + found.ref.uri.removeprefix(location), None):
+            yield row, partial(_content, found)
+        elif found.ref.uri == location and isinstance(found, DeadLetter):
+            failure = found
         if not members:
             return
     for row in members.values():
-        yield row, partial(_given, failure)
+        yield row, partial(_content, failure or _not_there(row.uri, "").dead_letter(ImageRef(row.uri)))
 
 
-def _given(image: EncodedImage | ImageError) -> bytes:
-    if isinstance(image, ImageError):
-        raise image
-    return image.content
+def _content(found: EncodedImage | DeadLetter) -> bytes:
+    if isinstance(found, DeadLetter):
+        raise ImageError(found.stage, found.reason, found.message)
+    return found.content

@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Iterable, Sequence
 
 from pipeline.failures import ImageError
-from pipeline.read.containers import file_of
+from pipeline.read.names import file_of
 
 MAX_URI = 2048  # an object's name has at most 1024 bytes
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

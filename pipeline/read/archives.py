@@ -7,6 +7,7 @@ hash of each name; both are bounded.
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import lzma
 import math
@@ -18,7 +19,9 @@ import tarfile
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple
 
 from models.image_uris import archive_member
@@ -26,8 +29,7 @@ from pipeline.failures import ImageError
 from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.limits import MEMORY
 from pipeline.read.fetch import RETRY_SECONDS, open_file, storage_failures
-from pipeline.read.image_names import names_image
-from pipeline.read.videos import is_video
+from pipeline.read.names import is_archive, is_video, names_image
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.storage.store import is_transient_error
 
@@ -36,28 +38,12 @@ _HEADERS_BYTES = 1 << 20  # of one member's headers, which tarfile takes into me
 _MEMBERS_BYTES = 2e9  # of memory for what is known of all members
 _OF_DIRECTORY = 12  # bytes of memory for each of a zip file's directory, measured: 500 for the least entry of 47
 _OF_NAME = 100  # bytes of memory for each name that was seen
-_BAD_FORMAT = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError, struct.error)
-_BAD_CONTENT = (*_BAD_FORMAT, ValueError, OverflowError, NotImplementedError, IndexError)
+_DAMAGE = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError, struct.error),
+    *(ValueError, OverflowError, NotImplementedError, IndexError),
+)
 _KNOWN_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile unpacks others without a limit on memory
 _UNPACK = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
-
-
-def is_archive(name: str) -> bool:
-    """Whether a name or pattern is that of an archive, or of one member: `<archive>#<member>`.
-
-    >>> [is_archive(name) for name in ("a.zip", "gs://b/*.tar.gz", "a.zip#b/c.jpg", "a.zip/b.jpg", "a.zip.jpg")]
-    [True, True, True, False, False]
-    """
-    return archive_member(name) is not None
-
-
-def archive_of(uri: str) -> str:
-    """The archive of a member; any other name itself.
-
-    >>> archive_of("a.zip#b.jpg"), archive_of("a#b.jpg")
-    ('a.zip', 'a#b.jpg')
-    """
-    return (archive_member(uri) or [uri])[0]
 
 
 class _Member(NamedTuple):
@@ -66,13 +52,13 @@ class _Member(NamedTuple):
     Attributes:
       name: Its name there.
       size: Its size in bytes, as the archive gives it.
-      file: Reads it; None where it has no readable content.
-      fault: Why it has none.
+      open: Opens it.
+      fault: Why it has no readable content.
     """
 
     name: str
     size: int
-    file: Any = None
+    open: Callable[[], AbstractContextManager[Any]]
     fault: str = ""
 
 
@@ -92,15 +78,24 @@ def images_of_archive(
       left out, as in folders on a disk. Of members with one name the first is read.
     """
     path, wanted = archive_member(archive.uri) or (archive.uri, None)
+    is_zip = path.lower().endswith(".zip")
     seen = set[int]()
     try:
-        with storage_failures(path), open_file(path, retry_seconds) as opened:
-            for member in _members(opened, path, wanted):
+        with storage_failures(path), open_file(path, retry_seconds) as opened, _damage(path):
+            for member in _in_zip(opened) if is_zip else _in_tar(opened):
+                if (member.name != wanted) if wanted else _is_hidden(member.name):
+                    continue
                 if hash(member.name) in seen:
                     yield member.name
                     continue
                 seen.add(hash(member.name))
-                yield _image_of(member, ImageRef(f"{path}#{member.name}", extra=archive.extra), max_bytes)
+                ref = ImageRef(f"{path}#{member.name}", extra=archive.extra)
+                try:
+                    yield _image_of(member, ref, max_bytes)
+                except _DAMAGE as err:
+                    if not is_zip or is_transient_error(err):
+                        raise
+                    yield _bad(ref, f"is damaged ({_one_line(err)})")
                 if wanted:
                     return
         if wanted:
@@ -109,15 +104,14 @@ def images_of_archive(
         yield err.dead_letter(archive)
 
 
-def _members(opened: Any, path: str, wanted: str | None) -> Iterator[_Member]:
-    """The files in an archive, or the wanted one of them."""
+@contextlib.contextmanager
+def _damage(path: str) -> Iterator[None]:
+    """Maps what makes the rest of an archive unreadable to an `ImageError`; failures of storage pass."""
     try:
-        start = opened.read(6)
-        opened.seek(0)
-        for member in _in_zip(opened) if path.lower().endswith(".zip") else _in_tar(opened, start):
-            if member.name == wanted if wanted else not _is_hidden(member.name):
-                yield member
-    except _BAD_CONTENT as err:
+        yield
+    except _DAMAGE as err:
+        if is_transient_error(err):
+            raise
         message = (
             f"{path} is damaged, or no archive of this kind: the members behind that place cannot be read ({_one_line(err)})"
         )
@@ -134,21 +128,8 @@ def _in_zip(opened: Any) -> Iterator[_Member]:
     with zipfile.ZipFile(bounded) as archive:
         bounded.most = math.inf
         for info in archive.infolist():
-            if info.is_dir():
-                continue
-            fault = _fault_in_zip(info)
-            if fault:
-                yield _Member(info.filename, info.file_size, fault=fault)
-                continue
-            try:
-                file = archive.open(info)
-            except Exception as err:
-                if is_transient_error(err):
-                    raise
-                yield _Member(info.filename, info.file_size, fault=f"is damaged ({_one_line(err)})")
-                continue
-            with file:
-                yield _Member(info.filename, info.file_size, file)
+            if not info.is_dir():
+                yield _Member(info.filename, info.file_size, partial(archive.open, info), _fault_in_zip(info))
 
 
 class _BoundedReads:
@@ -161,13 +142,12 @@ class _BoundedReads:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = -1) -> Any:
         if size > self.most:
             raise zipfile.BadZipFile(
                 f"its directory has {size / 1e6:.1f} MB, and {self.most / 1e6:.1f} MB fit in memory; divide it"
             )
-        content: bytes = self._file.read(size)
-        return content
+        return self._file.read(size)
 
 
 def _fault_in_zip(info: zipfile.ZipInfo) -> str:
@@ -180,7 +160,9 @@ def _fault_in_zip(info: zipfile.ZipInfo) -> str:
     return ""
 
 
-def _in_tar(opened: Any, start: bytes) -> Iterator[_Member]:
+def _in_tar(opened: Any) -> Iterator[_Member]:
+    start = opened.read(6)
+    opened.seek(0)
     unpack = next((unpack for magic, unpack in _UNPACK if start.startswith(magic)), None)
     blocks = _Blocks(unpack(opened, "rb") if unpack else opened)
     left = MEMORY.budget(_MEMBERS_BYTES) / _OF_NAME
@@ -191,10 +173,9 @@ def _in_tar(opened: Any, start: bytes) -> Iterator[_Member]:
             left -= 1
             if left < 0:
                 raise tarfile.ReadError("it has more members than fit in memory; divide it")
-            if info.isreg():
-                yield _Member(info.name, info.size, archive.extractfile(info))
-            elif not info.isdir():
-                yield _Member(info.name, info.size, fault="is a link" if info.issym() or info.islnk() else "is no file")
+            if not info.isdir():
+                fault = "" if info.isreg() else "is a link" if info.issym() or info.islnk() else "is no file"
+                yield _Member(info.name, info.size, partial(archive.extractfile, info), fault)
     if len(blocks.last) < _BLOCK or any(blocks.last):  # tarfile ends without a word at a damaged header
         raise tarfile.ReadError("expected a header or two blocks of zeros at the end")
 
@@ -218,30 +199,21 @@ class _Blocks:
 
 def _image_of(member: _Member, ref: ImageRef, max_bytes: int) -> EncodedImage | DeadLetter | str:
     """The image that a member is, or a dead letter, or its name where it is no image."""
-    is_named = names_image(member.name)
-    fault = member.fault or _fault_of_name(member.name)
+    fault, is_named = member.fault or _fault_of_name(member.name), names_image(member.name)
     if fault:
-        holds_images = is_archive(member.name) or is_video(member.name)
-        return _bad(ref, fault) if is_named or holds_images or ".." in member.name else member.name
+        return _bad(ref, fault) if is_named or ".." in member.name else member.name
     started = time.monotonic()
-    try:
-        head = member.file.read(min(member.size, HEAD_BYTES))
-        if not (is_named or format_by_start(head)):
+    with member.open() as file:
+        content = file.read(min(member.size, HEAD_BYTES))
+        if not (is_named or format_by_start(content)):
             return member.name
         if member.size > max_bytes:
-            message = (
-                f"{ref.uri} has {member.size / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)"
-            )
-            return ImageError("read", "too_large_file", message).dead_letter(ref)
-        content = head + member.file.read(member.size - len(head)) if member.size > len(head) else head
-    except _BAD_CONTENT as err:
-        if isinstance(err, (tarfile.TarError, EOFError)) and not isinstance(member.file, zipfile.ZipExtFile):
-            raise ImageError("read", "broken_file", f"{ref.uri} and what is behind it cannot be read ({_one_line(err)})") from err
-        return _bad(ref, f"is damaged ({_one_line(err)})")
+            size = f"{member.size / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)"
+            return ImageError("read", "too_large_file", f"{ref.uri} has {size}").dead_letter(ref)
+        content += file.read(member.size - len(content))
     if len(content) < member.size:
         return _bad(ref, f"is damaged: it has {len(content)} bytes of {member.size}")
-    generation = f"{len(content)}-{zlib.crc32(content):08x}"
-    known = ImageRef(ref.uri, generation, len(content), extra=ref.extra)
+    known = ImageRef(ref.uri, f"{len(content)}-{zlib.crc32(content):08x}", len(content), extra=ref.extra)
     return EncodedImage(known, content, time.monotonic() - started, time.time())
 
 

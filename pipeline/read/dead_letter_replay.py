@@ -15,14 +15,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.errors import InputError
 from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import REASONS, ImageError
 from pipeline.read.allowed import may_name, refusal
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
 from pipeline.results.layout import DEAD_LETTERS
 from pipeline.results.rows import json_rows
-from pipeline.results.shards import BROKEN, Shard, list_shards, read_batches
+from pipeline.results.shards import list_shards, read_batches, skipping_damaged
 
 MOST_VALUES = 200_000  # in a message's JSON; each takes at most 240 bytes of memory
 _ROWS_AT_ONCE = 64  # each may carry a message of 10 MB
@@ -52,7 +51,8 @@ class DeadLetterReplay:
     """Replays the dead letters of a results folder.
 
     Anyone who can write to the folder can write such a file, so a dead letter may only name images below `folders`; local files
-    count by their real paths. An image of a TFRecord file is read again where it lies in that file.
+    count by their real paths. An image of a TFRecord file is read again where it lies in that file. What is no dead letter ends
+    its shard with a line on standard error.
 
     Args:
       folders: Folders below which a dead letter may name images.
@@ -61,24 +61,6 @@ class DeadLetterReplay:
 
     folders: Sequence[str]
     parse: Callable[[bytes], Replayed]
-
-    def replay(self, letter: dict[str, Any]) -> Replayed:
-        """What a row of dead letters asks for.
-
-        Raises:
-          InputError: It is no dead letter.
-        """
-        if not is_dead_letter(letter):
-            raise InputError(f"dead letters: expected the rows of an earlier run or of a stream, got {row_bytes(letter)[:80]!r}")
-        if letter["reason"] == "bad_line":  # its manifest is read again, not this place in it
-            return Replayed(())
-        uri, record = (value if isinstance(value, str) else "" for value in (letter["image"].get("uri"), letter.get("record")))
-        if (uri or record) and letter["stage"] != "message" and "payload_base64" not in letter:
-            extra = extra_text(extra_columns((), {"extra": letter.get("extra")}))
-            return self._named(ImageRef(uri, extra=extra, record=record))
-        parsed, payload = self.parse(row_bytes(letter)), letter.get("payload_base64", "")
-        carried = row_bytes([payload, uri if uri.startswith(INLINE) or not payload else ""])
-        return Replayed(tuple(map(_without_time, parsed.images)), parsed.dead, carried)
 
     def refs_in_results(self, output: str) -> Iterator[ImageRef]:
         """The images that dead letters in a results folder name; last, if any carries its image, a ref for all that do."""
@@ -107,20 +89,28 @@ class DeadLetterReplay:
         """What all dead letters ask for; again from the first one if a compaction has taken a shard away."""
         try:
             for shard in list_shards(output, (DEAD_LETTERS,)):
-                yield from self._in_shard(shard)
+                with skipping_damaged(shard):
+                    for batch in read_batches(shard, rows=_ROWS_AT_ONCE):
+                        yield from map(self.replay, json_rows(batch, DEAD_LETTERS))
         except FileNotFoundError:
             yield from self._in_results(output)
 
-    def _in_shard(self, shard: Shard) -> Iterator[Replayed]:
-        try:
-            for batch in read_batches(shard, rows=_ROWS_AT_ONCE):
-                yield from map(self.replay, json_rows(batch, DEAD_LETTERS))
-        except FileNotFoundError:
-            raise
-        except (*BROKEN, RecursionError) as err:
-            raise InputError(
-                f"dead letters: {shard.path}: expected the rows of an earlier run or of a stream, got {err}"
-            ) from err
+    def replay(self, letter: dict[str, Any]) -> Replayed:
+        """What a row of dead letters asks for.
+
+        Raises:
+          ValueError: It is no dead letter.
+        """
+        if not is_dead_letter(letter):
+            raise ValueError(f"expected dead letters of an earlier run or of a stream, got {row_bytes(letter)[:80]!r}")
+        if letter["reason"] == "bad_line":  # its manifest is read again, not this place in it
+            return Replayed(())
+        uri, record = (value if isinstance(value, str) else "" for value in (letter["image"].get("uri"), letter.get("record")))
+        if (uri or record) and letter["stage"] != "message" and "payload_base64" not in letter:
+            return self._named(ImageRef(uri, extra=extra_text(extra_columns((), {"extra": letter.get("extra")})), record=record))
+        parsed, payload = self.parse(row_bytes(letter)), letter.get("payload_base64", "")
+        carried = row_bytes([payload, uri if uri.startswith(INLINE) or not payload else ""])
+        return Replayed(tuple(map(_without_time, parsed.images)), parsed.dead, carried)
 
     def _named(self, ref: ImageRef) -> Replayed:
         name = ref.record or ref.uri

@@ -25,14 +25,10 @@ class StorageUnavailableError(ImageError):
         super().__init__("read", "storage_unavailable", message)
 
 
-def take_freely(_size_bytes: int) -> None:
-    """Reserves without a limit."""
-
-
 def fetch(
     ref: ImageRef,
     max_bytes: int,
-    reserve: Reserve = take_freely,
+    reserve: Reserve = lambda _size_bytes: None,
     retry_seconds: float = RETRY_SECONDS,
     on_failure: Callable[[Exception], None] | None = None,
 ) -> tuple[bytes, str]:
@@ -56,7 +52,8 @@ def fetch(
         try:
             return retried(store_of(ref.location).download, retry_seconds, on_failure)(wanted, max_bytes, reserve)
         except TooLargeError as err:
-            message = f"{_shown(ref.location)} has {err.size_bytes / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB"
+            name = without_query(ref.location) if is_web(ref.location) else ref.location
+            message = f"{name} has {err.size_bytes / 1e6:.1f} MB; expected at most {max_bytes / 1e6:g} MB"
             raise ImageError("read", "too_large_file", f"{message} (max_file_mb sets the limit)", err.generation) from err
 
 
@@ -96,7 +93,7 @@ def _image_error(uri: str, err: Exception) -> ImageError:
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError
 
-    query, uri = uri.partition("?")[2] if is_web(uri) else "", _shown(uri)
+    query, uri = (uri.partition("?")[2], without_query(uri)) if is_web(uri) else ("", uri)
     for kinds, reason, what in (
         ((FileNotFoundError, exceptions.NotFound), "not_found", "does not exist"),
         ((IsADirectoryError,), "not_a_file", "is a folder"),
@@ -114,8 +111,3 @@ def _image_error(uri: str, err: Exception) -> ImageError:
         return StorageUnavailableError(f"{uri} cannot be read now, storage does not answer as it should: {message}")
     kind = "" if isinstance(cause, (OSError, ValueError, exceptions.GoogleAPIError)) and message else f"{type(cause).__name__}: "
     return ImageError("read", "unreadable", f"{uri} cannot be read: {kind}{message}")
-
-
-def _shown(uri: str) -> str:
-    """A URI for messages."""
-    return without_query(uri) if is_web(uri) else uri

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 from pipeline.errors import InputError
+from pipeline.image_formats import HEAD_BYTES, format_by_start
 from pipeline.read.allowed import may_name, refusal
-from pipeline.read.containers import file_of, is_image_by_name
-from pipeline.read.image_names import begins_like_image, kind_of
 from pipeline.read.manifests import is_manifest, read_manifest
+from pipeline.read.names import file_of, kind_of, names_image
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results.layout import kind_of_rows
 from pipeline.results.own_files import OwnFiles
 from pipeline.storage.globs import has_wildcard, real_path
 from pipeline.storage.listing import MAX_PARALLEL, divided, files_in, files_in_all, listing_backend_of
 from pipeline.storage.listing_backends import ListingBackend
-from pipeline.storage.store import FoundFile
+from pipeline.storage.store import FoundFile, retried
+from pipeline.storage.stores import store_of
 from pipeline.storage.waiting import waiting_for
 
 OWN = "this program's own"  # the kind of files that this program wrote
@@ -29,8 +30,7 @@ PIECES = 64  # of all inputs together, so that they can be listed side by side
 _HINT = "check the path (quote globs so that the shell leaves them alone); --allow-empty makes it no error"
 
 
-@dataclasses.dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     """A list of images; `found` by a pattern, not named by the user."""
 
     path: str
@@ -109,7 +109,7 @@ def list_pieces(
     places = [piece for piece in pieces if isinstance(piece, ListingBackend)]
     own = OwnFiles(exclude, (place.named for place in places))
     named = {place.pattern for place in places}
-    for found in _with_first_bytes(files_in_all(places), own, named):
+    for found in _sorted_out(files_in_all(places), own, named):
         if isinstance(found, str):
             leave_out(found)
         else:
@@ -126,29 +126,20 @@ def list_images(
     return list_pieces(list(pieces_of(patterns)), exclude, leave_out, (*allowed, *folders_of(patterns)))
 
 
-_Sorted = FoundFile | str  # an image, or the kind of a file that is none
-
-
-def _with_first_bytes(files: Iterable[FoundFile], own: OwnFiles, named: Collection[str]) -> Iterator[_Sorted]:
-    """Sorts files by name, and reads the first bytes of the others, a few side by side."""
-    checks: deque[Future[_Sorted]] = deque()
+def _sorted_out(files: Iterable[FoundFile], own: OwnFiles, named: Collection[str]) -> Iterator[FoundFile | str]:
+    """Images, and the kinds of files that are none: by their names, of others by the first bytes, a few side by side."""
+    checks: deque[Future[FoundFile | str]] = deque()
     with ThreadPoolExecutor(MAX_PARALLEL, "check-file") as pool:
         for file in files:
-            if kind := _kind_by_name(file, own, named):
-                yield kind
-                continue
-            checks.append(pool.submit(_kind_by_content, file))
-            if len(checks) > _CHECKS_AHEAD:
-                yield checks.popleft().result()
-        while checks:
-            yield checks.popleft().result()
-
-
-def _kind_by_name(file: FoundFile, own: OwnFiles, named: Collection[str]) -> _Sorted | None:
-    """Sorts a file by its name; None: its content decides."""
-    if own.has(file.path) or kind_of_rows(file.path):
-        return OWN
-    return file if is_image_by_name(file.path) or _is_named(file.path, named) else None
+            if own.has(file.path) or kind_of_rows(file.path):
+                yield OWN
+            elif names_image(file.path) or _is_named(file.path, named):
+                yield file
+            else:
+                checks.append(pool.submit(_by_content, file))
+                if len(checks) > _CHECKS_AHEAD:
+                    yield checks.popleft().result()
+        yield from (check.result() for check in checks)
 
 
 def _is_named(path: str, named: Collection[str]) -> bool:
@@ -157,8 +148,15 @@ def _is_named(path: str, named: Collection[str]) -> bool:
     return path in named or f"{folder}{slash}{glob.escape(name)}" in named
 
 
-def _kind_by_content(file: FoundFile) -> _Sorted:
-    return file if begins_like_image(file) else kind_of(file.path)
+def _by_content(file: FoundFile) -> FoundFile | str:
+    """A file that begins like an image, else its kind; a file that cannot be read is left to its reader, which says why."""
+    if file.generation and not file.size_bytes:
+        return kind_of(file.path)
+    try:
+        start = retried(store_of(file.path).read_range)(file.path, 0, HEAD_BYTES)
+    except Exception:  # noqa: BLE001  whatever is wrong with it becomes its dead letter
+        return file
+    return file if format_by_start(start) else kind_of(file.path)
 
 
 def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False) -> None:
@@ -175,12 +173,7 @@ def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False)
         raise InputError("no input: expected --input with a file, folder, glob, gs:// pattern or manifest")
     with ThreadPoolExecutor(MAX_PARALLEL, "check-input") as pool:
         for name, patterns in inputs.items():
-            checked = [pool.submit(_names_something, pattern) for pattern in patterns]
-            try:
-                found = any(check.result() for check in checked)
-            finally:
-                for check in checked:
-                    check.cancel()
+            found = any(pool.map(_names_something, patterns))  # the first one ends the others
             if not (found or allow_empty):
                 if name.startswith("projects/"):
                     raise InputError(f"input {name}: no file; a subscription is read in --mode streaming")

@@ -39,7 +39,7 @@ class ReadAhead(beam.DoFn):
         self._give_up_seconds = give_up_seconds
 
     def setup(self) -> None:
-        self._patience = CircuitBreaker(self._retry_seconds, self._give_up_seconds)
+        self._breaker = CircuitBreaker(self._retry_seconds, self._give_up_seconds)
         self._pool = started_pool(self._settings.read_threads, "read")
 
     def teardown(self) -> None:
@@ -80,7 +80,7 @@ class ReadAhead(beam.DoFn):
             slot.result.set_exception(err)
 
     def _read_one(self, ref: ImageRef, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
-        return read_image(ref, int(self._settings.max_file_mb * 1e6), self._patience, slot)
+        return read_image(ref, int(self._settings.max_file_mb * 1e6), self._breaker, slot)
 
 
 def _part(read: WindowedValue) -> Any:

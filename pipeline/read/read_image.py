@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -20,7 +19,6 @@ from pipeline.stats.process import PROCESS
 from pipeline.storage.web import is_web
 
 GIVE_UP_SECONDS = 10 * RETRY_SECONDS
-_SCHEMES = ("gs://", "s3://", "abfs://", "https://", "http://")
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +56,6 @@ class CircuitBreaker:
         self._clock = clock
         self._failing_since: dict[str, float] = {}
         self._answered_at: dict[str, float] = {}
-        self._lock = threading.Lock()
 
     def is_away(self, uri: str) -> bool:
         """Whether no read of this image's store has succeeded for long."""
@@ -77,10 +74,9 @@ class CircuitBreaker:
         PROCESS.parts["read"].progressed()  # it has returned, and is tried again
         message = " ".join(masked_text(str(err)).split())[:300]
         PROCESS.failing["storage"] = message
-        with self._lock:
-            if _store_of(uri) in self._failing_since:
-                return
-            self._failing_since[_store_of(uri)] = self._clock()
+        if _store_of(uri) in self._failing_since:
+            return
+        self._failing_since[_store_of(uri)] = self._clock()
         is_waited_for = math.isinf(self._give_up_seconds) and not is_web(uri)
         how_long = "until it is back" if is_waited_for else f"for {self._retry_seconds:g} s"
         _log.warning("storage fails (%s); each image is tried again %s", message, how_long)
@@ -89,19 +85,16 @@ class CircuitBreaker:
         """Notes that the store of an image has answered."""
         store = _store_of(uri)
         self._answered_at[store] = self._clock()
-        if store not in self._failing_since:  # without the lock, as for each image but those of an outage
-            return
-        with self._lock:
-            self._failing_since.pop(store, None)
-        PROCESS.failing.pop("storage", None)
-        _log.warning("storage is back")
+        if self._failing_since.pop(store, None) is not None:
+            PROCESS.failing.pop("storage", None)
+            _log.warning("storage is back")
 
 
 def _store_of(uri: str) -> str:
-    return next((scheme for scheme in _SCHEMES if uri.startswith(scheme)), "")
+    return uri.partition("://")[0] if "://" in uri else ""
 
 
-def read_image(ref: ImageRef, max_bytes: int, patience: CircuitBreaker, slot: ReadSlot) -> EncodedImage | DeadLetter:
+def read_image(ref: ImageRef, max_bytes: int, breaker: CircuitBreaker, slot: ReadSlot) -> EncodedImage | DeadLetter:
     """Reads one image, or makes the dead letter that says why it cannot be read.
 
     Raises:
@@ -110,7 +103,7 @@ def read_image(ref: ImageRef, max_bytes: int, patience: CircuitBreaker, slot: Re
     """
 
     def wait(err: Exception) -> None:
-        patience.failed(ref.uri, err)
+        breaker.failed(ref.uri, err)
         if steps_are_cancelled():
             raise KeyboardInterrupt from err  # no dead letter
         if slot.abandoned:  # nobody waits for it any more
@@ -118,13 +111,13 @@ def read_image(ref: ImageRef, max_bytes: int, patience: CircuitBreaker, slot: Re
 
     received_at, started = time.time(), time.monotonic()
     try:
-        content, generation = fetch(ref, max_bytes, slot.reserve, patience.retry_seconds(ref.uri), wait)
+        content, generation = fetch(ref, max_bytes, slot.reserve, breaker.retry_seconds(ref.uri), wait)
     except StorageUnavailableError as err:
-        if patience.is_away(ref.uri) and not is_web(ref.uri):
+        if breaker.is_away(ref.uri) and not is_web(ref.uri):
             raise StorageAwayError(f"storage is away, and nothing could be read from it for minutes: {err}") from err
         return err.dead_letter(ref)
     except ImageError as err:
-        patience.succeeded(ref.uri)  # it answered
+        breaker.succeeded(ref.uri)  # it answered
         return err.dead_letter(ref)
-    patience.succeeded(ref.uri)
+    breaker.succeeded(ref.uri)
     return EncodedImage(dataclasses.replace(ref, generation=generation), content, time.monotonic() - started, received_at)

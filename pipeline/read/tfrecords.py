@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
-import re
 import struct
 import time
 import zlib
@@ -22,33 +21,13 @@ import google_crc32c
 
 from pipeline.failures import ImageError
 from pipeline.read.fetch import RETRY_SECONDS, open_file, storage_failures
+from pipeline.read.names import record_range
 from pipeline.records import DeadLetter, EncodedImage, ImageRef
 
-_NAME = re.compile(r"\.(tf)?records?([-_*?\[][^./]*)?(\.gz)?(@\d+-\d*)?$", re.IGNORECASE)
-_RANGE = re.compile(r"(.*)@(\d+)-(\d*)", re.DOTALL)
 _HEAD = struct.Struct("<QI")
 _MASK_DELTA = 0xA282EAD8
-_CUT = "the record there is not all there"
+_LONGEST = 1 << 40  # bytes of a record: a longer one is a lie
 _ENCODED, _NAMES = "image/encoded", ("image/source_id", "image/filename")
-
-
-def is_tfrecord(name: str) -> bool:
-    """Whether a name or pattern is that of TFRecord files: `.tfrecord`, `.record`, with an `s` or not, numbered, gzipped.
-
-    >>> [is_tfrecord(name) for name in ("a.record-00000-of-00010", "a.tfrecords.gz", "gs://b/a.tfrecord*", "a.tfrecord.jpg")]
-    [True, True, True, False]
-    """
-    return _NAME.search(name) is not None
-
-
-def file_of(uri: str) -> str:
-    """The file of a range of a TFRecord file; any other name is that of a file itself.
-
-    >>> file_of("a.tfrecord@0-120"), file_of("a@b.jpg")
-    ('a.tfrecord', 'a@b.jpg')
-    """
-    ranged = _RANGE.fullmatch(uri)
-    return ranged[1] if ranged else uri
 
 
 def images_of_file(shard: ImageRef, max_bytes: int, retry_seconds: float = RETRY_SECONDS) -> Iterator[EncodedImage | DeadLetter]:
@@ -64,22 +43,20 @@ def images_of_file(shard: ImageRef, max_bytes: int, retry_seconds: float = RETRY
       For each record its image or a dead letter; one dead letter for all records that can no longer be told apart.
       An image's URI is its source id, else its file name, else a hash of its bytes; its generation is a hash of its bytes.
     """
-    ranged = _RANGE.fullmatch(shard.uri)
-    path, start, end = (ranged[1], int(ranged[2]), ranged[3]) if ranged else (shard.uri, 0, "")
-    begins = start
+    path, start, end = record_range(shard.uri) or (shard.uri, 0, None)
     try:
         with storage_failures(path), open_file(path, retry_seconds) as opened, _as_written(opened) as file:
             file.seek(start)
             asked = time.monotonic()
             for record in read_records(file, path, max_bytes):
-                if end and record.start >= int(end):
+                if end is not None and record.start >= end:
                     return
                 yield _image_of_record(record, path, time.monotonic() - asked)
-                if end and record.end == int(end):
+                if record.end == end:
                     return
-                begins, asked = record.end or 0, time.monotonic()
+                start, asked = record.end or 0, time.monotonic()
     except ImageError as err:
-        yield err.dead_letter(ImageRef(f"{path}@{begins}-{end}") if begins else shard)
+        yield err.dead_letter(ImageRef(f"{path}@{start}-{end or ''}") if start else shard)
 
 
 class Record(NamedTuple):
@@ -112,7 +89,7 @@ def read_records(file: BinaryIO, path: str, max_bytes: int) -> Iterator[Record]:
         while head := file.read(_HEAD.size):
             length = _length(head)
             if length is None:
-                raise EOFError("its length is wrong" if len(head) == _HEAD.size else "it ends within a length")
+                raise EOFError("its length is wrong")
             content = _content(file, f"{path}: the record of {length} bytes at byte {start}", length, max_bytes)
             end = start + _HEAD.size + length + 4
             yield Record(start, end, content)
@@ -126,33 +103,24 @@ def read_records(file: BinaryIO, path: str, max_bytes: int) -> Iterator[Record]:
 
 def _length(head: bytes) -> int | None:
     """A record's length; None where it is damaged."""
-    if len(head) < _HEAD.size:
-        return None
-    length, checksum = _HEAD.unpack(head)
-    return int(length) if checksum == _masked_crc(head[:8]) else None
+    length, checksum = _HEAD.unpack(head.ljust(_HEAD.size, b"\0"))
+    return int(length) if checksum == _masked_crc(head[:8]) and length <= _LONGEST else None
 
 
 def _content(file: BinaryIO, what: str, length: int, max_bytes: int) -> bytes | ImageError:
     """A record's bytes or what is wrong with them; `EOFError` where the file ends within."""
+    content = file.read(length) if length <= max_bytes else b""
     if length > max_bytes:
-        _pass_over(file, length + 4)
+        file.seek(length, 1)
+    checksum = file.read(4)
+    if len(checksum) < 4:
+        raise EOFError("the record there is not all there")
+    if length > max_bytes:
         message = f"{what}: expected at most {max_bytes / 1e6:g} MB (max_file_mb sets the limit)"
         return ImageError("read", "too_large_file", message)
-    content, checksum = file.read(length), file.read(4)
-    if len(checksum) < 4:
-        raise EOFError(_CUT)
     if int.from_bytes(checksum, "little") == _masked_crc(content):
         return content
     return ImageError("read", "bad_checksum", f"{what} is not as it was written: its checksum differs")
-
-
-def _pass_over(file: BinaryIO, size: int) -> None:
-    last = file.tell() + size - 1
-    if not isinstance(file, gzip.GzipFile) and last >= file.seek(0, 2):  # a length may be any number
-        raise EOFError(_CUT)
-    file.seek(last)
-    if not file.read(1):
-        raise EOFError(_CUT)
 
 
 def framed(content: bytes) -> bytes:

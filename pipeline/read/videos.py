@@ -30,21 +30,6 @@ _EARLY_END_S = 0.5  # headers give the duration about so exactly
 _MOST_PIXELS = 2**31 - 1
 
 
-def is_video(name: str) -> bool:
-    """Whether a name or pattern is that of a video file, or of one frame: `<video>#t=<seconds>`."""
-    return video_frame(name) is not None
-
-
-def video_of(uri: str) -> str:
-    """The video file of a frame; any other name itself.
-
-    >>> video_of("a.mp4#t=12.480"), video_of("a#t=1.jpg")
-    ('a.mp4', 'a#t=1.jpg')
-    """
-    found = video_frame(uri)
-    return found[0] if found else uri
-
-
 def images_of_video(
     video: ImageRef, fps: float, max_megapixels: float, retry_seconds: float = RETRY_SECONDS
 ) -> Iterator[EncodedImage | DeadLetter]:

@@ -50,7 +50,7 @@ _TRIES = 10  # compactions that delete what a reader has listed
 _GROUP_ROWS = 16_384  # a row group has statistics, which exclude parts of a large shard
 _GROUP_BYTES = 16 << 20  # dead letters may carry messages of 10 MB; readers hold a row group
 _Answer = TypeVar("_Answer")
-BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, KeyError)  # what a damaged file raises
+BROKEN = (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError)  # what a damaged file raises
 
 
 class Shard(NamedTuple):

@@ -32,8 +32,8 @@ from pipeline.extra_fields import extra_columns, extra_text
 from pipeline.failures import ImageError
 from pipeline.image_formats import format_by_start
 from pipeline.read.allowed import MAX_URI, is_allowed
-from pipeline.read.containers import full_name
 from pipeline.read.dead_letter_replay import MOST_VALUES, Replayed, image_entry, is_dead_letter, load_json, original_message
+from pipeline.read.names import full_name
 from pipeline.records import INLINE, DeadLetter, EncodedImage, ImageRef, row_bytes
 from pipeline.secrets import public_address, with_public_addresses
 from pipeline.stream.outgoing import utc

@@ -37,7 +37,7 @@ class ReadRequested(ReadAhead):
     def setup(self) -> None:
         super().setup()
         self._stop = run_of(self._run).threads.stop
-        self._patience = self._waiting = _BreakerUntilStopped(self._stop, self._retry_seconds)
+        self._breaker = _BreakerUntilStopped(self._stop, self._retry_seconds)
 
     def _read_one(self, ref: ImageRef, slot: Slot[ImageRef, EncodedImage | DeadLetter]) -> EncodedImage | DeadLetter:
         began = time.monotonic()
@@ -46,10 +46,10 @@ class ReadRequested(ReadAhead):
             if not is_unavailable(read) or slot.abandoned or self._stop.is_set() or is_web(ref.uri):
                 return read
             was_retried = time.monotonic() + _AGAIN_SECONDS >= began + self._retry_seconds
-            if was_retried and self._waiting.has_answered(ref.uri, since=began):
+            if was_retried and self._breaker.has_answered(ref.uri, since=began):
                 return read
             # also for missing credentials, which a single read does not retry
-            CircuitBreaker.failed(self._waiting, ref.uri, StorageUnavailableError(read.message))
+            CircuitBreaker.failed(self._breaker, ref.uri, StorageUnavailableError(read.message))
             self._stop.wait(_AGAIN_SECONDS)
 
 

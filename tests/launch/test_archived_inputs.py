@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from pipeline.read.reconciled import reconcile
-from pipeline.storage.files import write_file
+from pipeline.reconcile import reconcile
 from tests.conftest import write_bright_image
 from tests.forked_jobs import KILLED, Moment, run_forked
 from tests.launch.jobs import rows_of
@@ -45,21 +44,6 @@ def test_a_second_run_reads_the_members_that_have_no_row(tmp_path, job, kind, gi
     assert (outcome.counts["done"], outcome.counts["missing"], outcome.counts["orphaned"]) == (1, 1, 2)
 
 
-def test_a_manifest_names_members_relative_to_itself(tmp_path, job):
-    write(tmp_path / "in" / "a.zip", {"x.png": png(tmp_path), "y.png": png(tmp_path)})
-    write_file(str(tmp_path / "in" / "list.txt"), b"a.zip#y.png\na.zip#gone.png\n")
-    images = job("--input", "in/list.txt")
-    assert (images["detected"], images["dead"]) == (1, 1)
-    assert names(tmp_path)[0].endswith("in/a.zip#y.png")
-
-
-def test_a_found_manifest_names_members_only_below_its_input(tmp_path, job):
-    write(tmp_path / "a.zip", {"x.png": png(tmp_path)})
-    write_file(str(tmp_path / "in" / "list.jsonl"), b'{"uri": "../a.zip#x.png"}\n{"uri": "%s/a.zip#x.png"}\n' % bytes(tmp_path))
-    assert job("--input", "in/*.jsonl")["dead"] == 2
-    assert {row["reason"] for row in rows_of(tmp_path / "out", "dead_letters")} == {"not_allowed"}
-
-
 def test_dead_letters_of_members_and_of_a_damaged_archive_are_tried_again(tmp_path, job):
     good = write(tmp_path / "in" / "a.zip", {"x.png": png(tmp_path), "wide.png": png(tmp_path, 300)})
     broken = tmp_path / "in" / "b.zip"
@@ -70,15 +54,6 @@ def test_dead_letters_of_members_and_of_a_damaged_archive_are_tried_again(tmp_pa
     broken.write_bytes(good.read_bytes())
     images = job("--retry-dead", "--input", "in")
     assert (images["detected"], images["dead"]) == (3, 0)
-
-
-@pytest.mark.matrix
-def test_the_images_of_an_archive_on_cloud_storage_are_read(tmp_path, job, gcs_bucket):
-    for kind in ("zip", "tar.gz"):
-        path = write(tmp_path / f"a.{kind}", {"x.png": png(tmp_path), "y.png": png(tmp_path, 70)})
-        write_file(f"gs://{gcs_bucket.name}/in/a.{kind}", path.read_bytes())
-    assert job("--input", f"gs://{gcs_bucket.name}/in/**")["detected"] == 4
-    assert names(tmp_path)[0] == f"gs://{gcs_bucket.name}/in/a.tar.gz#x.png"
 
 
 @pytest.mark.parametrize("kind", ["zip", pytest.param("tar.gz", marks=pytest.mark.matrix)])

@@ -59,12 +59,6 @@ def test_more_may_be_named_where_the_user_says_so(folder, job):
     assert images["detected"] == 3
 
 
-def test_a_list_that_the_user_names_may_name_what_the_user_can_read(folder, job):
-    plant(folder, "in/list.jsonl")
-    write_file(str(folder / "in" / "list.jsonl"), b'{"uri": "in/../elsewhere/private.png"}\n{"uri": "in/own.png"}\n')
-    assert job("--input", "in/list.jsonl") == {"read": 2, "detected": 2, "dead": 0, "skipped": 0}
-
-
 def test_the_dead_letters_of_an_earlier_run_in_the_input_are_bounded_as_well(folder, job):
     planted = [letter("read", "not_found", f"{folder}/elsewhere/shadow"), letter("read", "not_found", "in/deep/listed.png")]
     write_rows("in", letters=planted)

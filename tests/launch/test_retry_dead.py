@@ -3,13 +3,11 @@
 import base64
 import json
 
-import pyarrow as pa
 import pytest
 
 from pipeline import run
 from pipeline.records import DeadLetter, ImageRef
 from pipeline.results.layout import DEAD_LETTERS
-from pipeline.results.shards import write_shard
 from tests.conftest import write_bright_image
 from tests.shard_rows import rows_in, write_rows
 
@@ -100,9 +98,3 @@ def test_a_dry_run_says_what_would_be_tried(folder, job, bright_model, capsys):
     assert run.main(["--output", "out", "--model", bright_model, "--retry-dead", "--dry-run", "--allow-uri-prefix", "."]) == 0
     said = capsys.readouterr().out
     assert "input    2 images" in said and "a.png" in said and "out/dead_letters/" in said
-
-
-def test_what_is_no_dead_letter_is_one_line(folder, bright_model, capsys):
-    write_shard("out", DEAD_LETTERS, pa.table({"uri": ["a.png"]}), "0a1b")
-    assert run.main(["--output", "out", "--model", bright_model, "--retry-dead"]) == 2
-    assert capsys.readouterr().err.startswith("error: dead letters: out/dead_letters/")

@@ -54,39 +54,3 @@ def test_a_second_run_reads_the_frames_that_have_no_row_and_reconcile_agrees(tmp
     assert job("--input", "in", "--fps", "2")["detected"] == 6
     path.unlink()
     assert reconciled(capsys)[1] == {"listed": 1, "done": 1, "orphaned": 6}
-
-
-def test_another_rate_adds_the_frames_that_lack_a_row(tmp_path, job):
-    write_video(tmp_path / "in" / "clip.mp4", draw=bright)
-    assert job("--input", "in", "--fps", "5")["detected"] == 10
-    before = names(tmp_path)
-    images = job("--input", "in", "--fps", "3")
-    new = [name for name in names(tmp_path) if name not in before]
-    assert images["read"] == 6 and images["detected"] == len(new) > 0 == len(new) - len(set(new))
-    assert len(names(tmp_path)) == 10 + len(new)
-
-
-def test_a_manifest_names_videos_and_frames_relative_to_itself(tmp_path, job):
-    write_video(tmp_path / "in" / "clip.mp4", draw=bright)
-    (tmp_path / "in" / "list.txt").write_text("clip.mp4#t=0.48\nclip.mp4#t=9.000\n")
-    images = job("--input", "in/list.txt")
-    assert (images["detected"], images["dead"]) == (1, 1)
-    assert names(tmp_path)[0].endswith("in/clip.mp4#t=0.480")
-
-
-def test_dead_letters_of_frames_and_of_a_damaged_video_are_tried_again(tmp_path, job):
-    """Of a frame only that frame; of a video those of its frames that have no row."""
-    good = write_video(tmp_path / "in" / "a.mp4", 75, draw=bright)
-    broken = write_video(tmp_path / "in" / "b.mkv", 250, draw=bright)
-    whole = broken.read_bytes()
-    broken.write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "list.txt").write_text(f"{good}#t=1.000\nin/gone.mp4#t=2.000\nin/b.mkv\n")
-    images = job("--input", "list.txt", "--fps", "0.25")
-    read_before = images["detected"]
-    assert names(tmp_path, "dead_letters") == ["in/b.mkv", "in/gone.mp4#t=2.000"]
-    broken.write_bytes(whole)
-    good.rename(tmp_path / "in" / "gone.mp4")
-    images = job("--retry-dead", "--allow-uri-prefix", "in/", "--fps", "0.25")
-    assert (images["detected"], images["dead"]) == (1 + 3, 0)
-    assert names(tmp_path).count("in/gone.mp4#t=2.000") == 1
-    assert len(names(tmp_path)) == read_before + 4

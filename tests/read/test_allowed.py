@@ -50,6 +50,7 @@ def test_what_lies_below_a_folder_may_be_named_however_it_is_written(uri, folder
         ("photos/../secret/key", ["photos/"]),
         ("photos/link", ["photos/"]),
         ("photos/link.tfrecord@0-99", ["photos/"]),
+        ("photos/../a.zip#x.png", ["photos/"]),
         ("photos/away/key", ["photos/"]),
         ("file:///etc/passwd", ["photos/"]),
         ("FILE://localhost/etc/passwd", ["photos/"]),

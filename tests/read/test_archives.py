@@ -4,7 +4,6 @@ import io
 import os
 import struct
 import tarfile
-import tracemalloc
 import zipfile
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from pipeline.limits import MEMORY
 from pipeline.read.archives import images_of_archive
 from pipeline.records import EncodedImage, ImageRef
+from tests.memory import less_memory_than
 
 LIMIT = 1000
 FILES = {"a.jpg": b"a" * 100, "b/c.png": b"c", "b/notes.txt": b"text", ".hidden.jpg": b"h", "__MACOSX/._a.jpg": b"x"}
@@ -82,24 +82,16 @@ def test_names_that_lead_outside_and_nested_archives_are_dead_letters(tmp_path, 
 def test_a_member_above_the_limit_is_not_unpacked(tmp_path, kind):
     """A bomb of 50 MB takes no memory, and its neighbour is read."""
     path = write(tmp_path / f"a.{kind}{'.gz' * (kind == 'tar')}", {"bomb.jpg": bytes(50_000_000), "b.jpg": b"b"})
-    tracemalloc.start()
-    try:
+    with less_memory_than(3_000_000):
         assert images(path) == [("bomb.jpg", "too_large_file"), ("b.jpg", b"b")]
-        assert tracemalloc.get_traced_memory()[1] < 3_000_000
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_bomb_that_lies_about_its_size_is_not_unpacked(tmp_path):
     """Its directory announces ten bytes."""
     path = write(tmp_path / "a.zip", {"bomb.jpg": bytes(50_000_000), "b.jpg": b"b"})
     path.write_bytes(path.read_bytes().replace(struct.pack("<L", 50_000_000), struct.pack("<L", 10)))
-    tracemalloc.start()
-    try:
+    with less_memory_than(3_000_000):
         assert images(path) == [("bomb.jpg", "bad_member"), ("b.jpg", b"b")]
-        assert tracemalloc.get_traced_memory()[1] < 3_000_000
-    finally:
-        tracemalloc.stop()
 
 
 def test_the_headers_of_a_tar_file_may_not_fill_the_memory(tmp_path):
@@ -108,12 +100,8 @@ def test_the_headers_of_a_tar_file_may_not_fill_the_memory(tmp_path):
     with tarfile.open(path, "w:gz") as archive:
         add(archive, "a.jpg", b"a")
         add(archive, "long", bytes(60_000_000), type=tarfile.GNUTYPE_LONGNAME)
-    tracemalloc.start()
-    try:
+    with less_memory_than(5_000_000):
         assert images(path) == [("a.jpg", b"a"), ("", "broken_file")]
-        assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    finally:
-        tracemalloc.stop()
 
 
 def test_the_directory_of_a_zip_file_may_not_fill_the_memory(tmp_path, monkeypatch):
@@ -216,9 +204,5 @@ def test_of_members_with_one_name_the_first_is_read(tmp_path, kind):
 def test_an_archive_is_read_member_by_member(tmp_path, kind):
     """Sixty images of 1 MB, of which one is held."""
     path = write(tmp_path / f"a.{kind}", {f"{n}.jpg": os.urandom(1_000_000) for n in range(60)})
-    tracemalloc.start()
-    try:
+    with less_memory_than(10_000_000):
         assert sum(1 for _ in images_of_archive(ImageRef(str(path)), 2_000_000)) == 60
-        assert tracemalloc.get_traced_memory()[1] < 10_000_000
-    finally:
-        tracemalloc.stop()

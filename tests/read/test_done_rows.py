@@ -10,30 +10,23 @@ from pipeline.read.done_rows import DoneRows
 from pipeline.read.read_images import ReadImages
 from pipeline.results.completion import RowVersion
 from pipeline.stats.summary import merge_stats
+from pipeline.storage.files import write_file
 from pipeline.storage.stores import generation_of
 from tests.read.running import run
 from tests.shard_rows import VERSION, detected, failed, write_rows
 from tests.tfrecord_files import example, write
 
 
-@pytest.fixture(params=["local", "gs"])
+@pytest.fixture(params=["local", pytest.param("gs", marks=pytest.mark.matrix)])
 def places(request, tmp_path):
     """Folder of the images, folder of the results, and what puts an image there: local, or on Cloud Storage."""
-    if request.param == "local":
-        (tmp_path / "in").mkdir()
+    top = f"{tmp_path}" if request.param == "local" else f"gs://{request.getfixturevalue('gcs_bucket').name}"
 
-        def put(name, content=b"x"):
-            (tmp_path / "in" / name).write_bytes(content)
-            return f"{tmp_path}/in/{name}"
+    def put(name, content=b"x"):
+        write_file(f"{top}/in/{name}", content)
+        return f"{top}/in/{name}"
 
-        return f"{tmp_path}/in/", f"{tmp_path}/out", put
-    bucket = request.getfixturevalue("gcs_bucket")
-
-    def put_object(name, content=b"x"):
-        bucket.blob(f"in/{name}").upload_from_string(content)
-        return f"gs://{bucket.name}/in/{name}"
-
-    return f"gs://{bucket.name}/in/", f"gs://{bucket.name}/out", put_object
+    return f"{top}/in/", f"{top}/out", put
 
 
 def read(inputs, output, version=VERSION, failed_too=True, prefixes=("",)):

@@ -17,7 +17,7 @@ from pipeline.errors import InputError
 from pipeline.failures import ImageError
 from pipeline.read.fetch import StorageUnavailableError, fetch, look_up
 from pipeline.read.list_images import check_inputs, list_images
-from pipeline.read.reconciled import reconcile
+from pipeline.reconcile import reconcile
 from pipeline.records import ImageRef
 from pipeline.storage import azure, s3
 from pipeline.storage.store import _BUFFER_BYTES

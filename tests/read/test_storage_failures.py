@@ -2,7 +2,6 @@
 
 import base64
 import errno
-import functools
 import http.client
 import http.server
 import json
@@ -15,7 +14,6 @@ import pytest
 import requests
 import urllib3
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.testing.util import assert_that
 from apache_beam.transforms.window import GlobalWindow
 from google.api_core import exceptions
 from google.auth import exceptions as auth
@@ -37,6 +35,7 @@ from pipeline.stream.run import RunSettings, opened
 from tests.clock import Clock
 from tests.emulators import EmulatorMissing, running_gcs_emulator
 from tests.read import test_web
+from tests.read.running import run
 
 LIMIT = 1_000_000
 web_server = test_web.server
@@ -60,13 +59,13 @@ class Storage(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, script):
-        super().__init__(("127.0.0.1", 0), RequestAggregator)
+        super().__init__(("127.0.0.1", 0), StorageHandler)
         self.script = list(script)
         self.broken = ""
         self.requests = 0
 
 
-class RequestAggregator(http.server.BaseHTTPRequestHandler):
+class StorageHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *arguments):
@@ -211,25 +210,14 @@ def test_each_failure_is_known_as_what_it_is(err, passing, reason):
     assert str(caught.value).startswith("gs://b/a.jpg ") and "\n" not in str(caught.value)
 
 
-KEPT = {}
-
-
-def keep(name, elements):
-    KEPT[name] = list(elements)
-
-
 def test_without_storage_each_image_there_is_a_dead_letter_and_the_others_are_read(dead_storage, tmp_path):
     """Objects and TFRecord files of a storage that is gone, between local files."""
     (tmp_path / "here.jpg").write_text("here")
     lines = ["gs://b/1.jpg", str(tmp_path / "here.jpg"), "gs://b/2.jpg", "gs://b/3.tfrecord"]
     (tmp_path / "list.txt").write_text("\n".join(lines))
-    KEPT.clear()
-    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        read = pipeline | ReadImages([f"{tmp_path}/list.txt"], retry_seconds=0.2)
-        for name, collection in (("images", read.images), ("dead", read.dead)):
-            assert_that(collection, functools.partial(keep, name), label=f"Keep{name}")
-    assert [image.content for image in KEPT["images"]] == [b"here"]
-    dead = sorted((letter.ref.uri, letter.stage, letter.reason) for letter in KEPT["dead"])
+    got = run(lambda pipeline: (pipeline | ReadImages([f"{tmp_path}/list.txt"], retry_seconds=0.2))._asdict())
+    assert [image.content for image in got["images"]] == [b"here"]
+    dead = sorted((letter.ref.uri, letter.stage, letter.reason) for letter in got["dead"])
     assert dead == [(uri, "read", "storage_unavailable") for uri in sorted(lines) if uri.startswith("gs://")]
 
 

@@ -1,7 +1,6 @@
 """Videos: which frames are read, by which names, and what damage costs. The grey of a frame is five times its number."""
 
 import sys
-import tracemalloc
 from fractions import Fraction
 
 import av
@@ -14,6 +13,7 @@ from pipeline.read.archives import images_of_archive
 from pipeline.read.list_images import check_inputs
 from pipeline.read.videos import images_of_video, next_due
 from pipeline.records import EncodedImage, ImageRef
+from tests.memory import less_memory_than
 from tests.read.test_archives import write as write_archive
 
 KINDS = [
@@ -288,12 +288,8 @@ def test_a_video_within_an_archive_is_refused(tmp_path, kind):
 def test_a_long_video_is_read_frame_by_frame(tmp_path):
     """Three minutes: one frame is held, and the first one comes before the rest is decoded."""
     path = write_video(tmp_path / "a.mp4", 4500, wh=(320, 240))
-    tracemalloc.start()
-    try:
+    with less_memory_than(5_000_000):
         assert sum(1 for _ in images_of_video(ImageRef(str(path)), 25.0, 1.0)) == 4500
-        assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_video_on_cloud_storage_is_read_with_the_generation_of_its_object(tmp_path, gcs_bucket):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.read import reconciled
-from pipeline.read.reconciled import Found, reconcile
+from pipeline import reconcile as reconciled
+from pipeline.reconcile import Found, reconcile
 from pipeline.results.completion import RowVersion
 from pipeline.results.layout import DETECTIONS
 from tests.shard_rows import VERSION, detected, failed, write_rows
