@@ -1,19 +1,13 @@
-"""A local stream's archive: the rows of a few seconds become one shard of each kind; then their messages are acknowledged.
-
-    PublishResults ─> Archive.add ─> rows in memory ─> shards.write_shard ─> Subscriber.end_hold ─> Pub/Sub
-    results are       holds the      of one window     durable               acknowledges what is
-    published         messages                                               published, too
+"""The archive of a stream: the rows of a few seconds become one shard of each kind; then their messages are acknowledged.
 
 The rows of a window are records in memory. The messages that asked for them are not acknowledged until the window's shards are
 durable. A process that dies loses the rows of its last window, and Pub/Sub delivers their messages again: what was published is
 published a second time, under the same `detection_id`. A death between shard and acknowledgement also adds a second row, and of
 two rows with the same key the newer one counts.
 
-A window ends after `window_s`, or earlier with `WINDOW_ROWS` rows or `_WINDOW_BYTES`. A bundle does not wait for the end of its
-window. While storage fails, the window waits, no message is acknowledged, and the job logs why. The next window fills meanwhile;
-once it is full, `add` waits. Then no bundle ends, and the subscriber pulls no more than it pulls ahead. So two windows and the
-bundles in progress bound the memory. They do not bound the throughput: a window holds the rows of ten seconds at 2,000 images a
-second, and at higher rates windows are shorter. A held message costs its ids only, since its bytes go when a bundle takes it.
+While storage fails, the window waits, no message is acknowledged, and the job logs why. The next window fills meanwhile; once it
+is full, `add` waits. Then no bundle ends, and the subscriber pulls no more than it pulls ahead. So two windows and the bundles in
+progress bound the memory. A held message costs its ids only, since its bytes go when a bundle takes it.
 """
 
 from __future__ import annotations
@@ -41,7 +35,6 @@ WINDOW_ROWS = 20_000
 _WINDOW_BYTES = 48_000_000
 _LOOK_SECONDS = 0.1
 _log = logging.getLogger(__name__)
-
 
 _Record: TypeAlias = DetectedImage | DeadLetter
 
@@ -105,7 +98,7 @@ class Archive:
         self._hold, self._end_hold = hold, end_hold
         self._threads = threads
         self._clock = clock
-        self._write = retry.Retry(is_transient_error, initial=0.5, maximum=10.0, timeout=None, on_error=self._say)(write_shard)
+        self._write = retry.Retry(is_transient_error, initial=0.5, maximum=10.0, timeout=None, on_error=self._warn)(write_shard)
         self._changed = threading.Condition()
         self._filling, self._closed = _Window(), _Window()
         self._writing = threading.Lock()
@@ -159,7 +152,7 @@ class Archive:
             self._end_hold([record.ref.message_id for record in self._closed.records])
             self._closed = _Window()
 
-    def _say(self, err: Exception) -> None:
+    def _warn(self, err: Exception) -> None:
         if self._threads.stop.is_set():
             raise err
         PROCESS.parts["archive"].progressed()  # the write has returned, and is tried again

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
+
+from google.api_core import exceptions
+from google.auth.exceptions import GoogleAuthError
 
 from pipeline.errors import InputError, OutputError, UserError
 from pipeline.storage.waiting import waiting_for
@@ -18,12 +23,7 @@ def check_subscription(name: str) -> str:
     Raises:
       InputError: It does not, or may not, or Pub/Sub cannot be reached.
     """
-    try:
-        _check_name(name, "subscription")
-        with waiting_for(f"input {name}"):
-            found = connect_subscriber().get_subscription(subscription=name, timeout=_CHECK_SECONDS, retry=None)
-    except Exception as err:
-        raise InputError(f"input {name}: {_explained(err, 'subscription')}") from err
+    found = _found(name, "input", "subscription", InputError, lambda: connect_subscriber().get_subscription)
     if found.topic == "_deleted-topic_":
         raise InputError(f"input {name}: its topic was deleted; create the subscription anew")
     return str(found.topic)
@@ -42,32 +42,31 @@ def check_topic(name: str, what: str = "output", source: str = "") -> None:
     """
     if name == source:
         raise OutputError(f"{what} {name}: it feeds the input, so the job would read what it publishes; give another topic")
+    _found(name, what, "topic", OutputError, lambda: shared_publisher().get_topic)
+
+
+def _found(name: str, what: str, kind: str, error: type[UserError], method: Callable[[], Callable[..., Any]]) -> Any:
+    """What Pub/Sub has of this kind under a name; `method`: connects, and returns the client's method that gets it."""
     try:
-        _check_name(name, "topic")
+        if not re.fullmatch(_NAME % kind, name):
+            raise UserError(
+                f"expected projects/<project>/{kind}s/<name>, with a project id of 6 characters or more, and a name of 3 to 255 "
+                "that begins with a letter and has letters, digits, and -._~+% only"
+            )
         with waiting_for(f"{what} {name}"):
-            shared_publisher().get_topic(topic=name, timeout=_CHECK_SECONDS, retry=None)
+            return method()(**{kind: name}, timeout=_CHECK_SECONDS, retry=None)
     except Exception as err:
-        raise OutputError(f"{what} {name}: {_explained(err, 'topic')}") from err
-
-
-def _check_name(name: str, kind: str) -> None:
-    if not re.fullmatch(_NAME % kind, name):
-        raise UserError(
-            f"expected projects/<project>/{kind}s/<name>, with a project id of 6 characters or more, and a name of 3 to 255 "
-            "that begins with a letter and has letters, digits, and -._~+% only"
-        )
+        raise error(f"{what} {name}: {_explained(err, kind)}") from err
 
 
 def _explained(err: Exception, kind: str) -> str:
-    from google.api_core import exceptions
-    from google.auth.exceptions import GoogleAuthError
-
-    if isinstance(err, UserError):
-        return str(err)
-    if isinstance(err, exceptions.NotFound):
-        return f"there is no such {kind}; create it with `gcloud pubsub {kind}s create`"
-    if isinstance(err, exceptions.PermissionDenied):
-        return f"these credentials may not see it: {one_line(err)}; grant roles/pubsub.viewer"
-    if isinstance(err, (GoogleAuthError, exceptions.Unauthenticated)):
-        return f"no usable credentials: {one_line(err)}; run `gcloud auth application-default login`"
+    match err:
+        case UserError():
+            return str(err)
+        case exceptions.NotFound():
+            return f"there is no such {kind}; create it with `gcloud pubsub {kind}s create`"
+        case exceptions.PermissionDenied():
+            return f"these credentials may not see it: {one_line(err)}; grant roles/pubsub.viewer"
+        case GoogleAuthError() | exceptions.Unauthenticated():
+            return f"no usable credentials: {one_line(err)}; run `gcloud auth application-default login`"
     return f"Pub/Sub cannot be reached: {one_line(err)}; check the network (or PUBSUB_EMULATOR_HOST)"

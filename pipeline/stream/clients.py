@@ -13,7 +13,7 @@ from pipeline.stats.process import PROCESS
 from pipeline.stream.outgoing import OutgoingMessage
 
 _MAX_OPEN_PUBLISHES = 1000
-_FOR_GOOD = (
+_PERMANENT = (
     exceptions.NotFound,
     exceptions.Forbidden,
     exceptions.Unauthorized,
@@ -63,6 +63,11 @@ def connect_subscriber() -> Any:
     return pubsub_v1.SubscriberClient(transport=SubscriberGrpcTransport(channel=channel))
 
 
+def shared_publisher() -> Any:
+    """The publisher client of this process."""
+    return _publisher(os.environ.get("PUBSUB_EMULATOR_HOST", ""))
+
+
 @functools.lru_cache(maxsize=4)
 def _publisher(emulator: str) -> Any:
     from google.cloud import pubsub_v1
@@ -77,17 +82,12 @@ def _publish_again(err: Exception) -> None:
     _log.warning("lost Pub/Sub while publishing (%s); publishing again", one_line(err))
 
 
-def shared_publisher() -> Any:
-    """The publisher client of this process."""
-    return _publisher(os.environ.get("PUBSUB_EMULATOR_HOST", ""))
-
-
 def is_lost_connection(err: BaseException) -> bool:
     """Whether an error of Pub/Sub is transient: anything but a wrong name, a missing permission or a wrong request.
 
     A connection that breaks is not always `ServiceUnavailable`; seen were `Unknown` ("Stream removed") and `Cancelled` as well.
     """
-    return isinstance(err, (exceptions.GoogleAPICallError, exceptions.RetryError)) and not isinstance(err, _FOR_GOOD)
+    return isinstance(err, (exceptions.GoogleAPICallError, exceptions.RetryError)) and not isinstance(err, _PERMANENT)
 
 
 def one_line(err: BaseException) -> str:

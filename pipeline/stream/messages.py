@@ -42,9 +42,7 @@ _MAX_TEXT = 1024  # characters of an id, a name, a generation; Pub/Sub's own att
 _BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME = re.compile(rb"\s*(/|[A-Za-z][A-Za-z0-9+.-]*://)[^\r\n]*\s*")
-_ICO = b"\0\0\1\0"  # not decoded, and its dead letter says so
-_OURS = frozenset({"uri", "bytes", "content", "name", "generation", "request_id", "images"})
-_IGNORED = object()  # stands for the images of a message that needs no work
+_KNOWN = frozenset({"uri", "bytes", "content", "name", "generation", "request_id", "images"})
 _VALUES_PER_IMAGE = 100  # JSON values: three times what `extra` keeps of an image
 
 
@@ -112,26 +110,26 @@ class Request:
 def parse_message(message: Message, limits: MessageLimits) -> Request:
     """Parses a message; never raises, whatever its content."""
     request_id = _text(message.attributes.get("request_id"))
+    if _is_notification(message) and message.attributes["eventType"] != "OBJECT_FINALIZE":
+        return Request(message.message_id, request_id, skipped=True)
     try:
         with _refusing():
             message = dataclasses.replace(message, data=original_message(message.data, limits.max_values))
-            asked = _recognise(message, limits.max_values)
-            request_id = asked.request_id or request_id
-            if asked.images is _IGNORED:
-                return Request(message.message_id, request_id, skipped=True)
-            if not isinstance(asked.images, list):
-                raise ImageError("message", "bad_request", f"expected a list in 'images', got {type(asked.images).__name__}")
-            if not 1 <= len(asked.images) <= limits.max_images:
-                reason = "too_many_images" if asked.images else "no_images"
-                raise ImageError("message", reason, f"expected 1 to {limits.max_images} images, got {len(asked.images)}")
-            return _request(message, request_id, asked, limits)
+            content = _recognised(message, limits.max_values)
+            request_id = content.request_id or request_id
+            if not isinstance(content.images, list):
+                raise _bad_request("a list in 'images'", content.images)
+            if not 1 <= len(content.images) <= limits.max_images:
+                reason = "too_many_images" if content.images else "no_images"
+                raise ImageError("message", reason, f"expected 1 to {limits.max_images} images, got {len(content.images)}")
+            return _request(message, request_id, content, limits)
     except ImageError as err:
         ref = ImageRef("", request_id=request_id, message_id=message.message_id)
         return Request(message.message_id, request_id, dead_letters=(err.dead_letter(ref, _without_secrets(message.data)),))
 
 
 def replay_message(line: bytes, limits: MessageLimits) -> Replayed:
-    """What a dead letter asks for if it comes as a message."""
+    """What a dead letter requests if it comes as a message."""
     request = parse_message(Message(line), limits)
     return Replayed(request.images, request.dead_letters)
 
@@ -140,10 +138,10 @@ def image_count(message: Message) -> int:
     """How many images a message names, at least 1; bounds the subscriber."""
     try:
         with _refusing():
-            images = _recognise(dataclasses.replace(message, data=original_message(message.data))).images
+            images = _recognised(dataclasses.replace(message, data=original_message(message.data))).images
+            return max(1, len(images)) if isinstance(images, list) else 1
     except ImageError:
         return 1
-    return max(1, len(images)) if isinstance(images, list) else 1
 
 
 @contextlib.contextmanager
@@ -161,54 +159,51 @@ def _refusing() -> Iterator[None]:
         raise ImageError("message", "bad_request", text) from err
 
 
-class _Asked(NamedTuple):
-    """The content of a message, unchecked.
+def _bad_request(expected: str, got: Any) -> ImageError:
+    return ImageError("message", "bad_request", f"expected {expected}, got {type(got).__name__}")
 
-    Attributes:
-      images: A list with one entry for each image; `_IGNORED`; or another JSON value.
-      request_id: The request id in the JSON.
-      shared: Fields of all images.
-    """
+
+class _Content(NamedTuple):
+    """The content of a message, unchecked: a list with one entry for each image, or another JSON value; fields of all images."""
 
     images: Any
     request_id: str = ""
     shared: Mapping[str, Any] = {}
 
 
-def _recognise(message: Message, max_values: int = MOST_VALUES) -> _Asked:
+def _is_notification(message: Message) -> bool:
+    return "eventType" in message.attributes and "objectId" in message.attributes
+
+
+def _recognised(message: Message, max_values: int = MOST_VALUES) -> _Content:
     attributes, data = message.attributes, message.data
-    if "eventType" in attributes and "objectId" in attributes:
-        return _Asked(_notified(attributes))
+    if _is_notification(message):
+        bucket = attributes.get("bucketId", "")
+        if not _BUCKET.fullmatch(bucket):
+            raise ImageError("message", "bad_notification", f"expected a bucket's name in bucketId, got {bucket[:80]!r}")
+        uri = f"gs://{bucket}/{attributes['objectId']}"
+        return _Content([{"uri": uri, "generation": attributes.get("objectGeneration", "")}])
     content_type = next((v for k, v in attributes.items() if k.lower().replace("_", "-") in ("content-type", "contenttype")), "")
-    if content_type.lower().startswith("image/") or format_by_start(data) or data.startswith(_ICO):
-        return _Asked([{"content": data, "name": attributes.get("name", "")}])
+    if content_type.lower().startswith("image/") or format_by_start(data):
+        return _Content([{"content": data, "name": attributes.get("name", "")}])
     if data.lstrip()[:1] in (b"{", b"[", b'"'):
-        return _asked_in_json(load_json(data, max_values))
+        return _content_of_json(load_json(data, max_values))
     if len(data) <= 2 * MAX_URI and _SCHEME.fullmatch(data):
-        return _Asked([data.decode("utf-8", "replace").strip()])
+        return _Content([data.decode("utf-8", "replace").strip()])
     raise ImageError(
         "message", "not_recognised", f"expected a storage notification, JSON or image bytes, got {len(data)} bytes: {data[:24]!r}"
     )
 
 
-def _notified(attributes: Mapping[str, str]) -> Any:
-    if attributes["eventType"] != "OBJECT_FINALIZE":
-        return _IGNORED
-    bucket = attributes.get("bucketId", "")
-    if not _BUCKET.fullmatch(bucket):
-        raise ImageError("message", "bad_notification", f"expected a bucket's name in bucketId, got {bucket[:80]!r}")
-    return [{"uri": f"gs://{bucket}/{attributes['objectId']}", "generation": attributes.get("objectGeneration", "")}]
-
-
-def _asked_in_json(asked: Any) -> _Asked:
-    if is_dead_letter(asked):
-        return _Asked([image_entry(asked)])
-    if not isinstance(asked, dict):
-        return _Asked([asked] if isinstance(asked, str) else asked)
-    request_id = _text(asked.get("request_id"))
-    if "images" not in asked:
-        return _Asked([asked], request_id)
-    return _Asked(asked["images"], request_id, json.loads(extra_text(extra_columns(_OURS, asked)) or "{}"))
+def _content_of_json(value: Any) -> _Content:
+    if is_dead_letter(value):
+        return _Content([image_entry(value)])
+    if not isinstance(value, dict):
+        return _Content([value] if isinstance(value, str) else value)
+    request_id = _text(value.get("request_id"))
+    if "images" not in value:
+        return _Content([value], request_id)
+    return _Content(value["images"], request_id, json.loads(extra_text(extra_columns(_KNOWN, value)) or "{}"))
 
 
 def _text(value: Any) -> str:
@@ -216,35 +211,39 @@ def _text(value: Any) -> str:
     return str(value)[:_MAX_TEXT] if isinstance(value, (str, int, float)) and value else ""
 
 
-def _request(message: Message, request_id: str, asked: _Asked, limits: MessageLimits) -> Request:
+def _request(message: Message, request_id: str, content: _Content, limits: MessageLimits) -> Request:
     images: list[ImageRef | EncodedImage] = []
     dead: list[DeadLetter] = []
     of_message: dict[str, Any] = {"event_time": _event_time(message), "request_id": request_id, "message_id": message.message_id}
     bytes_left = limits.max_bytes
-    for each in asked.images:
-        entry = {"uri": each} if isinstance(each, str) else each
-        entry = {**asked.shared, **entry} if asked.shared and isinstance(entry, dict) else entry
+    for entry in content.images:
+        fields = {"uri": entry} if isinstance(entry, str) else entry
         try:
             with _refusing():
-                image = _image(entry, limits, bytes_left, of_message)
+                if not isinstance(fields, dict):
+                    raise _bad_request("an image as {'uri'} or {'bytes'}", fields)
+                fields = {**content.shared, **fields}
+                image = _image(fields, limits, bytes_left, of_message)
             bytes_left -= len(image.content) if isinstance(image, EncodedImage) else 0
             images.append(image)
         except ImageError as err:
-            ref = ImageRef(public_address(_uri(entry))[:MAX_URI], **of_message)
-            dead.append(err.dead_letter(ref, _without_secrets(message.data if len(asked.images) == 1 else _payload(entry))))
+            ref = ImageRef(public_address(_uri(fields))[:MAX_URI], **of_message)
+            dead.append(err.dead_letter(ref, _without_secrets(message.data if len(content.images) == 1 else _payload(fields))))
     return Request(message.message_id, request_id, tuple(images), tuple(dead))
 
 
-def _image(entry: Any, limits: MessageLimits, bytes_left: int, of_message: Mapping[str, Any]) -> ImageRef | EncodedImage:
-    if not isinstance(entry, dict):
-        raise ImageError("message", "bad_request", f"expected an image as {{'uri'}} or {{'bytes'}}, got {type(entry).__name__}")
-    uri, extra = _uri(entry), extra_text(extra_columns(_OURS, entry))
+def _image(
+    entry: dict[str, Any], limits: MessageLimits, bytes_left: int, of_message: Mapping[str, Any]
+) -> ImageRef | EncodedImage:
+    uri, extra = _uri(entry), extra_text(extra_columns(_KNOWN, entry))
     if uri:
         if not is_allowed(uri, limits.allowed_prefixes):
             allowed = ", ".join(limits.allowed_prefixes)
             raise ImageError("message", "not_allowed", f"{uri[:200]!r} lies under none of the allowed prefixes ({allowed})")
         return ImageRef.of_uri(full_name(uri), generation=_text(entry.get("generation")), extra=extra, **of_message)
-    content = _content(entry, limits.max_bytes, bytes_left)
+    content = _inline_content(entry, bytes_left)
+    if len(content) > bytes_left:
+        raise ImageError("message", "too_large", f"expected at most {limits.max_bytes} bytes of inline images in a message")
     digest = hashlib.sha256(content).hexdigest()[:32]
     name = _CONTROL.sub("?", _text(entry.get("name")) or digest)
     return EncodedImage(ImageRef(INLINE + name, digest, len(content), extra=extra, **of_message), content)
@@ -255,24 +254,17 @@ def _uri(entry: Any) -> str:
     return uri if isinstance(uri, str) else ""
 
 
-def _content(entry: dict[str, Any], max_bytes: int, bytes_left: int) -> bytes:
-    """The bytes of an inline image: those of the message, or base64 in its JSON."""
+def _inline_content(entry: dict[str, Any], most: int) -> bytes:
+    """The bytes of an inline image: those of the message, or base64 in its JSON, of which no more than needed is decoded."""
     content, text = entry.get("content"), entry.get("bytes")
-    if not isinstance(content, bytes):
-        if not isinstance(text, str) or not text:
-            raise ImageError("message", "bad_request", "expected an image as {'uri'} or {'bytes'} with text, got neither")
-        _check_size(len(text) // 4 * 3 - 2, max_bytes, bytes_left)  # its least size, before memory is taken
-        try:
-            content = base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError) as err:
-            raise ImageError("message", "bad_base64", f"the image's bytes are no base64: {err}") from err
-    _check_size(len(content), max_bytes, bytes_left)
-    return content
-
-
-def _check_size(size: int, max_bytes: int, bytes_left: int) -> None:
-    if size > bytes_left:
-        raise ImageError("message", "too_large", f"expected at most {max_bytes} bytes of inline images in a message, got more")
+    if isinstance(content, bytes):
+        return content
+    if not isinstance(text, str) or not text:
+        raise ImageError("message", "bad_request", "expected an image as {'uri'} or {'bytes'} with text, got neither")
+    try:
+        return base64.b64decode(text[: most // 3 * 4 + 8], validate=True)
+    except (binascii.Error, ValueError) as err:
+        raise ImageError("message", "bad_base64", f"the image's bytes are no base64: {err}") from err
 
 
 def _payload(entry: Any) -> bytes:

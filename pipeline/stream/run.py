@@ -32,7 +32,6 @@ from pipeline.results.completion import UNKNOWN, RowVersion
 from pipeline.stats.worker_context import WorkerContext
 from pipeline.stream.answers import Answers
 from pipeline.stream.archive import Archive, RowWriter
-from pipeline.stream.clients import connect_subscriber
 from pipeline.stream.dedup_cache import DedupCache
 from pipeline.stream.delayed_acks import DelayedAcks
 from pipeline.stream.live import LiveStats
@@ -98,7 +97,7 @@ class StreamRun:
         self._failed: set[str] = set()
         self._delayed_acks: dict[int, DelayedAcks] = {}
         subscription = settings.config.input[0] if settings.config.input else ""
-        self.subscriber = Subscriber(subscription, connect_subscriber, stream.pull_images, PULL_BYTES, self.threads)
+        self.subscriber = Subscriber(subscription, stream.pull_images, PULL_BYTES, self.threads)
         holds: dict[str, Any] = {"hold": self.subscriber.hold, "end_hold": self.subscriber.end_hold}
         if stream.answer_topic:
             self.answers = Answers(stream.answer_topic, stream.answer_deadline_s, **holds)
@@ -129,11 +128,6 @@ class StreamRun:
         self._failed.discard(ref.uri)
         return failed
 
-    def leave(self, ref: ImageRef) -> None:
-        """Leaves an image without an outcome: its message is held, and delivered again after the run."""
-        self.live_stats.add_unread()
-        self.subscriber.hold([ref.message_id])
-
     def stop(self) -> None:
         """Stops pulling; messages in progress are still finished."""
         self.threads.stop.set()
@@ -144,8 +138,6 @@ class StreamRun:
         Raises:
           Exception: The last rows could not be archived; their messages are released, too.
         """
-        self.stop()
-        self.subscriber.end_pulling()
         self.threads.close()  # answers are published, or not, before their messages are released
         try:
             if self.archive:

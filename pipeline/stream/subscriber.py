@@ -1,34 +1,33 @@
 """A Pub/Sub subscriber that leases messages: it pulls ahead, extends deadlines, and acknowledges.
 
 A thread pulls up to a bound of images and bytes, so the next messages wait here while the detector works, and a backlog stays in
-Pub/Sub. Another thread extends the deadlines of held messages until they are acknowledged or released. A process that dies
-extends nothing, and Pub/Sub delivers again after `EXTEND_SECONDS`, but the messages of the last four seconds, and an answer that
-is lost on its way here, after the subscription's own deadline.
+Pub/Sub. Another thread extends the deadlines of held messages until they are acknowledged or released. After a process has died,
+Pub/Sub delivers its messages again within `EXTEND_SECONDS`. Those of its last four seconds, and an answer that is lost on its way
+here, come again after the subscription's own deadline.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from google.api_core import exceptions, retry
 
 from pipeline.limits import MEMORY
 from pipeline.stats.process import PROCESS
-from pipeline.stream.clients import is_lost_connection, one_line
+from pipeline.stream.clients import connect_subscriber, is_lost_connection, one_line
 from pipeline.stream.messages import Message, image_count
 from pipeline.stream.threads import RunThreads
 
 PULL_BYTES = 64_000_000  # of messages, pulled ahead and in one bundle
 EXTEND_SECONDS = 20
 _EXTEND_EVERY_SECONDS = 4.0  # a subscription's own deadline can be as short as 10 s
-_PULL_SECONDS = 1.0  # a job takes so much longer to end (see `end_pulling`)
+_PULL_SECONDS = 1.0  # a job takes so much longer to end, since it waits for its last pull
 _PULL_MESSAGES = 200
 _FIRST_PULL_MESSAGES = 10
 _IDS_PER_CALL = 1000  # ack ids of ~200 bytes against a limit of 512 kB a call
@@ -49,20 +48,16 @@ class Subscriber:
 
     Args:
       subscription: Full name.
-      connect: Makes a `SubscriberClient`.
       max_images: Pulling pauses while this many images wait to be taken.
       max_bytes: Pulling pauses while this many bytes wait to be taken.
       threads: The run's threads. `stop` ends pulling; messages that no step has taken are released.
     """
 
-    def __init__(self, subscription: str, connect: Callable[[], Any], max_images: int, max_bytes: int, threads: RunThreads):
+    def __init__(self, subscription: str, max_images: int, max_bytes: int, threads: RunThreads):
         self._subscription = subscription
-        self._connect = connect
         self._client: Any = None
-        self._max_images = max_images
-        self._max_bytes = max_bytes
-        self._threads = threads
-        self._stop = threads.stop
+        self._max_images, self._max_bytes = max_images, max_bytes
+        self._threads, self._stop = threads, threads.stop
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Message, int]] = deque()  # with the number of its images
         self._held: dict[str, _Held] = {}
@@ -82,7 +77,9 @@ class Subscriber:
         taken: list[Message] = []
         with self._changed:
             if self._client is None:
-                self._begin()
+                self._client = connect_subscriber()
+                self._threads.start("pulling", self._pull_ahead)
+                self._threads.start("extending deadlines", self._keep_extending)
             self._changed.wait_for(lambda: self._waiting or self._stop.is_set(), wait_s)
             images = size = 0
             while self._waiting and not self._stop.is_set():
@@ -95,12 +92,6 @@ class Subscriber:
             self._part.end(len(taken))
             self._changed.notify_all()
         return taken
-
-    def _begin(self) -> None:
-        self._client = self._connect()
-        self._puller = self._connect()  # its own client: closing it ends a waiting pull
-        self._pulling = self._threads.start("pulling", self._pull_ahead)
-        self._threads.start("extending deadlines", self._keep_extending)
 
     def hold(self, message_ids: Iterable[str]) -> None:
         """Holds the acknowledgement of messages, once for each time that an id is named.
@@ -122,12 +113,11 @@ class Subscriber:
 
     def acknowledge(self, message_ids: Iterable[str]) -> None:
         """Acknowledges messages; if the call fails, Pub/Sub delivers them again."""
-        acknowledge = functools.partial(self._client.acknowledge, retry=_RETRY)
-        self._call(acknowledge, self._forget(message_ids), "could not be acknowledged and will be delivered again")
+        self._call("acknowledge", self._forget(message_ids), retry=_RETRY)
 
     def release(self, message_ids: Iterable[str]) -> None:
         """Releases messages: Pub/Sub delivers them again at once."""
-        self._set_deadline(self._forget(message_ids), 0)
+        self._call("modify_ack_deadline", self._forget(message_ids), ack_deadline_seconds=0)
 
     def release_all(self) -> None:
         """Releases all messages that a step has taken and that are not acknowledged."""
@@ -136,44 +126,40 @@ class Subscriber:
             taken = [message_id for message_id in self._held if message_id not in waiting]
         self.release(taken)
 
-    def end_pulling(self) -> None:
-        """Waits for the current pull, which would else take the released messages.
-
-        Closing its connection is not enough: Pub/Sub may not notice, and send the messages there.
-        """
-        self._stop.set()
-        if self._client:
-            self._pulling.join(2 * _PULL_SECONDS)
-            self._puller.close()
-
     def close(self) -> None:
-        """Releases all held messages and closes the connection."""
-        self.end_pulling()
+        """Releases all held messages and closes the connection.
+
+        The threads have ended: a pull that still waits would take the released messages, even on a closed connection, since
+        Pub/Sub may not notice.
+        """
         if self._client:
-            self._clear_waiting()
             self.release_all()
             self._client.close()
 
     def _pull_ahead(self) -> None:
-        """Pulls until stopped; raises permanent failures, which end the job."""
+        """Pulls until stopped, then releases what no step has taken; raises permanent failures, which end the job."""
         failures = 0
-        while not self._stop.is_set():
-            try:
-                with PROCESS.parts["pull"].working(), contextlib.suppress(exceptions.DeadlineExceeded):  # no message came
-                    self._pull_once()
-                failures = 0
-                PROCESS.failing.pop("Pub/Sub", None)
-            except Exception as err:
-                if self._stop.is_set():
-                    break
-                if not is_lost_connection(err):
-                    raise
-                wait_s = _BACK_OFF_SECONDS[min(failures, len(_BACK_OFF_SECONDS) - 1)]
-                failures += 1
-                PROCESS.failing["Pub/Sub"] = one_line(err)
-                _log.warning("lost Pub/Sub (%s); pulling again in %g s", one_line(err), wait_s)
-                self._stop.wait(wait_s)
-        self.release(self._clear_waiting())
+        try:
+            while not self._stop.is_set():
+                try:
+                    with PROCESS.parts["pull"].working(), contextlib.suppress(exceptions.DeadlineExceeded):  # no message came
+                        self._pull_once()
+                    failures = 0
+                    PROCESS.failing.pop("Pub/Sub", None)
+                except Exception as err:
+                    if not is_lost_connection(err):
+                        raise
+                    wait_s = _BACK_OFF_SECONDS[min(failures, len(_BACK_OFF_SECONDS) - 1)]
+                    failures += 1
+                    PROCESS.failing["Pub/Sub"] = one_line(err)
+                    _log.warning("lost Pub/Sub (%s); pulling again in %g s", one_line(err), wait_s)
+                    self._stop.wait(wait_s)
+        finally:
+            with self._changed:
+                ids = [message.message_id for message, _ in self._waiting]
+                self._part.end(len(ids))
+                self._waiting.clear()
+            self.release(ids)
 
     def _pull_once(self) -> None:
         with self._changed:
@@ -182,7 +168,7 @@ class Subscriber:
         if self._stop.is_set() or min(images, size) <= 0:
             return
         count = min(_PULL_MESSAGES, images, max(1, int(size / max(self._mean_bytes, 1.0))))
-        answer = self._puller.pull(subscription=self._subscription, max_messages=count, timeout=_PULL_SECONDS, retry=None)
+        answer = self._client.pull(subscription=self._subscription, max_messages=count, timeout=_PULL_SECONDS, retry=None)
         with self._changed:
             for received in answer.received_messages:
                 self._take(received)
@@ -195,14 +181,12 @@ class Subscriber:
         return self._max_images - images, MEMORY.budget(self._max_bytes) - size
 
     def _take(self, received: Any) -> None:
-        message_id = received.message.message_id
-        if known := self._held.get(message_id):  # a redelivery, whose id acknowledges all deliveries
+        sent = received.message
+        if known := self._held.get(sent.message_id):  # a redelivery, whose id acknowledges all deliveries
             known.ack_id = received.ack_id
             return
-        message = Message(
-            received.message.data, dict(received.message.attributes), message_id, received.message.publish_time.timestamp()
-        )
-        self._held[message_id] = _Held(received.ack_id)
+        message = Message(sent.data, dict(sent.attributes), sent.message_id, sent.publish_time.timestamp())
+        self._held[message.message_id] = _Held(received.ack_id)
         self._waiting.append((message, image_count(message)))
         self._part.begin()
         self._mean_bytes += 0.1 * (len(message.data) - self._mean_bytes)
@@ -211,19 +195,16 @@ class Subscriber:
         while not self._threads.closed.wait(_EXTEND_EVERY_SECONDS):
             with self._changed:
                 ack_ids = [held.ack_id for held in self._held.values()]
-            self._set_deadline(ack_ids, EXTEND_SECONDS)
+            self._call("modify_ack_deadline", ack_ids, ack_deadline_seconds=EXTEND_SECONDS)
 
-    def _set_deadline(self, ack_ids: Sequence[str], seconds: int) -> None:
-        set_deadline = functools.partial(self._client.modify_ack_deadline, ack_deadline_seconds=seconds)
-        self._call(set_deadline, ack_ids, "have no new deadline")
-
-    def _call(self, call: Callable[..., object], ack_ids: Sequence[str], failed: str) -> None:
-        """Calls Pub/Sub for these messages; a failure is logged only, since they are delivered again."""
+    def _call(self, method: str, ack_ids: Sequence[str], **more: Any) -> None:
+        """Calls a method of the client for these messages; a failure is logged only, since they are delivered again."""
         try:
             for start in range(0, len(ack_ids), _IDS_PER_CALL):
-                call(subscription=self._subscription, ack_ids=ack_ids[start : start + _IDS_PER_CALL], timeout=10)
+                ids = ack_ids[start : start + _IDS_PER_CALL]
+                getattr(self._client, method)(subscription=self._subscription, ack_ids=ids, timeout=10, **more)
         except Exception as err:  # noqa: BLE001  also of a connection that is closed
-            _log.warning("%d messages %s: %s", len(ack_ids), failed, one_line(err))
+            _log.warning("%s failed for %d messages, which may be delivered again: %s", method, len(ack_ids), one_line(err))
 
     def _known(self, message_ids: Iterable[str]) -> list[_Held]:
         return [self._held[message_id] for message_id in message_ids if message_id in self._held]
@@ -231,12 +212,3 @@ class Subscriber:
     def _forget(self, message_ids: Iterable[str]) -> list[str]:
         with self._changed:
             return [self._held.pop(message_id).ack_id for message_id in message_ids if message_id in self._held]
-
-    def _clear_waiting(self) -> list[str]:
-        """Forgets what no step has taken; returns the ids of these messages."""
-        with self._changed:
-            ids = [message.message_id for message, _ in self._waiting]
-            self._part.end(len(ids))
-            self._waiting.clear()
-            self._changed.notify_all()
-        return ids

@@ -18,7 +18,6 @@ from pipeline.monitoring.watchdog import Watchdog
 from pipeline.read.read_ahead import ReadAhead
 from pipeline.records import ImageRef
 from pipeline.stats.process import PARTS, PROCESS, Part
-from pipeline.stream.clients import connect_subscriber
 from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
 from tests.detect.test_engines import HW, NumPyEngine, image, load_toy
@@ -151,11 +150,11 @@ def test_messages_that_are_released_at_the_end_are_no_work_left(pubsub_emulator)
     before = part.waiting
     for future in [pubsub_emulator.publisher().publish(topic, b"image") for _ in range(5)]:
         future.result()
-    subscriber = Subscriber(subscription, connect_subscriber, 100, 1_000_000, threads)
+    subscriber = Subscriber(subscription, 100, 1_000_000, threads)
     assert len(subscriber.pull(1, 100, 10.0)) == 1
     wait_until(lambda: part.waiting == before + 4)
-    subscriber.close()
     threads.close()
+    subscriber.close()
     assert part.waiting == before
 
 

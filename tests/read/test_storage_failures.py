@@ -30,8 +30,8 @@ from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
 from pipeline.storage import cloud
 from pipeline.storage.store import is_transient_error
-from pipeline.stream.read_requested import ReadRequested
 from pipeline.stream.run import RunSettings, opened
+from pipeline.stream.steps import ReadRequested
 from tests.clock import Clock
 from tests.emulators import EmulatorMissing, running_gcs_emulator
 from tests.read import test_web

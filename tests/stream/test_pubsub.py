@@ -1,12 +1,11 @@
 """Subscriber and publishing against Google's Pub/Sub emulator."""
 
-import threading
 import time
 
 import pytest
 from google.api_core import exceptions
 
-from pipeline.stream.clients import Publishing, connect_subscriber
+from pipeline.stream.clients import Publishing
 from pipeline.stream.outgoing import OutgoingMessage
 from pipeline.stream.subscriber import Subscriber
 from pipeline.stream.threads import RunThreads
@@ -31,12 +30,12 @@ def queue(pubsub_emulator):
 def subscriber_of(request):
     """Makes intakes that end with the test."""
 
-    def make(queue, max_images: int = 100, max_bytes: int = 50_000_000) -> tuple[Subscriber, threading.Event]:
+    def make(queue, max_images: int = 100, max_bytes: int = 50_000_000) -> tuple[Subscriber, RunThreads]:
         threads = RunThreads()
-        subscriber = Subscriber(queue.subscription, connect_subscriber, max_images, max_bytes, threads)
-        request.addfinalizer(threads.close)
+        subscriber = Subscriber(queue.subscription, max_images, max_bytes, threads)
         request.addfinalizer(subscriber.close)
-        return subscriber, threads.stop
+        request.addfinalizer(threads.close)  # first
+        return subscriber, threads
 
     return make
 
@@ -103,10 +102,10 @@ def test_what_is_in_hand_is_not_delivered_again_beyond_its_deadline(queue, subsc
 
 def test_what_is_released_is_delivered_again_and_what_is_acknowledged_is_not(queue, subscriber_of):
     queue.put(b"done", b"not done")
-    first, stop = subscriber_of(queue)
+    first, threads = subscriber_of(queue)
     taken = [message for _ in range(2) for message in first.pull(1, 1000, wait_s=240)]
     first.acknowledge([message.message_id for message in taken if message.data == b"done"])
-    stop.set()
+    threads.stop.set()
     first.release([message.message_id for message in taken if message.data == b"not done"])
     again = [message.data for message in subscriber_of(queue)[0].pull(10, 1000, wait_s=240)]
     assert again == [b"not done"]
@@ -115,11 +114,12 @@ def test_what_is_released_is_delivered_again_and_what_is_acknowledged_is_not(que
 def test_a_message_is_acknowledged_when_its_bundle_is_final_and_nothing_holds_it(queue, subscriber_of):
     """An image of it may be in progress in another bundle, and its rows in a window."""
     queue.put(b"both", b"one of two", b"held twice")
-    subscriber, _ = subscriber_of(queue)
+    subscriber, threads = subscriber_of(queue)
     ids = {message.data: message.message_id for _ in range(3) for message in subscriber.pull(1, 1000, wait_s=240)}
     subscriber.hold([*ids.values(), ids[b"held twice"]])
     subscriber.end_hold([ids[b"both"], ids[b"one of two"], ids[b"held twice"]])
     subscriber.end_hold([ids[b"both"], ids[b"held twice"]])
+    threads.close()
     subscriber.close()
     other = subscriber_of(queue)[0]
     again = [message.data for _ in range(2) for message in other.pull(1, 1000, wait_s=240)]
@@ -130,9 +130,9 @@ def test_a_message_is_acknowledged_when_its_bundle_is_final_and_nothing_holds_it
 def test_stopping_gives_back_what_nobody_has_taken(queue, subscriber_of):
     contents = {b"%d" % n for n in range(50)}
     queue.put(*contents)
-    first, stop = subscriber_of(queue)
+    first, threads = subscriber_of(queue)
     taken = {message.data for message in first.pull(10, 10_000, wait_s=240)}
-    stop.set()
+    threads.stop.set()
     assert first.pull(10, 10_000, wait_s=0) == []
     rest = {content for take in take_all(subscriber_of(queue)[0], 50 - len(taken)) for content in take}
     assert rest == contents - taken
