@@ -70,7 +70,6 @@ setup(
             "gcp-storage-emulator>=2026.7",
             "hypothesis>=6.100",
             "import-linter>=2.11",
-            "jsonschema>=4.20",
             "kubernetes-validate>=1.31",  # the schemas of Kubernetes
             "azure-identity>=1.19,<2",
             "azure-storage-blob>=12.24,<13",

@@ -22,9 +22,8 @@ from pipeline.results.shards import undisturbed
 from pipeline.storage.files import create, move_files
 from pipeline.write.write_coco import write_coco
 from pipeline.write.write_csv import write_csv
-from pipeline.write.write_cvat import write_cvat
 from pipeline.write.write_label_studio import write_label_studio
-from pipeline.write.write_labels import write_voc, write_yolo
+from pipeline.write.write_labels import write_cvat, write_voc, write_yolo
 from pipeline.write.write_tfrecord import write_tfrecord
 
 

@@ -1,13 +1,15 @@
-"""Rows as labels, which annotation tools and trainers import: a zip archive with a file for each image, of YOLO or Pascal VOC.
+"""Rows as labels, which annotation tools and trainers import: YOLO and Pascal VOC as a zip archive, CVAT as one XML file.
 
-Labels have no confidence. Their boxes are clipped to the image, and those outside of it are left out. A label is named after its
-image: `gs://bucket/a/1.jpg` becomes `labels/bucket/a/1.txt`.
+Labels have no confidence. Their boxes are clipped to the image, and those outside of it are left out. In an archive, each image
+has a file with its name: `gs://bucket/a/1.jpg` becomes `labels/bucket/a/1.txt`.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Iterable
 from typing import Any, BinaryIO
@@ -20,8 +22,8 @@ from pipeline.records import identity_hash
 
 _MOST_NAME_BYTES = 200
 _MOST_CLASSES = 10_000  # named in a file; anyone who can write rows can write a class id of any size
-Box = tuple[float, float, float, float]
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # https://www.w3.org/TR/xml/#charsets
+Box = tuple[float, float, float, float]
 
 
 def write_yolo(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
@@ -47,40 +49,31 @@ def write_voc(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
     """
     with zipfile.ZipFile(file, "w") as archive:
         for row in rows:
-            _add(archive, _free_name(archive, "Annotations/{}.xml", row["image"]["uri"]), _voc_annotation(row))
+            annotation = ElementTree.tostring(_voc_annotation(row), encoding="unicode")
+            _add(archive, _free_name(archive, "Annotations/{}.xml", row["image"]["uri"]), annotation)
 
 
-def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
-    """Adds a file without a time, so that equal rows give equal archives."""
-    archive.writestr(zipfile.ZipInfo(name), text.encode("utf-8", "backslashreplace"), zipfile.ZIP_DEFLATED)
+def write_cvat(rows: Iterable[dict[str, Any]], file: BinaryIO) -> None:
+    """Writes JSON rows as "CVAT for images 1.1", after the labels that occur in them; one image is in memory at a time.
 
+    CVAT finds the image of a task by `name`: the path of a local file, or an object's name in its bucket. The labels of the task
+    must have the names of the classes.
 
-def _free_name(archive: zipfile.ZipFile, place: str, uri: str) -> str:
-    """A name for an image's label that no other label has: 1.jpg and 1.png may lie in one folder, and an image come twice."""
-    of_image = _path_of(uri)
-    _, time_ms = video_frame(of_image) or ("", None)
-    stem, kind = posixpath.splitext(of_image) if time_ms is None else (of_image, "")  # 12.480 has no ending
-    while place.format(stem) in archive.NameToInfo:
-        stem, kind = f"{stem}{kind or '_'}", ""
-    return place.format(stem)
-
-
-def _path_of(uri: str) -> str:
-    """A relative path that leads to no folder above, wherever the archive is unpacked.
-
-    >>> _path_of("gs://bucket/a/1.jpg"), _path_of("../photos/./1.jpg"), _path_of("/home/1.jpg")
-    ('bucket/a/1.jpg', 'photos/1.jpg', 'home/1.jpg')
+    Source of the format: https://docs.cvat.ai/docs/manual/advanced/xml_format/
     """
-    path = uri.encode("utf-8", "backslashreplace").decode().rpartition("://")[2].replace("\\", "_")
-    return "/".join(short_name(part) for part in path.split("/") if part not in ("", ".", ".."))
-
-
-def short_name(name: str) -> str:
-    """A name that a disk takes, also with an ending: most allow 255 bytes, Cloud Storage 1,024."""
-    name_bytes = name.encode()
-    if len(name_bytes) <= _MOST_NAME_BYTES:
-        return name
-    return f"{name_bytes[:_MOST_NAME_BYTES].decode(errors='ignore')}~{identity_hash(name):016x}"
+    names: dict[str, None] = {}
+    with tempfile.TemporaryFile() as images:
+        for number, row in enumerate(rows):
+            names.update((found["class_name"], None) for found in row["detections"])
+            images.write(_cvat_bytes(_cvat_image(number, row)))
+        meta = ElementTree.Element("meta")
+        labels = _add_element(_add_element(meta, "task"), "labels")
+        for name in names:
+            _add_element(_add_element(labels, "label"), "name", name)
+        file.write(b"<annotations><version>1.1</version>\n" + _cvat_bytes(meta))
+        images.seek(0)
+        shutil.copyfileobj(images, file)
+        file.write(b"</annotations>\n")
 
 
 def clipped(row: dict[str, Any]) -> Iterable[tuple[dict[str, Any], Box]]:
@@ -93,36 +86,97 @@ def clipped(row: dict[str, Any]) -> Iterable[tuple[dict[str, Any], Box]]:
             yield found, (x0, y0, x1, y1)
 
 
+def short_name(name: str) -> str:
+    """A name that a disk takes, also with an ending: most allow 255 bytes, Cloud Storage 1,024."""
+    name_bytes = name.encode()
+    if len(name_bytes) <= _MOST_NAME_BYTES:
+        return name
+    return f"{name_bytes[:_MOST_NAME_BYTES].decode(errors='ignore')}~{identity_hash(name):016x}"
+
+
+def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
+    """Adds a file without a time, so that equal rows give equal archives."""
+    archive.writestr(zipfile.ZipInfo(name), text.encode("utf-8", "backslashreplace"), zipfile.ZIP_DEFLATED)
+
+
+def _free_name(archive: zipfile.ZipFile, pattern: str, uri: str) -> str:
+    """A name for an image's label that no other label has: 1.jpg and 1.png may lie in one folder, and an image come twice."""
+    of_image = _path_of(uri)
+    _, time_ms = video_frame(of_image) or ("", None)
+    stem, kind = posixpath.splitext(of_image) if time_ms is None else (of_image, "")  # 12.480 has no ending
+    while pattern.format(stem) in archive.NameToInfo:
+        stem, kind = f"{stem}{kind or '_'}", ""
+    return pattern.format(stem)
+
+
+def _path_of(uri: str) -> str:
+    """A relative path that leads to no folder above, wherever the archive is unpacked.
+
+    >>> _path_of("gs://bucket/a/1.jpg"), _path_of("../photos/./1.jpg"), _path_of("/home/1.jpg")
+    ('bucket/a/1.jpg', 'photos/1.jpg', 'home/1.jpg')
+    """
+    path = uri.encode("utf-8", "backslashreplace").decode().rpartition("://")[2].replace("\\", "_")
+    return "/".join(short_name(part) for part in path.split("/") if part not in ("", ".", ".."))
+
+
 def _yolo_line(found: dict[str, Any], box_xyxy: Box, image: dict[str, Any]) -> str:
     (x0, y0, x1, y1), w, h = box_xyxy, image["width"], image["height"]
     cx, cy = (x0 + x1) / 2 / w, (y0 + y1) / 2 / h
     return f"{found['class_id']} {cx:.6f} {cy:.6f} {(x1 - x0) / w:.6f} {(y1 - y0) / h:.6f}\n"
 
 
-def _voc_annotation(row: dict[str, Any]) -> str:
+def _voc_annotation(row: dict[str, Any]) -> ElementTree.Element:
     image = row["image"]
     annotation = ElementTree.Element("annotation")
-    add_element(annotation, "filename", posixpath.basename(image["uri"]))
-    size = add_element(annotation, "size")
-    for name, value in (("width", image["width"]), ("height", image["height"]), ("depth", 3)):
-        add_element(size, name, value)
+    _add_element(annotation, "filename", posixpath.basename(image["uri"]))
+    _add_elements(annotation, "size", width=image["width"], height=image["height"], depth=3)
     for found, (x0, y0, x1, y1) in clipped(row):
-        one = add_element(annotation, "object")
-        add_element(one, "name", found["class_name"])
-        box, xmin, ymin = add_element(one, "bndbox"), min(round(x0) + 1, image["width"]), min(round(y0) + 1, image["height"])
-        corners = {"xmin": xmin, "ymin": ymin, "xmax": max(round(x1), xmin), "ymax": max(round(y1), ymin)}
-        for name, value in corners.items():
-            add_element(box, name, value)
-    return ElementTree.tostring(annotation, encoding="unicode")
+        one = _add_element(annotation, "object")
+        _add_element(one, "name", found["class_name"])
+        xmin, ymin = min(round(x0) + 1, image["width"]), min(round(y0) + 1, image["height"])
+        _add_elements(one, "bndbox", xmin=xmin, ymin=ymin, xmax=max(round(x1), xmin), ymax=max(round(y1), ymin))
+    return annotation
 
 
-def add_element(parent: ElementTree.Element, name: str, text: object = "") -> ElementTree.Element:
-    """A new element in another one, with a text."""
-    element = ElementTree.SubElement(parent, name)
-    element.text = xml_text(str(text))
+def _cvat_image(number: int, row: dict[str, Any]) -> ElementTree.Element:
+    image = row["image"]
+    sizes = {"width": str(image["width"]), "height": str(image["height"])}
+    element = ElementTree.Element("image", {"id": str(number), "name": _cvat_name(image["uri"]), **sizes})
+    for found, box in clipped(row):
+        corners = {name: f"{value:.2f}" for name, value in zip(("xtl", "ytl", "xbr", "ybr"), box, strict=True)}
+        label = {"label": _xml_text(found["class_name"]), "source": "auto", "occluded": "0", "z_order": "0"}
+        ElementTree.SubElement(element, "box", label | corners)
     return element
 
 
-def xml_text(text: str) -> str:
+def _cvat_name(uri: str) -> str:
+    """The name of an image in a task of CVAT.
+
+    >>> _cvat_name("gs://bucket/a/1.jpg"), _cvat_name("photos/1.jpg")
+    ('a/1.jpg', 'photos/1.jpg')
+    """
+    scheme, _, path = uri.rpartition("://")
+    return _xml_text(path.partition("/")[2] if scheme else path)
+
+
+def _cvat_bytes(element: ElementTree.Element) -> bytes:
+    text = ElementTree.tostring(element, encoding="unicode")
+    return text.replace("\r", "&#13;").encode() + b"\n"  # a reader takes a plain one for an end of line
+
+
+def _add_elements(parent: ElementTree.Element, name: str, **texts: object) -> None:
+    """Adds an element whose own elements have these names and texts."""
+    element = _add_element(parent, name)
+    for each, text in texts.items():
+        _add_element(element, each, text)
+
+
+def _add_element(parent: ElementTree.Element, name: str, text: object = "") -> ElementTree.Element:
+    element = ElementTree.SubElement(parent, name)
+    element.text = _xml_text(str(text))
+    return element
+
+
+def _xml_text(text: str) -> str:
     """A text with `?` for what XML cannot hold, such as most control characters; ElementTree escapes the rest."""
     return _NOT_IN_XML.sub("?", text)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from pipeline.records import DeadLetter, EncodedImage, ImageRef
+from pipeline.records import EncodedImage, ImageRef
 from pipeline.stream.answers import Answers
 from pipeline.stream.messages import Request
 from pipeline.stream.outgoing import Outcome
@@ -29,8 +29,8 @@ def ref(uri, message_id="m"):
     return ImageRef(uri, request_id="r", message_id=message_id)
 
 
-def request(*images, message_id="m", request_id="r", refused=()):
-    return Request(message_id, request_id, tuple(images), tuple(refused))
+def request(*images, message_id="m"):
+    return Request(message_id, "r", images)
 
 
 def outcome(uri, failed=False):
@@ -55,20 +55,6 @@ def test_the_answer_is_due_with_the_last_image(answers):
     assert due(answers) == []
 
 
-def test_a_message_without_a_request_id_gets_no_answer(answers):
-    answers.open(request(ref("a"), request_id=""))
-    answers.done(ref("a"), outcome("a"))
-    assert (due(answers), HELD) == ([], {})
-
-
-def test_what_the_message_itself_got_wrong_is_part_of_the_answer(answers):
-    refused = DeadLetter(ref("/etc/passwd"), "message", "not_allowed", "no")
-    answers.open(request(ref("a"), refused=[refused]))
-    answers.done(refused.ref, outcome("/etc/passwd", failed=True))
-    answers.done(ref("a"), outcome("a"))
-    assert due(answers) == [("m", True, ["a"], ["/etc/passwd"])]
-
-
 def test_two_messages_with_one_request_id_have_an_answer_each(answers):
     """A sender that asks again must not wait for another's images, nor have them in its answer."""
     answers.open(request(ref("a"), message_id="m"))
@@ -86,11 +72,6 @@ def test_an_image_twice_in_one_request_counts_twice(answers):
     assert due(answers) == []
     answers.done(ref("a"), outcome("a"))
     assert due(answers) == [("m", True, ["a", "a"], [])]
-
-
-def test_an_image_that_nobody_asked_for_is_no_answer(answers):
-    answers.done(ref("a"), outcome("a"))
-    assert due(answers) == []
 
 
 def test_at_the_deadline_what_is_missing_is_named(answers, clock):

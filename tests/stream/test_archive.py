@@ -98,15 +98,6 @@ def test_a_message_is_held_until_all_of_its_rows_are_in_shards_of_their_window(s
     assert stream.waiting() == ["d"], "of the next window"
 
 
-def test_the_last_window_is_written_when_the_stream_stops(stream):
-    stream.add("a")
-    stream.threads.stop.set()
-    stream.archive.keep_writing()
-    assert (stream.waiting(), stream.rows()) == (["a"], {})
-    stream.archive.finish()
-    assert (stream.waiting(), stream.rows()) == ([], Counter("a"))
-
-
 def test_a_stream_without_rows_writes_nothing(stream):
     stream.add()
     stream.clock.now += 60.0

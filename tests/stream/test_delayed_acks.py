@@ -105,18 +105,6 @@ def test_nothing_is_acknowledged_that_no_completed_checkpoint_holds(steps):
     assert {*flink.acknowledged, *flink.lost} == set(flink.taken[:-1])
 
 
-def test_the_first_checkpoint_acknowledges_nothing_and_the_second_what_the_first_finalized():
-    flink = Flink()
-    flink.bundle(0.1)
-    flink.checkpoint([0.1], [0.0])
-    flink.pass_time(5.0)
-    assert flink.acknowledged == []
-    flink.bundle(0.1)
-    flink.checkpoint([0.1], [0.0])
-    flink.pass_time(5.0)
-    assert flink.acknowledged == ["1:0", "2:1"]
-
-
 def test_finalizations_of_one_checkpoint_are_one_group_also_seconds_apart():
     flink = Flink()
     flink.bundle(0.1)
@@ -125,7 +113,7 @@ def test_finalizations_of_one_checkpoint_are_one_group_also_seconds_apart():
     assert flink.acknowledged == []
 
 
-def test_after_a_fall_back_the_puller_that_comes_again_settles_what_was_in_hand():
+def test_after_a_fall_back_the_poller_that_comes_again_settles_what_was_in_hand():
     flink = Flink()
     flink.bundle(0.1)
     flink.checkpoint([0.1], [0.0])

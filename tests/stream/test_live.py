@@ -1,7 +1,6 @@
 """The lines of a streaming job, and the stats behind its summary."""
 
 import math
-import pickle
 import re
 
 import numpy as np
@@ -66,21 +65,6 @@ def test_a_line_covers_the_time_since_the_last_one():
     figures = figures_of_a_minute()
     figures.line(seconds=10.0)
     assert re.fullmatch(r"98 images, 0.0 images/s, backlog age \d+.\d s, 2 dead, 2 skipped", figures.line(seconds=10.0))
-
-
-@pytest.mark.matrix
-@pytest.mark.slow
-def test_a_day_of_a_stream_is_kept_in_as_much_memory_as_an_hour():
-    """A result a second, each with a latency and a class; nobody asks for lines, as on workers that are elsewhere."""
-    figures, sizes = LiveStats(), []
-    for second in range(86_400):
-        figures.add_request(Request("m", images=(ImageRef("gs://b/1"),)), publish_time=0.0)
-        now = 1e9 + second
-        figures.add_result(detected(second % 10, 0.001 * (second % 3600), led_batch=4, now=now), now)
-        if second in (3599, 86_399):
-            sizes.append(len(pickle.dumps((figures.stats(), figures._before))))
-    assert figures.stats().detected == 86_400
-    assert max(sizes) < 35_000
 
 
 def test_the_age_of_the_backlog_is_that_of_the_last_message_and_none_after_a_while(monkeypatch):

@@ -88,10 +88,6 @@ def test_a_backlog_stays_in_pubsub(queue, subscriber_of):
     assert sum(map(len, take_all(other, 240))) >= 240
 
 
-def test_nothing_is_taken_where_nothing_is(queue, subscriber_of):
-    assert subscriber_of(queue)[0].pull(10, 1000, wait_s=0.1) == []
-
-
 def test_what_is_in_hand_is_not_delivered_again_beyond_its_deadline(queue, subscriber_of):
     """The subscription's own deadline is 10 s."""
     queue.put(b"slow")

@@ -20,11 +20,12 @@ def threads_left(before):
     return [thread for thread in threading.enumerate() if thread not in before]
 
 
-def test_all_steps_find_the_same_run_and_nothing_is_left_of_it():
+def test_all_steps_find_the_same_run_and_nothing_is_left_of_it_also_when_its_job_fails():
     before, settings = threading.enumerate(), RunSettings("a run", ANSWERING)
-    with opened(settings) as run:
+    with pytest.raises(ZeroDivisionError), opened(settings) as run:
         assert run_of(pickle.loads(pickle.dumps(settings))) is run
         assert threads_left(before)
+        raise ZeroDivisionError
     with pytest.raises(LookupError, match="is over"):
         run_of(run.settings)
     assert threads_left(before) == []
@@ -41,15 +42,6 @@ def test_a_worker_elsewhere_opens_its_own():
     run = run_of(settings)
     assert run_of(settings) is run
     run.close()
-
-
-def test_a_run_is_closed_also_when_its_job_fails():
-    before = threading.enumerate()
-    with pytest.raises(ZeroDivisionError), opened(RunSettings("fails", ANSWERING)) as run:
-        raise ZeroDivisionError
-    with pytest.raises(LookupError, match="is over"):
-        run_of(run.settings)
-    assert threads_left(before) == []
 
 
 def test_what_a_thread_dies_of_is_raised_where_the_job_hears_it():
