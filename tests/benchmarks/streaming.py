@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import datetime
 import json
 import operator
 import os
@@ -30,7 +31,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from tests.benchmarks.contenders import ours
-from tests.benchmarks.images import BENCH, SMALL, make_images
+from tests.benchmarks.images import BENCH, SMALL, link_images, make_images
 from tests.benchmarks.model import make_model
 from tests.emulators import PubSubEmulator, running_pubsub_emulator
 from tests.processes import running
@@ -49,8 +50,6 @@ class Received(NamedTuple):
     @property
     def latency_ms(self) -> float:
         """From the publishing of what it answers."""
-        import datetime
-
         event = datetime.datetime.fromisoformat(self.attributes["event_time"].replace("Z", "+00:00"))
         return (self.at - event.timestamp()) * 1e3
 
@@ -117,22 +116,23 @@ class Bench:
         What the emulator and the receiver take of the same cores is stated as well.
         """
         count, rounds = (256, 1) if self._quick else (1024, 3)
-        links, rates, without, batch_rates, beside_ms = _many_links(make_images(SMALL), count), [], [], [], []
+        links, rates, without, batch_rates, beside_ms = _many_links(count), [], [], [], []
         for _ in range(rounds):
             with self._job("--allow-uri-prefix", str(links)) as (job, receiver):
                 rate, beside = self._backlog(job, receiver, links, count)
                 rates.append(rate)
                 beside_ms.append(beside)
-                summary = _end(job)
+                _end(job)
+                batch_sizes = json.loads((job.archive / "summary.json").read_text())["batch_sizes"]
             batch_rates.append(self._batch_rate(links))
             with self._job("--allow-uri-prefix", str(links), "--archive", "") as (job, receiver):
                 without.append(self._backlog(job, receiver, links, count)[0])
-                _stop(job)
+                _end(job)
         self._rate = statistics.median(rates)
         documented = self._documented(64 if self._quick else 512)
         return {
             "images_per_second": rates,
-            "batch_sizes": summary["batch_sizes"],
+            "batch_sizes": batch_sizes,
             "batch_images_per_second": batch_rates,
             "share_of_batch": round(statistics.median(map(operator.truediv, rates, batch_rates)), 3),
             "without_archive_images_per_second": without,
@@ -145,21 +145,22 @@ class Bench:
     def latency(self) -> dict[str, Any]:
         """One image alone, every half second; then a steady rate of half the throughput."""
         alone_count, seconds = (10, 10) if self._quick else (40, 60)
-        rate = self._capacity() / 2
+        rate = (self._rate or self.throughput()["images_per_second"][0]) / 2
         with self._job() as (job, receiver):
             job.start()
-            self._publish(job, 16)
+            self._publish(job, range(16))
             receiver.wait(lambda received: len(received) >= 16)
             alone = self._at_rate(job, receiver, alone_count, 2.0, 1000)
             loaded = self._at_rate(job, receiver, int(rate * seconds), rate, 10_000)
             _end(job)
+        alone_ms, loaded_ms = percentiles(alone), percentiles(loaded)
         return {
             "rate": round(rate, 1),
             "images": len(receiver.received),
-            "alone_ms": percentiles(alone),
-            "loaded_ms": percentiles(loaded),
-            "p99_to_p50": round(percentiles(loaded)["p99"] / percentiles(loaded)["p50"], 2),
-            "p50_to_alone": round(percentiles(loaded)["p50"] / percentiles(alone)["p50"], 2),
+            "alone_ms": alone_ms,
+            "loaded_ms": loaded_ms,
+            "p99_to_p50": round(loaded_ms["p99"] / loaded_ms["p50"], 2),
+            "p50_to_alone": round(loaded_ms["p50"] / alone_ms["p50"], 2),
         }
 
     def memory(self) -> dict[str, Any]:
@@ -170,7 +171,7 @@ class Bench:
 
     def _peak_mb(self, count: int) -> dict[str, float]:
         peaks: collections.Counter[str] = collections.Counter()
-        links = _many_links(make_images(SMALL), count)
+        links = _many_links(count)
         with self._job("--allow-uri-prefix", str(links)) as (job, receiver):
             job.start()
 
@@ -182,7 +183,7 @@ class Bench:
                         peaks[child.name()] = max(peaks[child.name()], child.memory_info().rss)
                 return len(received) >= count
 
-            self._publish_uris(job, links)
+            _publish_uris(job, links)
             receiver.wait(sample)
             _end(job)
         return {name: round(size / 1e6, 1) for name, size in peaks.items()}
@@ -201,34 +202,20 @@ class Bench:
             job.__exit__()
             receiver.leave()
 
-    def _publish(self, job: StreamingJob, count: int) -> None:
-        self._publish_numbers(job, range(count))
-
-    def _publish_numbers(self, job: StreamingJob, numbers: Any) -> None:
-        for chunk in _chunks(list(numbers), 100):
-            job.publish(*((self._images[n % len(self._images)], {"name": str(n)}) for n in chunk))
-
-    def _publish_uris(self, job: StreamingJob, folder: Path) -> None:
-        for chunk in _chunks(sorted(folder.iterdir()), 500):
-            job.publish(*(json.dumps({"uri": str(path)}).encode() for path in chunk))
+    def _publish(self, job: StreamingJob, numbers: range) -> None:
+        job.publish(*((self._images[n % len(self._images)], {"name": str(n)}) for n in numbers))
 
     def _at_rate(self, job: StreamingJob, receiver: Receiver, count: int, rate: float, first: int) -> list[float]:
         """Publishes at a steady rate; latencies in milliseconds."""
         before, started = len(receiver.received), time.time()
         for n in range(count):
             time.sleep(max(0.0, started + n / rate - time.time()))
-            job.publish((self._images[n % len(self._images)], {"name": str(first + n)}))
+            self._publish(job, range(first + n, first + n + 1))
         return [r.latency_ms for r in receiver.wait(lambda received: len(received) >= before + count)[before:]]
-
-    def _capacity(self) -> float:
-        if self._rate is None:
-            self.throughput()
-        assert self._rate is not None
-        return self._rate
 
     def _backlog(self, job: StreamingJob, receiver: Receiver, links: Path, count: int) -> tuple[float, float]:
         """Images/s, and the CPU-ms an image of emulator and receiver."""
-        self._publish_uris(job, links)
+        _publish_uris(job, links)
         job.start()
         began = _cpu_seconds_beside(job)
         received = receiver.wait(lambda received: len(received) >= count)
@@ -289,16 +276,9 @@ def _cpu_seconds_beside(job: StreamingJob) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in beside)
 
 
-def _stop(job: StreamingJob) -> None:
-    code = job.signal(signal.SIGTERM)
-    if code:
+def _end(job: StreamingJob) -> None:
+    if code := job.signal(signal.SIGTERM):
         raise SystemExit(f"the job ended with {code}:\n{job.output()[-2000:]}")
-
-
-def _end(job: StreamingJob) -> dict[str, Any]:
-    _stop(job)
-    summary: dict[str, Any] = json.loads((job.archive / "summary.json").read_text())
-    return summary
 
 
 def steady_rate(received: list[Received], count: int) -> float:
@@ -312,21 +292,16 @@ def steady_rate(received: list[Received], count: int) -> float:
 
 def percentiles(values: list[float]) -> dict[str, float]:
     ordered = sorted(values)
-    return {name: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) for name, share in _SHARES.items()}
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {name: round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1) for name, share in shares.items()}
 
 
-_SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+def _many_links(count: int) -> Path:
+    return link_images(make_images(SMALL), (BENCH / f"links-{count}").resolve(), count)
 
 
-def _many_links(folder: Path, count: int) -> Path:
-    from tests.benchmarks.images import link_images
-
-    return link_images(folder, (BENCH / f"links-{count}").resolve(), count)
-
-
-def _chunks(values: list[Any], size: int) -> Iterator[list[Any]]:
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
+def _publish_uris(job: StreamingJob, folder: Path) -> None:
+    job.publish(*(json.dumps({"uri": str(path)}).encode() for path in sorted(folder.iterdir())))
 
 
 if __name__ == "__main__":
