@@ -41,7 +41,7 @@ VERBS = {
     "golden": Verb("pipeline.detect.write_golden", "write what a version finds in some images as a check of the next version"),
     "quantize": Verb("pipeline.quantize", "write an int8 version of a model for OpenVINO, if it is good enough"),
     "tune": Verb("pipeline.tune", "find the settings with which this machine detects fastest"),
-    "export": Verb("pipeline.export", "write a results folder as CSV, COCO, YOLO, VOC, CVAT, Label Studio, TFRecord or crops"),
+    "export": Verb("pipeline.export", "write a results folder in another format, such as CSV, COCO or YOLO, or as crops"),
     "compact": Verb("pipeline.compact", "merge the many small files of a results folder"),
     "load": Verb("pipeline.load_bigquery", "load the rows of a results folder into BigQuery, each once"),
     "reconcile": Verb("pipeline.reconcile", "which images have a result, and which have none"),

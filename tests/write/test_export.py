@@ -121,7 +121,7 @@ def test_an_export_that_fails_leaves_the_one_before(out, tmp_path, capsys):
     ("flags", "said"),
     [
         (["--format", "csv", "--run", "sunday"], "out holds no row of detections, --run sunday"),
-        (["--format", "cvs"], "--format: expected csv, yolo, voc, cvat, label-studio, tfrecord, coco, crops, got 'cvs'"),
+        (["--format", "cvs"], f"--format: expected {', '.join(FORMATS)}, crops, got 'cvs'"),
         (["--format", "csv", "--since", "soon"], "--since: expected "),
     ],
 )
