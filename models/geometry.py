@@ -7,12 +7,14 @@ the centre of the first pixel is at 0.5, 0.5.
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from models.metadata import BoxFormat, LetterboxRule, Resize
+if TYPE_CHECKING:  # pydantic is not for feeder processes
+    from models.metadata import BoxFormat, LetterboxRule, Resize
 
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.integer]

@@ -6,12 +6,12 @@ Foreign models have no such file; a job's config describes them by the same reco
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic.dataclasses import dataclass
 
 Resize = Literal["stretch", "letterbox", "none"]
 LetterboxRule = Literal["darknet", "ultralytics", "yolox", "super_gradients"]
@@ -26,8 +26,10 @@ JoinedLayout = Literal["", "4+C,M", "M,4+C", "M,5+C", "M,6"]
 
 METADATA_PATH = "assets.extra/detector.json"
 
+_Name = Annotated[str, pydantic.Field(min_length=1)]
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclass(frozen=True, config=pydantic.ConfigDict(strict=True, extra="forbid"))
 class DetectorMetadata:
     """The input and output conventions of a detector.
 
@@ -61,20 +63,20 @@ class DetectorMetadata:
         classes: `5` has an objectness after the box, `6` is a box with its confidence and its class. Empty for separate outputs.
 
     Raises:
-      ValueError: A value is not allowed; the message names the field.
+      ValueError: A value is not allowed; `what_is_wrong` has the line for it.
     """
 
-    name: str
-    input_hw: tuple[int, int]
+    name: _Name
+    input_hw: tuple[pydantic.PositiveInt, pydantic.PositiveInt]
     resize: Resize
     class_names: tuple[str, ...]
-    signature: str = "detect"
-    input_name: str = "images"
+    signature: _Name = "detect"
+    input_name: _Name = "images"
     input_dtype: InputDtype = "uint8"
     value_range: tuple[float, float] = (0.0, 255.0)
-    letterbox_value: int = 128
-    boxes_output: str = "boxes"
-    scores_output: str = "scores"
+    letterbox_value: Annotated[int, pydantic.Field(ge=0, le=255)] = 128
+    boxes_output: _Name = "boxes"
+    scores_output: _Name = "scores"
     classes_output: str = "classes"
     count_output: str = "num_detections"
     box_format: BoxFormat = "xyxy"
@@ -93,48 +95,16 @@ class DetectorMetadata:
         """Height and width of the input as a graph has them: `input_hw`, or unknown if images keep their own size."""
         return (None, None) if self.resize == "none" else self.input_hw
 
-    def __post_init__(self) -> None:
-        for field, (expected, fits) in _RULES.items():
-            if not fits(value := getattr(self, field)):
-                raise ValueError(f"{field} must be {expected}, not {value!r}")
+
+_JSON = pydantic.TypeAdapter(DetectorMetadata)
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_tuple(value: Any, kind: type | tuple[type, ...], length: int | None = None) -> bool:
-    parts_fit = isinstance(value, tuple) and all(isinstance(part, kind) and not isinstance(part, bool) for part in value)
-    return parts_fit and length in (None, len(value))
-
-
-def _one_of(literal: Any) -> tuple[str, Callable[[Any], bool]]:
-    choices = get_args(literal)
-    return f"one of {', '.join(choices)}", lambda value: value in choices
-
-
-_NAME = ("a non-empty text", lambda value: isinstance(value, str) and value != "")
-_TEXT = ("a text", lambda value: isinstance(value, str))
-_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {  # of each field: what is expected, and the check
-    "resize": _one_of(Resize),
-    "letterbox_rule": _one_of(LetterboxRule),
-    "channel_order": _one_of(ChannelOrder),
-    "normalisation": _one_of(Normalisation),
-    "score_activation": _one_of(ScoreActivation),
-    "input_dtype": _one_of(InputDtype),
-    "box_format": _one_of(BoxFormat),
-    "box_units": _one_of(BoxUnits),
-    "nms": _one_of(Suppressor),
-    "packed_layout": _one_of(JoinedLayout),
-    **dict.fromkeys(("name", "signature", "input_name", "boxes_output", "scores_output"), _NAME),
-    **dict.fromkeys(("classes_output", "count_output"), _TEXT),
-    "input_hw": ("two positive integers", lambda value: _is_tuple(value, int, 2) and min(value) > 0),
-    "value_range": ("two numbers", lambda value: _is_tuple(value, (int, float), 2)),
-    "class_names": ("a list of names", lambda value: _is_tuple(value, str)),
-    "letterbox_value": ("an integer in 0..255", lambda value: _is_int(value) and 0 <= value <= 255),
-    "class_id_offset": ("an integer", _is_int),
-    "threshold_inputs": ("true or false", lambda value: isinstance(value, bool)),
-}
+def what_is_wrong(err: ValueError) -> str:
+    """The first fault of metadata, in one line that begins with the field."""
+    if not isinstance(err, pydantic.ValidationError):
+        return str(err)
+    first = err.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r:.80}".removeprefix(": ")
 
 
 def write_metadata(saved_model_dir: str, metadata: DetectorMetadata) -> None:
@@ -157,27 +127,18 @@ def read_metadata(saved_model_dir: str) -> DetectorMetadata | None:
     except FileNotFoundError:
         return None
     except ValueError as err:
-        raise ValueError(f"{path}: {err}") from err
+        raise ValueError(f"{path}: {what_is_wrong(err)}") from err
 
 
 def metadata_to_json(metadata: DetectorMetadata) -> str:
     """`metadata` as indented JSON with a final line feed; `metadata_from_json` is its inverse."""
-    return json.dumps(dataclasses.asdict(metadata), indent=2, ensure_ascii=False) + "\n"
+    return _JSON.dump_json(metadata, indent=2).decode() + "\n"
 
 
 def metadata_from_json(text: str) -> DetectorMetadata:
     """Parses the JSON of `metadata_to_json`.
 
     Raises:
-      ValueError: The text is no JSON object, or a key is unknown or missing, or a value is not allowed.
+      ValueError: The text is no JSON object, or a key is unknown or missing, or a value is not allowed; see `what_is_wrong`.
     """
-    values = json.loads(text)  # JSONDecodeError is a ValueError with the place
-    if not isinstance(values, dict):
-        raise ValueError(f"expected a JSON object, got a {type(values).__name__}")
-    fields = dataclasses.fields(DetectorMetadata)
-    if unknown := sorted(set(values) - {field.name for field in fields}):
-        raise ValueError(f"unknown key {unknown[0]!r}")
-    if missing := [field.name for field in fields if field.default is dataclasses.MISSING and field.name not in values]:
-        raise ValueError(f"key {missing[0]!r} is missing")
-    arguments: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    return DetectorMetadata(**arguments)
+    return _JSON.validate_json(text)

@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.evaluate import bootstrap
 from models.evaluate.agreement import compare
-from models.evaluate.average_precision import Measurement, better, figures_of, measure
+from models.evaluate.average_precision import RESAMPLES, Measurement, better, figures_of, measure, resample
 from models.evaluate.mistakes import Mistakes, best_threshold, find_mistakes
 from models.evaluate.text import comparison_lines, evaluation_lines, notes_of, verdict_of
 from models.progress import printable
@@ -61,14 +60,14 @@ def _evaluate(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
         measure(read_rows(each), args.ground_truth, match=args.match, multi_label=args.multi_label or each.endswith(".json"))
         for each in outputs
     ]
-    draws = bootstrap.resample([each.matches for each in measured], args.resamples) if args.resamples else None
+    draws = resample([each.matches for each in measured], args.resamples) if args.resamples else None
     result = figures_of(measured[0], None if draws is None else draws[0])
     threshold = best_threshold(measured[0].matches) if args.threshold is None else args.threshold
     mistakes = find_mistakes(measured[0], threshold)
     notes = notes_of(result, measured[0], mistakes)
     if args.reference and draws is not None:
         tested = better(measured[0], measured[1], draws)
-        notes.insert(0, verdict_of(tested, len(measured[0].truth["images"])))
+        notes.insert(0, verdict_of(tested, measured[0].matches.n_images))
         result = {**result, "reference": {**figures_of(measured[1], draws[1]), **tested}}
     if args.page:
         _write_page(args, measured[0], result, mistakes, notes)
@@ -109,7 +108,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--threshold", type=float, help="confidence at which errors are counted (default: the one with the highest F1)")
     match = "images by file name, with folders if names repeat; or always with folders (default: name)"
     add("--match", choices=["name", "path"], default="name", help=match)
-    add("--resamples", type=int, default=bootstrap.RESAMPLES, help="for the intervals; 0: none (default: %(default)s)")
+    add("--resamples", type=int, default=RESAMPLES, help="for the intervals; 0: none (default: %(default)s)")
     add("--iou-threshold", type=float, default=0.5, help="without ground truth: least IoU of a pair (default: 0.5)")
     add("--top", type=int, default=20, help="show the AP of this many classes (default: 20)")
     add("--json", metavar="FILE", help="also write the figures here")

@@ -12,18 +12,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import functools
 import itertools
 import os
 import re
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil, floor, inf
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -50,20 +47,10 @@ _MARK_BYTES = 4096  # the mark is in the first bytes of a picture
 _CROP_QUALITY = 95
 _JPEG_SIDE = 65_500  # pixels
 _FAR = 1e9  # pixels; float32 has room for it
-_Failure = tuple[str, str]  # reason and message
 _UNSAFE = re.compile(r'^[.-]|[/\\:*?"<>|]')
 
-
-class _UnusableError(Exception):
-    """An image gives no pictures: (reason, message)."""
-
-
-class _Job(NamedTuple):
-    """What to write of an image; `staging` has for each folder one for its unfinished files."""
-
-    args: argparse.Namespace
-    names: Mapping[str, str]
-    staging: Mapping[str, str]
+_Failure = tuple[str, str]  # reason and message
+_Contents = dict[str, bytes]  # by path in its folder
 
 
 def main(arguments: Sequence[str] | None = None, read: Callable[[str], list[ImageRow]] = read_rows) -> int:
@@ -106,11 +93,25 @@ _number.__name__ = "number from 0 on"  # for argparse's message
 
 
 def _draw(args: argparse.Namespace, read: Callable[[str], list[ImageRow]]) -> int:
-    if not (args.annotate or args.crops):
+    folders = [folder for folder in (args.annotate, args.crops) if folder]
+    if not folders:
         raise InputError("nothing to write: give --annotate FOLDER, --crops FOLDER, or both")
-    if remote := next((each for each in (args.annotate, args.crops) if "://" in (each or "")), ""):
+    if remote := next((folder for folder in folders if "://" in folder), ""):
         raise OutputError(f"{remote} is not a local folder: write here, then copy (for Cloud Storage: gcloud storage cp -r)")
-    return _report(args, *_write_all(args, _wanted(args, read(args.detections))))
+    rows = _wanted(args, read(args.detections))
+    names = picture_names(row.uri for row in rows)
+    counts, failures = Counter(images=len(rows)), []
+    with contextlib.ExitStack() as stack:
+        staging = {folder: stack.enter_context(_staging(folder)) for folder in folders}
+        pool = stack.enter_context(ThreadPoolExecutor(_THREADS, "pictures"))
+        images = shown(reads(rows, args.images or ""), "writing pictures of", "images", len(rows))
+        while ahead := list(itertools.islice(images, _AHEAD)):
+            for made in pool.map(lambda image: _write_pictures(args, names[image[0].uri], staging, *image), ahead):
+                if isinstance(made, Counter):
+                    counts += made
+                else:
+                    failures.append(made)
+    return _report(args, counts, failures)
 
 
 def _wanted(args: argparse.Namespace, rows: Sequence[ImageRow]) -> list[ImageRow]:
@@ -134,61 +135,35 @@ def _label(row: ImageRow, place: int) -> str:
     return row.class_names[place] or f"class_{row.class_ids[place]}"
 
 
-def _write_all(args: argparse.Namespace, rows: Sequence[ImageRow]) -> tuple[Counter[str], list[_Failure]]:
-    """Writes the pictures of all rows, with few images in flight at a time; returns how many, and why some images gave none."""
-    counts, failures = Counter(images=len(rows)), []
-    stopped = threading.Event()
-    with contextlib.ExitStack() as stack:
-        staging = {}
-        for folder in filter(None, (args.annotate, args.crops)):
-            with _writing_to(folder):
-                os.makedirs(folder, exist_ok=True)
-                staging[folder] = stack.enter_context(tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder))
-        job = _Job(args, picture_names(row.uri for row in rows), staging)
-        pool = stack.enter_context(ThreadPoolExecutor(_THREADS, "pictures"))
-        stack.callback(stopped.set)  # after an error nothing is retried
-        images = shown(reads(rows, args.images or "", stopped), "writing pictures of", "images", len(rows))
-        while ahead := list(itertools.islice(images, _AHEAD)):
-            for made in pool.map(functools.partial(_pictures_or_failure, job), *zip(*ahead, strict=True)):
-                if isinstance(made, tuple):
-                    failures.append(made)
-                else:
-                    counts += made
-    return counts, failures
-
-
-def _pictures_or_failure(job: _Job, row: ImageRow, read: Read) -> Counter[str] | _Failure:
+def _write_pictures(
+    args: argparse.Namespace, name: str, staging: Mapping[str, str], row: ImageRow, read: Read
+) -> Counter[str] | _Failure:
+    """Writes the pictures of one image; returns how many, or why there are none."""
     try:
-        return _write_pictures(job, row, read)
+        pixels = decode_image(read(), args.max_megapixels * 1e6).pixels
     except ImageError as err:
         return err.reason, str(err)
-    except _UnusableError as err:
-        return err.args[0], err.args[1]
-
-
-def _write_pictures(job: _Job, row: ImageRow, read: Read) -> Counter[str]:
-    """Writes the pictures of one image; returns how many.
-
-    Raises:
-      ImageError: The image cannot be read.
-      _UnusableError: It is another one by now, or too large.
-      OutputError: The pictures cannot be written.
-    """
-    image = decode_image(read(), job.args.max_megapixels * 1e6)
-    width, height = image.image_wh
+    height, width = pixels.shape[:2]
     has = f"{without_query(row.uri)} has {width} x {height} pixels"
     if row.width and (row.width, row.height) != (width, height):
-        raise _UnusableError("changed", f"{has}, its row {row.width} x {row.height}")
+        return "changed", f"{has}, its row {row.width} x {row.height}"
     if max(width, height) > _JPEG_SIDE:
-        raise _UnusableError("too_large", f"{has}; a JPEG has at most {_JPEG_SIDE}")
-    kept, name, counts = _kept(job.args, row), job.names[row.uri], Counter[str]()
-    if job.args.crops:
-        crops = dict(_crops(row, kept, name, image.pixels, job.args.margin))
-        counts += Counter(outside=len(kept) - len(crops), crops=_write(job, job.args.crops, crops))
-        counts["in_the_way"] += len(crops) - counts["crops"]
-    if job.args.annotate:
-        drawn = _write(job, job.args.annotate, {f"{name}.jpg": annotate(_detected(row, kept, (width, height)), image.pixels)})
-        counts += Counter(annotated=drawn, in_the_way=1 - drawn)
+        return "too_large", f"{has}; a JPEG has at most {_JPEG_SIDE}"
+    kept, counts = _kept(args, row), Counter[str]()
+    pictures: dict[str, _Contents] = {}
+    if args.crops:
+        pictures["crops"] = dict(_crops(row, kept, name, pixels, args.margin))
+        counts["outside"] = len(kept) - len(pictures["crops"])
+    if args.annotate:
+        pictures["annotate"] = {f"{name}.jpg": annotate(_detected(row, kept, (width, height)), pixels)}
+    for kind, contents in pictures.items():
+        folder = getattr(args, kind)
+        paths = {os.path.join(folder, path): content for path, content in contents.items()}
+        free = {path: content for path, content in paths.items() if _may_be_written(path)}
+        with _writing_to(folder):
+            write_files(free, staging[folder])
+        counts[kind] += len(free)
+        counts["in_the_way"] += len(contents) - len(free)
     return counts
 
 
@@ -257,13 +232,14 @@ def _detected(row: ImageRow, kept: list[int], image_wh: tuple[int, int]) -> Dete
     return DetectedImage(ImageRef(row.uri), *image_wh, "", "", found)
 
 
-def _write(job: _Job, folder: str, contents: Mapping[str, bytes]) -> int:
-    """Writes pictures, complete under their names; returns how many. Files that this command has not written stay."""
-    paths = {os.path.join(folder, name): content for name, content in contents.items()}
-    free = {path: content for path, content in paths.items() if _may_be_written(path)}
-    with _writing_to(folder):
-        write_files(free, job.staging[folder])
-    return len(free)
+@contextlib.contextmanager
+def _staging(folder: str) -> Iterator[str]:
+    """A folder for unfinished files in a folder, which is made if it is missing."""
+    with contextlib.ExitStack() as stack:
+        with _writing_to(folder):
+            os.makedirs(folder, exist_ok=True)
+            staging = stack.enter_context(tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder))
+        yield staging
 
 
 @contextlib.contextmanager
@@ -293,7 +269,7 @@ def _report(args: argparse.Namespace, counts: Counter[str], failures: Sequence[_
     reasons = ", ".join(f"{reason} {times}" for reason, times in unread.most_common())
     parts = {
         f"{counts['images']} images": True,
-        f"{counts['annotated']} annotated in {args.annotate}": args.annotate,
+        f"{counts['annotate']} annotated in {args.annotate}": args.annotate,
         f"{counts['crops']} crops in {args.crops}": args.crops,
         f"{len(failures)} could not be read ({reasons})": failures,
         f"{counts['outside']} boxes outside of their image or without area": counts["outside"],

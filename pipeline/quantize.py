@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 
 from models.evaluate.agreement import compare
-from models.evaluate.average_precision import measure
-from models.evaluate.bootstrap import mean_figures
+from models.evaluate.average_precision import mean_figures, measure
 from models.evaluate.detection_rows import RowsError
 from models.evaluate.ground_truth import read_truth
 from models.export import check_output_dir, existing_ancestor
@@ -219,7 +218,7 @@ def _sure(row: dict[str, Any]) -> dict[str, Any]:
 def _ap50(rows: Sequence[dict[str, Any]], ground_truth: str) -> float:
     """AP50 in points, on the judged photos alone."""
     measured = measure(rows, ground_truth)
-    judged = np.array([float(image["id"] in measured.pairing.rows) for image in measured.truth["images"]])
+    judged = np.array([float(image in measured.pairing.rows) for image in range(measured.matches.n_images)])
     ap50 = 100 * float(mean_figures(measured.matches, judged)[1])
     if math.isnan(ap50):
         raise RowsError(f"ground truth {ground_truth}: has no object in the {len(rows)} photos that judge; give more labels")

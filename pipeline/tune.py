@@ -24,11 +24,10 @@ import itertools
 import math
 import multiprocessing
 import os
-import signal
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -41,7 +40,7 @@ from pipeline.detect.load_detector import load_detector
 from pipeline.detect.onnx_file import onnx_file
 from pipeline.detect.server_protocols import PROTOCOLS
 from pipeline.detect.versions import locate
-from pipeline.errors import DONE, FAILED, WRONG, InputError, ModelError, OutputError, UserError, run_command
+from pipeline.errors import DONE, FAILED, WRONG, InputError, ModelError, OutputError, run_command
 from pipeline.limits import NVIDIA_DEVICES, available_cpus, machine
 from pipeline.read.list_images import check_inputs, list_images
 from pipeline.records import DetectedImage, ImageRef, detection_row
@@ -58,6 +57,7 @@ _PRECISIONS = {"tensorflow": ("float32", "bfloat16"), "openvino": ("float32", "b
 _SPAWN = multiprocessing.get_context("spawn")
 
 Settings = Mapping[str, Any]  # what differs from the settings of the start, by dotted key
+Measure = Callable[..., "Result"]  # races settings against the start, for so many rounds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,24 +91,21 @@ def _tune(flags: argparse.Namespace) -> int:
     config = load_config(flags.config, given)
     photos = _first_photos(flags.input)
     check_model_is_named(config)
-    ends = time.monotonic() + flags.budget_s
+    ends, best = time.monotonic() + flags.budget_s, Result({})
     try:
-        with Race(flags.config, given, photos, flags.min_agreement) as race:
-            best = Result({})
+        with race(flags.config, given, photos, flags.min_agreement) as measure:
             for stage in STAGES:
                 base = best.settings
                 for change in candidates(stage, load_config(flags.config, {**given, **base})):
-                    late = "not tried: the time was over" if time.monotonic() > ends else ""
-                    result = Result({**base, **change}, refused=late) if late else race.measure({**base, **change})
+                    settings = {**base, **change}
+                    is_late = time.monotonic() > ends
+                    result = Result(settings, refused="not tried: the time was over") if is_late else measure(settings)
                     print(result.line(), file=sys.stderr, flush=True)
                     best = better(best, result)
-            won, verdict = decide(race, best)
+            won, verdict = decide(best, measure)
     except ModelError as err:
         print(f"error: {err}", file=sys.stderr)
         return FAILED
-    finally:
-        for trial in multiprocessing.active_children():  # one that was just being started
-            trial.kill()
     print(verdict, file=sys.stderr)
     write_file(flags.output, _config_text(won, verdict).encode())
     print(flags.output)
@@ -155,9 +152,7 @@ def _engines(config: Config) -> list[Settings]:
 
 
 class Trial:
-    """A process that runs the detector with some settings; a context manager.
-
-    It begins to load at once. If an answer does not come in time, the process ends with all of its group.
+    """A process that runs the detector with some settings; a context manager. It begins to load at once.
 
     Args:
       configs: Config files of the job.
@@ -166,10 +161,10 @@ class Trial:
       answers_s: Longest wait for an answer.
     """
 
-    def __init__(self, configs: Sequence[str], settings: Settings, photos: Sequence[str], *, answers_s: float):
+    def __init__(self, configs: Sequence[str], settings: Settings, photos: Sequence[str], answers_s: float):
         self._answers_s = answers_s
         self._connection, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_serve, args=(theirs, configs, settings, photos))
+        self._process = _SPAWN.Process(target=_serve, args=(theirs, configs, settings, photos), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -177,8 +172,6 @@ class Trial:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.kill()
         self._process.join()
         self._connection.close()
@@ -210,7 +203,6 @@ class Trial:
 
 def _serve(connection: Connection, configs: Sequence[str], settings: Settings, photos: Sequence[str]) -> None:
     """Runs in the process of a trial: answers with the rows of the photos, then with a rate for each number of seconds."""
-    os.setsid()  # Ctrl-C is for the command, which then ends this process
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1), os.dup2(nothing, 2)  # TensorFlow prints
     try:
@@ -218,12 +210,12 @@ def _serve(connection: Connection, configs: Sequence[str], settings: Settings, p
         images = [ImageRef(uri) for uri in photos]
         detector = load_detector(config.model, config.detect)
         connection.send([detection_row(found) for found in detector.detect(images) if isinstance(found, DetectedImage)])
-        with contextlib.suppress(EOFError):
-            while True:
-                connection.send(_throughput(detector, images, connection.recv()))
-    except (UserError, OSError) as err:
-        connection.send(ModelError(" ".join(str(err).split())))
-    os._exit(0)  # nothing is left to do, and TensorFlow's threads would wait for each other
+        while True:
+            connection.send(_throughput(detector, images, connection.recv()))
+    except Exception as err:  # noqa: BLE001  whatever these settings do to an engine
+        connection.send(ModelError(" ".join(str(err).split()) or type(err).__name__))
+    finally:
+        os._exit(0)  # nothing is left to do, and TensorFlow's threads would wait for each other
 
 
 def _throughput(detector: Detector, photos: Sequence[ImageRef], seconds: float) -> float:
@@ -296,8 +288,11 @@ def is_faster(ratios: Sequence[float]) -> bool:
     return statistics.mean(gains) > _STUDENTS_T * statistics.stdev(gains) / math.sqrt(len(gains))
 
 
-class Race:
-    """Measures settings of a job's detector beside those of the start; a context manager that ends the start's process.
+@contextlib.contextmanager
+def race(
+    configs: Sequence[str], given: Settings, photos: Sequence[str], min_agreement: float = 0.0, turn_s: float = 1.0
+) -> Iterator[Measure]:
+    """Runs a job's detector with the settings of the start; gives a function that measures others beside it.
 
     Args:
       configs: Config files of the job; their settings are the start.
@@ -310,67 +305,39 @@ class Race:
       InputError: None of the photos is an image, or shows an object.
       ModelError: The model cannot be used with the settings of the start.
     """
+    began = time.monotonic()
+    with Trial(configs, given, photos, _START_ANSWERS_S) as start:
+        expected = start.answer()
+        if not expected:
+            raise InputError(f"input: none of the {len(photos)} files is an image that can be decoded")
+        if not any(row["detections"] for row in expected):
+            raise InputError(f"input: no object in {len(expected)} images, so nothing shows what a candidate finds; give others")
+        answers_s = max(_ANSWERS_S, _TIMES_START * (time.monotonic() - began))
 
-    def __init__(
-        self, configs: Sequence[str], given: Settings, photos: Sequence[str], min_agreement: float = 0.0, turn_s: float = 1.0
-    ):
-        self._configs, self._given, self._photos, self._turn_s = configs, given, photos, turn_s
-        self._min_agreement, self._answers_s = min_agreement, _START_ANSWERS_S
-
-    def __enter__(self) -> Race:
-        began = time.monotonic()
-        with contextlib.ExitStack() as opened:
-            self._start = opened.enter_context(self._trial({}))
-            self._expected = self._start.answer()
-            if not self._expected:
-                raise InputError(f"input: none of the {len(self._photos)} files is an image that can be decoded")
-            if not any(row["detections"] for row in self._expected):
-                raise InputError(
-                    f"input: no object in {len(self._expected)} images, so nothing shows what a candidate finds; give others"
-                )
-            opened.pop_all()
-        self._answers_s = max(_ANSWERS_S, _TIMES_START * (time.monotonic() - began))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._start.__exit__(*error)
-
-    def _trial(self, settings: Settings) -> Trial:
-        return Trial(self._configs, {**self._given, **settings}, self._photos, answers_s=self._answers_s)
-
-    def measure(self, settings: Settings, rounds: int = _ROUNDS) -> Result:
-        """Races a candidate against the start, if it finds the same objects.
-
-        Raises:
-          ModelError: The start failed.
-        """
-        result = Result(settings)
-        with self._trial(settings) as trial:
-            try:
-                agreement = compare(trial.answer(), self._expected, match="path")["agreement"]
-            except ModelError as err:
-                return dataclasses.replace(result, refused=str(err))
-            if agreement < self._min_agreement:
-                found = f"it finds other objects: agreement {agreement:.3f}, wanted {self._min_agreement}"
-                return dataclasses.replace(result, refused=found)
-            before = self._start.rate(self._turn_s)
-            for _ in range(rounds):
+        def measure(settings: Settings, rounds: int = _ROUNDS) -> Result:
+            result = Result(settings)
+            with Trial(configs, {**given, **settings}, photos, answers_s) as trial:
                 try:
-                    rate = trial.rate(self._turn_s)
+                    agreement = compare(trial.answer(), expected, match="path")["agreement"]
+                    if agreement < min_agreement:
+                        raise ModelError(f"it finds other objects: agreement {agreement:.3f}, wanted {min_agreement}")
+                    rates = [start.rate(turn_s)]
+                    for _ in range(rounds):
+                        rates += [trial.rate(turn_s), start.rate(turn_s)]
                 except ModelError as err:
                     return dataclasses.replace(result, refused=str(err))
-                after = self._start.rate(self._turn_s)
-                result.rates.append(rate)
-                result.ratios.append(2 * rate / (before + after))
-                before = after
-        return result
+            beside = itertools.pairwise(rates[::2])  # the turns of the start before and after each
+            ratios = [2 * rate / sum(two) for rate, two in zip(rates[1::2], beside, strict=True)]
+            return dataclasses.replace(result, rates=rates[1::2], ratios=ratios)
+
+        yield measure
 
 
-def decide(race: Race, best: Result) -> tuple[Settings, str]:
+def decide(best: Result, measure: Measure) -> tuple[Settings, str]:
     """Races the best against the start; returns the settings that won, none if it is not certain, and a verdict."""
     if not best.settings:
         return {}, "Nothing is faster than the settings of the start."
-    final = race.measure(best.settings, _FINAL_ROUNDS)
+    final = measure(best.settings, _FINAL_ROUNDS)
     measured = final.refused
     if not measured:
         least, most = min(final.ratios), max(final.ratios)

@@ -16,8 +16,7 @@ import json
 import os
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,34 +81,32 @@ def _export(args: argparse.Namespace, folder: Path) -> int:
 
 def _detected(row: ImageRow, pairing: Pairing | None) -> _Objects:
     """Detections; their classes have the names of the labels, if there are labels."""
-    names = {each["id"]: each["name"] for each in pairing.truth["categories"]} if pairing else {}
-    ids = pairing.categories if pairing else {}
     found = zip(row.class_names, row.class_ids, row.boxes_xyxy.tolist(), row.scores.tolist(), strict=True)
+    renamed = {named: pairing.labels.class_names[place] for named, place in pairing.classes.items()} if pairing else {}
     return [
-        {
-            "label": names.get(ids.get((name, number))) or name or str(number),
-            "bounding_box": _share((x0, y0, x1 - x0, y1 - y0), row),
-            "confidence": score,
-        }
-        for name, number, (x0, y0, x1, y1), score in found
+        {"label": renamed.get((name, number)) or name or str(number), "bounding_box": _share(box, row), "confidence": score}
+        for name, number, box, score in found
     ]
 
 
 def _labelled(pairing: Pairing) -> dict[str, _Objects]:
     """Labelled objects by the URI of their image, for the images that have a row."""
-    names = {each["id"]: each["name"] for each in pairing.truth["categories"]}
-    objects: defaultdict[str, _Objects] = defaultdict(list)
-    for one in pairing.truth["annotations"]:
-        if row := pairing.rows.get(one["image_id"]):
-            crowd = {"attributes": {"iscrowd": 1}} if one["iscrowd"] else {}
-            objects[row.uri].append({"label": names[one["category_id"]], "bounding_box": _share(one["bbox"], row), **crowd})
-    return {row.uri: objects[row.uri] for row in pairing.rows.values()}
+    labels = pairing.labels
+    found: dict[int, _Objects] = {image: [] for image in pairing.rows}
+    columns = (labels.objects.images, labels.objects.classes, labels.objects.xyxy, labels.objects.crowd)
+    for image, place, box, is_crowd in zip(*(column.tolist() for column in columns), strict=True):
+        if row := pairing.rows.get(image):
+            crowd = {"attributes": {"iscrowd": 1}} if is_crowd else {}
+            found[image].append({"label": labels.class_names[place], "bounding_box": _share(box, row), **crowd})
+    return {pairing.rows[image].uri: objects for image, objects in found.items()}
 
 
-def _share(box_xywh: Iterable[float], row: ImageRow) -> list[float]:
+def _share(box_xyxy: Sequence[float], row: ImageRow) -> list[float]:
+    """A box as FiftyOne has it: xywh, in shares of the image."""
     if not (row.width and row.height):
         raise RowsError(f"{row.uri}: FiftyOne's boxes are shares of the image, and this row has no width and height")
-    return [value / of for value, of in zip(box_xywh, (row.width, row.height) * 2, strict=True)]
+    x0, y0, x1, y1 = box_xyxy
+    return [x0 / row.width, y0 / row.height, (x1 - x0) / row.width, (y1 - y0) / row.height]
 
 
 def _write(path: Path, labels: Mapping[str, _Objects]) -> None:

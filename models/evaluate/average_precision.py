@@ -6,18 +6,19 @@ The figures are those of pycocotools. `models.evaluate.pairing` pairs images and
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping
+import os
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from models.evaluate import bootstrap
 from models.evaluate.agreement import Match
-from models.evaluate.coco_matching import AREAS, Boxes, Floats, Ints, Matches, best_labels, match_boxes
+from models.evaluate.coco_matching import AREAS, Boxes, Floats, Matches, best_labels, match_boxes
 from models.evaluate.detection_rows import Source, read_rows
-from models.evaluate.ground_truth import TruthSource, read_truth
+from models.evaluate.ground_truth import Labels, TruthSource, read_truth
 from models.evaluate.pairing import Pairing, pair
+from models.progress import shown
 
 # in the order of COCOeval.stats: https://cocodataset.org/#detection-eval
 FIGURES = {
@@ -34,7 +35,8 @@ FIGURES = {
     "AR_medium": "AR, objects up to 96x96 pixels",
     "AR_large": "AR, larger objects",
 }
-_RESAMPLED = ("AP", "AP50", "AP75", "AR_100")  # in the order of bootstrap.mean_figures
+RESAMPLES = 1000  # of a bootstrap
+_RESAMPLED = ("AP", "AP50", "AP75", "AR_100")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,29 +44,30 @@ class Measurement:
     """An output beside its ground truth.
 
     Attributes:
-      truth: COCO annotations.
       pairing: Which row belongs to which image.
-      matches: Detections matched with objects; images count in the order of `truth["images"]`.
+      matches: Detections matched with objects.
       labels_left_out: Detections left out since the same box has a more confident label.
     """
 
-    truth: Mapping[str, Any]
     pairing: Pairing
     matches: Matches
     labels_left_out: int
 
-    @functools.cached_property
-    def class_names(self) -> list[str]:
-        """Names by index of class."""
-        return [str(category["name"]) for category in self.truth["categories"]]
+    @property
+    def labels(self) -> Labels:
+        """The ground truth, in pixels."""
+        return self.pairing.labels
 
 
 def measure(detections: Source, ground_truth: TruthSource, *, match: Match = "name", multi_label: bool = False) -> Measurement:
     """Pairs an output with its ground truth and matches their boxes; see `evaluate`."""
     pairing = pair(read_rows(detections), read_truth(ground_truth), match)
-    found, left_out = _detections(pairing, multi_label or str(detections).endswith(".json"))
-    n_classes, n_images = len(pairing.truth["categories"]), len(pairing.truth["images"])
-    return Measurement(pairing.truth, pairing, match_boxes(found, _objects(pairing.truth), n_classes, n_images), left_out)
+    found = _detections(pairing)
+    is_coco = isinstance(detections, str | os.PathLike) and os.fspath(detections).endswith(".json")
+    kept = found if multi_label or is_coco else best_labels(found)
+    labels = pairing.labels
+    matches = match_boxes(kept, labels.objects, len(labels.class_names), len(labels.file_names))
+    return Measurement(pairing, matches, len(found) - len(kept))
 
 
 def evaluate(
@@ -96,29 +99,77 @@ def evaluate(
       RowsError: A file cannot be read, a row fits several images, or no row or class fits any.
     """
     measured = measure(detections, ground_truth, match=match, multi_label=multi_label)
-    draws = bootstrap.resample([measured.matches], resamples)[0] if resamples else None
-    return figures_of(measured, draws)
+    return figures_of(measured, resample([measured.matches], resamples)[0] if resamples else None)
 
 
 def figures_of(measured: Measurement, draws: Floats | None = None) -> dict[str, Any]:
     """The result of `evaluate`, with intervals from `draws`, `(resamples, 4)`."""
-    precision, recall = measured.matches.curves()
-    by_class = dict(zip(measured.class_names, zip(precision.mean(axis=(0, 2)), recall[0], strict=True), strict=True))
-    pairing = measured.pairing
+    matches, pairing, names = measured.matches, measured.pairing, measured.labels.class_names
+    precision, recall = matches.curves()
+    values = {"AP": precision, "AP50": precision[0], "AP75": precision[5], "AR_100": recall}
+    values |= {f"AR_{most}": matches.curves(most=most)[1] for most in (1, 10)}
+    for index, area in list(enumerate(AREAS))[1:]:
+        values[f"AP_{area}"], values[f"AR_{area}"] = matches.curves(index)
     return {
-        **_figures(measured.matches, precision, recall),
-        "per_class": {name: _or_none(value) for name, (value, _) in by_class.items()},
-        "recall_per_class": {name: _or_none(value) for name, (_, value) in by_class.items()},
-        "intervals": {} if draws is None else dict(zip(_RESAMPLED, map(bootstrap.interval, draws.T), strict=True)),
-        "images": len(measured.truth["images"]),
-        "images_without_row": len(measured.truth["images"]) - len(pairing.rows),
+        **{name: _or_none(_mean(values[name])) for name in FIGURES},
+        "per_class": dict(zip(names, map(_or_none, precision.mean(axis=(0, 2))), strict=True)),
+        "recall_per_class": dict(zip(names, map(_or_none, recall[0]), strict=True)),
+        "intervals": {} if draws is None else dict(zip(_RESAMPLED, map(interval, draws.T), strict=True)),
+        "images": matches.n_images,
+        "images_without_row": matches.n_images - len(pairing.rows),
         "rows_without_ground_truth": len(pairing.unlabelled),
-        "detections": len(measured.matches.detections),
+        "detections": len(matches.detections),
         "detections_ignored": dict(pairing.ignored.most_common()),
         "labels_left_out": measured.labels_left_out,
         "classes_by": pairing.classes_by,
         "size_mismatches": pairing.size_mismatches,
     }
+
+
+def _mean(values: Floats) -> float:
+    """The mean of what is known; NaN of nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return float(np.nanmean(values))
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _detections(pairing: Pairing) -> Boxes:
+    """The detections whose class has a category."""
+    columns = [
+        (image, pairing.classes[named], row.boxes_xyxy[n], float(row.scores[n]))
+        for image, row in pairing.rows.items()
+        for n, named in enumerate(zip(row.class_names, row.class_ids, strict=True))
+        if named in pairing.classes
+    ]
+    images, classes, boxes, scores = zip(*columns, strict=True) if columns else ((), (), (), ())
+    xyxy = np.array(boxes, np.float64).reshape(-1, 4)
+    areas = np.prod(xyxy[:, 2:] - xyxy[:, :2], axis=1)
+    crowd = np.zeros(len(images), bool)
+    return Boxes(np.array(images, np.int64), np.array(classes, np.int64), xyxy, np.array(scores, np.float64), areas, crowd)
+
+
+def mean_figures(matches: Matches, weights: Floats | None = None) -> Floats:
+    """AP, AP50, AP75 and AR_100, with images that count so many times; NaN without objects."""
+    precision, recall = matches.curves(weights=weights)
+    return np.array([_mean(each) for each in (precision, precision[0], precision[5], recall)])
+
+
+def resample(outputs: Sequence[Matches], resamples: int = RESAMPLES) -> Floats:
+    """The figures of `mean_figures` on images drawn with replacement: `(outputs, resamples, 4)`; outputs get the same draws."""
+    generator, n = np.random.default_rng(0), outputs[0].n_images
+    draws = shown(range(resamples), "bootstrap", "resamples")
+    weights = (np.bincount(generator.integers(0, n, n), minlength=n).astype(np.float64) for _ in draws)
+    return np.array([[mean_figures(each, weight) for each in outputs] for weight in weights]).transpose(1, 0, 2)
+
+
+def interval(values: Floats) -> tuple[float, float] | None:
+    """The 95 % percentile interval of resampled figures; None without any."""
+    known = values[np.isfinite(values)]
+    return (float(np.percentile(known, 2.5)), float(np.percentile(known, 97.5))) if len(known) else None
 
 
 def better(ours: Measurement, theirs: Measurement, draws: Floats) -> dict[str, float]:
@@ -130,60 +181,14 @@ def better(ours: Measurement, theirs: Measurement, draws: Floats) -> dict[str, f
       draws: Resampled figures of both, `(2, resamples, 4)`.
 
     Returns:
-      `difference` of AP, its 95 % interval `low` and `high`, and `p`; empty without objects.
+      `difference` of AP, its 95 % interval `low` and `high`, and `p`: twice the share of resamples on the other side of zero, at
+      least 2 / (resamples + 1); empty without objects.
     """
-    value = bootstrap.mean_figures(ours.matches)[0] - bootstrap.mean_figures(theirs.matches)[0]
-    return bootstrap.difference(float(value), draws[0, :, 0], draws[1, :, 0])
-
-
-def _figures(matches: Matches, precision: Floats, recall: Floats) -> dict[str, float | None]:
-    values = {"AP": precision, "AP50": precision[0], "AP75": precision[5], "AR_100": recall}
-    values |= {f"AR_{most}": matches.curves(most=most)[1] for most in (1, 10)}
-    for index, area in list(enumerate(AREAS))[1:]:
-        values[f"AP_{area}"], values[f"AR_{area}"] = matches.curves(index)
-    return {
-        name: _or_none(np.mean(values[name][np.isfinite(values[name])])) if np.isfinite(values[name]).any() else None
-        for name in FIGURES
-    }
-
-
-def _or_none(value: Any) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
-def _objects(truth: Mapping[str, Any]) -> Boxes:
-    """The annotations as boxes."""
-    image_index = {image["id"]: index for index, image in enumerate(truth["images"])}
-    class_index = {category["id"]: index for index, category in enumerate(truth["categories"])}
-    known = [one for one in truth["annotations"] if one["image_id"] in image_index and one["category_id"] in class_index]
-    xywh = np.array([one["bbox"] for one in known], np.float64).reshape(-1, 4)
-    return Boxes(
-        images=_whole(image_index[one["image_id"]] for one in known),
-        classes=_whole(class_index[one["category_id"]] for one in known),
-        xyxy=np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], axis=1),
-        scores=np.ones(len(known)),
-        areas=np.array([one["area"] for one in known], np.float64),
-        crowd=np.array([bool(one["iscrowd"]) for one in known], bool),
-    )
-
-
-def _detections(pairing: Pairing, multi_label: bool) -> tuple[Boxes, int]:
-    """The detections of classes that have a category, and how many labels of one box are left out."""
-    class_index = {category["id"]: index for index, category in enumerate(pairing.truth["categories"])}
-    image_index = {image["id"]: index for index, image in enumerate(pairing.truth["images"])}
-    columns = [
-        (image_index[image_id], class_index[pairing.categories[named]], row.boxes_xyxy[n], float(row.scores[n]))
-        for image_id, row in pairing.rows.items()
-        for n, named in enumerate(zip(row.class_names, row.class_ids, strict=True))
-        if named in pairing.categories
-    ]
-    images, classes, boxes, scores = zip(*columns, strict=True) if columns else ((), (), (), ())
-    xyxy = np.array(boxes, np.float64).reshape(-1, 4)
-    areas = np.prod(xyxy[:, 2:] - xyxy[:, :2], axis=1)
-    found = Boxes(_whole(images), _whole(classes), xyxy, np.array(scores, np.float64), areas, np.zeros(len(images), bool))
-    kept = found if multi_label else best_labels(found)
-    return kept, len(found) - len(kept)
-
-
-def _whole(numbers: Any) -> Ints:
-    return np.array(list(numbers), np.int64)
+    resampled = draws[0, :, 0] - draws[1, :, 0]
+    resampled = resampled[np.isfinite(resampled)]
+    ends = interval(resampled)
+    if ends is None:
+        return {}
+    difference = float(mean_figures(ours.matches)[0] - mean_figures(theirs.matches)[0])
+    tail = min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))
+    return {"difference": difference, "low": ends[0], "high": ends[1], "p": min(1.0, 2 * (tail + 1) / (len(resampled) + 1))}

@@ -4,7 +4,7 @@ The reader takes JSON Lines with one image a line,
 
     {"image": {"uri", "width", "height", …}, "detections": [{"box_xyxy", "class_id", "class_name", "confidence"}, …], …}
 
-the same rows in Parquet, and COCO results,
+the shards of this pipeline, and COCO results,
 `[{"image_id", "category_id", "bbox": [x, y, w, h], "score"}, …]`. An `images.json` in the same folder (a COCO data set with
 `images` and `categories`) gives COCO results their file names and class names.
 """
@@ -87,7 +87,8 @@ def read_rows(source: Source) -> list[ImageRow]:
     """
     if not isinstance(source, str | os.PathLike):
         return [row if isinstance(row, ImageRow) else from_json(row, f"row {n}") for n, row in enumerate(source, 1)]
-    rows = _read_files(_files(os.fspath(source)))
+    paths = _files(os.fspath(source))
+    rows = list(shown((row for path in paths for row in _read_file(path)), "reading", "rows"))
     if not rows:
         raise RowsError(f"{os.fspath(source)} holds no rows: expected one line for each image")
     return rows
@@ -96,11 +97,9 @@ def read_rows(source: Source) -> list[ImageRow]:
 def read_json(path: str | os.PathLike[str], what: str) -> Any:
     """Reads a JSON file; an error names the file."""
     try:
-        return json.loads(Path(path).read_bytes())
+        return _parsed(Path(path).read_bytes(), f"{what} {os.fspath(path)}")
     except OSError as err:
         raise RowsError(f"{what} {os.fspath(path)} cannot be read: {err.strerror or err}") from err
-    except ValueError as err:
-        raise RowsError(f"{what} {os.fspath(path)} is not JSON: {err}") from err
 
 
 def _files(source: str) -> list[Path]:
@@ -108,63 +107,54 @@ def _files(source: str) -> list[Path]:
         raise RowsError(f"{source} is not a local path: copy it here first (for Cloud Storage: gcloud storage cp -r)")
     if Path(source).is_dir():
         folder = Path(source, "detections") if Path(source, "detections").is_dir() else Path(source)
-        visible = [p for p in folder.rglob("*.*") if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
         for ending in (".jsonl", ".parquet"):
-            if found := sorted(path for path in visible if path.suffix == ending):
-                return found
+            found = sorted(folder.rglob(f"*{ending}"))
+            if visible := [path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts)]:
+                return visible
         raise RowsError(f"{folder} holds no .jsonl or .parquet file: expected the folder of detections/*.jsonl")
-    paths = [Path(source)] if Path(source).is_file() else sorted(Path(match) for match in glob.glob(source, recursive=True))
+    paths = [Path(source)] if Path(source).is_file() else sorted(map(Path, glob.glob(source, recursive=True)))
     if not paths:
         raise RowsError(f"{source} is not there: expected a file of rows or COCO results, a folder of rows, or a glob")
     return [path for path in paths if path.is_file()]
 
 
-def _read_files(paths: Iterable[Path]) -> list[ImageRow]:
-    return list(shown((row for path in paths for row in _read_file(path)), "reading", "rows"))
-
-
 def _read_file(path: Path) -> Iterator[ImageRow]:
     if path.suffix == ".json":
         yield from _from_coco_results(path)
-        return
-    records, what = (_parquet(path), "row") if path.suffix == ".parquet" else (_lines(path), "line")
-    for number, row in enumerate(records, 1):
-        if row is not None:
-            yield from_json(row, f"{path}, {what} {number}")
+    elif path.suffix == ".parquet":
+        for number, row in enumerate(_rows_of_shard(path), 1):
+            yield from_json(row, f"{path}, row {number}")
+    else:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield from_json(_parsed(line, f"{path}, line {number}"), f"{path}, line {number}")
 
 
-def _lines(path: Path) -> Iterator[Any]:
-    """The rows of JSON Lines; None for an empty line."""
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                yield json.loads(line) if line.strip() else None
-            except ValueError as err:
-                raise RowsError(f"{path}, line {number} is not JSON: {err}") from err
+def _parsed(content: bytes, what: str) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError as err:
+        raise RowsError(f"{what} is not JSON: {err}") from err
 
 
-def _parquet(path: Path) -> Iterator[Any]:
+def _rows_of_shard(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a shard of this pipeline, rounded as its views are: a float32 has more digits than it means."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    columns = ["uri", "uri_bytes", "width", "height", "detections"]
     try:
         with pq.ParquetFile(path) as file:
-            is_shard = "uri_bytes" in file.schema_arrow.names
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=None if is_shard else ["image", "detections"]):
-                yield from _rows_of_shard(batch) if is_shard else batch.to_pylist()
-    except (pa.ArrowException, OSError) as err:
+            for row in (row for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns) for row in batch.to_pylist()):
+                exact = row["uri_bytes"]  # of a name that is no Unicode
+                for one in row["detections"]:
+                    one["box_xyxy"] = [round(value, 2) for value in one["box_xyxy"]]
+                    one["confidence"] = round(one["confidence"], 5)
+                row["uri"] = row["uri"] if exact is None else exact.decode("utf-8", "surrogatepass")
+                yield {"image": row, "detections": row["detections"]}
+    except (pa.ArrowException, OSError, KeyError) as err:
         raise RowsError(f"{path}: expected rows of detections as Parquet, got {type(err).__name__}: {err}") from err
-
-
-def _rows_of_shard(batch: Any) -> Iterator[Any]:
-    """The rows of a shard of this pipeline, rounded as its views are: a float32 has more digits than it means."""
-    for row in batch.to_pylist():
-        exact = row["uri_bytes"]  # of a name that is no Unicode
-        uri = row["uri"] if exact is None else exact.decode("utf-8", "surrogatepass")
-        for one in row["detections"]:
-            one["box_xyxy"] = [round(value, 2) for value in one["box_xyxy"]]
-            one["confidence"] = round(one["confidence"], 5)
-        yield {"image": {"uri": uri, "width": row["width"], "height": row["height"]}, "detections": row["detections"]}
 
 
 def from_json(row: Mapping[str, Any], place: str) -> ImageRow:
@@ -191,17 +181,18 @@ def from_json(row: Mapping[str, Any], place: str) -> ImageRow:
 
 
 def _from_coco_results(path: Path) -> Iterator[ImageRow]:
-    results = read_json(path, "detections")
+    results, listed = read_json(path, "detections"), path.with_name("images.json")
     if not isinstance(results, list):
         raise RowsError(f"{path}: expected a list of COCO results, got {type(results).__name__}")
-    images, names = _coco_names(path.with_name("images.json"))
-    by_image: dict[Any, list[Mapping[str, Any]]] = {image_id: [] for image_id in images}
+    known = read_json(listed, "image list") if listed.is_file() else {"images": [], "categories": []}
     try:
+        images = {image["id"]: image for image in known["images"]}
+        names = {category["id"]: str(category["name"]) for category in known["categories"]}
+        by_image: dict[Any, list[Mapping[str, Any]]] = {image_id: [] for image_id in images}
         for result in results:
             by_image.setdefault(result["image_id"], []).append(result)
         for image_id, found in by_image.items():
-            image = images.get(image_id, {})
-            boxes_xywh = _boxes(one["bbox"] for one in found)
+            image, boxes_xywh = images.get(image_id, {}), _boxes(one["bbox"] for one in found)
             yield ImageRow(
                 uri=str(image.get("file_name", "")),
                 image_id=None if image else image_id,
@@ -213,21 +204,8 @@ def _from_coco_results(path: Path) -> Iterator[ImageRow]:
                 class_ids=tuple(int(one["category_id"]) for one in found),
             )
     except (KeyError, TypeError, ValueError) as err:
-        raise RowsError(
-            f"{path}: expected COCO results (image_id, category_id, bbox, score), got {type(err).__name__}: {err}"
-        ) from err
-
-
-def _coco_names(path: Path) -> tuple[dict[Any, Mapping[str, Any]], dict[Any, str]]:
-    """Images and category names by id, from the image list beside COCO results; empty without one."""
-    if not path.is_file():
-        return {}, {}
-    listed = read_json(path, "image list")
-    try:
-        images = {image["id"]: image for image in listed["images"]}
-        return images, {category["id"]: str(category["name"]) for category in listed["categories"]}
-    except (KeyError, TypeError) as err:
-        raise RowsError(f"{path}: expected images and categories with ids, got {type(err).__name__}: {err}") from err
+        wanted = "expected COCO results (image_id, category_id, bbox, score), and in images.json images and categories with ids"
+        raise RowsError(f"{path}: {wanted}, got {type(err).__name__}: {err}") from err
 
 
 def _boxes(boxes: Iterable[Sequence[float]]) -> npt.NDArray[np.float64]:

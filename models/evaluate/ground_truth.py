@@ -1,111 +1,303 @@
-"""Reads labels of several tools as COCO annotations: COCO, YOLO and Pascal VOC.
-
-YOLO gives boxes as shares of the image: the result then has `normalised`, and `models.evaluate.pairing` turns them into pixels.
-YOLO labels and Pascal VOC name an image without its ending: the result has `without_endings`.
-"""
+"""Reads labels of several tools: COCO annotations, YOLO's `.txt` and Pascal VOC's `.xml` files."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import yaml
+
+from models.class_names import read_class_names
+from models.evaluate.coco_matching import Boxes, Ints
 from models.evaluate.detection_rows import RowsError, read_json
-from models.evaluate.label_files import Labels, read_voc, read_yolo_dataset, read_yolo_folder
+from models.progress import shown
 
 TruthSource = str | os.PathLike[str] | Mapping[str, Any]
 
-_EXPECTED = "expected COCO annotations (.json), a folder of YOLO or Pascal VOC labels, or a data.yaml"
+_IMAGE_ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".heic", ".avif", ".jp2"}
+_NAME_FILES = ("classes.txt", "obj.names", "classes.names")
 
 
-def read_truth(source: TruthSource) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Labels:
+    """Labelled images.
+
+    Attributes:
+      image_ids: Ids of the images in COCO results.
+      file_names: Their paths.
+      sizes_wh: `(images, 2)` pixels; 0 if unknown.
+      category_ids: Ids of the classes in COCO results, ascending.
+      class_names: Their names.
+      objects: The objects, whose images and classes are places in these lists.
+      are_shares: Whether boxes are shares of the image, as those of YOLO.
+      without_endings: Whether file names have no ending, as those of YOLO and Pascal VOC.
+    """
+
+    image_ids: Sequence[Any]
+    file_names: Sequence[str]
+    sizes_wh: Ints
+    category_ids: Sequence[Any]
+    class_names: Sequence[str]
+    objects: Boxes
+    are_shares: bool = False
+    without_endings: bool = False
+
+
+class _Object(NamedTuple):
+    """A labelled object: its class, a number or a name; its box; whether it counts neither as found nor as missed."""
+
+    named: Any
+    xywh: Sequence[float]
+    is_crowd: bool = False
+
+
+class _File(NamedTuple):
+    """The labels of one image, whose path has no ending."""
+
+    image: str
+    objects: list[_Object]
+    size_wh: tuple[int, int] = (0, 0)
+
+
+def read_truth(source: TruthSource) -> Labels:
     """Reads labels.
 
     Args:
       source: A COCO file, a folder of YOLO labels (`.txt`) or of Pascal VOC (`.xml`), a `data.yaml`, a folder that FiftyOne
         exported as COCODetectionDataset, or COCO annotations.
 
-    Returns:
-      COCO annotations, each with `area` and `iscrowd`; images and categories by ascending id.
-
     Raises:
       RowsError: The source has no labels, or they have another form.
     """
     if isinstance(source, Mapping):
-        return _checked(source)
+        return _coco(source)
     path = Path(source)
     if "://" in str(source):
         raise RowsError(f"ground truth {source} is not a local path: copy it here first")
-    if not path.is_dir():
-        return _read_file(path)
-    for name in ("data.yaml", "labels.json"):
-        if (path / name).is_file():
-            return _read_file(path / name)
-    if (path / "samples.json").is_file():
-        raise RowsError(f"{path} is a FiftyOneDataset: export it as COCODetectionDataset")
-    return _read_folder(path)
-
-
-def _read_file(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        if (path / "samples.json").is_file():
+            raise RowsError(f"{path} is a FiftyOneDataset: export it as COCODetectionDataset")
+        path = next((path / name for name in ("data.yaml", "labels.json") if (path / name).is_file()), path)
+    if path.is_dir():
+        return _folder(path)
     if path.suffix in {".yaml", ".yml"}:
-        return _from_labels(*read_yolo_dataset(path))
+        return _yolo_dataset(path)
     if path.suffix in {".txt", ".xml"}:
         raise RowsError(f"ground truth {path} is one label file: give its folder")
-    return _checked(read_json(path, "ground truth"))
+    return _coco(read_json(path, "ground truth"))
 
 
-def _read_folder(folder: Path) -> dict[str, Any]:
+def _coco(content: Any) -> Labels:
+    try:
+        images, categories = (sorted(content[key], key=lambda one: one["id"]) for key in ("images", "categories"))
+        annotations = content["annotations"]
+        xywh = np.array([one["bbox"] for one in annotations], np.float64).reshape(len(annotations), 4)
+        if not np.isfinite(xywh).all():
+            raise ValueError("a box of no finite numbers")
+        places, classes = ({one["id"]: n for n, one in enumerate(listed)} for listed in (images, categories))
+        in_list = [one["image_id"] in places and one["category_id"] in classes for one in annotations]
+        known = [one for one, has in zip(annotations, in_list, strict=True) if has]
+        objects = _boxes(
+            [places[one["image_id"]] for one in known], [classes[one["category_id"]] for one in known], xywh[in_list]
+        )
+        labels = Labels(
+            image_ids=[image["id"] for image in images],
+            file_names=[str(image["file_name"]) for image in images],
+            sizes_wh=np.array([(image.get("width") or 0, image.get("height") or 0) for image in images], np.int64),
+            category_ids=[category["id"] for category in categories],
+            class_names=[str(category["name"]) for category in categories],
+            objects=dataclasses.replace(
+                objects,
+                areas=np.array([one.get("area", area) for one, area in zip(known, objects.areas, strict=True)], np.float64),
+                crowd=np.array([bool(one.get("iscrowd")) for one in known], bool),
+            ),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        wanted = "expected COCO annotations with the lists images, annotations and categories"
+        raise RowsError(f"ground truth: {wanted}, got {type(err).__name__}: {err}") from err
+    if not images or not categories:
+        raise RowsError("ground truth: expected at least one image and one category")
+    return labels
+
+
+def _boxes(images: Sequence[int], classes: Sequence[int], xywh: np.ndarray, crowd: Sequence[bool] | None = None) -> Boxes:
+    return Boxes(
+        images=np.array(images, np.int64),
+        classes=np.array(classes, np.int64),
+        xyxy=np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], axis=1),
+        scores=np.ones(len(xywh)),
+        areas=xywh[:, 2] * xywh[:, 3],
+        crowd=np.array([False] * len(xywh) if crowd is None else crowd, bool),
+    )
+
+
+def _of_files(files: Sequence[_File], class_names: Sequence[str], *, are_shares: bool) -> Labels:
+    """Label files, whose objects have the numbers or the names of their classes; without names the number is the name."""
+    numbers = {name: number for number, name in enumerate(class_names)}
+    found = [(n, one) for n, file in enumerate(files) for one in file.objects]
+    classes = [numbers.get(one.named, one.named) for _, one in found]
+    most = max(classes, default=0)
+    class_names = class_names or [str(number) for number in range(most + 1)]
+    if most >= len(class_names):
+        raise RowsError(f"the labels have class {most}, and only {len(class_names)} names: {', '.join(class_names[:5])}")
+    xywh = np.array([one.xywh for _, one in found], np.float64).reshape(-1, 4)
+    return Labels(
+        image_ids=range(len(files)),
+        file_names=[file.image for file in files],
+        sizes_wh=np.array([file.size_wh for file in files], np.int64),
+        category_ids=range(len(class_names)),
+        class_names=class_names,
+        objects=_boxes([n for n, _ in found], classes, xywh, [one.is_crowd for _, one in found]),
+        are_shares=are_shares,
+        without_endings=True,
+    )
+
+
+def _folder(folder: Path) -> Labels:
     found = {suffix: sorted(folder.rglob(f"*{suffix}")) for suffix in (".xml", ".txt", ".json")}
     if found[".xml"] and found[".txt"]:
         raise RowsError(f"{folder} has .xml and .txt files: give a folder with the labels of one tool")
     if found[".xml"]:
-        return _from_labels(*read_voc(folder, found[".xml"]))
+        return _voc(folder, found[".xml"])
     if found[".txt"]:
-        return _from_labels(*read_yolo_folder(folder, found[".txt"]))
+        return _yolo_folder(folder, found[".txt"])
     hint = f"; {found['.json'][0]} may be meant" if found[".json"] else ""
-    raise RowsError(f"ground truth {folder} holds no labels: {_EXPECTED}{hint}")
+    expected = "expected COCO annotations (.json), a folder of YOLO or Pascal VOC labels, or a data.yaml"
+    raise RowsError(f"ground truth {folder} holds no labels: {expected}{hint}")
 
 
-def _from_labels(labels: Iterable[Labels], names: list[str], normalised: bool) -> dict[str, Any]:
-    """COCO annotations of label files."""
-    labels = list(labels)
-    annotations: list[dict[str, Any]] = [
-        {"image_id": image_id, "category_id": number, "bbox": box, "iscrowd": int(ignored)}
-        for image_id, one in enumerate(labels)
-        for number, box, ignored in one.objects
-    ]
-    images = [{"id": i, "file_name": one.image, "width": one.width, "height": one.height} for i, one in enumerate(labels)]
-    # without names the class id is the name
-    most = max((one["category_id"] for one in annotations), default=0)
-    categories = [{"id": i, "name": name} for i, name in enumerate(names or map(str, range(most + 1)))]
-    if most >= len(categories):
-        raise RowsError(f"the labels have class {most}, and only {len(categories)} names: {', '.join(names[:5])}")
-    content = {"images": images, "annotations": annotations, "categories": categories}
-    return {**_checked(content), "normalised": normalised, "without_endings": True}
+def _yolo_dataset(path: Path) -> Labels:
+    """The labels that a `data.yaml` of Ultralytics names: its `val` images, else `test`, else `train`.
 
-
-def _checked(content: Any) -> dict[str, Any]:
-    if not isinstance(content, Mapping) or not all(
-        isinstance(content.get(key), list) for key in ("images", "annotations", "categories")
-    ):
-        raise RowsError("ground truth: expected COCO annotations with the lists images, annotations and categories")
+    An image without a label file has no objects. https://docs.ultralytics.com/datasets/detect/
+    """
     try:
-        annotations = []
-        for one in content["annotations"]:
-            _, _, width, height = one["bbox"]
-            if not all(map(math.isfinite, one["bbox"])):
-                raise ValueError("a box of no finite numbers")
-            needed = {"image_id": one["image_id"], "category_id": one["category_id"]}
-            annotations.append({"iscrowd": 0, "area": width * height, **one, **needed})
-        images = [{**image, "id": image["id"], "file_name": str(image["file_name"])} for image in content["images"]]
-        categories = [{**category, "id": category["id"], "name": str(category["name"])} for category in content["categories"]]
-        by_id = [sorted(listed, key=lambda one: one["id"]) for listed in (images, categories)]
-    except (KeyError, TypeError, ValueError) as err:
-        raise RowsError(
-            f"ground truth: expected COCO images, annotations and categories, got {type(err).__name__}: {err}"
-        ) from err
-    if not images or not categories:
-        raise RowsError("ground truth: expected at least one image and one category")
-    return {"images": by_id[0], "annotations": annotations, "categories": by_id[1]}
+        content = yaml.safe_load(path.read_bytes())
+        split = next(content[key] for key in ("val", "test", "train") if content.get(key))
+        named = content["names"]
+        numbered = {int(number): str(name) for number, name in (named.items() if isinstance(named, dict) else enumerate(named))}
+        names = [numbered[number] for number in range(len(numbered))]
+        root = path.parent / str(content.get("path") or "")
+    except OSError as err:
+        raise RowsError(f"{path} cannot be read: {err.strerror or err}") from err
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError, StopIteration) as err:
+        expected = "expected the keys val (or test, train) and names, by number from 0 without gaps"
+        raise RowsError(f"{path}: {expected}, got {type(err).__name__}: {err}") from err
+    # a path that is relative to somebody's working folder is looked for beside the file, too
+    root = root if root.is_dir() else path.parent
+    images = [image for one in ([split] if isinstance(split, str) else split) for image in _listed_images(root, str(one))]
+    if not images:
+        raise RowsError(f"{path}: no image in {split}, which was looked for in {root}")
+    files = [_yolo_file(_label_of(image), _without_ending(image, root)) for image in shown(images, "labels", "files")]
+    if not any(_label_of(image).is_file() for image in images):
+        raise RowsError(f"{path}: none of {len(images)} images has a label file such as {_label_of(images[0])}")
+    return _of_files(files, names, are_shares=True)
+
+
+def _yolo_folder(folder: Path, files: Sequence[Path]) -> Labels:
+    """YOLO labels with `classes.txt` or `obj.names` in the folder or above it.
+
+    An image in the same folder, or in `images/` beside `labels/`, that has no label file has no objects.
+    """
+    top = folder / "labels" if (folder / "labels").is_dir() else folder
+    labels = {_without_ending(path, top): path for path in files if path.is_relative_to(top) and path.name not in _NAME_FILES}
+    if not labels:
+        raise RowsError(f"{folder} has no label file beside {', '.join(path.name for path in files[:3])}")
+    images = top.with_name("images") if top.name == "labels" and top.with_name("images").is_dir() else top
+    found = {_without_ending(image, images): image.with_suffix(".txt") for image in _images_in(images)} | labels
+    read = [_yolo_file(path, image) for image, path in shown(sorted(found.items()), "labels", "files")]
+    places = [place / name for place in (folder, folder.parent) for name in _NAME_FILES]
+    named = next((path for path in places if path.is_file()), None)
+    try:
+        names = read_class_names(named) if named else ()
+    except (OSError, ValueError) as err:
+        raise RowsError(f"{named}: expected one class name a line: {err}") from err
+    return _of_files(read, names, are_shares=True)
+
+
+def _yolo_file(path: Path, image: str) -> _File:
+    """The labels in a file; none if it does not exist."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return _File(image, [_yolo_object(line.split()) for line in lines if line.strip()])
+    except (ValueError, OverflowError) as err:
+        expected = "expected `class cx cy width height`, the last four as shares of the image in 0..1"
+        raise RowsError(f"{path}: {expected}, got {err}") from err
+
+
+def _yolo_object(fields: list[str]) -> _Object:
+    """One line: a box, or the corners of a polygon, whose box counts."""
+    number, values = float(fields[0]), [float(field) for field in fields[1:]]
+    if number < 0 or number != int(number) or len(values) < 4 or len(values) % 2:
+        raise ValueError(" ".join(fields[:6]))
+    if not all(-0.01 <= value <= 1.01 for value in values):  # NaN fails, too
+        raise ValueError(f"{' '.join(fields[:6])}, which are pixels or no numbers")
+    if len(values) == 4:
+        cx, cy, w, h = values
+        return _Object(int(number), (cx - w / 2, cy - h / 2, w, h))
+    xs, ys = values[::2], values[1::2]
+    return _Object(int(number), (min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)))
+
+
+def _listed_images(root: Path, split: str) -> Iterable[Path]:
+    """The images of a folder, or those that a `.txt` file lists."""
+    place = root / split
+    if place.suffix == ".txt" and place.is_file():
+        return [root / line.strip() for line in place.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return _images_in(place)
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in _IMAGE_ENDINGS]
+
+
+def _label_of(image: Path) -> Path:
+    """Ultralytics' rule: the last `images` of the path becomes `labels`."""
+    parts = list(image.with_suffix(".txt").parts)
+    if "images" in parts[:-1]:
+        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    return Path(*parts)
+
+
+def _without_ending(path: Path, top: Path) -> str:
+    return (path.relative_to(top) if path.is_relative_to(top) else path).with_suffix("").as_posix()
+
+
+def _voc(folder: Path, paths: Sequence[Path]) -> Labels:
+    files = [_voc_file(path, folder) for path in shown(paths, "labels", "files")]
+    names = sorted({one.named for file in files for one in file.objects})
+    if not names:
+        raise RowsError(f"{folder}: {len(files)} .xml files and no object: expected Pascal VOC annotations")
+    return _of_files(files, names, are_shares=False)
+
+
+def _voc_file(path: Path, folder: Path) -> _File:
+    """A Pascal VOC annotation; the image is named by the XML file.
+
+    Corners count pixels from 1, and the last pixel is inside: 1, 1, 10, 10 is the box 0, 0, 10, 10. An object marked as
+    difficult counts neither as found nor as missed. http://host.robots.ox.ac.uk/pascal/VOC/voc2012/devkit_doc.pdf
+    """
+    from xml.etree.ElementTree import ParseError
+
+    try:
+        from defusedxml import DefusedXmlException
+        from defusedxml.ElementTree import parse
+    except ImportError as err:
+        raise RowsError("Pascal VOC is read by defusedxml: pip install 'hybrid-detection-pipeline[voc]'") from err
+    try:
+        root, objects = parse(path).getroot(), []
+        width, height = (int(float(root.findtext(f"size/{side}") or 0)) for side in ("width", "height"))
+        for one in root.iter("object"):
+            x0, y0, x1, y1 = (float(one.findtext(f"bndbox/{edge}") or "nan") for edge in ("xmin", "ymin", "xmax", "ymax"))
+            if not np.isfinite((x0, y0, x1, y1)).all():
+                raise ValueError("an object without xmin, ymin, xmax, ymax")
+            is_difficult = (one.findtext("difficult") or "0").strip() == "1"
+            box_xywh = (x0 - 1, y0 - 1, x1 - x0 + 1, y1 - y0 + 1)
+            objects.append(_Object(str(one.findtext("name")).strip(), box_xywh, is_difficult))
+        return _File(_without_ending(path, folder), objects, (width, height))
+    except (OSError, ValueError, ParseError, DefusedXmlException) as err:
+        raise RowsError(f"{path}: expected a Pascal VOC annotation, got {type(err).__name__}: {err}") from err

@@ -9,7 +9,7 @@ from typing import Any
 
 from models.class_names import read_class_names
 from models.export import CANDIDATES
-from models.metadata import DetectorMetadata
+from models.metadata import DetectorMetadata, what_is_wrong
 from pipeline.config import ModelConfig
 from pipeline.detect import families
 from pipeline.detect.families import THRESHOLDS, ExportNotes
@@ -79,7 +79,7 @@ def describe(
     try:
         metadata = DetectorMetadata(**{**known, **given, "name": name_of_model(model, described, folder)})
     except ValueError as err:
-        raise ModelError(f"model {folder}: model.{err}") from err
+        raise ModelError(f"model {folder}: model.{what_is_wrong(err)}") from err
     _check_inputs(signature, metadata, folder)
     _check_outputs(signature.outputs, metadata, folder)
     return metadata if described else families.measure(signature, metadata, given, known, folder)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from models.geometry import InputTransform, fit_image, resize_plan
-from models.metadata import DetectorMetadata, LetterboxRule, Resize
 from pipeline.feed.decode import DecodedImage, decode_image
 from pipeline.feed.decoders import Room, any_room
 from pipeline.feed.formats import Size
+
+if TYPE_CHECKING:
+    from models.metadata import DetectorMetadata, LetterboxRule, Resize
 
 
 class ModelInput(NamedTuple):

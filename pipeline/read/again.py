@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -20,29 +19,28 @@ from pipeline.records import DeadLetter, EncodedImage, ImageRef
 from pipeline.storage.web import without_query
 
 _MAX_BYTES = int(ReadConfig().max_file_mb * 1e6)
+_RETRY_SECONDS = 10.0  # a person waits
 
 Read = Callable[[], bytes]
 
 
-def reads(rows: Iterable[ImageRow], folder: str, stopped: threading.Event) -> Iterator[tuple[ImageRow, Read]]:
-    """Each row with a function that reads its image; it may run on any thread.
+def reads(rows: Iterable[ImageRow], folder: str) -> Iterator[tuple[ImageRow, Read]]:
+    """Each row with a function that reads its image, or raises an `ImageError`; it may run on any thread.
 
-    An archive is read once, from its beginning to its end, and its images follow those of files. A function raises an
-    `ImageError` if the image cannot be read.
+    An archive is read once, from its beginning to its end, and its images follow those of files.
 
     Args:
       rows: One for each image.
       folder: Where the images are now; empty: where the rows name them.
-      stopped: Once set, reads that fail are not retried.
     """
     members: defaultdict[str, dict[str, ImageRow]] = defaultdict(dict)
     for row in rows:
         if is_archive(row.uri):
             members[file_of(row.uri)][row.uri] = row
         else:
-            yield row, partial(_read, row.uri, folder, stopped)
+            yield row, partial(_read, row.uri, folder)
     for archive, of_archive in members.items():
-        yield from _reads_of_archive(archive, _location(archive, folder), of_archive)
+        yield from _reads_of_archive(archive, _place(archive, folder), of_archive)
 
 
 def refuse_doubled(rows: Sequence[ImageRow]) -> None:
@@ -66,44 +64,39 @@ def local_file(uri: str, folder: str) -> str:
     return next((os.path.abspath(place) for place in places if os.path.isfile(place)), "")
 
 
-def _location(uri: str, folder: str) -> str:
+def _place(uri: str, folder: str) -> str:
     return local_file(uri, folder) if folder else uri.removeprefix("file://")
 
 
-def _not_there(uri: str, folder: str) -> ImageError:
-    return ImageError("read", "not_found", f"{without_query(uri)} is not {'in the folder of --images' if folder else 'there'}")
-
-
-def _read(uri: str, folder: str, stopped: threading.Event) -> bytes:
-    def give_up(err: Exception) -> None:
-        if stopped.is_set():
-            raise err
-
+def _read(uri: str, folder: str) -> bytes:
     file = file_of(uri) if is_video(uri) else uri
-    location = _location(file, folder)
-    if not location:
-        raise _not_there(uri, folder)
-    if is_video(uri):
-        return _content(next(images_of_video(ImageRef(location + uri[len(file) :]), 1.0, DetectConfig().max_megapixels)))
-    return fetch(ImageRef(location), _MAX_BYTES, on_failure=give_up)[0]
+    place = _place(file, folder)
+    if not place:
+        raise ImageError("read", "not_found", f"{without_query(uri)} is not in the folder of --images")
+    if not is_video(uri):
+        return fetch(ImageRef(place), _MAX_BYTES, retry_seconds=_RETRY_SECONDS)[0]
+    frame = ImageRef(place + uri.removeprefix(file))
+    return _content(uri, next(images_of_video(frame, 1.0, DetectConfig().max_megapixels, _RETRY_SECONDS), None))
 
 
-def _reads_of_archive(archive: str, location: str, members: dict[str, ImageRow]) -> Iterator[tuple[ImageRow, Read]]:
-    failure: DeadLetter | None = None
-    for found in images_of_archive(ImageRef(location), _MAX_BYTES) if location else ():
-        if isinstance(found, str):
-            continue
-        if row := members.pop(archive + found.ref.uri.removeprefix(location), None):
-            yield row, partial(_content, found)
-        elif found.ref.uri == location and isinstance(found, DeadLetter):
-            failure = found
-        if not members:
-            return
-    for row in members.values():
-        yield row, partial(_content, failure or _not_there(row.uri, "").dead_letter(ImageRef(row.uri)))
-
-
-def _content(found: EncodedImage | DeadLetter) -> bytes:
+def _content(uri: str, found: EncodedImage | DeadLetter | None) -> bytes:
+    if found is None:
+        raise ImageError("read", "not_found", f"{uri} is not there")
     if isinstance(found, DeadLetter):
         raise ImageError(found.stage, found.reason, found.message)
     return found.content
+
+
+def _reads_of_archive(archive: str, place: str, members: dict[str, ImageRow]) -> Iterator[tuple[ImageRow, Read]]:
+    fault: DeadLetter | None = None  # of all members behind it
+    for found in images_of_archive(ImageRef(place), _MAX_BYTES, _RETRY_SECONDS) if place else ():
+        if isinstance(found, str):
+            continue
+        if row := members.pop(archive + found.ref.uri.removeprefix(place), None):
+            yield row, partial(_content, row.uri, found)
+        elif found.ref.uri == place and isinstance(found, DeadLetter):
+            fault = found
+        if not members:
+            return
+    for uri, row in members.items():
+        yield row, partial(_content, uri, fault)

@@ -156,7 +156,7 @@ def _confusion(measured: Measurement, mistakes: Mistakes) -> dict[str, Any]:
     wrong = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * np.diag(matrix)
     present = [c for c in np.argsort(-wrong[:-1], kind="stable").tolist() if matrix[c].any() or matrix[:, c].any()]
     chosen = present[:_SHOWN_CONFUSED]
-    names = [*(measured.class_names[c] for c in chosen), "background"]
+    names = [*(measured.labels.class_names[c] for c in chosen), "background"]
     cells = matrix[np.ix_([*chosen, -1], [*chosen, -1])]
     of_row = np.maximum(cells.sum(axis=1, keepdims=True), 1)
     rows = [
@@ -168,18 +168,13 @@ def _confusion(measured: Measurement, mistakes: Mistakes) -> dict[str, Any]:
 
 def _gallery(measured: Measurement, mistakes: Mistakes, folder: str) -> list[tuple[str, str, list[dict[str, Any]], str]]:
     """(Title, note, pictures, how many there are) of each kind; different images come first."""
-    uris = {
-        index: measured.pairing.rows[image["id"]].uri
-        for index, image in enumerate(measured.truth["images"])
-        if image["id"] in measured.pairing.rows
-    }
     by_kind: dict[str, list[Mistake]] = collections.defaultdict(list)
     for one in sorted(mistakes.mistakes, key=lambda one: (-one.weight, one.image)):
         by_kind[one.kind].append(one)
     chosen = [(kind, one) for kind in _KINDS for one in _varied(by_kind[kind])]
     pictures: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for n, (kind, one) in enumerate(progress(chosen, "pictures", "images")):
-        pictures[kind].append({"id": f"picture-{n}", **_picture(measured, mistakes, one, uris.get(one.image, ""), folder)})
+        pictures[kind].append({"id": f"picture-{n}", **_picture(measured, mistakes, one, folder)})
     return [(title, note, pictures[kind], number(len(by_kind[kind]))) for kind, (title, note) in _KINDS.items()]
 
 
@@ -193,13 +188,13 @@ def _varied(ordered: Sequence[Mistake]) -> list[Mistake]:
     return [ordered[place] for _, place in sorted(turns)[:_SHOWN_OF_A_KIND]]
 
 
-def _picture(measured: Measurement, mistakes: Mistakes, one: Mistake, uri: str, folder: str) -> dict[str, Any]:
+def _picture(measured: Measurement, mistakes: Mistakes, one: Mistake, folder: str) -> dict[str, Any]:
     """The part of the image around a mistake, with the boxes of objects and of detections in pixels of the picture."""
-    names = measured.class_names
+    names = measured.labels.class_names
     boxes = [(mistakes.objects, one.object, "not labelled"), (mistakes.detections, one.detection, "not detected")]
     of_mistake = np.array([each.xyxy[index] for each, index, _ in boxes if index >= 0])
-    image = measured.truth["images"][one.image]
-    row = measured.pairing.rows.get(image["id"])
+    row = measured.pairing.rows.get(one.image)
+    uri = row.uri if row else ""
     opened = _opened(uri, folder) if uri else None
     size_wh = opened.size if opened else (row.width, row.height) if row and row.width else _extent(of_mistake)
     scale = size_wh[0] / row.width if opened and row and row.width else 1.0
@@ -213,8 +208,8 @@ def _picture(measured: Measurement, mistakes: Mistakes, one: Mistake, uri: str, 
     if one.detection >= 0:
         said[1] += f" {mistakes.detections.scores[one.detection]:.2f}"
     return {
-        "uri": uri or image["file_name"],
-        "name": posixpath.basename(uri) or image["file_name"],
+        "uri": uri or measured.labels.file_names[one.image],
+        "name": posixpath.basename(uri) or measured.labels.file_names[one.image],
         "size_wh": (f"{(right - left) * factor:.0f}", f"{(bottom - top) * factor:.0f}"),
         "jpeg_base64": _jpeg(opened.crop((left, top, right, bottom))) if opened else "",
         "labelled": drawn[0],
@@ -286,9 +281,7 @@ def _suspicious(measured: Measurement, mistakes: Mistakes) -> list[tuple[str, st
         total[one.image] += 1
         confident[one.image] += one.kind != "miss" and one.weight >= (1 + mistakes.threshold) / 2
     ordered = sorted(total, key=lambda image: (-confident[image], -total[image], image))[:_SHOWN_NEXT]
-    named = [(measured.truth["images"][image], image) for image in ordered]
-    rows = measured.pairing.rows
+    rows, names = measured.pairing.rows, measured.labels.file_names
     return [
-        (rows[one["id"]].uri if one["id"] in rows else one["file_name"], number(confident[image]), number(total[image]))
-        for one, image in named
+        (rows[image].uri if image in rows else names[image], number(confident[image]), number(total[image])) for image in ordered
     ]

@@ -162,7 +162,7 @@ def as_raw_and_plain(images):
         ({"boxes_output": "columns"}, "expected boxes (N, M, 4) as output 'columns', it is (None, 4, 100)"),
         ({"scores_output": "class_scores"}, "expected scores (N, M) as output 'class_scores', or (N, M, classes) without a"),
         ({"scores_output": "count"}, "expected scores (N, M) as output 'count'"),
-        ({"boxes_output": ""}, "model.boxes_output must be a non-empty text, not ''"),
+        ({"boxes_output": ""}, "model.boxes_output: String should have at least 1 character, got ''"),
         ({"class_names": ("absent.txt",)}, "class_names absent.txt: expected a text file with one name a line"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",

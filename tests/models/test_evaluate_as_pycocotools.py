@@ -13,8 +13,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from models.evaluate import FIGURES, evaluate
-from models.evaluate.average_precision import measure
-from models.evaluate.bootstrap import mean_figures
+from models.evaluate.average_precision import mean_figures, measure
 from tests.fixtures import fixtures_dir
 
 

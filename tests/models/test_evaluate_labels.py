@@ -122,12 +122,12 @@ def test_labels_without_names_have_the_classes_of_the_model(tmp_path):
 def test_blank_lines_may_follow_the_last_name(tmp_path, end):
     write(tmp_path / "labels/a.txt", yolo_line(*BOXES[0][1:]))
     write(tmp_path / "labels/classes.txt", "\n".join(NAMES) + end)
-    assert [category["name"] for category in read_truth(tmp_path / "labels")["categories"]] == list(NAMES)
+    assert list(read_truth(tmp_path / "labels").class_names) == NAMES
 
 
 def test_a_polygon_counts_as_its_box(tmp_path):
     write(tmp_path / "a.txt", "1 0.1 0.2 0.5 0.2 0.5 0.6 0.3 0.7\n")
-    assert read_truth(tmp_path)["annotations"][0]["bbox"] == pytest.approx([0.1, 0.2, 0.4, 0.5])
+    assert read_truth(tmp_path).objects.xyxy[0] == pytest.approx([0.1, 0.2, 0.5, 0.7])
 
 
 def test_label_files_of_one_name_are_told_apart_by_their_folders(tmp_path):

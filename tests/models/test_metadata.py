@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from models.metadata import METADATA_PATH, DetectorMetadata, metadata_from_json, metadata_to_json, read_metadata, write_metadata
+from models.metadata import METADATA_PATH, DetectorMetadata, metadata_to_json, read_metadata, write_metadata
 
 YOLO = DetectorMetadata(name="yolo", input_hw=(416, 608), resize="letterbox", class_names=("person", "chaise à bascule"))
 
@@ -32,36 +32,28 @@ def test_a_model_without_the_file_says_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "Expecting value: line 1 column 1 (char 0)"),
-        ("[]", "expected a JSON object, got a list"),
-        ("{}", "key 'name' is missing"),
-        ('{"nmae": "yolo"}', "unknown key 'nmae'"),
+        ("", "Invalid JSON: "),
+        ("[]", "Input should be an object, got []"),
+        ("{}", "name: Field required, got {}"),
+        (json.dumps(json.loads(metadata_to_json(YOLO)) | {"nmae": "yolo"}), "nmae: "),
+        *(
+            (json.dumps(json.loads(metadata_to_json(YOLO)) | {field: value}), f"{field}{message}")
+            for field, value, message in [
+                ("resize", "crop", ": Input should be 'stretch', 'letterbox' or 'none', got 'crop'"),
+                ("input_hw", [416], ".1: Field required"),
+                ("input_hw", [416, 0], ".1: Input should be greater than 0, got 0"),
+                ("class_names", "person", ": Input should be a valid array, got 'person'"),
+                ("value_range", [0, True], ".1: Input should be a valid number, got True"),
+                ("letterbox_value", 256, ": Input should be less than or equal to 255, got 256"),
+                ("name", "", ": String should have at least 1 character, got ''"),
+                ("threshold_inputs", 1, ": Input should be a valid boolean, got 1"),
+            ]
+        ),
     ],
 )
-def test_a_file_that_is_no_metadata_is_refused_by_name(tmp_path, text, message):
+def test_a_file_that_is_no_metadata_is_refused_by_its_name_and_the_field(tmp_path, text, message):
     (tmp_path / "assets.extra").mkdir()
     (tmp_path / METADATA_PATH).write_text(text)
     with pytest.raises(ValueError) as caught:
         read_metadata(str(tmp_path))
-    assert str(caught.value) == f"{tmp_path / METADATA_PATH}: {message}"
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("resize", "crop", "resize must be one of stretch, letterbox, none, not 'crop'"),
-        ("box_format", "yx", "box_format must be one of xyxy, yxyx, xywh, cxcywh, grid, not 'yx'"),
-        ("input_hw", [416], "input_hw must be two positive integers, not (416,)"),
-        ("input_hw", [416, 0], "input_hw must be two positive integers, not (416, 0)"),
-        ("class_names", "person", "class_names must be a list of names, not 'person'"),
-        ("value_range", [0, True], "value_range must be two numbers, not (0, True)"),
-        ("letterbox_value", 256, "letterbox_value must be an integer in 0..255, not 256"),
-        ("name", "", "name must be a non-empty text, not ''"),
-        ("threshold_inputs", 1, "threshold_inputs must be true or false, not 1"),
-    ],
-)
-def test_a_value_that_is_not_allowed_is_refused_by_its_field(field, value, message):
-    values = json.loads(metadata_to_json(YOLO)) | {field: value}
-    with pytest.raises(ValueError) as caught:
-        metadata_from_json(json.dumps(values))
-    assert str(caught.value) == message
+    assert str(caught.value).startswith(f"{tmp_path / METADATA_PATH}: {message}") and "\n" not in str(caught.value)
