@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from models.evaluate.agreement import compare
-from models.evaluate.average_precision import RESAMPLES, Measurement, better, figures_of, measure, resample
+from models.evaluate.average_precision import FIGURES, RESAMPLES, Measurement, better, figures_of, measure, resample
 from models.evaluate.mistakes import Mistakes, best_threshold, find_mistakes
-from models.evaluate.text import comparison_lines, evaluation_lines, notes_of, verdict_of
 from models.progress import printable
 from pipeline.errors import WRONG, run_command
 from pipeline.report.evaluation import render_evaluation
 from pipeline.results.image_rows import read_rows
+
+_LOW_CONFIDENCE = 0.05  # a higher lowest confidence cuts the precision-recall curve short
+_FEW_PAIRS = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +53,10 @@ def _run(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
     result = compare(read_rows(args.detections), read_rows(args.reference), iou_threshold=args.iou_threshold, match=args.match)
-    return result, comparison_lines(result)
+    shown = {
+        key: f"{value:.5f}" if isinstance(value, float) else "-" if value is None else value for key, value in result.items()
+    }
+    return result, [f"{key.replace('_', ' '):<28} {value}" for key, value in shown.items()]
 
 
 def _evaluate(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
@@ -64,22 +69,80 @@ def _evaluate(args: argparse.Namespace) -> tuple[Mapping[str, Any], list[str]]:
     result = figures_of(measured[0], None if draws is None else draws[0])
     threshold = best_threshold(measured[0].matches) if args.threshold is None else args.threshold
     mistakes = find_mistakes(measured[0], threshold)
-    notes = notes_of(result, measured[0], mistakes)
+    notes = _notes_of(result, measured[0], mistakes)
     if args.reference and draws is not None:
         tested = better(measured[0], measured[1], draws)
-        notes.insert(0, verdict_of(tested, measured[0].matches.n_images))
+        notes.insert(0, _verdict_of(tested, measured[0].matches.n_images))
         result = {**result, "reference": {**figures_of(measured[1], draws[1]), **tested}}
     if args.page:
-        _write_page(args, measured[0], result, mistakes, notes)
-    return result, [*evaluation_lines(result, mistakes, args.top), *notes]
+        names = (args.detections, args.ground_truth)
+        page = render_evaluation(measured[0], result, mistakes, names=names, notes=notes, images=args.images or "")
+        Path(args.page).write_text(page, encoding="utf-8")
+    return result, [*_evaluation_lines(result, mistakes, args.top), *notes]
 
 
-def _write_page(
-    args: argparse.Namespace, measured: Measurement, result: Mapping[str, Any], mistakes: Mistakes, notes: Sequence[str]
-) -> None:
-    names = (args.detections, args.ground_truth)
-    page = render_evaluation(measured, result, mistakes, names=names, notes=notes, images=args.images or "")
-    Path(args.page).write_text(page, encoding="utf-8")
+def _evaluation_lines(result: Mapping[str, Any], mistakes: Mistakes, top: int) -> list[str]:
+    """The result of `evaluate`, the classes with the lowest AP, and the figures at the threshold."""
+    lines = [f"{FIGURES[key]:<34} {key:<10} {_figure(result[key])}{_interval(result, key)}" for key in FIGURES]
+    known = {name: value for name, value in result["per_class"].items() if value is not None}
+    shown = sorted(known.items(), key=lambda named: (named[1], named[0]))[:top]
+    if shown:
+        more = f", {top} of {len(known)}" if len(known) > top else ""
+        lines += ["", f"{f'AP by class (lowest first{more})':<42} AP  recall"]
+        lines += [f"  {name:<36} {_figure(value)}  {_figure(result['recall_per_class'][name])}" for name, value in shown]
+    of_classes = mistakes.confusion[:-1, :-1]
+    right, found, objects = int(of_classes.trace()), int(mistakes.confusion[:, :-1].sum()), int(mistakes.confusion[:-1].sum())
+    precision, recall = (f"{right / total:.3f}" if total else "-" for total in (found, objects))
+    return [
+        *lines,
+        "",
+        f"at confidence {mistakes.threshold:.2f} and IoU 0.50: precision {precision}, recall {recall}",
+        f"{result['detections']} detections in {result['images']} ground-truth images; classes matched by {result['classes_by']}",
+    ]
+
+
+def _notes_of(result: Mapping[str, Any], measured: Measurement, mistakes: Mistakes) -> list[str]:
+    """What a reader has to know of the figures, a line each."""
+    notes = []
+    if result["images_without_row"]:
+        notes.append(f"{result['images_without_row']} ground-truth images have no row: they count as images without detections")
+    if result["rows_without_ground_truth"]:
+        notes.append(f"{result['rows_without_ground_truth']} rows have no ground truth: ignored")
+    if ignored := result["detections_ignored"]:
+        named = ", ".join(f"{name} ({n})" for name, n in list(ignored.items())[:10])
+        notes.append(f"{sum(ignored.values())} detections of classes that are no category: ignored: {named}")
+    if result["labels_left_out"]:
+        notes.append(f"{result['labels_left_out']} further labels of boxes are left out: --multi-label counts them, too")
+    if result["size_mismatches"]:
+        notes.append(f"{result['size_mismatches']} images have another size in the ground truth: their boxes may not fit")
+    lowest = measured.matches.detections.scores.min(initial=1.0)
+    if result["detections"] and lowest > _LOW_CONFIDENCE:
+        notes.append(f"the lowest confidence is {lowest:.2f}: AP needs lower ones, too (run with --score-threshold 0.001)")
+    pairs = mistakes.confusion[:-1, :-1]
+    if pairs.sum() >= _FEW_PAIRS and 2 * pairs.trace() < pairs.sum():
+        notes.append(
+            f"{pairs.sum() - pairs.trace()} of {pairs.sum()} boxes that fit have another class: is the order of classes right?"
+        )
+    return notes
+
+
+def _verdict_of(tested: Mapping[str, Any], images: int) -> str:
+    """Whether an output is better than another, in one line."""
+    if not tested:
+        return "no object is labelled: which output is better cannot be told"
+    sure = tested["low"] > 0 or tested["high"] < 0
+    word = ("better" if tested["difference"] > 0 else "worse") if sure else "not shown to differ"
+    interval = f"95 % interval {tested['low']:+.3f} to {tested['high']:+.3f}, p = {tested['p']:.3f}"
+    return f"{word}: AP {tested['difference']:+.3f} beside the reference ({interval}, {images} images)"
+
+
+def _figure(value: float | None) -> str:
+    return "-".rjust(6) if value is None else f"{value:6.3f}"
+
+
+def _interval(result: Mapping[str, Any], key: str) -> str:
+    ends = result["intervals"].get(key)
+    return f"   95 % interval {ends[0]:.3f} to {ends[1]:.3f}" if ends else ""
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -16,12 +16,12 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import math
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,18 +114,15 @@ def _quantize(flags: argparse.Namespace) -> int:
             of_int8 = _rows(dataclasses.replace(model, path=whole), strict, judging)
         except ModelError as err:  # a job would refuse it, by its golden images or warm-up requests
             return _refuse(str(err).replace(f"model {whole}: ", ""))
-        figures = {
-            "quantised": folder,
-            "photos": {"calibration": len(pixels), "judged": len(of_float), "split": "by the hash of their content"},
-            "nncf": importlib.metadata.version("nncf"),
-            **_compared(of_float, of_int8, flags.ground_truth),
-        }
-        problem = _too_far(figures, flags)
-        print(f"{'refused' if problem else target}: {_text(figures)}")
+        figures, problem = _compared(of_float, of_int8, flags)
+        ap50 = f"AP50 {figures['float32_ap50']:.2f} -> {figures['int8_ap50']:.2f}, " if flags.ground_truth else ""
+        done = f"{ap50}agreement with float32 {figures['agreement']:.3f}, on {len(of_float)} photos"
+        print(f"{'refused' if problem else target}: {done}; calibrated on {len(pixels)} others")
         if problem:
             return _refuse(problem)
-        with open(os.path.join(whole, FIGURES), "w", encoding="utf-8") as file:
-            file.write(json.dumps(figures, indent=2) + "\n")
+        figures |= {"quantised": folder, "nncf": importlib.metadata.version("nncf")}
+        figures["photos"] = {"calibration": len(pixels), "judged": len(of_float), "split": "by the hash of their content"}
+        Path(whole, FIGURES).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         write_manifest(whole)
         os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
         os.rename(whole, target)
@@ -193,55 +190,36 @@ def _check_readable(readable: int, broken: Sequence[str]) -> None:
         raise InputError(f"calibration: {readable} of {readable + len(broken)} photos of one half can be used; give more photos")
 
 
-def _compared(of_float: Rows, of_int8: Rows, ground_truth: str | None) -> dict[str, Any]:
-    both = [(of_float[uri], of_int8[uri]) for uri in of_float if uri in of_int8]
-    expected, found = ([_sure(row) for row in rows] for rows in zip(*both, strict=True))
-    figures = {"agreement": compare(found, expected, match="path")["agreement"]}
+def _compared(of_float: Rows, of_int8: Rows, flags: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """Figures of both precisions on the same photos; and why int8 is not good enough, empty if it is."""
+    before, after = ([rows[uri] for uri in of_float if uri in of_int8] for rows in (of_float, of_int8))
+    figures = {"agreement": compare(_sure(after), _sure(before), match="path")["agreement"]}
     if figures["agreement"] is None:
         raise InputError(
-            f"calibration: no object in the {len(both)} photos that judge, which shows nothing; give photos with objects"
+            f"calibration: no object in the {len(before)} photos that judge, which shows nothing; give photos with objects"
         )
-    if ground_truth:
-        before, after = (_ap50(rows, ground_truth) for rows in zip(*both, strict=True))
-        if not before:
-            raise RowsError(
-                f"ground truth {ground_truth}: float32 finds none of its objects in the {len(both)} photos that judge"
-            )
-        figures |= {"float32_ap50": before, "int8_ap50": after, "ap50_loss": before - after}
-    return figures
+    if not flags.ground_truth:
+        is_enough = figures["agreement"] >= flags.min_agreement
+        found = f"the agreement with float32 is {figures['agreement']:.3f}, --min-agreement is {flags.min_agreement}"
+        return figures, "" if is_enough else found
+    figures |= {"float32_ap50": _ap50(before, flags.ground_truth), "int8_ap50": _ap50(after, flags.ground_truth)}
+    if not figures["float32_ap50"] > 0:  # or NaN
+        raise RowsError(
+            f"ground truth {flags.ground_truth}: float32 finds none of its objects in the {len(before)} photos that judge"
+        )
+    figures["ap50_loss"] = loss = figures["float32_ap50"] - figures["int8_ap50"]
+    return figures, "" if loss <= flags.max_ap_loss else f"AP50 falls by {loss:.2f} points, --max-ap-loss is {flags.max_ap_loss}"
 
 
-def _sure(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "detections": [one for one in row["detections"] if one["confidence"] >= _SURE]}
+def _sure(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "detections": [one for one in row["detections"] if one["confidence"] >= _SURE]} for row in rows]
 
 
 def _ap50(rows: Sequence[dict[str, Any]], ground_truth: str) -> float:
-    """AP50 in points, on the judged photos alone."""
+    """AP50 in points, on the judged photos alone; NaN if no object is labelled in them."""
     measured = measure(rows, ground_truth)
     judged = np.array([float(image in measured.pairing.rows) for image in range(measured.matches.n_images)])
-    ap50 = 100 * float(mean_figures(measured.matches, judged)[1])
-    if math.isnan(ap50):
-        raise RowsError(f"ground truth {ground_truth}: has no object in the {len(rows)} photos that judge; give more labels")
-    return ap50
-
-
-def _too_far(figures: dict[str, Any], flags: argparse.Namespace) -> str:
-    """Why the int8 network is not good enough; empty if it is."""
-    if flags.ground_truth:
-        loss = figures["ap50_loss"]
-        return "" if loss <= flags.max_ap_loss else f"AP50 falls by {loss:.2f} points, --max-ap-loss is {flags.max_ap_loss}"
-    if figures["agreement"] >= flags.min_agreement:
-        return ""
-    return f"the agreement with float32 is {figures['agreement']:.3f}, --min-agreement is {flags.min_agreement}"
-
-
-def _text(figures: dict[str, Any]) -> str:
-    photos = figures["photos"]
-    ap50 = f"AP50 {figures['float32_ap50']:.2f} -> {figures['int8_ap50']:.2f}, " if "ap50_loss" in figures else ""
-    return (
-        f"{ap50}agreement with float32 {figures['agreement']:.3f}, on {photos['judged']} photos; "
-        f"calibrated on {photos['calibration']} others"
-    )
+    return 100 * float(mean_figures(measured.matches, judged)[1])
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ _GAIN = 1.02  # smaller gains are not worth a setting
 _START_ANSWERS_S = 600.0  # a large model on a busy machine, or a server that wakes up
 _ANSWERS_S, _TIMES_START = 60.0, 6.0  # a candidate answers within so many times what the start took to load, at least 60 s
 _PRECISIONS = {"tensorflow": ("float32", "bfloat16"), "openvino": ("float32", "bfloat16", "int8"), "onnxruntime": ("float32",)}
+_ENGINE = ("detect.engine", "detect.precision")
 _SPAWN = multiprocessing.get_context("spawn")
 
 Settings = Mapping[str, Any]  # what differs from the settings of the start, by dotted key
@@ -106,6 +107,9 @@ def _tune(flags: argparse.Namespace) -> int:
     except ModelError as err:
         print(f"error: {err}", file=sys.stderr)
         return FAILED
+    finally:
+        for trial in multiprocessing.active_children():  # one that was just being started
+            trial.kill()
     print(verdict, file=sys.stderr)
     write_file(flags.output, _config_text(won, verdict).encode())
     print(flags.output)
@@ -125,30 +129,26 @@ def candidates(stage: str, config: Config) -> list[Settings]:
     detect, cpus = config.detect, available_cpus()
     is_remote, one_image = detect.engine in PROTOCOLS, detect.engine == "openvino" or config.model.path.endswith(".onnx")
     largest = (1, 8, 16, 64) if glob.glob(NVIDIA_DEVICES) else (1, 8, 16)
-    values: Mapping[str, Sequence[Any]] = {
-        "concurrent_batches": [1, cpus, 2 * cpus],
-        "intra_op_threads": [] if is_remote else [1, cpus],
-        "batch_sizes": [] if one_image else [[2**power for power in range(each.bit_length())] for each in largest],
-        "feeder_processes": [max(1, cpus // 2), 2 * cpus],
-    }
     if stage == "engine":
-        return [] if is_remote else _engines(config)
+        pairs = [(engine, precision) for engine in _engines(config) for precision in _PRECISIONS[engine]]
+        return [dict(zip(_ENGINE, pair, strict=True)) for pair in pairs if pair != (detect.engine, detect.precision)]
+    values: dict[str, list[Any]] = {
+        "concurrent_batches": sorted({1, cpus, 2 * cpus}),
+        "intra_op_threads": [] if is_remote else sorted({1, cpus}),
+        "batch_sizes": [] if one_image else [[2**power for power in range(each.bit_length())] for each in largest],
+        "feeder_processes": sorted({max(1, cpus // 2), 2 * cpus}),
+    }
     used = getattr(detect, stage)
-    used = list(used) if isinstance(used, tuple) else used
-    return [{f"detect.{stage}": value} for n, value in enumerate(values[stage]) if value not in (used, *values[stage][:n])]
+    return [{f"detect.{stage}": value} for value in values[stage] if value != (list(used) if stage == "batch_sizes" else used)]
 
 
-def _engines(config: Config) -> list[Settings]:
-    """Installed engines for this kind of model, with each of their precisions."""
+def _engines(config: Config) -> list[str]:
+    """Installed engines for this kind of model; none beside a server."""
+    if config.detect.engine in PROTOCOLS:
+        return []
     is_onnx = onnx_file(locate(config.model.path, config.model.model_version)[0])
-    names = ("openvino", "onnxruntime") if is_onnx else ("tensorflow", "openvino")
-    on_cpu = config.detect.device in ("auto", "cpu")
-    installed = [name for name in names if importlib.util.find_spec(name) and (on_cpu or name != "openvino")]
-    pairs = [(name, precision) for name in installed for precision in _PRECISIONS[name]]
-    used = (config.detect.engine, config.detect.precision)
-    return [
-        {"detect.engine": engine, "detect.precision": precision} for engine, precision in pairs if (engine, precision) != used
-    ]
+    on_cpu = ["openvino"] if config.detect.device in ("auto", "cpu") else []
+    return [name for name in ("onnxruntime" if is_onnx else "tensorflow", *on_cpu) if importlib.util.find_spec(name)]
 
 
 class Trial:
@@ -164,7 +164,7 @@ class Trial:
     def __init__(self, configs: Sequence[str], settings: Settings, photos: Sequence[str], answers_s: float):
         self._answers_s = answers_s
         self._connection, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_serve, args=(theirs, configs, settings, photos), daemon=True)
+        self._process = _SPAWN.Process(target=_serve, args=(theirs, configs, settings, photos))
         self._process.start()
         theirs.close()
 

@@ -12,6 +12,7 @@ Exit code 0: done; 2: a wrong command, or labels or rows that cannot be used.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -20,10 +21,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.evaluate.detection_rows import ImageRow, RowsError
+from models.evaluate.detection_rows import ImageRow
 from models.evaluate.ground_truth import read_truth
 from models.evaluate.pairing import Pairing, pair
 from models.progress import printable
+from pipeline.errors import DONE, WRONG, InputError, run_command
 from pipeline.read.again import local_file, refuse_doubled
 from pipeline.results.image_rows import read_rows
 
@@ -33,19 +35,18 @@ _Objects = list[dict[str, Any]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit code: 0, or 2 if an input cannot be used."""
+    """Runs the command and returns its exit code: 0; 2 if an input cannot be used; 130 if it was stopped."""
     args = make_parser().parse_args(arguments)
-    try:
-        if args.export:
-            print(f"{_export(args, Path(args.export))} images in {printable(args.export)}")
-        else:
+    return run_command(lambda: _view(args), "nothing is shown", failed_code=WRONG)
+
+
+def _view(args: argparse.Namespace) -> int:
+    if args.export:
+        print(f"{_export(args, Path(args.export))} images in {printable(args.export)}")
+    else:
+        with contextlib.suppress(KeyboardInterrupt):  # this is how the page is closed
             _show(args)
-    except (RowsError, OSError) as err:
-        print("error:", printable(" ".join(str(err).split())), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 0  # this is how the page is closed
-    return 0
+    return DONE
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -68,7 +69,7 @@ def _export(args: argparse.Namespace, folder: Path) -> int:
     lacking = [uri for uri, file in files.items() if not file]
     text = f"{len(lacking)} of {len(files)} images are not on this disk, such as {printable(next(iter(lacking), ''))}"
     if len(lacking) == len(files):
-        raise RowsError(f"{text}; copy them here and give their folder: --images FOLDER")
+        raise InputError(f"{text}; copy them here and give their folder: --images FOLDER")
     if lacking:
         print(f"warning: {text}", file=sys.stderr)
     pairing = pair(rows, read_truth(args.ground_truth), "name") if args.ground_truth else None
@@ -104,7 +105,7 @@ def _labelled(pairing: Pairing) -> dict[str, _Objects]:
 def _share(box_xyxy: Sequence[float], row: ImageRow) -> list[float]:
     """A box as FiftyOne has it: xywh, in shares of the image."""
     if not (row.width and row.height):
-        raise RowsError(f"{row.uri}: FiftyOne's boxes are shares of the image, and this row has no width and height")
+        raise InputError(f"{row.uri}: FiftyOne's boxes are shares of the image, and this row has no width and height")
     x0, y0, x1, y1 = box_xyxy
     return [x0 / row.width, y0 / row.height, (x1 - x0) / row.width, (y1 - y0) / row.height]
 
@@ -121,12 +122,12 @@ def _show(args: argparse.Namespace) -> None:
         try:
             import fiftyone
         except ImportError as err:
-            raise RowsError(_INSTALL) from err
+            raise InputError(_INSTALL) from err
         images = _export(args, Path(folder))
         try:
             dataset = loaded(fiftyone, Path(folder))
         except (fiftyone.core.config.FiftyOneConfigError, ConnectionError) as err:
-            raise RowsError(_NO_MONGODB) from err
+            raise InputError(_NO_MONGODB) from err
     session = fiftyone.launch_app(dataset, port=args.port, address="127.0.0.1")
     print(f"FiftyOne shows {images} images at http://127.0.0.1:{args.port}; Ctrl-C ends it", flush=True)
     session.wait(-1)

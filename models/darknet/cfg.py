@@ -80,30 +80,30 @@ class Section:
     line: int
     options: dict[str, tuple[str, int]]
 
-    def option_line(self, name: str) -> int:
-        """Line of an option, or of the section without that option."""
-        return self.options[name][1] if name in self.options else self.line
+    def error(self, text: str, option: str = "") -> DarknetError:
+        """An error at an option, or at the section without that option."""
+        return DarknetError(f"line {self.options[option][1] if option in self.options else self.line}: {text}")
 
     def text(self, name: str, default: str | None = None) -> str:
         """Value of an option; without a default a missing option is an error."""
         if name in self.options:
             return self.options[name][0]
         if default is None:
-            raise DarknetError(f"line {self.line}: [{self.kind}] needs the option {name}=")
+            raise self.error(f"[{self.kind}] needs the option {name}=")
         return default
 
     def integer(self, name: str, default: int | str | None = None, minimum: int = 0) -> int:
         """Value of an option that is one integer, at least `minimum`."""
         value = self.integers(name, None if default is None else str(default))
         if len(value) != 1 or value[0] < minimum:
-            raise DarknetError(f"line {self.option_line(name)}: {name}={self.text(name)}: expected one integer from {minimum}")
+            raise self.error(f"{name}={self.text(name)}: expected one integer from {minimum}", name)
         return value[0]
 
     def integers(self, name: str, default: str | None = None) -> tuple[int, ...]:
         """Value of an option that is one or more integers."""
         numbers = self.numbers(name, default)
         if any(number != int(number) for number in numbers):
-            raise DarknetError(f"line {self.option_line(name)}: {name}={self.text(name)}: expected integers")
+            raise self.error(f"{name}={self.text(name)}: expected integers", name)
         return tuple(int(number) for number in numbers)
 
     def numbers(self, name: str, default: str | None = None) -> tuple[float, ...]:
@@ -114,21 +114,21 @@ class Section:
         except ValueError:
             numbers = ()
         if not numbers or not all(map(math.isfinite, numbers)):
-            raise DarknetError(f"line {self.option_line(name)}: {name}={text}: expected a number, or numbers with commas between")
+            raise self.error(f"{name}={text}: expected a number, or numbers with commas between", name)
         return numbers
 
     def check(self) -> None:
         """Raises DarknetError for unknown kinds and options, and for unsupported options that would change the result."""
         if self.kind not in _KNOWN:
-            raise DarknetError(f"line {self.line}: section [{self.kind}] is not supported, only [{'], ['.join(_KNOWN)}]")
+            raise self.error(f"section [{self.kind}] is not supported, only [{'], ['.join(_KNOWN)}]")
         known = _KNOWN[self.kind]
         harmless = {*known.read.split(), *known.ignored.split(), *_IGNORED_IN_ALL.split()}
         neutral = dict(option.split("=") for option in known.neutral.split())
-        for name, (value, line) in self.options.items():
+        for name, (value, _) in self.options.items():
             if name in neutral and value != neutral[name]:
-                raise DarknetError(f"line {line}: {name}={value} in [{self.kind}] is not supported, only {name}={neutral[name]}")
+                raise self.error(f"{name}={value} in [{self.kind}] is not supported, only {name}={neutral[name]}", name)
             if name not in harmless and name not in neutral:
-                raise DarknetError(f"line {line}: option {name}= in [{self.kind}] is not known")
+                raise self.error(f"option {name}= in [{self.kind}] is not known", name)
 
 
 def read_sections(text: str) -> list[Section]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from models.darknet.network import Convolution, Dropout, MaxPool, Network, Route, Shortcut, Upsample, Yolo
+from models.darknet.network import Convolution, MaxPool, Network, Route, Shortcut, Upsample, Yolo
 from models.darknet.weights import ConvolutionWeights
 
 
@@ -48,8 +48,6 @@ class DarknetDetector:
                     x = join([outputs[source] for source in layer.layers], layer)
                 case Shortcut():
                     x = add([x, *(outputs[source] for source in layer.layers)], layer)
-                case Dropout():
-                    pass
                 case Yolo():
                     head_boxes, head_scores = decode_boxes(x, layer, self.network.input_hw)
                     boxes.append(head_boxes)

@@ -19,7 +19,7 @@ INPUT_MULTIPLE = 32  # the stride of the coarsest head
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A layer of the network.
+    """A layer of the network; `[dropout]`, which does nothing outside training, is no more.
 
     Attributes:
       line: Line of its section in the cfg.
@@ -90,11 +90,6 @@ class Shortcut(Layer):
 
 
 @dataclasses.dataclass(frozen=True)
-class Dropout(Layer):
-    """`[dropout]`: does nothing outside training."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Yolo(Layer):
     """`[yolo]`: a head that predicts boxes.
 
@@ -161,22 +156,20 @@ def parse_network(text: str, input_hw: tuple[int, int] | None = None) -> Network
         raise DarknetError("no sections: the file is empty or no Darknet cfg")
     net, *rest = sections
     if net.kind != "net":
-        raise DarknetError(f"line {net.line}: the first section must be [net], not [{net.kind}]")
+        raise net.error(f"the first section must be [net], not [{net.kind}]")
     if (channels := net.integer("channels", 3)) != 3:
-        raise DarknetError(f"line {net.option_line('channels')}: channels={channels}: only 3 (RGB) is supported")
+        raise net.error(f"channels={channels}: only 3 (RGB) is supported", "channels")
     height, width = input_hw or (net.integer("height"), net.integer("width"))
     if min(height, width) < 1 or height % INPUT_MULTIPLE or width % INPUT_MULTIPLE:
         raise DarknetError(f"input size {height}x{width} (height x width): both must be multiples of {INPUT_MULTIPLE}")
     layers: list[Layer] = []
     for section in rest:
-        in_hwc = layers[-1].out_hwc if layers else (height, width, 3)
-        layers.append(_READERS[section.kind](section, layers, in_hwc))
+        layers.append(_READERS[section.kind](section, layers, layers[-1].out_hwc if layers else (height, width, 3)))
     network = Network((height, width), bool(net.integer("letter_box", 0)), tuple(layers))
     if not network.heads:
         raise DarknetError("no [yolo] section: the network predicts no boxes")
-    for head in network.heads:
-        if head.classes != network.classes:
-            raise DarknetError(f"line {head.line}: classes={head.classes}, but the first [yolo] has {network.classes}")
+    if other := next((head for head in network.heads if head.classes != network.classes), None):
+        raise DarknetError(f"line {other.line}: classes={other.classes}, but the first [yolo] has {network.classes}")
     return network
 
 
@@ -186,9 +179,7 @@ def _read_convolutional(section: Section, before: Sequence[Layer], in_hwc: Hwc) 
     groups = section.integer("groups", 1, minimum=1)
     filters = section.integer("filters", 1, minimum=1)
     if in_hwc[2] % groups or filters % groups:
-        raise DarknetError(
-            f"line {section.option_line('groups')}: groups={groups} do not divide {in_hwc[2]} channels and {filters} filters"
-        )
+        raise section.error(f"groups={groups} do not divide {in_hwc[2]} channels and {filters} filters", "groups")
     stride_hw = _stride_hw(section)
     return Convolution(
         line=section.line,
@@ -221,9 +212,9 @@ def _read_route(section: Section, before: Sequence[Layer], in_hwc: Hwc) -> Route
     groups, group_id = section.integer("groups", 1, minimum=1), section.integer("group_id", 0)
     shapes = [before[layer].out_hwc for layer in layers]
     if len({shape[:2] for shape in shapes}) > 1:
-        raise DarknetError(f"line {section.line}: [route] joins layers of different sizes: {_shapes(shapes)}")
+        raise section.error(f"[route] joins layers of different sizes: {_shapes(shapes)}")
     if group_id >= groups or any(shape[2] % groups for shape in shapes):
-        raise DarknetError(f"line {section.line}: [route] has no group {group_id} of {groups} in {_shapes(shapes)}")
+        raise section.error(f"[route] has no group {group_id} of {groups} in {_shapes(shapes)}")
     return Route(section.line, (*shapes[0][:2], sum(shape[2] for shape in shapes) // groups), layers, groups, group_id)
 
 
@@ -231,12 +222,8 @@ def _read_shortcut(section: Section, before: Sequence[Layer], in_hwc: Hwc) -> Sh
     layers = _sources(section, "from", before)
     shapes = [before[layer].out_hwc for layer in layers]
     if any(shape[:2] != in_hwc[:2] for shape in shapes):
-        raise DarknetError(f"line {section.line}: [shortcut] adds layers of different sizes: {_shapes([in_hwc, *shapes])}")
+        raise section.error(f"[shortcut] adds layers of different sizes: {_shapes([in_hwc, *shapes])}")
     return Shortcut(section.line, in_hwc, layers, _activation(section, "linear"))
-
-
-def _read_dropout(section: Section, before: Sequence[Layer], in_hwc: Hwc) -> Dropout:
-    return Dropout(section.line, in_hwc)
 
 
 def _read_yolo(section: Section, before: Sequence[Layer], in_hwc: Hwc) -> Yolo:
@@ -244,15 +231,11 @@ def _read_yolo(section: Section, before: Sequence[Layer], in_hwc: Hwc) -> Yolo:
     anchors = list(zip(sizes[::2], sizes[1::2], strict=False))
     mask = section.integers("mask", ",".join(map(str, range(section.integer("num", 1)))))
     if len(sizes) % 2 or not all(0 <= index < len(anchors) for index in mask):
-        raise DarknetError(
-            f"line {section.option_line('mask')}: mask={section.text('mask', '')} does not fit {len(sizes)} numbers in anchors="
-        )
+        raise section.error(f"mask={section.text('mask', '')} does not fit {len(sizes)} numbers in anchors=", "mask")
     classes = section.integer("classes", 20, minimum=1)
     if in_hwc[2] != (filters := len(mask) * (classes + 5)):
-        raise DarknetError(
-            f"line {section.line}: [yolo] with {len(mask)} anchors and {classes} classes needs filters={filters} before it, "
-            f"got {in_hwc[2]}"
-        )
+        needed = f"needs filters={filters} before it, got {in_hwc[2]}"
+        raise section.error(f"[yolo] with {len(mask)} anchors and {classes} classes {needed}")
     return Yolo(
         line=section.line,
         out_hwc=in_hwc,
@@ -269,7 +252,7 @@ _READERS: dict[str, Callable[[Section, Sequence[Layer], Hwc], Layer]] = {
     "upsample": _read_upsample,
     "route": _read_route,
     "shortcut": _read_shortcut,
-    "dropout": _read_dropout,
+    "dropout": lambda section, before, in_hwc: Layer(section.line, in_hwc),
     "yolo": _read_yolo,
 }
 
@@ -283,17 +266,14 @@ def _slide(section: Section, in_hwc: Hwc, size: int, stride_hw: tuple[int, int],
     """Height and width after a window of `size`, with `padding` pixels in total added to each side."""
     out_h, out_w = ((side + padding - size) // stride + 1 for side, stride in zip(in_hwc[:2], stride_hw, strict=True))
     if min(out_h, out_w) < 1:
-        raise DarknetError(
-            f"line {section.line}: size={size} is larger than its input, {in_hwc[0]}x{in_hwc[1]} and {padding} of padding"
-        )
+        raise section.error(f"size={size} is larger than its input, {in_hwc[0]}x{in_hwc[1]} and {padding} of padding")
     return out_h, out_w
 
 
 def _activation(section: Section, default: str) -> str:
     activation = section.text("activation", default)
     if activation not in ACTIVATIONS:
-        line = section.option_line("activation")
-        raise DarknetError(f"line {line}: activation={activation} is not supported, only {', '.join(ACTIVATIONS)}")
+        raise section.error(f"activation={activation} is not supported, only {', '.join(ACTIVATIONS)}", "activation")
     return activation
 
 
@@ -302,9 +282,7 @@ def _sources(section: Section, option: str, before: Sequence[Layer]) -> tuple[in
     layers = tuple(number + len(before) if number < 0 else number for number in named)
     for number, layer in zip(named, layers, strict=True):
         if not 0 <= layer < len(before):
-            raise DarknetError(
-                f"line {section.option_line(option)}: {option}={number}: there are {len(before)} layers before this one"
-            )
+            raise section.error(f"{option}={number}: there are {len(before)} layers before this one", option)
     return layers
 
 
