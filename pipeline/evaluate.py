@@ -23,7 +23,7 @@ from models.evaluate.mistakes import Mistakes, best_threshold, find_mistakes
 from models.progress import printable
 from pipeline.errors import WRONG, run_command
 from pipeline.report.evaluation import render_evaluation
-from pipeline.results.image_rows import read_rows
+from pipeline.results.newest import read_rows
 
 _LOW_CONFIDENCE = 0.05  # a higher lowest confidence cuts the precision-recall curve short
 _FEW_PAIRS = 10

@@ -20,9 +20,8 @@ from pipeline import pictures
 from pipeline.config.dates import days_flag
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, InputError, run_command
-from pipeline.results.image_rows import read_results
 from pipeline.results.layout import EXPORTS, results_folder
-from pipeline.results.newest import Wanted, newest_rows
+from pipeline.results.newest import Wanted, newest_rows, read_results
 from pipeline.write.exports import FORMATS, export
 
 _CROPS = "crops"

@@ -35,8 +35,8 @@ from pipeline.feed.decode import decode_image
 from pipeline.read.again import Read, reads, refuse_doubled
 from pipeline.records import DetectedImage, Detections, ImageRef, identity_hash
 from pipeline.report.annotate import annotate, marked_jpeg
-from pipeline.results.image_rows import read_rows
 from pipeline.results.layout import MADE_BY
+from pipeline.results.newest import read_rows
 from pipeline.storage.files import UNFINISHED, write_files
 from pipeline.storage.web import without_query
 from pipeline.write.write_labels import short_name

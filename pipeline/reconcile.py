@@ -48,7 +48,7 @@ from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, check_output, resu
 from pipeline.results.rows import uri_of
 from pipeline.results.shards import contains, list_shards, read_batches, undisturbed
 from pipeline.storage.files import UNFINISHED, create, delete_files, move_files
-from pipeline.storage.listing import listing_backend_of
+from pipeline.storage.listing import location_of
 
 COMPLETE, INCOMPLETE = 0, 1
 STATUSES = ("done", "dead", "stale", "missing")
@@ -242,7 +242,7 @@ def _findings(patterns: Sequence[str], output: str, model: tuple[str, str] | Non
                 yield Found("dead", ref.uri, ref.generation, letter[1])
             else:
                 yield Found("done" if is_done else "stale" if has_row else "missing", ref.uri, ref.generation)
-    places = [listing_backend_of(pattern) for pattern in patterns if not is_manifest(pattern)]
+    places = [location_of(pattern) for pattern in patterns if not is_manifest(pattern)]
     gone = _rows(output, DETECTIONS, model) if places else iter(())
     while pairs := list(islice(gone, _AT_ONCE)):
         for uri, row in compress(pairs, _add(seen, np.fromiter((_hash(uri) for uri, _ in pairs), np.uint64, len(pairs)))):

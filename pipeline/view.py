@@ -27,7 +27,7 @@ from models.evaluate.pairing import Pairing, pair
 from models.progress import printable
 from pipeline.errors import DONE, WRONG, InputError, run_command
 from pipeline.read.again import local_file, refuse_doubled
-from pipeline.results.image_rows import read_rows
+from pipeline.results.newest import read_rows
 
 _NO_MONGODB = "FiftyOne finds no MongoDB: FIFTYONE_DATABASE_URI names one, or write with --export what FiftyOne imports elsewhere"
 _INSTALL = "FiftyOne is not installed: pip install 'hybrid-detection-pipeline[fiftyone]', or write with --export what it imports"

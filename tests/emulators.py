@@ -26,7 +26,7 @@ import pytest
 
 from pipeline.detect import load_detector
 from pipeline.launch.prism import WITH_PARENT
-from pipeline.storage import azure, cloud, s3
+from pipeline.storage import azure, s3
 from tests.processes import wait_until
 
 _STARTS = 3  # of a server whose port somebody else has taken meanwhile
@@ -206,7 +206,6 @@ def _new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     forget_detectors()
     # else Beam looks for credentials for 25 s before it connects without; it has no option for that outside Dataflow
     monkeypatch.setattr(auth._Credentials, "_credentials_init", True)
-    monkeypatch.setattr(cloud, "_idle", [])  # clients of another emulator, which its threads may return late
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
     monkeypatch.setenv("NO_GCE_CHECK", "true")  # else the clients look for a metadata server, for seconds
     client = storage.Client(project="test-project", credentials=AnonymousCredentials())

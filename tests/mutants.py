@@ -57,12 +57,12 @@ MUTANTS = {
         "pipeline/results/completion.py",
         '"\\0".join((uri, generation, model, version, settings))',
         '"\\0".join((uri, generation, model, version))',
-        "tests/launch/test_only_new.py::test_other_settings_are_other_rows_and_stand_beside",
+        "tests/launch/test_only_new.py::test_other_settings_are_other_rows_and_again_adds_rows",
     ),
     "compacts by deleting first": Mutant(
         "pipeline/results/compact.py",
         "    if len(merged):\n        write_shard(",
-        "    _delete(generations)\n    if len(merged):\n        write_shard(",
+        "    _delete(paths)\n    if len(merged):\n        write_shard(",
         "tests/test_compact.py::test_killed_or_cut_off_from_power_at_any_moment_no_reader_loses_a_row_and_the_next_one_finishes",
     ),
     "accepts new versions without checks": Mutant(

@@ -25,7 +25,7 @@ from pipeline.detect.other_formats import what_it_is
 from pipeline.errors import ModelError
 from pipeline.storage.files import exists, read_file
 from pipeline.storage.globs import escape_glob
-from pipeline.storage.listing import files_in, listing_backend_of
+from pipeline.storage.listing import files_in, location_of
 from pipeline.storage.store import FoundFile
 from pipeline.storage.waiting import waiting_for
 
@@ -117,7 +117,7 @@ def partial_versions(path: str, than: str) -> list[Version]:
 def files_of(folder: str) -> frozenset[FoundFile]:
     """The files of a model, without hidden local ones."""
     pattern = escape_glob(folder) + ("" if folder.endswith(".onnx") else "/**")
-    return frozenset(files_in(listing_backend_of(pattern if "://" in folder else folder)))
+    return frozenset(files_in(location_of(pattern if "://" in folder else folder)))
 
 
 def lacking(files: Iterable[FoundFile]) -> str:
@@ -262,13 +262,13 @@ def _local_versions(path: str) -> Iterator[Version]:
     """Follows links to versions: renaming a link releases a version atomically."""
     for name in os.listdir(path) if os.path.isdir(path) else ():
         if _is_number(name) and any(os.path.isfile(f"{path}/{name}/{model}") for model in _MODELS):
-            yield Version(str(int(name)), f"{path}/{name}", frozenset(files_in(listing_backend_of(f"{path}/{name}"))))
+            yield Version(str(int(name)), f"{path}/{name}", frozenset(files_in(location_of(f"{path}/{name}"))))
 
 
 def _remote_versions(path: str) -> Iterator[Version]:
     """Takes one listing for all versions, since each costs money."""
     files: defaultdict[str, list[FoundFile]] = defaultdict(list)
-    for file in files_in(listing_backend_of(f"{escape_glob(path)}/**")):
+    for file in files_in(location_of(f"{escape_glob(path)}/**")):
         files[file.path[len(path) + 1 :].partition("/")[0]].append(file)
     for name in filter(_is_number, files):
         if {f"{path}/{name}/{model}" for model in _MODELS} & {file.path for file in files[name]}:

@@ -41,7 +41,7 @@ from pipeline.stats.summary import JobStats, RunFacts, merge_stats
 from pipeline.stats.worker_reports import WorkerReports
 from pipeline.storage.cloud import GS
 from pipeline.storage.globs import real_pattern
-from pipeline.storage.listing import MAX_PARALLEL, listing_backend_of
+from pipeline.storage.listing import MAX_PARALLEL, location_of
 from pipeline.write.exports import export
 from pipeline.write.write_shards import read_stats
 
@@ -152,7 +152,7 @@ def _done(config: Config, version: RowVersion, run: str = "") -> DoneRows | None
         return None
     patterns = [pattern for patterns in config.patterns().values() for pattern in patterns]
     named = any(map(is_manifest, patterns)) or config.retry_dead  # these may name anybody's images
-    folders = (listing_backend_of(pattern).folder for pattern in patterns)
+    folders = (location_of(pattern).folder for pattern in patterns)
     prefixes = ("",) if named else tuple(map(_beginning, (*config.stream.allow_uri_prefix, *folders)))
     return DoneRows(config.output, version, not config.retry_dead, prefixes, run)
 

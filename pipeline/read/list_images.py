@@ -18,8 +18,7 @@ from pipeline.records import DeadLetter, ImageRef
 from pipeline.results.layout import kind_of_rows
 from pipeline.results.own_files import OwnFiles
 from pipeline.storage.globs import has_wildcard, real_path
-from pipeline.storage.listing import MAX_PARALLEL, divided, files_in, files_in_all, listing_backend_of
-from pipeline.storage.listing_backends import ListingBackend
+from pipeline.storage.listing import MAX_PARALLEL, Location, divided, files_in, files_in_all, location_of
 from pipeline.storage.store import FoundFile, retried
 from pipeline.storage.stores import store_of
 from pipeline.storage.waiting import waiting_for
@@ -37,7 +36,7 @@ class Manifest(NamedTuple):
     found: bool = False
 
 
-Piece = ListingBackend | Manifest
+Piece = Location | Manifest
 
 
 def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
@@ -49,11 +48,11 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
     places = []
     for pattern in patterns:
         if not is_manifest(pattern):
-            places.append(listing_backend_of(pattern))
+            places.append(location_of(pattern))
         elif os.path.isfile(pattern):
             yield Manifest(real_path(pattern))
         else:
-            paths = sorted(file.path for file in files_in(listing_backend_of(pattern)))
+            paths = sorted(file.path for file in files_in(location_of(pattern)))
             yield from (Manifest(path, found=path != pattern) for path in paths)
     yield from divided(places, PIECES)
 
@@ -61,7 +60,7 @@ def pieces_of(patterns: Iterable[str]) -> Iterator[Piece]:
 def folders_of(patterns: Iterable[str]) -> tuple[str, ...]:
     """The folders of inputs; lists that a pattern finds there may name images below them."""
     folders = (
-        listing_backend_of(pattern).folder
+        location_of(pattern).folder
         for pattern in patterns
         if not os.path.isfile(pattern) and (has_wildcard(pattern) or not is_manifest(pattern))
     )
@@ -106,8 +105,8 @@ def list_pieces(
                 yield refusal(ref.uri, allowed).dead_letter(ref)
             else:
                 yield ref
-    places = [piece for piece in pieces if isinstance(piece, ListingBackend)]
-    own = OwnFiles(exclude, (place.named for place in places))
+    places = [piece for piece in pieces if isinstance(piece, Location)]
+    own = OwnFiles(exclude, (place.folder for place in places))
     named = {place.pattern for place in places}
     for found in _sorted_out(files_in_all(places), own, named):
         if isinstance(found, str):
@@ -143,7 +142,7 @@ def _sorted_out(files: Iterable[FoundFile], own: OwnFiles, named: Collection[str
 
 
 def _is_named(path: str, named: Collection[str]) -> bool:
-    """Whether an input names exactly this file; local names with wildcard characters are escaped (see `listing_backend_of`)."""
+    """Whether an input names exactly this file; local names with wildcard characters are escaped (see `location_of`)."""
     folder, slash, name = path.rpartition("/")
     return path in named or f"{folder}{slash}{glob.escape(name)}" in named
 
@@ -183,4 +182,4 @@ def check_inputs(inputs: Mapping[str, Sequence[str]], allow_empty: bool = False)
 
 def _names_something(pattern: str) -> bool:
     with waiting_for(f"input {pattern}"):
-        return any(True for _ in files_in(listing_backend_of(pattern)))
+        return any(True for _ in files_in(location_of(pattern)))

@@ -24,12 +24,11 @@ import uuid
 from typing import Any, TypedDict
 
 import msgspec
-from apache_beam.io.filesystems import FileSystems
 
 from pipeline.config.paths import local_path
 from pipeline.errors import ConfigError, FullError, OutputError
-from pipeline.storage.files import UNFINISHED, create, delete_files, exists, list_files, make_folder, read_file
-from pipeline.storage.globs import escape_glob
+from pipeline.storage.files import UNFINISHED, create, delete_files, exists, make_folder, read_file
+from pipeline.storage.listing import files_of
 from pipeline.storage.state import is_own_file, read_checked
 from pipeline.storage.waiting import waiting_for
 
@@ -39,7 +38,7 @@ RUNS, EXPORTS = "runs", "exports"
 STAGING = UNFINISHED
 MADE_BY = b"made by detect-objects"  # marks pages and pictures of this program
 
-_ROWS = re.compile(r"(detections|dead_letters)/\d{8}T\d{6}Z-[\w-]+-[0-9a-f]{32}\.(parquet|jsonl)")
+ROWS = re.compile(r"(detections|dead_letters)/(\d{8}T\d{6}Z)-([\w-]+)-[0-9a-f]{32}\.(parquet|jsonl)")
 _OTHERS = re.compile(
     r"(runs/[\w-]+/)?(summary\.json|report\.html|samples/\d{3,}-[\w.-]*\.jpg)|exports/.*"
     r"|((detections|dead_letters|samples|runs/[^/]+(/samples)?)/)?\.staging-[^/]+(/.*)?|\.lock-[\w-]+",
@@ -87,14 +86,14 @@ def is_sample_name(name: str) -> bool:
 
 def is_result_name(name: str) -> bool:
     """Whether this program gives this name, relative to the results folder, to files, finished or not."""
-    return any(pattern.fullmatch(name) for pattern in (_ROWS, _OTHERS))
+    return any(pattern.fullmatch(name) for pattern in (ROWS, _OTHERS))
 
 
 def kind_of_rows(path: str) -> str:
     """Which rows a file has, by its name, in any folder: `detections`, `dead_letters`, or empty for other files."""
     if not path.endswith((".parquet", ".jsonl")):  # of most files
         return ""
-    found = _ROWS.fullmatch("/".join(path.rsplit("/", 2)[-2:]))
+    found = ROWS.fullmatch("/".join(path.rsplit("/", 2)[-2:]))
     return found[1] if found else ""
 
 
@@ -138,7 +137,7 @@ def check_output(output: str, write: bool = True) -> None:
 def _refuse_older_rows(output: str) -> None:
     """No command would see the rows of previews of 0.1.0, which were JSON Lines with an index."""
     for kind in (DETECTIONS, DEAD_LETTERS):
-        if older := [path for path in list_files(f"{escape_glob(output)}/{kind}/{kind}-*.jsonl") if _OLDER.search(path)]:
+        if older := [file.path for file in files_of(f"{output}/{kind}") if _OLDER.search(file.path)]:
             raise OutputError(
                 f"output {output}: {older[0]} was written before 0.1.0, which does not read its rows; choose another folder"
             )
@@ -161,8 +160,8 @@ def _write_probe(output: str) -> None:
 
 
 def _look_at(output: str) -> None:
-    FileSystems.match([f"{escape_glob(output)}/*"], limits=[1])
     if "://" in output:
+        next(files_of(output), None)
         return
     existing = os.path.abspath(output)
     while not os.path.exists(existing):

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from pipeline.errors import BusyError
 from pipeline.records import row_bytes
-from pipeline.storage.cloud import GS, blob_of, server_times, storage_client
+from pipeline.storage.cloud import GS, blob_of, server_times
 from pipeline.storage.files import make_folder
 
 LOCK = ".lock-"  # the beginning of the names of locks
@@ -132,8 +132,8 @@ class _CloudLock:
         """Takes the lock, or returns what its holder wrote."""
         from google.api_core.exceptions import NotFound
 
-        with storage_client() as client, server_times(client) as server:
-            blob = blob_of(client, self._path)
+        blob = blob_of(self._path)
+        with server_times() as server:
             try:
                 blob.reload()
                 is_free, generation = server[-1] - blob.updated.timestamp() > self._times.expires_s, blob.generation
@@ -151,18 +151,17 @@ class _CloudLock:
         from google.api_core.exceptions import NotFound, PreconditionFailed
         from google.cloud.storage.retry import DEFAULT_RETRY
 
-        with storage_client() as client:
-            blob = blob_of(client, self._path)
+        blob = blob_of(self._path)
+        try:
+            blob.upload_from_string(self._holder, if_generation_match=generation, retry=DEFAULT_RETRY.with_timeout(20.0))
+        except (PreconditionFailed, NotFound):  # also where a lost answer made the client try again
             try:
-                blob.upload_from_string(self._holder, if_generation_match=generation, retry=DEFAULT_RETRY.with_timeout(20.0))
-            except (PreconditionFailed, NotFound):  # also where a lost answer made the client try again
-                try:
-                    blob.reload()
-                    if bytes(blob.download_as_bytes()) != self._holder:
-                        return False
-                except NotFound:  # another process wrote it or deleted it between the two calls
+                blob.reload()
+                if bytes(blob.download_as_bytes()) != self._holder:
                     return False
-            self._generation = blob.generation
+            except NotFound:  # another process wrote it or deleted it between the two calls
+                return False
+        self._generation = blob.generation
         return True
 
     def _beat(self) -> None:
@@ -176,8 +175,8 @@ class _CloudLock:
         """Deletes the object, unless another process has it by now; if storage fails, the lock expires."""
         self._end.set()
         self._beats.join()
-        with contextlib.suppress(Exception), storage_client() as client:
-            blob_of(client, self._path).delete(if_generation_match=self._generation)
+        with contextlib.suppress(Exception):
+            blob_of(self._path).delete(if_generation_match=self._generation)
 
 
 def _described(holder: bytes) -> str:

@@ -8,17 +8,31 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from models.evaluate import detection_rows
+from models.evaluate.detection_rows import ImageRow, RowsError, from_json
+from models.progress import shown
 from pipeline.results.layout import DETECTIONS, time_in_name
 from pipeline.results.rows import SCHEMAS, json_rows
-from pipeline.results.shards import COMPACTED, Shard, contains, list_shards, read_batches, read_columns
+from pipeline.results.shards import (
+    COMPACTED,
+    Shard,
+    contains,
+    list_shards,
+    read_batches,
+    read_columns,
+    shard_of_name,
+    undisturbed,
+)
 
 _ROWS = 1000  # in a part; each is a few kB as Python objects
 
@@ -151,3 +165,41 @@ def _part(shard: Shard, wanted: Wanted) -> _Part | None:
     for name, value in texts.items():
         counts &= pc.fill_null(pc.equal(table[name], value), False).to_numpy()
     return _Part(shard, keys[counts], made_at[counts], counts)
+
+
+def read_results(output: str, wanted: Wanted = ALL) -> list[ImageRow]:
+    """The rows of detections in a results folder, local or `gs://`, that count.
+
+    Args:
+      output: The folder.
+      wanted: Which rows; of these the newest count.
+
+    Raises:
+      RowsError: A row has another form.
+    """
+
+    def read() -> list[ImageRow]:
+        rows = shown(newest_rows(output, wanted), "reading", "rows")
+        return [from_json(row, f"{output}, row {number}") for number, row in enumerate(rows, 1)]
+
+    return undisturbed(read)
+
+
+def read_rows(source: str) -> list[ImageRow]:
+    """The rows of detections of an output.
+
+    Args:
+      source: A local results folder or its `detections/`, of which the rows that count are read; or what
+        `models.evaluate.detection_rows.read_rows` takes.
+
+    Raises:
+      RowsError: The source has no rows, or a row has another form.
+    """
+    folder = Path(os.path.abspath(source))
+    output = folder.parent if folder.name == DETECTIONS else folder
+    if not (folder.is_dir() and any(shard_of_name(str(path)) for path in Path(output, DETECTIONS).glob("*.parquet"))):
+        return detection_rows.read_rows(source)
+    rows = read_results(str(output))
+    if not rows:
+        raise RowsError(f"{source} holds no rows: expected one line for each image")
+    return rows

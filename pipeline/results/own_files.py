@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable
 
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, is_result_name, kind_of_rows
-from pipeline.storage.globs import escape_glob
-from pipeline.storage.listing import files_in, listing_backend_of
+from pipeline.storage.listing import files_of
 
 _FOLDERS_KNOWN = 4096
 # These exclude most files, the first of them all files of a folder.
@@ -58,5 +57,4 @@ def _real_folder(folder: str) -> str:
 
 def _holds_results(folder: str) -> bool:
     """Whether a folder has rows; looked up once for all its files."""
-    places = [listing_backend_of(f"{escape_glob(folder)}/{kind}/*") for kind in (DETECTIONS, DEAD_LETTERS)]
-    return any(kind_of_rows(file.path) for place in places for file in files_in(place))
+    return any(kind_of_rows(file.path) for kind in (DETECTIONS, DEAD_LETTERS) for file in files_of(f"{folder}/{kind}"))

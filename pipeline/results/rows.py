@@ -67,7 +67,7 @@ def record_bytes(record: DetectedImage | DeadLetter) -> int:
 def detections_table(images: Sequence[DetectedImage], version: RowVersion, run: str, made_at: float) -> pa.Table:
     """Rows of detected images, built from arrays; boxes are rounded to 0.01 pixel, confidences to 1e-5."""
     found = [image.detections for image in images]
-    text_of = functools.cache(_text)  # images have few class names
+    text_of = functools.cache(parquet_text)  # images have few class names
     ends = np.cumsum([0, *map(len, found)])
     boxes = np.concatenate([np.zeros((0, 4)), *(each.boxes_xyxy.reshape(-1, 4).astype(np.float64) for each in found)])
     confidences = np.concatenate([np.zeros(0), *(each.confidences.astype(np.float64) for each in found)])
@@ -80,15 +80,16 @@ def detections_table(images: Sequence[DetectedImage], version: RowVersion, run: 
         ],
         fields=list(_DETECTION),
     )
-    columns = [
-        *_common([(i.ref.uri, i.ref.generation, i.model_name, i.model_version) for i in images], version.settings),
-        *_of_run(len(images), version.settings, run, made_at),
-        pa.array([image.width for image in images], pa.int32()),
-        pa.array([image.height for image in images], pa.int32()),
-        pa.ListArray.from_arrays(pa.array(ends, pa.int32()), detections),
-        pa.array([_text(image.ref.extra) or None for image in images], pa.string()),
-    ]
-    return pa.Table.from_arrays(columns, schema=SCHEMAS[DETECTIONS])
+    named = [(image.ref.uri, image.ref.generation, image.model_name, image.model_version) for image in images]
+    columns = {
+        **_common(named, version.settings),
+        "settings": [version.settings] * len(images),
+        "width": [image.width for image in images],
+        "height": [image.height for image in images],
+        "detections": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), detections),
+        "extra": [parquet_text(image.ref.extra) or None for image in images],
+    }
+    return _table(DETECTIONS, columns, run, made_at)
 
 
 def dead_letters_table(letters: Sequence[DeadLetter], version: RowVersion, run: str, made_at: float) -> pa.Table:
@@ -102,35 +103,36 @@ def dead_letters_table(letters: Sequence[DeadLetter], version: RowVersion, run: 
         )
         for each in letters
     ]
-    common = _common(named, version.settings)
-    common[1] = pa.array([_text(each.ref.uri) for each in letters], pa.string())
-    columns = [
-        *common,
-        *_of_run(len(letters), version.limits, run, made_at),
-        *(pa.array([_text(getattr(each, name)) for each in letters], pa.string()) for name in ("stage", "reason", "message")),
-        pa.array([_text(each.ref.record) or None for each in letters], pa.string()),
-        pa.array([bool(each.model_name) for each in letters], pa.bool_()),
-        pa.array([each.payload or None for each in letters], pa.binary()),
-        pa.array([_text(each.ref.extra) or None for each in letters], pa.string()),
-    ]
-    return pa.Table.from_arrays(columns, schema=SCHEMAS[DEAD_LETTERS])
+    columns = {
+        **_common(named, version.settings),
+        "uri": [parquet_text(each.ref.uri) for each in letters],
+        "settings": [version.limits] * len(letters),
+        **{name: [parquet_text(getattr(each, name)) for each in letters] for name in ("stage", "reason", "message")},
+        "record": [parquet_text(each.ref.record) or None for each in letters],
+        "model_was_called": [bool(each.model_name) for each in letters],
+        "payload": [each.payload or None for each in letters],
+        "extra": [parquet_text(each.ref.extra) or None for each in letters],
+    }
+    return _table(DEAD_LETTERS, columns, run, made_at)
 
 
-def _common(named: Sequence[tuple[str, str, str, str]], settings: str) -> list[pa.Array]:
+def _common(named: Sequence[tuple[str, str, str, str]], settings: str) -> dict[str, Any]:
     """The columns `key` to `version`."""
-    uris = [_text(uri) for uri, *_ in named]
-    return [
-        pa.array(np.fromiter((row_key(*each, settings) for each in named), np.uint64, len(named))),
-        pa.array(uris, pa.string()),
-        pa.array([name_bytes(each[0]) if each[0] != uri else None for each, uri in zip(named, uris, strict=True)], pa.binary()),
-        *(pa.array([_text(each[place]) for each in named], pa.string()) for place in (1, 2, 3)),
-    ]
+    uris = [parquet_text(uri) for uri, *_ in named]
+    return {
+        "key": np.fromiter((row_key(*each, settings) for each in named), np.uint64, len(named)),
+        "uri": uris,
+        "uri_bytes": [name_bytes(each[0]) if each[0] != uri else None for each, uri in zip(named, uris, strict=True)],
+        **{
+            name: [parquet_text(each[place]) for each in named]
+            for place, name in enumerate(("generation", "model", "version"), 1)
+        },
+    }
 
 
-def _of_run(rows: int, settings: str, run: str, made_at: float) -> list[pa.Array]:
-    """The columns `settings` to `made_at`."""
-    moment = pa.scalar(int(made_at * 1e6), pa.int64()).cast(pa.timestamp("us", "UTC"))
-    return [pa.array([settings] * rows, pa.string()), pa.array([run] * rows, pa.string()), pa.repeat(moment, rows)]
+def _table(kind: str, columns: dict[str, Any], run: str, made_at: float) -> pa.Table:
+    rows, moment = len(columns["key"]), pa.scalar(int(made_at * 1e6), pa.int64()).cast(pa.timestamp("us", "UTC"))
+    return pa.Table.from_pydict({**columns, "run": [run] * rows, "made_at": pa.repeat(moment, rows)}, schema=SCHEMAS[kind])
 
 
 def json_rows(table: pa.Table | pa.RecordBatch, kind: str) -> Iterator[dict[str, Any]]:
@@ -175,6 +177,6 @@ def uri_of(row: dict[str, Any]) -> str:
     return str(row["uri"]) if exact is None else bytes(exact).decode("utf-8", "surrogatepass")
 
 
-def _text(value: str) -> str:
+def parquet_text(value: str) -> str:
     """Text that Parquet can hold: bytes of a name that is no UTF-8 are escaped."""
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()

@@ -17,8 +17,9 @@ from typing import NamedTuple
 from apache_beam.io.filesystems import FileSystems
 
 from pipeline.results.layout import RUNS, STAGING
-from pipeline.storage.files import delete_files, exists, list_files, make_folder, write_file
+from pipeline.storage.files import delete_files, exists, make_folder, write_file
 from pipeline.storage.globs import escape_glob
+from pipeline.storage.listing import files_of
 
 _OPEN = "open"  # the file that launcher and workers know the run's folder by
 ABANDONED_SECONDS = 86_400.0
@@ -70,7 +71,7 @@ class Run(NamedTuple):
         if "://" not in self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
             return
-        delete_files(list_files(f"{escape_glob(self.folder)}/**"))
+        delete_files(file.path for file in files_of(self.folder, "**"))
 
 
 def remove_abandoned(output: str, older_than_s: float = ABANDONED_SECONDS) -> None:

@@ -16,35 +16,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import operator
 import posixpath
-import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from apache_beam.io.filesystems import FileSystems
 
 from pipeline.errors import OutputError
 from pipeline.failures import FOR_GOOD
 from pipeline.records import line_bytes
 from pipeline.results.completion import RowVersion
-from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, STAGING, time_in_name
-from pipeline.results.rows import SCHEMAS, json_rows
+from pipeline.results.layout import DEAD_LETTERS, DETECTIONS, ROWS, STAGING, time_in_name
+from pipeline.results.rows import SCHEMAS, json_rows, parquet_text
 from pipeline.storage.cloud import GS, write_object
 from pipeline.storage.files import create, exists, folders_of, move_files, sync
-from pipeline.storage.globs import escape_glob
+from pipeline.storage.listing import files_of
 from pipeline.storage.state import is_own_file, warn_unreadable
 from pipeline.storage.store import FoundFile, open_object, retried
 from pipeline.storage.stores import store_of
 
 COMPACTED = "compact"  # the run in the names of merged shards
 SOURCES = b"sources"  # metadata of a merged shard: the names of the shards in it
-_NAME = re.compile(r"(detections|dead_letters)/(\d{8}T\d{6}Z)-([\w-]+)-([0-9a-f]{32})\.parquet")
 _PART_BYTES = 1 << 20  # of an object a request
 _TRIES = 10  # compactions that delete what a reader has listed
 _GROUP_ROWS = 16_384  # a row group has statistics, which exclude parts of a large shard
@@ -88,8 +86,8 @@ def shard_of_name(path: str, size_bytes: int = 0) -> Shard | None:
     >>> shard_of_name("out/detections/20261121T020000Z-0a1b-" + "0" * 32 + ".parquet").run
     '0a1b'
     """
-    found = _NAME.fullmatch("/".join(path.rsplit("/", 2)[-2:]))
-    return Shard(path, found[1], size_bytes, found[3], found[2]) if found else None
+    found = ROWS.fullmatch("/".join(path.rsplit("/", 2)[-2:]))
+    return Shard(path, found[1], size_bytes, found[3], found[2]) if found and found[4] == "parquet" else None
 
 
 def list_shards(output: str, kinds: Sequence[str] = (DETECTIONS, DEAD_LETTERS)) -> list[Shard]:
@@ -105,9 +103,8 @@ def list_shards(output: str, kinds: Sequence[str] = (DETECTIONS, DEAD_LETTERS)) 
 
 def _listed(output: str, kinds: Sequence[str]) -> Iterator[Shard]:
     for kind in kinds:
-        for match in FileSystems.match([f"{escape_glob(output)}/{kind}/*"]):
-            shards = (shard_of_name(entry.path, entry.size_in_bytes) for entry in match.metadata_list)
-            yield from (shard for shard in shards if shard and is_own_file(shard.path))
+        shards = (shard_of_name(file.path, file.size_bytes) for file in files_of(f"{output}/{kind}"))
+        yield from (shard for shard in shards if shard and is_own_file(shard.path))
 
 
 def undisturbed(read: Callable[[], _Answer]) -> _Answer:
@@ -142,24 +139,31 @@ def skipping_damaged(shard: Shard) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_shard(shard: Shard) -> Iterator[pq.ParquetFile]:
-    """Opens a shard; of an object only the parts that are read are fetched.
-
-    Raises:
-      OSError, pyarrow.ArrowException: It is damaged, or gone.
-    """
+def _opened(shard: Shard) -> Iterator[Any]:
+    """Opens the file of a shard; of an object only the parts that are read are fetched."""
     if not shard.path.startswith(GS):
-        with pq.ParquetFile(shard.path) as file:
+        with pa.OSFile(shard.path) as file:
             yield file
         return
     from google.api_core.exceptions import NotFound
 
     found = FoundFile(shard.path, shard.size_bytes)  # a shard is never overwritten, so its generation is not asked for
     try:
-        with open_object(found, retried(store_of(shard.path).read_range), _PART_BYTES) as parts, pq.ParquetFile(parts) as file:
+        with open_object(found, retried(store_of(shard.path).read_range), _PART_BYTES) as file:
             yield file
     except NotFound as err:
         raise FileNotFoundError(f"{shard.path} does not exist") from err
+
+
+@contextlib.contextmanager
+def open_shard(shard: Shard) -> Iterator[pq.ParquetFile]:
+    """Opens a shard.
+
+    Raises:
+      OSError, pyarrow.ArrowException: It is damaged, or gone.
+    """
+    with _opened(shard) as source, pq.ParquetFile(source) as file:
+        yield file
 
 
 def read_batches(shard: Shard, columns: Sequence[str] | None = None, rows: int = _GROUP_ROWS) -> Iterator[pa.RecordBatch]:
@@ -226,28 +230,16 @@ def contains(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def _keys_in(shard: Shard, version: RowVersion, prefixes: Sequence[str]) -> Iterator[np.ndarray]:
     wanted = {"model": version.model, "version": version.version, "settings": version.settings_of(shard.kind)}
-    columns = ["key", *wanted, *(["reason"] if shard.kind == DEAD_LETTERS else [])]
-    with skipping_damaged(shard), open_shard(shard) as file:
-        groups = [n for n in range(file.num_row_groups) if _may_hold(file, n, wanted, prefixes)]
-        for batch in file.iter_batches(row_groups=groups, columns=columns) if groups else ():
-            masks = [pc.equal(batch[name], value) for name, value in wanted.items()]
-            if shard.kind == DEAD_LETTERS:
-                masks.append(pc.is_in(batch["reason"], pa.array(sorted(FOR_GOOD))))
-            yield batch["key"].filter(functools.reduce(pc.and_, masks)).to_numpy(zero_copy_only=False)
-
-
-def _may_hold(file: pq.ParquetFile, group: int, wanted: dict[str, str], prefixes: Sequence[str]) -> bool:
-    """Whether the statistics of a row group allow wanted rows."""
-    of_group = file.metadata.row_group(group)
-    names = file.schema_arrow.names
-    for name, value in wanted.items():
-        found = of_group.column(names.index(name)).statistics
-        if found is not None and found.has_min_max and not found.min <= value <= found.max:
-            return False
-    uris = of_group.column(names.index("uri")).statistics
-    if uris is None or not uris.has_min_max:
-        return True
-    return any(uris.min[: len(prefix)] <= prefix <= uris.max[: len(prefix)] for prefix in prefixes)
+    is_done = functools.reduce(operator.and_, (ds.field(name) == value for name, value in wanted.items()))
+    if shard.kind == DEAD_LETTERS:
+        is_done &= ds.field("reason").isin(sorted(FOR_GOOD))
+    uri = ds.field("uri")
+    begins = ((uri >= prefix) & (uri <= f"{prefix}\U0010ffff") for prefix in map(parquet_text, prefixes))
+    may_match = is_done & functools.reduce(operator.or_, begins, ds.scalar(False))
+    schema = SCHEMAS[shard.kind]
+    with skipping_damaged(shard), _opened(shard) as source:
+        groups = ds.ParquetFileFormat().make_fragment(source).subset(may_match, schema=schema)  # by their statistics
+        yield groups.to_table(schema, columns=["key"], filter=is_done)["key"].to_numpy()
 
 
 def write_shard(output: str, kind: str, table: pa.Table, run: str, view: bool = False) -> str:

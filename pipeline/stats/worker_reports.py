@@ -21,8 +21,8 @@ from pipeline.stats.canary import CanaryStats, merge_canaries
 from pipeline.stats.process import PROCESS, ModelStats, ProcessState
 from pipeline.stats.renewal import keep_renewing
 from pipeline.stats.summary import JobStats
-from pipeline.storage.files import list_files, make_folder, write_file
-from pipeline.storage.globs import escape_glob
+from pipeline.storage.files import make_folder, write_file
+from pipeline.storage.listing import files_of
 from pipeline.storage.state import read_checked
 
 REPORT_SECONDS = 3.0
@@ -150,7 +150,7 @@ class WorkerReports:
         return self._reports
 
     def _look(self) -> list[JobStats]:
-        paths = [path for path in list_files(f"{escape_glob(self._folder)}/*") if not path.endswith(".new")]
+        paths = [file.path for file in files_of(self._folder) if not file.path.endswith(".new")]
         reports = (read_checked(path, functools.partial(unpack, JobStats)) for path in paths)
         return [report for report in reports if report]
 

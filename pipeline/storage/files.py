@@ -1,4 +1,4 @@
-"""Files, local or on object storage: atomic writes, renames and deletions by generation.
+"""Files, local or on object storage: atomic writes, renames and deletions.
 
 A file survives a power cut once `sync` was called for it, and its name once `sync` was called for its folder. Callers sync a file
 before they acknowledge, replace or delete anything that depends on it. Objects are durable once they are written.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import math
 import os
 import posixpath
@@ -16,15 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from apache_beam.io.filesystems import FileSystems
-
-from pipeline.storage.cloud import GS, delete_object, move_object, write_object
+from pipeline.storage.cloud import GS, blob_of, delete_object, move_object, write_object
 from pipeline.storage.listing import MAX_PARALLEL
 from pipeline.storage.store import FoundFile, retried
 from pipeline.storage.stores import generation_of, store_of
 
 UNFINISHED = ".staging-"  # prefix of all files and folders that readers must ignore; the dot hides them
-_AS_IT_IS = "uncompressed"  # else Beam would gzip files by their ending
 # a missing file is synced under its new name; some file systems cannot sync folders, and some folders may not be read
 _NOT_SYNCED = (errno.ENOENT, errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
@@ -33,8 +31,10 @@ _Answer = TypeVar("_Answer")
 
 def create(path: str) -> Any:
     """Opens a new file for bytes; makes a missing local folder. The file is durable once `sync` was called."""
+    if path.startswith(GS):
+        return blob_of(path).open("wb", ignore_flush=True)
     make_folder(posixpath.dirname(path))
-    return FileSystems.create(path, compression_type=_AS_IT_IS)
+    return open(path, "wb")
 
 
 def write_file(path: str, content: bytes, staging: str = "") -> None:
@@ -108,11 +108,6 @@ def read_file(path: str) -> bytes:
         raise FileNotFoundError(f"{path} does not exist") from err
 
 
-def list_files(pattern: str) -> list[str]:
-    """The paths that match a pattern of Beam's file systems, sorted."""
-    return sorted(entry.path for match in FileSystems.match([pattern]) for entry in match.metadata_list)
-
-
 def delete_files(paths: Iterable[str]) -> None:
     """Deletes files by their exact names, objects in any order; a missing file is no error."""
     objects, others = _divided(paths)
@@ -122,29 +117,15 @@ def delete_files(paths: Iterable[str]) -> None:
             os.remove(path)
 
 
-def delete_if_generation_match(generations: Mapping[str, str]) -> None:
-    """Deletes files unless they were overwritten meanwhile; the deletion is durable when this returns.
-
-    Args:
-      generations: Path -> its generation (see `generations_of`).
-    """
-    objects, others = _divided(generations)
-    _in_parallel(lambda path: delete_object(path, generations[path]), objects)
-    for path in others:
-        if generation_of(path) == generations[path]:
-            delete_files([path])
-    sync(folders_of(others))
-
-
 def exists(path: str) -> bool:
     """Whether a file exists, or a local folder."""
     return bool(generation_of(path)) if "://" in path else os.path.exists(path)
 
 
-def generations_of(paths: Iterable[str]) -> dict[str, str]:
-    """The files that exist, each with its generation (see `generation_of`)."""
+def existing(paths: Iterable[str]) -> list[str]:
+    """Those of some files that exist."""
     paths = list(paths)
-    return {path: generation for path, generation in zip(paths, _in_parallel(generation_of, paths), strict=True) if generation}
+    return list(itertools.compress(paths, _in_parallel(exists, paths)))
 
 
 def move_files(names: Mapping[str, str]) -> None:

@@ -1,8 +1,13 @@
-"""Streams all files that patterns match; lists many folders in parallel and in little memory."""
+"""Streams all files that patterns match; lists many folders in parallel and in little memory.
+
+A location is a folder, on a local disk or on object storage, and a pattern of the paths below it. It yields entry by entry, so
+that memory stays flat, and can be divided, so that its parts are listed in parallel.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import os
 import re
@@ -12,19 +17,143 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 
 from pipeline.errors import InputError
-from pipeline.storage.globs import fixed_beginning, real_folder, real_path
-from pipeline.storage.listing_backends import ListingBackend, LocalListing, ObjectListing, WebListing
+from pipeline.storage.globs import fixed_beginning, has_wildcard, real_folder, real_path, to_regex
 from pipeline.storage.store import FoundFile
-from pipeline.storage.stores import LISTED
+from pipeline.storage.stores import LISTED, look_up, store_of
 from pipeline.storage.web import is_web
 
 MAX_PARALLEL = 16  # folders listed in parallel; each waits for storage
-_CHUNK = 250  # files of one place, before other places have their turn
+_CHUNK = 250  # files of one location, before other locations have their turn
+_LOOKED_AT = 10_000  # names read from one folder, to find out whether it can be divided
 _LIVE = re.compile(r"(rts[pm]|rtmp|rtp|udp|srt)\w?://.*|/dev/video\d*|\d{1,2}", re.DOTALL)  # cameras and live streams
 
 
-def listing_backend_of(pattern: str) -> ListingBackend:
-    """The place of the files that a user's pattern means.
+@dataclasses.dataclass(frozen=True)
+class Location:
+    """A folder in which to look for what a pattern means.
+
+    Links to local folders are followed, and files have the names that they have in the real folder.
+
+    Attributes:
+      folder: The folder that the pattern names; ends with a slash. A local one is absolute and free of links.
+      parts: The pattern of paths below it, split at its slashes. The first one has a wildcard, or is the only one.
+      hidden: Whether names that begin with a dot match.
+      below: The path from `folder` to the folder to look in; empty, or ends with a slash.
+      deeper: Whether to look in subfolders as well.
+      real: The real folder to look in, if a link led there; else empty.
+      way: The folders of the links on the way; a link back to one of them is not followed.
+    """
+
+    folder: str
+    parts: tuple[str, ...]
+    hidden: bool = True
+    below: str = ""
+    deeper: bool = True
+    real: str = ""
+    way: tuple[str, ...] = ()
+
+    @property
+    def pattern(self) -> str:
+        """The whole pattern."""
+        return self.folder + "/".join(self.parts)
+
+    @property
+    def here(self) -> str:
+        """The folder to look in; ends with a slash."""
+        return self.real or self.folder + self.below
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """Equal for two locations with the same files, whichever links led to them."""
+        return self.here, "" if self._in_any_folder else self.below
+
+    @property
+    def _depth(self) -> int:
+        return self.below.count("/")
+
+    @property
+    def _is_recursive(self) -> bool:
+        """Whether files in subfolders at any depth can match."""
+        return any("**" in part for part in self.parts[: self._depth + 1])
+
+    @property
+    def _in_any_folder(self) -> bool:
+        """Whether the pattern means the same in all folders: `**`, or `**/` and a name."""
+        return self.parts[0] == "**" and len(self.parts) <= 2
+
+    def matches(self, path: str) -> bool:
+        """Whether a path below `folder` matches."""
+        if not self.hidden and (path.startswith(".") or "/." in path):
+            return False
+        return to_regex("/".join(self.parts)).fullmatch(path) is not None
+
+    def descend(self, name: str) -> Location | None:
+        """The location of a subfolder; None if nothing in it can match, or a link leads to what is listed anyway."""
+        recursive, depth = self._is_recursive, self._depth
+        if recursive:
+            if not self.deeper or (name.startswith(".") and not self.hidden):
+                return None
+        elif depth + 1 == len(self.parts) or not to_regex(self.parts[depth]).fullmatch(name):
+            return None
+        path = self.here + name
+        location = dataclasses.replace(self, below=f"{self.below}{name}/", real=self.real and f"{path}/")
+        if "://" in path or not os.path.islink(path):
+            return location
+        real, way = real_folder(path), (*self.way, self.here)
+        is_listed = real.startswith(self.folder) and (self.hidden or "/." not in real[len(self.folder) - 1 :])
+        if recursive and ((is_listed and self._in_any_folder) or any(folder.startswith(real) for folder in way)):
+            return None
+        return dataclasses.replace(location, real=real, way=way)
+
+    def split_by_folder(self) -> list[Location]:
+        """Divides this location, if looking at one folder is enough for that; else returns it alone."""
+        recursive = self._is_recursive
+        if not self.deeper or not (recursive or self._depth + 1 < len(self.parts)):
+            return [self]
+        found = list(islice(self._list(one_folder=True), _LOOKED_AT + 1))
+        if len(found) > _LOOKED_AT:
+            return [self]
+        parts = [part for name in found if isinstance(name, str) and (part := self.descend(name))]
+        return [dataclasses.replace(self, deeper=False), *parts] if recursive else parts
+
+    def entries(self) -> Iterator[FoundFile | Location]:
+        """Yields the files here that match, and the locations below in which others may.
+
+        A local folder that cannot be read is yielded as a file, so that its reader reports the error.
+        """
+        recursive, later = self._is_recursive, self.parts[self._depth + 1 :]
+        if not recursive and (is_web(self.folder) or not has_wildcard(self.parts[self._depth])):
+            yield from self._named(self.parts[self._depth])
+            return
+        # on object storage all folders below are listed at once, unless the rest of the pattern saves requests
+        one_folder = not self.deeper if recursive else not later or not all(map(has_wildcard, later))
+        for found in self._list(one_folder):
+            if isinstance(found, str):
+                if location := self.descend(found):
+                    yield location
+                continue
+            name = found.path[len(self.here) :]
+            if not found.path.endswith("/") and (not name or self.matches(self.below + name)):
+                file = found if found.generation or not name else look_up(found.path)
+                yield from [file] if file else ()
+
+    def _named(self, name: str) -> Iterator[FoundFile | Location]:
+        """What has this name: a folder, or an object; without that the folder of this name, if the pattern may mean one."""
+        if self._depth + 1 < len(self.parts):
+            yield from filter(None, [self.descend(name)])
+        elif file := look_up(self.here + name):
+            yield file
+        elif self.folder.startswith(LISTED) and not self.below:
+            yield Location(f"{self.folder}{name}/", ("**",), hidden=False)
+
+    def _list(self, one_folder: bool) -> Iterator[FoundFile | str]:
+        """The files of a folder, or of all below it, and the names of subfolders if only one is listed."""
+        began = any("**" in part for part in self.parts[: self._depth])
+        return store_of(self.here).list_folder(self.here, "" if began else fixed_beginning(self.parts[self._depth]), one_folder)
+
+
+def location_of(pattern: str) -> Location:
+    """The location of the files that a user's pattern means.
 
     A folder stands for all files below it except hidden ones: a local folder, a bucket, and anything that ends with a slash.
 
@@ -37,117 +166,104 @@ def listing_backend_of(pattern: str) -> ListingBackend:
         )
         raise InputError(f"input {pattern}: {message}")
     if is_web(pattern):
-        return _web_listing(pattern)
-    if "://" in pattern:
-        return _object_listing(pattern)
-    if os.path.isfile(pattern):  # also when its name looks like a pattern
+        if "*" in pattern:
+            raise InputError(f"input {pattern}: web servers list no files; name images, or a manifest with their addresses")
+        folder = pattern[: pattern.partition("?")[0].rfind("/") + 1]  # the query may have any characters
+        return Location(folder, (pattern[len(folder) :],))
+    if "://" not in pattern and os.path.isfile(pattern):  # also when its name looks like a pattern
         folder, _, name = real_path(pattern).rpartition("/")
-        return LocalListing(f"{folder}/", (glob.escape(name),))
-    if os.path.isdir(pattern or "."):
-        return LocalListing(real_folder(pattern), ("**",), hidden=False)
-    folder, rest = _split(pattern)
-    return LocalListing(real_folder(folder), rest, hidden=not pattern.endswith("/"))
-
-
-def _object_listing(pattern: str) -> ListingBackend:
-    scheme = pattern[: pattern.index("://") + 3]
-    if scheme not in LISTED:
+        return Location(f"{folder}/", (glob.escape(name),))
+    if "://" not in pattern and os.path.isdir(pattern or "."):
+        return Location(real_folder(pattern), ("**",), hidden=False)
+    scheme = pattern[: pattern.index("://") + 3] if "://" in pattern else ""
+    if scheme and scheme not in LISTED:
         message = (
             "expected files on this machine, gs://bucket/name, s3://bucket/name or abfs://container/name; copy the images first"
         )
         raise InputError(f"input {pattern}: cannot be listed: {message}")
-    pattern += "/" * (pattern.count("/") == 2)
-    folder, rest = _split(pattern)
-    if folder.count("/") < 3 or folder[len(scheme)] == "/":
+    if scheme and pattern.count("/") == 2:
+        pattern += "/"
+    folder = fixed_beginning(pattern)
+    folder = folder[: folder.rfind("/") + 1]
+    if scheme and (folder.count("/") < 3 or folder[len(scheme)] == "/"):
         raise InputError(f"input {pattern}: cannot be listed: expected {scheme}<bucket>/<name>")
-    return ObjectListing(folder, rest, hidden=not pattern.endswith("/")).normalised()
+    *parts, last = pattern[len(folder) :].split("/")
+    return Location(folder if scheme else real_folder(folder), (*parts, last or "**"), hidden=not pattern.endswith("/"))
 
 
-def _web_listing(uri: str) -> WebListing:
-    """The place of an address, whose query may have any characters."""
-    if "*" in uri:
-        raise InputError(f"input {uri}: web servers list no files; name images, or a manifest with their addresses")
-    folder, slash, name = uri.partition("?")[0].rpartition("/")
-    return WebListing(folder + slash, (name + uri[len(folder + slash + name) :],))
+def files_of(folder: str, pattern: str = "*") -> Iterator[FoundFile]:
+    """The files in one folder, hidden ones, too; none if it is not there. `**`: on object storage all below it."""
+    return (found for found in Location(f"{folder}/", (pattern,)).entries() if isinstance(found, FoundFile))
 
 
-def divided(places: Iterable[ListingBackend], wanted: int) -> list[ListingBackend]:
-    """Divides places into about as many as wanted, if looking at a few folders gives so many.
+def divided(locations: Iterable[Location], wanted: int) -> list[Location]:
+    """Divides locations into about as many as wanted, if looking at a few folders gives so many.
 
     Raises:
       InputError: A folder cannot be listed.
     """
-    whole, rest = list[ListingBackend](), deque(places)
+    whole, rest = list[Location](), deque(locations)
     while rest and len(whole) + len(rest) < wanted:
-        place = rest.popleft()
-        with _listed(place):
-            parts = place.split_by_folder()
-        if parts == [place]:
-            whole.append(place)
+        location = rest.popleft()
+        with _listed(location):
+            parts = location.split_by_folder()
+        if parts == [location]:
+            whole.append(location)
         else:
             rest.extend(parts)
     return [*whole, *rest]
 
 
-def files_in(place: ListingBackend, linked: dict[ListingBackend, ListingBackend] | None = None) -> Iterator[FoundFile]:
-    """All files that match in a place, without places that links led to before, which `linked` has.
+def files_in(location: Location, seen: dict[tuple[str, str], Location] | None = None) -> Iterator[FoundFile]:
+    """All files that match in a location.
+
+    Args:
+      location: Where to look.
+      seen: The locations that links led to, which are listed once; shared by listings that run in parallel.
 
     Raises:
       InputError: It cannot be listed.
     """
-    linked = {} if linked is None else linked
-    listings: list[Iterator[FoundFile | ListingBackend]] = [iter([place])]
-    with _listed(place):
+    seen = {} if seen is None else seen
+    listings: list[Iterator[FoundFile | Location]] = [iter([location])]
+    with _listed(location):
         while listings:
             found = next(listings[-1], None)
             if found is None:
                 listings.pop()
             elif isinstance(found, FoundFile):
                 yield found
-            elif not (isinstance(found, LocalListing) and found.at) or linked.setdefault(found.without_way(), found) is found:
+            elif not found.way or seen.setdefault(found.identity, found) is found:
                 listings.append(found.entries())
 
 
-def files_in_all(places: Iterable[ListingBackend]) -> Iterator[FoundFile]:
-    """All files in several places, a few places in parallel; a slow consumer slows the listing down.
+def files_in_all(locations: Iterable[Location]) -> Iterator[FoundFile]:
+    """All files in several locations, a few in parallel; a slow consumer slows the listing down.
 
     Raises:
-      InputError: A place cannot be listed.
+      InputError: A location cannot be listed.
     """
-    waiting = iter(places)
-    linked: dict[ListingBackend, ListingBackend] = {}
+    seen: dict[tuple[str, str], Location] = {}
+    waiting = (files_in(location, seen) for location in locations)
     running: dict[Future[list[FoundFile]], Iterator[FoundFile]] = {}
     with ThreadPoolExecutor(MAX_PARALLEL, "list-files") as pool:
 
-        def go_on(files: Iterator[FoundFile]) -> None:
-            running[pool.submit(lambda: list(islice(files, _CHUNK)))] = files
+        def go_on(several: Iterable[Iterator[FoundFile]]) -> None:
+            running.update({pool.submit(list, islice(files, _CHUNK)): files for files in several})
 
-        for place in islice(waiting, MAX_PARALLEL):
-            go_on(files_in(place, linked))
+        go_on(islice(waiting, MAX_PARALLEL))
         while running:
             for ready in wait(running, return_when=FIRST_COMPLETED).done:
                 files, chunk = running.pop(ready), ready.result()
-                if len(chunk) == _CHUNK:
-                    go_on(files)
-                else:
-                    for place in islice(waiting, 1):
-                        go_on(files_in(place, linked))
+                go_on([files] if len(chunk) == _CHUNK else islice(waiting, 1))
                 yield from chunk
 
 
 @contextlib.contextmanager
-def _listed(place: ListingBackend) -> Iterator[None]:
+def _listed(location: Location) -> Iterator[None]:
     try:
         yield
     except InputError:
         raise
     except Exception as err:
-        raise InputError(f"input {place.pattern}: cannot be listed: {' '.join(str(err).split())[:300]}") from err
-
-
-def _split(pattern: str) -> tuple[str, tuple[str, ...]]:
-    """The fixed folder of a pattern, and the parts after it; for a folder, everything below it."""
-    folder = fixed_beginning(pattern)
-    folder = folder[: folder.rfind("/") + 1]
-    parts = pattern[len(folder) :].split("/")
-    return folder, (*parts[:-1], parts[-1] or "**")
+        raise InputError(f"input {location.pattern}: cannot be listed: {' '.join(str(err).split())[:300]}") from err

@@ -59,29 +59,21 @@ def test_different_commands_run_side_by_side(places, tmp_path):
     assert rows_by_name(out) == ["a.png", "a.png", "b.png"]
 
 
-def test_one_that_shall_skip_says_so_in_one_line_and_is_done(places, tmp_path, capsys):
-    """With `--when-busy skip` a scheduler's second job exits with 0."""
-    out, arguments = places
-    with paused_with_lock(arguments, tmp_path / "log"):
-        assert main(*arguments, "--when-busy", "skip") == 0
-        said, err = capsys.readouterr()
-        assert said.startswith(f"skipped: output {out}: another run is processing the same (run ")
-        assert said.endswith("; nothing was done\n") and said.count("\n") == 1
-        assert err == "" and rows_of(out) == []
-
-
-def test_one_that_must_not_wait_ends_with_an_exit_code_of_its_own(places, tmp_path, capsys):
-    """Exit code 3. A look before a run needs no wait."""
+@pytest.mark.parametrize(
+    ("when_busy", "code", "beginning", "end"),
+    [("skip", 0, "skipped: ", "; nothing was done\n"), ("stop", BUSY, "error: ", "; --when-busy wait waits for it\n")],
+)
+def test_one_that_must_not_wait_is_one_line(places, tmp_path, capsys, when_busy, code, beginning, end):
+    """A scheduler's second job may skip its work with exit code 0, or end with 3. A look before a run needs no wait."""
     out, arguments = places
     with paused_with_lock(arguments, tmp_path / "log"):
         assert main(*arguments, "--dry-run") == 0
         capsys.readouterr()
-        assert main(*arguments, "--when-busy", "stop") == BUSY == 3
-        said = capsys.readouterr().err.splitlines()[-1]
-        assert said.startswith(f"error: output {out}: another run is processing the same (run ") and said.endswith(
-            "; --when-busy wait waits for it"
-        )
-        assert rows_of(out) == []
+        assert main(*arguments, "--when-busy", when_busy) == code
+    printed = capsys.readouterr()
+    said, other = (printed.out, printed.err) if code == 0 else (printed.err, printed.out)
+    assert said.splitlines()[-1].startswith(f"{beginning}output {out}: another run is processing the same (run ")
+    assert said.endswith(end) and other == "" and rows_of(out) == []
 
 
 @pytest.mark.matrix

@@ -31,8 +31,8 @@ def test_runs_add_up_and_what_an_earlier_one_left_is_kept(tmp_path, run_job, bri
     assert {name: files_of(out).get(name) for name in first} == first, "no file of the first run has changed"
 
 
-def test_other_settings_are_other_rows_and_stand_beside(tmp_path, run_job, bright_model):
-    """Only what was done with the same settings counts as done."""
+def test_other_settings_are_other_rows_and_again_adds_rows(tmp_path, run_job, bright_model):
+    """Only what was done with the same settings counts as done; of equal ones the newest row stays."""
     write_images(tmp_path / "in", "a.png")
     out = tmp_path / "out"
     arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
@@ -41,6 +41,10 @@ def test_other_settings_are_other_rows_and_stand_beside(tmp_path, run_job, brigh
     assert rows_by_name(out) == ["a.png", "a.png"]
     code, said, _ = run_job(*arguments, "--score-threshold", 0.5)
     assert code == 0 and "nothing is new" in said and rows_by_name(out) == ["a.png", "a.png"]
+    assert run_job(*arguments, "--again")[0] == 0
+    assert rows_by_name(out) == ["a.png"] * 3
+    compact(str(out))
+    assert rows_by_name(out) == ["a.png"] * 2
 
 
 def test_images_behind_a_link_below_an_input_are_done_once(tmp_path, run_job, bright_model):
@@ -52,17 +56,6 @@ def test_images_behind_a_link_below_an_input_are_done_once(tmp_path, run_job, br
     assert run_job(*arguments)[0] == 0
     code, said, _ = run_job(*arguments)
     assert code == 0 and "nothing is new" in said and rows_by_name(tmp_path / "out") == ["a.png"]
-
-
-def test_again_adds_rows_and_of_each_image_the_newest_counts(tmp_path, run_job, bright_model):
-    write_images(tmp_path / "in", "a.png", "b.png")
-    out = tmp_path / "out"
-    arguments = ["--input", tmp_path / "in", "--output", out, "--model", bright_model]
-    assert run_job(*arguments)[0] == 0
-    assert run_job(*arguments, "--again")[0] == 0
-    assert rows_by_name(out) == ["a.png", "a.png", "b.png", "b.png"]
-    compact(str(out))
-    assert rows_by_name(out) == ["a.png", "b.png"]
 
 
 def test_transient_failures_are_tried_again_and_permanent_ones_are_not(tmp_path, run_job, bright_model):

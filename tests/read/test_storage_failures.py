@@ -28,7 +28,6 @@ from pipeline.read.read_ahead import ReadAhead
 from pipeline.read.read_image import CircuitBreaker
 from pipeline.read.read_images import ReadImages
 from pipeline.records import ImageRef
-from pipeline.storage import cloud
 from pipeline.storage.store import is_transient_error
 from pipeline.stream.run import RunSettings, opened
 from pipeline.stream.steps import ReadRequested
@@ -50,7 +49,6 @@ def no_credentials(monkeypatch):
 
     monkeypatch.setattr(beam_auth._Credentials, "_credentials_init", True)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    monkeypatch.setattr(cloud, "_idle", [])  # a thread of another test may return its client late
 
 
 class Storage(http.server.ThreadingHTTPServer):

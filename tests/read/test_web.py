@@ -231,7 +231,7 @@ def test_an_address_is_one_input_and_web_servers_list_nothing(server):
     for wrong, said in (
         ("/status/404", "no file matches"),
         ("/*.jpg", "web servers list no files"),
-        ("/status/500", "cannot be listed"),
+        ("/status/403", "cannot be listed"),
     ):
         with pytest.raises(InputError, match=said):
             check_inputs({wrong: [server + wrong]})

@@ -18,7 +18,7 @@ from pipeline.results.bigquery_loader import table_schema
 from pipeline.results.layout import DEAD_LETTERS, DETECTIONS
 from pipeline.results.rows import SCHEMAS
 from pipeline.results.shards import COMPACTED, SOURCES, list_shards, read_batches, write_shard
-from pipeline.storage.files import delete_files, list_files
+from pipeline.storage.files import delete_files
 from tests.bigquery_server import bigquery_server
 from tests.shard_rows import detected, failed, write_rows
 
@@ -61,7 +61,7 @@ def merged(output):
 
 
 def test_tables_have_the_columns_of_shards_by_day_and_model(server, output, capsys):
-    before = {path: os.stat(path).st_mtime_ns for path in list_files(f"{output}/*/*")}
+    before = {path: os.stat(path).st_mtime_ns for path in Path(output).glob("*/*")}
     assert load(output) == 0, capsys.readouterr().err
     assert capsys.readouterr().out == "4 rows loaded; 0 files refused\n"
     assert uris(server) == ["a", "b"]
@@ -72,7 +72,7 @@ def test_tables_have_the_columns_of_shards_by_day_and_model(server, output, caps
     for table in server.tables.values():
         assert table["timePartitioning"]["field"] == "made_at"
         assert table["clustering"]["fields"] == ["model"]
-    assert {path: os.stat(path).st_mtime_ns for path in list_files(f"{output}/*/*")} == before, "a load keeps no log"
+    assert {path: os.stat(path).st_mtime_ns for path in Path(output).glob("*/*")} == before, "a load keeps no log"
     assert not Path(output, "bigquery").exists()
     for kind in (DETECTIONS, DEAD_LETTERS):
         assert [column.name for column in table_schema(kind)] == SCHEMAS[kind].names
@@ -204,11 +204,6 @@ def test_wrong_places_are_one_line(server, output, capsys, monkeypatch):
     assert capsys.readouterr().err == "error: --table: expected project.dataset.table, got 't'\n"
     assert load(f"{output}x") == 2
     assert "found none there" in capsys.readouterr().err
-    load(output)
-    capsys.readouterr()
-    server.tables["d.t"]["schema"]["fields"][1]["type"] = "INTEGER"
-    assert load(output) == 2
-    assert "column uri is INTEGER NULLABLE, expected STRING NULLABLE" in capsys.readouterr().err
     monkeypatch.delenv("BIGQUERY_EMULATOR_HOST")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", f"{output}/none.json")
     assert load(output) == 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import InputError
 from pipeline.storage.globs import to_regex
-from pipeline.storage.listing import divided, files_in, files_in_all, listing_backend_of
+from pipeline.storage.listing import divided, files_in, files_in_all, location_of
 from pipeline.storage.store import FoundFile
 
 NAMES = ["a", "b.jpg", ".h", "x[1]", "ä b"]
@@ -66,7 +66,7 @@ def test_all_files_that_match_are_found_once_however_the_folder_is_divided(tmp_p
     if (root / pattern).is_dir():
         shown = {path for path in files if path.startswith(pattern + "/")}
         expected = sorted(path for path in shown if "/." not in path[len(pattern) :])
-    place = listing_backend_of(f"{root}/{pattern}")
+    place = location_of(f"{root}/{pattern}")
     for found in (files_in(place), files_in_all(divided([place], wanted))):
         assert sorted(os.path.relpath(file.path, root) for file in found) == expected
 
@@ -84,7 +84,7 @@ def test_all_objects_that_match_are_found_once_however_the_bucket_is_divided(gcs
     if "*" not in pattern and "?" not in pattern and "[" not in pattern and not expected:
         shown = {path for path in files if path.startswith(pattern + "/")}
         expected = sorted(path for path in shown if "/." not in path[len(pattern) :])
-    place = listing_backend_of(f"gs://{gcs_bucket.name}/{root}/{pattern}")
+    place = location_of(f"gs://{gcs_bucket.name}/{root}/{pattern}")
     beginning = len(f"gs://{gcs_bucket.name}/{root}/")
     for found in (files_in(place), files_in_all(divided([place], wanted))):
         assert sorted(file.path[beginning:] for file in found) == expected
@@ -93,19 +93,19 @@ def test_all_objects_that_match_are_found_once_however_the_bucket_is_divided(gcs
 def test_a_file_is_found_with_size_and_version(tmp_path, gcs_bucket):
     (tmp_path / "a.jpg").write_bytes(b"12345")
     status = os.stat(tmp_path / "a.jpg")
-    (found,) = files_in(listing_backend_of(f"{tmp_path}/*"))
+    (found,) = files_in(location_of(f"{tmp_path}/*"))
     assert found == FoundFile(f"{tmp_path}/a.jpg", 5, f"5-{status.st_mtime_ns}")
     blob = gcs_bucket.blob("sized/a.jpg")
     blob.upload_from_string(b"12345")
     for pattern in ("*", "a.jpg", "**", ""):
-        (found,) = files_in(listing_backend_of(f"gs://{gcs_bucket.name}/sized/{pattern}"))
+        (found,) = files_in(location_of(f"gs://{gcs_bucket.name}/sized/{pattern}"))
         assert found == FoundFile(f"gs://{gcs_bucket.name}/sized/a.jpg", 5, str(blob.generation))
 
 
 @pytest.mark.parametrize("pattern", ["gs://", "gs:///a", "gs://*/a", "gs://b*"])
 def test_a_pattern_must_name_its_bucket(pattern):
     with pytest.raises(InputError, match=r"^input gs:.*: cannot be listed: expected gs://<bucket>/<name>"):
-        listing_backend_of(pattern)
+        location_of(pattern)
 
 
 def test_links_are_followed_to_files_but_not_in_circles(tmp_path):
@@ -118,7 +118,7 @@ def test_links_are_followed_to_files_but_not_in_circles(tmp_path):
     (tmp_path / "other").symlink_to("in")
     expected = ["a.jpg", "itself.jpg", "link.jpg"]  # the one that cannot be opened is for its reader to complain of
     for pattern in ("in", "in/**", "in/*", "other", "other/", "other/*", "other/**"):
-        assert sorted(os.path.basename(file.path) for file in files_in(listing_backend_of(f"{tmp_path}/{pattern}"))) == expected
+        assert sorted(os.path.basename(file.path) for file in files_in(location_of(f"{tmp_path}/{pattern}"))) == expected
 
 
 @pytest.mark.parametrize("wanted", [1, 64])
@@ -134,7 +134,7 @@ def test_a_folder_that_links_lead_to_is_listed_once_by_its_real_name(tmp_path, p
     links += [("third/home", "../in"), ("third/all", "../..")]
     for link, target in links:
         (tmp_path / link).symlink_to(target)
-    found = files_in_all(divided([listing_backend_of(f"{tmp_path}/{pattern}")], wanted))
+    found = files_in_all(divided([location_of(f"{tmp_path}/{pattern}")], wanted))
     assert sorted(file.path for file in found) == sorted(f"{tmp_path}/{name}" for name in names)
 
 
@@ -144,14 +144,14 @@ def test_a_linked_folder_that_a_pattern_names_has_its_real_name(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "link").symlink_to("../elsewhere")
     for pattern in ("in/*/x/a.jpg", "in/l*/*/*.jpg", "in/**/link/**/a.jpg", "in/link/x", "in/link/x/a.jpg"):
-        assert [file.path for file in files_in(listing_backend_of(f"{tmp_path}/{pattern}"))] == [f"{tmp_path}/elsewhere/x/a.jpg"]
+        assert [file.path for file in files_in(location_of(f"{tmp_path}/{pattern}"))] == [f"{tmp_path}/elsewhere/x/a.jpg"]
 
 
 def test_a_folder_that_may_not_be_looked_into_is_given_for_its_reader_to_complain_of(tmp_path):
     name = "d" * 250
     path = f"{tmp_path}/" + f"{name}/" * 20  # longer than the system takes; also for root, who may look into everything
     for pattern in (f"{path}*", f"{path}**", f"{path}a.jpg"):
-        (found,) = files_in(listing_backend_of(pattern))
+        (found,) = files_in(location_of(pattern))
         assert found == FoundFile(path.rstrip("/") if "*" in pattern else pattern)
 
 
@@ -160,7 +160,7 @@ def test_files_come_while_others_are_still_to_be_found(tmp_path):
     for number in range(10):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "a.jpg").touch()
-    files = files_in(listing_backend_of(str(tmp_path)))
+    files = files_in(location_of(str(tmp_path)))
     first = next(files).path
     for folder in tmp_path.iterdir():
         if not first.startswith(f"{folder}/"):
@@ -183,7 +183,7 @@ def test_memory_stays_flat_however_many_files_there_are(tmp_path, wanted):
             os.mknod(folder / f"{number:06d}.jpg", stat.S_IFREG | 0o600)
         made = total
         tracemalloc.start()
-        assert sum(1 for _ in files_in_all(divided([listing_backend_of(str(tmp_path))], wanted))) == total
+        assert sum(1 for _ in files_in_all(divided([location_of(str(tmp_path))], wanted))) == total
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 2_000_000  # up to 4,000 are under way at once; all together take 10 MB

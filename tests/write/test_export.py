@@ -14,9 +14,8 @@ from pycocotools.coco import COCO
 from pipeline import export, run
 from pipeline.compact import main as compact
 from pipeline.results import newest
-from pipeline.results.image_rows import read_rows
 from pipeline.results.layout import DETECTIONS, is_result_name
-from pipeline.results.newest import by_uri, newest_rows
+from pipeline.results.newest import by_uri, newest_rows, read_rows
 from pipeline.results.rows import detections_table
 from pipeline.results.shards import list_shards, read_batches
 from pipeline.write.exports import FORMATS
