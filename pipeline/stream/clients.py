@@ -12,7 +12,6 @@ from google.api_core import exceptions, retry
 from pipeline.stats.process import PROCESS
 from pipeline.stream.outgoing import OutgoingMessage
 
-_MAX_OPEN_PUBLISHES = 1000
 _PERMANENT = (
     exceptions.NotFound,
     exceptions.Forbidden,
@@ -32,10 +31,8 @@ class Publishing:
         self._open: list[Any] = []
 
     def send(self, topic: str, message: OutgoingMessage) -> None:
-        """Begins to publish a message; waits only while very many are unconfirmed."""
+        """Begins to publish a message."""
         self._open.append(self._client.publish(topic, message.data, **message.attributes))
-        if len(self._open) >= _MAX_OPEN_PUBLISHES:
-            self.wait()
 
     def wait(self) -> None:
         """Waits until Pub/Sub has all messages.

@@ -21,7 +21,6 @@ from apache_beam.utils.timestamp import Duration
 
 from pipeline.stream.messages import Message
 from pipeline.stream.run import RunSettings, StreamStep
-from pipeline.stream.subscriber import PULL_BYTES
 
 # the in-memory runner has both in each of its bundles, and then two bundles side by side (`launch/in_memory.py`)
 _POLLERS = 2  # while one's images are detected and published, another's are read; and a huge request holds up one of them only
@@ -150,7 +149,7 @@ class _Pull(StreamStep):
         tracker.try_claim(poll)
         if self._is_first:
             self._is_first = False
-            messages = self._subscriber.pull(self._run.config.stream.pull_images, PULL_BYTES, wait_s=_IDLE_SECONDS)
+            messages = self._subscriber.pull(_IDLE_SECONDS)
             finalizer.register(self._finalizing(poller, poll, [message.message_id for message in messages]))
             yield from messages
         else:  # another poller is in this bundle; this one steps back, to have bundles of its own beside it

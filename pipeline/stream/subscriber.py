@@ -48,8 +48,8 @@ class Subscriber:
 
     Args:
       subscription: Full name.
-      max_images: Pulling pauses while this many images wait to be taken.
-      max_bytes: Pulling pauses while this many bytes wait to be taken.
+      max_images: Most images that a bundle takes; pulling pauses while as many wait.
+      max_bytes: Most bytes, likewise.
       threads: The run's threads. `stop` ends pulling; messages that no step has taken are released.
     """
 
@@ -64,7 +64,7 @@ class Subscriber:
         self._part = PROCESS.parts["subscriber"]
         self._mean_bytes = max_bytes / _FIRST_PULL_MESSAGES
 
-    def pull(self, max_images: int, max_bytes: int, wait_s: float) -> list[Message]:
+    def pull(self, wait_s: float) -> list[Message]:
         """Returns waiting messages, or the first that comes within `wait_s`; one that exceeds the bounds comes alone.
 
         Each has one hold, which its bundle ends.
@@ -85,7 +85,7 @@ class Subscriber:
             while self._waiting and not self._stop.is_set():
                 message, its_images = self._waiting[0]
                 images, size = images + its_images, size + len(message.data)
-                if taken and (images > max_images or size > max_bytes):
+                if taken and (images > self._max_images or size > self._max_bytes):
                     break
                 taken.append(message)
                 self._waiting.popleft()

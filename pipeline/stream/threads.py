@@ -43,8 +43,7 @@ class RunThreads:
         self.stop.set()
         self.closed.set()
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(_END_SECONDS)
+            thread.join(_END_SECONDS)
         PROCESS.died.clear()
         left = [thread.name for thread in self._threads if thread.is_alive()]
         if left:

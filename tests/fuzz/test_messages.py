@@ -115,11 +115,6 @@ def publishable(message: OutgoingMessage) -> bytes:
     return bytes(made.data)
 
 
-def archived(row: bytes) -> None:
-    assert b"\n" not in row
-    json.loads(row)
-
-
 def end(image: ImageRef | EncodedImage, number: float) -> DetectedImage | DeadLetter:
     """A result, or for some images a failure."""
     ref = image if isinstance(image, ImageRef) else image.ref
@@ -129,28 +124,18 @@ def end(image: ImageRef | EncodedImage, number: float) -> DetectedImage | DeadLe
     return DetectedImage(ref, 4, 3, ref.generation, "1", found)
 
 
-def outcomes(request: Request, now: float, number: float):
-    for letter in request.dead_letters:
-        archived(row_bytes(dead_letter_row(letter)))
-        publishable(dead_letter_message(letter, now))
-        yield letter.ref, Outcome(row_bytes(dead_letter_row(letter)), failed=True)
-    for image in request.images:
-        result = end(image, number)
-        if isinstance(result, DeadLetter):
-            archived(row_bytes(dead_letter_row(result)))
-            yield result.ref, Outcome(publishable(dead_letter_message(result, now)), failed=True)
-        else:
-            archived(row_bytes(detection_row(result)))
-            yield result.ref, Outcome(publishable(detection_message(result, now)), failed=False)
-
-
-def count(request: Request, message: Message, now: float, number: float) -> None:
-    """What the steps count of a request and of its results."""
-    figures = LiveStats()
-    figures.add_request(request, message.publish_time)
+def outcomes(request: Request, message: Message, now: float, number: float):
+    """What becomes of the images of a request, published and counted."""
+    stats = LiveStats()
+    stats.add_request(request, message.publish_time)
     for result in (*request.dead_letters, *(end(image, number) for image in request.images)):
-        figures.add_result(result, now)
-    assert figures.line(1.0)
+        is_dead = isinstance(result, DeadLetter)
+        line = row_bytes(dead_letter_row(result) if is_dead else detection_row(result))
+        assert b"\n" not in line and json.loads(line)
+        message = dead_letter_message(result, now) if is_dead else detection_message(result, now)
+        stats.add_result(result, now)
+        yield result.ref, Outcome(publishable(message), failed=is_dead)
+    assert stats.line(1.0)
 
 
 def answers_within(seconds: float) -> Answers:
@@ -184,30 +169,19 @@ def test_each_message_ends_in_results_dead_letters_and_one_answer(message, now, 
     assert image_count(message) >= 1
     request = parse_message(message, LIMITS)
     assert request.skipped != bool(request.images or request.dead_letters)
-    answers = answers_within(60.0)
+    answers, overdue = answers_within(60.0), answers_within(0.0)
     answers.open(request)
-    count(request, message, now, number)
-    ended = list(outcomes(request, now, number))
+    overdue.open(request)
+    ended = list(outcomes(request, message, now, number))
     for ref, outcome in ended:
         answers.done(ref, outcome)
-    sent = answers.due().values()
-    assert len(sent) == request.wants_answer
-    for answer in sent:
-        content = json.loads(publishable(answer))
-        assert content["request_id"] == request.request_id
-        assert len(content["results"]) + len(content["failed"]) == len(ended) == len(request.images) + len(request.dead_letters)
-
-
-@given(messages)
-def test_an_overdue_answer_names_all_that_is_missing(message):
-    request = parse_message(message, LIMITS)
-    answers = answers_within(0.0)
-    answers.open(request)
-    late = answers.due().values()
-    assert len(late) == request.wants_answer
-    for answer in late:
-        content = json.loads(publishable(answer))
-        assert len(content["failed"]) == len(request.images) + len(request.dead_letters)
+    for sent in (answers.due().values(), overdue.due().values()):
+        assert len(sent) == request.wants_answer
+        for answer in sent:
+            content = json.loads(publishable(answer))
+            assert content["request_id"] == request.request_id
+            assert len(content["results"]) + len(content["failed"]) == len(ended)
+    assert len(ended) == len(request.images) + len(request.dead_letters)
 
 
 @given(st.lists(messages, min_size=1, max_size=6), st.randoms(use_true_random=False))

@@ -150,9 +150,9 @@ def test_messages_that_are_released_at_the_end_are_no_work_left(pubsub_emulator)
     before = part.waiting
     for future in [pubsub_emulator.publisher().publish(topic, b"image") for _ in range(5)]:
         future.result()
-    subscriber = Subscriber(subscription, 100, 1_000_000, threads)
-    assert len(subscriber.pull(1, 100, 10.0)) == 1
-    wait_until(lambda: part.waiting == before + 4)
+    subscriber = Subscriber(subscription, 1, 1_000_000, threads)
+    assert len(subscriber.pull(wait_s=10.0)) == 1
+    wait_until(lambda: part.waiting == before + 1)
     threads.close()
     subscriber.close()
     assert part.waiting == before

@@ -40,19 +40,19 @@ def subscriber_of(request):
     return make
 
 
-def take_all(subscriber: Subscriber, count: int, max_images: int = 100) -> list[list[bytes]]:
+def take_all(subscriber: Subscriber, count: int) -> list[list[bytes]]:
     """Takes until `count` messages have come, each take as a list of contents."""
     takes: list[list[bytes]] = []
     end = time.monotonic() + 30
     while sum(map(len, takes)) < count and time.monotonic() < end:
-        takes.append([message.data for message in subscriber.pull(max_images, 50_000_000, wait_s=1.0)])
+        takes.append([message.data for message in subscriber.pull(wait_s=1.0)])
     return takes
 
 
 def test_every_message_is_taken_once_and_none_more_than_asked_for(queue, subscriber_of):
     contents = [b"%d" % n for n in range(250)]
     queue.put(*contents)
-    takes = take_all(subscriber_of(queue)[0], 250, max_images=30)
+    takes = take_all(subscriber_of(queue, max_images=30)[0], 250)
     assert max(map(len, takes)) <= 30
     assert sorted(content for take in takes for content in take) == sorted(contents)
 
@@ -60,16 +60,15 @@ def test_every_message_is_taken_once_and_none_more_than_asked_for(queue, subscri
 def test_a_message_weighs_as_many_images_as_it_names(queue, subscriber_of):
     ten = b'["gs://b/a"' + b', "gs://b/a"' * 9 + b"]"
     queue.put(*[ten] * 6, b'"gs://b/a"')
-    takes = take_all(subscriber_of(queue)[0], 7, max_images=25)
+    takes = take_all(subscriber_of(queue, max_images=25)[0], 7)
     assert max(sum(1 if content != ten else 10 for content in take) for take in takes) <= 25
 
 
 def test_a_message_larger_than_the_bounds_comes_alone(queue, subscriber_of):
     queue.put(b"x" * 5_000_000, b"y" * 5_000_000)
     subscriber, _ = subscriber_of(queue, max_bytes=1000)
-    first = subscriber.pull(10, 1000, wait_s=240)
-    second = subscriber.pull(10, 1000, wait_s=240)
-    assert sorted(message.data[:1] for message in (*first, *second)) == [b"x", b"y"]
+    takes = [[message.data[:1] for message in subscriber.pull(wait_s=240)] for _ in range(2)]
+    assert sorted(takes) == [[b"x"], [b"y"]]
 
 
 def test_a_pull_of_many_large_messages_does_not_fail(queue, subscriber_of):
@@ -83,7 +82,7 @@ def test_a_backlog_stays_in_pubsub(queue, subscriber_of):
     """What is pulled ahead is bounded by images, so another consumer finds the rest."""
     queue.put(*[b"%d" % n for n in range(300)])
     subscriber, _ = subscriber_of(queue, max_images=20)
-    assert subscriber.pull(1, 1000, wait_s=240)
+    assert subscriber.pull(wait_s=240)
     other = subscriber_of(queue)[0]
     assert sum(map(len, take_all(other, 240))) >= 240
 
@@ -92,44 +91,33 @@ def test_what_is_in_hand_is_not_delivered_again_beyond_its_deadline(queue, subsc
     """The subscription's own deadline is 10 s."""
     queue.put(b"slow")
     first, _ = subscriber_of(queue)
-    assert len(first.pull(1, 1000, wait_s=240)) == 1
-    assert subscriber_of(queue)[0].pull(1, 1000, wait_s=13) == []
-
-
-def test_what_is_released_is_delivered_again_and_what_is_acknowledged_is_not(queue, subscriber_of):
-    queue.put(b"done", b"not done")
-    first, threads = subscriber_of(queue)
-    taken = [message for _ in range(2) for message in first.pull(1, 1000, wait_s=240)]
-    first.acknowledge([message.message_id for message in taken if message.data == b"done"])
-    threads.stop.set()
-    first.release([message.message_id for message in taken if message.data == b"not done"])
-    again = [message.data for message in subscriber_of(queue)[0].pull(10, 1000, wait_s=240)]
-    assert again == [b"not done"]
+    assert len(first.pull(wait_s=240)) == 1
+    assert subscriber_of(queue)[0].pull(wait_s=13) == []
 
 
 def test_a_message_is_acknowledged_when_its_bundle_is_final_and_nothing_holds_it(queue, subscriber_of):
     """An image of it may be in progress in another bundle, and its rows in a window."""
     queue.put(b"both", b"one of two", b"held twice")
-    subscriber, threads = subscriber_of(queue)
-    ids = {message.data: message.message_id for _ in range(3) for message in subscriber.pull(1, 1000, wait_s=240)}
+    subscriber, threads = subscriber_of(queue, max_images=1)
+    ids = {message.data: message.message_id for _ in range(3) for message in subscriber.pull(wait_s=240)}
     subscriber.hold([*ids.values(), ids[b"held twice"]])
     subscriber.end_hold([ids[b"both"], ids[b"one of two"], ids[b"held twice"]])
     subscriber.end_hold([ids[b"both"], ids[b"held twice"]])
     threads.close()
     subscriber.close()
-    other = subscriber_of(queue)[0]
-    again = [message.data for _ in range(2) for message in other.pull(1, 1000, wait_s=240)]
+    other = subscriber_of(queue, max_images=1)[0]
+    again = [message.data for _ in range(2) for message in other.pull(wait_s=240)]
     assert sorted(again) == [b"held twice", b"one of two"]
-    assert other.pull(1, 1000, wait_s=1) == []
+    assert other.pull(wait_s=1) == []
 
 
 def test_stopping_gives_back_what_nobody_has_taken(queue, subscriber_of):
     contents = {b"%d" % n for n in range(50)}
     queue.put(*contents)
-    first, threads = subscriber_of(queue)
-    taken = {message.data for message in first.pull(10, 10_000, wait_s=240)}
+    first, threads = subscriber_of(queue, max_images=10)
+    taken = {message.data for message in first.pull(wait_s=240)}
     threads.stop.set()
-    assert first.pull(10, 10_000, wait_s=0) == []
+    assert first.pull(wait_s=0) == []
     rest = {content for take in take_all(subscriber_of(queue)[0], 50 - len(taken)) for content in take}
     assert rest == contents - taken
 
@@ -139,7 +127,7 @@ def test_a_subscription_that_is_deleted_meanwhile_is_an_error(queue, subscriber_
     pubsub_emulator.subscriber().delete_subscription(subscription=queue.subscription)
     with pytest.raises(exceptions.NotFound):
         for _ in range(30):
-            subscriber.pull(1, 1000, wait_s=1)
+            subscriber.pull(wait_s=1)
 
 
 def test_published_messages_are_there_when_the_wait_is_over(pubsub_emulator):

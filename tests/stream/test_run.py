@@ -67,11 +67,11 @@ def test_a_failed_thread_ends_the_intake_of_the_job(pubsub_emulator):
     """Whatever thread it was: the next turn raises its reason, and the job ends with it."""
     _, subscription = pubsub_emulator.create()
     with opened(RunSettings("subscriber", Config(input=(subscription,)))) as run:
-        assert run.subscriber.pull(1, 1, wait_s=0) == []
+        assert run.subscriber.pull(wait_s=0) == []
         run.threads.start("dividing", lambda: 1 // 0)
         wait_until(lambda: run.threads._failure is not None)
         with pytest.raises(ZeroDivisionError):
-            run.subscriber.pull(1, 1, wait_s=0)
+            run.subscriber.pull(wait_s=0)
 
 
 def test_what_is_in_hand_when_a_run_ends_is_delivered_again_at_once(pubsub_emulator):
@@ -79,6 +79,6 @@ def test_what_is_in_hand_when_a_run_ends_is_delivered_again_at_once(pubsub_emula
     pubsub_emulator.publisher().publish(topic, b"taken").result()
     before = threading.enumerate()
     with opened(RunSettings("first", Config(input=(subscription,)))) as run:
-        assert [message.data for message in run.subscriber.pull(1, 1000, wait_s=240)] == [b"taken"]
+        assert [message.data for message in run.subscriber.pull(wait_s=240)] == [b"taken"]
     assert [thread.name for thread in threads_left(before) if thread.name in ("pulling", "extending deadlines")] == []
     assert [message.data for message in pubsub_emulator.take(subscription, 1)] == [b"taken"]

@@ -31,7 +31,7 @@ def write(tmp_path):
     return run
 
 
-def test_ids_count_images_by_their_rows_and_classes_from_one(write):
+def test_ids_count_images_by_their_rows_and_classes_from_one(write, tmp_path):
     results, images = write(ROWS)
     assert results == [
         {"image_id": 1, "category_id": 1, "bbox": [1.0, 2.0, 3.5, 6.0], "score": 0.9},
@@ -44,40 +44,24 @@ def test_ids_count_images_by_their_rows_and_classes_from_one(write):
         (3, "in/ä.jpg", 100, 50),
     ]
     assert images["categories"] == [{"id": 1, "name": "cat"}, {"id": 17, "name": "dog"}]
-
-
-def test_pycocotools_loads_both_files(write, tmp_path):
-    write(ROWS)
-    results = COCO(str(tmp_path / "images.json")).loadRes(str(tmp_path / "results.json"))
-    assert len(results.anns) == 3
+    assert len(COCO(str(tmp_path / "images.json")).loadRes(str(tmp_path / "results.json")).anns) == 3
 
 
 def test_no_images_are_empty_lists(write):
     assert write([]) == [[], {"images": [], "annotations": [], "categories": []}]
 
 
-def test_ids_are_those_of_the_ground_truth(write, tmp_path):
+def test_ids_are_those_of_the_ground_truth_with_which_pycocotools_loads_them(write, tmp_path):
     truth = {
         "images": [{"id": 70, "file_name": "x/b.jpg"}, {"id": 80, "file_name": "a.jpg"}],
+        "annotations": [],
         "categories": [{"id": 5, "name": "dog"}],
     }
     (tmp_path / "truth.json").write_text(json.dumps(truth))
     results, images = write(ROWS, truth=str(tmp_path / "truth.json"))
     assert results == [{"image_id": 80, "category_id": 5, "bbox": [-5.0, 0.0, 10.0, 5.0], "score": 0.5}]
     assert [image["id"] for image in images["images"]] == [80, 70]
-
-
-def test_pycocotools_loads_results_beside_the_ground_truth_whose_ids_they_have(write, tmp_path):
-    truth = {
-        "images": [{"id": 80, "file_name": "a.jpg", "width": 100, "height": 50}],
-        "annotations": [],
-        "categories": [{"id": 90, "name": "cat"}, {"id": 5, "name": "dog"}],
-    }
-    (tmp_path / "truth.json").write_text(json.dumps(truth))
-    write(ROWS, truth=str(tmp_path / "truth.json"))
-    results = COCO(str(tmp_path / "truth.json")).loadRes(str(tmp_path / "results.json"))
-    names = [results.loadCats(each["category_id"])[0]["name"] for each in results.loadAnns(results.getAnnIds(imgIds=[80]))]
-    assert sorted(names) == ["cat", "dog"]
+    assert len(COCO(str(tmp_path / "truth.json")).loadRes(str(tmp_path / "results.json")).anns) == 1
 
 
 def test_a_member_of_an_archive_has_the_id_of_its_name_in_the_archive(write, tmp_path):
