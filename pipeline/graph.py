@@ -28,7 +28,7 @@ from pipeline.stats.worker_context import WorkerContext
 from pipeline.stream.archive import ArchiveRows
 from pipeline.stream.deduplicate import AddIdentity, DropDuplicates, DropDuplicatesInState
 from pipeline.stream.messages import MessageLimits, replay_message
-from pipeline.stream.pubsub import ReadMessages, ReadNative
+from pipeline.stream.pubsub import ReadMessages
 from pipeline.stream.run import RunSettings
 from pipeline.stream.steps import ParseMessages, PublishResults, ReadRequested
 from pipeline.write.write_shards import Results, WriteShards
@@ -112,7 +112,7 @@ def build_streaming(pipeline: beam.Pipeline, config: Config, run: RunSettings, *
       run: The run. If its steps are not all in one process, the runner's durable state finds duplicates.
       native_source: Whether to read with Beam's own Pub/Sub source; else with the project's splittable DoFn.
     """
-    messages = pipeline | "ReadMessages" >> (ReadNative(config.input[0]) if native_source else ReadMessages(run))
+    messages = pipeline | "ReadMessages" >> ReadMessages(run, native_source)
     asked = messages | "ParseMessages" >> beam.ParDo(ParseMessages(_limits(config), run)).with_outputs("dead", main="images")
     reading = beam.ParDo(ReadRequested(run)).with_outputs("dead", main="images")
     if run.in_process:

@@ -30,51 +30,29 @@ _IDLE_SECONDS = 0.5
 
 @dataclasses.dataclass
 class ReadMessages(beam.PTransform):
-    """Reads a subscription with the project's own splittable source.
+    """Reads a run's subscription. Element out: `Message`. Unbounded. At least once.
 
-    Element out: `Message`, without an event time: no step has windows. Unbounded, until the run is stopped: then what was taken
-    is finished, and the pipeline ends. At least once.
+    The project's own source gives messages no event time, since no step has windows. When the run is stopped, what was taken is
+    finished, and the pipeline ends.
 
     Args:
       run: The run whose subscription is read.
+      native: Whether to read with Beam's own source, for runners that replace it with their own (Dataflow).
     """
 
     run: RunSettings
+    native: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection[Message]:
-        """Wires the pollers."""
-        return (
-            begin
-            | "Pullers" >> beam.Create(range(_POLLERS), reshuffle=False)
-            | "Pull" >> beam.ParDo(_Pull(self.run)).with_output_types(Message)
-        )
-
-
-@dataclasses.dataclass
-class ReadNative(beam.PTransform):
-    """Reads a subscription with Beam's own source, for runners that replace it with their own (Dataflow).
-
-    Element out: `Message`, at its publish time. Unbounded. At least once.
-
-    Args:
-      subscription: `projects/P/subscriptions/S`.
-    """
-
-    subscription: str
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection[Message]:
-        """Wires Beam's source, with attributes."""
-        return (
-            begin
-            | "ReadFromPubSub" >> beam.io.ReadFromPubSub(subscription=self.subscription, with_attributes=True)
-            | "ToMessages" >> beam.Map(_from_beam).with_output_types(Message)
-        )
+        """Wires Beam's source, with attributes, or the pollers."""
+        if self.native:
+            sent = begin | "ReadFromPubSub" >> beam.io.ReadFromPubSub(subscription=self.run.config.input[0], with_attributes=True)
+            return sent | "ToMessages" >> beam.Map(_from_beam).with_output_types(Message)
+        pollers = begin | "Pullers" >> beam.Create(range(_POLLERS), reshuffle=False)
+        return pollers | "Pull" >> beam.ParDo(_Pull(self.run)).with_output_types(Message)
 
 
 class _EndlessTracker(RestrictionTracker):
@@ -168,10 +146,5 @@ class _Pull(StreamStep):
 
 
 def _from_beam(message: Any) -> Message:
-    published = message.publish_time
-    return Message(
-        message.data,
-        dict(message.attributes or {}),
-        message.message_id or "",
-        published.timestamp() if published else time.time(),
-    )
+    published_at = message.publish_time.timestamp() if message.publish_time else time.time()
+    return Message(message.data, dict(message.attributes or {}), message.message_id or "", published_at)

@@ -4,7 +4,6 @@ import math
 import re
 
 import numpy as np
-import pytest
 
 from pipeline.records import DeadLetter, DetectedImage, Detections, ImageRef, Timing
 from pipeline.report.page import render_report
@@ -35,18 +34,16 @@ def figures_of_a_minute():
     return figures
 
 
-def test_the_counts_add_up():
-    stats = figures_of_a_minute().stats()
-    assert (stats.read, stats.detected, sum(stats.dead.values()), stats.skipped) == (102, 98, 2, 2)
-
-
-def test_a_line_shows_rate_batch_fill_latency_and_failures():
-    line = figures_of_a_minute().line(seconds=10.0)
+def test_a_line_shows_rate_batch_fill_latency_and_failures_since_the_last_one():
+    figures = figures_of_a_minute()
+    stats, line = figures.stats(), figures.line(seconds=10.0)
+    assert (stats.read, stats.detected, stats.failed, stats.skipped) == (102, 98, 2, 2)
     assert line.startswith("98 images, 9.8 images/s, batches of 8.0, event-to-publish p50 ")
     shown = re.search(r"event-to-publish p50 (\d+) ms p99 (\d+) ms, in-hand-to-result p50 (\d+) ms p99 (\d+) ms", line)
     for value, (low, high) in zip(map(float, shown.groups()), ((50, 250), (5000, 10_001), (10, 50), (1000, 2500)), strict=True):
         assert low <= value <= high
     assert line.endswith(", 2 dead, 2 skipped")
+    assert re.fullmatch(r"98 images, 0.0 images/s, backlog age \d+.\d s, 2 dead, 2 skipped", figures.line(seconds=10.0))
 
 
 def test_the_summary_has_both_latencies_under_their_own_names():
@@ -61,12 +58,6 @@ def test_the_summary_has_both_latencies_under_their_own_names():
     assert "event_to_publish_ms" not in summarise(JobStats(), facts), "a batch job publishes nothing"
 
 
-def test_a_line_covers_the_time_since_the_last_one():
-    figures = figures_of_a_minute()
-    figures.line(seconds=10.0)
-    assert re.fullmatch(r"98 images, 0.0 images/s, backlog age \d+.\d s, 2 dead, 2 skipped", figures.line(seconds=10.0))
-
-
 def test_the_age_of_the_backlog_is_that_of_the_last_message_and_none_after_a_while(monkeypatch):
     figures = figures_of_a_minute()
     assert figures.stats().backlog_age_ms > 1e9
@@ -74,36 +65,19 @@ def test_the_age_of_the_backlog_is_that_of_the_last_message_and_none_after_a_whi
     assert figures.stats().backlog_age_ms == 0
 
 
-class TestOfWorkersElsewhere:
-    """Each tells what it has counted since it began; the launcher makes of it what it would say of its own."""
-
-    @pytest.fixture
-    def workers(self, tmp_path):
-        """Two that have done the same, of a launcher that looks each time."""
-        staging = Run(str(tmp_path), "0a1b")
-        figures = [figures_of_a_minute(), figures_of_a_minute()]
-        with staging.opened():
-            seen = WorkerFigures(WorkerReports(staging, every_s=0.0))
-            for each in figures:
-                StatsReporter(staging, each.stats).flush()
-            yield seen, figures
-
-    def test_a_line_says_what_all_have_done_since_the_last_one(self, workers):
-        figures, _ = workers
-        line = figures.line(seconds=10.0)
+def test_the_launcher_of_workers_elsewhere_shows_what_they_report(tmp_path):
+    """Only what has an outcome is read: the rest comes again, and so does that of a worker that was killed before its report."""
+    run, workers = Run(str(tmp_path), "0a1b"), [figures_of_a_minute(), figures_of_a_minute()]
+    with run.opened():
+        figures = WorkerFigures(WorkerReports(run, every_s=0.0))
+        assert (figures.line(10.0), figures.stats()) == ("waiting for workers", None)
+        workers[0].add_request(Request("m9", images=(ImageRef("gs://b/9"),)), publish_time=0.0)
+        figures = WorkerFigures(WorkerReports(run, every_s=0.0))
+        for each in workers:
+            StatsReporter(run, each.stats).flush()
+        line, stats = figures.line(seconds=10.0), figures.stats()
         assert line.startswith("196 images, 19.6 images/s, batches of 8.0, event-to-publish p50 ")
         assert re.search(r"backlog age [1-9]\d+\.\d s, 4 dead, 4 skipped$", line)
         assert figures.line(seconds=10.0).startswith("196 images, 0.0 images/s, backlog age ")
-
-    def test_what_has_an_outcome_is_read(self, workers):
-        """What was in hand, or whose worker was killed before it told, comes again."""
-        figures, (first, _) = workers
-        first.add_request(Request("m9", images=(ImageRef("gs://b/9"),)), publish_time=0.0)
-        stats = figures.stats()
-        assert (stats.read, stats.detected, sum(stats.dead.values()), stats.skipped) == (204, 196, 4, 4)
-        assert math.isfinite(stats.began)
-
-    def test_before_any_has_begun_it_waits(self, tmp_path):
-        figures = WorkerFigures(WorkerReports(Run(str(tmp_path), "0a1b")))
-        assert figures.line(10.0) == "waiting for workers"
-        assert figures.stats() is None
+    assert (stats.read, stats.detected, stats.failed, stats.skipped) == (204, 196, 4, 4)
+    assert math.isfinite(stats.began)
