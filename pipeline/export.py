@@ -14,7 +14,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from models.evaluate.detection_rows import ImageRow
 from models.progress import printable
 from pipeline import pictures
 from pipeline.config.dates import days_flag
@@ -41,27 +40,19 @@ def _export(flags: argparse.Namespace) -> int:
     output, to = results_folder(flags.folder), local_path(flags.to).rstrip("/")
     wanted = Wanted(flags.run, flags.model, since=days_flag("--since", flags.since)[0] if flags.since else 0.0)
     if next(newest_rows(output, wanted), None) is None:
-        raise InputError(f"{output} holds no row of detections{_named(flags)}")
-    of_rows = [name for name in formats if name != _CROPS]
-    if of_rows:
+        given = {"run": flags.run, "model": flags.model, "since": flags.since}
+        shown = "".join(f", --{name} {value}" for name, value in given.items() if value)
+        raise InputError(f"{output} holds no row of detections{shown}")
+    if of_rows := [name for name in formats if name != _CROPS]:
         done = export(output, of_rows, wanted, to, sort=flags.sort, ground_truth=flags.coco_ground_truth)
         for note in done.notes:
             print(f"warning: {printable(note)}", file=sys.stderr)
         print(printable(f"{done.rows} rows in {', '.join(done.files)}"))
-    return _write_crops(output, to or f"{output}/{EXPORTS}", flags.images, wanted) if _CROPS in formats else 0
-
-
-def _write_crops(output: str, to: str, images: str, wanted: Wanted) -> int:
-    def read(_: str) -> list[ImageRow]:
-        return read_results(output, wanted)
-
-    return pictures.main([f"--crops={to}/{_CROPS}", *([f"--images={images}"] if images else []), "--", output], read)
-
-
-def _named(flags: argparse.Namespace) -> str:
-    """What the flags want, for a person."""
-    given = {"run": flags.run, "model": flags.model, "since": flags.since}
-    return "".join(f", --{name} {value}" for name, value in given.items() if value)
+    if _CROPS not in formats:
+        return 0
+    images = [f"--images={flags.images}"] if flags.images else []
+    crops = f"--crops={to or f'{output}/{EXPORTS}'}/{_CROPS}"
+    return pictures.main([crops, *images, "--", output], lambda _: read_results(output, wanted))
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -46,17 +46,11 @@ FORMATS: Mapping[str, Format] = {
 
 
 class Exported(NamedTuple):
-    """What an export wrote.
+    """What an export wrote: the paths of its files, the number of rows in each, and lines for the user."""
 
-    Attributes:
-      files: The paths of its files.
-      rows: Number of rows in each.
-      notes: Lines for the user.
-    """
-
-    files: tuple[str, ...] = ()
-    rows: int = 0
-    notes: tuple[str, ...] = ()
+    files: Sequence[str]
+    rows: int
+    notes: Sequence[str]
 
 
 def export(
@@ -78,18 +72,15 @@ def export(
     """
     staging, to = Run(to or output, f"export-{uuid.uuid4().hex[:12]}"), to or f"{output}/{EXPORTS}"
     check_output(to)
-    files: list[str] = []
-    notes: list[str] = []
-    rows = 0
+    done = Exported([], 0, [])
     with staging.opened():
         for name in dict.fromkeys(formats):
             more = {"ground_truth": ground_truth} if name == "coco" else {}
             read = partial(newest_rows, output, wanted, sort=sort)
-            rows, new_notes = undisturbed(partial(_write, FORMATS[name], read, staging.folder, **more))
-            files += FORMATS[name].files
-            notes += new_notes
-        move_files({f"{staging.folder}/{name}": f"{to}/{name}" for name in files})
-    return Exported(tuple(f"{to}/{name}" for name in files), rows, tuple(notes))
+            rows, notes = undisturbed(partial(_write, FORMATS[name], read, staging.folder, **more))
+            done = Exported([*done.files, *FORMATS[name].files], rows, [*done.notes, *notes])
+        move_files({f"{staging.folder}/{name}": f"{to}/{name}" for name in done.files})
+    return done._replace(files=[f"{to}/{name}" for name in done.files])
 
 
 def _write(of: Format, read: Callable[[], Iterable[dict[str, Any]]], folder: str, **more: str) -> tuple[int, Sequence[str]]:

@@ -41,8 +41,8 @@ def write_coco(
     """
     image_ids, category_ids = _ids_of(ground_truth) if ground_truth else ({}, {})
     categories: dict[int, str] = {}
-    left_out, same_name, seen = 0, 0, set[int]()
-    unknown: Counter[str] = Counter()
+    written: Counter[int] = Counter()
+    left_out, unknown = 0, Counter[str]()
     results, images = JsonList(results_file, b"["), JsonList(images_file, b'{"images": [')
     for number, row in enumerate(rows, 1):
         image = row["image"]
@@ -51,24 +51,26 @@ def write_coco(
             left_out += 1
             continue
         if ground_truth:
-            same_name += image_id in seen
-            seen.add(image_id)
+            written[image_id] += 1
         images.add({"id": image_id, "file_name": image["uri"], "width": image["width"], "height": image["height"]})
         for found in row["detections"]:
             category = category_ids.get(found["class_name"]) if ground_truth else found["class_id"] + 1
             if category is None:
                 unknown[found["class_name"]] += 1
-            else:
-                categories[category] = found["class_name"]
-                results.add(_result(image_id, category, found))
+                continue
+            categories[category] = found["class_name"]
+            x0, y0, x1, y1 = found["box_xyxy"]
+            box_xywh = [x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)]
+            results.add({"image_id": image_id, "category_id": category, "bbox": box_xywh, "score": found["confidence"]})
     results_file.write(b"]\n")
     named = [{"id": category, "name": categories[category]} for category in sorted(categories)]
     images_file.write(b'],\n"annotations": [], "categories": ' + row_bytes(named) + b"}\n")
-    classes = ", ".join(sorted(unknown)[:_SHOWN]) + (", …" if len(unknown) > _SHOWN else "")
+    classes = ", ".join(sorted(unknown)[:_SHOWN]) + ", …" * (len(unknown) > _SHOWN)
+    doubled = written.total() - len(written)
     notes = {
         f"leaves out {left_out} images that {ground_truth} does not name": left_out,
         f"leaves out {unknown.total()} objects of classes that {ground_truth} does not name: {classes}": unknown,
-        f"has {same_name} images under the id of another one, since {ground_truth} tells them by file name alone": same_name,
+        f"has {doubled} images under the id of another one, since {ground_truth} tells them by file name alone": doubled,
     }
     return [f"coco/ {note}" for note, holds in notes.items() if holds]
 
@@ -89,12 +91,6 @@ def _file_name(uri: str) -> str:
     """The name without its folder; that of an archive's member is the one that it has there."""
     _, member = archive_member(uri) or ("", None)
     return posixpath.basename(member or uri)
-
-
-def _result(image_id: int, category_id: int, found: dict[str, Any]) -> dict[str, Any]:
-    x0, y0, x1, y1 = found["box_xyxy"]
-    box_xywh = [x0, y0, round(x1 - x0, 2), round(y1 - y0, 2)]
-    return {"image_id": image_id, "category_id": category_id, "bbox": box_xywh, "score": found["confidence"]}
 
 
 class JsonList:
